@@ -1,0 +1,194 @@
+"""Criteo-shaped clicks from a known truth, so that the attainable AUC is known too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stampede.data.samples import Dataset, Samples, Slice
+
+# Distinct ids of the 26 id columns of Criteo Kaggle (display advertising challenge).
+CRITEO_CARDINALITIES = (
+    1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194,
+    27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
+)  # fmt: skip
+NUMBERS = 13
+
+# Rows drawn from one random stream; any row is reached by drawing its block.
+BLOCK_ROWS = 1024
+
+_TRAIN, _TEST, _TRUTH, _CALIBRATION = range(4)
+
+
+@dataclass(frozen=True)
+class SyntheticClicks:
+    """A factorization machine over Zipf-distributed ids, as hidden truth.
+
+    The logit is `bias + numbers + first order + interactions`: a linear function of the numbers, a
+    weight per id, and `sum_{i<j} <v_i, v_j>` with a hidden vector per id. The three parts have the
+    standard deviations given here. Nothing is kept in memory but the truth, which grows with the
+    number of ids, not of rows.
+
+    Attributes:
+        seed: seed of truth and samples.
+        scale: cardinalities relative to Criteo Kaggle's; fields of up to 1000 ids keep theirs.
+        zipf: exponent of the ids' distribution, above 1.
+        rank: width of the hidden vectors.
+        numbers_std, first_order_std, interactions_std: spread of the logit's parts.
+        bias: mean logit.
+    """
+
+    seed: int = 0
+    scale: float = 0.01
+    zipf: float = 1.2
+    rank: int = 4
+    numbers_std: float = 0.4
+    first_order_std: float = 0.9
+    interactions_std: float = 1.2
+    bias: float = -1.2
+
+    def cardinalities(self) -> tuple[int, ...]:
+        """Ids of each field."""
+        return tuple(
+            max(min(size, 1000), round(size * self.scale)) for size in CRITEO_CARDINALITIES
+        )
+
+    def dataset(self, train_rows: int, test_rows: int, validation_rows: int = 0) -> Dataset:
+        """Parts of that many rows; validation is the end of the training rows."""
+        truth = _Truth(self)
+        train = _SyntheticPart(truth, _TRAIN, train_rows)
+        kept = train_rows - validation_rows
+        return Dataset(
+            vocabulary_sizes={f"C{i + 1}": n for i, n in enumerate(self.cardinalities())},
+            numbers=NUMBERS,
+            train=Slice(train, 0, kept),
+            validation=Slice(train, kept, train_rows) if validation_rows else None,
+            test=_SyntheticPart(truth, _TEST, test_rows),
+        )
+
+
+class _Truth:
+    """The hidden weights, and the drawing of samples from them."""
+
+    def __init__(self, clicks: SyntheticClicks) -> None:
+        self.clicks = clicks
+        self.sizes = np.array(clicks.cardinalities())
+        # Ids of all fields stand in one array, field after field.
+        self.offsets = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
+        draw = np.random.default_rng([clicks.seed, _TRUTH])
+        total = int(self.sizes.sum())
+        self.number_weights = draw.standard_normal(NUMBERS).astype(np.float32)
+        self.weights = draw.standard_normal(total, dtype=np.float32)
+        self.vectors = draw.standard_normal((total, clicks.rank), dtype=np.float32)
+        self._center_by_frequency()
+        self._calibrate()
+
+    def _center_by_frequency(self) -> None:
+        """Give each field's weights and vectors mean zero over its samples.
+
+        The interactions then have no first-order part: no sum over single fields explains them.
+        """
+        for size, offset in zip(self.sizes, self.offsets, strict=True):
+            field = slice(offset, offset + size)
+            share = np.diff(_zipf_distribution(np.arange(size + 1), size, self.clicks.zipf))
+            self.weights[field] -= share @ self.weights[field]
+            self.vectors[field] -= share @ self.vectors[field]
+
+    def _calibrate(self) -> None:
+        """Scale the parts of the logit to the standard deviations asked for."""
+        draw = np.random.default_rng([self.clicks.seed, _CALIBRATION])
+        ids, dense = self.draw_inputs(draw, 16 * BLOCK_ROWS)
+        numbers, first_order, interactions = self.parts(ids, dense)
+        self.number_weights *= self.clicks.numbers_std / numbers.std()
+        self.weights *= self.clicks.first_order_std / first_order.std()
+        self.vectors *= np.sqrt(self.clicks.interactions_std / interactions.std())
+        self.number_mean = self.parts(ids, dense)[0].mean()
+
+    def draw_inputs(
+        self, draw: np.random.Generator, rows: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Ids `[rows, fields]` int64 and numbers `[rows, 13]` float32 in [0, 1]."""
+        uniform = draw.random((rows, len(self.sizes)), dtype=np.float64)
+        ids = _zipf_quantile(uniform, self.sizes, self.clicks.zipf)
+        # Counts in click logs are mostly small; min-max scaling leaves them skewed to 0.
+        dense = draw.random((rows, NUMBERS), dtype=np.float32) ** 3
+        return ids, dense
+
+    def parts(self, ids: np.ndarray, dense: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The three parts of the logit, `[rows]` each: numbers, first order, interactions."""
+        rows = ids + self.offsets
+        vectors = self.vectors[rows]
+        total = vectors.sum(1)
+        return (
+            dense @ self.number_weights,
+            self.weights[rows].sum(1),
+            0.5 * ((total**2).sum(1) - (vectors**2).sum((1, 2))),
+        )
+
+    def draw_samples(self, draw: np.random.Generator, rows: int) -> Samples:
+        """Independent samples with their true click probability."""
+        ids, dense = self.draw_inputs(draw, rows)
+        numbers, first_order, interactions = self.parts(ids, dense)
+        logit = self.clicks.bias + numbers - self.number_mean + first_order + interactions
+        probability = (1.0 / (1.0 + np.exp(-logit))).astype(np.float32)
+        label = draw.random(rows, dtype=np.float32) < probability
+        return Samples(ids, dense, label.astype(np.uint8), probability)
+
+
+@dataclass(frozen=True)
+class _SyntheticPart:
+    """Rows of one stream; row i is the same whoever asks for it, and in whatever company."""
+
+    truth: _Truth
+    stream: int
+    rows: int
+    shuffle: bool = False
+
+    def read(self, rows: np.ndarray) -> Samples:
+        blocks = rows // BLOCK_ROWS
+        drawn = {int(block): self._block(int(block)) for block in np.unique(blocks)}
+        taken = [
+            _take(samples, rows[blocks == block] - block * BLOCK_ROWS)
+            for block, samples in drawn.items()
+        ]
+        joined = _concatenate(taken)
+        # The rows now stand block by block; put them back where they were asked for.
+        place = np.empty(len(rows), dtype=np.int64)
+        place[np.argsort(blocks, kind="stable")] = np.arange(len(rows))
+        return _take(joined, place)
+
+    def _block(self, block: int) -> Samples:
+        key = np.random.SeedSequence([self.truth.clicks.seed, self.stream, block])
+        return self.truth.draw_samples(np.random.Generator(np.random.Philox(key)), BLOCK_ROWS)
+
+
+def _zipf_distribution(ids: np.ndarray, size: np.ndarray | int, zipf: float) -> np.ndarray:
+    """Share of samples below each id: a power law `x^-zipf` over [1, size + 1), cut into ids."""
+    exponent = 1.0 - zipf
+    return (1.0 - (ids + 1.0) ** exponent) / (1.0 - (size + 1.0) ** exponent)
+
+
+def _zipf_quantile(uniform: np.ndarray, size: np.ndarray, zipf: float) -> np.ndarray:
+    """The inverse of `_zipf_distribution`: ids 0 to size - 1, 0 the most frequent."""
+    exponent = 1.0 - zipf
+    x = (1.0 - uniform * (1.0 - (size + 1.0) ** exponent)) ** (1.0 / exponent)
+    return np.minimum(x.astype(np.int64) - 1, size - 1)
+
+
+def _take(samples: Samples, rows: np.ndarray) -> Samples:
+    return Samples(
+        samples.ids[rows],
+        samples.dense[rows],
+        samples.label[rows],
+        samples.true_probability[rows],
+    )
+
+
+def _concatenate(parts: list[Samples]) -> Samples:
+    return Samples(
+        *(
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("ids", "dense", "label", "true_probability")
+        )
+    )

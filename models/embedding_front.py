@@ -1,0 +1,96 @@
+"""The embedding front shared by all networks: one lookup for embeddings and first-order weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+
+@dataclass(frozen=True)
+class StoredColumns:
+    """Where things stand in a stored row: `dim` embedding columns, one first-order, padding.
+
+    FBGEMM needs a width that is a multiple of 4. The padding is always zero.
+
+    Attributes:
+        dim: width of the embedding.
+    """
+
+    dim: int
+
+    @property
+    def stored(self) -> int:
+        """Width of a stored row."""
+        return -(-(self.dim + 1) // 4) * 4
+
+    @property
+    def names(self) -> dict[str, tuple[int, int]]:
+        """First and one past the last column of each part."""
+        return {
+            "embedding": (0, self.dim),
+            "first_order": (self.dim, self.dim + 1),
+            "padding": (self.dim + 1, self.stored),
+        }
+
+    def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Embedding `[..., dim]` and first-order weight `[..., 1]` of stored rows."""
+        return rows[..., : self.dim], rows[..., self.dim : self.dim + 1]
+
+
+class EmbeddingFront(nn.Module):
+    """Looks up every field once.
+
+    Args:
+        vocabulary_sizes: rows of each field's table, by field name.
+        dim: width of the embeddings.
+
+    The tables are built on the `meta` device and get memory when the model is sharded, each rank
+    its own part.
+    """
+
+    def __init__(self, vocabulary_sizes: Mapping[str, int], dim: int) -> None:
+        super().__init__()
+        self.fields = list(vocabulary_sizes)
+        self.columns = StoredColumns(dim)
+        self.ebc = EmbeddingBagCollection(
+            tables=[
+                EmbeddingBagConfig(
+                    name=table_name(field),
+                    embedding_dim=self.columns.stored,
+                    num_embeddings=rows,
+                    feature_names=[field],
+                )
+                for field, rows in vocabulary_sizes.items()
+            ],
+            device=torch.device("meta"),
+        )
+
+    def forward(self, sparse: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
+        """Look up a batch.
+
+        Args:
+            sparse: ids of all fields, `batch` bags each.
+
+        Returns:
+            Embeddings `[batch, fields, dim]` and first-order weights `[batch, fields]`.
+        """
+        pooled = self.ebc(sparse)
+        # A sharded collection orders its keys by the plan.
+        if pooled.keys() == self.fields:
+            values = pooled.values()
+        else:
+            values = KeyedTensor.regroup([pooled], [self.fields])[0]
+        rows = values.view(-1, len(self.fields), self.columns.stored)
+        embeddings, first_order = self.columns.split(rows)
+        return embeddings, first_order.squeeze(-1)
+
+
+def table_name(field: str) -> str:
+    """Name of a field's table."""
+    return f"t_{field}"

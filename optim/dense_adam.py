@@ -1,0 +1,70 @@
+"""Adam for the dense layers, with the epsilon where the reference has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stampede.optim.adam import EpsPlacement, adam_
+
+
+class DenseAdam(torch.optim.Optimizer):
+    """Fused Adam with a choice of where epsilon stands, for dense parameters of any shape.
+
+    Args:
+        params: parameters or groups.
+        lr: learning rate.
+        betas: decay rates of the two moments.
+        eps: Adam's epsilon.
+        l2: adds `2*l2*w` to the gradient; per group where only some parameters decay.
+        eps_placement: `keras` (the authors' code) or `torch`.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-7,
+        l2: float = 0.0,
+        eps_placement: EpsPlacement = "keras",
+    ) -> None:
+        defaults = dict(lr=lr, betas=betas, eps=eps, l2=l2, eps_placement=eps_placement)
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+        """One step of every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            by_step: dict[int, list[Tensor]] = {}
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                state = self.state[param]
+                if not state:
+                    state["step"] = torch.zeros((), dtype=torch.float32)
+                    state["exp_avg"] = torch.zeros_like(param)
+                    state["exp_avg_sq"] = torch.zeros_like(param)
+                state["step"] += 1
+                by_step.setdefault(int(state["step"]), []).append(param)
+            for step, params in by_step.items():
+                adam_(
+                    params,
+                    [param.grad for param in params],
+                    [self.state[param]["exp_avg"] for param in params],
+                    [self.state[param]["exp_avg_sq"] for param in params],
+                    step=step,
+                    lr=float(group["lr"]),
+                    betas=group["betas"],
+                    eps=group["eps"],
+                    eps_placement=group["eps_placement"],
+                    l2=group["l2"],
+                )
+        return loss

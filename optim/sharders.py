@@ -1,0 +1,256 @@
+"""TorchRec sharders under which tables with CowClipAdam are updated in their backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed.batched_embedding_kernel import BatchedFusedEmbeddingBag
+from torchrec.distributed.embedding_types import (
+    EmbeddingComputeKernel,
+    GroupedEmbeddingConfig,
+)
+from torchrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
+from torchrec.distributed.types import (
+    ModuleSharder,
+    ParameterSharding,
+    ShardingEnv,
+    ShardingType,
+)
+from torchrec.modules.embedding_configs import DataType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from stampede.optim.cowclip_adam import DEFAULT_LR, CowClipAdam, check_lr, update_settings
+from stampede.optim.fused_tables import CowClipFusedOptimizer, CowClipTables
+from stampede.optim.table_init import TableInit, fill_shard_
+from stampede.optim.update import UpdateSettings
+
+# Sharding types under which one rank holds whole rows and so sees a row's whole gradient.
+EXACT_SHARDING_TYPES = (
+    ShardingType.TABLE_WISE.value,
+    ShardingType.ROW_WISE.value,
+    ShardingType.TABLE_ROW_WISE.value,
+)
+
+# Key under which a table's settings travel through TorchRec's grouping of tables into TBEs.
+_GROUP_KEY = "stampede"
+
+
+def cowclip_sharders(
+    init: TableInit | None = None, fused_params: dict[str, Any] | None = None
+) -> list[ModuleSharder[nn.Module]]:
+    """Sharders for `DistributedModelParallel` and TorchRec's planner.
+
+    Tables whose parameters carry `CowClipAdam` (`apply_optimizer_in_backward`) get its update in
+    their backward; other tables keep TorchRec's own optimizer. The planner is offered only the
+    sharding types that are exact: table-wise, row-wise and table-row-wise.
+
+    Args:
+        init: distribution of the initial values of tables with CowClipAdam; they depend on
+            (seed, table, row, column) only, not on the plan or the number of ranks. `None`:
+            TorchRec's uniform default.
+        fused_params: passed on to TorchRec's sharder.
+
+    Example::
+
+        apply_optimizer_in_backward(
+            CowClipAdam, model.ebc.parameters(), {"lr": 1e-4, "l2": 1e-5, "clip": CowClip()}
+        )
+        model = DistributedModelParallel(model, device=device, sharders=cowclip_sharders())
+    """
+    return [CowClipEmbeddingBagCollectionSharder(init or TableInit(), fused_params)]
+
+
+class CowClipEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
+    """Shards `EmbeddingBagCollection`; see `cowclip_sharders`."""
+
+    def __init__(self, init: TableInit, fused_params: dict[str, Any] | None = None) -> None:
+        super().__init__(fused_params=fused_params)
+        self._init = init
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """Only the exact ones, on every device (TorchRec offers no row-wise on CPU)."""
+        return list(EXACT_SHARDING_TYPES)
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """Only tables that lie whole in the device's memory."""
+        return [EmbeddingComputeKernel.FUSED.value]
+
+    def storage_usage(
+        self, tensor: torch.Tensor, compute_device_type: str, compute_kernel: str
+    ) -> dict[str, int]:
+        """Bytes of a table, with what the planner leaves out for an optimizer it does not know.
+
+        The planner doubles this for one state of the table's size; Adam has two, so that weights
+        and moments together are three times the table.
+        """
+        usage = super().storage_usage(tensor, compute_device_type, compute_kernel)
+        if getattr(tensor, "_optimizer_classes", None) == [CowClipAdam]:
+            usage = {kind: size * 3 // 2 for kind, size in usage.items()}
+        return usage
+
+    def shard(
+        self,
+        module: EmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> CowClipShardedEmbeddingBagCollection:
+        """Shard the collection.
+
+        Raises:
+            ValueError: a table's plan, width or dtype is not supported with CowClipAdam, or one
+                of its settings is out of range.
+        """
+        configs = {config.name: config for config in module.embedding_bag_configs()}
+        settings: dict[str, UpdateSettings] = {}
+        for name, parameter in self.shardable_parameters(module).items():
+            if CowClipAdam in getattr(parameter, "_optimizer_classes", []):
+                arguments = parameter._optimizer_kwargs[0]
+                check_lr(arguments.get("lr", DEFAULT_LR))
+                settings[name] = update_settings(arguments)
+                _check_table(configs[name], params[name], settings[name])
+        with _as_fbgemm_sgd(self.shardable_parameters(module), settings):
+            return CowClipShardedEmbeddingBagCollection(
+                module=module,
+                table_name_to_parameter_sharding=params,
+                env=env,
+                init=self._init,
+                fused_params=self.fused_params,
+                device=device,
+                module_fqn=module_fqn,
+            )
+
+    @property
+    def sharded_module_type(self) -> type[ShardedEmbeddingBagCollection]:
+        return CowClipShardedEmbeddingBagCollection
+
+
+class CowClipShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
+    """A sharded collection in which tables with CowClipAdam are `CowClipTables`.
+
+    Args:
+        init: distribution of the initial values.
+        **arguments: those of `ShardedEmbeddingBagCollection`.
+    """
+
+    def __init__(self, *, init: TableInit, **arguments: Any) -> None:
+        # TorchRec's constructor calls _create_lookups, which reads it.
+        self._table_init = init
+        super().__init__(**arguments)
+
+    def _create_lookups(self) -> None:
+        settings: dict[int, UpdateSettings] = {}
+        for sharding in self._embedding_shardings:
+            for config in sharding._grouped_embedding_configs:
+                group = (config.fused_params or {}).pop(_GROUP_KEY, None)
+                if group is not None:
+                    settings[id(config)] = group[0]
+        super()._create_lookups()
+        for kernel in self.cowclip_kernels(settings):
+            tables = CowClipTables.adopt(kernel.emb_module, settings[id(kernel.config)])
+            kernel._optim = CowClipFusedOptimizer(kernel.config, tables, kernel._pg)
+            _fill_tables(kernel.config, tables, self._table_init)
+
+    def cowclip_kernels(self, settings: dict[int, UpdateSettings]) -> Iterator[Any]:
+        """The fused kernels of this rank whose grouped config is a key (by id) of `settings`."""
+        for lookup in self._lookups:
+            for kernel in lookup._emb_modules:
+                if isinstance(kernel, BatchedFusedEmbeddingBag) and id(kernel.config) in settings:
+                    yield kernel
+
+
+def local_cowclip_tables(model: nn.Module) -> list[CowClipTables]:
+    """All `CowClipTables` of this rank in a model, in the order of its modules."""
+    return [
+        kernel.emb_module
+        for module in model.modules()
+        if isinstance(module, CowClipShardedEmbeddingBagCollection)
+        for lookup in module._lookups
+        for kernel in lookup._emb_modules
+        if isinstance(kernel.emb_module, CowClipTables)
+    ]
+
+
+def _check_table(config: Any, plan: ParameterSharding, settings: UpdateSettings) -> None:
+    """Refuse what would not be exact, before anything is built."""
+    table = f"table {config.name!r} with CowClipAdam"
+    if plan.sharding_type not in EXACT_SHARDING_TYPES:
+        raise ValueError(
+            f"{table}: sharding type {plan.sharding_type!r} is not supported; plan it as one of "
+            f"{', '.join(EXACT_SHARDING_TYPES)} (pass cowclip_sharders() to the planner too)"
+        )
+    if plan.compute_kernel != EmbeddingComputeKernel.FUSED.value:
+        raise ValueError(
+            f"{table}: compute kernel {plan.compute_kernel!r} is not supported; "
+            f"plan it with the kernel {EmbeddingComputeKernel.FUSED.value!r}"
+        )
+    if config.embedding_dim % 4:
+        padded = -(-config.embedding_dim // 4) * 4
+        raise ValueError(
+            f"{table}: embedding_dim {config.embedding_dim} is not a multiple of 4, which FBGEMM "
+            f"needs; write embedding_dim={padded} with CowClip(columns={config.embedding_dim}) "
+            f"and use the first {config.embedding_dim} columns"
+        )
+    if config.data_type != DataType.FP32:
+        raise ValueError(
+            f"{table}: data type {config.data_type.name} is not supported; write DataType.FP32"
+        )
+    if settings.clip and settings.clip.columns and settings.clip.columns > config.embedding_dim:
+        raise ValueError(
+            f"{table}: CowClip(columns={settings.clip.columns}) is more than its embedding_dim "
+            f"{config.embedding_dim}"
+        )
+
+
+@contextmanager
+def _as_fbgemm_sgd(
+    parameters: dict[str, nn.Parameter], settings: dict[str, UpdateSettings]
+) -> Iterator[None]:
+    """Show TorchRec plain SGD, the fused optimizer without state, for tables with CowClipAdam.
+
+    TorchRec knows a closed list of optimizers. It groups tables by what they are given, so the
+    settings and the width go along and every TBE ends up with one of each.
+    """
+    saved = {
+        name: (parameters[name]._optimizer_classes, parameters[name]._optimizer_kwargs)
+        for name in settings
+    }
+    try:
+        for name, setting in settings.items():
+            parameter = parameters[name]
+            lr = parameter._optimizer_kwargs[0].get("lr", DEFAULT_LR)
+            parameter._optimizer_classes = [torch.optim.SGD]
+            parameter._optimizer_kwargs = [
+                {"lr": float(lr), _GROUP_KEY: (setting, parameter.shape[1])}
+            ]
+        yield
+    finally:
+        for name, (classes, arguments) in saved.items():
+            parameters[name]._optimizer_classes = classes
+            parameters[name]._optimizer_kwargs = arguments
+
+
+def _fill_tables(config: GroupedEmbeddingConfig, tables: CowClipTables, init: TableInit) -> None:
+    """Give this rank's shards their initial values."""
+    for table, weights in zip(
+        config.embedding_tables, tables.split_embedding_weights(), strict=True
+    ):
+        row_offset, column_offset = table.local_metadata.shard_offsets
+        fill_shard_(
+            weights,
+            init,
+            table=table.name,
+            row_offset=row_offset,
+            column_offset=column_offset,
+            dim=table.embedding_dim,
+            low=table.get_weight_init_min(),
+            high=table.get_weight_init_max(),
+        )
