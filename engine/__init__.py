@@ -1,1 +1,1 @@
-
+"""The run: configuration, processes, sharding, training loop, evaluation, checkpoints."""

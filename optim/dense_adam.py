@@ -35,6 +35,16 @@ class DenseAdam(torch.optim.Optimizer):
         defaults = dict(lr=lr, betas=betas, eps=eps, l2=l2, eps_placement=eps_placement)
         super().__init__(params, defaults)
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group. Its state is made at once, so that a checkpoint can be read into it."""
+        super().add_param_group(param_group)
+        for param in self.param_groups[-1]["params"]:
+            self.state[param] = {
+                "step": torch.zeros((), dtype=torch.float32),
+                "exp_avg": torch.zeros_like(param, memory_format=torch.preserve_format),
+                "exp_avg_sq": torch.zeros_like(param, memory_format=torch.preserve_format),
+            }
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
         """One step of every parameter that has a gradient."""
@@ -48,10 +58,6 @@ class DenseAdam(torch.optim.Optimizer):
                 if param.grad is None:
                     continue
                 state = self.state[param]
-                if not state:
-                    state["step"] = torch.zeros((), dtype=torch.float32)
-                    state["exp_avg"] = torch.zeros_like(param)
-                    state["exp_avg_sq"] = torch.zeros_like(param)
                 state["step"] += 1
                 by_step.setdefault(int(state["step"]), []).append(param)
             for step, params in by_step.items():

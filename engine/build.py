@@ -1,0 +1,134 @@
+"""From a configuration to a sharded model with its optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from stampede.data import Dataset
+from stampede.engine.config import Config
+from stampede.engine.plan import make_plan
+from stampede.engine.processes import Processes
+from stampede.models import CTRModel, table_name
+from stampede.optim import (
+    CowClip,
+    CowClipAdam,
+    DenseAdam,
+    Hyperparameters,
+    TableInit,
+    cowclip_sharders,
+    scale,
+)
+
+
+@dataclass
+class Job:
+    """What is trained.
+
+    Attributes:
+        model: the sharded model; its tables are updated in backward.
+        dense_parameters: parameters of the dense layers, by name.
+        dense_optimizer: their optimizer.
+        base, actual: settings at the base batch size, and at the configured one.
+    """
+
+    model: DistributedModelParallel
+    dense_parameters: dict[str, Tensor]
+    dense_optimizer: DenseAdam
+    base: Hyperparameters
+    actual: Hyperparameters
+
+
+def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
+    """Build the model on this rank.
+
+    Raises:
+        ConfigError: the tables cannot be sharded as asked.
+    """
+    base, actual = scaled_hyperparameters(config)
+    model = CTRModel(
+        config.model.name,
+        dataset.vocabulary_sizes,
+        dataset.numbers,
+        config.model.dim,
+        config.model.hidden,
+        config.run.seed,
+    )
+    embedding = config.optim.embedding
+    columns = model.front.columns.dim
+    clip = None
+    if embedding.clip is not None:
+        clip = CowClip(**embedding.clip.model_dump(), columns=columns)
+    apply_optimizer_in_backward(
+        CowClipAdam,
+        model.front.ebc.parameters(),
+        {
+            "lr": actual.embedding_lr,
+            "l2": actual.embedding_l2,
+            "betas": embedding.betas,
+            "eps": embedding.eps,
+            "eps_placement": embedding.eps_placement,
+            "rows": embedding.rows,
+            "clip": clip,
+        },
+    )
+    number_weights = id(model.number_weights.weight) if model.number_weights else None
+    sharders = cowclip_sharders(TableInit(config.model.init_std, columns, config.run.seed))
+    plan = make_plan(
+        model,
+        sharders,
+        [table_name(field) for field in dataset.vocabulary_sizes],
+        config.sharding.plan,
+        config.train.batch_size // processes.world_size,
+        processes,
+    )
+    sharded = DistributedModelParallel(
+        model, device=processes.device, plan=plan, sharders=sharders
+    )
+    dense_parameters = {
+        name: parameter
+        for name, parameter in sharded.named_parameters()
+        if not hasattr(parameter, "_in_backward_optimizers")
+    }
+    optimizer = _dense_optimizer(
+        config, actual, dense_parameters, lambda parameter: id(parameter) == number_weights
+    )
+    return Job(sharded, dense_parameters, optimizer, base, actual)
+
+
+def scaled_hyperparameters(config: Config) -> tuple[Hyperparameters, Hyperparameters]:
+    """Settings as configured for the base batch size, and for the actual one."""
+    base = Hyperparameters(
+        embedding_lr=config.optim.embedding.lr,
+        embedding_l2=config.optim.embedding.l2,
+        dense_lr=config.optim.dense.lr,
+    )
+    scaling = config.optim.scaling
+    actual = scale(base, scaling.rule, config.train.batch_size, scaling.base_batch_size)
+    return base, actual
+
+
+def _dense_optimizer(
+    config: Config,
+    actual: Hyperparameters,
+    parameters: dict[str, Tensor],
+    decays: Callable[[Tensor], bool],
+) -> DenseAdam:
+    """Adam for the dense layers; the numbers' first-order weights decay with the tables' l2."""
+    dense = config.optim.dense
+    groups = [
+        {"params": [p for p in parameters.values() if not decays(p)], "l2": 0.0},
+        {"params": [p for p in parameters.values() if decays(p)], "l2": actual.embedding_l2},
+    ]
+    return DenseAdam(
+        [group for group in groups if group["params"]],
+        lr=actual.dense_lr,
+        betas=dense.betas,
+        eps=dense.eps,
+        eps_placement=dense.eps_placement,
+    )

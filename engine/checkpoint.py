@@ -1,0 +1,201 @@
+"""Checkpoints: tables, dense layers, both optimizers, position, configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+from stampede.data import Dataset
+from stampede.engine.build import Job
+from stampede.engine.config import Config
+from stampede.engine.errors import RunFolderError
+from stampede.engine.processes import Processes
+from stampede.models import StoredColumns, table_name
+
+_MANIFEST = "manifest.json"
+
+# Sections and keys that may differ between a checkpoint and the run that continues it.
+_FREE = ("run.name", "run.dir", "run.device", "run.overwrite", "data.path", "data.cache",
+         "train.epochs", "train.log_every", "evaluate.batch_size", "evaluate.every",
+         "checkpoint.", "sharding.")  # fmt: skip
+
+
+@dataclass
+class Progress:
+    """How far a run has come.
+
+    Attributes:
+        epoch: epochs finished.
+        step: steps taken.
+        samples: samples trained on.
+        train_seconds: time spent in training, without evaluation and checkpoints.
+        touched_rows, clipped_rows: rows of all batches so far, and those that were clipped.
+        best_epoch: epoch with the best AUC on the selecting part, counted from 1; 0 for none.
+        best_score: that AUC.
+        best_auc: AUC on the test part in that epoch.
+        last: newest evaluation of the test part.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    samples: int = 0
+    train_seconds: float = 0.0
+    touched_rows: int = 0
+    clipped_rows: int = 0
+    best_epoch: int = 0
+    best_score: float = float("-inf")
+    best_auc: float = float("nan")
+    last: dict[str, Any] = field(default_factory=dict)
+
+
+def save(
+    folder: Path,
+    job: Job,
+    progress: Progress,
+    config: Config,
+    dataset: Dataset,
+    processes: Processes,
+) -> None:
+    """Write a checkpoint of the epoch just finished; it appears whole or not at all.
+
+    Raises:
+        RunFolderError: it cannot be written.
+    """
+    target = folder / _name(progress.epoch)
+    unfinished = folder / f".{target.name}.tmp"
+    processes.on_main(lambda: shutil.rmtree(unfinished, ignore_errors=True))
+    try:
+        dcp.save(_state(job), checkpoint_id=str(unfinished))
+    except (CheckpointException, OSError) as failure:
+        raise RunFolderError(
+            f"{target}: the checkpoint cannot be written ({_reason(failure)}); earlier ones are "
+            "untouched. Free some space and continue with checkpoint.resume=auto"
+        ) from None
+    manifest = {
+        "progress": asdict(progress),
+        "config": config.model_dump(mode="json"),
+        "tables": _table_manifest(dataset, config),
+        "data": _fingerprint(dataset),
+    }
+
+    def publish() -> None:
+        (unfinished / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(unfinished, target)
+        _prune(folder, config.checkpoint.keep, progress.best_epoch)
+
+    processes.on_main(publish)
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest whole checkpoint in a run's `checkpoints` folder."""
+    return max((path.parent for path in folder.glob(f"epoch_*/{_MANIFEST}")), default=None)
+
+
+def load(
+    path: Path, job: Job, config: Config, dataset: Dataset
+) -> Progress:
+    """Put a checkpoint into the job, whatever its plan and number of ranks were.
+
+    Raises:
+        RunFolderError: it is damaged, or belongs to another job.
+    """
+    try:
+        manifest = json.loads((path / _MANIFEST).read_text())
+        progress = Progress(**manifest["progress"])
+        saved, data = manifest["config"], manifest["data"]
+    except (OSError, ValueError, KeyError, TypeError) as failure:
+        raise RunFolderError(f"{path}: damaged checkpoint ({failure}); delete it") from None
+    _check_same_job(path, saved, config)
+    if data != _fingerprint(dataset):
+        raise RunFolderError(
+            f"{path}: the checkpoint was made on other data (ids or numbers of rows differ); "
+            "use the same data, or another run.name"
+        )
+    state = _state(job)
+    try:
+        dcp.load(state, checkpoint_id=str(path))
+    except (CheckpointException, OSError, ValueError, RuntimeError) as failure:
+        raise RunFolderError(
+            f"{path}: damaged checkpoint ({_reason(failure)}); delete it to use the one before"
+        ) from None
+    job.model.load_state_dict(state["model"])
+    return progress
+
+
+def _state(job: Job) -> dict[str, Any]:
+    """Everything trained, as tensors that are read and written in place."""
+    return {
+        "model": job.model.state_dict(),
+        "fused": job.model.fused_optimizer.state_dict()["state"],
+        "dense": {
+            name: job.dense_optimizer.state[parameter]
+            for name, parameter in job.dense_parameters.items()
+        },
+    }
+
+
+def _name(epoch: int) -> str:
+    return f"epoch_{epoch:04d}"
+
+
+def _prune(folder: Path, keep: int, best_epoch: int) -> None:
+    whole = sorted(path.parent for path in folder.glob(f"epoch_*/{_MANIFEST}"))
+    for path in whole[:-keep]:
+        if path.name != _name(best_epoch):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _table_manifest(dataset: Dataset, config: Config) -> dict[str, Any]:
+    """Names the columns of the stored rows: `[first, one past the last]`."""
+    columns = StoredColumns(config.model.dim)
+    return {
+        table_name(field): {"field": field, "rows": rows, "columns": columns.names}
+        for field, rows in dataset.vocabulary_sizes.items()
+    }
+
+
+def _fingerprint(dataset: Dataset) -> dict[str, Any]:
+    return {
+        "vocabulary_sizes": dict(dataset.vocabulary_sizes),
+        "numbers": dataset.numbers,
+        "train_rows": dataset.train.rows,
+        "test_rows": dataset.test.rows,
+    }
+
+
+def _check_same_job(path: Path, saved: dict[str, Any], config: Config) -> None:
+    before, now = _flat(saved), _flat(config.model_dump(mode="json"))
+    differing = [
+        f"  {key}: {before.get(key)!r} in the checkpoint, {now.get(key)!r} now"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key) and not key.startswith(_FREE)
+    ]
+    if differing:
+        raise RunFolderError(
+            f"{path} cannot be continued with another configuration:\n"
+            + "\n".join(differing)
+            + "\nchange it back, or choose another run.name"
+        )
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(values, dict):
+        return {prefix[:-1]: values}
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat.update(_flat(value, f"{prefix}{key}."))
+    return flat
+
+
+def _reason(failure: BaseException) -> str:
+    if isinstance(failure, CheckpointException) and failure.failures:
+        failure = next(iter(failure.failures.values()))[0]
+    return str(failure).strip().splitlines()[0] if str(failure).strip() else type(failure).__name__

@@ -1,0 +1,133 @@
+"""From a YAML file and overrides to a checked configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from stampede.engine.config.messages import sentences
+from stampede.engine.config.sections import Config
+from stampede.engine.errors import ConfigError
+
+
+def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) -> Config:
+    """Read, override and check.
+
+    Args:
+        path: YAML file.
+        overrides: `section.key=value`, the value in YAML.
+        world_size: number of ranks that global batches are divided among.
+
+    Raises:
+        ConfigError: what is wrong, key by key, and what to write instead.
+    """
+    values = _read(path)
+    for override in overrides:
+        _apply(values, override)
+    # An empty section (`train:` alone) is one with all defaults.
+    values = {key: {} if value is None else value for key, value in values.items()}
+    for section, key, default in (("run", "name", path.stem), ("data", "kind", "synthetic")):
+        if isinstance(values.setdefault(section, {}), dict):
+            values[section].setdefault(key, default)
+    try:
+        config = Config.model_validate(values)
+    except ValidationError as failure:
+        raise ConfigError(f"{path}:\n" + "\n".join(sentences(failure, Config))) from None
+    _check_run_name(config.run.name)
+    for key, size in (
+        ("train.batch_size", config.train.batch_size),
+        ("evaluate.batch_size", config.evaluate.batch_size),
+    ):
+        if size % world_size:
+            raise ConfigError(
+                f"{path}:\n  {key}: {size} does not divide by the number of ranks, {world_size}; "
+                f"it is the global batch size, write {max(1, size // world_size) * world_size} "
+                f"or {(size // world_size + 1) * world_size}"
+            )
+    return config
+
+
+def to_yaml(config: Config) -> str:
+    """The whole configuration, defaults included, as YAML that `load_config` accepts."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that reads 1e-4 as a number and refuses a key that stands twice."""
+
+
+# YAML 1.1 wants a dot in a float; users write 1e-4.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d+)[eE][-+]?\d+$"),
+    list("-+0123456789."),
+)
+
+
+def _mapping_without_repeats(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
+    seen: dict[Any, int] = {}
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        line = key_node.start_mark.line + 1
+        if isinstance(key, (str, int)) and seen.setdefault(key, line) != line:
+            raise ConfigError(f"key {key!r} stands on line {seen[key]} and again on line {line}")
+    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_repeats)
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 (a SafeLoader)
+    except ConfigError as failure:
+        raise ConfigError(f"{where}: {failure}; keep one of them") from None
+    except (yaml.YAMLError, ValueError, RecursionError, TypeError) as failure:
+        problem = getattr(failure, "problem", None) or str(failure).splitlines()[0]
+        mark = getattr(failure, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        raise ConfigError(f"{where}{line}: not valid YAML: {problem}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path}: no such file; `python launch.py --help` lists the shipped configurations"
+        ) from None
+    except (OSError, UnicodeDecodeError) as failure:
+        raise ConfigError(f"{path}: cannot be read as text ({failure})") from None
+    values = _parse(text, str(path))
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"{path}: found {type(values).__name__}, expected sections such as `train:` with keys"
+        )
+    return values
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    parts = key.split(".")
+    if not equals or len(parts) < 2 or not all(parts):
+        raise ConfigError(f"override {override!r}: write section.key=value, e.g. train.epochs=3")
+    section = values
+    for part in parts[:-1]:
+        if not isinstance(section.get(part), dict):
+            section[part] = {}
+        section = section[part]
+    section[parts[-1]] = _parse(text, f"override {override!r}")
+
+
+def _check_run_name(name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ConfigError(
+            f"run.name: found {name!r}; write letters, digits, '.', '_' and '-' only"
+        )

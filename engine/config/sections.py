@@ -1,0 +1,197 @@
+"""The configuration: one model per section; descriptions become the help."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from stampede.models import network_names
+from stampede.optim import ScalingRule
+
+
+class Section(BaseModel):
+    """Base of all sections: strict types, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class RunSection(Section):
+    """The run as a whole."""
+
+    name: str = Field("", description="name of the run folder; default: the file's name")
+    dir: str = Field("runs", description="folder that holds the run folders")
+    seed: int = Field(0, ge=0, description="seed of initial weights and order of rows")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto takes a GPU where there is one"
+    )
+    overwrite: bool = Field(False, description="delete an existing run folder of that name first")
+
+
+class SyntheticSection(Section):
+    """Synthetic clicks with a known truth."""
+
+    kind: Literal["synthetic"] = "synthetic"
+    rows: int = Field(2_000_000, ge=100, description="training rows, validation included")
+    test_rows: int = Field(100_000, ge=100, description="test rows, drawn separately")
+    validation_fraction: float = Field(
+        0.05, ge=0, lt=1, description="share of the training rows, from their end, for validation"
+    )
+    seed: int = Field(0, ge=0, description="seed of the truth and of the samples")
+    scale: float = Field(
+        0.01, gt=0, le=1, description="number of ids relative to Criteo Kaggle's 33.8 million"
+    )
+    zipf: float = Field(1.2, gt=1, description="exponent of the ids' Zipf distribution")
+
+
+class CriteoKaggleSection(Section):
+    """Criteo's click log: label, I1-I13, C1-C26, tab separated, plain or gzip."""
+
+    kind: Literal["criteo_kaggle"] = "criteo_kaggle"
+    path: str = Field("", description="the file, plain or .gz; required")
+    cache: str = Field("cache", description="folder for the prepared form")
+    split: Literal["sequential", "random"] = Field(
+        "sequential", description="test part: the last 1/7 of the rows, or a random 10 %"
+    )
+    seed: int = Field(0, ge=0, description="seed of the random split")
+    validation_fraction: float = Field(
+        0.1, ge=0, lt=1, description="share of the training rows, from their end, for validation"
+    )
+
+
+DataSection = Annotated[SyntheticSection | CriteoKaggleSection, Field(discriminator="kind")]
+
+
+class ModelSection(Section):
+    """The network."""
+
+    name: Literal[tuple(network_names())] = Field("deepfm", description="network")  # type: ignore[valid-type]
+    dim: int = Field(10, ge=1, le=1024, description="width of the embeddings")
+    hidden: list[Annotated[int, Field(ge=1)]] = Field(
+        [400, 400, 400], min_length=1, description="widths of the MLP's hidden layers"
+    )
+    init_std: float = Field(
+        1e-2, ge=0, description="standard deviation of the embeddings' initial values"
+    )
+
+
+class ClipSection(Section):
+    """CowClip."""
+
+    ratio: float = Field(1.0, gt=0, description="gradient norm allowed per weight norm of a row")
+    bound: float = Field(1e-5, ge=0, description="lower bound of the weight norm")
+    variant: Literal["reference", "paper"] = Field(
+        "reference", description="form of the lower bound: the authors' code, or the paper"
+    )
+
+
+class EmbeddingOptimSection(Section):
+    """The optimizer of the embedding tables, at the base batch size."""
+
+    lr: float = Field(1e-4, ge=0, description="learning rate")
+    l2: float = Field(1e-5, ge=0, description="coefficient of ||w||^2 in the loss")
+    betas: tuple[float, float] = Field(
+        (0.9, 0.999), description="decay rates of the two moments", strict=False
+    )
+    eps: float = Field(1e-7, ge=0, description="Adam's epsilon")
+    eps_placement: Literal["keras", "torch"] = Field(
+        "keras", description="epsilon before (keras) or after (torch) the bias correction"
+    )
+    rows: Literal["all", "touched"] = Field(
+        "all", description="rows that take a step: all, or those of the batch"
+    )
+    clip: ClipSection | None = Field(ClipSection(), description="null for no clipping")
+
+
+class DenseOptimSection(Section):
+    """The optimizer of the dense layers, at the base batch size."""
+
+    lr: float = Field(8e-4, ge=0, description="learning rate after the warm-up")
+    warmup_epochs: float = Field(1.0, ge=0, description="epochs of linear warm-up from 1e-8")
+    betas: tuple[float, float] = Field(
+        (0.9, 0.999), description="decay rates of the two moments", strict=False
+    )
+    eps: float = Field(1e-7, ge=0, description="Adam's epsilon")
+    eps_placement: Literal["keras", "torch"] = Field(
+        "keras", description="epsilon before (keras) or after (torch) the bias correction"
+    )
+
+
+class ScalingSection(Section):
+    """How the settings above change with the batch size."""
+
+    rule: ScalingRule = Field("cowclip", description="scaling rule; none changes nothing")
+    base_batch_size: int = Field(
+        1024, ge=1, description="global batch size for which the settings above are meant"
+    )
+
+
+class OptimSection(Section):
+    """Optimizers."""
+
+    embedding: EmbeddingOptimSection = EmbeddingOptimSection()
+    dense: DenseOptimSection = DenseOptimSection()
+    scaling: ScalingSection = ScalingSection()
+
+
+class TrainSection(Section):
+    """The training loop."""
+
+    batch_size: int = Field(8192, ge=1, description="samples of a global batch, over all ranks")
+    epochs: int = Field(1, ge=1, description="passes over the training rows")
+    log_every: int = Field(20, ge=1, description="steps between two lines of metrics.jsonl")
+
+
+class EvaluateSection(Section):
+    """Evaluation of the validation and test part, after every epoch."""
+
+    every: int = Field(
+        0, ge=0, description="steps between further evaluations within an epoch; 0: none"
+    )
+    batch_size: int = Field(8192, ge=1, description="samples of a global batch, over all ranks")
+    select_on: Literal["validation", "test"] = Field(
+        "validation",
+        description="part that chooses the best epoch; test is the paper's way: no rows are kept "
+        "for validation, and best_auc is optimistic",
+    )
+
+
+class CheckpointSection(Section):
+    """Checkpoints, after every epoch."""
+
+    resume: Literal["never", "auto"] = Field(
+        "never", description="auto continues from the newest checkpoint of the run folder"
+    )
+    keep: int = Field(
+        2, ge=1, description="newest checkpoints to keep, besides that of the best epoch"
+    )
+
+
+class ShardingSection(Section):
+    """Where the tables are."""
+
+    plan: Literal["auto", "table_wise", "row_wise", "table_row_wise"] = Field(
+        "auto", description="sharding type of all tables; auto: TorchRec's planner decides"
+    )
+
+
+class Config(Section):
+    """A whole job."""
+
+    run: RunSection = RunSection()
+    data: DataSection = SyntheticSection()
+    model: ModelSection = ModelSection()
+    optim: OptimSection = OptimSection()
+    train: TrainSection = TrainSection()
+    evaluate: EvaluateSection = EvaluateSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    sharding: ShardingSection = ShardingSection()
+
+    @model_validator(mode="after")
+    def _check_sections_together(self) -> Config:
+        if self.evaluate.select_on == "validation" and self.data.validation_fraction == 0:
+            raise ValueError(
+                "evaluate.select_on is 'validation' but data.validation_fraction is 0; write a "
+                "fraction above 0, or evaluate.select_on: test"
+            )
+        return self

@@ -1,0 +1,39 @@
+"""What a user sees while a run goes on and at its end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from tqdm import tqdm
+
+
+def progress_bar(total_samples: int, done_samples: int, enabled: bool) -> tqdm:
+    """A bar over all samples of the run, with ETA and samples/s.
+
+    In a log file, where a bar cannot be redrawn, it prints a line every 10 seconds.
+    """
+    terminal = sys.stderr.isatty()
+    return tqdm(
+        total=total_samples,
+        initial=done_samples,
+        unit=" samples",
+        unit_scale=True,
+        disable=not enabled,
+        mininterval=0.5 if terminal else 10.0,
+        dynamic_ncols=terminal,
+        ncols=None if terminal else 100,
+        desc="training",
+    )
+
+
+def table(rows: Iterable[tuple[str, str]]) -> str:
+    """Two columns, aligned."""
+    rows = list(rows)
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
+
+
+def readable_bytes(count: int) -> str:
+    """For example `1.4 GB` (10^9 bytes)."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -1,0 +1,13 @@
+"""Errors that end a run with a sentence instead of a traceback."""
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used: the user's mistake."""
+
+
+class RunFolderError(Exception):
+    """A run folder or checkpoint that cannot be used as asked."""
+
+
+class TrainingStoppedError(Exception):
+    """Training cannot go on, for example because the loss is not finite."""

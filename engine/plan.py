@@ -1,0 +1,65 @@
+"""Where the tables are: TorchRec's planner, or one sharding type for all."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
+from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
+
+from stampede.engine.errors import ConfigError
+from stampede.engine.processes import Processes
+
+
+def make_plan(
+    model: nn.Module,
+    sharders: list[ModuleSharder[nn.Module]],
+    tables: list[str],
+    sharding_type: str,
+    local_batch_size: int,
+    processes: Processes,
+) -> ShardingPlan:
+    """A plan agreed by all ranks.
+
+    Args:
+        sharding_type: `auto` for the planner's own choice, or a TorchRec sharding type.
+        local_batch_size: samples per rank, which the planner's estimates use.
+
+    Raises:
+        ConfigError: the tables do not fit, or not in this way.
+    """
+    if sharding_type == "auto" and processes.world_size == 1:
+        # On one rank all types hold the same tables; table-wise has the least overhead.
+        sharding_type = ShardingType.TABLE_WISE.value
+    constraints = None
+    if sharding_type != "auto":
+        constraints = {
+            table: ParameterConstraints(sharding_types=[sharding_type]) for table in tables
+        }
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(
+            world_size=processes.world_size,
+            local_world_size=processes.local_world_size,
+            compute_device=processes.device.type,
+        ),
+        constraints=constraints,
+        batch_size=local_batch_size,
+    )
+    try:
+        return planner.collective_plan(model, sharders, dist.group.WORLD)
+    except PlannerError as failure:
+        reason = str(failure).strip().splitlines()[0]
+        raise ConfigError(
+            f"sharding.plan: {sharding_type!r} gives no plan for {processes.world_size} ranks: "
+            f"{reason}; try sharding.plan=auto, more ranks, or smaller tables"
+        ) from None
+
+
+def describe_plan(plan: ShardingPlan) -> str:
+    """How many tables are sharded in which way, e.g. `26 tables table_wise`."""
+    kinds: dict[str, int] = {}
+    for module in plan.plan.values():
+        for parameter in module.values():
+            kinds[parameter.sharding_type] = kinds.get(parameter.sharding_type, 0) + 1
+    return ", ".join(f"{count} tables {kind}" for kind, count in sorted(kinds.items()))

@@ -1,0 +1,99 @@
+"""The processes of a run: rank, device, process group."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from stampede.data import DataError
+from stampede.engine.errors import ConfigError, RunFolderError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among all.
+
+    Attributes:
+        rank, world_size: number of this process, and of all.
+        local_world_size: processes on this machine.
+        device: device of this process.
+    """
+
+    rank: int
+    world_size: int
+    local_world_size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files and prints."""
+        return self.rank == 0
+
+    def on_main(self, action: Callable[[], T]) -> T:
+        """Run `action` on rank 0; all ranks get its result, or raise its error together."""
+        outcome: list[tuple[T | None, Exception | None] | None] = [None]
+        if self.is_main:
+            try:
+                outcome = [(action(), None)]
+            except (ConfigError, RunFolderError, DataError) as failure:
+                outcome = [(None, failure)]
+        dist.broadcast_object_list(outcome, src=0)
+        result, failure = outcome[0]
+        if failure is not None:
+            raise failure
+        return result
+
+
+def launched_world_size() -> int:
+    """Number of processes that `torchrun` started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def launched_rank() -> int:
+    """Rank that `torchrun` gave this process; 0 without it."""
+    return int(os.environ.get("RANK", "0"))
+
+
+@contextmanager
+def processes(device: str) -> Iterator[Processes]:
+    """The process group, gloo on CPU and NCCL on GPU, for the duration of the context.
+
+    Args:
+        device: `auto`, `cpu` or `cuda`.
+
+    Raises:
+        ConfigError: a GPU is asked for and there is none.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("run.device: found 'cuda' but no GPU is available; write 'cpu' or 'auto'")
+    on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    chosen = torch.device("cpu")
+    if on_gpu:
+        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(chosen)
+    # Checkpoints exchange CPU tensors also where training runs on GPUs.
+    backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+    if "RANK" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    world_size = dist.get_world_size()
+    try:
+        yield Processes(
+            rank=dist.get_rank(),
+            world_size=world_size,
+            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))),
+            device=chosen,
+        )
+        # Without it a process may abort at exit while another still uses a connection to it.
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()

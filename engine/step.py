@@ -1,0 +1,47 @@
+"""One training step."""
+
+from __future__ import annotations
+
+import math
+
+import torch.distributed as dist
+from torch.nn import functional
+
+from stampede.data import Batch
+from stampede.engine.build import Job
+from stampede.engine.errors import TrainingStoppedError
+from stampede.engine.processes import Processes
+
+
+def train_step(job: Job, batch: Batch, step: int, processes: Processes) -> float:
+    """Forward, backward with the update of the tables, update of the dense layers.
+
+    Args:
+        batch: this rank's part of the global batch.
+        step: number of this step, counted from 1.
+
+    Returns:
+        Mean loss over the global batch, the same on every rank.
+
+    Raises:
+        TrainingStoppedError: the loss is not finite; nothing was updated in this step.
+    """
+    batch = batch.to(processes.device, non_blocking=True)
+    logits = job.model(batch.sparse, batch.dense)
+    losses = functional.binary_cross_entropy_with_logits(logits, batch.label, reduction="none")
+    # Gradients are averaged over the ranks; times the ranks, over the true number of samples,
+    # makes that the mean over the global batch whatever the padding.
+    total = (losses * batch.weight).sum() / batch.global_samples
+    mean = total.detach().clone()
+    dist.all_reduce(mean)
+    loss = mean.item()
+    if not math.isfinite(loss):
+        raise TrainingStoppedError(
+            f"the loss is {loss} at step {step}; the weights are as before this step. Try a lower "
+            "optim.dense.lr or optim.embedding.lr, a longer optim.dense.warmup_epochs, or "
+            "checkpoint.resume=auto with one of these"
+        )
+    job.dense_optimizer.zero_grad(set_to_none=True)
+    (total * processes.world_size).backward()
+    job.dense_optimizer.step()
+    return loss

@@ -1,0 +1,74 @@
+"""The result of a run, for machines and for people."""
+
+from __future__ import annotations
+
+import resource
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from stampede.engine.checkpoint import Progress
+from stampede.engine.config import Config
+from stampede.engine.console import readable_bytes, table
+from stampede.engine.processes import Processes
+from stampede.engine.run_folder import RunFolder
+
+
+def summarize(config: Config, progress: Progress, processes: Processes) -> dict[str, Any]:
+    """What goes into `summary.json`; all ranks must call it.
+
+    `auc` and `logloss` are of the last evaluation of the test part; `best_auc` is the test AUC of
+    `best_epoch`, which was chosen on the part that `selected_on` names.
+    """
+    return {
+        "auc": progress.last["auc"],
+        "logloss": progress.last["logloss"],
+        "attainable_auc": progress.last["attainable_auc"],
+        "best_auc": progress.best_auc,
+        "best_epoch": progress.best_epoch,
+        "selected_on": config.evaluate.select_on,
+        "clipped_share": progress.clipped_rows / max(1, progress.touched_rows),
+        "samples_per_second": progress.samples / progress.train_seconds,
+        "train_seconds": progress.train_seconds,
+        "steps": progress.step,
+        "epochs": progress.epoch,
+        "batch_size": config.train.batch_size,
+        "world_size": processes.world_size,
+        "device": processes.device.type,
+        "peak_memory_bytes": _peak_memory(processes),
+    }
+
+
+def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
+    """The table printed at the end of a run."""
+    attainable = summary["attainable_auc"]
+    rows = [("test AUC", f"{summary['auc']:.4f}")]
+    if attainable is not None:
+        ratio = (summary["auc"] - 0.5) / (attainable - 0.5)
+        rows.append(("attainable AUC", f"{attainable:.4f} (reached {ratio:.1%} of it above 0.5)"))
+    best = f"{summary['best_auc']:.4f} in epoch {summary['best_epoch']}"
+    rows += [
+        ("test logloss", f"{summary['logloss']:.4f}"),
+        ("best test AUC", f"{best}, chosen on the {summary['selected_on']} part"),
+        ("rows clipped", f"{summary['clipped_share']:.2%} of the rows in the batches"),
+        ("samples/s", f"{summary['samples_per_second']:,.0f}"),
+        ("training time", f"{summary['train_seconds']:.1f} s"),
+        ("peak memory", f"{readable_bytes(summary['peak_memory_bytes'])} in one process"),
+        ("tables", f"{plan} on {summary['world_size']} x {summary['device']}"),
+        ("results", str(folder.path)),
+        ("learning curve", str(folder.curve)),
+        ("checkpoints", str(folder.checkpoints)),
+    ]
+    return table(rows)
+
+
+def _peak_memory(processes: Processes) -> int:
+    """Largest peak of any process: CUDA memory on GPU, resident set on CPU, in bytes."""
+    if processes.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated()
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    largest = torch.tensor(peak, dtype=torch.int64, device=processes.device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return int(largest)

@@ -1,0 +1,159 @@
+"""The training loop: epochs, evaluation, checkpoints, metrics."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+
+from stampede.data import Dataset, GlobalBatches, Part
+from stampede.engine import checkpoint
+from stampede.engine.build import Job
+from stampede.engine.checkpoint import Progress
+from stampede.engine.config import Config
+from stampede.engine.console import progress_bar
+from stampede.engine.evaluate import Evaluation, evaluate
+from stampede.engine.learning_rates import set_learning_rates
+from stampede.engine.processes import Processes
+from stampede.engine.run_folder import RunFolder
+from stampede.engine.step import train_step
+from stampede.optim import local_cowclip_tables
+
+
+@dataclass
+class Trainer:
+    """Trains a job.
+
+    Attributes:
+        config, dataset, job, processes: what is trained, and by whom.
+        folder: where results go; written by rank 0.
+        progress: how far the run has come.
+    """
+
+    config: Config
+    dataset: Dataset
+    job: Job
+    processes: Processes
+    folder: RunFolder
+    progress: Progress
+
+    def fit(self) -> Progress:
+        """Train all epochs that are not done yet.
+
+        Raises:
+            TrainingStoppedError: the loss is not finite.
+            RunFolderError: a checkpoint cannot be written.
+        """
+        batches = self._batches(self.dataset.train, self.config.train.batch_size)
+        total = self.dataset.train.rows * self.config.train.epochs
+        with progress_bar(total, self.progress.samples, self.processes.is_main) as bar:
+            for epoch in range(self.progress.epoch, self.config.train.epochs):
+                self._train_epoch(epoch, batches, bar)
+                self.progress.epoch = epoch + 1
+                self._choose(self._evaluate_all())
+                checkpoint.save(
+                    self.folder.checkpoints,
+                    self.job,
+                    self.progress,
+                    self.config,
+                    self.dataset,
+                    self.processes,
+                )
+        return self.progress
+
+    def _train_epoch(self, epoch: int, batches: GlobalBatches, bar: tqdm) -> None:
+        progress, every = self.progress, self.config.evaluate.every
+        # The reference counts whole batches only.
+        whole_batches = self.dataset.train.rows // self.config.train.batch_size
+        warmup_steps = int(self.config.optim.dense.warmup_epochs * whole_batches)
+        start = time.perf_counter()
+        since_log = (start, progress.samples)
+        for index, batch in enumerate(batches.epoch(epoch)):
+            set_learning_rates(self.job, progress.step, warmup_steps)
+            loss = train_step(self.job, batch, progress.step + 1, self.processes)
+            progress.step += 1
+            progress.samples += batch.global_samples
+            bar.update(batch.global_samples)
+            bar.set_postfix(loss=f"{loss:.4f}", epoch=epoch + 1, refresh=False)
+            last = index + 1 == len(batches)
+            if progress.step % self.config.train.log_every == 0 or last:
+                since_log = self._log_training(epoch, loss, since_log)
+            if (every and progress.step % every == 0 and not last) or last:
+                progress.train_seconds += time.perf_counter() - start
+                if not last:
+                    self._evaluate_all()
+                start = time.perf_counter()
+                since_log = (start, progress.samples)
+
+    def _log_training(
+        self, epoch: int, loss: float, since: tuple[float, int]
+    ) -> tuple[float, int]:
+        self._count_clipped_rows()
+        now = time.perf_counter()
+        if self.processes.is_main:
+            progress = self.progress
+            self.folder.log(
+                {
+                    "kind": "train",
+                    "step": progress.step,
+                    "epoch": epoch + 1,
+                    "loss": loss,
+                    "dense_lr": self.job.dense_optimizer.param_groups[0]["lr"],
+                    "embedding_lr": self.job.actual.embedding_lr,
+                    "clipped_share": progress.clipped_rows / max(1, progress.touched_rows),
+                    "samples_per_second": (progress.samples - since[1]) / (now - since[0]),
+                }
+            )
+        return now, self.progress.samples
+
+    def _count_clipped_rows(self) -> None:
+        """Add what the tables of all ranks counted since the last call."""
+        counts = torch.zeros(2, dtype=torch.int64, device=self.processes.device)
+        for tables in local_cowclip_tables(self.job.model):
+            counts += tables.clip_counts
+            tables.clip_counts.zero_()
+        dist.all_reduce(counts)
+        touched, clipped = counts.tolist()
+        self.progress.touched_rows += touched
+        self.progress.clipped_rows += clipped
+
+    def _evaluate_all(self) -> dict[str, Evaluation]:
+        parts = {"test": self.dataset.test}
+        if self.dataset.validation is not None:
+            parts = {"validation": self.dataset.validation, **parts}
+        results = {}
+        for name, part in parts.items():
+            batches = self._batches(part, self.config.evaluate.batch_size)
+            results[name] = evaluate(self.job.model, batches, self.processes)
+            if self.processes.is_main:
+                where = {"kind": "evaluation", "part": name, "step": self.progress.step}
+                self.folder.log({**where, **results[name].as_dict()})
+        self.progress.last = results["test"].as_dict()
+        return results
+
+    def _choose(self, results: dict[str, Evaluation]) -> None:
+        """Remember the best epoch so far."""
+        score = results[self.config.evaluate.select_on].auc
+        if score > self.progress.best_score:
+            self.progress.best_epoch = self.progress.epoch
+            self.progress.best_score = score
+            self.progress.best_auc = results["test"].auc
+        if self.processes.is_main:
+            shown = ", ".join(
+                f"{name} AUC {result.auc:.4f} logloss {result.logloss:.4f}"
+                for name, result in results.items()
+            )
+            tqdm.write(f"epoch {self.progress.epoch}: {shown}")
+
+    def _batches(self, part: Part, batch_size: int) -> GlobalBatches:
+        return GlobalBatches(
+            part,
+            list(self.dataset.vocabulary_sizes),
+            batch_size,
+            self.processes.rank,
+            self.processes.world_size,
+            self.config.run.seed,
+        )

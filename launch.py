@@ -1,0 +1,43 @@
+"""Train a model: `torchrun launch.py CONFIG.yaml [section.key=value ...]`; see `--help`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from stampede.engine.quiet import quiet_libraries
+
+quiet_libraries()
+
+from stampede.data import DataError  # noqa: E402
+from stampede.engine.command_line import parse_command_line  # noqa: E402
+from stampede.engine.errors import (  # noqa: E402
+    ConfigError,
+    RunFolderError,
+    TrainingStoppedError,
+)
+from stampede.engine.processes import launched_rank  # noqa: E402
+from stampede.engine.run import run  # noqa: E402
+
+
+def main() -> int:
+    """Run the launcher; returns its exit status: 2 for a user's mistake, 1 for a failed run."""
+    try:
+        config = parse_command_line(sys.argv[1:], Path(__file__).parent / "configs")
+        if config is not None:
+            run(config)
+    except (ConfigError, DataError, RunFolderError) as mistake:
+        return _complain(mistake, 2)
+    except TrainingStoppedError as stop:
+        return _complain(stop, 1)
+    return 0
+
+
+def _complain(failure: Exception, status: int) -> int:
+    if launched_rank() == 0:
+        print(f"error: {failure}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
