@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-
 from stampede.data.batch import Batch
 from stampede.data.samples import Part
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 
 class GlobalBatches:
@@ -78,9 +77,7 @@ class GlobalBatches:
             weight=_padded(np.ones(len(rows)), padding),
             global_samples=samples,
             true_probability=(
-                None
-                if read.true_probability is None
-                else _padded(read.true_probability, padding)
+                None if read.true_probability is None else _padded(read.true_probability, padding)
             ),
         )
 

@@ -9,11 +9,11 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from stampede.data.errors import DataError
 from stampede.data.samples import Dataset, Samples, Slice
 
@@ -52,9 +52,7 @@ class PreparedArrays:
     parts: PartSizes
 
 
-def cached(
-    source: Path, options: Any, prepare: Callable[[], PreparedArrays], cache: Path
-) -> Path:
+def cached(source: Path, options: Any, prepare: Callable[[], PreparedArrays], cache: Path) -> Path:
     """Folder with the prepared form of a file, made on first use.
 
     Its name holds a hash of the file's content and of the options. It is written under another
@@ -106,8 +104,7 @@ def open_prepared(folder: Path) -> Dataset:
     whole = _ArrayPart(*arrays)
     ends = np.cumsum([0, parts.train, parts.validation, parts.test])
     train, validation, test = (
-        Slice(whole, int(start), int(stop))
-        for start, stop in zip(ends[:-1], ends[1:], strict=True)
+        Slice(whole, int(start), int(stop)) for start, stop in pairwise(ends)
     )
     return Dataset(
         vocabulary_sizes=manifest["vocabulary_sizes"],

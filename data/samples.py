@@ -66,10 +66,12 @@ class Slice:
 
     @property
     def rows(self) -> int:
+        """Number of rows."""
         return self.stop - self.start
 
     @property
     def shuffle(self) -> bool:
+        """As in the other part."""
         return self.part.shuffle
 
     def read(self, rows: np.ndarray) -> Samples:

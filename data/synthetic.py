@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-
 from stampede.data.samples import Dataset, Samples, Slice
 
 # Distinct ids of the 26 id columns of Criteo Kaggle (display advertising challenge).
@@ -105,9 +104,7 @@ class _Truth:
         self.vectors *= np.sqrt(self.clicks.interactions_std / interactions.std())
         self.number_mean = self.parts(ids, dense)[0].mean()
 
-    def draw_inputs(
-        self, draw: np.random.Generator, rows: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def draw_inputs(self, draw: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Ids `[rows, fields]` int64 and numbers `[rows, 13]` float32 in [0, 1]."""
         uniform = draw.random((rows, len(self.sizes)), dtype=np.float64)
         ids = _zipf_quantile(uniform, self.sizes, self.clicks.zipf)

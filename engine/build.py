@@ -5,11 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-
 from stampede.data import Dataset
 from stampede.engine.config import Config
 from stampede.engine.plan import make_plan
@@ -24,6 +19,9 @@ from stampede.optim import (
     cowclip_sharders,
     scale,
 )
+from torch import Tensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 
 @dataclass
@@ -87,9 +85,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
         config.train.batch_size // processes.world_size,
         processes,
     )
-    sharded = DistributedModelParallel(
-        model, device=processes.device, plan=plan, sharders=sharders
-    )
+    sharded = DistributedModelParallel(model, device=processes.device, plan=plan, sharders=sharders)
     dense_parameters = {
         name: parameter
         for name, parameter in sharded.named_parameters()

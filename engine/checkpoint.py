@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
-
 from stampede.data import Dataset
 from stampede.engine.build import Job
 from stampede.engine.config import Config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import Processes
 from stampede.models import StoredColumns, table_name
+from torch.distributed.checkpoint.api import CheckpointException
 
 _MANIFEST = "manifest.json"
 
@@ -99,9 +98,7 @@ def newest(folder: Path) -> Path | None:
     return max((path.parent for path in folder.glob(f"epoch_*/{_MANIFEST}")), default=None)
 
 
-def load(
-    path: Path, job: Job, config: Config, dataset: Dataset
-) -> Progress:
+def load(path: Path, job: Job, config: Config, dataset: Dataset) -> Progress:
     """Put a checkpoint into the job, whatever its plan and number of ranks were.
 
     Raises:

@@ -30,9 +30,7 @@ def parse_command_line(arguments: Sequence[str], configs: Path) -> Config | None
     wrong = [argument for argument in unknown if argument.startswith("-")]
     if wrong:
         parser.error(f"unknown option {wrong[0]}; see --help")
-    config = load_config(
-        Path(parsed.config), [*parsed.overrides, *unknown], launched_world_size()
-    )
+    config = load_config(Path(parsed.config), [*parsed.overrides, *unknown], launched_world_size())
     if parsed.print_config:
         if launched_rank() == 0:
             sys.stdout.write(to_yaml(config))

@@ -31,9 +31,7 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
 
 def _synthetic(section: SyntheticSection, validation_fraction: float) -> Dataset:
     clicks = SyntheticClicks(seed=section.seed, scale=section.scale, zipf=section.zipf)
-    return clicks.dataset(
-        section.rows, section.test_rows, int(section.rows * validation_fraction)
-    )
+    return clicks.dataset(section.rows, section.test_rows, int(section.rows * validation_fraction))
 
 
 def _criteo_kaggle(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-
 from stampede.data import GlobalBatches
 from stampede.engine.metrics import auc, logloss
 from stampede.engine.processes import Processes
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -31,9 +29,6 @@ class Evaluation:
     attainable_auc: float | None
     samples: int
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: GlobalBatches, processes: Processes) -> Evaluation:
@@ -45,9 +40,7 @@ def evaluate(model: nn.Module, batches: GlobalBatches, processes: Processes) -> 
         logits = model(on_device.sparse, on_device.dense).float().cpu()
         truth = batch.true_probability
         columns.append(
-            torch.stack(
-                [batch.weight, batch.label, logits, logits if truth is None else truth]
-            )
+            torch.stack([batch.weight, batch.label, logits, logits if truth is None else truth])
         )
     model.train()
     weight, label, logits, truth = _gather(torch.cat(columns, 1), processes.world_size)

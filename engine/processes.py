@@ -10,7 +10,6 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-
 from stampede.data import DataError
 from stampede.engine.errors import ConfigError, RunFolderError
 

@@ -8,10 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from torch.utils.tensorboard import SummaryWriter
-
 from stampede.engine.config import Config, to_yaml
 from stampede.engine.errors import RunFolderError
+from torch.utils.tensorboard import SummaryWriter
 
 _CONFIG = "config.yaml"
 
@@ -29,14 +28,17 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def metrics(self) -> Path:
+        """Every logged line, as JSON."""
         return self.path / "metrics.jsonl"
 
     @property
     def curve(self) -> Path:
+        """Picture of the learning curve."""
         return self.path / "curve.png"
 
     def claim(self, config: Config) -> None:

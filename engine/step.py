@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 import torch.distributed as dist
-from torch.nn import functional
-
 from stampede.data import Batch
 from stampede.engine.build import Job
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.processes import Processes
+from torch.nn import functional
 
 
 def train_step(job: Job, batch: Batch, step: int, processes: Processes) -> float:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
-from torchrec.distributed.model_parallel import DistributedModelParallel
-
 from stampede.engine.processes import Processes
 from stampede.models import StoredColumns, table_name
+from torch import Tensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
 
 
 class FieldWeights(NamedTuple):

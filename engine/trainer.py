@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 import torch.distributed as dist
-from tqdm import tqdm
-
 from stampede.data import Dataset, GlobalBatches, Part
 from stampede.engine import checkpoint
 from stampede.engine.build import Job
@@ -21,6 +19,7 @@ from stampede.engine.processes import Processes
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.step import train_step
 from stampede.optim import local_cowclip_tables
+from tqdm import tqdm
 
 
 @dataclass
@@ -88,9 +87,7 @@ class Trainer:
                 start = time.perf_counter()
                 since_log = (start, progress.samples)
 
-    def _log_training(
-        self, epoch: int, loss: float, since: tuple[float, int]
-    ) -> tuple[float, int]:
+    def _log_training(self, epoch: int, loss: float, since: tuple[float, int]) -> tuple[float, int]:
         self._count_clipped_rows()
         now = time.perf_counter()
         if self.processes.is_main:
@@ -130,8 +127,8 @@ class Trainer:
             results[name] = evaluate(self.job.model, batches, self.processes)
             if self.processes.is_main:
                 where = {"kind": "evaluation", "part": name, "step": self.progress.step}
-                self.folder.log({**where, **results[name].as_dict()})
-        self.progress.last = results["test"].as_dict()
+                self.folder.log({**where, **asdict(results[name])})
+        self.progress.last = asdict(results["test"])
         return results
 
     def _choose(self, results: dict[str, Evaluation]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ class MLP(nn.Sequential):
     def __init__(self, inputs: int, hidden: Sequence[int], generator: torch.Generator) -> None:
         widths = [inputs, *hidden]
         layers: list[nn.Module] = []
-        for before, after in zip(widths[:-1], widths[1:], strict=True):
+        for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
             nn.init.zeros_(layers[-2].bias)
         layers += [nn.Linear(widths[-1], 1, bias=False), nn.Flatten(0)]

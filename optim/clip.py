@@ -42,9 +42,7 @@ class CowClip:
         if not (math.isfinite(self.bound) and self.bound >= 0):
             raise ValueError(f"CowClip: bound is {self.bound!r}; write a number of at least 0")
         if self.variant not in ("reference", "paper"):
-            raise ValueError(
-                f"CowClip: variant is {self.variant!r}; write 'reference' or 'paper'"
-            )
+            raise ValueError(f"CowClip: variant is {self.variant!r}; write 'reference' or 'paper'")
         if self.columns is not None and self.columns < 1:
             raise ValueError(f"CowClip: columns is {self.columns!r}; write 1 or more, or None")
 

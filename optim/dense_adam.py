@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from stampede.optim.adam import EpsPlacement, adam_
+from torch import Tensor
 
 
 class DenseAdam(torch.optim.Optimizer):

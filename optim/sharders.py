@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
+from stampede.optim.cowclip_adam import DEFAULT_LR, CowClipAdam, check_lr, update_settings
+from stampede.optim.fused_tables import CowClipFusedOptimizer, CowClipTables
+from stampede.optim.table_init import TableInit, fill_shard_
+from stampede.optim.update import UpdateSettings
 from torch import nn
 from torchrec.distributed.batched_embedding_kernel import BatchedFusedEmbeddingBag
 from torchrec.distributed.embedding_types import (
@@ -25,11 +30,6 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_configs import DataType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-
-from stampede.optim.cowclip_adam import DEFAULT_LR, CowClipAdam, check_lr, update_settings
-from stampede.optim.fused_tables import CowClipFusedOptimizer, CowClipTables
-from stampede.optim.table_init import TableInit, fill_shard_
-from stampede.optim.update import UpdateSettings
 
 # Sharding types under which one rank holds whole rows and so sees a row's whole gradient.
 EXACT_SHARDING_TYPES = (
@@ -130,6 +130,7 @@ class CowClipEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
 
     @property
     def sharded_module_type(self) -> type[ShardedEmbeddingBagCollection]:
+        """What `shard` returns."""
         return CowClipShardedEmbeddingBagCollection
 
 
@@ -149,7 +150,7 @@ class CowClipShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     def _create_lookups(self) -> None:
         settings: dict[int, UpdateSettings] = {}
         for sharding in self._embedding_shardings:
-            for config in sharding._grouped_embedding_configs:
+            for config in chain.from_iterable(sharding._grouped_embedding_configs_per_rank):
                 group = (config.fused_params or {}).pop(_GROUP_KEY, None)
                 if group is not None:
                     settings[id(config)] = group[0]

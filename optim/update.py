@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from torch import Tensor
-
 from stampede.optim.adam import EpsPlacement, adam_
 from stampede.optim.clip import CowClip, clip_rows_
 from stampede.optim.rows import RowGradients
+from torch import Tensor
 
 Rows = Literal["all", "touched"]
 
@@ -36,7 +35,7 @@ class UpdateSettings:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-7
     l2: float = 0.0
-    clip: CowClip | None = CowClip()
+    clip: CowClip | None = field(default_factory=CowClip)
     rows: Rows = "all"
     eps_placement: EpsPlacement = "keras"
 
@@ -48,9 +47,7 @@ class UpdateSettings:
         for name in ("eps", "l2"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                raise ValueError(
-                    f"CowClipAdam: {name} is {value!r}; write a number of at least 0"
-                )
+                raise ValueError(f"CowClipAdam: {name} is {value!r}; write a number of at least 0")
         if self.rows not in ("all", "touched"):
             raise ValueError(f"CowClipAdam: rows is {self.rows!r}; write 'all' or 'touched'")
         if self.eps_placement not in ("keras", "torch"):
@@ -81,6 +78,7 @@ class TableState:
     exp_avg_sq: Tensor
 
     def arrays(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The three arrays, in the order above."""
         return self.weights, self.exp_avg, self.exp_avg_sq
 
 

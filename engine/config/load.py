@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 from pydantic import ValidationError
-
 from stampede.engine.config.messages import sentences
 from stampede.engine.config.sections import Config
 from stampede.engine.errors import ConfigError
@@ -84,7 +83,7 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping
 
 def _parse(text: str, where: str) -> Any:
     try:
-        return yaml.load(text, _Loader)  # noqa: S506 (a SafeLoader)
+        return yaml.load(text, _Loader)
     except ConfigError as failure:
         raise ConfigError(f"{where}: {failure}; keep one of them") from None
     except (yaml.YAMLError, ValueError, RecursionError, TypeError) as failure:
@@ -128,6 +127,4 @@ def _apply(values: dict[str, Any], override: str) -> None:
 
 def _check_run_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise ConfigError(
-            f"run.name: found {name!r}; write letters, digits, '.', '_' and '-' only"
-        )
+        raise ConfigError(f"run.name: found {name!r}; write letters, digits, '.', '_' and '-' only")

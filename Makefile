@@ -1,0 +1,34 @@
+# .venv's Python once there is one that runs, so that PYTHON has to be named only the first time.
+PYTHON ?= $(shell .venv/bin/python -c '' 2>/dev/null && echo .venv/bin/python || echo python3)
+VENV_PYTHON := .venv/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test soak lint
+
+help:
+	@echo "make train   set up .venv if needed, train configs/quickstart.yaml, print the result"
+	@echo "make test    set up .venv if needed, run the test suite except the soak tests"
+	@echo "make soak    set up .venv if needed, run the soak tests"
+	@echo "make lint    set up .venv if needed, run ruff"
+	@echo "make setup   set up .venv only"
+	@echo "PYTHON=python3.12 make ...   use this Python (3.10 to 3.13) for .venv"
+
+setup:
+	@$(PYTHON) -c '' 2>/dev/null || { echo "error: $(PYTHON) does not run here: install Python" \
+	  "3.10 to 3.13 or name another one, as in \`PYTHON=python3.12 make setup\`" >&2; exit 1; }
+	@$(PYTHON) install/install.py
+
+train: setup
+	$(VENV_PYTHON) launch.py configs/quickstart.yaml run.overwrite=true
+
+test: setup
+	$(VENV_PYTHON) -m pytest -m "not soak"
+
+# pytest's exit status 5 means that no test was selected.
+soak: setup
+	@$(VENV_PYTHON) -m pytest -m soak || { status=$$?; \
+	  [ $$status -eq 5 ] && echo "there are no soak tests" || exit $$status; }
+
+lint: setup
+	$(VENV_PYTHON) -m ruff check .
+	$(VENV_PYTHON) -m ruff format --check .

@@ -1,0 +1,19 @@
+"""The authors' code is followed on several processes too."""
+
+import pytest
+from support.golden import TOLERANCE, Golden, train_through_torchrec, worst
+from support.paths import shared
+from support.ranks import run_ranks
+
+
+@pytest.mark.parametrize(
+    "name, sharding_type",
+    [("deepfm", "table_wise"), ("deepfm", "row_wise"), ("deepfm", "table_row_wise"),
+     ("deepfm_bound", "row_wise")],
+)  # fmt: skip
+def test_two_processes(name, sharding_type):
+    path = shared(f"golden/largebatchctr_{name}.npz")
+    trajectories = run_ranks(2, train_through_torchrec, path, sharding_type)
+    assert worst(Golden(path), trajectories[0]) < TOLERANCE
+    # Both ranks own rows and both clip some.
+    assert all(trajectory.touched > 0 for trajectory in trajectories)

@@ -1,0 +1,151 @@
+"""The authors' TensorFlow code is followed step by step."""
+
+import pytest
+import torch
+from support.golden import (
+    CHECKED_STEPS,
+    TOLERANCE,
+    Golden,
+    Trajectory,
+    largest_count,
+    train_through_torchrec,
+    worst,
+)
+from support.paths import shared
+from torch import nn
+from torch.nn import functional
+
+import stampede.optim.fused_tables as fused_tables
+import stampede.optim.update as update
+from stampede.models import NetworkShape
+from stampede.models.deepfm import DeepFM
+from stampede.optim import CowClipAdam, DenseAdam
+from stampede.optim.clip import clip_rows_
+
+FILES = ("deepfm", "deepfm_bound")
+
+
+def golden_file(name):
+    return shared(f"golden/largebatchctr_{name}.npz")
+
+
+@pytest.mark.parametrize("sharding_type", ["table_wise", "row_wise"])
+@pytest.mark.parametrize("name", FILES)
+def test_through_torchrec(name, sharding_type):
+    path = golden_file(name)
+    assert worst(Golden(path), train_through_torchrec(path, sharding_type)) < TOLERANCE
+
+
+def test_batches_exercise_the_clip():
+    path = golden_file("deepfm")
+    trajectory = train_through_torchrec(path)
+    assert 0.2 < trajectory.clipped / trajectory.touched < 0.8
+    assert largest_count(Golden(path)) > 3
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_as_a_plain_torch_optimizer(name):
+    golden = Golden(golden_file(name))
+    assert worst(golden, train_plain(golden)) < TOLERANCE
+
+
+def test_fails_with_counts_forced_to_one(monkeypatch):
+    sum_by_row = fused_tables.sum_by_row
+
+    def counts_of_one(*arguments):
+        summed = sum_by_row(*arguments)
+        return summed._replace(counts=torch.ones_like(summed.counts))
+
+    monkeypatch.setattr(fused_tables, "sum_by_row", counts_of_one)
+    assert_deviates()
+
+
+def test_fails_without_clip():
+    assert_deviates(embedding={"clip": None})
+
+
+def test_fails_with_l2_outside_the_clip(monkeypatch):
+    l2 = Golden(golden_file("deepfm")).meta["l2"]
+
+    def clip_before_l2(grads, weights, counts, clip):
+        # `grads` holds 2*l2*w already: take it out, clip, put it back.
+        grads -= 2 * l2 * weights
+        over = clip_rows_(grads, weights, counts, clip)
+        grads += 2 * l2 * weights
+        return over
+
+    monkeypatch.setattr(update, "clip_rows_", clip_before_l2)
+    assert_deviates()
+
+
+def test_fails_with_the_other_eps_placement():
+    assert_deviates(embedding={"eps_placement": "torch"})
+    assert_deviates(dense={"eps_placement": "torch"})
+
+
+def assert_deviates(**replaced):
+    path = golden_file("deepfm")
+    assert worst(Golden(path), train_through_torchrec(path, **replaced)) > TOLERANCE
+
+
+def train_plain(golden: Golden) -> Trajectory:
+    """The same model in plain PyTorch, with sparse `nn.Embedding` tables."""
+    start = golden.weights(0)
+    names = list(golden.vocabulary)
+    tables = {
+        key: nn.Embedding.from_pretrained(start[key].clone(), freeze=False, sparse=True)
+        for key in start
+        if key[0] != "dense"
+    }
+    shape = NetworkShape(len(names), 10, golden.meta["dense"], tuple(golden.hidden))
+    network = DeepFM(shape, torch.Generator())
+    dense = {
+        name: nn.Parameter(weight.clone()) for (kind, name), weight in start.items()
+        if kind == "dense"
+    }  # fmt: skip
+    for name, parameter in list(network.mlp.named_parameters()):
+        layer, attribute = name.split(".")
+        setattr(network.mlp[int(layer)], attribute, dense[f"network.mlp.{name}"])
+        assert parameter.shape == dense[f"network.mlp.{name}"].shape
+    embedding_optimizer = CowClipAdam(
+        [
+            {"params": [tables["embedding", n].weight for n in names]},
+            {"params": [tables["first_order", n].weight for n in names], "clip": None},
+        ],
+        lr=golden.meta["lr_embed"],
+        l2=golden.meta["l2"],
+        clip=golden.clip(),
+    )
+    decayed = dense["number_weights.weight"]
+    dense_optimizer = DenseAdam(
+        [
+            {"params": [p for p in dense.values() if p is not decayed]},
+            {"params": [decayed], "l2": golden.meta["l2"]},
+        ]
+    )
+    trajectory = Trajectory()
+    for step in range(1, golden.meta["steps"] + 1):
+        ids, numbers, label = golden.batch(step)
+        for group in dense_optimizer.param_groups:
+            group["lr"] = golden.dense_lr(step)
+        embedding_optimizer.zero_grad()
+        dense_optimizer.zero_grad()
+        embeddings, first_order = (
+            torch.stack([tables[kind, n](ids[:, i]) for i, n in enumerate(names)], 1)
+            for kind in ("embedding", "first_order")
+        )
+        logits = (
+            network(embeddings, numbers)
+            + first_order.sum((1, 2))
+            + functional.linear(numbers, decayed).squeeze(1)
+            + dense["bias"]
+        )
+        functional.binary_cross_entropy_with_logits(logits, label).backward()
+        embedding_optimizer.step()
+        dense_optimizer.step()
+        if step in CHECKED_STEPS:
+            trajectory.weights[step] = {
+                **{key: table.weight.detach().clone() for key, table in tables.items()},
+                **{("dense", n): p.detach().clone() for n, p in dense.items()},
+            }
+    return trajectory

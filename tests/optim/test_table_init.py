@@ -1,0 +1,54 @@
+"""Initial values depend on (seed, table, row, column) only."""
+
+import time
+
+import pytest
+import torch
+
+from stampede.optim import TableInit
+from stampede.optim.table_init import fill_shard_
+
+
+def shard(rows, columns=12, init=TableInit(std=0.01), row_offset=0, column_offset=0, table="t"):
+    made = torch.full((rows, columns), float("nan"))
+    fill_shard_(
+        made,
+        init,
+        table=table,
+        row_offset=row_offset,
+        column_offset=column_offset,
+        dim=12,
+        low=-0.5,
+        high=0.5,
+    )
+    return made
+
+
+@pytest.mark.parametrize("init", [TableInit(std=0.01), TableInit(), TableInit(0.01, columns=10)])
+def test_shards_are_parts_of_the_whole(init):
+    whole = shard(5000, init=init)
+    for first, last in ((0, 1), (0, 1024), (1000, 3000), (1023, 1025), (4999, 5000)):
+        part = shard(last - first, init=init, row_offset=first)
+        assert torch.equal(part, whole[first:last])
+    assert torch.equal(shard(50, 4, init, 7, 8), whole[7:57, 8:12])
+
+
+def test_distribution():
+    normal = shard(20_000, init=TableInit(0.01, columns=10))
+    assert normal[:, 10:].abs().max() == 0
+    assert normal[:, :10].std().item() == pytest.approx(0.01, rel=0.02)
+    assert normal[:, :10].mean().abs() < 1e-4
+    uniform = shard(20_000, init=TableInit())
+    assert -0.5 <= uniform.min() < -0.49 and 0.49 < uniform.max() < 0.5
+
+
+def test_seed_and_table_matter():
+    base = shard(10)
+    assert not torch.equal(base, shard(10, table="u"))
+    assert not torch.equal(base, shard(10, init=TableInit(0.01, seed=1)))
+
+
+def test_a_shard_of_a_huge_table_costs_only_its_rows():
+    start = time.perf_counter()
+    shard(100, row_offset=5_000_000_000)
+    assert time.perf_counter() - start < 1

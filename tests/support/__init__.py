@@ -1,0 +1,1 @@
+"""Helpers of the tests, importable also in the processes that tests start."""

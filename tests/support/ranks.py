@@ -1,0 +1,46 @@
+"""Runs a function on several processes joined by gloo."""
+
+import os
+import pickle
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as multiprocessing
+
+
+def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What `function(*arguments)` returned on each rank.
+
+    The processes find their rank in the environment, as under torchrun.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.start_processes(
+            _rank,
+            (world_size, port, folder, function, arguments),
+            nprocs=world_size,
+            start_method="spawn",
+        )
+        return [
+            pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world_size)
+        ]
+
+
+def _rank(rank, world_size, port, folder, function, arguments):
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        LOCAL_WORLD_SIZE=str(world_size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    torch.set_num_threads(1)
+    result = function(*arguments)
+    (Path(folder) / str(rank)).write_bytes(pickle.dumps(result))
