@@ -143,6 +143,8 @@ class _SyntheticPart:
     shuffle: bool = False
 
     def read(self, rows: np.ndarray) -> Samples:
+        if len(rows) == 0:
+            return _take(self._block(0), rows)
         blocks = rows // BLOCK_ROWS
         drawn = {int(block): self._block(int(block)) for block in np.unique(blocks)}
         taken = [

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-
 from stampede.optim import CowClip
 from stampede.optim.clip import clip_rows_, row_threshold
 

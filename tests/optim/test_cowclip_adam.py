@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from torch import nn
-
 from stampede.optim import CowClip, CowClipAdam
+from torch import nn
 
 
 def table(rows=20, dim=4, seed=0):

@@ -3,9 +3,8 @@
 import math
 
 import torch
-from torch import nn
-
 from stampede.optim import DenseAdam
+from torch import nn
 
 
 def gradients(steps):

@@ -10,10 +10,9 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.reference import ReferenceTable
-
 from stampede.optim import CowClip, CowClipTables
 from stampede.optim.update import UpdateSettings
+from support.reference import ReferenceTable
 
 RULE = UpdateSettings(l2=1e-4, clip=CowClip(ratio=0.5, bound=1e-3))
 
@@ -79,9 +78,7 @@ def test_follows_the_equations(rows, dim, shared, mean, weighted, batch, keep, s
                 counts[table][indices[i]] += 1
         torch.testing.assert_close(output.double(), expected, rtol=1e-4, atol=1e-5)
         for reference, grad, count in zip(references, grads, counts, strict=True):
-            reference.step(
-                grad, count, step, lr=1e-2, l2=1e-4, ratio=0.5, bound=1e-3, rows=keep
-            )
+            reference.step(grad, count, step, lr=1e-2, l2=1e-4, ratio=0.5, bound=1e-3, rows=keep)
     states = tables.get_optimizer_state()
     for weights, state, reference in zip(
         tables.split_embedding_weights(), states, references, strict=True

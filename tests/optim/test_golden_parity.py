@@ -1,7 +1,13 @@
 """The authors' TensorFlow code is followed step by step."""
 
 import pytest
+import stampede.optim.fused_tables as fused_tables
+import stampede.optim.update as update
 import torch
+from stampede.models import NetworkShape
+from stampede.models.deepfm import DeepFM
+from stampede.optim import CowClipAdam, DenseAdam
+from stampede.optim.clip import clip_rows_
 from support.golden import (
     CHECKED_STEPS,
     TOLERANCE,
@@ -14,13 +20,6 @@ from support.golden import (
 from support.paths import shared
 from torch import nn
 from torch.nn import functional
-
-import stampede.optim.fused_tables as fused_tables
-import stampede.optim.update as update
-from stampede.models import NetworkShape
-from stampede.models.deepfm import DeepFM
-from stampede.optim import CowClipAdam, DenseAdam
-from stampede.optim.clip import clip_rows_
 
 FILES = ("deepfm", "deepfm_bound")
 

@@ -7,11 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-
 from stampede.engine.plan import make_plan
 from stampede.engine.processes import processes
 from stampede.engine.tables import read_field
@@ -24,6 +19,10 @@ from stampede.optim import (
     linear_warmup,
     local_cowclip_tables,
 )
+from torch.nn import functional
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 CHECKED_STEPS = (1, 2, 5, 10, 30)
 KINDS = ("embedding", "first_order", "dense")

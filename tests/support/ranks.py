@@ -27,9 +27,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
             nprocs=world_size,
             start_method="spawn",
         )
-        return [
-            pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world_size)
-        ]
+        return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world_size)]
 
 
 def _rank(rank, world_size, port, folder, function, arguments):

@@ -34,7 +34,10 @@ class ReferenceTable:
         rows="all",
         eps_placement="keras",
     ):
-        """One step from a dense gradient `[rows, dim]` and counts `[rows]`; no clip without ratio."""
+        """One step from a dense gradient `[rows, dim]` and counts `[rows]`.
+
+        Without `ratio` nothing is clipped.
+        """
         width = columns or self.weights.shape[1]
         b1, b2 = betas
         for i in range(len(self.weights)):

@@ -1,0 +1,111 @@
+"""Synthetic clicks: reproducible row by row, and worth learning."""
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.preprocessing import OneHotEncoder
+from stampede.data import SyntheticClicks
+from stampede.engine.config import load_config
+from stampede.engine.datasets import open_dataset
+from support.paths import ROOT
+
+SMALL = SyntheticClicks(scale=0.0005)
+
+
+def test_a_row_is_the_same_in_any_company():
+    part = SMALL.dataset(10_000, 100).train
+    whole = part.read(np.arange(5000))
+    asked = np.array([4999, 0, 1023, 1024, 1024, 77])
+    found = part.read(asked)
+    for name in ("ids", "dense", "label", "true_probability"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(whole, name)[asked])
+
+
+def test_same_seed_same_data():
+    rows = np.arange(2000)
+    one, same, other = (
+        SyntheticClicks(scale=0.0005, seed=seed).dataset(2000, 100).train.read(rows)
+        for seed in (3, 3, 4)
+    )
+    np.testing.assert_array_equal(one.ids, same.ids)
+    np.testing.assert_array_equal(one.label, same.label)
+    assert not np.array_equal(one.ids, other.ids)
+
+
+def test_parts_are_drawn_apart():
+    dataset = SMALL.dataset(3000, 1000, validation_rows=500)
+    parts = [dataset.train, dataset.validation, dataset.test]
+    assert [part.rows for part in parts] == [2500, 500, 1000]
+    seen = np.concatenate([part.read(np.arange(part.rows)).dense for part in parts])
+    assert len(np.unique(seen, axis=0)) == len(seen)
+
+
+def test_ids_follow_zipf_and_stay_in_range():
+    dataset = SMALL.dataset(50_000, 100)
+    ids = dataset.train.read(np.arange(50_000)).ids
+    sizes = np.array(list(dataset.vocabulary_sizes.values()))
+    assert (ids >= 0).all() and (ids < sizes).all()
+    assert (ids.max(0)[sizes < 10] == sizes[sizes < 10] - 1).all()
+    counts = np.bincount(ids[:, 2])
+    # Power law with exponent 1.2, cut into ids: share of id 0 against id 9.
+    density = lambda k: (k + 1) ** -0.2 - (k + 2) ** -0.2  # noqa: E731
+    assert counts[0] / counts[9] == pytest.approx(density(0) / density(9), rel=0.15)
+
+
+def test_labels_are_drawn_with_the_true_probability():
+    samples = SMALL.dataset(100_000, 100).train.read(np.arange(100_000))
+    for low in np.arange(0, 1, 0.1):
+        here = (samples.true_probability >= low) & (samples.true_probability < low + 0.1)
+        expected = samples.true_probability[here].mean()
+        error = np.sqrt(0.25 / here.sum())
+        assert abs(samples.label[here].mean() - expected) < 4 * error
+
+
+@pytest.fixture(scope="module")
+def quickstart():
+    config = load_config(ROOT / "configs/quickstart.yaml")
+    return open_dataset(config, None)
+
+
+def test_quickstart_has_many_ids_and_distinct_rows(quickstart):
+    part = quickstart.train
+    seen = [np.zeros(size, dtype=bool) for size in quickstart.vocabulary_sizes.values()]
+    keys = []
+    for start in range(0, part.rows, 100_000):
+        samples = part.read(np.arange(start, min(start + 100_000, part.rows)))
+        for field, ids in zip(seen, samples.ids.T, strict=True):
+            field[ids] = True
+        # 64 bits of the numbers: equal rows would have equal keys.
+        keys.append(samples.dense[:, :2].copy().view(np.uint64).ravel())
+    distinct = [int(field.sum()) for field in seen]
+    assert sum(distinct) >= 200_000
+    assert max(distinct) >= 50_000
+    keys = np.concatenate(keys)
+    repeated, counts = np.unique(keys, return_counts=True)
+    suspects = np.flatnonzero(np.isin(keys, repeated[counts > 1]))
+    rows = part.read(suspects)
+    assert len(np.unique(rows.dense, axis=0)) == len(suspects)
+
+
+def test_quickstart_needs_ids_and_their_interactions(quickstart):
+    """Numbers alone, and first-order terms alone, lose at least a fifth of the ratio."""
+    test = quickstart.test.read(np.arange(quickstart.test.rows))
+    attainable = roc_auc_score(test.label, test.true_probability)
+
+    def ratio(scores):
+        return (roc_auc_score(test.label, scores) - 0.5) / (attainable - 0.5)
+
+    # Even with the true weights.
+    numbers, first_order, _ = quickstart.test.truth.parts(test.ids, test.dense)
+    assert ratio(numbers) < 0.8 * 0.9
+    assert ratio(numbers + first_order) < 0.8 * 0.9
+    # And fitted by someone else's logistic regression.
+    train = quickstart.train.read(np.arange(100_000))
+    encoder = OneHotEncoder(handle_unknown="ignore", min_frequency=5).fit(train.ids)
+    for inputs, tested in (
+        (train.dense, test.dense),
+        (encoder.transform(train.ids), encoder.transform(test.ids)),
+    ):
+        fitted = LogisticRegression(max_iter=200, C=0.1).fit(inputs, train.label)
+        assert ratio(fitted.decision_function(tested)) < 0.8 * 0.9
