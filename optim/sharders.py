@@ -155,28 +155,37 @@ class CowClipShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                 if group is not None:
                     settings[id(config)] = group[0]
         super()._create_lookups()
-        for kernel in self.cowclip_kernels(settings):
-            tables = CowClipTables.adopt(kernel.emb_module, settings[id(kernel.config)])
-            kernel._optim = CowClipFusedOptimizer(kernel.config, tables, kernel._pg)
-            _fill_tables(kernel.config, tables, self._table_init)
+        for kernel in self._fused_kernels():
+            if id(kernel.config) in settings:
+                tables = CowClipTables.adopt(kernel.emb_module, settings[id(kernel.config)])
+                kernel._optim = CowClipFusedOptimizer(kernel.config, tables, kernel._pg)
 
-    def cowclip_kernels(self, settings: dict[int, UpdateSettings]) -> Iterator[Any]:
-        """The fused kernels of this rank whose grouped config is a key (by id) of `settings`."""
+    def reset_parameters(self) -> None:
+        """Give all tables their initial values; TorchRec calls it when everything is built."""
+        super().reset_parameters()
+        for kernel in self._fused_kernels():
+            if isinstance(kernel.emb_module, CowClipTables):
+                _fill_tables(kernel.config, kernel.emb_module, self._table_init)
+
+    def cowclip_tables(self) -> list[CowClipTables]:
+        """The tables of this rank that CowClipAdam updates."""
+        tables = [kernel.emb_module for kernel in self._fused_kernels()]
+        return [tbe for tbe in tables if isinstance(tbe, CowClipTables)]
+
+    def _fused_kernels(self) -> Iterator[BatchedFusedEmbeddingBag]:
         for lookup in self._lookups:
-            for kernel in lookup._emb_modules:
-                if isinstance(kernel, BatchedFusedEmbeddingBag) and id(kernel.config) in settings:
+            for kernel in getattr(lookup, "_emb_modules", []):
+                if isinstance(kernel, BatchedFusedEmbeddingBag):
                     yield kernel
 
 
 def local_cowclip_tables(model: nn.Module) -> list[CowClipTables]:
     """All `CowClipTables` of this rank in a model, in the order of its modules."""
     return [
-        kernel.emb_module
+        tables
         for module in model.modules()
         if isinstance(module, CowClipShardedEmbeddingBagCollection)
-        for lookup in module._lookups
-        for kernel in lookup._emb_modules
-        if isinstance(kernel.emb_module, CowClipTables)
+        for tables in module.cowclip_tables()
     ]
 
 

@@ -1,0 +1,109 @@
+"""What a wrong configuration gets: the key, what was found, what to write."""
+
+import pytest
+import yaml
+from pydantic import BaseModel
+from stampede.engine.config import Config, key_paths, load_config, to_yaml
+from stampede.engine.errors import ConfigError
+from support.paths import ROOT
+
+CONFIGS = sorted((ROOT / "configs").glob("**/*.yaml"))
+
+# The YAML, and words of the sentence it gets.
+BAD = [
+    ("trian:\n  epochs: 3", ["trian: unknown key", "did you mean 'train'?", "checkpoint"]),
+    ("train:\n  epoch: 3", ["train.epoch: unknown key", "'epochs'", "batch_size"]),
+    ("batch_size: 3", ["batch_size: unknown key", "'train.batch_size'"]),
+    ("data:\n  rosw: 3", ["data.rosw: unknown key", "did you mean 'rows'?"]),
+    ("data:\n  kind: criteo_kaggle\n  splt: random", ["data.splt", "did you mean 'split'?"]),
+    ("optim:\n  embedding:\n    clip:\n      rato: 1", ["optim.embedding.clip.rato", "'ratio'"]),
+    ("train:\n  epochs: many", ["train.epochs: found 'many'", "a whole number"]),
+    ("train:\n  epochs: '3'", ["train.epochs: found '3'", "a whole number"]),
+    ("train:\n  batch_size: 1.5", ["train.batch_size: found 1.5", "a whole number"]),
+    ("train:\n  batch_size: true", ["train.batch_size: found True", "a whole number"]),
+    ("train:\n  epochs: 0", ["train.epochs: found 0", "greater than or equal to 1"]),
+    ("run:\n  overwrite: 1", ["run.overwrite: found 1", "true or false"]),
+    ("model:\n  hidden: 400", ["model.hidden: found 400", "a list"]),
+    ("model:\n  hidden: []", ["model.hidden: found []", "a list"]),
+    ("optim:\n  embedding:\n    lr: -1", ["optim.embedding.lr: found -1", "greater than"]),
+    ("optim:\n  embedding:\n    lr: .inf", ["optim.embedding.lr: found inf", "finite"]),
+    ("optim:\n  embedding:\n    lr: .nan", ["optim.embedding.lr: found nan", "finite"]),
+    ("sharding:\n  plan: rowwise", ["sharding.plan: found 'rowwise'", "did you mean 'row_wise'?"]),
+    ("data:\n  kind: criteo", ["data.kind: found 'criteo'", "'synthetic', 'criteo_kaggle'"]),
+    ("model:\n  name: deepmf", ["model.name: found 'deepmf'", "'deepfm'"]),
+    ("data:\n  validation_fraction: 0", ["evaluate.select_on", "data.validation_fraction"]),
+    ("train: 3", ["train: found 3", "a section with keys"]),
+    ("- a", ["found list", "sections"]),
+    ("train:\n  epochs: 1\ntrain:\n  epochs: 2", ["'train'", "line 1", "line 3"]),
+    ("a: [", ["line 1", "not valid YAML"]),
+    ("x: !!python/object/apply:os.system ['true']", ["not valid YAML"]),
+    ("run:\n  name: ../x", ["run.name: found '../x'"]),
+    (
+        "train:\n  batch_size: 8193",
+        ["train.batch_size: 8193", "number of ranks, 2", "8192 or 8194"],
+    ),
+    ("evaluate:\n  batch_size: 3", ["evaluate.batch_size: 3", "number of ranks, 2"]),
+]
+
+
+@pytest.mark.parametrize("text, words", BAD)
+def test_bad_yaml(tmp_path, text, words):
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as failure:
+        load_config(path, world_size=2)
+    for word in [str(path) if "run:\n  name" not in text else "", *words]:
+        assert word in str(failure.value)
+
+
+@pytest.mark.parametrize("override", ["epochs=3", "train.epochs", "train.=3", "=3"])
+def test_bad_overrides(override):
+    with pytest.raises(ConfigError, match=r"section\.key=value"):
+        load_config(CONFIGS[0], [override])
+
+
+def test_absent_and_binary_files(tmp_path):
+    with pytest.raises(ConfigError, match=r"no such file.*--help"):
+        load_config(tmp_path / "absent.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path / "binary.yaml")
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_shipped_configurations_load_and_say_what_they_are(path):
+    config = load_config(path, world_size=2)
+    assert config.run.name == path.stem
+    assert path.read_text().startswith("# ")
+
+
+def test_overrides_replace_values(tmp_path):
+    overrides = ["train.epochs=3", "optim.embedding.clip=null", "optim.dense.lr=1e-4"]
+    config = load_config(ROOT / "configs/quickstart.yaml", overrides)
+    assert (config.train.epochs, config.optim.embedding.clip) == (3, None)
+    assert config.optim.dense.lr == 1e-4
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_the_printed_configuration_is_whole_and_reads_back(path, tmp_path):
+    config = load_config(path)
+    printed = tmp_path / "printed.yaml"
+    printed.write_text(to_yaml(config))
+    assert load_config(printed) == config
+    assert set(yaml.safe_load(printed.read_text())) == set(Config.model_fields)
+
+
+def test_every_field_is_described():
+    for path, (_, description) in key_paths(Config).items():
+        if path != "data.kind":
+            assert description, path
+
+
+def test_sections_are_strict():
+    def sections(model):
+        yield model
+        for field in model.model_fields.values():
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+                yield from sections(field.annotation)
+
+    assert all(section.model_config["extra"] == "forbid" for section in sections(Config))

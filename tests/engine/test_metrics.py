@@ -1,0 +1,38 @@
+"""AUC and logloss against scikit-learn."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import log_loss, roc_auc_score
+from stampede.engine.metrics import auc, logloss
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=2, max_size=50))
+def test_auc_with_many_ties(pairs):
+    scores = np.array([score for score, _ in pairs], dtype=np.float32) / 3
+    labels = np.array([label for _, label in pairs])
+    if labels.all() or not labels.any():
+        assert math.isnan(auc(scores, labels))
+    else:
+        assert auc(scores, labels) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
+
+
+def test_auc_of_many_samples():
+    draw = np.random.default_rng(0)
+    labels = draw.random(200_000) < 0.3
+    scores = (draw.standard_normal(200_000) + labels).astype(np.float32)
+    assert auc(scores, labels) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
+
+
+def test_logloss():
+    draw = np.random.default_rng(0)
+    logits = (3 * draw.standard_normal(1000)).astype(np.float32)
+    labels = draw.random(1000) < 0.5
+    probability = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    assert logloss(logits, labels) == pytest.approx(log_loss(labels, probability), rel=1e-9)
+    # Where a probability in float32 would be exactly 0 or 1.
+    assert logloss(np.array([200.0]), np.array([0])) == pytest.approx(200)

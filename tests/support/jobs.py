@@ -1,0 +1,62 @@
+"""Small jobs for tests, described as a user would."""
+
+from pathlib import Path
+
+from stampede.data import GlobalBatches
+from stampede.engine.build import build
+from stampede.engine.config import load_config
+from stampede.engine.datasets import open_dataset
+from stampede.engine.evaluate import evaluate
+from stampede.engine.processes import processes
+from stampede.engine.run import run
+from stampede.engine.step import train_step
+from stampede.engine.tables import read_field
+
+SMALL = [
+    "data.scale=0.0005",
+    "data.rows=2000",
+    "data.test_rows=300",
+    "model.hidden=[16,16]",
+    # Small enough that some rows are clipped from the start.
+    "model.init_std=1e-4",
+    "train.batch_size=256",
+    "train.log_every=2",
+    "evaluate.batch_size=128",
+    "optim.embedding.lr=1e-2",
+    "optim.dense.lr=1e-3",
+]
+
+
+def small_config(folder: Path, *overrides: str, world_size: int = 1):
+    """A configuration that trains in a second."""
+    path = folder / "small.yaml"
+    path.write_text("")
+    return load_config(path, [f"run.dir={folder}", *SMALL, *overrides], world_size)
+
+
+def run_small(folder: Path, overrides: list[str], world_size: int = 1) -> None:
+    """A whole run, as the launcher does it; also as a rank of several."""
+    run(small_config(folder, *overrides, world_size=world_size))
+
+
+def losses_and_weights(folder: Path, overrides: list[str], world_size: int = 1):
+    """Train an epoch step by step: losses, evaluation, and on rank 0 some weights."""
+    config = small_config(folder, *overrides, world_size=world_size)
+    with processes("cpu") as here:
+        dataset = open_dataset(config, here)
+        job = build(config, dataset, here)
+        fields = list(dataset.vocabulary_sizes)
+
+        def batches(part, size):
+            return GlobalBatches(part, fields, size, here.rank, here.world_size, config.run.seed)
+
+        losses = [
+            train_step(job, batch, step, here)
+            for step, batch in enumerate(
+                batches(dataset.train, config.train.batch_size).epoch(0), 1
+            )
+        ]
+        evaluation = evaluate(job.model, batches(dataset.test, config.evaluate.batch_size), here)
+        weights = {f: read_field(job.model, f, config.model.dim, here) for f in fields}
+        plan = {p.sharding_type for m in job.model.plan.plan.values() for p in m.values()}
+    return losses, evaluation, weights, plan
