@@ -82,18 +82,19 @@ class CowClipEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         """Only tables that lie whole in the device's memory."""
         return [EmbeddingComputeKernel.FUSED.value]
 
-    def storage_usage(
-        self, tensor: torch.Tensor, compute_device_type: str, compute_kernel: str
-    ) -> dict[str, int]:
-        """Bytes of a table, with what the planner leaves out for an optimizer it does not know.
+    def shardable_parameters(self, module: EmbeddingBagCollection) -> dict[str, nn.Parameter]:
+        """The tables, as the planner is to see them: those with CowClipAdam as Adam's.
 
-        The planner doubles this for one state of the table's size; Adam has two, so that weights
-        and moments together are three times the table.
+        The planner counts the state of a closed list of optimizers; Adam keeps the same two
+        moments.
         """
-        usage = super().storage_usage(tensor, compute_device_type, compute_kernel)
-        if getattr(tensor, "_optimizer_classes", None) == [CowClipAdam]:
-            usage = {kind: size * 3 // 2 for kind, size in usage.items()}
-        return usage
+        seen = {}
+        for name, parameter in super().shardable_parameters(module).items():
+            if _has_cowclip(parameter):
+                parameter = nn.Parameter(parameter.detach(), parameter.requires_grad)
+                parameter._optimizer_classes = [torch.optim.Adam]
+            seen[name] = parameter
+        return seen
 
     def shard(
         self,
@@ -111,13 +112,14 @@ class CowClipEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         """
         configs = {config.name: config for config in module.embedding_bag_configs()}
         settings: dict[str, UpdateSettings] = {}
-        for name, parameter in self.shardable_parameters(module).items():
-            if CowClipAdam in getattr(parameter, "_optimizer_classes", []):
+        parameters = super().shardable_parameters(module)
+        for name, parameter in parameters.items():
+            if _has_cowclip(parameter):
                 arguments = parameter._optimizer_kwargs[0]
                 check_lr(arguments.get("lr", DEFAULT_LR))
                 settings[name] = update_settings(arguments)
                 _check_table(configs[name], params[name], settings[name])
-        with _as_fbgemm_sgd(self.shardable_parameters(module), settings):
+        with _as_fbgemm_sgd(parameters, settings):
             return CowClipShardedEmbeddingBagCollection(
                 module=module,
                 table_name_to_parameter_sharding=params,
@@ -187,6 +189,10 @@ def local_cowclip_tables(model: nn.Module) -> list[CowClipTables]:
         if isinstance(module, CowClipShardedEmbeddingBagCollection)
         for tables in module.cowclip_tables()
     ]
+
+
+def _has_cowclip(parameter: nn.Parameter) -> bool:
+    return CowClipAdam in getattr(parameter, "_optimizer_classes", [])
 
 
 def _check_table(config: Any, plan: ParameterSharding, settings: UpdateSettings) -> None:
