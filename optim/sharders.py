@@ -91,8 +91,10 @@ class CowClipEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         seen = {}
         for name, parameter in super().shardable_parameters(module).items():
             if _has_cowclip(parameter):
-                parameter = nn.Parameter(parameter.detach(), parameter.requires_grad)
-                parameter._optimizer_classes = [torch.optim.Adam]
+                shown = nn.Parameter(parameter.detach(), parameter.requires_grad)
+                shown.__dict__.update(parameter.__dict__)
+                shown._optimizer_classes = [torch.optim.Adam]
+                parameter = shown
             seen[name] = parameter
         return seen
 
