@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 from stampede.engine.quiet import quiet_libraries
@@ -35,7 +36,10 @@ def main() -> int:
 
 def _complain(failure: Exception, status: int) -> int:
     if launched_rank() == 0:
-        print(f"error: {failure}", file=sys.stderr)
+        print(f"error: {failure}", file=sys.stderr, flush=True)
+    else:
+        # torchrun ends all processes as soon as one does; rank 0 is to speak first.
+        time.sleep(2)
     return status
 
 
