@@ -1,5 +1,5 @@
 import ast
-import importlib.util
+import importlib
 import os
 import shutil
 import subprocess
@@ -13,18 +13,17 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("data", "engine", "models", "optim")
 
 
-def _load(name):
-    spec = importlib.util.spec_from_file_location(
-        f"install_{name}", ROOT / "install" / f"{name}.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def _load(*names):
+    # The scripts import each other by bare names, as `python install/install.py` lets them.
+    folder = str(ROOT / "install")
+    sys.path.insert(0, folder)
+    try:
+        return [importlib.import_module(name) for name in names]
+    finally:
+        sys.path.remove(folder)
 
 
-install = _load("install")
-environment = _load("environment")
+install, environment, torch_build = _load("install", "environment", "torch_build")
 
 
 # Imports
@@ -262,8 +261,8 @@ def test_folder_that_is_no_environment_is_left_alone(checkout, capsys):
 
 
 def test_cuda_build_without_gpu_is_pointed_out(capsys):
-    build = environment.TorchBuild("2.13.0", "https://host/a/torch-2.13.0.whl", 6)
-    environment._tell(build, "size not told by the index", gpu=False)
+    build = torch_build.TorchBuild("2.13.0", "https://host/a/torch-2.13.0.whl", 6)
+    torch_build.tell(build, "size not told by the index", gpu=False)
     said = capsys.readouterr().out
     assert "a CUDA build: torch-2.13.0.whl, size not told by the index" in said
     assert "no NVIDIA GPU" in said
