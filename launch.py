@@ -31,12 +31,17 @@ def main() -> int:
         return _complain(mistake, 2)
     except TrainingStoppedError as stop:
         return _complain(stop, 1)
+    except KeyboardInterrupt:
+        print("stopped; checkpoint.resume=auto continues from the newest checkpoint")
+        return 130
     return 0
 
 
 def _complain(failure: Exception, status: int) -> int:
     if launched_rank() == 0:
         print(f"error: {failure}", file=sys.stderr, flush=True)
+    elif not getattr(failure, "known_to_all_ranks", False):
+        print(f"error on rank {launched_rank()}: {failure}", file=sys.stderr, flush=True)
     else:
         # torchrun ends all processes as soon as one does; rank 0 is to speak first.
         time.sleep(2)

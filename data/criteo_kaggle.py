@@ -104,8 +104,6 @@ def prepare(path: Path, split: CriteoSplit) -> PreparedArrays:
 
 def _read(path: Path) -> pl.DataFrame:
     """The whole log: label Int8, numbers Float64, ids String; null where missing."""
-    if not path.is_file():
-        raise DataError(f"{path}: no such file; give the path of Criteo's train.txt or .gz")
     try:
         table = _parse(path, threads=True)
     except (pyarrow.ArrowInvalid, OSError) as failure:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -67,10 +66,13 @@ def cached(source: Path, options: Any, prepare: Callable[[], PreparedArrays], ca
     Raises:
         DataError: the source cannot be read or the cache cannot be written.
     """
-    if not source.is_file():
-        raise DataError(f"{source}: no such file; set data.path to the click log")
     described = {"format": FORMAT, "kind": type(options).__name__, **asdict(options)}
-    described["content"] = _content_hash(source)
+    try:
+        described["content"] = _content_hash(source)
+    except OSError as failure:
+        raise DataError(
+            f"{source}: {failure.strerror or failure}; set data.path to the click log"
+        ) from None
     name = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:20]
     folder = cache / f"{source.name.split('.')[0]}-{name}"
     if not folder.is_dir():
@@ -142,7 +144,9 @@ def _content_hash(path: Path) -> str:
 
 def _write(folder: Path, arrays: PreparedArrays, described: dict[str, Any]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    unfinished = folder.parent / f".{folder.name}-{os.getpid()}"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
     try:
         for name in _ARRAYS:
             np.save(unfinished / f"{name}.npy", getattr(arrays, name))

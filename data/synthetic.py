@@ -41,10 +41,10 @@ class SyntheticClicks:
     seed: int = 0
     scale: float = 0.01
     zipf: float = 1.2
-    rank: int = 4
+    rank: int = 2
     numbers_std: float = 0.4
-    first_order_std: float = 0.9
-    interactions_std: float = 1.2
+    first_order_std: float = 1.0
+    interactions_std: float = 1.1
     bias: float = -1.2
 
     def cardinalities(self) -> tuple[int, ...]:

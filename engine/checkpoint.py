@@ -13,15 +13,17 @@ import torch.distributed.checkpoint as dcp
 from stampede.data import Dataset
 from stampede.engine.build import Job
 from stampede.engine.config import Config
-from stampede.engine.errors import RunFolderError
+from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.processes import Processes
+from stampede.engine.run_folder import to_json
 from stampede.models import StoredColumns, table_name
 from torch.distributed.checkpoint.api import CheckpointException
 
 _MANIFEST = "manifest.json"
 
 # Sections and keys that may differ between a checkpoint and the run that continues it.
-_FREE = ("run.name", "run.dir", "run.device", "run.overwrite", "data.path", "data.cache",
+_FREE = ("optim.embedding.lr", "optim.dense.lr", "optim.dense.warmup_epochs",
+         "run.name", "run.dir", "run.device", "run.overwrite", "data.path", "data.cache",
          "train.epochs", "train.log_every", "evaluate.batch_size", "evaluate.every",
          "checkpoint.", "sharding.")  # fmt: skip
 
@@ -37,7 +39,7 @@ class Progress:
         train_seconds: time spent in training, without evaluation and checkpoints.
         touched_rows, clipped_rows: rows of all batches so far, and those that were clipped.
         best_epoch: epoch with the best AUC on the selecting part, counted from 1; 0 for none.
-        best_score: that AUC.
+        best_score: that AUC; None where it is undefined.
         best_auc: AUC on the test part in that epoch.
         last: newest evaluation of the test part.
     """
@@ -49,8 +51,8 @@ class Progress:
     touched_rows: int = 0
     clipped_rows: int = 0
     best_epoch: int = 0
-    best_score: float = float("-inf")
-    best_auc: float = float("nan")
+    best_score: float | None = None
+    best_auc: float | None = None
     last: dict[str, Any] = field(default_factory=dict)
 
 
@@ -65,18 +67,11 @@ def save(
     """Write a checkpoint of the epoch just finished; it appears whole or not at all.
 
     Raises:
-        RunFolderError: it cannot be written.
+        TrainingStoppedError: it cannot be written.
     """
     target = folder / _name(progress.epoch)
     unfinished = folder / f".{target.name}.tmp"
     processes.on_main(lambda: shutil.rmtree(unfinished, ignore_errors=True))
-    try:
-        dcp.save(_state(job), checkpoint_id=str(unfinished))
-    except (CheckpointException, OSError) as failure:
-        raise RunFolderError(
-            f"{target}: the checkpoint cannot be written ({_reason(failure)}); earlier ones are "
-            "untouched. Free some space and continue with checkpoint.resume=auto"
-        ) from None
     manifest = {
         "progress": asdict(progress),
         "config": config.model_dump(mode="json"),
@@ -85,12 +80,21 @@ def save(
     }
 
     def publish() -> None:
-        (unfinished / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+        (unfinished / _MANIFEST).write_text(to_json(manifest, indent=1))
         shutil.rmtree(target, ignore_errors=True)
         os.replace(unfinished, target)
         _prune(folder, config.checkpoint.keep, progress.best_epoch)
 
-    processes.on_main(publish)
+    try:
+        # Fails on all ranks if it fails on one.
+        dcp.save(_state(job), checkpoint_id=str(unfinished))
+        processes.on_main(publish)
+    except (CheckpointException, OSError) as failure:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise TrainingStoppedError(
+            f"{target}: the checkpoint cannot be written ({_reason(failure)}); earlier ones are "
+            "untouched. Check the free space and continue with checkpoint.resume=auto"
+        ) from None
 
 
 def newest(folder: Path) -> Path | None:
@@ -98,8 +102,11 @@ def newest(folder: Path) -> Path | None:
     return max((path.parent for path in folder.glob(f"epoch_*/{_MANIFEST}")), default=None)
 
 
-def load(path: Path, job: Job, config: Config, dataset: Dataset) -> Progress:
+def load(path: Path, job: Job, config: Config, dataset: Dataset) -> tuple[Progress, list[str]]:
     """Put a checkpoint into the job, whatever its plan and number of ranks were.
+
+    Returns:
+        How far the run had come, and what was changed in the configuration since, line by line.
 
     Raises:
         RunFolderError: it is damaged, or belongs to another job.
@@ -110,7 +117,7 @@ def load(path: Path, job: Job, config: Config, dataset: Dataset) -> Progress:
         saved, data = manifest["config"], manifest["data"]
     except (OSError, ValueError, KeyError, TypeError) as failure:
         raise RunFolderError(f"{path}: damaged checkpoint ({failure}); delete it") from None
-    _check_same_job(path, saved, config)
+    changed = _check_same_job(path, saved, config)
     if data != _fingerprint(dataset):
         raise RunFolderError(
             f"{path}: the checkpoint was made on other data (ids or numbers of rows differ); "
@@ -124,7 +131,7 @@ def load(path: Path, job: Job, config: Config, dataset: Dataset) -> Progress:
             f"{path}: damaged checkpoint ({_reason(failure)}); delete it to use the one before"
         ) from None
     job.model.load_state_dict(state["model"])
-    return progress
+    return progress, changed
 
 
 def _state(job: Job) -> dict[str, Any]:
@@ -168,19 +175,22 @@ def _fingerprint(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def _check_same_job(path: Path, saved: dict[str, Any], config: Config) -> None:
+def _check_same_job(path: Path, saved: dict[str, Any], config: Config) -> list[str]:
+    """The harmless changes; raises RunFolderError for others."""
     before, now = _flat(saved), _flat(config.model_dump(mode="json"))
-    differing = [
-        f"  {key}: {before.get(key)!r} in the checkpoint, {now.get(key)!r} now"
+    differing = {
+        key: f"{key}: {before.get(key)!r} in the checkpoint, {now.get(key)!r} now"
         for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key) and not key.startswith(_FREE)
-    ]
-    if differing:
+        if before.get(key) != now.get(key)
+    }
+    harmful = [f"  {line}" for key, line in differing.items() if not key.startswith(_FREE)]
+    if harmful:
         raise RunFolderError(
             f"{path} cannot be continued with another configuration:\n"
-            + "\n".join(differing)
+            + "\n".join(harmful)
             + "\nchange it back, or choose another run.name"
         )
+    return list(differing.values())
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:

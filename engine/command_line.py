@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import textwrap
 from collections.abc import Sequence
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 
-from stampede.engine.config import Config, key_paths, load_config, to_yaml
+from pydantic import BaseModel
+from stampede.engine.config import Config, all_keys, load_config, to_yaml
 from stampede.engine.processes import launched_rank, launched_world_size
 
 
@@ -26,7 +29,13 @@ def parse_command_line(arguments: Sequence[str], configs: Path) -> Config | None
         ConfigError: the configuration cannot be used.
     """
     parser = _parser(configs)
-    parsed, unknown = parser.parse_known_args(arguments)
+    # Every rank parses; one speaks.
+    with ExitStack() as stack:
+        if launched_rank() != 0:
+            silence = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(redirect_stdout(silence))
+            stack.enter_context(redirect_stderr(silence))
+        parsed, unknown = parser.parse_known_args(arguments)
     wrong = [argument for argument in unknown if argument.startswith("-")]
     if wrong:
         parser.error(f"unknown option {wrong[0]}; see --help")
@@ -68,8 +77,12 @@ def _shipped(configs: Path) -> str:
 
 def _keys() -> str:
     lines = ["keys, with defaults:"]
-    for path, (default, description) in key_paths(Config).items():
-        shown = "" if default is None else f"= {default!r}"
-        lines.append(f"  {path} {shown}")
-        lines += textwrap.wrap(description, 92, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    for key in all_keys(Config):
+        default = (
+            "a section, see below" if isinstance(key.default, BaseModel) else repr(key.default)
+        )
+        kind = f" (data.kind: {key.kind})" if key.kind else ""
+        lines.append(f"  {key.path} = {default}{kind}")
+        indent = " " * 6
+        lines += textwrap.wrap(key.description, 92, initial_indent=indent, subsequent_indent=indent)
     return "\n".join(lines)

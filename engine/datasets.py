@@ -25,8 +25,15 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
     selects = config.evaluate.select_on == "validation"
     fraction = section.validation_fraction if selects else 0.0
     if isinstance(section, SyntheticSection):
-        return _synthetic(section, fraction)
-    return _criteo_kaggle(section, fraction, processes)
+        dataset = _synthetic(section, fraction)
+    else:
+        dataset = _criteo_kaggle(section, fraction, processes)
+    if selects and dataset.validation is None:
+        raise ConfigError(
+            f"data.validation_fraction: {fraction} of {dataset.train.rows} training rows is no "
+            "row at all; write a larger fraction, or evaluate.select_on=test"
+        )
+    return dataset
 
 
 def _synthetic(section: SyntheticSection, validation_fraction: float) -> Dataset:

@@ -2,7 +2,9 @@
 
 
 class ConfigError(Exception):
-    """A configuration that cannot be used: the user's mistake."""
+    """A configuration that cannot be used: the user's mistake. Found by all ranks alike."""
+
+    known_to_all_ranks = True
 
 
 class RunFolderError(Exception):
@@ -10,4 +12,6 @@ class RunFolderError(Exception):
 
 
 class TrainingStoppedError(Exception):
-    """Training cannot go on, for example because the loss is not finite."""
+    """Training cannot go on, for example because the loss is not finite. Agreed by all ranks."""
+
+    known_to_all_ranks = True

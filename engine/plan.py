@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch.distributed as dist
 from stampede.engine.errors import ConfigError
 from stampede.engine.processes import Processes
 from torch import nn
@@ -46,12 +45,12 @@ def make_plan(
         batch_size=local_batch_size,
     )
     try:
-        return planner.collective_plan(model, sharders, dist.group.WORLD)
+        return processes.on_main(lambda: planner.plan(model, sharders))
     except PlannerError as failure:
         reason = str(failure).strip().splitlines()[0]
         raise ConfigError(
             f"sharding.plan: {sharding_type!r} gives no plan for {processes.world_size} ranks: "
-            f"{reason}; try sharding.plan=auto, more ranks, or smaller tables"
+            f"{reason} Try another sharding.plan, more ranks, or smaller tables"
         ) from None
 
 

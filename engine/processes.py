@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from stampede.data import DataError
-from stampede.engine.errors import ConfigError, RunFolderError
+from stampede.engine.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -42,11 +42,12 @@ class Processes:
         if self.is_main:
             try:
                 outcome = [(action(), None)]
-            except (ConfigError, RunFolderError, DataError) as failure:
+            except Exception as failure:
                 outcome = [(None, failure)]
         dist.broadcast_object_list(outcome, src=0)
         result, failure = outcome[0]
         if failure is not None:
+            failure.known_to_all_ranks = True
             raise failure
         return result
 
@@ -76,12 +77,19 @@ def processes(device: str) -> Iterator[Processes]:
     on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     chosen = torch.device("cpu")
     if on_gpu:
-        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        if local_rank >= torch.cuda.device_count():
+            raise ConfigError(
+                f"{local_rank + 1} or more processes were started on this machine, which has "
+                f"{torch.cuda.device_count()} GPUs; start one per GPU, or write run.device=cpu"
+            )
+        chosen = torch.device("cuda", local_rank)
         torch.cuda.set_device(chosen)
     # Checkpoints exchange CPU tensors also where training runs on GPUs.
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     if "RANK" in os.environ:
-        dist.init_process_group(backend)
+        # The other ranks wait while rank 0 prepares the data on first use.
+        dist.init_process_group(backend, timeout=timedelta(hours=2))
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     world_size = dist.get_world_size()

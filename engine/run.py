@@ -31,9 +31,12 @@ def run(config: Config) -> None:
         here.on_main(lambda: folder.claim(config))
         progress = Progress()
         newest = here.on_main(lambda: checkpoint.newest(folder.checkpoints))
+        changed: list[str] = []
         if newest is not None:
-            progress = checkpoint.load(newest, job, config, dataset)
-            here.on_main(lambda: folder.cut_after(progress.step))
+            progress, changed = checkpoint.load(newest, job, config, dataset)
+            here.on_main(lambda: folder.write_config(config))
+        # A run that was killed may have logged steps that will be done again.
+        here.on_main(lambda: folder.cut_after(progress.step))
         plan = describe_plan(job.model.plan)
         if here.is_main:
             ids = sum(dataset.vocabulary_sizes.values())
@@ -41,6 +44,8 @@ def run(config: Config) -> None:
             print(_describe_scaling(config, job))
             if newest is not None:
                 print(f"continuing after epoch {progress.epoch} from {newest}")
+            for line in changed:
+                print(f"changed since then: {line}")
         progress = Trainer(config, dataset, job, here, folder, progress).fit()
         summary = summarize(config, progress, here)
         if here.is_main:

@@ -11,6 +11,11 @@ from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.processes import Processes
 from torch.nn import functional
 
+WHAT_TO_TRY = (
+    "Try a lower optim.dense.lr or optim.embedding.lr, or a longer optim.dense.warmup_epochs; "
+    "with checkpoint.resume=auto the run goes on from its newest checkpoint"
+)
+
 
 def train_step(job: Job, batch: Batch, step: int, processes: Processes) -> float:
     """Forward, backward with the update of the tables, update of the dense layers.
@@ -25,7 +30,7 @@ def train_step(job: Job, batch: Batch, step: int, processes: Processes) -> float
     Raises:
         TrainingStoppedError: the loss is not finite; nothing was updated in this step.
     """
-    batch = batch.to(processes.device, non_blocking=True)
+    batch = batch.to(processes.device)
     logits = job.model(batch.sparse, batch.dense)
     losses = functional.binary_cross_entropy_with_logits(logits, batch.label, reduction="none")
     # Gradients are averaged over the ranks; times the ranks, over the true number of samples,
@@ -36,9 +41,7 @@ def train_step(job: Job, batch: Batch, step: int, processes: Processes) -> float
     loss = mean.item()
     if not math.isfinite(loss):
         raise TrainingStoppedError(
-            f"the loss is {loss} at step {step}; the weights are as before this step. Try a lower "
-            "optim.dense.lr or optim.embedding.lr, a longer optim.dense.warmup_epochs, or "
-            "checkpoint.resume=auto with one of these"
+            f"the loss is {loss} at step {step}; the weights are as before this step. {WHAT_TO_TRY}"
         )
     job.dense_optimizer.zero_grad(set_to_none=True)
     (total * processes.world_size).backward()

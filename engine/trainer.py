@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict, dataclass
 
 import torch
 import torch.distributed as dist
-from stampede.data import Dataset, GlobalBatches, Part
+from stampede.data import Batch, Dataset, GlobalBatches, Part
 from stampede.engine import checkpoint
 from stampede.engine.build import Job
 from stampede.engine.checkpoint import Progress
 from stampede.engine.config import Config
 from stampede.engine.console import progress_bar
+from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.evaluate import Evaluation, evaluate
 from stampede.engine.learning_rates import set_learning_rates
 from stampede.engine.processes import Processes
 from stampede.engine.run_folder import RunFolder
-from stampede.engine.step import train_step
+from stampede.engine.step import WHAT_TO_TRY, train_step
 from stampede.optim import local_cowclip_tables
 from tqdm import tqdm
 
@@ -43,8 +45,8 @@ class Trainer:
         """Train all epochs that are not done yet.
 
         Raises:
-            TrainingStoppedError: the loss is not finite.
-            RunFolderError: a checkpoint cannot be written.
+            TrainingStoppedError: the loss is not finite,
+                or something cannot be written.
         """
         batches = self._batches(self.dataset.train, self.config.train.batch_size)
         total = self.dataset.train.rows * self.config.train.epochs
@@ -72,7 +74,7 @@ class Trainer:
         since_log = (start, progress.samples)
         for index, batch in enumerate(batches.epoch(epoch)):
             set_learning_rates(self.job, progress.step, warmup_steps)
-            loss = train_step(self.job, batch, progress.step + 1, self.processes)
+            loss = self._step(batch)
             progress.step += 1
             progress.samples += batch.global_samples
             bar.update(batch.global_samples)
@@ -80,31 +82,37 @@ class Trainer:
             last = index + 1 == len(batches)
             if progress.step % self.config.train.log_every == 0 or last:
                 since_log = self._log_training(epoch, loss, since_log)
-            if (every and progress.step % every == 0 and not last) or last:
+            if every and progress.step % every == 0 and not last:
                 progress.train_seconds += time.perf_counter() - start
-                if not last:
-                    self._evaluate_all()
+                self._evaluate_all()
                 start = time.perf_counter()
                 since_log = (start, progress.samples)
+        progress.train_seconds += time.perf_counter() - start
+
+    def _step(self, batch: Batch) -> float:
+        step = self.progress.step + 1
+        try:
+            return train_step(self.job, batch, step, self.processes)
+        except TrainingStoppedError as stop:
+            line = {"kind": "stopped", "step": step, "reason": str(stop)}
+            self.processes.on_main(lambda: self.folder.log(line))
+            raise
 
     def _log_training(self, epoch: int, loss: float, since: tuple[float, int]) -> tuple[float, int]:
         self._count_clipped_rows()
-        now = time.perf_counter()
-        if self.processes.is_main:
-            progress = self.progress
-            self.folder.log(
-                {
-                    "kind": "train",
-                    "step": progress.step,
-                    "epoch": epoch + 1,
-                    "loss": loss,
-                    "dense_lr": self.job.dense_optimizer.param_groups[0]["lr"],
-                    "embedding_lr": self.job.actual.embedding_lr,
-                    "clipped_share": progress.clipped_rows / max(1, progress.touched_rows),
-                    "samples_per_second": (progress.samples - since[1]) / (now - since[0]),
-                }
-            )
-        return now, self.progress.samples
+        now, progress = time.perf_counter(), self.progress
+        line = {
+            "kind": "train",
+            "step": progress.step,
+            "epoch": epoch + 1,
+            "loss": loss,
+            "dense_lr": self.job.dense_optimizer.param_groups[0]["lr"],
+            "embedding_lr": self.job.actual.embedding_lr,
+            "clipped_share": progress.clipped_rows / max(1, progress.touched_rows),
+            "samples_per_second": (progress.samples - since[1]) / (now - since[0]),
+        }
+        self.processes.on_main(lambda: self.folder.log(line))
+        return now, progress.samples
 
     def _count_clipped_rows(self) -> None:
         """Add what the tables of all ranks counted since the last call."""
@@ -124,19 +132,26 @@ class Trainer:
         results = {}
         for name, part in parts.items():
             batches = self._batches(part, self.config.evaluate.batch_size)
-            results[name] = evaluate(self.job.model, batches, self.processes)
-            if self.processes.is_main:
-                where = {"kind": "evaluation", "part": name, "step": self.progress.step}
-                self.folder.log({**where, **asdict(results[name])})
+            result = evaluate(self.job.model, batches, self.processes)
+            results[name] = result
+            where = {"kind": "evaluation", "part": name, "step": self.progress.step}
+            self.processes.on_main(lambda line={**where, **asdict(result)}: self.folder.log(line))
+            if not math.isfinite(result.logloss):
+                raise TrainingStoppedError(
+                    f"the logloss of the {name} part is {result.logloss} after step "
+                    f"{self.progress.step}; {WHAT_TO_TRY}"
+                )
         self.progress.last = asdict(results["test"])
         return results
 
     def _choose(self, results: dict[str, Evaluation]) -> None:
         """Remember the best epoch so far."""
         score = results[self.config.evaluate.select_on].auc
-        if score > self.progress.best_score:
+        best = self.progress.best_score
+        # Where the part holds one class only, its AUC is undefined and the last epoch counts.
+        if best is None or score > best:
             self.progress.best_epoch = self.progress.epoch
-            self.progress.best_score = score
+            self.progress.best_score = None if math.isnan(score) else score
             self.progress.best_auc = results["test"].auc
         if self.processes.is_main:
             shown = ", ".join(

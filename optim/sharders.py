@@ -28,7 +28,7 @@ from torchrec.distributed.types import (
     ShardingEnv,
     ShardingType,
 )
-from torchrec.modules.embedding_configs import DataType
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig, DataType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 # Sharding types under which one rank holds whole rows and so sees a row's whole gradient.
@@ -54,7 +54,8 @@ def cowclip_sharders(
     Args:
         init: distribution of the initial values of tables with CowClipAdam; they depend on
             (seed, table, row, column) only, not on the plan or the number of ranks. `None`:
-            TorchRec's uniform default.
+            uniform in TorchRec's default range, or a table's own `init_fn`, which then depends on
+            the plan.
         fused_params: passed on to TorchRec's sharder.
 
     Example::
@@ -64,13 +65,13 @@ def cowclip_sharders(
         )
         model = DistributedModelParallel(model, device=device, sharders=cowclip_sharders())
     """
-    return [CowClipEmbeddingBagCollectionSharder(init or TableInit(), fused_params)]
+    return [CowClipEmbeddingBagCollectionSharder(init, fused_params)]
 
 
 class CowClipEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
     """Shards `EmbeddingBagCollection`; see `cowclip_sharders`."""
 
-    def __init__(self, init: TableInit, fused_params: dict[str, Any] | None = None) -> None:
+    def __init__(self, init: TableInit | None, fused_params: dict[str, Any] | None = None) -> None:
         super().__init__(fused_params=fused_params)
         self._init = init
 
@@ -146,9 +147,14 @@ class CowClipShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         **arguments: those of `ShardedEmbeddingBagCollection`.
     """
 
-    def __init__(self, *, init: TableInit, **arguments: Any) -> None:
-        # TorchRec's constructor calls _create_lookups, which reads it.
+    def __init__(self, *, init: TableInit | None, **arguments: Any) -> None:
+        # TorchRec's constructor calls reset_parameters, which reads them.
         self._table_init = init
+        self._own_init = frozenset(
+            config.name
+            for config in arguments["module"].embedding_bag_configs()
+            if not _is_default_init(config)
+        )
         super().__init__(**arguments)
 
     def _create_lookups(self) -> None:
@@ -164,12 +170,24 @@ class CowClipShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                 tables = CowClipTables.adopt(kernel.emb_module, settings[id(kernel.config)])
                 kernel._optim = CowClipFusedOptimizer(kernel.config, tables, kernel._pg)
 
+    def update_shards(self, *_: Any, **__: Any) -> None:
+        """Refused: TorchRec would rebuild the lookups without the settings."""
+        raise ValueError(
+            "tables with CowClipAdam cannot be resharded in place; save a checkpoint and shard a "
+            "new model with the other plan"
+        )
+
     def reset_parameters(self) -> None:
         """Give all tables their initial values; TorchRec calls it when everything is built."""
         super().reset_parameters()
         for kernel in self._fused_kernels():
             if isinstance(kernel.emb_module, CowClipTables):
-                _fill_tables(kernel.config, kernel.emb_module, self._table_init)
+                _fill_tables(
+                    kernel.config,
+                    kernel.emb_module,
+                    self._table_init or TableInit(),
+                    keep=self._own_init if self._table_init is None else frozenset(),
+                )
 
     def cowclip_tables(self) -> list[CowClipTables]:
         """The tables of this rank that CowClipAdam updates."""
@@ -256,11 +274,25 @@ def _as_fbgemm_sgd(
             parameters[name]._optimizer_kwargs = arguments
 
 
-def _fill_tables(config: GroupedEmbeddingConfig, tables: CowClipTables, init: TableInit) -> None:
-    """Give this rank's shards their initial values."""
+def _is_default_init(config: BaseEmbeddingConfig) -> bool:
+    """Whether TorchRec set `init_fn` itself: uniform within the range of the config."""
+    function = config.init_fn
+    bounds = {"a": config.get_weight_init_min(), "b": config.get_weight_init_max()}
+    return getattr(function, "func", None) is nn.init.uniform_ and function.keywords == bounds
+
+
+def _fill_tables(
+    config: GroupedEmbeddingConfig,
+    tables: CowClipTables,
+    init: TableInit,
+    keep: frozenset[str],
+) -> None:
+    """Give this rank's shards their initial values, but for the tables named in `keep`."""
     for table, weights in zip(
         config.embedding_tables, tables.split_embedding_weights(), strict=True
     ):
+        if table.name in keep:
+            continue
         row_offset, column_offset = table.local_metadata.shard_offsets
         fill_shard_(
             weights,

@@ -44,10 +44,11 @@ class UpdateSettings:
             raise ValueError(
                 f"CowClipAdam: betas is {self.betas!r}; write two numbers from 0 up to below 1"
             )
-        for name in ("eps", "l2"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"CowClipAdam: {name} is {value!r}; write a number of at least 0")
+        if not (math.isfinite(self.l2) and self.l2 >= 0):
+            raise ValueError(f"CowClipAdam: l2 is {self.l2!r}; write a number of at least 0")
+        # With 0 a row that never had a gradient would be divided 0 by 0.
+        if not (math.isfinite(self.eps) and self.eps > 0):
+            raise ValueError(f"CowClipAdam: eps is {self.eps!r}; write a number above 0")
         if self.rows not in ("all", "touched"):
             raise ValueError(f"CowClipAdam: rows is {self.rows!r}; write 'all' or 'touched'")
         if self.eps_placement not in ("keras", "torch"):

@@ -1,7 +1,7 @@
 """The configuration of a job."""
 
 from stampede.engine.config.load import load_config, to_yaml
-from stampede.engine.config.messages import key_paths
+from stampede.engine.config.messages import all_keys
 from stampede.engine.config.sections import Config
 
-__all__ = ["Config", "key_paths", "load_config", "to_yaml"]
+__all__ = ["Config", "all_keys", "load_config", "to_yaml"]

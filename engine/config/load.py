@@ -30,7 +30,7 @@ def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) 
         _apply(values, override)
     # An empty section (`train:` alone) is one with all defaults.
     values = {key: {} if value is None else value for key, value in values.items()}
-    for section, key, default in (("run", "name", path.stem), ("data", "kind", "synthetic")):
+    for section, key, default in (("run", "name", _name_of(path)), ("data", "kind", "synthetic")):
         if isinstance(values.setdefault(section, {}), dict):
             values[section].setdefault(key, default)
     try:
@@ -51,6 +51,11 @@ def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) 
     return config
 
 
+def _name_of(path: Path) -> str:
+    """Name of a run, from its file's: other characters than those allowed become '-'."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip(".-_") or "run"
+
+
 def to_yaml(config: Config) -> str:
     """The whole configuration, defaults included, as YAML that `load_config` accepts."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
@@ -69,12 +74,17 @@ _Loader.add_implicit_resolver(
 
 
 def _mapping_without_repeats(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
-    seen: dict[Any, int] = {}
+    seen: dict[str, int] = {}
     for key_node, _ in node.value:
         key = loader.construct_object(key_node, deep=True)
         line = key_node.start_mark.line + 1
-        if isinstance(key, (str, int)) and seen.setdefault(key, line) != line:
-            raise ConfigError(f"key {key!r} stands on line {seen[key]} and again on line {line}")
+        if not isinstance(key, str):
+            raise ConfigError(f"line {line}: found the key {key!r}, expected a name")
+        if key in seen:
+            raise ConfigError(
+                f"key {key!r} stands on line {seen[key]} and again on line {line}; keep one"
+            )
+        seen[key] = line
     return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
 
 
@@ -85,7 +95,7 @@ def _parse(text: str, where: str) -> Any:
     try:
         return yaml.load(text, _Loader)
     except ConfigError as failure:
-        raise ConfigError(f"{where}: {failure}; keep one of them") from None
+        raise ConfigError(f"{where}: {failure}") from None
     except (yaml.YAMLError, ValueError, RecursionError, TypeError) as failure:
         problem = getattr(failure, "problem", None) or str(failure).splitlines()[0]
         mark = getattr(failure, "problem_mark", None)

@@ -6,7 +6,7 @@ import difflib
 import types
 import typing
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
@@ -32,11 +32,15 @@ def sentences(failure: ValidationError, root: type[BaseModel]) -> list[str]:
 
 
 def _sentence(error: dict[str, Any], root: type[BaseModel]) -> str:
-    location = [part for part in error["loc"] if not _is_union_tag(part, error["loc"])]
+    location = list(error["loc"])
+    tag = _union_tag(location, root)
+    if tag is not None:
+        # pydantic puts the kind of a section into the path; users do not write it there.
+        del location[1]
     path = ".".join(map(str, location))
     kind, found, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "extra_forbidden":
-        return _unknown_key(path, error["loc"], root)
+        return _unknown_key(path, location, tag, root)
     if kind == "missing":
         return f"{path}: not given"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
@@ -56,23 +60,25 @@ def _sentence(error: dict[str, Any], root: type[BaseModel]) -> str:
     return f"{path}: found {found!r}; write {expected}{nearest}"
 
 
-def _is_union_tag(part: Any, location: Sequence[Any]) -> bool:
-    """pydantic puts the kind of data section into the path; users do not write it."""
-    return len(location) > 1 and location[0] == "data" and part is location[1]
+def _union_tag(location: Sequence[Any], root: type[BaseModel]) -> str | None:
+    """The kind of the section that an error is in, where the section has several."""
+    variants = dict(_submodels(root)).get(location[0], []) if len(location) > 1 else []
+    kinds = [v.model_fields["kind"].default for v in variants if "kind" in v.model_fields]
+    return location[1] if location[1:] and location[1] in kinds else None
 
 
-def _unknown_key(path: str, location: Sequence[Any], root: type[BaseModel]) -> str:
+def _unknown_key(path: str, location: Sequence[Any], tag: str | None, root: type[BaseModel]) -> str:
     unknown = str(location[-1])
-    siblings = _keys_at(root, location[:-1])
+    siblings = _keys_at(root, location[:-1], tag)
     nearest = difflib.get_close_matches(unknown, siblings, n=1, cutoff=0.5)
     if nearest:
-        hint = f"did you mean {nearest[0]!r}?"
+        hint = f"did you mean {nearest[0]!r}? "
     else:
         # The key may belong to another section.
-        elsewhere = [p for p in key_paths(root) if p.split(".")[-1] == unknown]
-        hint = f"did you mean {elsewhere[0]!r}?" if elsewhere else ""
-    allowed = f"allowed here: {', '.join(siblings)}"
-    return f"{path}: unknown key; " + " ".join(filter(None, [hint, allowed]))
+        elsewhere = [k.path for k in all_keys(root) if k.path.split(".")[-1] == unknown]
+        hint = f"did you mean {elsewhere[0]!r}? " if elsewhere and path not in elsewhere else ""
+    kind = f" with kind: {tag}" if tag else ""
+    return f"{path}: unknown key{kind}; {hint}allowed here: {', '.join(siblings)}"
 
 
 def _nearest_of_literal(found: Any, expected: str) -> str:
@@ -81,14 +87,12 @@ def _nearest_of_literal(found: Any, expected: str) -> str:
     return f"; did you mean {nearest[0]!r}?" if nearest and "'" in expected else ""
 
 
-def _keys_at(model: type[BaseModel], location: Sequence[Any]) -> list[str]:
+def _keys_at(model: type[BaseModel], location: Sequence[Any], tag: str | None) -> list[str]:
     for part in location:
-        members = dict(_submodels(model))
-        if part in members:
-            model = members[part][0]
-            variants = members[part]
-        else:  # the tag of a union chooses among the variants
-            model = next(v for v in variants if v.model_fields["kind"].default == part)
+        variants = dict(_submodels(model))[part]
+        model = variants[0]
+        if tag is not None and len(variants) > 1:
+            model = next(v for v in variants if v.model_fields["kind"].default == tag)
     return list(model.model_fields)
 
 
@@ -110,14 +114,32 @@ def _is_model(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def key_paths(model: type[BaseModel], prefix: str = "") -> dict[str, tuple[Any, str]]:
-    """Every key with its default and description, in order; variants of a section in turn."""
-    paths: dict[str, tuple[Any, str]] = {}
+class Key(NamedTuple):
+    """A key of the configuration.
+
+    Attributes:
+        path: for example `train.epochs`.
+        default: its default.
+        description: what it means, with its unit.
+        kind: the kind of section that has it, where only one has.
+    """
+
+    path: str
+    default: Any
+    description: str
+    kind: str | None
+
+
+def all_keys(model: type[BaseModel], prefix: str = "", kind: str | None = None) -> list[Key]:
+    """Every key, in order; the keys of all kinds of a section in turn."""
+    keys = []
     submodels = dict(_submodels(model))
     for name, field in model.model_fields.items():
-        if name in submodels:
-            for variant in submodels[name]:
-                paths.update(key_paths(variant, f"{prefix}{name}."))
-        else:
-            paths.setdefault(f"{prefix}{name}", (field.default, field.description or ""))
-    return paths
+        path = f"{prefix}{name}"
+        if name not in submodels or field.description:
+            keys.append(Key(path, field.default, field.description or "", kind))
+        for variant in submodels.get(name, []):
+            chosen = variant.model_fields.get("kind")
+            tag = kind if chosen is None else chosen.default
+            keys += all_keys(variant, f"{path}.", tag)
+    return keys

@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from stampede.models import network_names
 from stampede.optim import ScalingRule
 
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
 
 class Section(BaseModel):
     """Base of all sections: strict types, no unknown keys."""
@@ -20,7 +23,7 @@ class RunSection(Section):
 
     name: str = Field("", description="name of the run folder; default: the file's name")
     dir: str = Field("runs", description="folder that holds the run folders")
-    seed: int = Field(0, ge=0, description="seed of initial weights and order of rows")
+    seed: Seed = Field(0, description="seed of initial weights and order of rows")
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto takes a GPU where there is one"
     )
@@ -30,29 +33,33 @@ class RunSection(Section):
 class SyntheticSection(Section):
     """Synthetic clicks with a known truth."""
 
-    kind: Literal["synthetic"] = "synthetic"
+    kind: Literal["synthetic"] = Field(
+        "synthetic", description="clicks drawn from a known truth; the default kind"
+    )
     rows: int = Field(2_000_000, ge=100, description="training rows, validation included")
     test_rows: int = Field(100_000, ge=100, description="test rows, drawn separately")
     validation_fraction: float = Field(
         0.05, ge=0, lt=1, description="share of the training rows, from their end, for validation"
     )
-    seed: int = Field(0, ge=0, description="seed of the truth and of the samples")
+    seed: Seed = Field(0, description="seed of the truth and of the samples")
     scale: float = Field(
         0.01, gt=0, le=1, description="number of ids relative to Criteo Kaggle's 33.8 million"
     )
-    zipf: float = Field(1.2, gt=1, description="exponent of the ids' Zipf distribution")
+    zipf: float = Field(1.2, gt=1, le=3, description="exponent of the ids' Zipf distribution")
 
 
 class CriteoKaggleSection(Section):
     """Criteo's click log: label, I1-I13, C1-C26, tab separated, plain or gzip."""
 
-    kind: Literal["criteo_kaggle"] = "criteo_kaggle"
+    kind: Literal["criteo_kaggle"] = Field(
+        "criteo_kaggle", description="Criteo's click log in its original layout"
+    )
     path: str = Field("", description="the file, plain or .gz; required")
     cache: str = Field("cache", description="folder for the prepared form")
     split: Literal["sequential", "random"] = Field(
         "sequential", description="test part: the last 1/7 of the rows, or a random 10 %"
     )
-    seed: int = Field(0, ge=0, description="seed of the random split")
+    seed: Seed = Field(0, description="seed of the random split")
     validation_fraction: float = Field(
         0.1, ge=0, lt=1, description="share of the training rows, from their end, for validation"
     )
@@ -89,10 +96,10 @@ class EmbeddingOptimSection(Section):
 
     lr: float = Field(1e-4, ge=0, description="learning rate")
     l2: float = Field(1e-5, ge=0, description="coefficient of ||w||^2 in the loss")
-    betas: tuple[float, float] = Field(
+    betas: tuple[Beta, Beta] = Field(
         (0.9, 0.999), description="decay rates of the two moments", strict=False
     )
-    eps: float = Field(1e-7, ge=0, description="Adam's epsilon")
+    eps: float = Field(1e-7, gt=0, description="Adam's epsilon")
     eps_placement: Literal["keras", "torch"] = Field(
         "keras", description="epsilon before (keras) or after (torch) the bias correction"
     )
@@ -107,10 +114,10 @@ class DenseOptimSection(Section):
 
     lr: float = Field(8e-4, ge=0, description="learning rate after the warm-up")
     warmup_epochs: float = Field(1.0, ge=0, description="epochs of linear warm-up from 1e-8")
-    betas: tuple[float, float] = Field(
+    betas: tuple[Beta, Beta] = Field(
         (0.9, 0.999), description="decay rates of the two moments", strict=False
     )
-    eps: float = Field(1e-7, ge=0, description="Adam's epsilon")
+    eps: float = Field(1e-7, gt=0, description="Adam's epsilon")
     eps_placement: Literal["keras", "torch"] = Field(
         "keras", description="epsilon before (keras) or after (torch) the bias correction"
     )
@@ -192,5 +199,10 @@ class Config(Section):
             raise ValueError(
                 "evaluate.select_on is 'validation' but data.validation_fraction is 0; write a "
                 "fraction above 0, or evaluate.select_on: test"
+            )
+        if self.run.overwrite and self.checkpoint.resume == "auto":
+            raise ValueError(
+                "run.overwrite=true would delete the checkpoints that checkpoint.resume=auto is "
+                "to continue from; write only one of them"
             )
         return self
