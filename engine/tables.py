@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.distributed.checkpoint as dcp
+from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import Processes
 from stampede.models import StoredColumns, table_name
 from torch import Tensor
@@ -23,10 +27,33 @@ class FieldWeights(NamedTuple):
     first_order: Tensor
 
 
-def read_field(
+def read_field(checkpoint: Path, field: str) -> FieldWeights:
+    """A field's weights from a checkpoint, in one process and without a model.
+
+    Args:
+        checkpoint: folder such as `runs/quickstart/checkpoints/epoch_0001`.
+        field: name of the id field.
+
+    Raises:
+        RunFolderError: that is no checkpoint, or it has no such field.
+    """
+    try:
+        tables = json.loads((checkpoint / "manifest.json").read_text())["tables"]
+    except (OSError, ValueError, KeyError) as failure:
+        raise RunFolderError(f"{checkpoint} is no checkpoint ({failure})") from None
+    if table_name(field) not in tables:
+        fields = ", ".join(table["field"] for table in tables.values())
+        raise RunFolderError(f"{checkpoint} has no field {field!r}; it has {fields}")
+    table = tables[table_name(field)]
+    stored = torch.empty(table["rows"], table["columns"]["padding"][1])
+    dcp.load({"model": {_key(field): stored}}, checkpoint_id=str(checkpoint), no_dist=True)
+    return FieldWeights(*StoredColumns(table["columns"]["embedding"][1]).split(stored))
+
+
+def gather_field(
     model: DistributedModelParallel, field: str, dim: int, processes: Processes
 ) -> FieldWeights | None:
-    """Gather a field's weights on rank 0, on the CPU; all ranks must call it.
+    """A field's weights from a model in training, on rank 0's CPU; all ranks must call it.
 
     Args:
         model: the sharded model.
@@ -39,8 +66,7 @@ def read_field(
     Raises:
         KeyError: there is no such field.
     """
-    key = f"front.ebc.embedding_bags.{table_name(field)}.weight"
-    sharded = model.state_dict()[key]
+    sharded = model.state_dict()[_key(field)]
     whole = None
     if processes.is_main:
         whole = torch.empty(sharded.size(), dtype=sharded.dtype, device=processes.device)
@@ -48,3 +74,7 @@ def read_field(
     if whole is None:
         return None
     return FieldWeights(*(part.cpu() for part in StoredColumns(dim).split(whole)))
+
+
+def _key(field: str) -> str:
+    return f"front.ebc.embedding_bags.{table_name(field)}.weight"

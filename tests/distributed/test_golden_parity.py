@@ -1,7 +1,7 @@
 """The authors' code is followed on several processes too."""
 
 import pytest
-from support.golden import TOLERANCE, Golden, train_through_torchrec, worst
+from support.golden import TOLERANCE, Golden, train_with_the_engine, worst
 from support.paths import shared
 from support.ranks import run_ranks
 
@@ -13,7 +13,8 @@ from support.ranks import run_ranks
 )  # fmt: skip
 def test_two_processes(name, sharding_type):
     path = shared(f"golden/largebatchctr_{name}.npz")
-    trajectories = run_ranks(2, train_through_torchrec, path, sharding_type)
+    trajectories = run_ranks(2, train_with_the_engine, path, f"sharding.plan={sharding_type}")
+    assert trajectories[0].plan == {sharding_type}
     assert worst(Golden(path), trajectories[0]) < TOLERANCE
     # Both ranks own rows and both clip some.
     assert all(trajectory.touched > 0 for trajectory in trajectories)

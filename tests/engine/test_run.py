@@ -1,19 +1,21 @@
 """Whole runs in this process: files, resume, refusals, a loss that is not finite."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from stampede.data import GlobalBatches
-from stampede.engine import checkpoint
+from stampede.engine import checkpoint, run_folder
 from stampede.engine.build import build
+from stampede.engine.config import load_config
 from stampede.engine.datasets import open_dataset
-from stampede.engine.errors import RunFolderError, TrainingStoppedError
+from stampede.engine.errors import ConfigError, RunFolderError, TrainingStoppedError
 from stampede.engine.processes import processes
 from stampede.engine.step import train_step
-from stampede.engine.tables import read_field
+from stampede.engine.tables import gather_field, read_field
 from stampede.optim import local_cowclip_tables
 from support.jobs import run_small, small_config
 
@@ -59,8 +61,6 @@ def test_a_run_leaves_its_files(tmp_path, capsys):
 
 def test_the_config_file_reproduces_the_run(tmp_path):
     run_small(tmp_path, [])
-    from stampede.engine.config import load_config
-
     assert load_config(tmp_path / "small/config.yaml") == small_config(tmp_path)
 
 
@@ -92,6 +92,8 @@ def test_an_existing_run_is_not_overwritten_silently(tmp_path):
     with pytest.raises(RunFolderError, match=r"run.overwrite=true.*checkpoint.resume=auto"):
         run_small(tmp_path, [])
     assert (tmp_path / "small/metrics.jsonl").read_bytes() == before
+    with pytest.raises(ConfigError, match="only one of them"):
+        run_small(tmp_path, ["run.overwrite=true", "checkpoint.resume=auto"])
     run_small(tmp_path, ["run.overwrite=true", "run.seed=1"])
     assert (tmp_path / "small/metrics.jsonl").read_bytes() != before
 
@@ -99,15 +101,25 @@ def test_an_existing_run_is_not_overwritten_silently(tmp_path):
 def test_a_folder_that_is_no_run_is_never_deleted(tmp_path):
     (tmp_path / "small").mkdir()
     (tmp_path / "small/thesis.txt").write_text("years of work")
-    with pytest.raises(RunFolderError, match="not a run folder"):
-        run_small(tmp_path, ["run.overwrite=true"])
+    for override in ("run.overwrite=true", "checkpoint.resume=auto"):
+        with pytest.raises(RunFolderError, match="not a run folder"):
+            run_small(tmp_path, [override])
     assert (tmp_path / "small/thesis.txt").exists()
 
 
 def test_another_configuration_cannot_be_resumed(tmp_path):
     run_small(tmp_path, [])
-    with pytest.raises(RunFolderError, match=r"optim.embedding.lr: 0.01 .* 0.5 now"):
-        run_small(tmp_path, ["checkpoint.resume=auto", "optim.embedding.lr=0.5"])
+    with pytest.raises(RunFolderError, match=r"optim.embedding.l2: 1e-05 .* 0.5 now"):
+        run_small(tmp_path, ["checkpoint.resume=auto", "optim.embedding.l2=0.5"])
+    assert load_config(tmp_path / "small/config.yaml") == small_config(tmp_path)
+
+
+def test_harmless_changes_are_listed(tmp_path, capsys):
+    run_small(tmp_path, [])
+    run_small(tmp_path, ["checkpoint.resume=auto", "train.epochs=2", "optim.dense.lr=1e-4"])
+    printed = capsys.readouterr().out
+    assert "changed since then: train.epochs: 1 in the checkpoint, 2 now" in printed
+    assert "changed since then: optim.dense.lr: 0.001 in the checkpoint, 0.0001 now" in printed
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path):
@@ -174,11 +186,104 @@ def test_tables_are_read_without_padding(tmp_path):
         dataset = open_dataset(config, here)
         job = build(config, dataset, here)
         for field, rows in list(dataset.vocabulary_sizes.items())[:3]:
-            read = read_field(job.model, field, 6, here)
+            read = gather_field(job.model, field, 6, here)
             assert read.embedding.shape == (rows, 6)
             assert read.first_order.shape == (rows, 1)
             assert 0.3 < read.embedding.std() < 0.7 or rows < 20
             assert read.first_order.abs().max() == 0
+
+
+def test_a_checkpoint_is_read_without_a_model(tmp_path):
+    run_small(tmp_path, [])
+    folder = tmp_path / "small/checkpoints/epoch_0001"
+    config = small_config(tmp_path, "checkpoint.resume=auto")
+    with processes("cpu") as here:
+        dataset = open_dataset(config, here)
+        job = build(config, dataset, here)
+        checkpoint.load(folder, job, config, dataset)
+        for field in ("C1", "C3"):
+            gathered = gather_field(job.model, field, 10, here)
+            for one, other in zip(read_field(folder, field), gathered, strict=True):
+                assert torch.equal(one, other)
+    with pytest.raises(RunFolderError, match=r"'C99'.*C1, C2"):
+        read_field(folder, "C99")
+    with pytest.raises(RunFolderError, match="no checkpoint"):
+        read_field(tmp_path, "C1")
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path):
+    run_small(tmp_path, [])
+    whole = without_times(tmp_path / "small")
+    shutil.rmtree(tmp_path / "small/checkpoints")
+    with (tmp_path / "small/metrics.jsonl").open("a") as file:
+        file.write('{"kind": "tra')
+    run_small(tmp_path, ["checkpoint.resume=auto"])
+    assert without_times(tmp_path / "small") == whole
+
+
+def test_a_checkpoint_that_was_being_written_does_not_count(tmp_path):
+    run_small(tmp_path, ["train.epochs=2"])
+    folder = tmp_path / "small/checkpoints"
+    whole = without_times(tmp_path / "small")
+    # As after a kill: the second checkpoint lacks its last file and its name.
+    (folder / "epoch_0002/manifest.json").unlink()
+    (folder / "epoch_0002").rename(folder / ".epoch_0002.tmp")
+    run_small(tmp_path, ["train.epochs=2", "checkpoint.resume=auto"])
+    assert without_times(tmp_path / "small") == whole
+    assert {path.name for path in folder.iterdir()} == {"epoch_0001", "epoch_0002"}
+
+
+def test_a_full_disk_keeps_the_earlier_checkpoint(tmp_path, monkeypatch):
+    run_small(tmp_path, [])
+    folder = tmp_path / "small/checkpoints"
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "to_json", full)
+    with pytest.raises(TrainingStoppedError, match=r"epoch_0002.*No space left"):
+        run_small(tmp_path, ["train.epochs=2", "checkpoint.resume=auto"])
+    assert [path.name for path in folder.iterdir()] == ["epoch_0001"]
+    monkeypatch.undo()
+    monkeypatch.setattr(run_folder, "to_json", full)
+    with pytest.raises(TrainingStoppedError, match="metrics cannot be written"):
+        run_small(tmp_path, ["run.overwrite=true"])
+
+
+def test_weights_that_diverged_in_the_last_step_are_not_saved(tmp_path):
+    with pytest.raises(TrainingStoppedError, match=r"logloss.*optim.dense.lr"):
+        run_small(tmp_path, ["data.rows=250", "evaluate.select_on=test", "optim.dense.lr=1e30",
+                             "optim.dense.warmup_epochs=0"])  # fmt: skip
+    assert list((tmp_path / "small/checkpoints").iterdir()) == []
+
+
+def test_a_stop_is_logged(tmp_path):
+    with pytest.raises(TrainingStoppedError):
+        run_small(tmp_path, ["optim.dense.lr=1e38", "optim.dense.warmup_epochs=0"])
+    last = lines(tmp_path / "small")[-1]
+    assert last["kind"] == "stopped" and str(last["step"]) in last["reason"]
+
+
+def test_a_validation_part_without_rows_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"data.validation_fraction.*select_on=test"):
+        run_small(tmp_path, ["data.rows=100", "data.validation_fraction=0.005"])
+
+
+def test_a_validation_part_of_one_class_gives_null(tmp_path):
+    run_small(tmp_path, ["data.rows=100", "data.validation_fraction=0.01", "train.epochs=2"])
+    text = (tmp_path / "small/metrics.jsonl").read_text()
+    assert "NaN" not in text and '"auc": null' in text
+    summary = json.loads((tmp_path / "small/summary.json").read_text())
+    assert summary["best_epoch"] == 2 and 0 < summary["best_auc"] < 1
+
+
+def test_warmup_and_scaling_are_applied(tmp_path):
+    run_small(tmp_path, ["train.log_every=1", "evaluate.select_on=test"])
+    rates = [line["dense_lr"] for line in lines(tmp_path / "small") if line["kind"] == "train"]
+    # 2000 rows, batches of 256: 7 whole ones, so 7 steps of warm-up; the rule divides lr by 2.
+    target = 1e-3 * (256 / 1024) ** 0.5
+    assert rates[0] == 1e-8
+    assert rates[1:] == pytest.approx([target * step / 7 for step in range(1, 8)], rel=1e-3)
 
 
 def test_the_newest_whole_checkpoint_is_found(tmp_path):

@@ -14,7 +14,7 @@ from support.golden import (
     Golden,
     Trajectory,
     largest_count,
-    train_through_torchrec,
+    train_with_the_engine,
     worst,
 )
 from support.paths import shared
@@ -32,12 +32,14 @@ def golden_file(name):
 @pytest.mark.parametrize("name", FILES)
 def test_through_torchrec(name, sharding_type):
     path = golden_file(name)
-    assert worst(Golden(path), train_through_torchrec(path, sharding_type)) < TOLERANCE
+    trajectory = train_with_the_engine(path, f"sharding.plan={sharding_type}")
+    assert trajectory.plan == {sharding_type}
+    assert worst(Golden(path), trajectory) < TOLERANCE
 
 
 def test_batches_exercise_the_clip():
     path = golden_file("deepfm")
-    trajectory = train_through_torchrec(path)
+    trajectory = train_with_the_engine(path)
     assert 0.2 < trajectory.clipped / trajectory.touched < 0.8
     assert largest_count(Golden(path)) > 3
 
@@ -60,7 +62,7 @@ def test_fails_with_counts_forced_to_one(monkeypatch):
 
 
 def test_fails_without_clip():
-    assert_deviates(embedding={"clip": None})
+    assert_deviates("optim.embedding.clip=null")
 
 
 def test_fails_with_l2_outside_the_clip(monkeypatch):
@@ -78,13 +80,52 @@ def test_fails_with_l2_outside_the_clip(monkeypatch):
 
 
 def test_fails_with_the_other_eps_placement():
-    assert_deviates(embedding={"eps_placement": "torch"})
-    assert_deviates(dense={"eps_placement": "torch"})
+    assert_deviates("optim.embedding.eps_placement=torch")
+    assert_deviates("optim.dense.eps_placement=torch")
 
 
-def assert_deviates(**replaced):
+@pytest.mark.parametrize(
+    "override",
+    [
+        "optim.embedding.rows=touched",
+        "optim.embedding.betas=[0.9,0.99]",
+        "optim.embedding.eps=1e-5",
+        "optim.embedding.clip.ratio=0.9",
+        "optim.dense.betas=[0.9,0.99]",
+        "optim.dense.eps=1e-5",
+        "optim.dense.lr=7e-4",
+    ],
+)
+def test_every_setting_of_the_configuration_reaches_the_optimizers(override):
+    assert_deviates(override)
+
+
+def test_the_bound_and_its_variant_reach_the_clip():
+    path = golden_file("deepfm_bound")
+    bare = train_with_the_engine(path, "optim.embedding.clip.bound=1e-5")
+    assert worst(Golden(path), bare) > TOLERANCE
+    # The reference multiplies the bound by sqrt(10), so it clips fewer rows.
+    one, other = (
+        train_with_the_engine(
+            path, "optim.embedding.clip.bound=1e-3", f"optim.embedding.clip.variant={variant}"
+        )
+        for variant in ("reference", "paper")
+    )
+    assert one.clipped < other.clipped
+
+
+def test_the_numbers_first_order_weights_decay_with_the_tables_l2(monkeypatch):
+    add = DenseAdam.add_param_group
+    monkeypatch.setattr(
+        DenseAdam, "add_param_group", lambda self, group: add(self, {**group, "l2": 0.0})
+    )
+    path = golden_file("deepfm_bound")
+    assert worst(Golden(path), train_with_the_engine(path)) > TOLERANCE
+
+
+def assert_deviates(*overrides):
     path = golden_file("deepfm")
-    assert worst(Golden(path), train_through_torchrec(path, **replaced)) > TOLERANCE
+    assert worst(Golden(path), train_with_the_engine(path, *overrides)) > TOLERANCE
 
 
 def train_plain(golden: Golden) -> Trajectory:

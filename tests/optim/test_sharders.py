@@ -246,6 +246,22 @@ def test_initial_values_do_not_depend_on_the_plan():
     assert found[0].table.weights[:, :6].std() == pytest.approx(0.1, rel=0.3)
 
 
+def test_a_tables_own_init_fn_is_kept_unless_an_init_is_given():
+    for init, expected in ((None, 0.5), (TableInit(std=0.0), 0.0)):
+        model = Bags(a=8, b=8)
+        model.ebc.embedding_bag_configs()[0].init_fn = lambda t: torch.nn.init.constant_(t, 0.5)
+        model = shard(with_cowclip(model), sharders=cowclip_sharders(init))
+        first, second = local_cowclip_tables(model)[0].split_embedding_weights()
+        assert (first == expected).all()
+        assert not (second == 0.5).any()
+
+
+def test_resharding_in_place_is_refused():
+    model = shard(with_cowclip(Bags(a=8)))
+    with pytest.raises(ValueError, match="checkpoint"):
+        model.module.ebc.update_shards({}, None, CPU)
+
+
 def test_a_dense_optimizer_is_not_offered_the_tables():
     model = shard(with_cowclip(Bags(a=8)))
     assert dict(in_backward_optimizer_filter(model.named_parameters())) == {}

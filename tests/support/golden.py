@@ -1,28 +1,23 @@
 """Trajectories of the authors' TensorFlow code, and ours from the same start."""
 
 import ast
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from stampede.engine.plan import make_plan
+from stampede.data import Batch, Dataset
+from stampede.engine.build import Job, build
+from stampede.engine.config import Config, load_config
+from stampede.engine.learning_rates import set_learning_rates
 from stampede.engine.processes import processes
-from stampede.engine.tables import read_field
-from stampede.models import CTRModel, table_name
-from stampede.optim import (
-    CowClip,
-    CowClipAdam,
-    DenseAdam,
-    cowclip_sharders,
-    linear_warmup,
-    local_cowclip_tables,
-)
-from torch.nn import functional
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from stampede.engine.step import train_step
+from stampede.engine.tables import gather_field
+from stampede.optim import CowClip, linear_warmup, local_cowclip_tables
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from support.paths import ROOT
 
 CHECKED_STEPS = (1, 2, 5, 10, 30)
 KINDS = ("embedding", "first_order", "dense")
@@ -76,6 +71,30 @@ class Golden:
         )
         return ids, dense, label.float().view(-1)
 
+    def config(self, overrides: Sequence[str]) -> Config:
+        """The settings of the run, as a user would write them."""
+        meta = self.meta
+        return load_config(
+            ROOT / "configs/quickstart.yaml",
+            [
+                f"model.dim={meta['dim']}",
+                f"model.hidden=[{meta['mlp']}]",
+                f"train.batch_size={meta['batch']}",
+                f"optim.embedding.lr={meta['lr_embed']}",
+                f"optim.embedding.l2={meta['l2']}",
+                f"optim.embedding.clip.ratio={meta['clip']}",
+                f"optim.embedding.clip.bound={meta['bound']}",
+                f"optim.dense.lr={meta['lr']}",
+                "optim.scaling.rule=none",
+                "sharding.plan=table_wise",
+                *overrides,
+            ],
+        )
+
+    def dataset(self) -> Dataset:
+        """What the model is built from; the batches are the file's own."""
+        return Dataset(self.vocabulary, self.meta["dense"], None, None, None)
+
     def dense_lr(self, step: int) -> float:
         return linear_warmup(step - 1, self.meta["warmup_steps"], self.meta["lr"])
 
@@ -103,6 +122,7 @@ class Golden:
 class Trajectory:
     """Our weights after the checked steps, and what the batches held."""
 
+    plan: set[str] = field(default_factory=set)
     weights: dict[int, Weights] = field(default_factory=dict)
     touched: int = 0
     clipped: int = 0
@@ -123,69 +143,40 @@ def largest_count(golden: Golden) -> int:
     )
 
 
-def train_through_torchrec(
-    path: Path,
-    sharding_type: str = "table_wise",
-    embedding: dict[str, Any] | None = None,
-    dense: dict[str, Any] | None = None,
-) -> Trajectory:
-    """Train from the golden start with sharded tables; the trajectory is rank 0's.
+def train_with_the_engine(path: Path, *overrides: str) -> Trajectory:
+    """Train from the golden start as the launcher does; the trajectory is rank 0's.
 
     Args:
-        embedding, dense: replace arguments of the optimizers, for negative tests.
+        overrides: of the configuration, for plans and negative tests.
     """
     golden = Golden(path)
+    fields = list(golden.vocabulary)
     with processes("cpu") as here:
-        model = CTRModel(
-            "deepfm", golden.vocabulary, golden.meta["dense"], golden.meta["dim"], golden.hidden, 0
-        )
-        clip = CowClip(ratio=golden.meta["clip"], bound=golden.meta["bound"], columns=10)
-        arguments = {"lr": golden.meta["lr_embed"], "l2": golden.meta["l2"], "clip": clip}
-        apply_optimizer_in_backward(
-            CowClipAdam, model.front.ebc.parameters(), {**arguments, **(embedding or {})}
-        )
-        sharders = cowclip_sharders()
-        tables = [table_name(name) for name in golden.vocabulary]
+        job = build(golden.config(overrides), golden.dataset(), here)
+        plan = {p.sharding_type for m in job.model.plan.plan.values() for p in m.values()}
+        _load(job, golden)
         local = golden.meta["batch"] // here.world_size
-        plan = make_plan(model, sharders, tables, sharding_type, local, here)
-        used = {p.sharding_type for m in plan.plan.values() for p in m.values()}
-        assert used == {sharding_type}
-        model = DistributedModelParallel(model, device=here.device, plan=plan, sharders=sharders)
-        parameters = {
-            name: p for name, p in model.named_parameters() if ("dense", name) in golden.weights(0)
-        }
-        _load(model, parameters, golden)
-        number_weights = parameters["number_weights.weight"]
-        optimizer = DenseAdam(
-            [
-                {"params": [p for p in parameters.values() if p is not number_weights]},
-                {"params": [number_weights], "l2": golden.meta["l2"]},
-            ],
-            lr=golden.meta["lr"],
-            **(dense or {}),
-        )
-        trajectory = Trajectory()
+        trajectory = Trajectory(plan=plan)
         for step in range(1, golden.meta["steps"] + 1):
             ids, numbers, label = (
                 part[here.rank * local : (here.rank + 1) * local] for part in golden.batch(step)
             )
-            for group in optimizer.param_groups:
-                group["lr"] = golden.dense_lr(step)
-            optimizer.zero_grad()
-            logits = model(jagged(ids, list(golden.vocabulary)), numbers)
-            functional.binary_cross_entropy_with_logits(logits, label).backward()
-            optimizer.step()
+            batch = Batch(
+                jagged(ids, fields), numbers, label, torch.ones(local), golden.meta["batch"]
+            )
+            set_learning_rates(job, step - 1, golden.meta["warmup_steps"])
+            train_step(job, batch, step, here)
             if step in CHECKED_STEPS:
                 weights: Weights = {
-                    ("dense", name): p.detach().clone() for name, p in parameters.items()
+                    ("dense", name): p.detach().clone() for name, p in job.dense_parameters.items()
                 }
-                for name in golden.vocabulary:
-                    read = read_field(model, name, golden.meta["dim"], here)
+                for name in fields:
+                    read = gather_field(job.model, name, golden.meta["dim"], here)
                     if read is not None:
                         weights["embedding", name] = read.embedding.clone()
                         weights["first_order", name] = read.first_order.clone()
                 trajectory.weights[step] = weights
-        for tables in local_cowclip_tables(model):
+        for tables in local_cowclip_tables(job.model):
             touched, clipped = tables.clip_counts.tolist()
             trajectory.touched += touched
             trajectory.clipped += clipped
@@ -203,12 +194,13 @@ def jagged(ids: torch.Tensor, names: list[str]) -> KeyedJaggedTensor:
 
 
 @torch.no_grad()
-def _load(model, parameters, golden: Golden) -> None:
+def _load(job: Job, golden: Golden) -> None:
     start = golden.weights(0)
-    for name, parameter in parameters.items():
+    assert {name for kind, name in start if kind == "dense"} == set(job.dense_parameters)
+    for name, parameter in job.dense_parameters.items():
         parameter.copy_(start["dense", name])
-    for key, sharded in model.state_dict().items():
-        if key.endswith(".weight") and "embedding_bags.t_" in key:
+    for key, sharded in job.model.state_dict().items():
+        if "embedding_bags.t_" in key:
             name = key.split("embedding_bags.t_")[1].removesuffix(".weight")
             stored = torch.zeros(sharded.size())
             stored[:, :10] = start["embedding", name]

@@ -10,7 +10,7 @@ from stampede.engine.evaluate import evaluate
 from stampede.engine.processes import processes
 from stampede.engine.run import run
 from stampede.engine.step import train_step
-from stampede.engine.tables import read_field
+from stampede.engine.tables import gather_field
 
 SMALL = [
     "data.scale=0.0005",
@@ -57,6 +57,6 @@ def losses_and_weights(folder: Path, overrides: list[str], world_size: int = 1):
             )
         ]
         evaluation = evaluate(job.model, batches(dataset.test, config.evaluate.batch_size), here)
-        weights = {f: read_field(job.model, f, config.model.dim, here) for f in fields}
+        weights = {f: gather_field(job.model, f, config.model.dim, here) for f in fields}
         plan = {p.sharding_type for m in job.model.plan.plan.values() for p in m.values()}
     return losses, evaluation, weights, plan
