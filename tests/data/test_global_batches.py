@@ -1,5 +1,7 @@
 """The same global batches on any number of ranks, every sample once."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -41,6 +43,35 @@ def test_any_number_of_ranks_sees_the_same_batches(rows):
     assert sorted(row for batch in alone for row in batch) == list(range(rows))
     assert global_batches(part, 2) == alone
     assert global_batches(part, 4) == alone
+
+
+def test_synthetic_batches_do_not_depend_on_the_ranks():
+    part = SyntheticClicks(scale=0.0005).dataset(2100, 100).train
+
+    def batches(world_size):
+        ranks = [
+            GlobalBatches(part, FIELDS, 512, rank, world_size).epoch(0)
+            for rank in range(world_size)
+        ]
+        return [
+            torch.cat([batch.dense[batch.weight > 0] for batch in joined])
+            for joined in zip(*ranks, strict=True)
+        ]
+
+    for two, one in zip(batches(2), batches(1), strict=True):
+        assert torch.equal(two, one)
+
+
+def test_memory_does_not_grow_with_synthetic_rows():
+    peaks = []
+    for rows in (20_000, 200_000):
+        part = SyntheticClicks(scale=0.0005).dataset(rows, 100).train
+        tracemalloc.start()
+        for _ in GlobalBatches(part, FIELDS, 4096, 0, 1).epoch(0):
+            pass
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.1 * peaks[0]
 
 
 def test_epochs_differ_and_repeat():
