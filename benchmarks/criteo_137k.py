@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 from machine import describe_machine
+
 from stampede.engine.config import load_config, to_yaml
 
 ROOT = Path(__file__).resolve().parents[1]

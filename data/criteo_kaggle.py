@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 import pyarrow
 import pyarrow.csv
+
 from stampede.data.errors import DataError
 from stampede.data.prepared import PartSizes, PreparedArrays
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
 from stampede.data.batch import Batch
 from stampede.data.samples import Part
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 
 class GlobalBatches:

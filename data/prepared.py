@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from stampede.data.errors import DataError
 from stampede.data.samples import Dataset, Samples, Slice
 

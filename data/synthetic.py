@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+
 from stampede.data.samples import Dataset, Samples, Slice
 
 # Distinct ids of the 26 id columns of Criteo Kaggle (display advertising challenge).

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch import Tensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
 from stampede.data import Dataset
 from stampede.engine.config import Config
 from stampede.engine.plan import make_plan
@@ -19,9 +23,6 @@ from stampede.optim import (
     cowclip_sharders,
     scale,
 )
-from torch import Tensor
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 
 @dataclass

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
 from stampede.data import Dataset
 from stampede.engine.build import Job
 from stampede.engine.config import Config
@@ -17,7 +19,6 @@ from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.processes import Processes
 from stampede.engine.run_folder import to_json
 from stampede.models import StoredColumns, table_name
-from torch.distributed.checkpoint.api import CheckpointException
 
 _MANIFEST = "manifest.json"
 

@@ -11,6 +11,7 @@ from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from pydantic import BaseModel
+
 from stampede.engine.config import Config, all_keys, load_config, to_yaml
 from stampede.engine.processes import launched_rank, launched_world_size
 

@@ -36,7 +36,7 @@ def draw_curve(lines: list[dict[str, Any]], title: str, path: Path) -> None:
     if attainable:
         right.axhline(attainable[-1], color="gray", linestyle=":", label="attainable")
     right.set(xlabel="step", ylabel="AUC", title="AUC")
-    right.legend(loc="lower right")
+    right.legend(loc="best")
     for axes in (left, right):
         axes.grid(alpha=0.3)
     figure.suptitle(title)

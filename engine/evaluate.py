@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+
 from stampede.data import GlobalBatches
 from stampede.engine.metrics import auc, logloss
 from stampede.engine.processes import Processes
-from torch import Tensor, nn
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from stampede.engine.errors import ConfigError
-from stampede.engine.processes import Processes
 from torch import nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
+
+from stampede.engine.errors import ConfigError
+from stampede.engine.processes import Processes
 
 
 def make_plan(

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+
 from stampede.engine.errors import ConfigError
 
 T = TypeVar("T")

@@ -9,9 +9,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from torch.utils.tensorboard import SummaryWriter
+
 from stampede.engine.config import Config, to_yaml
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from torch.utils.tensorboard import SummaryWriter
 
 _CONFIG = "config.yaml"
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import torch.distributed as dist
+from torch.nn import functional
+
 from stampede.data import Batch
 from stampede.engine.build import Job
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.processes import Processes
-from torch.nn import functional
 
 WHAT_TO_TRY = (
     "Try a lower optim.dense.lr or optim.embedding.lr, or a longer optim.dense.warmup_epochs; "

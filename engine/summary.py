@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
 from stampede.engine.checkpoint import Progress
 from stampede.engine.config import Config
 from stampede.engine.console import readable_bytes, table

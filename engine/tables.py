@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import Processes
 from stampede.models import StoredColumns, table_name
-from torch import Tensor
-from torchrec.distributed.model_parallel import DistributedModelParallel
 
 
 class FieldWeights(NamedTuple):

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 
 import torch
 import torch.distributed as dist
+from tqdm import tqdm
+
 from stampede.data import Batch, Dataset, GlobalBatches, Part
 from stampede.engine import checkpoint
 from stampede.engine.build import Job
@@ -21,7 +23,6 @@ from stampede.engine.processes import Processes
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.step import WHAT_TO_TRY, train_step
 from stampede.optim import local_cowclip_tables
-from tqdm import tqdm
 
 
 @dataclass

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
 from stampede.models.embedding_front import EmbeddingFront
 from stampede.models.mlp import glorot_normal_
 from stampede.models.registry import NetworkShape, network
-from torch import Tensor, nn
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 
 class CTRModel(nn.Module):

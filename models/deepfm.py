@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor, nn
+
 from stampede.models.mlp import MLP
 from stampede.models.registry import NetworkShape, register
-from torch import Tensor, nn
 
 
 @register("deepfm", first_order=True)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from stampede.optim.adam import EpsPlacement
 from stampede.optim.clip import CowClip
 from stampede.optim.rows import RowGradients, sum_by_row
 from stampede.optim.update import Rows, TableState, UpdateSettings, update_
-from torch import Tensor
 
 DEFAULT_LR = 1e-4
 

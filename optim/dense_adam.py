@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from stampede.optim.adam import EpsPlacement, adam_
 from torch import Tensor
+
+from stampede.optim.adam import EpsPlacement, adam_
 
 
 class DenseAdam(torch.optim.Optimizer):

@@ -10,12 +10,13 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     PoolingMode,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
-from stampede.optim.rows import sum_by_row
-from stampede.optim.update import TableState, UpdateSettings, update_
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torchrec.distributed.batched_embedding_kernel import EmbeddingFusedOptimizer
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
+
+from stampede.optim.rows import sum_by_row
+from stampede.optim.update import TableState, UpdateSettings, update_
 
 
 class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):

@@ -8,10 +8,6 @@ from itertools import chain
 from typing import Any
 
 import torch
-from stampede.optim.cowclip_adam import DEFAULT_LR, CowClipAdam, check_lr, update_settings
-from stampede.optim.fused_tables import CowClipFusedOptimizer, CowClipTables
-from stampede.optim.table_init import TableInit, fill_shard_
-from stampede.optim.update import UpdateSettings
 from torch import nn
 from torchrec.distributed.batched_embedding_kernel import BatchedFusedEmbeddingBag
 from torchrec.distributed.embedding_types import (
@@ -30,6 +26,11 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, DataType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from stampede.optim.cowclip_adam import DEFAULT_LR, CowClipAdam, check_lr, update_settings
+from stampede.optim.fused_tables import CowClipFusedOptimizer, CowClipTables
+from stampede.optim.table_init import TableInit, fill_shard_
+from stampede.optim.update import UpdateSettings
 
 # Sharding types under which one rank holds whole rows and so sees a row's whole gradient.
 EXACT_SHARDING_TYPES = (

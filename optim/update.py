@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+from torch import Tensor
+
 from stampede.optim.adam import EpsPlacement, adam_
 from stampede.optim.clip import CowClip, clip_rows_
 from stampede.optim.rows import RowGradients
-from torch import Tensor
 
 Rows = Literal["all", "touched"]
 

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+
 from support.paths import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 from pydantic import ValidationError
+
 from stampede.engine.config.messages import sentences
 from stampede.engine.config.sections import Config
 from stampede.engine.errors import ConfigError

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
+
 from stampede.data import DataError
 from stampede.data.criteo_kaggle import COLUMNS, FIELDS, NUMBERS, CriteoSplit, prepare
 from stampede.data.prepared import cached, open_prepared

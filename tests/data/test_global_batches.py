@@ -5,6 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
+
 from stampede.data import GlobalBatches, SyntheticClicks
 from stampede.data.prepared import _ArrayPart
 

@@ -5,6 +5,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import OneHotEncoder
+
 from stampede.data import SyntheticClicks
 from stampede.engine.config import load_config
 from stampede.engine.datasets import open_dataset

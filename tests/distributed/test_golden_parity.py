@@ -1,6 +1,7 @@
 """The authors' code is followed on several processes too."""
 
 import pytest
+
 from support.golden import TOLERANCE, Golden, train_with_the_engine, worst
 from support.paths import shared
 from support.ranks import run_ranks

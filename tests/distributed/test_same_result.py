@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+
 from support.jobs import losses_and_weights, run_small
 from support.ranks import run_ranks
 

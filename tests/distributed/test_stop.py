@@ -1,6 +1,7 @@
 """A loss that is not finite stops all ranks at one step, before it."""
 
 import torch
+
 from stampede.data import GlobalBatches
 from stampede.engine.build import build
 from stampede.engine.datasets import open_dataset

@@ -3,6 +3,7 @@
 import pytest
 import yaml
 from pydantic import BaseModel
+
 from stampede.engine.config import Config, all_keys, load_config, to_yaml
 from stampede.engine.errors import ConfigError
 from support.paths import ROOT

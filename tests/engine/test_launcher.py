@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import yaml
+
 from support.jobs import SMALL
 from support.paths import ROOT, shared
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from stampede.data import GlobalBatches
 from stampede.engine import checkpoint, run_folder
 from stampede.engine.build import build

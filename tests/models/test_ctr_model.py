@@ -4,11 +4,12 @@ import itertools
 
 import pytest
 import torch
+from torch import nn
+
 from stampede.models import NetworkShape, StoredColumns, network_names
 from stampede.models.deepfm import DeepFM
 from stampede.models.mlp import MLP, glorot_normal_
 from stampede.models.registry import network
-from torch import nn
 
 SHAPE = NetworkShape(fields=5, dim=3, numbers=2, hidden=(8, 8))
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from stampede.optim import CowClip
 from stampede.optim.clip import clip_rows_, row_threshold
 

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from stampede.optim import CowClip, CowClipAdam
 from torch import nn
+
+from stampede.optim import CowClip, CowClipAdam
 
 
 def table(rows=20, dim=4, seed=0):

@@ -3,8 +3,9 @@
 import math
 
 import torch
-from stampede.optim import DenseAdam
 from torch import nn
+
+from stampede.optim import DenseAdam
 
 
 def gradients(steps):

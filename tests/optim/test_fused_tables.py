@@ -10,6 +10,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from stampede.optim import CowClip, CowClipTables
 from stampede.optim.update import UpdateSettings
 from support.reference import ReferenceTable

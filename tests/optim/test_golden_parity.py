@@ -1,9 +1,12 @@
 """The authors' TensorFlow code is followed step by step."""
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
 import stampede.optim.fused_tables as fused_tables
 import stampede.optim.update as update
-import torch
 from stampede.models import NetworkShape
 from stampede.models.deepfm import DeepFM
 from stampede.optim import CowClipAdam, DenseAdam
@@ -18,8 +21,6 @@ from support.golden import (
     worst,
 )
 from support.paths import shared
-from torch import nn
-from torch.nn import functional
 
 FILES = ("deepfm", "deepfm_bound")
 

@@ -3,6 +3,7 @@
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from stampede.optim.rows import sum_by_row
 
 

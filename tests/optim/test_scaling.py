@@ -1,6 +1,7 @@
 """The scaling rules' table, and warm-up."""
 
 import pytest
+
 from stampede.optim import Hyperparameters, linear_warmup, scale
 
 BASE = Hyperparameters(embedding_lr=1e-4, embedding_l2=1e-5, dense_lr=8e-4)

@@ -5,15 +5,6 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from stampede.engine.processes import processes
-from stampede.optim import (
-    CowClip,
-    CowClipAdam,
-    TableInit,
-    cowclip_sharders,
-    local_cowclip_tables,
-)
-from support.reference import ReferenceTable
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -30,6 +21,16 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from stampede.engine.processes import processes
+from stampede.optim import (
+    CowClip,
+    CowClipAdam,
+    TableInit,
+    cowclip_sharders,
+    local_cowclip_tables,
+)
+from support.reference import ReferenceTable
 
 CPU = torch.device("cpu")
 CLIP = CowClip(ratio=0.5, bound=1e-3)

@@ -4,6 +4,7 @@ import time
 
 import pytest
 import torch
+
 from stampede.optim import TableInit
 from stampede.optim.table_init import fill_shard_
 

@@ -1,10 +1,11 @@
 """The update of a table against float64 plain PyTorch."""
 
 import pytest
-import stampede.optim.update as update
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import stampede.optim.update as update
 from stampede.optim import CowClip
 from stampede.optim.rows import sum_by_row
 from stampede.optim.update import TableState, UpdateSettings, update_

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from support.paths import ROOT, shared
 
 pytestmark = pytest.mark.soak

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
 from stampede.data import Batch, Dataset
 from stampede.engine.build import Job, build
 from stampede.engine.config import Config, load_config
@@ -15,8 +17,6 @@ from stampede.engine.processes import processes
 from stampede.engine.step import train_step
 from stampede.engine.tables import gather_field
 from stampede.optim import CowClip, linear_warmup, local_cowclip_tables
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-
 from support.paths import ROOT
 
 CHECKED_STEPS = (1, 2, 5, 10, 30)
