@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.modules.regroup import KTRegroupAsDict
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ class EmbeddingFront(nn.Module):
             ],
             device=torch.device("meta"),
         )
+        # A sharded collection orders its keys by the plan.
+        self.regroup = KTRegroupAsDict([self.fields], ["rows"])
 
     def forward(self, sparse: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
         """Look up a batch.
@@ -80,13 +83,9 @@ class EmbeddingFront(nn.Module):
         Returns:
             Embeddings `[batch, fields, dim]` and first-order weights `[batch, fields]`.
         """
-        pooled = self.ebc(sparse)
-        # A sharded collection orders its keys by the plan.
-        if pooled.keys() == self.fields:
-            values = pooled.values()
-        else:
-            values = KeyedTensor.regroup([pooled], [self.fields])[0]
-        rows = values.view(-1, len(self.fields), self.columns.stored)
+        rows = self.regroup([self.ebc(sparse)])["rows"].view(
+            -1, len(self.fields), self.columns.stored
+        )
         embeddings, first_order = self.columns.split(rows)
         return embeddings, first_order.squeeze(-1)
 
