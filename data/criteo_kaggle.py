@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +109,8 @@ def _read(path: Path) -> pl.DataFrame:
     try:
         table = _parse(path, threads=True)
     except (pyarrow.ArrowInvalid, OSError) as failure:
+        if getattr(failure, "errno", None):  # the file itself: absent, a folder, not readable
+            raise DataError(f"{path}: {os.strerror(failure.errno)}") from None
         _check_gzip(path)
         raise DataError(_explain(path, failure)) from None
     log = pl.from_arrow(table)

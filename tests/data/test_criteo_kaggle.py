@@ -141,7 +141,7 @@ def test_truncated_gzip_and_absent_and_empty_files(made_up, tmp_path):
     path.write_bytes(packed[: len(packed) // 2])
     with pytest.raises(DataError, match="truncated gzip"):
         prepare(path, CriteoSplit())
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match="absent: No such file"):
         prepare(tmp_path / "absent", CriteoSplit())
     (tmp_path / "empty").write_text("")
     with pytest.raises(DataError, match="empty: Empty"):
