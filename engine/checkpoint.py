@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from stampede.data import Dataset
 from stampede.engine.build import Job
 from stampede.engine.config import Config
+from stampede.engine.console import readable_bytes
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.processes import Processes
 from stampede.engine.run_folder import to_json
@@ -92,9 +93,11 @@ def save(
         processes.on_main(publish)
     except (CheckpointException, OSError) as failure:
         shutil.rmtree(unfinished, ignore_errors=True)
+        free = readable_bytes(shutil.disk_usage(folder).free)
         raise TrainingStoppedError(
-            f"{target}: the checkpoint cannot be written ({_reason(failure)}); earlier ones are "
-            "untouched. Check the free space and continue with checkpoint.resume=auto"
+            f"{target}: the checkpoint cannot be written, {free} are free there "
+            f"({_reason(failure)}); earlier ones are untouched. Make room and continue with "
+            "checkpoint.resume=auto"
         ) from None
 
 

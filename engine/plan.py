@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+import torch
 from torch import nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
@@ -41,6 +44,8 @@ def make_plan(
             world_size=processes.world_size,
             local_world_size=processes.local_world_size,
             compute_device=processes.device.type,
+            ddr_cap=_machine_memory() // processes.local_world_size,
+            hbm_cap=_device_memory(processes.device),
         ),
         constraints=constraints,
         batch_size=local_batch_size,
@@ -48,11 +53,23 @@ def make_plan(
     try:
         return processes.on_main(lambda: planner.plan(model, sharders))
     except PlannerError as failure:
-        reason = str(failure).strip().splitlines()[0]
+        reason = str(failure).strip().splitlines()[0].strip()
         raise ConfigError(
             f"sharding.plan: {sharding_type!r} gives no plan for {processes.world_size} ranks: "
             f"{reason} Try another sharding.plan, more ranks, or smaller tables"
         ) from None
+
+
+def _machine_memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _device_memory(device: torch.device) -> int | None:
+    """Bytes of memory of a GPU; None on CPU."""
+    if device.type != "cuda":
+        return None
+    return torch.cuda.get_device_properties(device).total_memory
 
 
 def describe_plan(plan: ShardingPlan) -> str:

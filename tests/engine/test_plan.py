@@ -1,0 +1,37 @@
+"""Plans: what fits, and what is said of what does not."""
+
+import pytest
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+import stampede.engine.plan as plan
+from stampede.engine.errors import ConfigError
+from stampede.engine.processes import processes
+from stampede.models import CTRModel, table_name
+from stampede.optim import CowClipAdam, cowclip_sharders
+
+ROWS = 1_000_000
+
+
+def make_plan(sharding_type):
+    model = CTRModel("deepfm", {"C1": ROWS, "C2": ROWS}, 1, 10, [4], 0)
+    apply_optimizer_in_backward(CowClipAdam, model.front.ebc.parameters(), {})
+    with processes("cpu") as here:
+        tables = [table_name("C1"), table_name("C2")]
+        return plan.make_plan(model, cowclip_sharders(), tables, sharding_type, 8, here)
+
+
+@pytest.mark.parametrize(
+    "asked, found", [("auto", "table_wise"), ("row_wise", "row_wise"), ("table_wise", "table_wise")]
+)
+def test_the_asked_sharding_type_is_planned(asked, found):
+    assert plan.describe_plan(make_plan(asked)) == f"2 tables {found}"
+
+
+def test_tables_that_do_not_fit_this_machine_are_refused(monkeypatch):
+    # Weights and two moments of two tables; 15 % are kept in reserve by the planner.
+    needed = 2 * ROWS * 12 * 4 * 3
+    monkeypatch.setattr(plan, "_machine_memory", lambda: 2 * needed)
+    make_plan("auto")
+    monkeypatch.setattr(plan, "_machine_memory", lambda: needed)
+    with pytest.raises(ConfigError, match=r"sharding.plan.*storage.*smaller tables"):
+        make_plan("auto")
