@@ -29,6 +29,9 @@ _FREE = ("optim.embedding.lr", "optim.dense.lr", "optim.dense.warmup_epochs",
          "train.epochs", "train.log_every", "evaluate.batch_size", "evaluate.every",
          "checkpoint.", "sharding.")  # fmt: skip
 
+# Of these, what says only how the run was started.
+_NOT_WORTH_TELLING = ("run.name", "run.dir", "run.overwrite", "checkpoint.resume")
+
 
 @dataclass
 class Progress:
@@ -79,6 +82,7 @@ def save(
         "config": config.model_dump(mode="json"),
         "tables": _table_manifest(dataset, config),
         "data": _fingerprint(dataset),
+        "world_size": processes.world_size,
     }
 
     def publish() -> None:
@@ -106,23 +110,30 @@ def newest(folder: Path) -> Path | None:
     return max((path.parent for path in folder.glob(f"epoch_*/{_MANIFEST}")), default=None)
 
 
-def load(path: Path, job: Job, config: Config, dataset: Dataset) -> tuple[Progress, list[str]]:
+def changes(path: Path, config: Config, processes: Processes) -> list[str]:
+    """What was changed in the configuration since a checkpoint, line by line.
+
+    Raises:
+        RunFolderError: a change does not allow to continue, or the checkpoint is damaged.
+    """
+    manifest = _read_manifest(path)
+    changed = _check_same_job(path, manifest["config"], config)
+    if manifest["world_size"] != processes.world_size:
+        changed.append(f"processes: {manifest['world_size']} then, {processes.world_size} now")
+    return changed
+
+
+def load(path: Path, job: Job, dataset: Dataset) -> Progress:
     """Put a checkpoint into the job, whatever its plan and number of ranks were.
 
     Returns:
-        How far the run had come, and what was changed in the configuration since, line by line.
+        How far the run had come.
 
     Raises:
         RunFolderError: it is damaged, or belongs to another job.
     """
-    try:
-        manifest = json.loads((path / _MANIFEST).read_text())
-        progress = Progress(**manifest["progress"])
-        saved, data = manifest["config"], manifest["data"]
-    except (OSError, ValueError, KeyError, TypeError) as failure:
-        raise RunFolderError(f"{path}: damaged checkpoint ({failure}); delete it") from None
-    changed = _check_same_job(path, saved, config)
-    if data != _fingerprint(dataset):
+    manifest = _read_manifest(path)
+    if manifest["data"] != _fingerprint(dataset):
         raise RunFolderError(
             f"{path}: the checkpoint was made on other data (ids or numbers of rows differ); "
             "use the same data, or another run.name"
@@ -135,7 +146,19 @@ def load(path: Path, job: Job, config: Config, dataset: Dataset) -> tuple[Progre
             f"{path}: damaged checkpoint ({_reason(failure)}); delete it to use the one before"
         ) from None
     job.model.load_state_dict(state["model"])
-    return progress, changed
+    return manifest["progress"]
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest with its parts checked to be there, the progress as `Progress`."""
+    try:
+        manifest = json.loads((path / _MANIFEST).read_text())
+        manifest["progress"] = Progress(**manifest["progress"])
+        for part in ("config", "data", "world_size"):
+            manifest[part]
+    except (OSError, ValueError, KeyError, TypeError) as failure:
+        raise RunFolderError(f"{path}: damaged checkpoint ({failure}); delete it") from None
+    return manifest
 
 
 def _state(job: Job) -> dict[str, Any]:
@@ -194,7 +217,7 @@ def _check_same_job(path: Path, saved: dict[str, Any], config: Config) -> list[s
             + "\n".join(harmful)
             + "\nchange it back, or choose another run.name"
         )
-    return list(differing.values())
+    return [line for key, line in differing.items() if key not in _NOT_WORTH_TELLING]
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:

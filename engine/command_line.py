@@ -52,13 +52,18 @@ def _parser(configs: Path) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="launch.py",
         description="Train a click-through-rate model.",
-        usage="[torchrun --nproc_per_node N] launch.py CONFIG.yaml [section.key=value ...]",
+        usage="[torchrun --nproc_per_node N] launch.py CONFIG.yaml [section.key=value ...] "
+        "[--print-config]",
         epilog=_shipped(configs) + "\n\n" + _keys(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("config", metavar="CONFIG.yaml", help="a job; see the list below")
     parser.add_argument(
-        "overrides", nargs="*", metavar="section.key=value", help="replaces a value of the file"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="section.key=value",
+        help="replaces a value of the file",
     )
     parser.add_argument(
         "--print-config",

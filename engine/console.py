@@ -34,6 +34,11 @@ def table(rows: Iterable[tuple[str, str]]) -> str:
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
 
 
+def readable_auc(auc: float | None) -> str:
+    """Four digits, or `undefined` where one class is absent."""
+    return "undefined" if auc is None else f"{auc:.4f}"
+
+
 def readable_bytes(count: int) -> str:
     """For example `1.4 GB` (10^9 bytes)."""
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

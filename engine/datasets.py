@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 from stampede.data import Dataset, SyntheticClicks
@@ -49,6 +50,7 @@ def _criteo_kaggle(
     source = Path(section.path)
     split = CriteoSplit(section.split, section.seed, validation_fraction)
     folder = processes.on_main(
-        lambda: cached(source, split, lambda: prepare(source, split), Path(section.cache))
+        lambda: cached(source, split, lambda: prepare(source, split), Path(section.cache)),
+        patience=timedelta(hours=6),
     )
     return open_prepared(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,13 +20,13 @@ class Evaluation:
     """Metrics of one part.
 
     Attributes:
-        auc: exact area under the ROC curve.
+        auc: exact area under the ROC curve; None where one class is absent.
         logloss: mean binary cross-entropy.
         attainable_auc: AUC of the true probabilities, where the data know them.
         samples: number of samples.
     """
 
-    auc: float
+    auc: float | None
     logloss: float
     attainable_auc: float | None
     samples: int
@@ -48,11 +49,15 @@ def evaluate(model: nn.Module, batches: GlobalBatches, processes: Processes) -> 
     real = weight > 0
     label, logits, truth = label[real], logits[real], truth[real]
     return Evaluation(
-        auc=auc(logits, label),
+        auc=_defined(auc(logits, label)),
         logloss=logloss(logits, label),
-        attainable_auc=None if batch.true_probability is None else auc(truth, label),
+        attainable_auc=None if batch.true_probability is None else _defined(auc(truth, label)),
         samples=len(label),
     )
+
+
+def _defined(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _gather(local: Tensor, world_size: int) -> np.ndarray:

@@ -37,15 +37,22 @@ class Processes:
         """Whether this process writes files and prints."""
         return self.rank == 0
 
-    def on_main(self, action: Callable[[], T]) -> T:
-        """Run `action` on rank 0; all ranks get its result, or raise its error together."""
+    def on_main(self, action: Callable[[], T], patience: timedelta | None = None) -> T:
+        """Run `action` on rank 0; all ranks get its result, or raise its error together.
+
+        Args:
+            patience: how long the other ranks wait, where torch's default may not do.
+        """
+        group = None
+        if patience is not None:
+            group = dist.new_group(backend="gloo", timeout=patience)
         outcome: list[tuple[T | None, Exception | None] | None] = [None]
         if self.is_main:
             try:
                 outcome = [(action(), None)]
             except Exception as failure:
                 outcome = [(None, failure)]
-        dist.broadcast_object_list(outcome, src=0)
+        dist.broadcast_object_list(outcome, src=0, group=group)
         result, failure = outcome[0]
         if failure is not None:
             failure.known_to_all_ranks = True
@@ -89,8 +96,7 @@ def processes(device: str) -> Iterator[Processes]:
     # Checkpoints exchange CPU tensors also where training runs on GPUs.
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     if "RANK" in os.environ:
-        # The other ranks wait while rank 0 prepares the data on first use.
-        dist.init_process_group(backend, timeout=timedelta(hours=2))
+        dist.init_process_group(backend)
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     world_size = dist.get_world_size()

@@ -8,10 +8,9 @@ from stampede.engine import checkpoint
 from stampede.engine.build import Job, build
 from stampede.engine.checkpoint import Progress
 from stampede.engine.config import Config
-from stampede.engine.curve import draw_curve
 from stampede.engine.datasets import open_dataset
 from stampede.engine.plan import describe_plan
-from stampede.engine.processes import Processes, processes
+from stampede.engine.processes import processes
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.summary import describe, summarize
 from stampede.engine.trainer import Trainer
@@ -24,17 +23,22 @@ def run(config: Config) -> None:
         ConfigError, DataError, RunFolderError: the user's to mend.
         TrainingStoppedError: training cannot go on.
     """
-    with processes(config.run.device) as here:
-        folder = RunFolder(Path(config.run.dir) / config.run.name)
+    folder = RunFolder(Path(config.run.dir) / config.run.name)
+    with processes(config.run.device) as here, folder:
+        here.on_main(lambda: folder.reserve(config))
+        newest, changed = None, []
+        if config.checkpoint.resume == "auto":
+            newest = here.on_main(lambda: checkpoint.newest(folder.checkpoints))
+        if newest is not None:
+            changed = here.on_main(lambda: checkpoint.changes(newest, config, here))
         dataset = open_dataset(config, here)
         job = build(config, dataset, here)
-        here.on_main(lambda: folder.claim(config))
         progress = Progress()
-        newest = here.on_main(lambda: checkpoint.newest(folder.checkpoints))
-        changed: list[str] = []
         if newest is not None:
-            progress, changed = checkpoint.load(newest, job, config, dataset)
+            progress = checkpoint.load(newest, job, dataset)
             here.on_main(lambda: folder.write_config(config))
+        else:
+            here.on_main(lambda: folder.claim(config))
         # A run that was killed may have logged steps that will be done again.
         here.on_main(lambda: folder.cut_after(progress.step))
         plan = describe_plan(job.model.plan)
@@ -48,18 +52,13 @@ def run(config: Config) -> None:
                 print(f"changed since then: {line}")
         progress = Trainer(config, dataset, job, here, folder, progress).fit()
         summary = summarize(config, progress, here)
+        title = (
+            f"{config.run.name}: {config.model.name}, batch {config.train.batch_size}, "
+            f"{here.world_size} x {here.device.type}"
+        )
+        here.on_main(lambda: folder.write_results(summary, title))
         if here.is_main:
-            _write_results(config, here, folder, summary, plan)
-
-
-def _write_results(
-    config: Config, here: Processes, folder: RunFolder, summary: dict, plan: str
-) -> None:
-    folder.write_summary(summary)
-    title = f"{config.run.name}: {config.model.name}, batch {config.train.batch_size}"
-    draw_curve(folder.lines(), f"{title}, {here.world_size} x {here.device.type}", folder.curve)
-    folder.close()
-    print(describe(summary, folder, plan))
+            print(describe(summary, folder, plan))
 
 
 def _describe_scaling(config: Config, job: Job) -> str:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from torch.utils.tensorboard import SummaryWriter
 
 from stampede.engine.config import Config, to_yaml
+from stampede.engine.curve import draw_curve
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 
 _CONFIG = "config.yaml"
@@ -21,12 +25,23 @@ class RunFolder:
     """Files of one run; only rank 0 writes, and opens it.
 
     Args:
-        path: the folder, made by `claim`.
+        path: the folder, kept by `reserve` and made by `claim`.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._board: SummaryWriter | None = None
+        self._lock: TextIO | None = None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let other runs have the folder."""
+        if self._board is not None:
+            self._board.close()
+        if self._lock is not None:
+            self._lock.close()
 
     @property
     def checkpoints(self) -> Path:
@@ -43,26 +58,54 @@ class RunFolder:
         """Picture of the learning curve."""
         return self.path / "curve.png"
 
-    def claim(self, config: Config) -> None:
-        """Make the folder, or take the existing one where the configuration allows it.
+    def reserve(self, config: Config) -> None:
+        """Keep other runs out of the folder until the context ends, and check that it is free.
+
+        Nothing in the folder is changed.
 
         Raises:
-            RunFolderError: it exists and may not be overwritten, or cannot be made.
+            RunFolderError: another run writes it, it exists and may not be used, or its parent
+                cannot be written.
         """
         try:
-            if self.path.exists():
-                self._check_existing(config)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Beside the folder, so that overwriting does not delete it; the kernel frees the lock
+            # when the process dies in whatever way.
+            self._lock = self.path.with_name(f".{self.path.name}.lock").open("a+")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.seek(0)
+            raise RunFolderError(
+                f"{self.path} is being written by another run (process "
+                f"{self._lock.read().strip()}); end it first, or choose another run.name"
+            ) from None
+        except OSError as failure:
+            raise RunFolderError(_cannot_write(self.path, failure)) from None
+        self._lock.truncate(0)
+        self._lock.write(f"{os.getpid()}\n")
+        self._lock.flush()
+        if self.path.exists():
+            self._check_existing(config)
+
+    def claim(self, config: Config) -> None:
+        """Make the folder, instead of the existing one where the configuration says so.
+
+        Raises:
+            RunFolderError: it cannot be made.
+        """
+        try:
             if config.run.overwrite and self.path.exists():
-                shutil.rmtree(self.path)
-            self.path.mkdir(parents=True, exist_ok=True)
+                # Under another name first: a kill must not leave half a run behind.
+                deleted = self.path.with_name(f".{self.path.name}.deleted")
+                shutil.rmtree(deleted, ignore_errors=True)
+                os.replace(self.path, deleted)
+                shutil.rmtree(deleted)
+            self.path.mkdir(exist_ok=True)
             if not (self.path / _CONFIG).exists():
                 self.write_config(config)
             self.checkpoints.mkdir(exist_ok=True)
         except OSError as failure:
-            raise RunFolderError(
-                f"{self.path}: cannot be written ({failure.strerror or failure}); "
-                "set run.dir to a folder with space that you may write to"
-            ) from None
+            raise RunFolderError(_cannot_write(self.path, failure)) from None
 
     def _check_existing(self, config: Config) -> None:
         if not self.path.is_dir():
@@ -72,7 +115,9 @@ class RunFolder:
                 f"{self.path} exists; write run.overwrite=true to replace it, "
                 "checkpoint.resume=auto to continue it, or another run.name"
             )
-        if any(self.path.iterdir()) and not (self.path / _CONFIG).is_file():
+        # A kill may have left an unfinished file, whose name begins with a dot.
+        content = [path for path in self.path.iterdir() if not path.name.startswith(".")]
+        if content and not (self.path / _CONFIG).is_file():
             raise RunFolderError(
                 f"{self.path} holds no {_CONFIG}, so it is not a run folder and is left alone; "
                 "choose another run.name"
@@ -80,7 +125,8 @@ class RunFolder:
 
     def write_config(self, config: Config) -> None:
         """Write the resolved configuration."""
-        write_whole(self.path / _CONFIG, to_yaml(config))
+        with self._writing():
+            write_whole(self.path / _CONFIG, to_yaml(config))
 
     def log(self, line: dict[str, Any]) -> None:
         """Append a line to `metrics.jsonl` and its numbers to TensorBoard.
@@ -90,7 +136,7 @@ class RunFolder:
         Raises:
             TrainingStoppedError: it cannot be written.
         """
-        try:
+        with self._writing():
             with self.metrics.open("a", encoding="utf-8") as file:
                 file.write(to_json(line) + "\n")
             if self._board is None:
@@ -100,11 +146,6 @@ class RunFolder:
             for name, value in line.items():
                 if isinstance(value, float):
                     self._board.add_scalar(f"{group}/{name}", value, line["step"])
-        except OSError as failure:
-            raise TrainingStoppedError(
-                f"{self.path}: metrics cannot be written ({failure.strerror or failure}); free "
-                "some space and continue with checkpoint.resume=auto"
-            ) from None
 
     def lines(self) -> list[dict[str, Any]]:
         """All whole lines of `metrics.jsonl`."""
@@ -116,16 +157,31 @@ class RunFolder:
     def cut_after(self, step: int) -> None:
         """Drop the lines of steps that a resumed run will do again."""
         kept = [to_json(line) + "\n" for line in self.lines() if line["step"] <= step]
-        write_whole(self.metrics, "".join(kept))
+        with self._writing():
+            write_whole(self.metrics, "".join(kept))
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
-        """Write `summary.json`."""
-        write_whole(self.path / "summary.json", to_json(summary, indent=2) + "\n")
+    def write_results(self, summary: dict[str, Any], title: str) -> None:
+        """Write `summary.json` and `curve.png`."""
+        with self._writing():
+            write_whole(self.path / "summary.json", to_json(summary, indent=2) + "\n")
+            draw_curve(self.lines(), title, self.curve)
 
-    def close(self) -> None:
-        """Finish the TensorBoard events."""
-        if self._board is not None:
-            self._board.close()
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as failure:
+            raise TrainingStoppedError(
+                f"{self.path}: results cannot be written ({failure.strerror or failure}); make "
+                "room and continue with checkpoint.resume=auto"
+            ) from None
+
+
+def _cannot_write(path: Path, failure: OSError) -> str:
+    return (
+        f"{path}: cannot be written ({failure.strerror or failure}); set run.dir to a folder with "
+        "space that you may write to"
+    )
 
 
 def to_json(values: Any, indent: int | None = None) -> str:
@@ -144,5 +200,9 @@ def _finite(values: Any) -> Any:
 def write_whole(path: Path, text: str) -> None:
     """Write a text file so that it is never seen half-written."""
     unfinished = path.with_name(f".{path.name}.tmp")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, path)
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        os.replace(unfinished, path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise

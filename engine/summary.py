@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from stampede.engine.checkpoint import Progress
 from stampede.engine.config import Config
-from stampede.engine.console import readable_bytes, table
+from stampede.engine.console import readable_auc, readable_bytes, table
 from stampede.engine.processes import Processes
 from stampede.engine.run_folder import RunFolder
 
@@ -43,11 +43,11 @@ def summarize(config: Config, progress: Progress, processes: Processes) -> dict[
 def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
     """The table printed at the end of a run."""
     attainable = summary["attainable_auc"]
-    rows = [("test AUC", f"{summary['auc']:.4f}")]
-    if attainable is not None:
+    rows = [("test AUC", readable_auc(summary["auc"]))]
+    if attainable is not None and summary["auc"] is not None:
         ratio = (summary["auc"] - 0.5) / (attainable - 0.5)
         rows.append(("attainable AUC", f"{attainable:.4f} (reached {ratio:.1%} of it above 0.5)"))
-    best = f"{summary['best_auc']:.4f} in epoch {summary['best_epoch']}"
+    best = f"{readable_auc(summary['best_auc'])} in epoch {summary['best_epoch']}"
     rows += [
         ("test logloss", f"{summary['logloss']:.4f}"),
         ("best test AUC", f"{best}, chosen on the {summary['selected_on']} part"),

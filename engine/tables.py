@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,7 +48,10 @@ def read_field(checkpoint: Path, field: str) -> FieldWeights:
         raise RunFolderError(f"{checkpoint} has no field {field!r}; it has {fields}")
     table = tables[table_name(field)]
     stored = torch.empty(table["rows"], table["columns"]["padding"][1])
-    dcp.load({"model": {_key(field): stored}}, checkpoint_id=str(checkpoint), no_dist=True)
+    with warnings.catch_warnings():
+        # That no process group is there is as it should be.
+        warnings.simplefilter("ignore", UserWarning)
+        dcp.load({"model": {_key(field): stored}}, checkpoint_id=str(checkpoint), no_dist=True)
     return FieldWeights(*StoredColumns(table["columns"]["embedding"][1]).split(stored))
 
 

@@ -15,7 +15,7 @@ from stampede.engine import checkpoint
 from stampede.engine.build import Job
 from stampede.engine.checkpoint import Progress
 from stampede.engine.config import Config
-from stampede.engine.console import progress_bar
+from stampede.engine.console import progress_bar, readable_auc
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.evaluate import Evaluation, evaluate
 from stampede.engine.learning_rates import set_learning_rates
@@ -46,8 +46,7 @@ class Trainer:
         """Train all epochs that are not done yet.
 
         Raises:
-            TrainingStoppedError: the loss is not finite,
-                or something cannot be written.
+            TrainingStoppedError: the loss is not finite, or a file cannot be written.
         """
         batches = self._batches(self.dataset.train, self.config.train.batch_size)
         total = self.dataset.train.rows * self.config.train.epochs
@@ -152,11 +151,11 @@ class Trainer:
         # Where the part holds one class only, its AUC is undefined and the last epoch counts.
         if best is None or score > best:
             self.progress.best_epoch = self.progress.epoch
-            self.progress.best_score = None if math.isnan(score) else score
+            self.progress.best_score = score
             self.progress.best_auc = results["test"].auc
         if self.processes.is_main:
             shown = ", ".join(
-                f"{name} AUC {result.auc:.4f} logloss {result.logloss:.4f}"
+                f"{name} AUC {readable_auc(result.auc)} logloss {result.logloss:.4f}"
                 for name, result in results.items()
             )
             tqdm.write(f"epoch {self.progress.epoch}: {shown}")

@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from stampede.engine.config import load_config
+from stampede.engine.datasets import open_dataset
 from support.paths import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -19,6 +21,13 @@ def test_there_is_an_example_for_torchrec_and_one_for_plain_pytorch():
     assert len(PYTHON_BLOCKS) == 2
     assert "cowclip_sharders" in PYTHON_BLOCKS[0]
     assert "sparse=True" in PYTHON_BLOCKS[1]
+
+
+def test_the_shape_it_shows_is_that_of_the_quickstart():
+    shown = re.search(r"\"C1\"\)\.embedding\.shape\ntorch.Size\(\[(\d+), (\d+)\]\)", README)
+    config = load_config(ROOT / "configs/quickstart.yaml")
+    rows = open_dataset(config, None).vocabulary_sizes["C1"]
+    assert [int(number) for number in shown.groups()] == [rows, config.model.dim]
 
 
 def test_files_it_names_exist():

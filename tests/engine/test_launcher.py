@@ -73,7 +73,7 @@ def test_real_clicks(tmp_path):
         (["configs/quickstart.yaml", "run.device=cuda"], "run.device"),
         (["configs/quickstart.yaml", "run.dir=/proc/none"], "/proc/none"),
         (["configs/quickstart.yaml", "--prnt-config"], "--prnt-config"),
-        ([], "CONFIG.yaml"),
+        ([], "required: CONFIG.yaml\n"),
     ],
 )
 def test_mistakes_get_a_sentence_and_status_2(arguments, words):

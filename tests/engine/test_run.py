@@ -1,40 +1,29 @@
-"""Whole runs in this process: files, resume, refusals, a loss that is not finite."""
+"""Whole runs in this process: files, refusals, a loss that is not finite."""
 
 import json
-import shutil
-from pathlib import Path
+import os
 
 import numpy as np
 import pytest
 import torch
 
+import stampede.engine.run as engine_run
 from stampede.data import GlobalBatches
-from stampede.engine import checkpoint, run_folder
 from stampede.engine.build import build
 from stampede.engine.config import load_config
 from stampede.engine.datasets import open_dataset
 from stampede.engine.errors import ConfigError, RunFolderError, TrainingStoppedError
 from stampede.engine.processes import processes
+from stampede.engine.run_folder import RunFolder
 from stampede.engine.step import train_step
-from stampede.engine.tables import gather_field, read_field
+from stampede.engine.tables import gather_field
 from stampede.optim import local_cowclip_tables
-from support.jobs import run_small, small_config
+from support.jobs import lines, run_small, small_config
 
 SUMMARY = {
     "auc", "logloss", "best_auc", "attainable_auc", "samples_per_second", "train_seconds",
     "epochs", "batch_size", "world_size", "device", "peak_memory_bytes", "best_epoch",
 }  # fmt: skip
-
-
-def lines(run: Path):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def without_times(run: Path):
-    return [
-        {key: value for key, value in line.items() if not key.endswith("_per_second")}
-        for line in lines(run)
-    ]
 
 
 def test_a_run_leaves_its_files(tmp_path, capsys):
@@ -65,28 +54,6 @@ def test_the_config_file_reproduces_the_run(tmp_path):
     assert load_config(tmp_path / "small/config.yaml") == small_config(tmp_path)
 
 
-def test_resume_continues_as_if_nothing_had_happened(tmp_path):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    for folder in (whole, parts):
-        folder.mkdir()
-    run_small(whole, ["train.epochs=3"])
-    run_small(parts, ["train.epochs=2"])
-    # Steps done after the newest checkpoint, by a run that was then killed.
-    with (parts / "small/metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"kind": "train", "step": 17, "loss": 9.0}) + "\n")
-        file.write('{"kind": "tra')
-    run_small(parts, ["train.epochs=3", "checkpoint.resume=auto"])
-    assert without_times(parts / "small") == without_times(whole / "small")
-    one, other = (json.loads((f / "small/summary.json").read_text()) for f in (whole, parts))
-    for key in ("auc", "logloss", "best_auc", "best_epoch", "clipped_share", "steps"):
-        assert one[key] == other[key]
-
-
-def test_resume_with_nothing_to_resume_starts(tmp_path):
-    run_small(tmp_path, ["checkpoint.resume=auto"])
-    assert (tmp_path / "small/summary.json").exists()
-
-
 def test_an_existing_run_is_not_overwritten_silently(tmp_path):
     run_small(tmp_path, [])
     before = (tmp_path / "small/metrics.jsonl").read_bytes()
@@ -106,43 +73,6 @@ def test_a_folder_that_is_no_run_is_never_deleted(tmp_path):
         with pytest.raises(RunFolderError, match="not a run folder"):
             run_small(tmp_path, [override])
     assert (tmp_path / "small/thesis.txt").exists()
-
-
-def test_another_configuration_cannot_be_resumed(tmp_path):
-    run_small(tmp_path, [])
-    with pytest.raises(RunFolderError, match=r"optim.embedding.l2: 1e-05 .* 0.5 now"):
-        run_small(tmp_path, ["checkpoint.resume=auto", "optim.embedding.l2=0.5"])
-    assert load_config(tmp_path / "small/config.yaml") == small_config(tmp_path)
-
-
-def test_harmless_changes_are_listed(tmp_path, capsys):
-    run_small(tmp_path, [])
-    run_small(tmp_path, ["checkpoint.resume=auto", "train.epochs=2", "optim.dense.lr=1e-4"])
-    printed = capsys.readouterr().out
-    assert "changed since then: train.epochs: 1 in the checkpoint, 2 now" in printed
-    assert "changed since then: optim.dense.lr: 0.001 in the checkpoint, 0.0001 now" in printed
-
-
-def test_a_damaged_checkpoint_is_named(tmp_path):
-    run_small(tmp_path, [])
-    for shard in (tmp_path / "small/checkpoints/epoch_0001").glob("*.distcp"):
-        shard.write_bytes(shard.read_bytes()[:1000])
-    with pytest.raises(RunFolderError, match="damaged checkpoint"):
-        run_small(tmp_path, ["checkpoint.resume=auto", "train.epochs=2"])
-
-
-def test_old_checkpoints_go_but_the_best_stays(tmp_path):
-    run_small(tmp_path, ["train.epochs=5", "checkpoint.keep=1", "optim.embedding.lr=0.1"])
-    best = json.loads((tmp_path / "small/summary.json").read_text())["best_epoch"]
-    names = {path.name for path in (tmp_path / "small/checkpoints").iterdir()}
-    assert names == {f"epoch_{best:04d}", "epoch_0005"}
-
-
-def test_a_checkpoint_names_its_columns(tmp_path):
-    run_small(tmp_path, [])
-    manifest = json.loads((tmp_path / "small/checkpoints/epoch_0001/manifest.json").read_text())
-    table = manifest["tables"]["t_C1"]
-    assert table["columns"] == {"embedding": [0, 10], "first_order": [10, 11], "padding": [11, 12]}
 
 
 def test_the_best_epoch_is_chosen_on_the_asked_part(tmp_path):
@@ -194,68 +124,29 @@ def test_tables_are_read_without_padding(tmp_path):
             assert read.first_order.abs().max() == 0
 
 
-def test_a_checkpoint_is_read_without_a_model(tmp_path):
-    run_small(tmp_path, [])
-    folder = tmp_path / "small/checkpoints/epoch_0001"
-    config = small_config(tmp_path, "checkpoint.resume=auto")
-    with processes("cpu") as here:
-        dataset = open_dataset(config, here)
-        job = build(config, dataset, here)
-        checkpoint.load(folder, job, config, dataset)
-        for field in ("C1", "C3"):
-            gathered = gather_field(job.model, field, 10, here)
-            for one, other in zip(read_field(folder, field), gathered, strict=True):
-                assert torch.equal(one, other)
-    with pytest.raises(RunFolderError, match=r"'C99'.*C1, C2"):
-        read_field(folder, "C99")
-    with pytest.raises(RunFolderError, match="no checkpoint"):
-        read_field(tmp_path, "C1")
-
-
-def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path):
-    run_small(tmp_path, [])
-    whole = without_times(tmp_path / "small")
-    shutil.rmtree(tmp_path / "small/checkpoints")
-    with (tmp_path / "small/metrics.jsonl").open("a") as file:
-        file.write('{"kind": "tra')
-    run_small(tmp_path, ["checkpoint.resume=auto"])
-    assert without_times(tmp_path / "small") == whole
-
-
-def test_a_checkpoint_that_was_being_written_does_not_count(tmp_path):
-    run_small(tmp_path, ["train.epochs=2"])
-    folder = tmp_path / "small/checkpoints"
-    whole = without_times(tmp_path / "small")
-    # As after a kill: the second checkpoint lacks its last file and its name.
-    (folder / "epoch_0002/manifest.json").unlink()
-    (folder / "epoch_0002").rename(folder / ".epoch_0002.tmp")
-    run_small(tmp_path, ["train.epochs=2", "checkpoint.resume=auto"])
-    assert without_times(tmp_path / "small") == whole
-    assert {path.name for path in folder.iterdir()} == {"epoch_0001", "epoch_0002"}
-
-
-def test_a_full_disk_keeps_the_earlier_checkpoint(tmp_path, monkeypatch):
-    run_small(tmp_path, [])
-    folder = tmp_path / "small/checkpoints"
-
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpoint, "to_json", full)
-    with pytest.raises(TrainingStoppedError, match=r"epoch_0002.*No space left"):
-        run_small(tmp_path, ["train.epochs=2", "checkpoint.resume=auto"])
-    assert [path.name for path in folder.iterdir()] == ["epoch_0001"]
-    monkeypatch.undo()
-    monkeypatch.setattr(run_folder, "to_json", full)
-    with pytest.raises(TrainingStoppedError, match="metrics cannot be written"):
-        run_small(tmp_path, ["run.overwrite=true"])
-
-
 def test_weights_that_diverged_in_the_last_step_are_not_saved(tmp_path):
     with pytest.raises(TrainingStoppedError, match=r"logloss.*optim.dense.lr"):
         run_small(tmp_path, ["data.rows=250", "evaluate.select_on=test", "optim.dense.lr=1e30",
                              "optim.dense.warmup_epochs=0"])  # fmt: skip
     assert list((tmp_path / "small/checkpoints").iterdir()) == []
+
+
+def test_two_runs_do_not_write_one_folder(tmp_path):
+    with RunFolder(tmp_path / "small") as first:
+        first.reserve(small_config(tmp_path))
+        for override in ("run.overwrite=true", "checkpoint.resume=auto"):
+            with pytest.raises(RunFolderError, match=rf"another run \(process {os.getpid()}\)"):
+                run_small(tmp_path, [override])
+    run_small(tmp_path, [])
+
+
+def test_an_existing_folder_is_refused_before_the_data_are_prepared(tmp_path, monkeypatch):
+    run_small(tmp_path, [])
+    monkeypatch.setattr(engine_run, "open_dataset", None)
+    with pytest.raises(RunFolderError, match="exists"):
+        run_small(tmp_path, [])
+    with pytest.raises(RunFolderError, match=r"optim\.embedding\.l2"):
+        run_small(tmp_path, ["checkpoint.resume=auto", "optim.embedding.l2=0.5"])
 
 
 def test_a_stop_is_logged(tmp_path):
@@ -285,12 +176,3 @@ def test_warmup_and_scaling_are_applied(tmp_path):
     target = 1e-3 * (256 / 1024) ** 0.5
     assert rates[0] == 1e-8
     assert rates[1:] == pytest.approx([target * step / 7 for step in range(1, 8)], rel=1e-3)
-
-
-def test_the_newest_whole_checkpoint_is_found(tmp_path):
-    for name, whole in (("epoch_0002", True), ("epoch_0010", True), ("epoch_0011", False)):
-        (tmp_path / name).mkdir()
-        if whole:
-            (tmp_path / name / "manifest.json").write_text("{}")
-    (tmp_path / ".epoch_0012.tmp").mkdir()
-    assert checkpoint.newest(tmp_path).name == "epoch_0010"

@@ -1,5 +1,6 @@
 """Small jobs for tests, described as a user would."""
 
+import json
 from pathlib import Path
 
 from stampede.data import GlobalBatches
@@ -60,3 +61,14 @@ def losses_and_weights(folder: Path, overrides: list[str], world_size: int = 1):
         weights = {f: gather_field(job.model, f, config.model.dim, here) for f in fields}
         plan = {p.sharding_type for m in job.model.plan.plan.values() for p in m.values()}
     return losses, evaluation, weights, plan
+
+
+def lines(run: Path):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_times(run: Path):
+    return [
+        {key: value for key, value in line.items() if not key.endswith("_per_second")}
+        for line in lines(run)
+    ]
