@@ -69,5 +69,5 @@ def _describe_scaling(config: Config, job: Job) -> str:
     )
     return (
         f"scaling rule {scaling.rule}, batch {scaling.base_batch_size} -> "
-        f"{config.train.batch_size}: {changes}"
+        f"{config.train.batch_size}:\n  {changes}"
     )
