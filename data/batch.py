@@ -49,15 +49,3 @@ class Batch(Pipelineable):
         for tensor in (self.dense, self.label, self.weight, self.true_probability):
             if tensor is not None:
                 tensor.record_stream(stream)
-
-    def pin_memory(self) -> Batch:
-        """A copy in pinned memory."""
-        probability = self.true_probability
-        return Batch(
-            self.sparse.pin_memory(),
-            self.dense.pin_memory(),
-            self.label.pin_memory(),
-            self.weight.pin_memory(),
-            self.global_samples,
-            None if probability is None else probability.pin_memory(),
-        )

@@ -31,7 +31,8 @@ class CowClipAdam(torch.optim.Optimizer):
     `DistributedModelParallel`: the update then runs inside the sharded tables' backward. In plain
     PyTorch it is an ordinary optimizer for `nn.Embedding(sparse=True)` and
     `nn.EmbeddingBag(sparse=True, mode="sum")`, whose uncoalesced gradient has one entry per
-    occurrence of an id and so carries the counts.
+    occurrence of an id and so carries the counts. A dense gradient has no counts: it is accepted
+    only with `clip=None`, and every row then counts as touched.
 
     Args:
         params: tables, `[rows, dim]`.

@@ -22,22 +22,15 @@ from torchrec.distributed.types import (
     ModuleSharder,
     ParameterSharding,
     ShardingEnv,
-    ShardingType,
 )
-from torchrec.modules.embedding_configs import BaseEmbeddingConfig, DataType
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from stampede.optim.cowclip_adam import DEFAULT_LR, CowClipAdam, check_lr, update_settings
 from stampede.optim.fused_tables import CowClipFusedOptimizer, CowClipTables
+from stampede.optim.supported import EXACT_SHARDING_TYPES, check_table
 from stampede.optim.table_init import TableInit, fill_shard_
 from stampede.optim.update import UpdateSettings
-
-# Sharding types under which one rank holds whole rows and so sees a row's whole gradient.
-EXACT_SHARDING_TYPES = (
-    ShardingType.TABLE_WISE.value,
-    ShardingType.ROW_WISE.value,
-    ShardingType.TABLE_ROW_WISE.value,
-)
 
 # Key under which a table's settings travel through TorchRec's grouping of tables into TBEs.
 _GROUP_KEY = "stampede"
@@ -122,7 +115,7 @@ class CowClipEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
                 arguments = parameter._optimizer_kwargs[0]
                 check_lr(arguments.get("lr", DEFAULT_LR))
                 settings[name] = update_settings(arguments)
-                _check_table(configs[name], params[name], settings[name])
+                check_table(configs[name], params[name], settings[name])
         with _as_fbgemm_sgd(parameters, settings):
             return CowClipShardedEmbeddingBagCollection(
                 module=module,
@@ -214,37 +207,6 @@ def local_cowclip_tables(model: nn.Module) -> list[CowClipTables]:
 
 def _has_cowclip(parameter: nn.Parameter) -> bool:
     return CowClipAdam in getattr(parameter, "_optimizer_classes", [])
-
-
-def _check_table(config: Any, plan: ParameterSharding, settings: UpdateSettings) -> None:
-    """Refuse what would not be exact, before anything is built."""
-    table = f"table {config.name!r} with CowClipAdam"
-    if plan.sharding_type not in EXACT_SHARDING_TYPES:
-        raise ValueError(
-            f"{table}: sharding type {plan.sharding_type!r} is not supported; plan it as one of "
-            f"{', '.join(EXACT_SHARDING_TYPES)} (pass cowclip_sharders() to the planner too)"
-        )
-    if plan.compute_kernel != EmbeddingComputeKernel.FUSED.value:
-        raise ValueError(
-            f"{table}: compute kernel {plan.compute_kernel!r} is not supported; "
-            f"plan it with the kernel {EmbeddingComputeKernel.FUSED.value!r}"
-        )
-    if config.embedding_dim % 4:
-        padded = -(-config.embedding_dim // 4) * 4
-        raise ValueError(
-            f"{table}: embedding_dim {config.embedding_dim} is not a multiple of 4, which FBGEMM "
-            f"needs; write embedding_dim={padded} with CowClip(columns={config.embedding_dim}) "
-            f"and use the first {config.embedding_dim} columns"
-        )
-    if config.data_type != DataType.FP32:
-        raise ValueError(
-            f"{table}: data type {config.data_type.name} is not supported; write DataType.FP32"
-        )
-    if settings.clip and settings.clip.columns and settings.clip.columns > config.embedding_dim:
-        raise ValueError(
-            f"{table}: CowClip(columns={settings.clip.columns}) is more than its embedding_dim "
-            f"{config.embedding_dim}"
-        )
 
 
 @contextmanager
