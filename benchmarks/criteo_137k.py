@@ -27,7 +27,7 @@ SETTINGS = {
         "train.batch_size=1024",
         "optim.embedding.clip=null",
         "optim.dense.lr=1e-4",
-        "optim.dense.warmup_epochs=0",
+        "optim.dense.schedule.warmup=0",
         "model.init_std=1e-4",
         "optim.scaling.rule=none",
     ],

@@ -19,6 +19,7 @@ from stampede.optim import (
     CowClipAdam,
     DenseAdam,
     Hyperparameters,
+    Scaled,
     TableInit,
     cowclip_sharders,
     scale,
@@ -33,14 +34,13 @@ class Job:
         model: the sharded model; its tables are updated in backward.
         dense_parameters: parameters of the dense layers, by name.
         dense_optimizer: their optimizer.
-        base, actual: settings at the base batch size, and at the configured one.
+        scaling: settings at the base batch size, and at the configured one.
     """
 
     model: DistributedModelParallel
     dense_parameters: dict[str, Tensor]
     dense_optimizer: DenseAdam
-    base: Hyperparameters
-    actual: Hyperparameters
+    scaling: Scaled
 
 
 def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
@@ -49,7 +49,8 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     Raises:
         ConfigError: the tables cannot be sharded as asked.
     """
-    base, actual = scaled_hyperparameters(config)
+    scaling = scaled_hyperparameters(config)
+    actual = scaling.scaled
     model = CTRModel(
         config.model.name,
         dataset.vocabulary_sizes,
@@ -95,10 +96,10 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     optimizer = _dense_optimizer(
         config, actual, dense_parameters, lambda parameter: id(parameter) == number_weights
     )
-    return Job(sharded, dense_parameters, optimizer, base, actual)
+    return Job(sharded, dense_parameters, optimizer, scaling)
 
 
-def scaled_hyperparameters(config: Config) -> tuple[Hyperparameters, Hyperparameters]:
+def scaled_hyperparameters(config: Config) -> Scaled:
     """Settings as configured for the base batch size, and for the actual one."""
     base = Hyperparameters(
         embedding_lr=config.optim.embedding.lr,
@@ -106,8 +107,7 @@ def scaled_hyperparameters(config: Config) -> tuple[Hyperparameters, Hyperparame
         dense_lr=config.optim.dense.lr,
     )
     scaling = config.optim.scaling
-    actual = scale(base, scaling.rule, config.train.batch_size, scaling.base_batch_size)
-    return base, actual
+    return scale(base, scaling.rule, config.train.batch_size, scaling.base_batch_size)
 
 
 def _dense_optimizer(

@@ -24,10 +24,10 @@ from stampede.models import StoredColumns, table_name
 _MANIFEST = "manifest.json"
 
 # Sections and keys that may differ between a checkpoint and the run that continues it.
-_FREE = ("optim.embedding.lr", "optim.dense.lr", "optim.dense.warmup_epochs",
-         "run.name", "run.dir", "run.device", "run.overwrite", "data.path", "data.cache",
-         "train.epochs", "train.log_every", "evaluate.batch_size", "evaluate.every",
-         "checkpoint.", "sharding.")  # fmt: skip
+_FREE = ("optim.embedding.lr", "optim.embedding.schedule.", "optim.dense.lr",
+         "optim.dense.schedule.", "run.name", "run.dir", "run.device", "run.overwrite",
+         "data.path", "data.cache", "train.epochs", "train.log_every", "evaluate.batch_size",
+         "evaluate.every", "checkpoint.", "sharding.")  # fmt: skip
 
 # Of these, what says only how the run was started.
 _NOT_WORTH_TELLING = ("run.name", "run.dir", "run.overwrite", "checkpoint.resume")
@@ -42,7 +42,8 @@ class Progress:
         step: steps taken.
         samples: samples trained on.
         train_seconds: time spent in training, without evaluation and checkpoints.
-        touched_rows, clipped_rows: rows of all batches so far, and those that were clipped.
+        touched_rows, clipped_rows, skipped_rows: rows of all batches so far, those that were
+            clipped, and those left out for a gradient that was not finite.
         best_epoch: epoch with the best AUC on the selecting part, counted from 1; 0 for none.
         best_score: that AUC; None where it is undefined.
         best_auc: AUC on the test part in that epoch.
@@ -55,6 +56,7 @@ class Progress:
     train_seconds: float = 0.0
     touched_rows: int = 0
     clipped_rows: int = 0
+    skipped_rows: int = 0
     best_epoch: int = 0
     best_score: float | None = None
     best_auc: float | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stampede.engine import checkpoint
-from stampede.engine.build import Job, build
+from stampede.engine.build import build
 from stampede.engine.checkpoint import Progress
 from stampede.engine.config import Config
 from stampede.engine.datasets import open_dataset
@@ -45,7 +45,7 @@ def run(config: Config) -> None:
         if here.is_main:
             ids = sum(dataset.vocabulary_sizes.values())
             print(f"{config.run.name}: {dataset.train.rows:,} training rows, {ids:,} ids, {plan}")
-            print(_describe_scaling(config, job))
+            print(job.scaling.table())
             if newest is not None:
                 print(f"continuing after epoch {progress.epoch} from {newest}")
             for line in changed:
@@ -59,15 +59,3 @@ def run(config: Config) -> None:
         here.on_main(lambda: folder.write_results(summary, title))
         if here.is_main:
             print(describe(summary, folder, plan))
-
-
-def _describe_scaling(config: Config, job: Job) -> str:
-    scaling = config.optim.scaling
-    changes = ", ".join(
-        f"{name} {before:.3g} -> {getattr(job.actual, name):.3g}"
-        for name, before in vars(job.base).items()
-    )
-    return (
-        f"scaling rule {scaling.rule}, batch {scaling.base_batch_size} -> "
-        f"{config.train.batch_size}:\n  {changes}"
-    )

@@ -13,7 +13,8 @@ from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.processes import Processes
 
 WHAT_TO_TRY = (
-    "Try a lower optim.dense.lr or optim.embedding.lr, or a longer optim.dense.warmup_epochs; "
+    "Try a lower optim.dense.lr or optim.embedding.lr, or a longer warm-up "
+    "(optim.dense.schedule.warmup, optim.embedding.schedule.warmup); "
     "with checkpoint.resume=auto the run goes on from its newest checkpoint"
 )
 

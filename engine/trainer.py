@@ -18,7 +18,7 @@ from stampede.engine.config import Config
 from stampede.engine.console import progress_bar, readable_auc
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.evaluate import Evaluation, evaluate
-from stampede.engine.learning_rates import set_learning_rates
+from stampede.engine.learning_rates import LearningRates, learning_rates, set_learning_rates
 from stampede.engine.processes import Processes
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.step import WHAT_TO_TRY, train_step
@@ -67,13 +67,11 @@ class Trainer:
 
     def _train_epoch(self, epoch: int, batches: GlobalBatches, bar: tqdm) -> None:
         progress, every = self.progress, self.config.evaluate.every
-        # The reference counts whole batches only.
-        whole_batches = self.dataset.train.rows // self.config.train.batch_size
-        warmup_steps = int(self.config.optim.dense.warmup_epochs * whole_batches)
         start = time.perf_counter()
         since_log = (start, progress.samples)
         for index, batch in enumerate(batches.epoch(epoch)):
-            set_learning_rates(self.job, progress.step, warmup_steps)
+            rates = self._learning_rates(len(batches))
+            set_learning_rates(self.job, rates)
             loss = self._step(batch)
             progress.step += 1
             progress.samples += batch.global_samples
@@ -81,7 +79,7 @@ class Trainer:
             bar.set_postfix(loss=f"{loss:.4f}", epoch=epoch + 1, refresh=False)
             last = index + 1 == len(batches)
             if progress.step % self.config.train.log_every == 0 or last:
-                since_log = self._log_training(epoch, loss, since_log)
+                since_log = self._log_training(epoch, loss, rates, since_log)
             if every and progress.step % every == 0 and not last:
                 progress.train_seconds += time.perf_counter() - start
                 self._evaluate_all()
@@ -98,32 +96,47 @@ class Trainer:
             self.processes.on_main(lambda: self.folder.log(line))
             raise
 
-    def _log_training(self, epoch: int, loss: float, since: tuple[float, int]) -> tuple[float, int]:
-        self._count_clipped_rows()
+    def _learning_rates(self, batches: int) -> LearningRates:
+        """Rates of the next step, in epochs of so many batches."""
+        train = self.config.train
+        return learning_rates(
+            self.config,
+            self.job.scaling.scaled,
+            self.progress.step,
+            steps_per_epoch=self.dataset.train.rows / train.batch_size,
+            total_steps=batches * train.epochs,
+        )
+
+    def _log_training(
+        self, epoch: int, loss: float, rates: LearningRates, since: tuple[float, int]
+    ) -> tuple[float, int]:
+        self._count_rows()
         now, progress = time.perf_counter(), self.progress
         line = {
             "kind": "train",
             "step": progress.step,
             "epoch": epoch + 1,
             "loss": loss,
-            "dense_lr": self.job.dense_optimizer.param_groups[0]["lr"],
-            "embedding_lr": self.job.actual.embedding_lr,
+            "dense_lr": rates.dense,
+            "embedding_lr": rates.embedding,
             "clipped_share": progress.clipped_rows / max(1, progress.touched_rows),
+            "skipped_rows": progress.skipped_rows,
             "samples_per_second": (progress.samples - since[1]) / (now - since[0]),
         }
         self.processes.on_main(lambda: self.folder.log(line))
         return now, progress.samples
 
-    def _count_clipped_rows(self) -> None:
+    def _count_rows(self) -> None:
         """Add what the tables of all ranks counted since the last call."""
-        counts = torch.zeros(2, dtype=torch.int64, device=self.processes.device)
+        counts = torch.zeros(3, dtype=torch.int64, device=self.processes.device)
         for tables in local_cowclip_tables(self.job.model):
-            counts += tables.clip_counts
-            tables.clip_counts.zero_()
+            counts += tables.row_counts
+            tables.row_counts.zero_()
         dist.all_reduce(counts)
-        touched, clipped = counts.tolist()
+        touched, clipped, skipped = counts.tolist()
         self.progress.touched_rows += touched
         self.progress.clipped_rows += clipped
+        self.progress.skipped_rows += skipped
 
     def _evaluate_all(self) -> dict[str, Evaluation]:
         parts = {"test": self.dataset.test}

@@ -1,92 +1,170 @@
-"""The CowClip rule: adaptive clipping of the gradient of each embedding row (id)."""
+"""The clipping family: which gradients are held against which threshold."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 Variant = Literal["reference", "paper"]
+Granularity = Literal["none", "global", "field", "row", "field_adaptive", "cowclip"]
+
+# Rules whose threshold is a constant of the user's.
+_CONSTANT = ("global", "field", "row")
 
 
 @dataclass(frozen=True)
 class CowClip:
-    """Settings of CowClip (adaptive column-wise clipping, arXiv 2204.06240).
+    """Settings of CowClip (adaptive column-wise clipping, arXiv 2204.06240) and of its ablation.
 
-    The paper stores a table transposed: its *column* is a row, one id, of a TorchRec table.
+    The paper stores a table transposed: its *column* is a row, one id, of a TorchRec table. A
+    field is a table.
+
+    | granularity | what is scaled down together | largest norm |
+    |---|---|---|
+    | `none` | - | - |
+    | `global` | the gradients of all tables with this granularity | threshold |
+    | `field` | the gradient of a table | threshold |
+    | `row` | the gradient of a row | threshold * max(count, 1) |
+    | `field_adaptive` | the gradient of a table | ratio * norm of its weights |
+    | `cowclip` | the gradient of a row | ratio * max(norm of its weights, bound) * max(count, 1) |
+
+    Gradients include the L2 term. Norms run over the rows that take part in the step: all, or
+    those of the batch. The count is how often an id occurs in the global batch; a repeat within
+    one bag counts, whatever the pooling and the weights of samples.
 
     Args:
-        ratio: largest gradient norm of a row relative to the norm of its weights (`r`).
+        granularity: see the table.
+        ratio: largest gradient norm relative to the norm of the weights (`r`).
         bound: lower bound of the weight norm in the threshold (`zeta`), so that small rows
             can still grow. 1e-5 on Criteo.
+        threshold: the constant of `global`, `field` and `row`.
         variant: `reference` is the authors' code, where the bound is scaled by
             `ratio * sqrt(columns)`; `paper` compares with the bare bound.
         columns: only the first `columns` columns of a row are clipped and give its norms; the
             others take the plain update. `None`: all columns.
 
     Raises:
-        ValueError: a value is out of range.
+        ValueError: a value is out of range, or a threshold is missing or has no meaning.
     """
 
+    granularity: Granularity = "cowclip"
     ratio: float = 1.0
     bound: float = 1e-5
+    threshold: float | None = None
     variant: Variant = "reference"
     columns: int | None = None
 
     def __post_init__(self) -> None:
+        if self.granularity not in get_args(Granularity):
+            raise ValueError(
+                f"CowClip: granularity is {self.granularity!r}; write one of "
+                f"{', '.join(get_args(Granularity))}"
+            )
         if not (math.isfinite(self.ratio) and self.ratio > 0):
             raise ValueError(f"CowClip: ratio is {self.ratio!r}; write a number above 0")
         if not (math.isfinite(self.bound) and self.bound >= 0):
             raise ValueError(f"CowClip: bound is {self.bound!r}; write a number of at least 0")
-        if self.variant not in ("reference", "paper"):
+        if self.granularity in _CONSTANT:
+            if self.threshold is None:
+                raise ValueError(
+                    f"CowClip: granularity {self.granularity!r} needs a threshold; write "
+                    "threshold=, the largest norm of a gradient"
+                )
+            if not (math.isfinite(self.threshold) and self.threshold > 0):
+                raise ValueError(
+                    f"CowClip: threshold is {self.threshold!r}; write a number above 0"
+                )
+        elif self.threshold is not None:
+            raise ValueError(
+                f"CowClip: threshold is {self.threshold!r}, but granularity "
+                f"{self.granularity!r} has none; leave it out, or choose one of "
+                f"{', '.join(_CONSTANT)}"
+            )
+        if self.variant not in get_args(Variant):
             raise ValueError(f"CowClip: variant is {self.variant!r}; write 'reference' or 'paper'")
         if self.columns is not None and self.columns < 1:
             raise ValueError(f"CowClip: columns is {self.columns!r}; write 1 or more, or None")
 
+    @property
+    def by_row(self) -> bool:
+        """Whether each row has a threshold of its own."""
+        return self.granularity in ("row", "cowclip")
 
-def row_threshold(weight_norm: Tensor, counts: Tensor, dim: int, clip: CowClip) -> Tensor:
-    """Largest gradient norm allowed for each row.
+    @property
+    def by_table(self) -> bool:
+        """Whether all rows of a table are scaled alike."""
+        return self.granularity in ("global", "field", "field_adaptive")
 
-    `reference`: `r * max(||w||, r * sqrt(dim) * zeta) * max(c, 1)` (authors' `clip.py`);
-    `paper`: `max(r * ||w||, zeta) * max(c, 1)`.
+    def may_clip_decay(self, l2: float) -> bool:
+        """Whether the L2 term of a row without other gradient, `2*l2*w`, can exceed a threshold."""
+        if self.granularity == "none" or l2 == 0:
+            return False
+        if self.granularity == "cowclip":
+            return 2.0 * l2 > self.ratio
+        return True
+
+
+def row_factor(
+    grad_squares: Tensor, weight_squares: Tensor, counts: Tensor, width: int, clip: CowClip
+) -> Tensor:
+    """What each row's gradient is multiplied by, under `row` and `cowclip`.
 
     Args:
-        weight_norm: `[rows]` L2 norms of the clipped columns of the weights.
-        counts: `[rows]` occurrences of each id in the global batch, any dtype.
-        dim: number of clipped columns, never a padded one.
+        grad_squares: `[n]` sum of squares of the clipped columns' gradients, L2 term included.
+        weight_squares: `[n]` sum of squares of the clipped columns' weights.
+        counts: `[n]` occurrences of each id in the global batch, any dtype.
+        width: number of clipped columns of the whole table, never a padded one.
         clip: the settings.
 
     Returns:
-        `[rows]`, dtype of `weight_norm`.
+        `[n]`, at most 1, dtype of `grad_squares`.
+    """
+    if clip.granularity == "row":
+        threshold = clip.threshold * counts.clamp_min(1).to(grad_squares.dtype)
+    else:
+        threshold = row_threshold(weight_squares.sqrt(), counts, width, clip)
+    return _factor(grad_squares.sqrt(), threshold)
+
+
+def row_threshold(weight_norm: Tensor, counts: Tensor, width: int, clip: CowClip) -> Tensor:
+    """CowClip's largest gradient norm for each row.
+
+    `reference`: `r * max(||w||, r * sqrt(width) * zeta) * max(c, 1)` (authors' `clip.py`);
+    `paper`: `max(r * ||w||, zeta) * max(c, 1)`.
+
+    Args:
+        weight_norm: `[n]` L2 norms of the clipped columns of the weights.
+        counts, width, clip: see `row_factor`.
     """
     if clip.variant == "reference":
-        threshold = clip.ratio * weight_norm.clamp_min(clip.ratio * math.sqrt(dim) * clip.bound)
+        threshold = clip.ratio * weight_norm.clamp_min(clip.ratio * math.sqrt(width) * clip.bound)
     else:
         threshold = (clip.ratio * weight_norm).clamp_min(clip.bound)
     return threshold * counts.clamp_min(1).to(threshold.dtype)
 
 
-def clip_rows_(grads: Tensor, weights: Tensor, counts: Tensor, clip: CowClip) -> Tensor:
-    """Scale each row's gradient down to its threshold, in place.
+def table_factor(grad_squares: Tensor, weight_squares: Tensor, clip: CowClip) -> Tensor:
+    """What a table's whole gradient is multiplied by, under `global`, `field`, `field_adaptive`.
 
     Args:
-        grads: `[rows, dim]` gradients, L2 term included; changed in place.
-        weights: `[rows, dim]` weights the gradients belong to.
-        counts: `[rows]` occurrences of each id in the global batch.
+        grad_squares: scalar or `[tables]` sum of squares of the gradients held together.
+        weight_squares: the same of the weights; used by `field_adaptive`.
         clip: the settings.
 
     Returns:
-        `[rows]` bool: which rows were over their threshold.
+        The shape of `grad_squares`, at most 1.
     """
-    dim = grads.shape[1] if clip.columns is None else clip.columns
-    clipped = grads[:, :dim]
-    grad_norm = torch.linalg.vector_norm(clipped, dim=1)
-    weight_norm = torch.linalg.vector_norm(weights[:, :dim], dim=1)
-    threshold = row_threshold(weight_norm, counts, dim, clip)
-    # A zero row with a zero threshold would divide 0 by 0; its gradient stays zero.
-    smallest = torch.finfo(grads.dtype).tiny
-    clipped.mul_((threshold / torch.maximum(grad_norm, threshold).clamp_min(smallest))[:, None])
-    return grad_norm > threshold
+    if clip.granularity == "field_adaptive":
+        threshold = clip.ratio * weight_squares.sqrt()
+    else:
+        threshold = torch.full_like(grad_squares, clip.threshold)
+    return _factor(grad_squares.sqrt(), threshold)
+
+
+def _factor(norm: Tensor, threshold: Tensor) -> Tensor:
+    # A zero norm with a zero threshold would divide 0 by 0; that gradient stays zero.
+    return torch.where(norm > threshold, threshold / norm, torch.ones_like(norm))

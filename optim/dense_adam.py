@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stampede.optim.adam import EpsPlacement, adam_
+from stampede.optim.rules import EpsPlacement, adam_
 
 
 class DenseAdam(torch.optim.Optimizer):

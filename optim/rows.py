@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -54,3 +55,14 @@ def sum_by_row(
         per_sample_weights=None if coefficients is None else coefficients[order].to(source.dtype),
     )
     return RowGradients(rows, grads, counts)
+
+
+def merge_rows(parts: Sequence[RowGradients]) -> RowGradients:
+    """Add up several lookups' gradients, or several ranks', in the order given."""
+    if len(parts) == 1:
+        return parts[0]
+    rows, grads, counts = (torch.cat(columns) for columns in zip(*parts, strict=True))
+    merged = sum_by_row(rows, grads)
+    # Each entry stands for several occurrences; their numbers add up like the gradients.
+    position = torch.searchsorted(merged.rows, rows)
+    return merged._replace(counts=torch.zeros_like(merged.counts).index_add_(0, position, counts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from typing import Literal
 
 ScalingRule = Literal["none", "linear", "sqrt", "sqrt_star", "n2_lambda", "cowclip"]
@@ -25,7 +25,7 @@ class Hyperparameters:
     dense_lr: float
 
 
-_Factors = tuple[Callable[[float], float], Callable[[float], float], Callable[[float], float]]
+_Factor = Callable[[float], float]
 
 
 def _one(_: float) -> float:
@@ -37,7 +37,7 @@ def _same(s: float) -> float:
 
 
 # Factors of (embedding_lr, embedding_l2, dense_lr) for a batch s times the base.
-_RULES: dict[ScalingRule, _Factors] = {
+_RULES: dict[ScalingRule, tuple[_Factor, _Factor, _Factor]] = {
     "none": (_one, _one, _one),
     "linear": (_same, _one, _same),
     "sqrt": (math.sqrt, math.sqrt, math.sqrt),
@@ -47,9 +47,55 @@ _RULES: dict[ScalingRule, _Factors] = {
 }
 
 
+@dataclass(frozen=True)
+class Scaled:
+    """Settings before and after scaling.
+
+    Attributes:
+        rule: name of the rule.
+        batch_size, base_batch_size: samples in a global batch.
+        base: settings at the base batch size.
+        scaled: settings at `batch_size`.
+    """
+
+    rule: ScalingRule
+    batch_size: int
+    base_batch_size: int
+    base: Hyperparameters
+    scaled: Hyperparameters
+
+    def table(self) -> str:
+        """What the rule did, as plain text: a line for each setting, at most 100 columns.
+
+        Example::
+
+            scaling rule cowclip  batch 1024  factor  batch 8192
+              embedding_lr             0.003     x 1       0.003
+              embedding_l2             1e-05     x 8       8e-05
+              dense_lr                0.0008  x 2.83     0.00226
+        """
+        before, after = vars(self.base), vars(self.scaled)
+        rows = [
+            (
+                f"scaling rule {self.rule}",
+                f"batch {self.base_batch_size}",
+                "factor",
+                f"batch {self.batch_size}",
+            )
+        ]
+        for name, factor in _factors(self.rule, self.batch_size / self.base_batch_size).items():
+            rows.append(
+                (f"  {name}", f"{before[name]:.3g}", f"x {factor:.3g}", f"{after[name]:.3g}")
+            )
+        first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+        return "\n".join(
+            "  ".join([row[0].ljust(first), *map(str.rjust, row[1:], others)]) for row in rows
+        )
+
+
 def scale(
     base: Hyperparameters, rule: ScalingRule, batch_size: int, base_batch_size: int
-) -> Hyperparameters:
+) -> Scaled:
     """Settings for `batch_size`, given those for `base_batch_size`.
 
     Args:
@@ -57,18 +103,31 @@ def scale(
         rule: name of the rule (table in the paper's section on scaling).
         batch_size, base_batch_size: samples in a global batch.
 
+    Returns:
+        The settings before and after; `table()` shows what changed.
+
     Raises:
         ValueError: unknown rule, or a batch size below 1.
+
+    Example::
+
+        change = scale(Hyperparameters(1e-4, 1e-5, 8e-4), "cowclip", 8192, 1024)
+        print(change.table())
+        optimizer = torch.optim.Adam(model.parameters(), lr=change.scaled.dense_lr)
     """
     if rule not in _RULES:
         raise ValueError(f"scaling rule is {rule!r}; write one of {', '.join(_RULES)}")
     if batch_size < 1 or base_batch_size < 1:
-        raise ValueError("batch sizes must be at least 1")
-    s = batch_size / base_batch_size
-    embedding_lr, embedding_l2, dense_lr = (factor(s) for factor in _RULES[rule])
-    return replace(
-        base,
-        embedding_lr=base.embedding_lr * embedding_lr,
-        embedding_l2=base.embedding_l2 * embedding_l2,
-        dense_lr=base.dense_lr * dense_lr,
-    )
+        raise ValueError(
+            f"batch sizes are {batch_size} and, as the base, {base_batch_size}; "
+            "write numbers of at least 1"
+        )
+    factors = _factors(rule, batch_size / base_batch_size)
+    scaled = Hyperparameters(**{name: vars(base)[name] * factors[name] for name in factors})
+    return Scaled(rule, batch_size, base_batch_size, base, scaled)
+
+
+def _factors(rule: ScalingRule, s: float) -> dict[str, float]:
+    """The factor of each setting, by its name, for a batch `s` times the base."""
+    names = (field.name for field in fields(Hyperparameters))
+    return {name: factor(s) for name, factor in zip(names, _RULES[rule], strict=True)}

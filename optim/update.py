@@ -1,168 +1,268 @@
-"""The update of a table from the gradients of a batch's rows: L2, clip, Adam."""
+"""The update of tables from the gradients of a batch's rows: L2, clip, step of the rule."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from stampede.optim.adam import EpsPlacement, adam_
-from stampede.optim.clip import CowClip, clip_rows_
+from stampede.optim.clip import row_factor, table_factor
+from stampede.optim.reduction import NoReduction, PendingUpdate, Reduction, TableSums
+from stampede.optim.row_values import RowValues, all_values, batch_values
 from stampede.optim.rows import RowGradients
-
-Rows = Literal["all", "touched"]
-
-# Elements swept at a time: 4 MB per array keeps the zero gradient in cache.
-SWEEP_ELEMENTS = 1 << 20
+from stampede.optim.sweep import sweep_
+from stampede.optim.table_array import TableArray
 
 
-@dataclass(frozen=True)
-class UpdateSettings:
-    """What one table's update does, apart from the learning rate. Hashable.
-
-    Attributes:
-        betas: decay rates of Adam's two moments.
-        eps: Adam's epsilon, see `eps_placement`.
-        l2: coefficient of `||w||^2` in the loss; adds `2*l2*w` to the gradient, inside the clip.
-        clip: the clipping rule, or `None` for no clipping.
-        rows: `all`, every row takes a step (momentum decay and L2), or `touched`, only the rows
-            of the batch.
-        eps_placement: see `stampede.optim.adam`.
-    """
-
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-7
-    l2: float = 0.0
-    clip: CowClip | None = field(default_factory=CowClip)
-    rows: Rows = "all"
-    eps_placement: EpsPlacement = "keras"
-
-    def __post_init__(self) -> None:
-        if len(self.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in self.betas):
-            raise ValueError(
-                f"CowClipAdam: betas is {self.betas!r}; write two numbers from 0 up to below 1"
-            )
-        if not (math.isfinite(self.l2) and self.l2 >= 0):
-            raise ValueError(f"CowClipAdam: l2 is {self.l2!r}; write a number of at least 0")
-        # With 0 a row that never had a gradient would be divided 0 by 0.
-        if not (math.isfinite(self.eps) and self.eps > 0):
-            raise ValueError(f"CowClipAdam: eps is {self.eps!r}; write a number above 0")
-        if self.rows not in ("all", "touched"):
-            raise ValueError(f"CowClipAdam: rows is {self.rows!r}; write 'all' or 'touched'")
-        if self.eps_placement not in ("keras", "torch"):
-            raise ValueError(
-                f"CowClipAdam: eps_placement is {self.eps_placement!r}; write 'keras' or 'torch'"
-            )
-        if not (self.clip is None or isinstance(self.clip, CowClip)):
-            raise ValueError(f"CowClipAdam: clip is {self.clip!r}; write CowClip(...) or None")
-
-    @property
-    def decay_may_be_clipped(self) -> bool:
-        """Whether the L2 term alone can exceed a row's threshold (only if `2*l2 > ratio`)."""
-        return self.clip is not None and 2.0 * self.l2 > self.clip.ratio
+class NonFiniteGradientError(ValueError):
+    """A NaN or an infinity in a gradient; no table was changed."""
 
 
 @dataclass
-class TableState:
-    """A table, or several of one width in one array, with Adam's moments.
+class Outcome:
+    """What happened to the batch's rows of one array: int64 scalars on its device.
 
-    Attributes:
-        weights: `[rows, dim]`, contiguous; changed in place by `update_`.
-        exp_avg: `[rows, dim]` first moment.
-        exp_avg_sq: `[rows, dim]` second moment.
+    A row that lies in several column shards or copies is counted in the first one only.
     """
 
-    weights: Tensor
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
+    touched: Tensor
+    clipped: Tensor
+    skipped: Tensor
 
-    def arrays(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The three arrays, in the order above."""
-        return self.weights, self.exp_avg, self.exp_avg_sq
+
+@dataclass
+class _Work:
+    """An update under way: the batch's rows, taken out of their array.
+
+    Attributes:
+        values: of the batch's rows, over all their columns once these are summed.
+        share: `[3, n]` this array's own part of the values, where sums over tables are needed.
+        everything, whole_share: the same of all rows, where they are needed.
+        skipped: rows left out for a gradient that is not finite.
+    """
+
+    update: PendingUpdate
+    batch: RowGradients
+    weights: Tensor
+    grads: Tensor
+    values: RowValues
+    share: Tensor | None
+    everything: RowValues | None
+    whole_share: Tensor | None
+    skipped: Tensor
+
+    @property
+    def array(self) -> TableArray:
+        return self.update.array
+
+    def keep(self, kept: Tensor) -> None:
+        """Drop the batch's rows that are not marked in `kept`, `[n]` bool."""
+        self.batch = RowGradients(*(part[kept] for part in self.batch))
+        self.weights, self.grads = self.weights[kept], self.grads[kept]
+        self.values = self.values[kept]
+        if self.share is not None:
+            self.share = self.share[:, kept]
 
 
 @torch.no_grad()
-def update_(
-    table: TableState, batch: RowGradients, settings: UpdateSettings, *, lr: float, step: int
-) -> Tensor:
-    """One step of the whole table, in place.
+def update_(updates: Sequence[PendingUpdate], reduction: Reduction | None = None) -> list[Outcome]:
+    """One step of several arrays of tables, in place.
 
-    No gradient of the table's size is made: the batch's rows are taken out, updated with their
+    No gradient of a table's size is made: the batch's rows are taken out, updated with their
     gradients and put back over the sweep of all the others.
 
     Args:
-        table: weights and moments.
-        batch: gradients of the mean loss over the global batch.
-        settings: the rule.
-        lr: learning rate of this step.
-        step: number of this step, counted from 1.
+        updates: arrays and their gradients; tables that are clipped together (`global`) must come
+            in one call.
+        reduction: adds up over shards; None for whole tables in one process.
 
     Returns:
-        int64 scalar tensor: how many of the batch's rows were clipped.
+        What happened, for each array.
+
+    Raises:
+        NonFiniteGradientError: a gradient is not finite where the settings do not allow it.
     """
-    picked = TableState(*(array[batch.rows] for array in table.arrays()))
-    clipped = _step(picked, batch.grads, batch.counts, settings, lr, step)
-    if settings.rows == "all":
-        _sweep(table, settings, lr, step)
-    for array, values in zip(table.arrays(), picked.arrays(), strict=True):
-        array.index_copy_(0, batch.rows, values)
-    return clipped
+    reduction = reduction or NoReduction()
+    works = [_begin(update) for update in updates]
+    _sum_columns(works, reduction)
+    _leave_out_nonfinite(works)
+    sums = _table_sums(works)
+    reduction.sum_tables_(sums)
+    if sums.nonfinite:
+        raise NonFiniteGradientError(
+            "the gradient of an embedding row is not finite; no table was changed. Lower the "
+            "learning rates, or set on_nonfinite='skip_row' to leave such rows out"
+        )
+    return [_finish(work, sums) for work in works]
 
 
-def _step(
-    part: TableState,
-    grads: Tensor,
-    counts: Tensor,
-    settings: UpdateSettings,
-    lr: float,
-    step: int,
-) -> Tensor:
-    """L2, clip and Adam on every row of `part`, in place; returns how many rows were clipped."""
-    grads = torch.add(grads, part.weights, alpha=2.0 * settings.l2)
-    if settings.clip is None:
-        clipped = torch.zeros((), dtype=torch.int64, device=grads.device)
-    else:
-        clipped = clip_rows_(grads, part.weights, counts, settings.clip).sum()
-    adam_(
-        [part.weights],
-        [grads],
-        [part.exp_avg],
-        [part.exp_avg_sq],
-        step=step,
-        lr=lr,
-        betas=settings.betas,
-        eps=settings.eps,
-        eps_placement=settings.eps_placement,
-    )
-    return clipped
-
-
-def _sweep(table: TableState, settings: UpdateSettings, lr: float, step: int) -> None:
-    """The step of rows without gradient (moments decay, L2), for every row, block by block."""
-    if settings.decay_may_be_clipped:
-        block = max(1, SWEEP_ELEMENTS // table.weights.shape[1])
-        for parts in zip(*(array.split(block) for array in table.arrays()), strict=True):
-            part = TableState(*parts)
-            counts = torch.ones(len(part.weights), dtype=torch.int64, device=part.weights.device)
-            _step(part, torch.zeros_like(part.weights), counts, settings, lr, step)
-        return
-    # Below its threshold a row's step is element-wise: one fused pass, whatever the rows are.
-    weights, exp_avgs, exp_avg_sqs = (
-        array.view(-1).split(SWEEP_ELEMENTS) for array in table.arrays()
-    )
-    zero = torch.zeros_like(weights[0])
-    adam_(
+def _begin(update: PendingUpdate) -> _Work:
+    """Take the batch's rows out and measure them."""
+    array, batch, settings = update.array, update.batch, update.array.settings
+    if array.frozen_row is not None:
+        batch = RowGradients(*(part[batch.rows != array.frozen_row] for part in batch))
+    # Indexing copies; lower precisions are computed in the dtype of the state.
+    weights = array.weights[batch.rows]
+    weights = weights.float() if array.is_rounded() else weights
+    grads = torch.add(batch.grads.to(weights.dtype), weights, alpha=2.0 * settings.l2)
+    values = batch_values(array, batch.rows, weights, grads)
+    everything = None
+    if settings.needs_all_rows:
+        everything = all_values(array)
+        if array.frozen_row is not None:
+            everything.matrix[:3, array.frozen_row] = 0.0
+    # Sums over a table add up its column shards: they need each shard's own part.
+    by_table = settings.clip.by_table
+    return _Work(
+        update,
+        batch,
         weights,
-        [zero[: len(part)] for part in weights],
-        exp_avgs,
-        exp_avg_sqs,
-        step=step,
-        lr=lr,
-        betas=settings.betas,
-        eps=settings.eps,
-        eps_placement=settings.eps_placement,
-        l2=settings.l2,
+        grads,
+        values,
+        values.matrix[:3].clone() if by_table else None,
+        everything,
+        everything.matrix[:3].clone() if by_table and everything is not None else None,
+        torch.zeros((), dtype=torch.int64, device=weights.device),
     )
+
+
+def _sum_columns(works: Sequence[_Work], reduction: Reduction) -> None:
+    """Make the values of rows those of all their columns."""
+    reduction.sum_columns_(
+        [work.update for work in works],
+        [work.values.matrix for work in works],
+        all_rows=False,
+    )
+    whole = [work for work in works if work.everything is not None]
+    reduction.sum_columns_(
+        [work.update for work in whole],
+        [work.everything.matrix for work in whole],
+        all_rows=True,
+    )
+
+
+def _leave_out_nonfinite(works: Sequence[_Work]) -> None:
+    """Treat rows with a NaN or an infinity as absent; all column shards see the same sum."""
+    finite = [torch.isfinite(work.values.grad_squares + work.values.rest_squares) for work in works]
+    bad = torch.stack([(~rows).sum() for rows in finite]) if finite else torch.zeros(0)
+    for work, rows, count in zip(works, finite, bad.tolist(), strict=True):
+        if count:
+            work.skipped += count
+            work.keep(rows)
+
+
+def _table_sums(works: Sequence[_Work]) -> TableSums:
+    """This rank's part of the sums over tables."""
+    device = works[0].weights.device
+    sums = TableSums(nonfinite=torch.zeros((), dtype=torch.float64, device=device))
+    for work in works:
+        settings, array = work.array.settings, work.array
+        if settings.on_nonfinite == "error" and array.counts_rows:
+            sums.nonfinite += work.skipped
+        if work.share is None:
+            continue
+        for shard, total in zip(array.shards, _shard_sums(work), strict=True):
+            if not shard.counted:
+                total = torch.zeros_like(total)
+            if settings.clip.granularity == "global":
+                known = sums.everything
+                sums.everything = total if known is None else known + total
+            else:
+                known = sums.by_table.get(shard.table)
+                sums.by_table[shard.table] = total if known is None else known + total
+    return sums
+
+
+def _shard_sums(work: _Work) -> list[Tensor]:
+    """Squared norms of gradient and weights of each shard, float64 `[2]`."""
+    bounds = work.update.bounds_of(work.batch.rows)
+    taken = work.share[[0, 2]].double()
+    if work.whole_share is None:
+        return [taken[:, a:b].sum(1) for a, b in pairwise(bounds)]
+    whole = work.whole_share[[0, 2]].double()
+    # The batch's rows stand in the sum over all rows as if they had no gradient.
+    swept = whole[:, work.batch.rows]
+    starts = work.array.starts
+    sums = []
+    for (first, stop), (a, b) in zip(pairwise(starts), pairwise(bounds), strict=True):
+        total = whole[:, first:stop].sum(1)
+        total[0] += taken[0, a:b].sum() - swept[0, a:b].sum()
+        sums.append(total)
+    return sums
+
+
+def _finish(work: _Work, sums: TableSums) -> Outcome:
+    """Clip, step, sweep and put the batch's rows back."""
+    array, update = work.array, work.update
+    factor, swept_factor = _factors(work, sums)
+    clipped = torch.zeros_like(work.skipped)
+    if factor is not None:
+        work.grads[:, : array.local_width].mul_(factor[:, None])
+        clipped = (factor < 1).sum()
+    rows, weights, settings = work.batch.rows, work.weights, array.settings
+    states = {name: array.states[name][rows] for name in array.element_state_names}
+    states |= work.values.states(array)
+    if settings.weight_decay:
+        weights.mul_(1.0 - update.lr * settings.weight_decay)
+    settings.rule.step_(
+        weights,
+        work.grads,
+        states,
+        work.values.after_clip(factor, array),
+        lr=update.lr,
+        step=update.step,
+    )
+    _sweep_others(work, swept_factor)
+    array.weights.index_copy_(0, rows, array.rounded(weights, rows, update.step))
+    for name, values in states.items():
+        array.states[name].index_copy_(0, rows, values)
+    counted = int(array.counts_rows)
+    touched = torch.full_like(work.skipped, len(rows))
+    return Outcome(touched * counted, clipped * counted, work.skipped * counted)
+
+
+def _factors(work: _Work, sums: TableSums) -> tuple[Tensor | None, Tensor | None]:
+    """What gradients are multiplied by: of the batch's rows, and of all rows; None for 1."""
+    array, clip = work.array, work.array.settings.clip
+    if clip.granularity == "none":
+        return None, None
+    values, everything = work.values, work.everything
+    if clip.by_row:
+        factor = row_factor(
+            values.grad_squares, values.weight_squares, work.batch.counts, array.width, clip
+        )
+        if not clip.may_clip_decay(array.settings.l2) or everything is None:
+            return factor, None
+        once = torch.ones_like(everything.grad_squares)
+        return factor, row_factor(
+            everything.grad_squares, everything.weight_squares, once, array.width, clip
+        )
+    if clip.granularity == "global":
+        held = [sums.everything for _ in array.shards]
+    else:
+        held = [sums.by_table[shard.table] for shard in array.shards]
+    grads, weights = torch.stack(held).T
+    by_shard = table_factor(grads, weights, clip).to(work.grads.dtype)
+    bounds = torch.tensor(work.update.bounds_of(work.batch.rows)).diff().to(by_shard.device)
+    factor = by_shard.repeat_interleave(bounds)
+    if everything is None:
+        return factor, None
+    lengths = torch.tensor([shard.rows for shard in array.shards], device=by_shard.device)
+    return factor, by_shard.repeat_interleave(lengths)
+
+
+def _sweep_others(work: _Work, factor: Tensor | None) -> None:
+    """Step all rows as if absent; the batch's are written over afterwards."""
+    array, update = work.array, work.update
+    if not array.settings.moves_untouched_rows:
+        return
+    kept = None
+    if array.frozen_row is not None:
+        frozen = array.frozen_row
+        kept = [(whole, whole[frozen].clone()) for whole in array.all_tensors()]
+    sweep_(array, work.everything, factor, lr=update.lr, step=update.step)
+    for whole, row in kept or ():
+        whole[frozen] = row

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from stampede.models import network_names
-from stampede.optim import ScalingRule
+from stampede.optim import ScalingRule, Schedule
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -92,10 +92,70 @@ class ClipSection(Section):
     )
 
 
+class ScheduleSection(Section):
+    """How the learning rate changes in the course of training."""
+
+    warmup: float = Field(
+        0.0, ge=0, description="length of the linear warm-up from 1e-8, in units; 0: none"
+    )
+    decay: Literal["constant", "polynomial", "cosine", "step"] = Field(
+        "constant", description="what follows the warm-up"
+    )
+    unit: Literal["epochs", "steps"] = Field(
+        "epochs", description="unit of warmup, length and every"
+    )
+    length: float | None = Field(
+        None,
+        gt=0,
+        description="polynomial, cosine: length of the decay after the warm-up, in units; null: "
+        "up to the end of training",
+    )
+    final: float = Field(
+        0.0, ge=0, le=1, description="polynomial, cosine: rate at the end, as a fraction of lr"
+    )
+    power: float = Field(1.0, gt=0, description="polynomial: exponent; 1 is a straight line")
+    every: float = Field(
+        1.0, gt=0, description="step: distance of the drops, in units, from the warm-up's end on"
+    )
+    factor: float = Field(
+        0.1, ge=0, le=1, description="step: what each drop multiplies the rate by"
+    )
+
+    @model_validator(mode="after")
+    def _check_keys_together(self) -> ScheduleSection:
+        try:
+            self.as_schedule()
+        except ValueError as failure:
+            raise ValueError(str(failure).removeprefix("Schedule: ")) from None
+        return self
+
+    def as_schedule(self) -> Schedule:
+        """The same, for the learning rates' formulas."""
+        return Schedule(**self.model_dump())
+
+
+class DenseScheduleSection(ScheduleSection):
+    """The same with an epoch of warm-up, as in the paper."""
+
+    warmup: float = Field(
+        1.0, ge=0, description="length of the linear warm-up from 1e-8, in units; 0: none"
+    )
+
+    @model_validator(mode="after")
+    def _check_unit_of_default(self) -> DenseScheduleSection:
+        if self.unit == "steps" and "warmup" not in self.model_fields_set:
+            raise ValueError(
+                "unit is 'steps' but warmup is not given, whose default of 1 is meant as an "
+                "epoch; write warmup in steps, 0 for none"
+            )
+        return self
+
+
 class EmbeddingOptimSection(Section):
     """The optimizer of the embedding tables, at the base batch size."""
 
-    lr: float = Field(1e-4, ge=0, description="learning rate")
+    lr: float = Field(1e-4, ge=0, description="learning rate, which the schedule changes")
+    schedule: ScheduleSection = ScheduleSection()
     l2: float = Field(1e-5, ge=0, description="coefficient of ||w||^2 in the loss")
     betas: tuple[Beta, Beta] = Field(
         (0.9, 0.999), description="decay rates of the two moments", strict=False
@@ -113,8 +173,8 @@ class EmbeddingOptimSection(Section):
 class DenseOptimSection(Section):
     """The optimizer of the dense layers, at the base batch size."""
 
-    lr: float = Field(8e-4, ge=0, description="learning rate after the warm-up")
-    warmup_epochs: float = Field(1.0, ge=0, description="epochs of linear warm-up from 1e-8")
+    lr: float = Field(8e-4, ge=0, description="learning rate, which the schedule changes")
+    schedule: DenseScheduleSection = DenseScheduleSection()
     betas: tuple[Beta, Beta] = Field(
         (0.9, 0.999), description="decay rates of the two moments", strict=False
     )
@@ -206,4 +266,17 @@ class Config(Section):
                 "run.overwrite=true would delete the checkpoints that checkpoint.resume=auto is "
                 "to continue from; write only one of them"
             )
+        for part in ("embedding", "dense"):
+            _check_room_for_decay(part, getattr(self.optim, part).schedule, self.train.epochs)
         return self
+
+
+def _check_room_for_decay(part: str, schedule: ScheduleSection, epochs: int) -> None:
+    in_epochs = schedule.unit == "epochs"
+    if schedule.decay != "constant" and in_epochs and schedule.warmup >= epochs:
+        key = f"optim.{part}.schedule"
+        raise ValueError(
+            f"{key}.decay is {schedule.decay!r}, but the warm-up of {schedule.warmup:g} epochs "
+            f"lasts as long as the training, train.epochs {epochs}; write a {key}.warmup below "
+            f"{epochs}, more epochs, or {key}.decay: constant"
+        )

@@ -35,6 +35,25 @@ BAD = [
     ("data:\n  validation_fraction: 0", ["evaluate.select_on", "data.validation_fraction"]),
     ("optim:\n  dense:\n    betas: [0.9, 1.0]", ["optim.dense.betas", "less than 1"]),
     ("optim:\n  dense:\n    eps: 0", ["optim.dense.eps", "greater than 0"]),
+    ("optim:\n  dense:\n    schedule: {decay: linear}", ["optim.dense.schedule.decay", "'step'"]),
+    ("optim:\n  dense:\n    schedule: {warmup: -1}", ["optim.dense.schedule.warmup: found -1"]),
+    ("optim:\n  dense:\n    schedule: {final: 2}", ["optim.dense.schedule.final: found 2"]),
+    (
+        "optim:\n  embedding:\n    schedule: {decay: cosine, every: 2}",
+        ["optim.embedding.schedule: every is 2.0", "'cosine' does not use", "decay 'step'"],
+    ),
+    (
+        "optim:\n  embedding:\n    schedule: {length: 2}",
+        ["optim.embedding.schedule: length is 2.0", "'polynomial' or 'cosine'"],
+    ),
+    (
+        "optim:\n  dense:\n    schedule: {unit: steps}",
+        ["optim.dense.schedule: unit is 'steps'", "write warmup in steps"],
+    ),
+    (
+        "optim:\n  dense:\n    schedule: {decay: cosine}",
+        ["optim.dense.schedule.decay is 'cosine'", "train.epochs 1", "below 1"],
+    ),
     ("run:\n  seed: 99999999999999999999", ["run.seed", "less than"]),
     ("data:\n  kind: criteo_kaggle\n  rows: 3", ["data.rows", "with kind: criteo_kaggle"]),
     ("run:\n  overwrite: true\ncheckpoint:\n  resume: auto", ["only one of them"]),

@@ -55,7 +55,7 @@ def test_real_clicks(tmp_path):
     done = launch(
         "configs/criteo_kaggle.yaml", f"data.path={log}", f"run.dir={tmp_path}",
         f"data.cache={tmp_path}/cache", "model.hidden=[32]", "train.epochs=2",
-        "train.batch_size=1024", "optim.dense.warmup_epochs=0.2",
+        "train.batch_size=1024", "optim.dense.schedule.warmup=0.2",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "criteo_kaggle/summary.json").read_text())
@@ -90,7 +90,7 @@ def test_mistakes_get_a_sentence_and_status_2(arguments, words):
 def test_a_loss_that_is_not_finite_names_the_step(tmp_path):
     done = launch(
         "configs/quickstart.yaml", *SMALL, f"run.dir={tmp_path}", "optim.dense.lr=1e38",
-        "optim.dense.warmup_epochs=0",
+        "optim.dense.schedule.warmup=0",
     )  # fmt: skip
     assert done.returncode == 1
     assert "at step" in done.stderr and "optim.dense.lr" in done.stderr

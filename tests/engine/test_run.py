@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ def test_a_run_leaves_its_files(tmp_path, capsys):
     printed = capsys.readouterr().out
     for word in ("attainable AUC", "samples/s", "peak memory", "curve.png", "rows clipped"):
         assert word in printed
-    assert "embedding_l2 1e-05 -> 2.5e-06" in printed
+    assert re.search(r"embedding_l2 +1e-05 +x 0\.25 +2\.5e-06\n", printed)
     lengths = [len(line) for line in printed.splitlines() if str(tmp_path) not in line]
     assert max(lengths) <= 100
 
@@ -128,7 +129,7 @@ def test_tables_are_read_without_padding(tmp_path):
 def test_weights_that_diverged_in_the_last_step_are_not_saved(tmp_path):
     with pytest.raises(TrainingStoppedError, match=r"logloss.*optim.dense.lr"):
         run_small(tmp_path, ["data.rows=250", "evaluate.select_on=test", "optim.dense.lr=1e30",
-                             "optim.dense.warmup_epochs=0"])  # fmt: skip
+                             "optim.dense.schedule.warmup=0"])  # fmt: skip
     assert list((tmp_path / "small/checkpoints").iterdir()) == []
 
 
@@ -152,7 +153,7 @@ def test_an_existing_folder_is_refused_before_the_data_are_prepared(tmp_path, mo
 
 def test_a_stop_is_logged(tmp_path):
     with pytest.raises(TrainingStoppedError):
-        run_small(tmp_path, ["optim.dense.lr=1e38", "optim.dense.warmup_epochs=0"])
+        run_small(tmp_path, ["optim.dense.lr=1e38", "optim.dense.schedule.warmup=0"])
     last = lines(tmp_path / "small")[-1]
     assert last["kind"] == "stopped" and str(last["step"]) in last["reason"]
 

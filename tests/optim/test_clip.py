@@ -1,4 +1,4 @@
-"""Thresholds by hand, and the edges of the rule."""
+"""Factors and thresholds of the clipping family by hand, and the edges of the rules."""
 
 import math
 
@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from stampede.optim import CowClip
-from stampede.optim.clip import clip_rows_, row_threshold
+from stampede.optim.clip import row_factor, row_threshold, table_factor
+
+CONSTANTS = ("global", "field", "row")
+WITHOUT_CONSTANT = ("none", "field_adaptive", "cowclip")
 
 
 @pytest.mark.parametrize(
@@ -33,32 +36,88 @@ def test_paper_threshold(norm, count, expected):
     assert found.item() == pytest.approx(expected)
 
 
-def test_only_rows_over_their_threshold_are_scaled():
-    weights = torch.tensor([[3.0, 4.0], [3.0, 4.0]])
-    grads = torch.tensor([[30.0, 40.0], [0.3, 0.4]])
-    over = clip_rows_(grads, weights, torch.tensor([2, 1]), CowClip())
-    assert over.tolist() == [True, False]
-    torch.testing.assert_close(grads, torch.tensor([[6.0, 8.0], [0.3, 0.4]]))
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        # Gradient norms 50, 0.5, 50; weight norms 5, 5, 0; counts 2, 1, 0.
+        ({}, [10 / 50, 1.0, 0.2 / 50]),
+        ({"ratio": 0.5}, [5 / 50, 1.0, 0.05 / 50]),
+        ({"variant": "paper"}, [10 / 50, 1.0, 0.1 / 50]),
+        ({"granularity": "row", "threshold": 4.0}, [8 / 50, 1.0, 4 / 50]),
+        ({"granularity": "row", "threshold": 0.25}, [0.5 / 50, 0.25 / 0.5, 0.25 / 50]),
+    ],
+)
+def test_row_factors(arguments, expected):
+    grads = torch.tensor([50.0, 0.5, 50.0]).square()
+    weights = torch.tensor([5.0, 5.0, 0.0]).square()
+    # Four columns, so that sqrt(4) * bound = 0.2 is the reference's floor.
+    clip = CowClip(bound=0.1, **arguments)
+    found = row_factor(grads, weights, torch.tensor([2, 1, 0]), 4, clip)
+    torch.testing.assert_close(found, torch.tensor(expected))
 
 
-def test_columns_beyond_the_clipped_ones_are_left_alone():
-    weights = torch.tensor([[3.0, 4.0, 100.0]])
-    grads = torch.tensor([[30.0, 40.0, 7.0]])
-    clip_rows_(grads, weights, torch.tensor([1]), CowClip(columns=2))
-    torch.testing.assert_close(grads, torch.tensor([[3.0, 4.0, 7.0]]))
+@pytest.mark.parametrize(
+    "clip, expected",
+    [
+        # Gradient norms 10, 1, 10; weight norms 4, 4, 40.
+        (CowClip("field", threshold=2.0), [0.2, 1.0, 0.2]),
+        (CowClip("global", threshold=2.0), [0.2, 1.0, 0.2]),
+        (CowClip("field_adaptive"), [0.4, 1.0, 1.0]),
+        (CowClip("field_adaptive", ratio=0.1), [0.04, 0.4, 0.4]),
+    ],
+)
+def test_table_factors(clip, expected):
+    grads, weights = torch.tensor([10.0, 1.0, 10.0]), torch.tensor([4.0, 4.0, 40.0])
+    found = table_factor(grads.square(), weights.square(), clip)
+    torch.testing.assert_close(found, torch.tensor(expected))
 
 
-def test_sqrt_of_the_clipped_columns_not_of_the_stored_ones():
-    grads = torch.full((1, 12), 1.0)
-    clip_rows_(grads, torch.zeros(1, 12), torch.tensor([1]), CowClip(bound=0.01, columns=10))
-    assert grads[0, :10].norm().item() == pytest.approx(math.sqrt(10) * 0.01)
+def test_a_norm_at_its_threshold_is_left_as_it_is():
+    five = torch.tensor([25.0])
+    assert row_factor(five, five, torch.ones(1), 4, CowClip()).item() == 1.0
+    assert table_factor(five, five, CowClip("field_adaptive")).item() == 1.0
 
 
-@pytest.mark.parametrize("gradient", [0.0, 1.0])
-def test_a_zero_row_without_bound_gets_no_gradient_and_no_nan(gradient):
-    grads = torch.full((1, 4), gradient)
-    clip_rows_(grads, torch.zeros(1, 4), torch.tensor([1]), CowClip(bound=0.0))
-    assert grads.abs().max() == 0
+@pytest.mark.parametrize("grad", [0.0, 1e-30, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_zero_weights_without_bound_let_no_gradient_through_and_give_no_nan(grad, dtype):
+    grads, zero = torch.tensor([grad], dtype=dtype), torch.zeros(1, dtype=dtype)
+    rows = row_factor(grads, zero, torch.tensor([3]), 4, CowClip(bound=0.0))
+    table = table_factor(grads, zero, CowClip("field_adaptive"))
+    assert rows.item() * grad == table.item() * grad == 0.0
+    assert rows.dtype == table.dtype == dtype
+
+
+@pytest.mark.parametrize("clip", [CowClip(), CowClip("row", threshold=1.0)])
+def test_no_rows(clip):
+    none = torch.zeros(0)
+    assert row_factor(none, none, torch.zeros(0, dtype=torch.int64), 4, clip).shape == (0,)
+
+
+@pytest.mark.parametrize("weights", [0.0, 1.0])
+def test_a_zero_gradient_is_not_clipped(weights):
+    zero, weights = torch.zeros(1), torch.tensor([weights])
+    one = torch.ones(1)
+    assert row_factor(zero, weights, one, 4, CowClip(bound=0.0)).item() == 1.0
+    assert row_factor(zero, weights, one, 4, CowClip("row", threshold=1.0)).item() == 1.0
+    assert table_factor(zero, weights, CowClip("field_adaptive")).item() == 1.0
+    assert table_factor(zero, weights, CowClip("field", threshold=1.0)).item() == 1.0
+
+
+@pytest.mark.parametrize(
+    "clip, l2, expected",
+    [
+        (CowClip("none"), 100.0, False),
+        (CowClip("row", threshold=100.0), 1e-9, True),
+        (CowClip("row", threshold=100.0), 0.0, False),
+        (CowClip("field_adaptive"), 1e-9, True),
+        # ||2*l2*w|| <= r*||w|| up to 2*l2 = r.
+        (CowClip(ratio=0.5), 0.25, False),
+        (CowClip(ratio=0.5), 0.26, True),
+    ],
+)
+def test_whether_the_decay_alone_can_be_clipped(clip, l2, expected):
+    assert clip.may_clip_decay(l2) is expected
 
 
 @pytest.mark.parametrize(
@@ -67,10 +126,28 @@ def test_a_zero_row_without_bound_gets_no_gradient_and_no_nan(gradient):
         ({"ratio": 0}, "ratio is 0"),
         ({"ratio": float("nan")}, "ratio is nan"),
         ({"bound": -1}, "bound is -1"),
+        ({"bound": float("inf")}, "bound is inf"),
         ({"variant": "tf"}, "'reference' or 'paper'"),
         ({"columns": 0}, "columns is 0"),
+        ({"granularity": "column"}, "granularity is 'column'.*field_adaptive"),
     ],
 )
 def test_settings_out_of_range_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         CowClip(**arguments)
+
+
+@pytest.mark.parametrize("granularity", CONSTANTS)
+def test_a_constant_threshold_must_be_given_and_make_sense(granularity):
+    assert CowClip(granularity, threshold=0.5).threshold == 0.5
+    with pytest.raises(ValueError, match=f"'{granularity}' needs a threshold"):
+        CowClip(granularity)
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"threshold is {wrong}"):
+            CowClip(granularity, threshold=wrong)
+
+
+@pytest.mark.parametrize("granularity", WITHOUT_CONSTANT)
+def test_a_threshold_without_meaning_is_refused(granularity):
+    with pytest.raises(ValueError, match=f"'{granularity}' has none"):
+        CowClip(granularity, threshold=1.0)

@@ -1,37 +1,68 @@
-"""The scaling rules' table, and warm-up."""
+"""The scaling rules and the table of what they changed."""
 
 import pytest
 
-from stampede.optim import Hyperparameters, linear_warmup, scale
+from stampede.optim import Hyperparameters, Scaled, scale
 
 BASE = Hyperparameters(embedding_lr=1e-4, embedding_l2=1e-5, dense_lr=8e-4)
 
+# The rule, and its factors for a batch four times the base.
+FACTORS = [
+    ("none", 1, 1, 1),
+    ("linear", 4, 1, 4),
+    ("sqrt", 2, 2, 2),
+    ("sqrt_star", 2, 1, 2),
+    ("n2_lambda", 1, 16, 2),
+    ("cowclip", 1, 4, 2),
+]
 
-@pytest.mark.parametrize(
-    "rule, lr, l2, dense",
-    [
-        ("none", 1, 1, 1),
-        ("linear", 4, 1, 4),
-        ("sqrt", 2, 2, 2),
-        ("sqrt_star", 2, 1, 2),
-        ("n2_lambda", 1, 16, 2),
-        ("cowclip", 1, 4, 2),
-    ],
-)
+
+@pytest.mark.parametrize("rule, lr, l2, dense", FACTORS)
 def test_factors_of_a_batch_four_times_the_base(rule, lr, l2, dense):
-    scaled = scale(BASE, rule, 4096, 1024)
-    assert scaled.embedding_lr == pytest.approx(1e-4 * lr)
-    assert scaled.embedding_l2 == pytest.approx(1e-5 * l2)
-    assert scaled.dense_lr == pytest.approx(8e-4 * dense)
+    change = scale(BASE, rule, 4096, 1024)
+    assert change.scaled.embedding_lr == pytest.approx(1e-4 * lr)
+    assert change.scaled.embedding_l2 == pytest.approx(1e-5 * l2)
+    assert change.scaled.dense_lr == pytest.approx(8e-4 * dense)
+    assert change == Scaled(rule, 4096, 1024, BASE, change.scaled)
+
+
+@pytest.mark.parametrize("rule, lr, l2, dense", FACTORS)
+def test_the_table_shows_every_setting_before_and_after(rule, lr, l2, dense):
+    first, *lines = scale(BASE, rule, 4096, 1024).table().splitlines()
+    assert first.split() == [*f"scaling rule {rule} batch 1024 factor batch 4096".split()]
+    assert [line.split() for line in lines] == [
+        ["embedding_lr", "0.0001", "x", f"{lr}", f"{1e-4 * lr:.3g}"],
+        ["embedding_l2", "1e-05", "x", f"{l2}", f"{1e-5 * l2:.3g}"],
+        ["dense_lr", "0.0008", "x", f"{dense}", f"{8e-4 * dense:.3g}"],
+    ]
+    assert len({len(line) for line in (first, *lines)}) == 1
+
+
+def test_the_table_stays_narrow_and_aligned():
+    extreme = Hyperparameters(embedding_lr=1.23456789e-13, embedding_l2=0.0, dense_lr=7e9)
+    for rule, *_ in FACTORS:
+        lines = scale(extreme, rule, 2**27, 3).table().splitlines()
+        assert len({len(line) for line in lines}) == 1
+        assert len(lines[0]) <= 100
+
+
+def test_the_base_batch_changes_nothing():
+    for rule, *_ in FACTORS:
+        assert scale(BASE, rule, 1024, 1024).scaled == BASE
+
+
+def test_a_smaller_batch_scales_down():
+    scaled = scale(BASE, "cowclip", 256, 1024).scaled
+    assert scaled.embedding_l2 == pytest.approx(2.5e-6)
+    assert scaled.dense_lr == pytest.approx(4e-4)
 
 
 def test_unknown_rule():
-    with pytest.raises(ValueError, match="cowclip"):
+    with pytest.raises(ValueError, match=r"'cubic'; write one of none, linear.*cowclip"):
         scale(BASE, "cubic", 4096, 1024)
 
 
-def test_warmup_is_a_line_from_1e_8():
-    rates = [linear_warmup(step, 4, 1.0) for step in range(6)]
-    assert rates[0] == 1e-8
-    assert rates[1:] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
-    assert linear_warmup(0, 0, 0.3) == 0.3
+@pytest.mark.parametrize("sizes", [(0, 1024), (4096, 0), (-1, -1)])
+def test_batch_sizes_below_one(sizes):
+    with pytest.raises(ValueError, match="at least 1"):
+        scale(BASE, "cowclip", *sizes)

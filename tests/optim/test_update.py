@@ -1,121 +1,251 @@
-"""The update of a table against float64 plain PyTorch."""
+"""The update of tables, whole or in parts, against the equations in plain float64 PyTorch."""
+
+import copy
+from collections import defaultdict
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import stampede.optim.update as update
-from stampede.optim import CowClip
+from stampede.optim import CowClip, NonFiniteGradientError, row_values, sweep
+from stampede.optim.reduction import PendingUpdate
 from stampede.optim.rows import sum_by_row
-from stampede.optim.update import TableState, UpdateSettings, update_
-from support.reference import ReferenceTable
+from stampede.optim.rules import RowWiseAdam
+from stampede.optim.settings import UpdateSettings
+from stampede.optim.table_array import TableArray, TableShard
+from stampede.optim.update import update_
+from support.parts import RULES, Parts, dense, random_batch, random_tables, reference_of
+
+EVERY_RULE = [rule for rules in RULES.values() for rule in rules]
+CLIPS = [
+    CowClip("none"),
+    CowClip("global", threshold=0.05),
+    CowClip("field", threshold=0.05),
+    CowClip("row", threshold=0.02),
+    CowClip("field_adaptive", ratio=0.1),
+    CowClip("cowclip", ratio=0.1, bound=1e-3),
+]
+by_granularity = {"argvalues": CLIPS, "ids": lambda clip: clip.granularity}
 
 
 @st.composite
-def rules(draw):
-    """Settings of the update, as ours and as the reference's arguments."""
-    clip = draw(
-        st.none()
-        | st.builds(
-            CowClip,
-            ratio=st.sampled_from([0.01, 0.5, 1.0]),
-            bound=st.sampled_from([0.0, 1e-5, 0.05]),
-            variant=st.sampled_from(["reference", "paper"]),
-            columns=st.sampled_from([None, 1, 2]),
-        )
-    )
-    return UpdateSettings(
-        betas=draw(st.sampled_from([(0.9, 0.999), (0.0, 0.5)])),
-        eps=1e-7,
-        # 1e-2 with ratio 0.01: the decay itself is clipped, also in rows without gradient.
-        l2=draw(st.sampled_from([0.0, 1e-5, 1e-2])),
-        clip=clip,
-        rows=draw(st.sampled_from(["all", "touched"])),
-        eps_placement=draw(st.sampled_from(["keras", "torch"])),
+def clips(draw):
+    granularity = draw(st.sampled_from([clip.granularity for clip in CLIPS]))
+    return CowClip(
+        granularity,
+        ratio=draw(st.sampled_from([0.01, 0.5, 1.0])),
+        bound=draw(st.sampled_from([0.0, 1e-5, 0.05])),
+        variant=draw(st.sampled_from(["reference", "paper"])),
+        columns=draw(st.sampled_from([None, 1, 2, 3])),
+        threshold=draw(st.sampled_from([1e-3, 0.1, 10.0]))
+        if granularity in ("global", "field", "row")
+        else None,
     )
 
 
-def reference_arguments(rule):
-    arguments = {
-        "l2": rule.l2,
-        "betas": rule.betas,
-        "eps": rule.eps,
-        "rows": rule.rows,
-        "eps_placement": rule.eps_placement,
-    }
-    if rule.clip is not None:
-        arguments |= {
-            "ratio": rule.clip.ratio,
-            "bound": rule.clip.bound,
-            "variant": rule.clip.variant,
-            "columns": rule.clip.columns,
-        }
-    return arguments
+all_settings = st.builds(
+    UpdateSettings,
+    rule=st.sampled_from(EVERY_RULE),
+    clip=clips(),
+    # With 1e-2 and ratio 0.01, and with 3, the decay itself is clipped, also in absent rows.
+    l2=st.sampled_from([0.0, 1e-5, 1e-2, 3.0]),
+    weight_decay=st.sampled_from([0.0, 0.5]),
+    rows=st.sampled_from(["all", "touched"]),
+)
 
 
-def dense(batch, rows, dim):
-    grad = torch.zeros(rows, dim, dtype=batch.grads.dtype)
-    counts = torch.zeros(rows, dtype=torch.int64)
-    grad[batch.rows], counts[batch.rows] = batch.grads, batch.counts
-    return grad, counts
+def assert_same(found, expected, rtol=1e-6, atol=1e-10):
+    for name, table in expected.items():
+        torch.testing.assert_close(found[name], table, rtol=rtol, atol=atol)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
-    rule=rules(),
-    rows=st.integers(1, 9),
-    dim=st.integers(2, 7),
-    occurrences=st.integers(0, 12),
+    setting=all_settings,
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    dim=st.integers(3, 6),
+    cuts=st.tuples(st.sets(st.integers(1, 8)), st.sets(st.integers(1, 5))),
+    spread=st.integers(1, 2),
+    occurrences=st.sampled_from([0, 1, 3, 12]),
     seed=st.integers(0, 2**31),
 )
-def test_follows_the_equations(rule, rows, dim, occurrences, seed):
+def test_follows_the_equations(setting, sizes, dim, cuts, spread, occurrences, seed):
     draw = torch.Generator().manual_seed(seed)
-    # Row norms over four decades: some rows are clipped, some are not.
-    start = torch.randn(rows, dim, generator=draw, dtype=torch.float64)
-    start *= 10.0 ** -torch.randint(0, 4, (rows, 1), generator=draw)
-    table = TableState(start.clone(), torch.zeros_like(start), torch.zeros_like(start))
-    reference = ReferenceTable(start)
+    tables = random_tables(draw, sizes, dim)
+    row_cuts = {n: {c for c in cuts[0] if c < len(t)} for n, t in tables.items()}
+    # The first table stays whole in its columns, so that arrays of both kinds meet.
+    column_cuts = {n: {c for c in cuts[1] if c < dim} for n in list(tables)[1:]}
+    parts = Parts(tables, setting, row_cuts, column_cuts, spread)
+    reference = reference_of(tables, setting)
+    outcome = defaultdict(int)
     for step in range(1, 5):
-        ids = torch.randint(0, rows, (occurrences,), generator=draw)
-        grads = torch.randn(occurrences, dim, generator=draw, dtype=torch.float64) * 0.1
-        batch = sum_by_row(ids, grads)
-        update_(table, batch, rule, lr=1e-2, step=step)
-        reference.step(*dense(batch, rows, dim), step, lr=1e-2, **reference_arguments(rule))
-    torch.testing.assert_close(table.weights, reference.weights, rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(table.exp_avg, reference.m, rtol=1e-6, atol=1e-12)
-    torch.testing.assert_close(table.exp_avg_sq, reference.v, rtol=1e-6, atol=1e-12)
+        batch = random_batch(draw, tables, 0 if step == 3 else occurrences)
+        for name, number in parts.step(batch, lr=1e-2 / step, step=step).items():
+            outcome[name] += number
+        reference.step(*dense(batch, tables), lr=1e-2 / step)
+    assert_same(parts.gathered(), reference.weights)
+    assert outcome == {"touched": reference.touched, "clipped": reference.clipped, "skipped": 0}
+    first, second = reference.first, reference.second
+    expected = {
+        "exp_avg": first, "momentum_buffer": first, "exp_avg_sq": second, "sum": second
+    }  # fmt: skip
+    for name, state in parts.arrays[0].states.items():
+        target = expected[name.removesuffix("_rest")]
+        if state.ndim == 1:
+            column = -1 if name.endswith("_rest") else 0
+            target = {n: t[:, [column]].expand_as(t) for n, t in target.items()}
+        assert_same(parts.gathered(lambda array, n=name: array.states[n]), target)
 
 
-@pytest.mark.parametrize("ratio", [1.0, 0.001])
-def test_blocks_of_the_sweep_do_not_show(monkeypatch, ratio):
-    rule = UpdateSettings(l2=1e-2, clip=CowClip(ratio=ratio, bound=0.0))
+@pytest.mark.parametrize("clip", **by_granularity)
+@pytest.mark.parametrize("rule", EVERY_RULE[::2], ids=repr)
+def test_blocks_of_the_sweep_do_not_show(monkeypatch, clip, rule):
+    setting = UpdateSettings(rule=rule, clip=clip, l2=0.3, weight_decay=0.1)
     results = []
     for elements in (7, 1 << 20):
-        monkeypatch.setattr(update, "SWEEP_ELEMENTS", elements)
-        start = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
-        table = TableState(start, torch.zeros_like(start), torch.zeros_like(start))
+        monkeypatch.setattr(sweep, "SWEEP_ELEMENTS", elements)
+        monkeypatch.setattr(row_values, "BLOCK_ELEMENTS", elements)
+        draw = torch.Generator().manual_seed(0)
+        tables = random_tables(draw, [30, 20], 4)
+        parts = Parts(tables, setting)
         for step in (1, 2):
-            batch = sum_by_row(torch.tensor([3, 3, 9]), torch.ones(3, 4))
-            update_(table, batch, rule, lr=1e-2, step=step)
-        results.append(table.weights)
-    torch.testing.assert_close(*results)
+            parts.step(random_batch(draw, tables, 5), 1e-2, step)
+        results.append(parts.gathered())
+    assert_same(*results, rtol=1e-12)
 
 
-def test_clipped_rows_are_counted():
-    start = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
-    table = TableState(start, torch.zeros_like(start), torch.zeros_like(start))
-    batch = sum_by_row(torch.tensor([0, 1]), torch.tensor([[5.0, 0.0], [0.5, 0.0]]))
-    rule = UpdateSettings(clip=CowClip())
-    assert update_(table, batch, rule, lr=1e-3, step=1).item() == 1
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("clip", **by_granularity)
+def test_a_gradient_that_is_not_finite_changes_nothing(clip, bad):
+    draw = torch.Generator().manual_seed(0)
+    tables = random_tables(draw, [9, 6], 4)
+    setting = UpdateSettings(clip=clip, l2=1e-2, weight_decay=0.1)
+    parts = Parts(tables, setting, {"t0": {4}}, {"t0": {1, 3}}, spread=2)
+    parts.step(random_batch(draw, tables, 6), 1e-2, 1)
+    batch = random_batch(draw, tables, 6)
+    batch["t0"][1][2, 3] = bad
+    before = copy.deepcopy(parts.tensors())
+    with pytest.raises(NonFiniteGradientError, match=r"no table was changed.*skip_row"):
+        parts.step(batch, 1e-2, 2)
+    assert all(map(torch.equal, parts.tensors(), before))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("column", [0, 3])
+@pytest.mark.parametrize("clip", **by_granularity)
+@pytest.mark.parametrize("rows", ["all", "touched"])
+def test_a_row_that_is_skipped_is_absent(rows, clip, column, bad):
+    """A NaN in one column shard takes the row out of all of them."""
+    draw = torch.Generator().manual_seed(0)
+    tables = random_tables(draw, [9, 6], 4)
+    clip = CowClip(clip.granularity, clip.ratio, clip.bound, clip.threshold, columns=3)
+    setting = UpdateSettings(
+        clip=clip, l2=1e-2, rule=RowWiseAdam(), rows=rows, on_nonfinite="skip_row"
+    )
+    batch = random_batch(draw, tables, 8)
+    ids, grads = batch["t0"]
+    ids[:3] = 5
+    grads[1, column] = bad
+    without = {**batch, "t0": (ids[ids != 5], grads[ids != 5])}
+    results, outcomes = [], []
+    for given_batch in (batch, without):
+        parts = Parts(tables, setting, {"t0": {4}}, {"t0": {1, 3}})
+        outcomes.append(parts.step(given_batch, 1e-2, 1))
+        results.append(parts.tensors())
+    assert all(map(torch.equal, *results))
+    assert outcomes[0] == {**outcomes[1], "skipped": 1}
+
+
+@pytest.mark.parametrize("clip", **by_granularity)
+@pytest.mark.parametrize("rows", ["all", "touched"])
+@pytest.mark.parametrize("rule", EVERY_RULE[::2], ids=repr)
+def test_a_frozen_row_stays_and_the_others_move_as_without_it(rule, rows, clip):
+    frozen, setting = 3, UpdateSettings(rule=rule, clip=clip, l2=0.3, weight_decay=0.1, rows=rows)
+    draw = torch.Generator().manual_seed(0)
+    tables = random_tables(draw, [7], 4)
+    tables["t0"][frozen] = 50.0
+    others = [i for i in range(7) if i != frozen]
+    parts = Parts(tables, setting)
+    parts.arrays[0].frozen_row = frozen
+    reference = reference_of({"t0": tables["t0"][others]}, setting)
+    touched = 0
+    for step in (1, 2, 3):
+        batch = random_batch(draw, tables, 8)
+        batch["t0"][0][:2] = frozen
+        # Not even a gradient that is not finite matters there.
+        batch["t0"][1][0] = float("nan")
+        touched += parts.step(batch, 1e-2, step)["touched"]
+        grads, counts = dense(batch, tables)
+        reference.step({"t0": grads["t0"][others]}, {"t0": counts["t0"][others]}, lr=1e-2)
+    assert_same({"t0": parts.gathered()["t0"][others]}, reference.weights)
+    assert touched == reference.touched
+    array = parts.arrays[0]
+    assert torch.equal(array.weights[frozen], tables["t0"][frozen])
+    assert all(bool((state[frozen] == 0).all()) for state in array.states.values())
+
+
+def test_global_holds_only_the_tables_that_ask_for_it():
+    draw = torch.Generator().manual_seed(0)
+    tables = random_tables(draw, [6, 6, 6], 4)
+    clip = CowClip("global", threshold=0.05)
+    held, other = UpdateSettings(clip=clip), UpdateSettings(clip=CowClip("none"))
+    batch = random_batch(draw, tables, 5)
+    arrays, updates = {}, []
+    for name, setting in (("t0", held), ("t1", other), ("t2", held)):
+        shard = TableShard(name, 6)
+        arrays[name] = TableArray.create([shard], tables[name].clone(), setting, 4)
+        updates.append(PendingUpdate(arrays[name], sum_by_row(*batch[name]), 1e-2, 1))
+    update_(updates)
+    grads, counts = dense(batch, tables)
+    for names, setting in ((("t0", "t2"), held), (("t1",), other)):
+        reference = reference_of({n: tables[n] for n in names}, setting)
+        reference.step({n: grads[n] for n in names}, {n: counts[n] for n in names}, lr=1e-2)
+        assert_same({n: arrays[n].weights for n in names}, reference.weights)
+
+
+def test_copies_of_a_table_count_once():
+    """Of a replicated table every rank has a copy; only one of them is part of the sums."""
+    draw = torch.Generator().manual_seed(0)
+    tables = random_tables(draw, [6], 4)
+    batch = random_batch(draw, tables, 5)
+    setting = UpdateSettings(clip=CowClip("field", threshold=0.05), l2=1e-2)
+    arrays = [
+        TableArray.create([TableShard("t0", 6, counted=counted)], tables["t0"].clone(), setting, 4)
+        for counted in (True, False)
+    ]
+    outcomes = update_([PendingUpdate(a, sum_by_row(*batch["t0"]), 1e-2, 1) for a in arrays])
+    reference = reference_of(tables, setting)
+    reference.step(*dense(batch, tables), lr=1e-2)
+    for array in arrays:
+        assert_same({"t0": array.weights}, reference.weights)
+    assert [int(outcome.touched) for outcome in outcomes] == [reference.touched, 0]
 
 
 def test_memory_of_the_sweep_does_not_grow_with_the_table():
     """No gradient of the table's size is made."""
     rows, dim = 1_000_000, 12
-    table = TableState(*(torch.zeros(rows, dim) for _ in range(3)))
+    weights = torch.zeros(rows, dim)
+    array = TableArray.create([TableShard("t", rows)], weights, UpdateSettings(l2=1e-5), dim)
     batch = sum_by_row(torch.tensor([5]), torch.ones(1, dim))
     with torch.profiler.profile(profile_memory=True) as profile:
-        update_(table, batch, UpdateSettings(l2=1e-5), lr=1e-3, step=1)
+        update_([PendingUpdate(array, batch, lr=1e-3, step=1)])
     allocated = sum(max(0, event.self_cpu_memory_usage) for event in profile.key_averages())
-    assert allocated < table.weights.nbytes / 4
+    assert 0 < allocated < weights.nbytes / 4
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"l2": -1.0}, "l2 is -1.0"),
+        ({"l2": float("nan")}, "l2 is nan"),
+        ({"weight_decay": float("inf")}, "weight_decay is inf"),
+        ({"rows": "some"}, "'all' or 'touched'"),
+        ({"on_nonfinite": "ignore"}, "'error' or 'skip_row'"),
+        ({"clip": None}, "clip is None"),
+        ({"seed": -1}, "seed is -1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        UpdateSettings(**arguments)

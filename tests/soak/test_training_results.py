@@ -36,7 +36,7 @@ def test_real_clicks_against_the_authors_code(tmp_path, setting, margin, epochs)
     reference = json.loads(shared("golden/criteo_137k_reference.json").read_text())
     overrides = {
         "baseline_1024": "train.batch_size=1024 optim.embedding.clip=null optim.dense.lr=1e-4 "
-        "optim.dense.warmup_epochs=0 model.init_std=1e-4 optim.scaling.rule=none",
+        "optim.dense.schedule.warmup=0 model.init_std=1e-4 optim.scaling.rule=none",
         "cowclip_1024": "train.batch_size=1024",
         "cowclip_8192": "train.batch_size=8192",
     }[setting].split()

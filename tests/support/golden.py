@@ -12,11 +12,11 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from stampede.data import Batch, Dataset
 from stampede.engine.build import Job, build
 from stampede.engine.config import Config, load_config
-from stampede.engine.learning_rates import set_learning_rates
+from stampede.engine.learning_rates import learning_rates, set_learning_rates
 from stampede.engine.processes import processes
 from stampede.engine.step import train_step
 from stampede.engine.tables import gather_field
-from stampede.optim import CowClip, linear_warmup, local_cowclip_tables
+from stampede.optim import CowClip, Schedule, learning_rate, local_cowclip_tables
 from support.paths import ROOT
 
 CHECKED_STEPS = (1, 2, 5, 10, 30)
@@ -85,6 +85,8 @@ class Golden:
                 f"optim.embedding.clip.ratio={meta['clip']}",
                 f"optim.embedding.clip.bound={meta['bound']}",
                 f"optim.dense.lr={meta['lr']}",
+                "optim.dense.schedule.unit=steps",
+                f"optim.dense.schedule.warmup={meta['warmup_steps']}",
                 "optim.scaling.rule=none",
                 "sharding.plan=table_wise",
                 *overrides,
@@ -96,7 +98,8 @@ class Golden:
         return Dataset(self.vocabulary, self.meta["dense"], None, None, None)
 
     def dense_lr(self, step: int) -> float:
-        return linear_warmup(step - 1, self.meta["warmup_steps"], self.meta["lr"])
+        schedule = Schedule(warmup=self.meta["warmup_steps"], unit="steps")
+        return learning_rate(schedule, self.meta["lr"], step - 1, 1, self.meta["steps"])
 
     def clip(self) -> CowClip:
         return CowClip(ratio=self.meta["clip"], bound=self.meta["bound"])
@@ -152,7 +155,8 @@ def train_with_the_engine(path: Path, *overrides: str) -> Trajectory:
     golden = Golden(path)
     fields = list(golden.vocabulary)
     with processes("cpu") as here:
-        job = build(golden.config(overrides), golden.dataset(), here)
+        config = golden.config(overrides)
+        job = build(config, golden.dataset(), here)
         plan = {p.sharding_type for m in job.model.plan.plan.values() for p in m.values()}
         _load(job, golden)
         local = golden.meta["batch"] // here.world_size
@@ -164,7 +168,8 @@ def train_with_the_engine(path: Path, *overrides: str) -> Trajectory:
             batch = Batch(
                 jagged(ids, fields), numbers, label, torch.ones(local), golden.meta["batch"]
             )
-            set_learning_rates(job, step - 1, golden.meta["warmup_steps"])
+            full = job.scaling.scaled
+            set_learning_rates(job, learning_rates(config, full, step - 1, 1, golden.meta["steps"]))
             train_step(job, batch, step, here)
             if step in CHECKED_STEPS:
                 weights: Weights = {
@@ -177,7 +182,7 @@ def train_with_the_engine(path: Path, *overrides: str) -> Trajectory:
                         weights["first_order", name] = read.first_order.clone()
                 trajectory.weights[step] = weights
         for tables in local_cowclip_tables(job.model):
-            touched, clipped = tables.clip_counts.tolist()
+            touched, clipped, _ = tables.row_counts.tolist()
             trajectory.touched += touched
             trajectory.clipped += clipped
     return trajectory

@@ -12,10 +12,18 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 
-def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+def run_ranks(
+    world_size: int,
+    function: Callable[..., Any],
+    *arguments: Any,
+    ranks_per_node: int | None = None,
+) -> list[Any]:
     """What `function(*arguments)` returned on each rank.
 
     The processes find their rank in the environment, as under torchrun.
+
+    Args:
+        ranks_per_node: ranks of one simulated node; all by default.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -23,19 +31,19 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.start_processes(
             _rank,
-            (world_size, port, folder, function, arguments),
+            (world_size, ranks_per_node or world_size, port, folder, function, arguments),
             nprocs=world_size,
             start_method="spawn",
         )
         return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world_size)]
 
 
-def _rank(rank, world_size, port, folder, function, arguments):
+def _rank(rank, world_size, ranks_per_node, port, folder, function, arguments):
     os.environ.update(
         RANK=str(rank),
-        LOCAL_RANK=str(rank),
+        LOCAL_RANK=str(rank % ranks_per_node),
         WORLD_SIZE=str(world_size),
-        LOCAL_WORLD_SIZE=str(world_size),
+        LOCAL_WORLD_SIZE=str(ranks_per_node),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
     )

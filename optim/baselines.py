@@ -1,0 +1,201 @@
+"""FBGEMM's own fused optimizers for TorchRec tables, as baselines to compare with."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, get_args
+
+import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    CounterWeightDecayMode,
+    CowClipDefinition,
+    WeightDecayMode,
+)
+from torchrec.distributed.types import ShardingType
+from torchrec.optim.optimizers import Adam
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+Baseline = Literal["fbgemm_rowwise_adagrad", "fbgemm_adam", "fbgemm_cowclip"]
+BASELINES: tuple[Baseline, ...] = get_args(Baseline)
+
+# To plan tables with a baseline by. Split columns would give each part of a row a norm and an
+# accumulator of its own; TorchRec drops the optimizer of data-parallel tables without a word.
+BASELINE_SHARDING_TYPES = (
+    ShardingType.TABLE_WISE.value,
+    ShardingType.ROW_WISE.value,
+    ShardingType.TABLE_ROW_WISE.value,
+)
+
+
+def baseline_optimizer(
+    name: Baseline,
+    *,
+    device_type: str,
+    lr: float,
+    l2: float = 0.0,
+    weight_decay: float = 0.0,
+    eps: float = 1e-8,
+    betas: tuple[float, float] = (0.9, 0.999),
+    ratio: float = 1.0,
+    bound: float = 1e-5,
+    counter_halflife: Literal[-1, 0] = -1,
+) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """Class and keyword arguments of a baseline, for `apply_optimizer_in_backward`.
+
+    All three update only the rows of the batch. `grad` is the gradient of a row, summed over its
+    occurrences. `D`, `||w||` and `||g||` are those of the stored row, padding and all: keep
+    first-order weights out of a table whose rule has one accumulator a row. Plan the tables as one
+    of `BASELINE_SHARDING_TYPES`.
+
+    `fbgemm_rowwise_adagrad`, one accumulator `a` a row (`rowwise_adagrad` in FBGEMM's
+    `codegen/genscript/optimizers.py`)::
+
+        g = grad + 2*l2*w
+        a = a + ||g||^2 / D
+        w = (1 - lr*weight_decay) * w - lr / (sqrt(a) + eps) * g
+
+    `fbgemm_adam`, two moments a weight (`adam`, same file; CUDA only)::
+
+        m = b1*m + (1-b1)*grad ;  v = b2*v + (1-b2)*grad*grad
+        w = w - lr * (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + weight_decay * w)
+
+    where `t` counts lookups of the table, evaluation included. TorchRec's checkpoints lose it:
+    after loading one, call `fused_optimizer.set_optimizer_step(steps)` before the first lookup.
+
+    `fbgemm_cowclip`, FBGEMM's `WeightDecayMode.COWCLIP` (`rowwise_adagrad_with_counter`, same
+    file)::
+
+        n = n + 1                                 # with counter_halflife=0: n = 1
+        g = grad + 2*l2*w
+        a = a + ||g||^2 / D
+        t = n * max(ratio * ||w||, bound)
+        w = (1 - lr*weight_decay) * w - lr / (sqrt(a) + eps) * min(1, t / ||g||) * g
+
+    It is not the CowClip of the paper: `n` is the number of steps in which the row was seen, not
+    the occurrences of the id in the batch, so its clip fades as training goes on; and only the
+    step is clipped, the accumulator takes the whole gradient.
+
+    Args:
+        name: one of `BASELINES`.
+        device_type: `cpu` or `cuda`, where the tables are.
+        lr: learning rate.
+        l2: coefficient of `||w||^2` in the loss, as in CowClipAdam; not for `fbgemm_adam`.
+        weight_decay: decoupled decay. Not together with `l2`.
+        eps: added to the denominator, above 0.
+        betas: decay rates of the moments; read by `fbgemm_adam` only.
+        ratio, bound: threshold of `fbgemm_cowclip`, read by it only. FBGEMM's own defaults, both
+            0, freeze every weight; with `bound` 0 a zero row stays zero.
+        counter_halflife: -1 counts every step in which a row was seen (FBGEMM's default), 0 only
+            the present one; read by `fbgemm_cowclip` only.
+
+    Returns:
+        The class, and a new dictionary (TorchRec changes it when it shards the tables).
+
+    Raises:
+        ValueError: FBGEMM has no such optimizer on this device, or a setting is out of range.
+
+    Example::
+
+        cls, arguments = baseline_optimizer("fbgemm_cowclip", device_type="cpu", lr=1e-2, l2=1e-5)
+        apply_optimizer_in_backward(cls, model.ebc.parameters(), arguments)
+    """
+    if name not in BASELINES:
+        raise ValueError(f"found {name!r}; write one of {', '.join(BASELINES)}")
+    if device_type not in ("cpu", "cuda"):
+        raise ValueError(f"{name}: device_type is {device_type!r}; write 'cpu' or 'cuda'")
+    _check_numbers(name, lr=lr, l2=l2, weight_decay=weight_decay, eps=eps)
+    if l2 and weight_decay:
+        raise ValueError(
+            f"{name}: l2 is {l2!r} and weight_decay {weight_decay!r}, but FBGEMM has one decay "
+            "at a time; write 0 for one of them"
+        )
+    if name == "fbgemm_adam":
+        return _adam(device_type, lr, l2, weight_decay, eps, betas)
+    arguments = {"lr": float(lr), "eps": float(eps), "weight_decay": 2.0 * l2 or weight_decay}
+    if name == "fbgemm_rowwise_adagrad":
+        return RowWiseAdagrad, arguments | _rowwise_adagrad(device_type, l2, weight_decay)
+    return RowWiseAdagrad, arguments | _cowclip(l2, weight_decay, ratio, bound, counter_halflife)
+
+
+def _rowwise_adagrad(device_type: str, l2: float, weight_decay: float) -> dict[str, Any]:
+    # FBGEMM's CPU kernel passes weight_decay=0 on, whatever it is asked for, except for tables
+    # shared by several features (embedding_backward_split_cpu_template.cpp).
+    if device_type == "cpu" and (l2 or weight_decay):
+        raise ValueError(
+            f"fbgemm_rowwise_adagrad: l2 is {l2!r} and weight_decay {weight_decay!r}, but on CPU "
+            "FBGEMM ignores both without a word; write 0 for both, choose fbgemm_cowclip, or run "
+            "on a GPU"
+        )
+    # Without a mode FBGEMM ignores the decay on a GPU too.
+    return {"weight_decay_mode": WeightDecayMode[_decay_mode(l2, weight_decay)]}
+
+
+def _cowclip(
+    l2: float, weight_decay: float, ratio: float, bound: float, counter_halflife: int
+) -> dict[str, Any]:
+    _check_numbers("fbgemm_cowclip", ratio=ratio, bound=bound)
+    if ratio == 0 and bound == 0:
+        raise ValueError(
+            "fbgemm_cowclip: ratio and bound are both 0, which freezes every weight; "
+            "write a number above 0 for one of them, such as ratio=1"
+        )
+    if counter_halflife not in (-1, 0):
+        # A half-life needs the step's number: FBGEMM counts evaluation as steps, and TorchRec's
+        # checkpoints do not have it.
+        raise ValueError(
+            f"fbgemm_cowclip: counter_halflife is {counter_halflife!r}, which could not be "
+            "continued from a checkpoint; write -1 (all steps so far) or 0 (only the present one)"
+        )
+    definition = CowClipDefinition(
+        counter_weight_decay_mode=CounterWeightDecayMode[_decay_mode(l2, weight_decay)],
+        counter_halflife=counter_halflife,
+        weight_norm_coefficient=float(ratio),
+        lower_bound=float(bound),
+    )
+    return {"weight_decay_mode": WeightDecayMode.COWCLIP, "cowclip_regularization": definition}
+
+
+def _adam(
+    device_type: str,
+    lr: float,
+    l2: float,
+    weight_decay: float,
+    eps: float,
+    betas: tuple[float, float],
+) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    if device_type == "cpu":
+        raise ValueError(
+            "fbgemm_adam: FBGEMM has no Adam on CPU; choose CowClipAdam with clip=None and "
+            "rows='touched', fbgemm_rowwise_adagrad or fbgemm_cowclip, or run on a GPU"
+        )
+    if l2:
+        raise ValueError(
+            f"fbgemm_adam: l2 is {l2!r}, but FBGEMM's Adam has only decoupled decay; "
+            "write l2=0, and weight_decay instead"
+        )
+    if not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"fbgemm_adam: betas is {betas!r}; write numbers from 0 to below 1")
+    return Adam, {
+        "lr": float(lr),
+        "eps": float(eps),
+        # TorchRec does not translate torch's `betas`.
+        "beta1": float(betas[0]),
+        "beta2": float(betas[1]),
+        "weight_decay": float(weight_decay),
+    }
+
+
+def _decay_mode(l2: float, weight_decay: float) -> Literal["NONE", "L2", "DECOUPLE"]:
+    """Name of the decay in FBGEMM's enumerations."""
+    if l2:
+        return "L2"
+    return "DECOUPLE" if weight_decay else "NONE"
+
+
+def _check_numbers(name: str, **numbers: float) -> None:
+    for key, number in numbers.items():
+        if not (math.isfinite(number) and number >= 0):
+            raise ValueError(f"{name}: {key} is {number!r}; write a number of at least 0")
+        if key == "eps" and number == 0:
+            # A row without gradient so far would divide 0 by 0.
+            raise ValueError(f"{name}: eps is 0; write a number above 0, such as 1e-8")

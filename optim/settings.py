@@ -1,0 +1,68 @@
+"""What the update of a table does, apart from the learning rate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from stampede.optim.clip import CowClip
+from stampede.optim.rules import Adam, Rule
+
+Rows = Literal["all", "touched"]
+OnNonfinite = Literal["error", "skip_row"]
+
+
+@dataclass(frozen=True)
+class UpdateSettings:
+    """What one table's update does, apart from the learning rate. Hashable.
+
+    Attributes:
+        rule: the base optimizer.
+        clip: the clipping rule.
+        l2: coefficient of `||w||^2` in the loss; adds `2*l2*w` to the gradient, inside the clip.
+        weight_decay: decoupled decay, `w = w * (1 - lr*weight_decay)` before the step, outside the
+            clip (AdamW).
+        rows: `all`, every row takes a step (momentum, L2 and decay), or `touched`, only the rows
+            of the batch.
+        on_nonfinite: what a NaN or an infinity in a row's gradient does: `error` refuses the whole
+            backward pass, `skip_row` takes the row as absent from the batch.
+        seed: of the stochastic rounding of fp16 and bf16 tables.
+    """
+
+    rule: Rule = field(default_factory=Adam)
+    clip: CowClip = field(default_factory=CowClip)
+    l2: float = 0.0
+    weight_decay: float = 0.0
+    rows: Rows = "all"
+    on_nonfinite: OnNonfinite = "error"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("l2", "weight_decay"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} is {value!r}; write a number of at least 0")
+        for name, allowed in (("rows", Rows), ("on_nonfinite", OnNonfinite)):
+            if getattr(self, name) not in get_args(allowed):
+                one, other = get_args(allowed)
+                raise ValueError(f"{name} is {getattr(self, name)!r}; write {one!r} or {other!r}")
+        if not isinstance(self.clip, CowClip):
+            raise ValueError(f"clip is {self.clip!r}; write CowClip(...) or None")
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise ValueError(f"seed is {self.seed!r}; write an integer of at least 0")
+
+    @property
+    def moves_untouched_rows(self) -> bool:
+        """Whether a row that is not in the batch changes."""
+        moves = self.rule.moves_without_gradient or self.l2 > 0 or self.weight_decay > 0
+        return self.rows == "all" and moves
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Whether a step must know the norms or row states of rows that are not in the batch."""
+        if self.rows == "all" and self.clip.granularity == "field_adaptive":
+            return True
+        return self.moves_untouched_rows and (
+            self.clip.may_clip_decay(self.l2) or bool(self.rule.row_states)
+        )

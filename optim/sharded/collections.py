@@ -1,0 +1,223 @@
+"""Sharded collections in which tables with CowClip are updated in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.batched_embedding_kernel import (
+    BatchedDenseEmbedding,
+    BatchedDenseEmbeddingBag,
+    BatchedFusedEmbedding,
+    BatchedFusedEmbeddingBag,
+)
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
+from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, KJTList
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.types import Awaitable
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from stampede.optim.settings import UpdateSettings
+from stampede.optim.sharded.backward_update import BackwardUpdate
+from stampede.optim.sharded.fused_optimizer import CowClipFusedOptimizer
+from stampede.optim.sharded.layout import CollectionLayout
+from stampede.optim.sharded.replicated import LookupWithoutDDP, ReplicatedKernel, replicate
+from stampede.optim.sharded.tables import CowClipTables
+from stampede.optim.table_array import TableShard
+from stampede.optim.table_init import TableInit, fill_shard_
+
+# Key under which a table's settings travel through TorchRec's grouping of tables into TBEs.
+GROUP_KEY = "stampede"
+
+_Fused = BatchedFusedEmbeddingBag | BatchedFusedEmbedding
+_Dense = BatchedDenseEmbeddingBag | BatchedDenseEmbedding
+
+
+class CowClipCollection:
+    """What pooled and sequence collections have in common; mixed into TorchRec's classes.
+
+    Args:
+        settings: of the tables with CowClip, by table.
+        init: distribution of the initial values.
+        owner: collects the gradients of a backward pass.
+        **arguments: those of TorchRec's class.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: dict[str, UpdateSettings],
+        init: TableInit | None,
+        owner: BackwardUpdate,
+        **arguments: Any,
+    ) -> None:
+        # TorchRec's constructor calls the methods below, which read these.
+        self._settings = settings
+        self._table_init = init
+        self._names = {table: f"{arguments['module_fqn'] or ''}.{table}" for table in settings}
+        super().__init__(**arguments)
+        if self._device is None or self._device.type != "meta":
+            plan = {table: self.module_sharding_plan[table] for table in settings}
+            owner.add_collection(
+                CollectionLayout.of(plan, self._names, self._env),
+                {self._names[table]: setting for table, setting in settings.items()},
+                self.cowclip_tables(),
+                self._env,
+            )
+
+    def _create_lookups(self) -> None:
+        groups: dict[int, UpdateSettings] = {}
+        for sharding in self._shardings():
+            for config in chain.from_iterable(sharding._grouped_embedding_configs_per_rank):
+                group = (config.fused_params or {}).pop(GROUP_KEY, None)
+                if group is not None:
+                    groups[id(config)] = group[0]
+        super()._create_lookups()
+        for kernel in self._kernels():
+            settings = groups.get(id(kernel.config))
+            if settings is None:
+                continue
+            shards = self._shards(kernel.config)
+            if isinstance(kernel, _Dense):
+                replicate(kernel, shards, settings, self._device)
+            else:
+                dim = kernel.config.embedding_tables[0].embedding_dim
+                tables = CowClipTables.adopt(kernel.emb_module, shards, settings, dim)
+                kernel._optim = CowClipFusedOptimizer(kernel.config, tables, kernel._pg)
+
+    def init_data_parallel(self) -> None:
+        """Leave tables with CowClip out of DDP; the others are reduced by it, as in TorchRec."""
+        for index, lookup in enumerate(self._lookups):
+            kernels = list(getattr(lookup, "_emb_modules", []))
+            if not any(isinstance(kernel, ReplicatedKernel) for kernel in kernels):
+                continue
+            if all(isinstance(kernel, ReplicatedKernel) for kernel in kernels):
+                # A collection has one data-parallel lookup; TorchRec would wrap just this one.
+                self._lookups[index] = LookupWithoutDDP(lookup)
+                return
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+                lookup,
+                [
+                    f"{prefix}.{name}"
+                    for prefix, module in lookup.named_modules()
+                    if isinstance(module, CowClipTables)
+                    for name in chain(module._parameters, module._buffers)
+                ],
+            )
+        super().init_data_parallel()
+
+    def reset_parameters(self) -> None:
+        """Give all tables their initial values; TorchRec calls it when everything is built."""
+        super().reset_parameters()
+        init = self._table_init
+        for kernel in self._kernels():
+            of_ours = isinstance(kernel.emb_module, CowClipTables)
+            if not (isinstance(kernel, _Fused) or of_ours) or (init is None and not of_ours):
+                continue
+            tables = kernel.config.embedding_tables
+            shards = self._shards(kernel.config)
+            weights = kernel.emb_module.split_embedding_weights()
+            for table, shard, part in zip(tables, shards, weights, strict=True):
+                if init is None and not _is_default_init(self._config_of(table.name)):
+                    continue
+                fill_shard_(
+                    part,
+                    init or TableInit(),
+                    table=table.name,
+                    row_offset=shard.row_offset,
+                    column_offset=shard.column_offset,
+                    dim=table.embedding_dim,
+                    low=table.get_weight_init_min(),
+                    high=table.get_weight_init_max(),
+                )
+
+    def input_dist(
+        self, ctx: Any, features: KeyedJaggedTensor, *rest: Any
+    ) -> Awaitable[Awaitable[KJTList]]:
+        """Send ids to the ranks that own their rows; what would be lost on the way is refused."""
+        weights = features.weights_or_none()
+        if self._settings and weights is not None and weights.requires_grad:
+            raise ValueError(
+                "tables with CowClip: per-sample weights get no gradient; detach() them before "
+                "the lookup"
+            )
+        if self._settings and features.variable_stride_per_key():
+            raise ValueError(
+                "tables with CowClip: variable batch size per feature is not supported; "
+                "give every feature the same batch size"
+            )
+        return super().input_dist(ctx, features, *rest)
+
+    def update_shards(self, *_: Any, **__: Any) -> None:
+        """Refused: TorchRec would rebuild the lookups without the settings."""
+        raise ValueError(
+            "tables with CowClip cannot be resharded in place; save a checkpoint and shard a "
+            "new model with the other plan"
+        )
+
+    def cowclip_tables(self) -> list[CowClipTables]:
+        """The tables of this rank that an optimizer with CowClip updates."""
+        tables = [kernel.emb_module for kernel in self._kernels()]
+        return [tbe for tbe in tables if isinstance(tbe, CowClipTables)]
+
+    def _kernels(self) -> Iterator[_Fused | _Dense]:
+        for lookup in self._lookups:
+            while isinstance(lookup, DistributedDataParallel | LookupWithoutDDP):
+                lookup = lookup.module
+            for kernel in getattr(lookup, "_emb_modules", []):
+                if isinstance(kernel, _Fused | _Dense):
+                    yield kernel
+
+    def _shards(self, config: GroupedEmbeddingConfig) -> list[TableShard]:
+        """Where a group's tables lie; replicated ones count on the first rank."""
+        shards = []
+        for table in config.embedding_tables:
+            name = self._names.get(table.name, table.name)
+            if table.local_metadata is None:
+                first = self._env.rank == 0
+                shards.append(TableShard(name, table.local_rows, counted=first))
+            else:
+                offsets = table.local_metadata.shard_offsets
+                shards.append(TableShard(name, table.local_rows, *offsets))
+        return shards
+
+
+class CowClipShardedEmbeddingBagCollection(CowClipCollection, ShardedEmbeddingBagCollection):
+    """A sharded `EmbeddingBagCollection`."""
+
+    def _shardings(self) -> list[Any]:
+        return self._embedding_shardings
+
+    def _config_of(self, table: str) -> BaseEmbeddingConfig:
+        return next(c for c in self._embedding_bag_configs if c.name == table)
+
+
+class CowClipShardedEmbeddingCollection(CowClipCollection, ShardedEmbeddingCollection):
+    """A sharded `EmbeddingCollection`."""
+
+    def _shardings(self) -> list[Any]:
+        return list(self._sharding_type_to_sharding.values())
+
+    def _config_of(self, table: str) -> BaseEmbeddingConfig:
+        return next(c for c in self._embedding_configs if c.name == table)
+
+
+def local_cowclip_tables(model: nn.Module) -> list[CowClipTables]:
+    """All `CowClipTables` of this rank in a model, in the order of its modules."""
+    return [
+        tables
+        for module in model.modules()
+        if isinstance(module, CowClipCollection)
+        for tables in module.cowclip_tables()
+    ]
+
+
+def _is_default_init(config: BaseEmbeddingConfig) -> bool:
+    """Whether TorchRec set `init_fn` itself: uniform within the range of the config."""
+    function = config.init_fn
+    bounds = {"a": config.get_weight_init_min(), "b": config.get_weight_init_max()}
+    return getattr(function, "func", None) is nn.init.uniform_ and function.keywords == bounds

@@ -1,0 +1,114 @@
+"""Sums over the shards of tables, in process groups fixed when the model is sharded."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stampede.optim.reduction import PendingUpdate, TableSums
+from stampede.optim.rows import RowGradients, merge_rows
+from stampede.optim.settings import UpdateSettings
+from stampede.optim.sharded.layout import Block, CollectionLayout, ProcessGroups
+
+
+class CollectionGroups:
+    """The process groups of one collection, and the sums that run in them.
+
+    Args:
+        layout: the collection's plan.
+        settings: of its tables, by the names of the layout.
+        groups: makes the groups; all of them are made here.
+        rank: of this process.
+    """
+
+    def __init__(
+        self,
+        layout: CollectionLayout,
+        settings: dict[str, UpdateSettings],
+        groups: ProcessGroups,
+        rank: int,
+    ) -> None:
+        self.layout = layout
+        self._blocks: dict[tuple[int, ...], list[Block]] = defaultdict(list)
+        for block, ranks in sorted(layout.split_blocks.items()):
+            self._blocks[ranks].append(block)
+        self._by_ranks = [
+            (blocks, groups.of(ranks), rank in ranks)
+            for ranks, blocks in sorted(self._blocks.items())
+        ]
+        self._holders = groups.of(layout.all_holders)
+        self._tables = [
+            table
+            for table, setting in sorted(settings.items())
+            if setting.clip.granularity in ("field", "field_adaptive")
+        ]
+        self._refuses_nonfinite = any(s.on_nonfinite == "error" for s in settings.values())
+        self._everyone = groups.of(layout.all_holders) if layout.replicated else None
+
+    def exchange(self, rows: RowGradients, world_size: int) -> RowGradients:
+        """Rows of a replicated table from all ranks, with the mean of their gradients.
+
+        Every rank gets the same sums, added in the order of ranks.
+
+        Args:
+            rows: this rank's; the gradient is that of its own mean loss.
+        """
+        if self._everyone is None:
+            return rows
+        size = torch.tensor([len(rows.rows)], device=rows.rows.device)
+        sizes = [torch.empty_like(size) for _ in range(world_size)]
+        dist.all_gather(sizes, size, group=self._everyone)
+        lengths = torch.cat(sizes).tolist()
+        parts = []
+        for values in rows:
+            padded = values.new_zeros((max(lengths), *values.shape[1:]))
+            padded[: len(values)] = values
+            gathered = [torch.empty_like(padded) for _ in range(world_size)]
+            dist.all_gather(gathered, padded, group=self._everyone)
+            parts.append([part[:n] for part, n in zip(gathered, lengths, strict=True)])
+        merged = merge_rows([RowGradients(*part) for part in zip(*parts, strict=True)])
+        return merged._replace(grads=merged.grads / world_size)
+
+    def sum_columns_(
+        self, updates: Sequence[PendingUpdate], values: Sequence[Tensor], *, all_rows: bool
+    ) -> None:
+        """See `Reduction.sum_columns_`."""
+        pieces: dict[Block, list[Tensor]] = defaultdict(list)
+        for update, matrix in zip(updates, values, strict=True):
+            array = update.array
+            blocks = [(shard.table, shard.row_offset) for shard in array.shards]
+            if not any(block in self.layout.split_blocks for block in blocks):
+                continue
+            bounds = array.starts if all_rows else update.bounds_of(update.batch.rows)
+            for block, first, stop in zip(blocks, bounds, bounds[1:], strict=False):
+                if block in self.layout.split_blocks:
+                    pieces[block].append(matrix[:, first:stop])
+        for blocks, group, is_member in self._by_ranks:
+            present = [block for block in blocks if block in pieces]
+            if not is_member or not present:
+                continue
+            # All column shards of a block were sent the same ids, so the sizes agree.
+            sums = [torch.stack(pieces[block]).sum(0) for block in present]
+            whole = torch.cat([part.flatten() for part in sums])
+            if group is not None and whole.numel():
+                dist.all_reduce(whole, group=group)
+            for block, part in zip(
+                present, whole.split([part.numel() for part in sums]), strict=True
+            ):
+                for piece in pieces[block]:
+                    piece.copy_(part.view_as(piece))
+
+    def sum_tables_(self, sums: TableSums) -> None:
+        """See `Reduction.sum_tables_`; without the sum over everything."""
+        if self._holders is None or not (self._tables or self._refuses_nonfinite):
+            return
+        zero = sums.nonfinite.new_zeros(2)
+        whole = torch.stack([sums.by_table.get(table, zero) for table in self._tables] + [zero])
+        whole[-1, 0] = sums.nonfinite
+        dist.all_reduce(whole, group=self._holders)
+        sums.by_table.update(zip(self._tables, whole[:-1], strict=True))
+        sums.nonfinite = whole[-1, 0]

@@ -1,0 +1,127 @@
+"""Data-parallel tables that are updated in backward, like all others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torch import Tensor, nn
+from torchrec.distributed.batched_embedding_kernel import (
+    BatchedDenseEmbedding,
+    BatchedDenseEmbeddingBag,
+)
+from torchrec.distributed.composable.table_batched_embedding_slice import (
+    TableBatchedEmbeddingSlice,
+)
+from torchrec.modules.embedding_configs import data_type_to_sparse_type
+from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizerModule
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from stampede.optim.settings import UpdateSettings
+from stampede.optim.sharded.fused_optimizer import ReplicatedFusedOptimizer
+from stampede.optim.sharded.tables import CowClipTables
+from stampede.optim.table_array import TableShard
+
+
+class _ReplicatedTables(FusedOptimizerModule):
+    """What a dense kernel becomes: its tables are `CowClipTables`, out of DDP's sight."""
+
+    def adopt(
+        self, shards: list[TableShard], settings: UpdateSettings, device: torch.device
+    ) -> None:
+        """Replace the dense tables; their values are set when the collection is built."""
+        on_gpu = device.type == "cuda"
+        location = EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST
+        compute = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
+        tbe = SplitTableBatchedEmbeddingBagsCodegen(
+            embedding_specs=[
+                (rows, columns, location, compute)
+                for rows, columns in zip(self._local_rows, self._local_cols, strict=True)
+            ],
+            feature_table_map=self._feature_table_map,
+            pooling_mode=getattr(self, "_pooling", PoolingMode.NONE),
+            weights_precision=data_type_to_sparse_type(self._config.data_type),
+            device=device,
+            table_names=[table.name for table in self._config.embedding_tables],
+            **(self._config.fused_params or {}),
+        )
+        dim = self._config.embedding_tables[0].embedding_dim
+        self._emb_module = CowClipTables.adopt(tbe, shards, settings, dim, is_replicated=True)
+        self._param_per_table = self._slices(tbe)
+        self._optim = ReplicatedFusedOptimizer(self._config, tbe)
+
+    def _slices(self, tbe: CowClipTables) -> dict[str, TableBatchedEmbeddingSlice]:
+        """The tables as parameters that no other optimizer may take."""
+        slices = {}
+        for table, offset in zip(
+            self._config.embedding_tables, tbe.weights_physical_offsets, strict=False
+        ):
+            size = table.local_rows * table.local_cols
+            weights = tbe.weights_tensor()
+            part = TableBatchedEmbeddingSlice(
+                weights, int(offset), int(offset) + size, table.local_rows, table.local_cols
+            )
+            part._in_backward_optimizers = [EmptyFusedOptimizer()]
+            slices[table.name] = part
+        return slices
+
+    @property
+    def fused_optimizer(self) -> ReplicatedFusedOptimizer:
+        """The tables' optimizer."""
+        return self._optim
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """The tables, marked as updated in backward."""
+        for name, weight in self._param_per_table.items():
+            yield f"{prefix}.{name}.weight" if prefix else f"{name}.weight", weight
+
+
+class ReplicatedEmbeddingBag(_ReplicatedTables, BatchedDenseEmbeddingBag):
+    """Pooled data-parallel tables."""
+
+
+class ReplicatedEmbedding(_ReplicatedTables, BatchedDenseEmbedding):
+    """Sequences from data-parallel tables."""
+
+
+ReplicatedKernel = ReplicatedEmbeddingBag | ReplicatedEmbedding
+
+
+def replicate(
+    kernel: BatchedDenseEmbeddingBag | BatchedDenseEmbedding,
+    shards: list[TableShard],
+    settings: UpdateSettings,
+    device: torch.device,
+) -> ReplicatedKernel:
+    """Turn a freshly built dense kernel into one that is updated in backward."""
+    pooled = isinstance(kernel, BatchedDenseEmbeddingBag)
+    kernel.__class__ = ReplicatedEmbeddingBag if pooled else ReplicatedEmbedding
+    kernel.adopt(shards, settings, device)
+    return kernel
+
+
+class LookupWithoutDDP(nn.Module):
+    """Stands where TorchRec expects DDP around data-parallel lookups: nothing is left to reduce."""
+
+    def __init__(self, lookup: nn.Module) -> None:
+        super().__init__()
+        self.module = lookup
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        """The lookup's."""
+        return self.module(features)
+
+    def flush(self) -> None:
+        """The lookup's."""
+        self.module.flush()
+
+    def purge(self) -> None:
+        """The lookup's."""
+        self.module.purge()

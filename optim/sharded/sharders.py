@@ -1,0 +1,268 @@
+"""TorchRec sharders under which tables with CowClip are updated in their backward."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torchrec import optim as torchrec_optim
+from torchrec.distributed.embedding import EmbeddingCollectionSharder, get_ec_index_dedup
+from torchrec.distributed.embedding_types import BaseEmbeddingSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingEnv
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+from stampede.optim.cowclip_optimizer import CowClipOptimizer
+from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam, Rule
+from stampede.optim.settings import UpdateSettings
+from stampede.optim.sharded.backward_update import BackwardUpdate
+from stampede.optim.sharded.collections import (
+    GROUP_KEY,
+    CowClipCollection,
+    CowClipShardedEmbeddingBagCollection,
+    CowClipShardedEmbeddingCollection,
+)
+from stampede.optim.sharded.misuse import MisuseGuard
+from stampede.optim.sharded.supported import (
+    SHARDING_TYPES,
+    check_environment,
+    check_table,
+    compute_kernel,
+)
+from stampede.optim.table_init import TableInit
+
+
+def cowclip_sharders(
+    init: TableInit | None = None,
+    fused_params: dict[str, Any] | None = None,
+    *,
+    one_backward_per_step: bool = True,
+) -> list[ModuleSharder[nn.Module]]:
+    """Sharders of pooled and sequence embeddings, for `DistributedModelParallel` and the planner.
+
+    Tables whose parameters carry an optimizer with CowClip (`apply_optimizer_in_backward`) get its
+    update in their backward, under every sharding type, data-parallel included; other tables keep
+    TorchRec's own optimizer. The result does not depend on the plan or the number of ranks.
+
+    Args:
+        init: distribution of the tables' initial values; they depend on (seed, table, row, column)
+            only, not on the plan or the number of ranks. `None`: tables with CowClip are uniform in
+            TorchRec's default range, or follow their own `init_fn`, which then depends on the plan.
+        fused_params: passed on to TorchRec's sharders.
+        one_backward_per_step: refuse several backward passes between two steps of the dense
+            optimizer, which is how gradients are accumulated.
+
+    Example::
+
+        apply_optimizer_in_backward(
+            CowClipAdam, model.ebc.parameters(), {"lr": 1e-4, "l2": 1e-5, "clip": CowClip()}
+        )
+        model = DistributedModelParallel(model, device=device, sharders=cowclip_sharders())
+    """
+    owner = BackwardUpdate(MisuseGuard(one_backward_per_step))
+    return [
+        CowClipEmbeddingBagCollectionSharder(init, owner, fused_params),
+        CowClipEmbeddingCollectionSharder(init, owner, fused_params),
+    ]
+
+
+class _Chosen(NamedTuple):
+    """The optimizer that a user named for a table."""
+
+    settings: UpdateSettings
+    lr: float
+
+
+class _CowClipSharder(BaseEmbeddingSharder[nn.Module]):
+    """What both sharders have in common; see `cowclip_sharders`."""
+
+    _sharded_type: type[CowClipCollection]
+
+    def __init__(
+        self,
+        init: TableInit | None,
+        owner: BackwardUpdate,
+        fused_params: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(fused_params=fused_params)
+        self._init = init
+        self._owner = owner
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """All of them, on every device (TorchRec offers no row-wise on CPU)."""
+        return list(SHARDING_TYPES)
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """Only tables that lie in the device's memory."""
+        return [compute_kernel(sharding_type)]
+
+    def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
+        """The tables, as the planner is to see them: with an optimizer that it knows.
+
+        The planner counts the state of a closed list of optimizers.
+        """
+        seen = {}
+        for name, parameter in super().shardable_parameters(module).items():
+            chosen = _optimizer_of(parameter)
+            if chosen is not None:
+                shown = nn.Parameter(parameter.detach(), parameter.requires_grad)
+                shown.__dict__.update(parameter.__dict__)
+                shown._optimizer_classes = [_with_equal_state(chosen.settings.rule)]
+                parameter = shown
+            seen[name] = parameter
+        return seen
+
+    def shard(
+        self,
+        module: nn.Module,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> nn.Module:
+        """Shard the collection.
+
+        Raises:
+            ValueError: a table's plan, width or dtype is not supported with CowClip, it belongs
+                to another module too, or one of its settings is out of range.
+        """
+        configs = {config.name: config for config in _configs(module)}
+        parameters = super().shardable_parameters(module)
+        chosen = {
+            name: found
+            for name, parameter in parameters.items()
+            if (found := _optimizer_of(parameter)) is not None
+        }
+        for name, (settings, _) in chosen.items():
+            check_environment(env)
+            check_table(configs[name], params[name], settings)
+            _refuse_shared(name, parameters[name])
+        if chosen:
+            self._check_module(module)
+        with _as_fbgemm_sgd(parameters, chosen):
+            sharded = self._sharded_type(
+                settings={name: settings for name, (settings, _) in chosen.items()},
+                init=self._init,
+                owner=self._owner,
+                module=module,
+                table_name_to_parameter_sharding=params,
+                env=env,
+                fused_params=self.fused_params,
+                device=device,
+                module_fqn=module_fqn,
+            )
+        for name in chosen:
+            parameters[name]._stampede_module = weakref.ref(sharded)
+        return sharded
+
+    def _check_module(self, module: nn.Module) -> None:
+        """Refuse what a kind of collection does not support."""
+
+    @property
+    def sharded_module_type(self) -> type[nn.Module]:
+        """What `shard` returns."""
+        return self._sharded_type
+
+
+class CowClipEmbeddingBagCollectionSharder(_CowClipSharder, EmbeddingBagCollectionSharder):
+    """Shards `EmbeddingBagCollection`; see `cowclip_sharders`."""
+
+    _sharded_type = CowClipShardedEmbeddingBagCollection
+
+
+class CowClipEmbeddingCollectionSharder(_CowClipSharder, EmbeddingCollectionSharder):
+    """Shards `EmbeddingCollection`; see `cowclip_sharders`."""
+
+    _sharded_type = CowClipShardedEmbeddingCollection
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """Those that TorchRec has for sequences."""
+        return EmbeddingCollectionSharder.sharding_types(self, compute_device_type)
+
+    def _check_module(self, module: nn.Module) -> None:
+        if get_ec_index_dedup():
+            raise ValueError(
+                "tables with CowClip: index de-duplication (set_ec_index_dedup) removes repeated "
+                "ids before the lookup and so falsifies their counts; call "
+                "set_ec_index_dedup(False)"
+            )
+
+
+def _configs(module: nn.Module) -> list[BaseEmbeddingConfig]:
+    if isinstance(module, EmbeddingCollection):
+        return module.embedding_configs()
+    assert isinstance(module, EmbeddingBagCollection)
+    return module.embedding_bag_configs()
+
+
+def _optimizer_of(parameter: nn.Parameter) -> _Chosen | None:
+    """The optimizer with CowClip that `apply_optimizer_in_backward` gave a table, if it did.
+
+    Raises:
+        ValueError, TypeError: one of its settings is wrong.
+    """
+    classes = getattr(parameter, "_optimizer_classes", [])
+    if not any(issubclass(kind, CowClipOptimizer) for kind in classes):
+        return None
+    if len(classes) > 1:
+        names = ", ".join(kind.__name__ for kind in classes)
+        raise ValueError(
+            f"a table was given several optimizers ({names}); call apply_optimizer_in_backward "
+            "once for each table"
+        )
+    (kind,), (arguments,) = classes, parameter._optimizer_kwargs
+    group = kind.defaults_with(arguments)
+    return _Chosen(kind.update_settings(group), float(group["lr"]))
+
+
+def _with_equal_state(rule: Rule) -> type[torch.optim.Optimizer]:
+    """An optimizer of the planner's list that keeps as much state as a rule."""
+    if isinstance(rule, RowWiseAdagrad):
+        return torchrec_optim.RowWiseAdagrad
+    if isinstance(rule, RowWiseAdam):
+        return torchrec_optim.PartialRowWiseAdam
+    if isinstance(rule, Adam):
+        return torch.optim.Adam
+    if isinstance(rule, Adagrad) or (isinstance(rule, SGD) and rule.momentum):
+        return torch.optim.Adagrad
+    return torch.optim.SGD
+
+
+def _refuse_shared(name: str, parameter: nn.Parameter) -> None:
+    """Two modules would each get a table of their own where the user meant one."""
+    other = getattr(parameter, "_stampede_module", lambda: None)()
+    if other is not None:
+        raise ValueError(
+            f"table {name!r} with CowClip is used by two modules, which would be sharded into two "
+            "separate tables; give both features to one collection (feature_names of one table)"
+        )
+
+
+@contextmanager
+def _as_fbgemm_sgd(
+    parameters: dict[str, nn.Parameter], chosen: dict[str, _Chosen]
+) -> Iterator[None]:
+    """Show TorchRec plain SGD, the fused optimizer without state, for tables with CowClip.
+
+    TorchRec knows a closed list of optimizers. It groups tables by what they are given, so the
+    settings and the width go along and every TBE ends up with one of each.
+    """
+    saved = {
+        name: (parameters[name]._optimizer_classes, parameters[name]._optimizer_kwargs)
+        for name in chosen
+    }
+    try:
+        for name, (settings, lr) in chosen.items():
+            parameter = parameters[name]
+            parameter._optimizer_classes = [torch.optim.SGD]
+            parameter._optimizer_kwargs = [{"lr": lr, GROUP_KEY: (settings, parameter.shape[1])}]
+        yield
+    finally:
+        for name, (classes, arguments) in saved.items():
+            parameters[name]._optimizer_classes = classes
+            parameters[name]._optimizer_kwargs = arguments

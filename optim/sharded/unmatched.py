@@ -1,0 +1,30 @@
+"""A sentence where TorchRec's own sharders meet an optimizer that only ours know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torchrec.distributed import utils
+
+from stampede.optim.cowclip_optimizer import CowClipOptimizer
+
+
+class _KnownOptimizers(dict[type[torch.optim.Optimizer], Any]):
+    """TorchRec's table of fused optimizers, which explains itself about ours."""
+
+    def __contains__(self, optimizer: object) -> bool:
+        if isinstance(optimizer, type) and issubclass(optimizer, CowClipOptimizer):
+            raise ValueError(
+                f"tables with {optimizer.__name__} met one of TorchRec's own sharders, which does "
+                "not know it; pass sharders=cowclip_sharders() (from stampede.optim) to "
+                "DistributedModelParallel, before other sharders of the same modules"
+            )
+        return super().__contains__(optimizer)
+
+
+def explain_unmatched_optimizers() -> None:
+    """Replace TorchRec's "Cannot cast ..." for optimizers with CowClip; done once, at import."""
+    known = utils._OPTIMIZER_CLASS_TO_EMB_OPT_TYPE
+    if not isinstance(known, _KnownOptimizers):
+        utils._OPTIMIZER_CLASS_TO_EMB_OPT_TYPE = _KnownOptimizers(known)

@@ -1,0 +1,145 @@
+"""Tables of one width in one array, with the state of their optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from stampede.optim.rounding import random_unit, round_stochastically, table_key
+from stampede.optim.settings import UpdateSettings
+
+
+@dataclass(frozen=True)
+class TableShard:
+    """A table, or a part of one.
+
+    Attributes:
+        table: name of the table.
+        rows: rows of this shard.
+        row_offset, column_offset: position of the shard in its table.
+        counted: False for all but one copy of a replicated table, so that sums over tables count
+            it once.
+    """
+
+    table: str
+    rows: int
+    row_offset: int = 0
+    column_offset: int = 0
+    counted: bool = True
+
+
+@dataclass
+class TableArray:
+    """Tables of one width in one array, with their state.
+
+    Attributes:
+        shards: the tables or parts of tables, in the order of their rows; all begin at the same
+            column.
+        weights: `[rows, dim]`, contiguous; fp32, fp64, fp16 or bf16.
+        states: by name, `[rows, dim]` or `[rows]`; float32, or float64 with float64 weights.
+        width: number of clipped columns of the whole tables, the same for all.
+        local_width: how many of this array's first columns are clipped ones.
+        settings: the rule.
+        frozen_row: a row that is never changed (`padding_idx`), or None.
+    """
+
+    shards: tuple[TableShard, ...]
+    weights: Tensor
+    states: dict[str, Tensor]
+    width: int
+    local_width: int
+    settings: UpdateSettings
+    frozen_row: int | None = None
+
+    @classmethod
+    def create(
+        cls, shards: Sequence[TableShard], weights: Tensor, settings: UpdateSettings, dim: int
+    ) -> TableArray:
+        """Take weights and make their state.
+
+        Args:
+            dim: columns of the whole tables; more than the array's where they are split.
+        """
+        width, local_width = clipped_columns(
+            settings, dim, shards[0].column_offset, weights.shape[1]
+        )
+        shapes = settings.rule.state_shapes(*weights.shape, has_rest=width < dim)
+        states = {
+            name: torch.zeros(shape, dtype=state_dtype(weights), device=weights.device)
+            for name, shape in shapes.items()
+        }
+        return cls(tuple(shards), weights, states, width, local_width, settings)
+
+    @property
+    def starts(self) -> list[int]:
+        """First row of every shard, and one past the last row."""
+        return list(accumulate((shard.rows for shard in self.shards), initial=0))
+
+    @property
+    def row_state_names(self) -> list[str]:
+        """Names of the states with one value a row."""
+        return [name for name, state in self.states.items() if state.ndim == 1]
+
+    @property
+    def element_state_names(self) -> list[str]:
+        """Names of the states shaped like the weights."""
+        return [name for name, state in self.states.items() if state.ndim == 2]
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether this is the first of a row's column shards and copies."""
+        return self.shards[0].counted and self.shards[0].column_offset == 0
+
+    def all_tensors(self) -> list[Tensor]:
+        """Weights and states."""
+        return [self.weights, *self.states.values()]
+
+    def is_rounded(self) -> bool:
+        """Whether the weights are less precise than the arithmetic."""
+        return self.weights.dtype in (torch.float16, torch.bfloat16)
+
+    def rounded(self, values: Tensor, rows: Tensor, step: int) -> Tensor:
+        """Values in the dtype of the weights, rounded stochastically where it is a lower one.
+
+        Args:
+            values: `[n, dim]` new weights.
+            rows: `[n]` int64 rows of the array they belong to.
+            step: number of the step.
+        """
+        if not self.is_rounded():
+            return values
+        device = rows.device
+        starts = torch.tensor(self.starts, device=device)
+        shard = torch.searchsorted(starts, rows, right=True) - 1
+        facts = torch.tensor(
+            [
+                (table_key(self.settings.seed, s.table), s.row_offset, s.column_offset)
+                for s in self.shards
+            ],
+            device=device,
+        )[shard]
+        columns = facts[:, 2, None] + torch.arange(values.shape[1], device=device)
+        unit = random_unit(facts[:, 0], rows - starts[shard] + facts[:, 1], columns, step)
+        return round_stochastically(values, unit, self.weights.dtype)
+
+
+def clipped_columns(
+    settings: UpdateSettings, dim: int, column_offset: int, columns: int
+) -> tuple[int, int]:
+    """Number of clipped columns of a table, and of one column shard of it.
+
+    Args:
+        dim: columns of the table.
+        column_offset, columns: where the shard begins and how wide it is.
+    """
+    width = dim if settings.clip.columns is None else min(settings.clip.columns, dim)
+    return width, min(max(width - column_offset, 0), columns)
+
+
+def state_dtype(weights: Tensor) -> torch.dtype:
+    """Dtype of the states of weights: float32, or float64 with float64 weights."""
+    return torch.float64 if weights.dtype == torch.float64 else torch.float32

@@ -1,0 +1,387 @@
+"""Helen against the float64 re-derivation, and its edges."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits as bce
+
+from stampede.optim.helen import Helen, HelenSettings, perturbation
+from support.helen_reference import ReferenceHelen
+
+ROWS = {"user": 40, "item": 12, "wide": 40}
+TABLES = ("user", "item")
+
+
+class Net(nn.Module):
+    """Two tables, a first-order table and a small MLP."""
+
+    def __init__(self, dtype=torch.float64):
+        super().__init__()
+        torch.manual_seed(0)
+        self.user = nn.Embedding(ROWS["user"], 4, sparse=True)
+        self.item = nn.EmbeddingBag(ROWS["item"], 3, sparse=True, mode="sum")
+        self.wide = nn.Embedding(ROWS["wide"], 1, sparse=True)
+        self.hidden = nn.Linear(7, 6)
+        self.out = nn.Linear(6, 1)
+        self.to(dtype)
+
+    def forward(self, users, items):
+        both = torch.cat([self.user(users), self.item(items)], dim=1)
+        return (self.out(torch.tanh(self.hidden(both))) + self.wide(users)).squeeze(1)
+
+    def by_kind(self):
+        tables = {self.user.weight, self.item.weight}
+        dense = [param for param in self.parameters() if param not in tables]
+        return [
+            {"params": [self.user.weight, self.item.weight], "kind": "embedding"},
+            {"params": dense, "kind": "dense"},
+        ]
+
+
+def logits(weights, users, items):
+    """The same model without modules, with dense gradients."""
+    both = torch.cat([weights["user.weight"][users], weights["item.weight"][items].sum(1)], dim=1)
+    hidden = torch.tanh(both @ weights["hidden.weight"].T + weights["hidden.bias"])
+    top = hidden @ weights["out.weight"].T + weights["out.bias"]
+    return (top + weights["wide.weight"][users]).squeeze(1)
+
+
+def batch(step):
+    """Ids with heads and tails: some rows many times, most never."""
+    draw = torch.Generator().manual_seed(step)
+    users = (torch.rand(16, generator=draw) ** 3 * ROWS["user"]).long()
+    items = (torch.rand(16, 2, generator=draw) ** 3 * ROWS["item"]).long()
+    return users, items, (torch.rand(16, generator=draw) > 0.5).double()
+
+
+def counts_of(users, items):
+    user = torch.bincount(users, minlength=ROWS["user"])
+    item = torch.bincount(items.flatten(), minlength=ROWS["item"])
+    return {"user.weight": user, "item.weight": item, "wide.weight": user}
+
+
+def closure_of(model, step):
+    users, items, labels = batch(step)
+
+    def closure():
+        loss = bce(model(users, items), labels.to(model.out.weight.dtype))
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def train(model, optimizer, steps, first=0):
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        optimizer.step(closure_of(model, step))
+
+
+def reference_after(model, steps, change_counts=None, **settings):
+    weights = dict(model.named_parameters())
+    peer = ReferenceHelen(weights, tuple(f"{name}.weight" for name in TABLES), **settings)
+    for step in range(steps):
+        users, items, labels = batch(step)
+        counts = counts_of(users, items)
+        if change_counts:
+            counts = {name: change_counts(values) for name, values in counts.items()}
+        peer.step(lambda w, u=users, i=items, y=labels: bce(logits(w, u, i), y), counts, step + 1)
+    return peer.weights
+
+
+def largest_difference(model, weights):
+    return max(
+        float((p.detach().double() - weights[n].detach()).abs().max())
+        for n, p in model.named_parameters()
+    )
+
+
+SETTINGS = dict(lr=1e-2, rho=0.3, bound=0.4, weight_decay=1e-2)
+
+
+@pytest.mark.parametrize("net_pert", [False, True])
+@pytest.mark.parametrize("dense_norm", ["all", "last_table"])
+def test_twenty_steps_are_those_of_the_formulas(net_pert, dense_norm):
+    settings = SETTINGS | dict(net_pert=net_pert, dense_norm=dense_norm)
+    model = Net()
+    expected = reference_after(model, 20, **settings)
+    train(model, Helen(model.by_kind(), **settings), 20)
+    assert largest_difference(model, expected) < 1e-12
+
+
+@pytest.mark.parametrize("net_pert", [False, True])
+def test_l2_in_the_loss_reaches_norm_perturbation_and_absent_rows(net_pert):
+    settings = SETTINGS | dict(net_pert=net_pert)
+    model = Net()
+    everywhere = {name: 0.05 for name, _ in model.named_parameters()}
+    expected = reference_after(model, 20, l2=everywhere, **settings)
+    train(model, Helen(model.by_kind(), l2=0.05, **settings), 20)
+    assert largest_difference(model, expected) < 1e-12
+
+
+def test_touched_is_the_formula_restricted_to_the_rows_of_the_batch():
+    model = Net()
+    tables = {f"{name}.weight": 0.05 for name in ROWS}
+    settings = SETTINGS | dict(net_pert=True)
+    expected = reference_after(model, 20, touched_only=tuple(tables), l2=tables, **settings)
+    groups = [group | {"rows": "touched"} for group in model.by_kind()]
+    wide = {"params": [model.wide.weight], "kind": "dense", "rows": "touched", "l2": 0.05}
+    groups[0]["l2"] = 0.05
+    groups[1]["params"] = [p for p in groups[1]["params"] if p is not model.wide.weight]
+    train(model, Helen([*groups, wide], **settings), 20)
+    assert largest_difference(model, expected) < 1e-12
+
+
+def test_float32_stays_close():
+    model = Net(torch.float32)
+    expected = reference_after(model, 20, **SETTINGS)
+    train(model, Helen(model.by_kind(), **SETTINGS), 20)
+    assert largest_difference(model, expected) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"bound": 0.41},
+        {"rho": 0.31},
+        {"net_pert": True},
+        {"weight_decay": 0.0},
+        {"eps": 1e-7},
+        {"l2": {"item.weight": 1e-3}},
+        {"change_counts": lambda counts: counts.clamp(max=1)},
+        {"change_counts": lambda counts: counts.clamp(max=2)},
+    ],
+    ids=str,
+)
+def test_the_comparison_notices_a_change(change):
+    model = Net()
+    changed = reference_after(model, 20, **SETTINGS | change)
+    train(model, Helen(model.by_kind(), **SETTINGS), 20)
+    assert largest_difference(model, changed) > 1e-6
+
+
+def test_the_two_norms_for_dense_parameters_differ():
+    model, last = Net(), {"net_pert": True, "dense_norm": "last_table"}
+    changed = reference_after(model, 20, **SETTINGS | last)
+    train(model, Helen(model.by_kind(), **SETTINGS, net_pert=True), 20)
+    assert largest_difference(model, changed) > 1e-6
+
+
+def test_perturbation_by_hand():
+    grads = torch.tensor([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]])
+    counts = torch.tensor([8, 4, 1])
+    moved = perturbation(grads, counts, torch.tensor(5.0), torch.tensor(8), rho=0.5, bound=0.6)
+    torch.testing.assert_close(moved, torch.tensor([[0.3, 0.0], [0.0, 0.24], [0.0, 0.0]]))
+
+
+def test_perturbation_of_a_part_of_the_rows_is_that_part():
+    draw = torch.Generator().manual_seed(0)
+    grads, counts = torch.randn(9, 4, generator=draw), torch.arange(1, 10)
+    whole = (grads.norm(), counts.max(), 0.05, 0.3)
+    parts = [perturbation(grads[i], counts[i], *whole) for i in (slice(0, 4), slice(4, 9))]
+    assert torch.equal(torch.cat(parts), perturbation(grads, counts, *whole))
+    assert perturbation(grads[:0], counts[:0], *whole).shape == (0, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_zero_gradient_moves_nothing(dtype):
+    zero, counts = torch.zeros(2, 3, dtype=dtype), torch.tensor([1, 2])
+    moved = perturbation(zero, counts, zero.norm(), counts.max(), 0.05, 0.3)
+    assert moved.dtype == dtype and torch.equal(moved, zero)
+
+
+@pytest.mark.parametrize("net_pert", [False, True])
+def test_a_step_with_zero_gradients_is_finite_and_changes_nothing(net_pert):
+    model = Net()
+    before = copy.deepcopy(model.state_dict())
+    users, items, _ = batch(0)
+
+    def closure():
+        loss = model(users, items).sum() * 0.0
+        loss.backward()
+        return loss
+
+    Helen(model.by_kind(), net_pert=net_pert).step(closure)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+
+
+def test_touched_leaves_other_rows_and_their_moments_alone():
+    model = Net()
+    optimizer = Helen(model.by_kind(), lr=0.1, weight_decay=0.1, l2=0.1, rows="touched")
+    train(model, optimizer, 1)
+    seen = counts_of(*batch(0)[:2])["user.weight"] > 0
+    train(model, optimizer, 1, first=1)
+    now = counts_of(*batch(1)[:2])["user.weight"] > 0
+    fresh = Net().user.weight
+    assert torch.equal((model.user.weight != fresh).any(1), seen | now)
+    assert torch.equal((optimizer.state[model.user.weight]["exp_avg"] != 0).any(1), seen | now)
+
+
+def test_all_lets_absent_rows_coast():
+    model = Net()
+    optimizer = Helen(model.by_kind(), lr=0.1)
+    train(model, optimizer, 1)
+    after_first = model.user.weight.detach().clone()
+    train(model, optimizer, 1, first=1)
+    only_first = (counts_of(*batch(0)[:2])["user.weight"] > 0) & (
+        counts_of(*batch(1)[:2])["user.weight"] == 0
+    )
+    assert only_first.any()
+    assert (model.user.weight != after_first)[only_first].all()
+
+
+@pytest.mark.parametrize("net_pert", [False, True])
+def test_two_calls_equal_step_even_if_gradients_share_memory(net_pert):
+    one, other = Net(), Net()
+    train(one, Helen(one.by_kind(), net_pert=net_pert), 3)
+    optimizer = Helen(other.by_kind(), net_pert=net_pert)
+    for step in range(3):
+        optimizer.zero_grad(set_to_none=False)
+        closure = closure_of(other, step)
+        closure()
+        buffers = {param: param.grad for param in other.hidden.parameters()}
+        optimizer.first_step()
+        # DistributedDataParallel writes the second gradient where the first one was.
+        for param, buffer in buffers.items():
+            param.grad = buffer.zero_()
+        closure()
+        optimizer.second_step()
+    assert largest_difference(one, dict(other.named_parameters())) == 0.0
+
+
+def test_step_returns_the_loss_before_the_step():
+    model = Net()
+    peer = ReferenceHelen(dict(model.named_parameters()), ("user.weight", "item.weight"))
+    users, items, labels = batch(0)
+    expected = peer.step(lambda w: bce(logits(w, users, items), labels), counts_of(users, items), 1)
+    returned = Helen(model.by_kind()).step(closure_of(model, 0))
+    assert returned.item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_restore_undoes_the_first_step_bit_for_bit():
+    model = Net()
+    before = copy.deepcopy(model.state_dict())
+    optimizer = Helen(model.by_kind(), net_pert=True)
+    closure_of(model, 0)()
+    optimizer.first_step()
+    moved = [name for name, value in model.state_dict().items() if (value != before[name]).any()]
+    assert len(moved) == len(before)
+    optimizer.restore()
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+
+
+def test_a_closure_that_fails_leaves_the_weights_where_they_were():
+    model, calls = Net(), []
+    before = copy.deepcopy(model.state_dict())
+    optimizer, inner = Helen(model.by_kind()), closure_of(model, 0)
+
+    def closure():
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyError("second")
+        return inner()
+
+    with pytest.raises(KeyError, match="second"):
+        optimizer.step(closure)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    train(model, optimizer, 1)
+
+
+def test_state_dict_continues_exactly():
+    whole, model = Net(), Net()
+    settings = SETTINGS | dict(net_pert=True, dense_norm="last_table", l2=1e-3)
+    train(whole, Helen(whole.by_kind(), **settings), 6)
+    half = Helen(model.by_kind(), **settings)
+    train(model, half, 3)
+    resumed = Net()
+    resumed.load_state_dict(model.state_dict())
+    optimizer = Helen(resumed.by_kind())
+    optimizer.load_state_dict(copy.deepcopy(half.state_dict()))
+    assert optimizer.param_groups[1]["dense_norm"] == "last_table"
+    train(resumed, optimizer, 3, first=3)
+    assert largest_difference(whole, dict(resumed.named_parameters())) == 0.0
+
+
+def test_parameters_without_gradient_and_empty_batches_are_left_out():
+    model = Net()
+    groups = model.by_kind()
+    unused, empty = nn.Parameter(torch.ones(3)), nn.EmbeddingBag(5, 2, sparse=True, mode="sum")
+    groups[1]["params"].append(unused)
+    groups[0]["params"].append(empty.weight)
+    optimizer = Helen(groups, net_pert=True)
+    users, items, labels = batch(0)
+    nothing = torch.empty(0, dtype=torch.int64)
+
+    def closure():
+        pooled = empty(nothing, torch.zeros(len(users), dtype=torch.int64))
+        loss = bce(model(users, items) + pooled.sum(1), labels)
+        loss.backward()
+        return loss
+
+    before = empty.weight.detach().clone()
+    optimizer.step(closure)
+    assert torch.equal(unused, torch.ones(3)) and unused not in optimizer.state
+    assert torch.equal(empty.weight, before)
+
+
+def test_steps_out_of_order_are_refused():
+    model = Net()
+    optimizer = Helen(model.by_kind())
+    with pytest.raises(RuntimeError, match="without first_step"):
+        optimizer.second_step()
+    closure_of(model, 0)()
+    optimizer.first_step()
+    with pytest.raises(RuntimeError, match="called twice"):
+        optimizer.first_step()
+    with pytest.raises(ValueError, match="closure"):
+        optimizer.step()
+
+
+def test_gradients_without_counts_are_refused():
+    dense, sparse = nn.Embedding(5, 4), nn.Embedding(5, 4, sparse=True)
+    for table, words in ((dense, "sparse=True"), (sparse, "coalesced")):
+        optimizer = Helen([{"params": table.parameters(), "kind": "embedding"}])
+        table(torch.tensor([1, 2, 2])).sum().backward()
+        if table is sparse:
+            table.weight.grad = table.weight.grad.coalesce()
+        with pytest.raises(ValueError, match=words):
+            optimizer.first_step()
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"lr": -1}, "lr is -1"),
+        ({"rho": float("nan")}, "rho is nan"),
+        ({"rho": -0.1}, "rho is -0.1"),
+        ({"bound": 1.5}, "bound is 1.5"),
+        ({"bound": float("nan")}, "bound is nan"),
+        ({"betas": (0.9, 1.0)}, "betas"),
+        ({"betas": (0.9,)}, "betas"),
+        ({"eps": 0.0}, "eps is 0.0"),
+        ({"weight_decay": -1.0}, "weight_decay is -1.0"),
+        ({"l2": float("inf")}, "l2 is inf"),
+        ({"rows": "some"}, "'all' or 'touched'"),
+        ({"dense_norm": "total"}, "'all' or 'last_table'"),
+        ({"net_pert": "yes"}, "False or True"),
+    ],
+)
+def test_settings_out_of_range_are_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        Helen(Net().by_kind(), **arguments)
+    with pytest.raises(ValueError, match=words):
+        Helen([group | arguments for group in Net().by_kind()])
+
+
+def test_a_group_without_kind_is_refused():
+    with pytest.raises(ValueError, match="kind of a param group is None; write 'embedding'"):
+        Helen(Net().parameters())
+
+
+def test_settings_are_hashable_and_those_of_the_repository():
+    settings = HelenSettings()
+    assert hash(settings) == hash(dataclasses.replace(settings))
+    assert (settings.rho, settings.bound, settings.eps) == (0.05, 0.3, 1e-8)

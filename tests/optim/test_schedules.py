@@ -1,0 +1,200 @@
+"""Learning-rate schedules against torch's own schedulers, and what they promise."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.optim import lr_scheduler
+
+from stampede.optim import Schedule, learning_rate
+
+LR = 0.3
+
+
+def ours(schedule, steps, steps_per_epoch=1.0, lr=LR):
+    return [learning_rate(schedule, lr, step, steps_per_epoch, steps) for step in range(steps)]
+
+
+def theirs(make_scheduler, steps, lr=LR):
+    """Rates of torch's scheduler, which is made from an optimizer."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
+    scheduler = make_scheduler(optimizer)
+    rates = []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+def linear(steps):
+    return lambda optimizer: lr_scheduler.LinearLR(optimizer, 1e-8 / LR, 1.0, steps)
+
+
+# The schedule, and torch's for a training of 40 steps.
+SAME = {
+    "constant": (Schedule(unit="steps"), lambda o: lr_scheduler.ConstantLR(o, 1.0)),
+    "warm-up": (Schedule(warmup=7, unit="steps"), linear(7)),
+    "line": (
+        Schedule(decay="polynomial", unit="steps"),
+        lambda o: lr_scheduler.PolynomialLR(o, 40, power=1.0),
+    ),
+    "polynomial": (
+        Schedule(decay="polynomial", unit="steps", length=25, power=2.5),
+        lambda o: lr_scheduler.PolynomialLR(o, 25, power=2.5),
+    ),
+    "cosine": (
+        Schedule(decay="cosine", unit="steps", final=0.2),
+        lambda o: lr_scheduler.CosineAnnealingLR(o, 40, eta_min=0.2 * LR),
+    ),
+    "step": (
+        Schedule(decay="step", unit="steps", every=6, factor=0.5),
+        lambda o: lr_scheduler.StepLR(o, 6, 0.5),
+    ),
+    "warm-up, cosine": (
+        Schedule(warmup=5, decay="cosine", unit="steps"),
+        lambda o: lr_scheduler.SequentialLR(
+            o, [linear(5)(o), lr_scheduler.CosineAnnealingLR(o, 35)], [5]
+        ),
+    ),
+    "warm-up, step": (
+        Schedule(warmup=5, decay="step", unit="steps", every=10),
+        lambda o: lr_scheduler.SequentialLR(o, [linear(5)(o), lr_scheduler.StepLR(o, 10)], [5]),
+    ),
+}
+
+
+@pytest.mark.parametrize("schedule, scheduler", SAME.values(), ids=SAME)
+def test_follows_torch(schedule, scheduler):
+    assert ours(schedule, 40) == pytest.approx(theirs(scheduler, 40), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "in_steps, in_epochs",
+    [
+        (Schedule(16, unit="steps"), Schedule(2)),
+        (Schedule(4, unit="steps"), Schedule(0.5)),
+        (
+            Schedule(8, "polynomial", "steps", length=24, power=3, final=0.1),
+            Schedule(1, "polynomial", length=3, power=3, final=0.1),
+        ),
+        (Schedule(8, "cosine", "steps"), Schedule(1, "cosine")),
+        (Schedule(4, "step", "steps", every=4), Schedule(0.5, "step", every=0.5)),
+    ],
+)
+def test_epochs_are_so_many_steps(in_steps, in_epochs):
+    assert ours(in_steps, 40) == ours(in_epochs, 40, steps_per_epoch=8)
+
+
+def test_warmup_is_a_line_from_1e_8():
+    rates = ours(Schedule(4, unit="steps"), 6, lr=1.0)
+    assert rates[0] == 1e-8
+    assert rates[1:] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+    assert ours(Schedule(), 2) == [LR, LR]
+    assert ours(Schedule(4, unit="steps"), 6, lr=0.0) == [0.0] * 6
+
+
+def test_a_batch_that_is_not_whole_counts_for_drops_but_not_for_the_warmup():
+    # 7.8 batches: 8 steps in an epoch, of which 7 are whole batches.
+    rates = ours(Schedule(1), 24, steps_per_epoch=7.8)
+    assert rates.index(LR) == 7
+    rates = ours(Schedule(decay="step", factor=0.5), 24, steps_per_epoch=7.8)
+    assert rates == [LR] * 8 + [LR / 2] * 8 + [LR / 4] * 8
+
+
+def test_drops_come_on_time_where_products_are_not_exact():
+    for hundredths in range(1, 100):
+        schedule = Schedule(decay="step", every=hundredths / 100, factor=0)
+        assert ours(schedule, 101, steps_per_epoch=100).index(0) == hundredths
+
+
+def test_a_decay_ends_at_its_final_rate():
+    for decay in ("polynomial", "cosine"):
+        schedule = Schedule(2, decay, length=3, final=0.25)
+        for step in (50, 51, 10**6):
+            assert learning_rate(schedule, LR, step, 10, 60) == pytest.approx(LR / 4)
+        assert learning_rate(Schedule(2, decay), LR, 60, 10, 60) == 0
+
+
+def test_a_warmup_as_long_as_the_training_leaves_no_decay():
+    assert learning_rate(Schedule(6, "cosine", final=0.5), LR, 60, 10, 60) == LR / 2
+    assert ours(Schedule(6, "cosine"), 60, 10) == ours(Schedule(6), 60, 10)
+
+
+@st.composite
+def schedules(draw):
+    """Any schedule with what its decay uses."""
+    decay = draw(st.sampled_from(["constant", "polynomial", "cosine", "step"]))
+    fraction = st.floats(0, 1)
+    used = {}
+    if decay in ("polynomial", "cosine"):
+        used["length"] = draw(st.none() | st.floats(0.1, 50))
+        used["final"] = draw(fraction)
+    if decay == "polynomial":
+        used["power"] = draw(st.floats(0.1, 5))
+    if decay == "step":
+        used["every"] = draw(st.floats(0.1, 20))
+        used["factor"] = draw(fraction)
+    unit = draw(st.sampled_from(["epochs", "steps"]))
+    return Schedule(warmup=draw(st.floats(0, 30)), decay=decay, unit=unit, **used)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    schedule=schedules(),
+    lr=st.just(0.0) | st.floats(1e-10, 10),
+    steps_per_epoch=st.floats(0.1, 20),
+    total=st.integers(1, 300),
+)
+def test_rises_then_falls_and_stays_within_0_and_the_full_rate(
+    schedule, lr, steps_per_epoch, total
+):
+    rates = ours(schedule, total, steps_per_epoch, lr)
+    assert all(0 <= rate <= lr * (1 + 1e-12) for rate in rates)
+    top = rates.index(max(rates))
+    slack = lr * 1e-12
+    assert all(one <= other + slack for one, other in pairwise(rates[: top + 1]))
+    assert all(one >= other - slack for one, other in pairwise(rates[top:]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    decay=st.sampled_from(["polynomial", "cosine"]),
+    warmup=st.integers(0, 50),
+    length=st.integers(1, 200),
+    final=st.floats(0, 1),
+)
+def test_warmup_and_decay_join_without_a_jump(decay, warmup, length, final):
+    schedule = Schedule(warmup, decay, "steps", length, final)
+    rates = ours(schedule, warmup + length + 20, lr=1.0)
+    # The cosine's steepest place; the line of power 1 is flatter.
+    steepest = max(1 / warmup if warmup else 0, math.pi / 2 / length)
+    assert all(abs(other - one) <= steepest + 1e-9 for one, other in pairwise(rates))
+
+
+@pytest.mark.parametrize(
+    "values, words",
+    [
+        ({"decay": "linear"}, "decay is 'linear'; write one of constant, polynomial, cosine, step"),
+        ({"unit": "batches"}, "unit is 'batches'; write one of epochs, steps"),
+        ({"warmup": -1}, "warmup is -1; write a number of at least 0"),
+        ({"warmup": math.nan}, "warmup is nan"),
+        ({"warmup": math.inf}, "warmup is inf"),
+        ({"decay": "cosine", "length": 0}, "length is 0; write a number above 0, or None"),
+        ({"decay": "cosine", "final": 1.5}, "final is 1.5; write a number from 0 to 1"),
+        ({"decay": "polynomial", "power": 0}, "power is 0; write a number above 0"),
+        ({"decay": "step", "every": 0}, "every is 0; write a number above 0"),
+        ({"decay": "step", "factor": -0.1}, "factor is -0.1; write a number from 0 to 1"),
+        ({"length": 3}, "length is 3, which decay 'constant' does not use; leave it out, or "
+                        "choose decay 'polynomial' or 'cosine'"),
+        ({"decay": "cosine", "power": 2}, "power is 2, which decay 'cosine' does not use"),
+        ({"decay": "polynomial", "factor": 0.5}, "choose decay 'step'"),
+    ],
+)  # fmt: skip
+def test_bad_values_get_a_sentence(values, words):
+    with pytest.raises(ValueError) as failure:
+        Schedule(**values)
+    assert words in str(failure.value)

@@ -1,0 +1,377 @@
+"""The same training in TorchRec's sharded tables, on any plan, and in plain float64 PyTorch."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+    PoolingType,
+)
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.modules.embedding_configs import DataType
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+import stampede.optim as optim
+from stampede.optim import CowClip, TableInit, cowclip_sharders, local_cowclip_tables
+from support.reference import ReferenceTables
+
+RULES = {
+    "adam": "CowClipAdam",
+    "rowwise_adam": "CowClipRowWiseAdam",
+    "adagrad": "CowClipAdagrad",
+    "rowwise_adagrad": "CowClipRowWiseAdagrad",
+    "sgd": "CowClipSGD",
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: its rows and width, and how many features look it up."""
+
+    rows: int
+    dim: int = 12
+    features: int = 1
+    mean: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training run.
+
+    Attributes:
+        plan: sharding type of all tables, or one for each.
+        arguments: of the optimizer, flat: those of the clip too.
+        empty_rank: one rank's part of every other batch has no ids.
+        absent: ids of the upper half appear only in the first and the last step.
+    """
+
+    plan: tuple[str, ...] | str
+    tables: tuple[Table, ...] = (Table(40), Table(23, features=2), Table(1), Table(60, mean=True))
+    rule: str = "adam"
+    arguments: dict[str, Any] = field(default_factory=dict)
+    sequence: bool = False
+    weighted: bool = False
+    steps: int = 20
+    batch: int = 32
+    seed: int = 0
+    empty_rank: bool = True
+    absent: bool = True
+    fp16: bool = False
+    gradient_scale: float = 1.0
+
+    def __hash__(self):
+        return hash(repr(self))
+
+    @property
+    def names(self):
+        return [f"t{i}" for i in range(len(self.tables))]
+
+    @property
+    def features(self):
+        return {
+            f"t{i}": [f"f{i}_{j}" for j in range(table.features)]
+            for i, table in enumerate(self.tables)
+        }
+
+    def sharding_of(self, table):
+        return self.plan if isinstance(self.plan, str) else self.plan[int(table[1:])]
+
+
+CLIP = ("granularity", "ratio", "bound", "threshold", "variant", "columns")
+DEFAULTS = {"lr": 1e-2, "l2": 1e-3, "granularity": "cowclip", "bound": 1e-3, "ratio": 0.2}
+
+
+def global_batch(case, step):
+    """Ids, lengths, weights of samples and targets by feature, for the whole global batch."""
+    draw = torch.Generator().manual_seed(1000 * case.seed + step)
+    batch = {}
+    for table, spec in zip(case.names, case.tables, strict=True):
+        for feature in case.features[table]:
+            lengths = torch.randint(0, 4, (case.batch,), generator=draw)
+            if case.empty_rank and step % 2:
+                lengths[case.batch // 2 :] = 0
+            uniform = torch.rand(int(lengths.sum()), generator=draw)
+            ids = (spec.rows * uniform**2.5).long().clamp_max(spec.rows - 1)
+            if case.absent and 1 < step < case.steps:
+                ids = ids % max(1, spec.rows // 2)
+            weights = torch.rand(len(ids), generator=draw) + 0.5
+            dim = spec.dim
+            # Gradients of very different sizes, so that some rows are clipped and others not.
+            sizes = torch.randn(case.batch, 1, generator=draw).mul(2.0).exp()
+            targets = torch.randn(case.batch, dim, generator=draw) * sizes
+            batch[feature] = (ids, lengths, weights, targets * case.gradient_scale)
+    return batch
+
+
+def train_sharded(case, local_world_size=None):
+    """Train on this rank's part of the batches; on rank 0: weights, states, plan, counts."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    collection = build_collection(case)
+    settings = {**DEFAULTS, **case.arguments}
+    clip = CowClip(**{k: settings.pop(k) for k in CLIP if k in settings})
+    apply_optimizer_in_backward(
+        getattr(optim, RULES[case.rule]), collection.parameters(), {**settings, "clip": clip}
+    )
+    sharders = cowclip_sharders(TableInit(std=0.1, seed=case.seed))
+    plan = EmbeddingShardingPlanner(
+        topology=Topology(
+            world_size=world, local_world_size=local_world_size or world, compute_device="cpu"
+        ),
+        batch_size=case.batch // world,
+        constraints={
+            table: ParameterConstraints(sharding_types=[case.sharding_of(table)], min_partition=4)
+            for table in case.names
+        },
+    ).collective_plan(Holder(collection), sharders, dist.group.WORLD)
+    model = DistributedModelParallel(
+        Holder(collection), device=torch.device("cpu"), plan=plan, sharders=sharders
+    )
+    start = tables_of(model, case)
+    part = slice(rank * case.batch // world, (rank + 1) * case.batch // world)
+    for step in range(1, case.steps + 1):
+        loss = sharded_loss(case, model, local_batch(global_batch(case, step), part))
+        loss.backward()
+    states = model.fused_optimizer.state_dict()["state"]
+    shards = {
+        name: [tuple(s.shard_sizes) for s in p.sharding_spec.shards] if p.sharding_spec else []
+        for module in model.plan.plan.values()
+        for name, p in module.items()
+    }
+    kinds = {
+        name: p.sharding_type for module in model.plan.plan.values() for name, p in module.items()
+    }
+    counts = torch.zeros(3, dtype=torch.int64)
+    for tables in local_cowclip_tables(model):
+        counts += tables.row_counts
+    dist.all_reduce(counts)
+    return {
+        "start": start,
+        "weights": tables_of(model, case),
+        "states": states_of(states, case),
+        "plan": kinds,
+        "shards": shards,
+        "counts": counts.tolist(),
+    }
+
+
+class Holder(torch.nn.Module):
+    """A model around a collection, so that the collection has a path."""
+
+    def __init__(self, collection):
+        super().__init__()
+        self.tables = collection
+
+    def forward(self, features):
+        return self.tables(features)
+
+
+def build_collection(case, device="meta"):
+    kinds = {"data_type": DataType.FP16 if case.fp16 else DataType.FP32}
+    if case.sequence:
+        return EmbeddingCollection(
+            tables=[
+                EmbeddingConfig(
+                    name=name,
+                    embedding_dim=spec.dim,
+                    num_embeddings=spec.rows,
+                    feature_names=case.features[name],
+                    **kinds,
+                )
+                for name, spec in zip(case.names, case.tables, strict=True)
+            ],
+            device=torch.device(device),
+        )
+    return EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=name,
+                embedding_dim=spec.dim,
+                num_embeddings=spec.rows,
+                feature_names=case.features[name],
+                pooling=PoolingType.MEAN if spec.mean else PoolingType.SUM,
+                **kinds,
+            )
+            for name, spec in zip(case.names, case.tables, strict=True)
+        ],
+        is_weighted=case.weighted,
+        device=torch.device(device),
+    )
+
+
+def local_batch(batch, part):
+    """One rank's part of every feature."""
+    local = {}
+    for feature, (ids, lengths, weights, targets) in batch.items():
+        ends = lengths.cumsum(0)
+        first = int(ends[part.start - 1]) if part.start else 0
+        last = int(ends[part.stop - 1])
+        local[feature] = (ids[first:last], lengths[part], weights[first:last], targets[part])
+    return local
+
+
+def sharded_loss(case, model, batch):
+    """Mean over the local samples of a quadratic form of what was looked up."""
+    features = KeyedJaggedTensor(
+        keys=list(batch),
+        values=torch.cat([entry[0] for entry in batch.values()]),
+        lengths=torch.cat([entry[1] for entry in batch.values()]),
+        weights=torch.cat([entry[2] for entry in batch.values()]) if case.weighted else None,
+    )
+    looked_up = model(features)
+    samples = len(next(iter(batch.values()))[1])
+    loss = torch.zeros(())
+    for feature, (_, lengths, _, targets) in batch.items():
+        if case.sequence:
+            values = looked_up[feature].values()
+            targets = targets.repeat_interleave(lengths, dim=0)
+        else:
+            values = looked_up[feature]
+        loss = loss + example_loss(values, targets) / samples
+    return loss
+
+
+def example_loss(values, targets):
+    return (values * targets.to(values.dtype)).sum() + 0.05 * values.square().sum()
+
+
+def train_reference(case, start, **changes):
+    """The same in float64; `changes` make it another rule, for negative tests."""
+    settings = {**DEFAULTS, **case.arguments, "rule": case.rule, **changes}
+    force_counts = settings.pop("force_counts", None)
+    settings.pop("on_nonfinite", None)
+    if case.rule not in ("adam", "rowwise_adam"):
+        settings.setdefault("eps", 1e-8)
+    tables = ReferenceTables(start, **settings)
+    for step in range(1, case.steps + 1):
+        batch = global_batch(case, step)
+        weights = {n: w.clone().requires_grad_() for n, w in tables.weights.items()}
+        counts = {n: torch.zeros(len(w), dtype=torch.int64) for n, w in weights.items()}
+        loss = torch.zeros((), dtype=torch.float64)
+        for name, spec in zip(case.names, case.tables, strict=True):
+            for feature in case.features[name]:
+                ids, lengths, scales, targets = batch[feature]
+                counts[name] += torch.bincount(ids, minlength=spec.rows)
+                rows = weights[name][ids]
+                bags = torch.arange(case.batch).repeat_interleave(lengths)
+                if case.sequence:
+                    loss = loss + example_loss(rows, targets[bags])
+                    continue
+                if case.weighted:
+                    rows = rows * scales.double()[:, None]
+                pooled = torch.zeros(case.batch, spec.dim, dtype=torch.float64)
+                pooled = pooled.index_add(0, bags, rows)
+                if spec.mean:
+                    pooled = pooled / lengths.clamp_min(1)[:, None]
+                loss = loss + example_loss(pooled, targets)
+        grads = torch.autograd.grad(loss / case.batch, list(weights.values()), allow_unused=True)
+        grads = {
+            n: torch.zeros_like(w) if g is None else g
+            for (n, w), g in zip(weights.items(), grads, strict=True)
+        }
+        if force_counts is not None:
+            counts = {n: (c > 0) * force_counts for n, c in counts.items()}
+        tables.step(grads, counts)
+    return tables
+
+
+def deviation(case, start, weights, reference):
+    """Largest difference of any weight, relative to the largest movement."""
+    movement = max(float((reference.weights[n] - start[n].double()).abs().max()) for n in start)
+    worst = max(float((weights[n].double() - reference.weights[n]).abs().max()) for n in start)
+    return worst / movement if math.isfinite(worst) else math.inf
+
+
+def state_deviation(case, states, reference):
+    """Largest difference of any state, each relative to the largest value of its kind."""
+    worst = 0.0
+    second = {"adam": "exp_avg_sq", "rowwise_adam": "exp_avg_sq"}.get(case.rule)
+    pairs = []
+    if case.rule in ("adam", "rowwise_adam") or case.arguments.get("momentum"):
+        pairs.append(("momentum1", reference.first))
+    if second is not None:
+        pairs.append((second, reference.second))
+    if case.rule in ("adagrad", "rowwise_adagrad"):
+        pairs.append(("momentum1", reference.second))
+    for key, expected in pairs:
+        largest = max(float(value.abs().max()) for value in expected.values())
+        for name in case.names:
+            got = states[name][key].double()
+            target = expected[name] if got.ndim == 2 else expected[name][:, 0]
+            worst = max(worst, float((got - target).abs().max()) / largest)
+    return worst
+
+
+def tables_of(model, case):
+    """Whole tables by name; on rank 0 only, None elsewhere."""
+    return gathered(
+        {
+            key.split(".")[-2]: value
+            for key, value in model.state_dict().items()
+            if key.endswith(".weight")
+        }
+    )
+
+
+def states_of(states, case):
+    """Whole states by table and name; on rank 0 only."""
+    # A rank without a part of a table has no entry for its state and must be asked nonetheless.
+    entries = {
+        (key.split(".")[-2], name.split(".", 1)[1]): value
+        for key, of_table in states.items()
+        for name, value in of_table.items()
+    }
+    everywhere = [None] * dist.get_world_size()
+    local = {}
+    for (table, name), value in entries.items():
+        if hasattr(value, "local_shards"):
+            shards = [(s.metadata.shard_offsets, s.tensor.clone()) for s in value.local_shards()]
+        else:
+            shards = [([0] * value.ndim, value.clone())]
+        size = value.size() if hasattr(value, "size") else ()
+        local[table, name] = (tuple(size), shards)
+    dist.all_gather_object(everywhere, local)
+    whole = {}
+    for of_rank in everywhere:
+        for (table, name), (size, shards) in of_rank.items():
+            target = whole.setdefault(table, {}).setdefault(
+                name, torch.full(size, float("nan"), dtype=torch.float64)
+            )
+            for offsets, values in shards:
+                where = tuple(
+                    slice(o, o + n) for o, n in zip(offsets, values.shape, strict=True)
+                )
+                target[where] = values.double()
+    return whole
+
+
+def gathered(values):
+    whole = {}
+    for name, value in values.items():
+        if not hasattr(value, "gather") or not hasattr(value, "local_shards"):
+            whole[name] = value.detach().clone()
+            continue
+        out = None
+        if dist.get_rank() == 0:
+            out = torch.empty(value.size(), dtype=value.dtype)
+        value.gather(dst=0, out=out)
+        whole[name] = out
+    return whole
+
+
+def run_cases(cases, local_world_size=None):
+    """Several runs in one set of processes; every rank returns its results."""
+    dist.init_process_group("gloo")
+    try:
+        return [train_sharded(case, local_world_size) for case in cases]
+    finally:
+        dist.barrier()
+        dist.destroy_process_group()

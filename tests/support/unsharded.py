@@ -1,0 +1,172 @@
+"""A model as it was before sharding, in plain float64 PyTorch, on tables with their counts."""
+
+import contextlib
+import copy
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedTensor, PoolingType
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from support.reference import ReferenceTables
+
+
+class PlainCollection(nn.Module):
+    """What TorchRec's two unsharded collections compute, without rounding to float32.
+
+    Attributes:
+        counts: by table, how often each row was looked up since `take_counts`.
+    """
+
+    def __init__(self, collection):
+        super().__init__()
+        self.pooled = isinstance(collection, EmbeddingBagCollection)
+        self.configs = (
+            collection.embedding_bag_configs() if self.pooled else collection.embedding_configs()
+        )
+        modules = collection.embedding_bags if self.pooled else collection.embeddings
+        self.weighted = self.pooled and collection.is_weighted()
+        self.tables = nn.ParameterDict(
+            {name: module.weight.detach().double() for name, module in modules.items()}
+        )
+        self.counts = {name: torch.zeros(len(w), dtype=int) for name, w in self.tables.items()}
+
+    def forward(self, features):
+        names, outputs = [], []
+        features = features.to_dict()
+        uses = [feature for config in self.configs for feature in config.feature_names]
+        for config in self.configs:
+            for feature in config.feature_names:
+                entry = features[feature]
+                ids, lengths = entry.values().long(), entry.lengths()
+                self.counts[config.name] += torch.bincount(ids, minlength=config.num_embeddings)
+                rows = self.tables[config.name][ids]
+                shared = uses.count(feature) > 1
+                names.append(f"{feature}@{config.name}" if shared else feature)
+                if not self.pooled:
+                    outputs.append(JaggedTensor(values=rows, lengths=lengths))
+                    continue
+                if self.weighted:
+                    rows = rows * entry.weights().double()[:, None]
+                bags = torch.arange(len(lengths)).repeat_interleave(lengths)
+                pooled = rows.new_zeros(len(lengths), config.embedding_dim)
+                pooled = pooled.index_add(0, bags, rows)
+                if config.pooling == PoolingType.MEAN:
+                    pooled = pooled / lengths.clamp_min(1)[:, None]
+                outputs.append(pooled)
+        if not self.pooled:
+            return dict(zip(names, outputs, strict=True))
+        widths = [output.shape[1] for output in outputs]
+        return KeyedTensor(names, widths, torch.cat(outputs, dim=1))
+
+
+class Unsharded:
+    """Trains a float64 copy of a model, tables by `ReferenceTables`, the rest by SGD.
+
+    Args:
+        model: with weights, before its tables got an optimizer.
+        dense_lr: learning rate of everything but tables.
+        tables_of: by group, prefix of the tables' paths and settings of `ReferenceTables`;
+            every table must be in one group.
+        force_counts: as if every row of a batch had occurred so often (for negative tests).
+    """
+
+    def __init__(self, model, dense_lr, force_counts=None, groups=None, **settings):
+        model = copy.deepcopy(model)
+        self.parts = {}
+        for path, module in list(model.named_modules()):
+            if isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
+                kind = "embedding_bags" if hasattr(module, "embedding_bags") else "embeddings"
+                plain = PlainCollection(module)
+                self.parts |= {f"{path}.{kind}.{n}.weight": (plain, n) for n in plain.tables}
+                parent, _, name = path.rpartition(".")
+                setattr(model.get_submodule(parent), name, plain)
+        self.model = model.double()
+        weights = {path: plain.tables[name] for path, (plain, name) in self.parts.items()}
+        tables = {id(weight) for weight in weights.values()}
+        dense = [p for p in model.parameters() if id(p) not in tables]
+        self.dense = torch.optim.SGD(dense, lr=dense_lr) if dense else None
+        self.force_counts = force_counts
+        self.groups = [
+            ReferenceTables(
+                {path: w for path, w in weights.items() if path.split(".")[-2] in names}, **of_group
+            )
+            for names, of_group in (groups or [([p.split(".")[-2] for p in weights], settings)])
+        ]
+
+    @torch.no_grad()
+    def copy_tables(self, whole):
+        """Take over the tables of a sharded model, by path."""
+        for path, weight in self.weights.items():
+            weight.copy_(whole[path])
+            plain, name = self.parts[path]
+            plain.tables[name].copy_(whole[path])
+
+    @property
+    def weights(self):
+        return {path: w for group in self.groups for path, w in group.weights.items()}
+
+    def step(self, loss_of):
+        """One step; `loss_of(model)` is the loss of the global batch."""
+        parameters = {path: plain.tables[name] for path, (plain, name) in self.parts.items()}
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        loss = loss_of(self.model)
+        loss.backward()
+        counts = {path: plain.counts[name] for path, (plain, name) in self.parts.items()}
+        if self.force_counts is not None:
+            counts = {path: (c > 0) * self.force_counts for path, c in counts.items()}
+        grads = {
+            path: torch.zeros_like(p) if p.grad is None else p.grad
+            for path, p in parameters.items()
+        }
+        for group in self.groups:
+            group.step(grads, counts)
+        with torch.no_grad():
+            for path, weight in self.weights.items():
+                parameters[path].copy_(weight)
+        for plain, name in self.parts.values():
+            plain.counts[name].zero_()
+        if self.dense is not None:
+            self.dense.step()
+        return float(loss)
+
+
+def whole_tables(model):
+    """The tables of a sharded model by path, from its state dict; one process only."""
+    whole = {}
+    for path, value in model.state_dict().items():
+        if ".embedding_bags." not in path and ".embeddings." not in path:
+            continue
+        if hasattr(value, "local_shards"):
+            whole[path] = torch.empty(value.size(), dtype=value.dtype)
+            value.gather(out=whole[path])
+        else:
+            whole[path] = value.detach().clone()
+    return whole
+
+
+def relative_deviation(found, expected, start):
+    """Largest difference of any weight, relative to the largest movement of its table."""
+    worst = 0.0
+    for path, target in expected.items():
+        movement = float((target - start[path].double()).abs().max())
+        worst = max(worst, float((found[path].double() - target).abs().max()) / movement)
+    return worst
+
+
+@contextlib.contextmanager
+def process_group():
+    """Gloo: with the ranks that the environment names, or alone."""
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    else:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        # Without it, processes sometimes abort at exit.
+        dist.barrier()
+        dist.destroy_process_group()
