@@ -12,16 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
+from criteo_runs import ROOT, train
 from machine import describe_machine
 
-from stampede.engine.config import load_config, to_yaml
-
-ROOT = Path(__file__).resolve().parents[1]
-CONFIG = ROOT / "configs/criteo_kaggle.yaml"
 SETTINGS = {
     "baseline_1024": [
         "train.batch_size=1024",
@@ -48,7 +43,12 @@ def main() -> None:
     results = {}
     for setting, overrides in SETTINGS.items():
         runs = [
-            train(f"{setting}_{seed}", [*overrides, f"run.seed={seed}"], arguments)
+            train(
+                f"{setting}_{seed}",
+                [*overrides, f"run.seed={seed}"],
+                arguments.data,
+                arguments.runs,
+            )
             for seed in range(1, SEEDS[setting] + 1)
         ]
         best = [run["best_auc"] for run in runs]
@@ -66,27 +66,6 @@ def main() -> None:
     report = {"machine": describe_machine(), "data": arguments.data.name, "settings": results}
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     print_table(results)
-
-
-def train(name: str, overrides: list[str], arguments: argparse.Namespace) -> dict:
-    overrides = [
-        *overrides,
-        f"data.path={arguments.data}",
-        f"run.dir={arguments.runs}",
-        f"run.name={name}",
-        "run.overwrite=true",
-        "evaluate.select_on=test",
-        "checkpoint.keep=1",
-    ]
-    folder = arguments.runs / name
-    wanted = to_yaml(load_config(CONFIG, overrides))
-    done = (folder / "summary.json").exists() and (folder / "config.yaml").read_text() == wanted
-    if not done:
-        subprocess.run([sys.executable, ROOT / "launch.py", CONFIG, *overrides], check=True)
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    evaluations = [e for e in map(json.loads, lines) if e["kind"] == "evaluation"]
-    summary = json.loads((folder / "summary.json").read_text())
-    return {**summary, "min_logloss": min(e["logloss"] for e in evaluations)}
 
 
 def print_table(results: dict) -> None:

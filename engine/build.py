@@ -11,12 +11,11 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 from stampede.data import Dataset
 from stampede.engine.config import Config
-from stampede.engine.plan import make_plan
+from stampede.engine.plan import make_plan, sharding_types
 from stampede.engine.processes import Processes
+from stampede.engine.table_optimizer import table_optimizer
 from stampede.models import CTRModel, table_name
 from stampede.optim import (
-    CowClip,
-    CowClipAdam,
     DenseAdam,
     Hyperparameters,
     Scaled,
@@ -59,31 +58,18 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
         config.model.hidden,
         config.run.seed,
     )
-    embedding = config.optim.embedding
     columns = model.front.columns.dim
-    clip = None
-    if embedding.clip is not None:
-        clip = CowClip(**embedding.clip.model_dump(), columns=columns)
-    apply_optimizer_in_backward(
-        CowClipAdam,
-        model.front.ebc.parameters(),
-        {
-            "lr": actual.embedding_lr,
-            "l2": actual.embedding_l2,
-            "betas": embedding.betas,
-            "eps": embedding.eps,
-            "eps_placement": embedding.eps_placement,
-            "rows": embedding.rows,
-            "clip": clip,
-        },
-    )
+    kind, arguments = table_optimizer(config, actual, columns, processes.device)
+    apply_optimizer_in_backward(kind, model.front.ebc.parameters(), arguments)
     number_weights = id(model.number_weights.weight) if model.number_weights else None
     sharders = cowclip_sharders(TableInit(config.model.init_std, columns, config.run.seed))
     plan = make_plan(
         model,
         sharders,
         [table_name(field) for field in dataset.vocabulary_sizes],
-        config.sharding.plan,
+        sharding_types(
+            config.sharding.plan, config.optim.embedding.optimizer, processes.world_size
+        ),
         config.train.batch_size // processes.world_size,
         processes,
     )
@@ -103,7 +89,8 @@ def scaled_hyperparameters(config: Config) -> Scaled:
     """Settings as configured for the base batch size, and for the actual one."""
     base = Hyperparameters(
         embedding_lr=config.optim.embedding.lr,
-        embedding_l2=config.optim.embedding.l2,
+        # FBGEMM's Adam has none.
+        embedding_l2=getattr(config.optim.embedding, "l2", 0.0),
         dense_lr=config.optim.dense.lr,
     )
     scaling = config.optim.scaling

@@ -87,8 +87,8 @@ def _keys() -> str:
         default = (
             "a section, see below" if isinstance(key.default, BaseModel) else repr(key.default)
         )
-        kind = f" (data.kind: {key.kind})" if key.kind else ""
-        lines.append(f"  {key.path} = {default}{kind}")
+        lines.append(f"  {key.path} = {default}")
         indent = " " * 6
-        lines += textwrap.wrap(key.description, 92, initial_indent=indent, subsequent_indent=indent)
+        text = f"{key.description} ({key.kinds})" if key.kinds else key.description
+        lines += textwrap.wrap(text, 92, initial_indent=indent, subsequent_indent=indent)
     return "\n".join(lines)

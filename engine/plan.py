@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -12,33 +13,37 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
 
 from stampede.engine.errors import ConfigError
 from stampede.engine.processes import Processes
+from stampede.optim.baselines import BASELINE_SHARDING_TYPES, BASELINES
+from stampede.optim.sharded.supported import SHARDING_TYPES
+
+# Columns; FBGEMM needs a multiple of 4.
+SMALLEST_PARTITION = 4
 
 
 def make_plan(
     model: nn.Module,
     sharders: list[ModuleSharder[nn.Module]],
     tables: list[str],
-    sharding_type: str,
+    sharding_types: Sequence[str],
     local_batch_size: int,
     processes: Processes,
 ) -> ShardingPlan:
     """A plan agreed by all ranks.
 
     Args:
-        sharding_type: `auto` for the planner's own choice, or a TorchRec sharding type.
+        sharding_types: TorchRec's sharding types that the planner may choose from.
         local_batch_size: samples per rank, which the planner's estimates use.
 
     Raises:
         ConfigError: the tables do not fit, or not in this way.
     """
-    if sharding_type == "auto" and processes.world_size == 1:
-        # On one rank all types hold the same tables; table-wise has the least overhead.
-        sharding_type = ShardingType.TABLE_WISE.value
-    constraints = None
-    if sharding_type != "auto":
-        constraints = {
-            table: ParameterConstraints(sharding_types=[sharding_type]) for table in tables
-        }
+    constraints = {
+        # Without a smallest width the planner does not split tables as narrow as a CTR model's.
+        table: ParameterConstraints(
+            sharding_types=list(sharding_types), min_partition=SMALLEST_PARTITION
+        )
+        for table in tables
+    }
     planner = EmbeddingShardingPlanner(
         topology=Topology(
             world_size=processes.world_size,
@@ -55,9 +60,25 @@ def make_plan(
     except PlannerError as failure:
         reason = str(failure).strip().splitlines()[0].strip()
         raise ConfigError(
-            f"sharding.plan: {sharding_type!r} gives no plan for {processes.world_size} ranks: "
+            f"sharding.plan: {' or '.join(sharding_types)} gives no plan for "
+            f"{processes.world_size} ranks: "
             f"{reason} Try another sharding.plan, more ranks, or smaller tables"
         ) from None
+
+
+def sharding_types(plan: str, optimizer: str, world_size: int) -> Sequence[str]:
+    """The sharding types that `sharding.plan` leaves to the planner.
+
+    Args:
+        plan: `auto` for the planner's own choice, or a TorchRec sharding type.
+        optimizer: `optim.embedding.optimizer`.
+    """
+    if plan != "auto":
+        return [plan]
+    if world_size == 1:
+        # On one rank all types hold the same tables; table-wise has the least overhead.
+        return [ShardingType.TABLE_WISE.value]
+    return BASELINE_SHARDING_TYPES if optimizer in BASELINES else SHARDING_TYPES
 
 
 def _machine_memory() -> int:

@@ -11,6 +11,7 @@ from stampede.data import Batch
 from stampede.engine.build import Job
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.processes import Processes
+from stampede.optim import NonFiniteGradientError
 
 WHAT_TO_TRY = (
     "Try a lower optim.dense.lr or optim.embedding.lr, or a longer warm-up "
@@ -46,6 +47,9 @@ def train_step(job: Job, batch: Batch, step: int, processes: Processes) -> float
             f"the loss is {loss} at step {step}; the weights are as before this step. {WHAT_TO_TRY}"
         )
     job.dense_optimizer.zero_grad(set_to_none=True)
-    (total * processes.world_size).backward()
+    try:
+        (total * processes.world_size).backward()
+    except NonFiniteGradientError as failure:
+        raise TrainingStoppedError(f"step {step}: {failure}. {WHAT_TO_TRY}") from None
     job.dense_optimizer.step()
     return loss

@@ -11,15 +11,21 @@ import torch
 from torch import Tensor
 
 from stampede.optim.clip import CowClip
-from stampede.optim.embedding_modules import frozen_rows
+from stampede.optim.embedding_modules import visit_modules
+from stampede.optim.occurrences import follow
 from stampede.optim.reduction import PendingUpdate
 from stampede.optim.row_gradients import row_gradients
 from stampede.optim.rules import Rule
 from stampede.optim.settings import UpdateSettings
-from stampede.optim.table_array import TableArray, TableShard, clipped_columns
+from stampede.optim.table_array import TableArray, TableShard, clipped_columns, state_dtype
 from stampede.optim.update import update_
 
 _COMMON = tuple(field.name for field in fields(UpdateSettings) if field.name != "rule")
+# What torch's optimizers know under these names would be ignored here.
+_NOT_SUPPORTED = ("maximize", "amsgrad", "nesterov", "dampening", "lr_decay")
+
+# So that `torch.load` reads a state_dict, whose groups hold their clip, with its default settings.
+torch.serialization.add_safe_globals([CowClip])
 
 
 class CowClipOptimizer(torch.optim.Optimizer):
@@ -31,16 +37,23 @@ class CowClipOptimizer(torch.optim.Optimizer):
     `nn.EmbeddingBag(sparse=True)`, whose uncoalesced gradient has one entry per occurrence of an
     id and so carries the counts; several lookups or backward passes before a step add up. Where
     the gradient has lost the counts, they can be given to `step`. Rows of a module's
-    `padding_idx` are never changed.
+    `padding_idx` are never changed. As with torch's optimizers, a table without a gradient
+    (`grad` is None) is left alone altogether, and counts no step.
+
+    Create the optimizer after the model and before the first lookup. Counts come from the
+    gradient alone, and can be too low where torch has added up several lookups of one backward
+    pass, if the lookups are not made by calling an `nn.Embedding` or `nn.EmbeddingBag` that holds
+    the table as its `weight` (`functional.embedding`, parametrizations, subclasses that change
+    what they looked up). A `padding_idx` is not found there either: give it.
 
     Args:
-        params: tables, `[rows, dim]`, or param groups.
+        params: tables, `[rows, dim]`, contiguous, or param groups.
         lr: learning rate.
         **settings: the fields of the class's rule and of `UpdateSettings`, by name, and
             `padding_idx`: a row that is never changed, where the table belongs to no module.
 
     Raises:
-        ValueError: a setting is out of range.
+        ValueError: a setting is out of range, or a table or its module is not supported.
     """
 
     rule_type: ClassVar[type[Rule]]
@@ -51,8 +64,18 @@ class CowClipOptimizer(torch.optim.Optimizer):
         lr: float,
         settings: Mapping[str, Any],
     ) -> None:
-        self._frozen: dict[Tensor, int | None] = {}
+        self._padding: dict[Tensor, int] | None = None
         super().__init__(params, {"lr": lr, "padding_idx": None, **settings})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Also called by load_state_dict, with groups that may be of an earlier version."""
+        super().__setstate__(state)
+        self._padding = None
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+        for param in self._params():
+            follow(param)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, checking its settings as the constructor does."""
@@ -60,15 +83,22 @@ class CowClipOptimizer(torch.optim.Optimizer):
         added = self.param_groups[-1]
         try:
             self.update_settings(added)
-            for param in added["params"]:
-                if param.ndim != 2:
+            for name in _NOT_SUPPORTED:
+                if added.get(name):
                     raise ValueError(
-                        f"a parameter has shape {tuple(param.shape)}, but tables are [rows, dim]; "
-                        "give other parameters to another optimizer"
+                        f"{type(self).__name__}: {name} is not supported; leave it out"
                     )
+            for param in added["params"]:
+                self._check_table(param, added["padding_idx"])
+            # Tables of TorchRec are on `meta` at first, and their modules are replaced.
+            lookups = [p for p in added["params"] if p.requires_grad and not p.is_meta]
+            visit_modules(lookups, type(self).__name__)
         except ValueError:
             self.param_groups.pop()
             raise
+        self._padding = None
+        for param in lookups:
+            follow(param)
 
     @classmethod
     def update_settings(cls, group: Mapping[str, Any]) -> UpdateSettings:
@@ -126,20 +156,10 @@ class CowClipOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        counts = {} if counts is None else counts
-        self._find_frozen_rows()
-        # First everything is checked, so that a refusal changes no table.
-        pending = [
-            (param, group, row_gradients(param, settings.clip, counts.get(param)), settings)
-            for group in self.param_groups
-            for settings in (self.update_settings(group),)
-            for param in group["params"]
-            if param.grad is not None
-        ]
-        updates = [self._pending(*entry) for entry in pending]
+        updates = self._read_gradients({} if counts is None else counts)
         if updates:
-            update_(updates)
-        for param, _, _, _ in pending:
+            update_([update for _, update in updates])
+        for param, _ in updates:
             self.state[param]["step"] += 1
         return loss
 
@@ -147,42 +167,95 @@ class CowClipOptimizer(torch.optim.Optimizer):
         """Restore the state; unlike torch, states of fp16 and bf16 tables stay float32."""
         super().load_state_dict(state_dict)
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
-        params = [param for group in self.param_groups for param in group["params"]]
-        for param, index in zip(params, saved, strict=True):
+        for param, index in zip(self._params(), saved, strict=True):
             for name, value in state_dict["state"].get(index, {}).items():
-                if torch.is_tensor(value) and self.state[param][name].dtype != value.dtype:
-                    self.state[param][name] = value.to(param.device, copy=True)
+                if name != "step" and torch.is_tensor(value):
+                    self.state[param][name] = value.to(param.device, state_dtype(param))
 
-    def _pending(
-        self, param: Tensor, group: dict[str, Any], batch: Any, settings: UpdateSettings
-    ) -> PendingUpdate:
-        array = self._array(param, settings)
-        frozen = group["padding_idx"]
-        array.frozen_row = self._frozen.get(param) if frozen is None else frozen
-        step = int(self.state[param]["step"]) + 1
-        return PendingUpdate(array, batch, float(group["lr"]), step)
-
-    def _array(self, param: Tensor, settings: UpdateSettings) -> TableArray:
-        """The table with its state, which is made at the first step."""
-        state = self.state[param]
+    def _read_gradients(
+        self, counts: Mapping[Tensor, Tensor]
+    ) -> list[tuple[Tensor, PendingUpdate]]:
+        """What is to be done; everything is checked here, so that a refusal changes no table."""
+        params = self._params()
+        if self._padding is None:
+            self._padding = visit_modules(params, type(self).__name__)
+        if set(counts) - set(params):
+            raise ValueError(
+                f"{type(self).__name__}: counts are given for something that is not a table of "
+                "this optimizer; write step(counts={module.weight: ...})"
+            )
+        if len({param.device for param in params}) > 1:
+            raise ValueError(
+                f"{type(self).__name__}: the tables lie on several devices; make one optimizer "
+                "for each device"
+            )
+        batches = [
+            (param, group, settings, row_gradients(param, settings.clip, counts.get(param)))
+            for group in self.param_groups
+            for settings in (self.update_settings(group),)
+            for param in group["params"]
+            if param.grad is not None
+        ]
         # Names must differ between tables: they tell sums and random numbers apart.
-        position = [p is param for g in self.param_groups for p in g["params"]].index(True)
-        shards = (TableShard(str(position), len(param)),)
-        if not state:
-            array = TableArray.create(shards, param, settings, param.shape[1])
-            state["step"] = torch.zeros((), dtype=torch.float32)
-            state.update(array.states)
-            return array
-        states = {name: value for name, value in state.items() if name != "step"}
-        widths = clipped_columns(settings, param.shape[1], 0, param.shape[1])
-        return TableArray(shards, param, states, *widths, settings)
+        names = {param: str(position) for position, param in enumerate(params)}
+        updates = []
+        for param, group, settings, batch in batches:
+            array = self._array(param, names[param], settings)
+            array.frozen_row = self._frozen_row(param, group["padding_idx"])
+            step = int(self.state[param]["step"]) + 1
+            updates.append((param, PendingUpdate(array, batch, float(group["lr"]), step)))
+        return updates
 
-    def _find_frozen_rows(self) -> None:
-        """Look up the modules of parameters not seen before."""
-        params = [param for group in self.param_groups for param in group["params"]]
-        unseen = [param for param in params if param not in self._frozen]
-        if unseen:
-            self._frozen.update(frozen_rows(unseen, type(self).__name__))
+    def _array(self, param: Tensor, name: str, settings: UpdateSettings) -> TableArray:
+        """The table with its state, which is made at the first step."""
+        dim = param.shape[1]
+        width, local_width = clipped_columns(settings, dim, 0, dim)
+        shapes = settings.rule.state_shapes(len(param), dim, has_rest=width < dim)
+        state = self.state[param]
+        if "step" not in state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+        for key, shape in shapes.items():
+            if key not in state:
+                state[key] = torch.zeros(shape, dtype=state_dtype(param), device=param.device)
+            elif state[key].shape != shape:
+                raise ValueError(
+                    f"{type(self).__name__}: the state {key!r} of a table of shape "
+                    f"{tuple(param.shape)} has shape {tuple(state[key].shape)} instead of {shape}; "
+                    "load the state_dict of the same class and model"
+                )
+        states = {key: state[key] for key in shapes}
+        shards = (TableShard(name, len(param)),)
+        return TableArray(shards, param, states, width, local_width, settings)
+
+    def _check_table(self, param: Tensor, padding_idx: int | None) -> None:
+        table = f"{type(self).__name__}: a parameter of shape {tuple(param.shape)}"
+        if param.ndim != 2:
+            raise ValueError(
+                f"{table} is no table, [rows, dim]; give other parameters to another optimizer"
+            )
+        if not param.is_floating_point():
+            raise ValueError(f"{table} has dtype {param.dtype}; tables are floating-point")
+        if not param.is_contiguous():
+            raise ValueError(
+                f"{table} is not contiguous; write parameter.data = parameter.data.contiguous()"
+            )
+        if padding_idx is not None and not -len(param) <= padding_idx < len(param):
+            raise ValueError(f"{table} has no row {padding_idx!r} to be the padding_idx")
+
+    def _frozen_row(self, param: Tensor, given: int | None) -> int | None:
+        found = self._padding.get(param)
+        if given is None:
+            return found
+        row = given % len(param)
+        if found not in (None, row):
+            raise ValueError(
+                f"{type(self).__name__}: padding_idx is {given}, but the module of a table of "
+                f"shape {tuple(param.shape)} has padding_idx={found}; give the optimizer none"
+            )
+        return row
+
+    def _params(self) -> list[Tensor]:
+        return [param for group in self.param_groups for param in group["params"]]
 
 
 def _hashable(value: Any) -> Any:

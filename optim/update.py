@@ -93,8 +93,8 @@ def update_(updates: Sequence[PendingUpdate], reduction: Reduction | None = None
     reduction.sum_tables_(sums)
     if sums.nonfinite:
         raise NonFiniteGradientError(
-            "the gradient of an embedding row is not finite; no table was changed. Lower the "
-            "learning rates, or set on_nonfinite='skip_row' to leave such rows out"
+            "the gradient of an embedding row is not finite; no table was changed "
+            "(on_nonfinite='skip_row' would leave such rows out)"
         )
     return [_finish(work, sums) for work in works]
 

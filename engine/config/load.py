@@ -31,9 +31,12 @@ def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) 
         _apply(values, override)
     # An empty section (`train:` alone) is one with all defaults.
     values = {key: {} if value is None else value for key, value in values.items()}
-    for section, key, default in (("run", "name", _name_of(path)), ("data", "kind", "synthetic")):
-        if isinstance(values.setdefault(section, {}), dict):
-            values[section].setdefault(key, default)
+    for *sections, key, default in (
+        ("run", "name", _name_of(path)),
+        ("data", "kind", "synthetic"),
+        ("optim", "embedding", "optimizer", "adam"),
+    ):
+        _set_default(values, sections, key, default)
     try:
         config = Config.model_validate(values)
     except ValidationError as failure:
@@ -50,6 +53,15 @@ def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) 
                 f"or {(size // world_size + 1) * world_size}"
             )
     return config
+
+
+def _set_default(values: dict[str, Any], sections: list[str], key: str, default: Any) -> None:
+    """Set a key of a section that is not given; leave alone what is no section."""
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            return
+    values.setdefault(key, default)
 
 
 def _name_of(path: Path) -> str:

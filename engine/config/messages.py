@@ -32,21 +32,19 @@ def sentences(failure: ValidationError, root: type[BaseModel]) -> list[str]:
 
 
 def _sentence(error: dict[str, Any], root: type[BaseModel]) -> str:
-    location = list(error["loc"])
-    tag = _union_tag(location, root)
-    if tag is not None:
-        # pydantic puts the kind of a section into the path; users do not write it there.
-        del location[1]
-    path = ".".join(map(str, location))
+    found_at = _locate(error["loc"], root)
+    path = ".".join(found_at.keys)
     kind, found, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "extra_forbidden":
-        return _unknown_key(path, location, tag, root)
+        return _unknown_key(path, found_at, root)
     if kind == "missing":
         return f"{path}: not given"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        kinds = context.get("expected_tags", "'synthetic', 'criteo_kaggle'")
-        tag = found.get("kind") if isinstance(found, dict) else found
-        return f"{path}.kind: found {tag!r}; write one of {kinds}"
+        discriminator = context.get("discriminator", "kind").strip("'")
+        tag = found.get(discriminator) if isinstance(found, dict) else found
+        expected = context.get("expected_tags", "")
+        nearest = _nearest_of_literal(tag, expected)
+        return f"{path}.{discriminator}: found {tag!r}; write one of {expected}{nearest}"
     if kind == "value_error":
         reason = str(context.get("error", error["msg"]))
         return f"{path}: {reason}" if path else reason
@@ -60,16 +58,45 @@ def _sentence(error: dict[str, Any], root: type[BaseModel]) -> str:
     return f"{path}: found {found!r}; write {expected}{nearest}"
 
 
-def _union_tag(location: Sequence[Any], root: type[BaseModel]) -> str | None:
-    """The kind of the section that an error is in, where the section has several."""
-    variants = dict(_submodels(root)).get(location[0], []) if len(location) > 1 else []
-    kinds = [v.model_fields["kind"].default for v in variants if "kind" in v.model_fields]
-    return location[1] if location[1:] and location[1] in kinds else None
+class _Place(NamedTuple):
+    """Where an error is, as a user wrote it.
+
+    Attributes:
+        keys: the path.
+        model: the section that has, or lacks, the last key; None below the sections.
+        chosen: `kind: criteo_kaggle` and the like, where the section has several kinds.
+    """
+
+    keys: list[str]
+    model: type[BaseModel] | None
+    chosen: str
 
 
-def _unknown_key(path: str, location: Sequence[Any], tag: str | None, root: type[BaseModel]) -> str:
-    unknown = str(location[-1])
-    siblings = _keys_at(root, location[:-1], tag)
+def _locate(location: Sequence[Any], root: type[BaseModel]) -> _Place:
+    model: type[BaseModel] | None = root
+    keys: list[str] = []
+    chosen = ""
+    parts = list(location)
+    while parts:
+        part = parts.pop(0)
+        keys.append(str(part))
+        variants = dict(_submodels(model)).get(part, []) if model is not None else []
+        if not variants or not parts:
+            # A key of this section; what follows lies within its value.
+            keys += map(str, parts)
+            break
+        model = variants[0]
+        discriminator = _discriminator(variants)
+        if discriminator is not None:
+            # pydantic puts the kind of a section into the path; users do not write it there.
+            tag = parts.pop(0)
+            model = next(v for v in variants if tag in _tags(v, discriminator))
+            chosen = f"{discriminator}: {tag}"
+    return _Place(keys, model, chosen)
+
+
+def _unknown_key(path: str, place: _Place, root: type[BaseModel]) -> str:
+    unknown, siblings = place.keys[-1], list(place.model.model_fields)
     nearest = difflib.get_close_matches(unknown, siblings, n=1, cutoff=0.5)
     if nearest:
         hint = f"did you mean {nearest[0]!r}? "
@@ -77,7 +104,7 @@ def _unknown_key(path: str, location: Sequence[Any], tag: str | None, root: type
         # The key may belong to another section.
         elsewhere = [k.path for k in all_keys(root) if k.path.split(".")[-1] == unknown]
         hint = f"did you mean {elsewhere[0]!r}? " if elsewhere and path not in elsewhere else ""
-    kind = f" with kind: {tag}" if tag else ""
+    kind = f" with {place.chosen}" if place.chosen else ""
     return f"{path}: unknown key{kind}; {hint}allowed here: {', '.join(siblings)}"
 
 
@@ -85,15 +112,6 @@ def _nearest_of_literal(found: Any, expected: str) -> str:
     options = [option.strip(" '") for option in expected.replace(" or ", ", ").split(",")]
     nearest = difflib.get_close_matches(str(found), options, n=1, cutoff=0.6)
     return f"; did you mean {nearest[0]!r}?" if nearest and "'" in expected else ""
-
-
-def _keys_at(model: type[BaseModel], location: Sequence[Any], tag: str | None) -> list[str]:
-    for part in location:
-        variants = dict(_submodels(model))[part]
-        model = variants[0]
-        if tag is not None and len(variants) > 1:
-            model = next(v for v in variants if v.model_fields["kind"].default == tag)
-    return list(model.model_fields)
 
 
 def _submodels(model: type[BaseModel]) -> Iterator[tuple[str, list[type[BaseModel]]]]:
@@ -114,6 +132,25 @@ def _is_model(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
+def _discriminator(variants: Sequence[type[BaseModel]]) -> str | None:
+    """The key that tells the kinds of a section apart, where it has several."""
+    if len(variants) < 2:
+        return None
+    shared = set.intersection(*(set(variant.model_fields) for variant in variants))
+    return next(key for key in variants[0].model_fields if key in shared and _is_tag(variants, key))
+
+
+def _is_tag(variants: Sequence[type[BaseModel]], key: str) -> bool:
+    tags = [_tags(variant, key) for variant in variants]
+    return all(tags) and len(set().union(*tags)) == sum(map(len, tags))
+
+
+def _tags(variant: type[BaseModel], key: str) -> tuple[Any, ...]:
+    annotation = variant.model_fields[key].annotation
+    is_literal = typing.get_origin(annotation) is typing.Literal
+    return typing.get_args(annotation) if is_literal else ()
+
+
 class Key(NamedTuple):
     """A key of the configuration.
 
@@ -121,25 +158,46 @@ class Key(NamedTuple):
         path: for example `train.epochs`.
         default: its default.
         description: what it means, with its unit.
-        kind: the kind of section that has it, where only one has.
+        kinds: `data.kind: synthetic` and the like, where only some kinds of a section have it.
     """
 
     path: str
     default: Any
     description: str
-    kind: str | None
+    kinds: str
 
 
-def all_keys(model: type[BaseModel], prefix: str = "", kind: str | None = None) -> list[Key]:
-    """Every key, in order; the keys of all kinds of a section in turn."""
-    keys = []
+def all_keys(model: type[BaseModel], prefix: str = "") -> list[Key]:
+    """Every key, in order; a key that several kinds of a section have alike stands once."""
+    keys: list[Key] = []
     submodels = dict(_submodels(model))
     for name, field in model.model_fields.items():
         path = f"{prefix}{name}"
         if name not in submodels or field.description:
-            keys.append(Key(path, field.default, field.description or "", kind))
-        for variant in submodels.get(name, []):
-            chosen = variant.model_fields.get("kind")
-            tag = kind if chosen is None else chosen.default
-            keys += all_keys(variant, f"{path}.", tag)
+            keys.append(Key(path, field.default, field.description or "", ""))
+        keys += _keys_of_section(submodels.get(name, []), f"{path}.")
     return keys
+
+
+def _keys_of_section(variants: Sequence[type[BaseModel]], prefix: str) -> list[Key]:
+    discriminator = _discriminator(variants)
+    if discriminator is None:
+        return [key for variant in variants for key in all_keys(variant, prefix)]
+    every = [tag for variant in variants for tag in _tags(variant, discriminator)]
+    first = variants[0].model_fields[discriminator]
+    choice = f"{first.description}; one of {', '.join(every)}"
+    keys = {discriminator: Key(f"{prefix}{discriminator}", first.default, choice, "")}
+    owners: dict[str, list[str]] = {discriminator: every}
+    for variant in variants:
+        for key in all_keys(variant, prefix):
+            if key.path != f"{prefix}{discriminator}":
+                # Kinds that have a key alike share its line.
+                same = f"{key.path} {key.default!r} {key.description}"
+                keys.setdefault(same, key)
+                owners.setdefault(same, []).extend(_tags(variant, discriminator))
+    return [
+        key
+        if len(owners[same]) == len(every)
+        else key._replace(kinds=f"{prefix}{discriminator}: {', '.join(owners[same])}")
+        for same, key in keys.items()
+    ]

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from stampede.engine.config.embedding_optimizers import (
+    AdamSection,
+    EmbeddingOptimSection,
+)
+from stampede.engine.config.schedule import DenseScheduleSection, ScheduleSection
+from stampede.engine.config.section import Beta, Section, Seed
 from stampede.models import network_names
-from stampede.optim import ScalingRule, Schedule
-
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Section(BaseModel):
-    """Base of all sections: strict types, no unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+from stampede.optim import ScalingRule
+from stampede.optim.baselines import BASELINE_SHARDING_TYPES, BASELINES
 
 
 class RunSection(Section):
@@ -34,9 +32,7 @@ class RunSection(Section):
 class SyntheticSection(Section):
     """Synthetic clicks with a known truth."""
 
-    kind: Literal["synthetic"] = Field(
-        "synthetic", description="clicks drawn from a known truth; the default kind"
-    )
+    kind: Literal["synthetic"] = Field("synthetic", description="where the clicks come from")
     rows: int = Field(2_000_000, ge=100, description="training rows, validation included")
     test_rows: int = Field(100_000, ge=100, description="test rows, drawn separately")
     validation_fraction: float = Field(
@@ -53,7 +49,7 @@ class CriteoKaggleSection(Section):
     """Criteo's click log: label, I1-I13, C1-C26, tab separated, plain or gzip."""
 
     kind: Literal["criteo_kaggle"] = Field(
-        "criteo_kaggle", description="Criteo's click log in its original layout"
+        "criteo_kaggle", description="where the clicks come from"
     )
     path: str = Field("", description="the file, plain or .gz; required")
     cache: str = Field("cache", description="folder for the prepared form")
@@ -82,94 +78,6 @@ class ModelSection(Section):
     )
 
 
-class ClipSection(Section):
-    """CowClip."""
-
-    ratio: float = Field(1.0, gt=0, description="gradient norm allowed per weight norm of a row")
-    bound: float = Field(1e-5, ge=0, description="lower bound of the weight norm")
-    variant: Literal["reference", "paper"] = Field(
-        "reference", description="form of the lower bound: the authors' code, or the paper"
-    )
-
-
-class ScheduleSection(Section):
-    """How the learning rate changes in the course of training."""
-
-    warmup: float = Field(
-        0.0, ge=0, description="length of the linear warm-up from 1e-8, in units; 0: none"
-    )
-    decay: Literal["constant", "polynomial", "cosine", "step"] = Field(
-        "constant", description="what follows the warm-up"
-    )
-    unit: Literal["epochs", "steps"] = Field(
-        "epochs", description="unit of warmup, length and every"
-    )
-    length: float | None = Field(
-        None,
-        gt=0,
-        description="polynomial, cosine: length of the decay after the warm-up, in units; null: "
-        "up to the end of training",
-    )
-    final: float = Field(
-        0.0, ge=0, le=1, description="polynomial, cosine: rate at the end, as a fraction of lr"
-    )
-    power: float = Field(1.0, gt=0, description="polynomial: exponent; 1 is a straight line")
-    every: float = Field(
-        1.0, gt=0, description="step: distance of the drops, in units, from the warm-up's end on"
-    )
-    factor: float = Field(
-        0.1, ge=0, le=1, description="step: what each drop multiplies the rate by"
-    )
-
-    @model_validator(mode="after")
-    def _check_keys_together(self) -> ScheduleSection:
-        try:
-            self.as_schedule()
-        except ValueError as failure:
-            raise ValueError(str(failure).removeprefix("Schedule: ")) from None
-        return self
-
-    def as_schedule(self) -> Schedule:
-        """The same, for the learning rates' formulas."""
-        return Schedule(**self.model_dump())
-
-
-class DenseScheduleSection(ScheduleSection):
-    """The same with an epoch of warm-up, as in the paper."""
-
-    warmup: float = Field(
-        1.0, ge=0, description="length of the linear warm-up from 1e-8, in units; 0: none"
-    )
-
-    @model_validator(mode="after")
-    def _check_unit_of_default(self) -> DenseScheduleSection:
-        if self.unit == "steps" and "warmup" not in self.model_fields_set:
-            raise ValueError(
-                "unit is 'steps' but warmup is not given, whose default of 1 is meant as an "
-                "epoch; write warmup in steps, 0 for none"
-            )
-        return self
-
-
-class EmbeddingOptimSection(Section):
-    """The optimizer of the embedding tables, at the base batch size."""
-
-    lr: float = Field(1e-4, ge=0, description="learning rate, which the schedule changes")
-    schedule: ScheduleSection = ScheduleSection()
-    l2: float = Field(1e-5, ge=0, description="coefficient of ||w||^2 in the loss")
-    betas: tuple[Beta, Beta] = Field(
-        (0.9, 0.999), description="decay rates of the two moments", strict=False
-    )
-    eps: float = Field(1e-7, gt=0, description="Adam's epsilon")
-    eps_placement: Literal["keras", "torch"] = Field(
-        "keras", description="epsilon before (keras) or after (torch) the bias correction"
-    )
-    rows: Literal["all", "touched"] = Field(
-        "all", description="rows that take a step: all, or those of the batch"
-    )
-    clip: ClipSection | None = Field(ClipSection(), description="null for no clipping")
-
-
 class DenseOptimSection(Section):
     """The optimizer of the dense layers, at the base batch size."""
 
@@ -196,7 +104,7 @@ class ScalingSection(Section):
 class OptimSection(Section):
     """Optimizers."""
 
-    embedding: EmbeddingOptimSection = EmbeddingOptimSection()
+    embedding: EmbeddingOptimSection = AdamSection()
     dense: DenseOptimSection = DenseOptimSection()
     scaling: ScalingSection = ScalingSection()
 
@@ -237,9 +145,16 @@ class CheckpointSection(Section):
 class ShardingSection(Section):
     """Where the tables are."""
 
-    plan: Literal["auto", "table_wise", "row_wise", "table_row_wise"] = Field(
-        "auto", description="sharding type of all tables; auto: TorchRec's planner decides"
-    )
+    plan: Literal[
+        "auto",
+        "data_parallel",
+        "table_wise",
+        "row_wise",
+        "column_wise",
+        "table_row_wise",
+        "table_column_wise",
+        "grid_shard",
+    ] = Field("auto", description="sharding type of all tables; auto: TorchRec's planner decides")
 
 
 class Config(Section):
@@ -265,6 +180,13 @@ class Config(Section):
             raise ValueError(
                 "run.overwrite=true would delete the checkpoints that checkpoint.resume=auto is "
                 "to continue from; write only one of them"
+            )
+        optimizer, plan = self.optim.embedding.optimizer, self.sharding.plan
+        if optimizer in BASELINES and plan not in ("auto", *BASELINE_SHARDING_TYPES):
+            raise ValueError(
+                f"sharding.plan is {plan!r}, which is not exact with FBGEMM's own "
+                f"{optimizer!r}; write auto, {', '.join(BASELINE_SHARDING_TYPES)}, or another "
+                "optim.embedding.optimizer"
             )
         for part in ("embedding", "dense"):
             _check_room_for_decay(part, getattr(self.optim, part).schedule, self.train.epochs)

@@ -113,6 +113,7 @@ class BackwardUpdate:
         outcomes = update_(
             updates, _Reduction([c.groups for c, _ in present], self._everything, present)
         )
+        self.guard.after_update()
         for tbe in delivered:
             tbe.step_count += 1
             tbe.version += 1

@@ -100,13 +100,7 @@ class CowClipCollection:
                 self._lookups[index] = LookupWithoutDDP(lookup)
                 return
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
-                lookup,
-                [
-                    f"{prefix}.{name}"
-                    for prefix, module in lookup.named_modules()
-                    if isinstance(module, CowClipTables)
-                    for name in chain(module._parameters, module._buffers)
-                ],
+                lookup, _names_of_cowclip(lookup)
             )
         super().init_data_parallel()
 
@@ -214,6 +208,17 @@ def local_cowclip_tables(model: nn.Module) -> list[CowClipTables]:
         if isinstance(module, CowClipCollection)
         for tables in module.cowclip_tables()
     ]
+
+
+def _names_of_cowclip(lookup: nn.Module) -> list[str]:
+    """Parameters and buffers of tables with CowClip, by the names that DDP collects."""
+    names: list[str] = []
+    for prefix, module in lookup.named_modules():
+        if isinstance(module, CowClipTables):
+            names += [f"{prefix}.{name}" for name in chain(module._parameters, module._buffers)]
+        elif isinstance(module, ReplicatedKernel):
+            names += [name for name, _ in module.named_parameters(prefix)]
+    return names
 
 
 def _is_default_init(config: BaseEmbeddingConfig) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import gc
+import functools
 import weakref
+from collections.abc import Iterable
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
@@ -23,7 +26,7 @@ class MisuseGuard:
         self._passes = passes
         self._since_step = 0
         self._optimizers_step = False
-        self._looked_for_scaler = False
+        _watch_grad_scalers()
         if one_backward_per_step:
             # The hook is global; it must not keep the model alive.
             this = weakref.ref(self)
@@ -36,17 +39,19 @@ class MisuseGuard:
         Raises:
             ValueError: the gradients are scaled, or accumulated over several passes.
         """
-        if not self._looked_for_scaler:
-            self._looked_for_scaler = True
-            _refuse_grad_scaler()
-        self._since_step += 1
-        if self._optimizers_step and self._since_step > self._passes:
+        _scaled_pass.refuse()
+        if self._optimizers_step and self._since_step >= self._passes:
             raise ValueError(
                 "the tables were asked for a second update without an optimizer step in between: "
-                "gradient accumulation would falsify the counts and thresholds of CowClip. Make "
-                "the batch larger instead, or, if the dense layers are meant to be trained less "
-                "often, pass cowclip_sharders(one_backward_per_step=False)"
+                "gradient accumulation would falsify the counts and thresholds of CowClip (and "
+                "semi-synchronous pipelines use rows that are not current). Make the batch larger "
+                "instead, or, if the dense layers are meant to be trained less often, pass "
+                "cowclip_sharders(one_backward_per_step=False)"
             )
+
+    def after_update(self) -> None:
+        """Called once per backward pass that has changed the tables."""
+        self._since_step += 1
 
     def after_step(self) -> None:
         """Called after a step of any torch optimizer."""
@@ -61,14 +66,59 @@ def _stepped(guard: weakref.ref[MisuseGuard]) -> None:
         alive.after_step()
 
 
-def _refuse_grad_scaler() -> None:
-    """A scaler that has scaled a loss has a scale; the tables' gradients are never unscaled."""
-    for found in gc.get_objects():
-        if issubclass(type(found), torch.amp.GradScaler) and found._scale is not None:
-            scale = found.get_scale()
-            if scale != 1.0:
-                raise ValueError(
-                    f"a GradScaler scales the loss by {scale:g}, but tables are updated in "
-                    "backward, before it could unscale their gradients; train in bf16 or fp32 "
-                    "without a scaler"
-                )
+class _ScaledPass:
+    """The latest backward pass that began at a loss scaled by a `GradScaler`."""
+
+    def __init__(self) -> None:
+        self._graph_task = -1
+        self._scaler: torch.amp.GradScaler | None = None
+
+    def begin(self, scaler: torch.amp.GradScaler) -> None:
+        """Called from within such a pass."""
+        self._graph_task, self._scaler = torch._C._current_graph_task_id(), scaler
+
+    def refuse(self) -> None:
+        """Refuse it, if it is the pass under way; the tables' gradients are never unscaled."""
+        if self._scaler is None or self._graph_task != torch._C._current_graph_task_id():
+            return
+        scale = self._scaler.get_scale()
+        if scale != 1.0:
+            raise ValueError(
+                f"a GradScaler scales the loss by {scale:g}, but tables are updated in backward, "
+                "before it could unscale their gradients; train in bf16 or fp32 without a scaler"
+            )
+
+
+_scaled_pass = _ScaledPass()
+
+
+def _watch_grad_scalers() -> None:
+    """Make scaled losses known to `_scaled_pass`, which no hook of torch does; once per class.
+
+    Other losses in the same program may be scaled; only those that reach the tables count.
+    """
+    kinds: list[type[torch.amp.GradScaler]] = [torch.amp.GradScaler]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        scale = vars(kind).get("scale")
+        if scale is not None and not hasattr(scale, "_stampede_watched"):
+            kind.scale = _watched(scale)
+
+
+def _watched(scale: Any) -> Any:
+    @functools.wraps(scale)
+    def watched(self: torch.amp.GradScaler, outputs: Any) -> Any:
+        scaled = scale(self, outputs)
+        return _note(self, scaled) if self.is_enabled() else scaled
+
+    watched._stampede_watched = True
+    return watched
+
+
+def _note(scaler: torch.amp.GradScaler, scaled: Any) -> Any:
+    if isinstance(scaled, Tensor):
+        if scaled.requires_grad:
+            scaled.register_hook(lambda _: _scaled_pass.begin(scaler))
+        return scaled
+    noted: Iterable[Any] = (_note(scaler, one) for one in scaled)
+    return type(scaled)(noted) if isinstance(scaled, list | tuple) else noted

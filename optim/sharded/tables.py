@@ -103,7 +103,10 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
                 "tables with CowClip: per-sample weights get no gradient; detach() them before "
                 "the lookup"
             )
-        return _Lookup.apply(self.weights_tensor(), self, indices, offsets, per_sample_weights)
+        # Backward must reach also a rank without rows, whose weights require no gradient: the
+        # collectives around it run on all ranks.
+        anchor = torch.empty(0, requires_grad=True)
+        return _Lookup.apply(anchor, self, indices, offsets, per_sample_weights)
 
     def prefetch(self, *_: Any, **__: Any) -> None:
         """Refused: rows fetched before the previous update would be out of date."""
@@ -114,8 +117,17 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
 
     def lookup(self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None) -> Tensor:
         """FBGEMM's own lookup, without its backward."""
+        if not self.weights_tensor().numel():
+            # More ranks than rows: FBGEMM does not know where a table without rows lies.
+            return self._nothing(offsets)
         with torch.no_grad():
             return super().forward(indices, offsets, per_sample_weights)
+
+    def _nothing(self, offsets: Tensor) -> Tensor:
+        batch = (offsets.numel() - 1) // len(self.feature_table_map)
+        pooled = self.pooling_mode != PoolingMode.NONE
+        columns = self._features_and_columns()[1][-1] if pooled else self.embedding_specs[0][1]
+        return torch.zeros(batch if pooled else 0, columns, device=offsets.device)
 
     @torch.no_grad()
     def row_gradients(

@@ -18,7 +18,7 @@ class _KnownOptimizers(dict[type[torch.optim.Optimizer], Any]):
             raise ValueError(
                 f"tables with {optimizer.__name__} met one of TorchRec's own sharders, which does "
                 "not know it; pass sharders=cowclip_sharders() (from stampede.optim) to "
-                "DistributedModelParallel, before other sharders of the same modules"
+                "DistributedModelParallel, without other sharders of the same kind of module"
             )
         return super().__contains__(optimizer)
 

@@ -1,56 +1,70 @@
-"""TorchRec's train pipeline runs with our sharders and batches, and changes no result."""
+"""TorchRec's train pipelines, on its own test models: the plain loop's result, or a refusal."""
 
+import pytest
 import torch
-from torch.nn import functional
-from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.distributed.train_pipeline import train_pipelines
 
-from stampede.data import GlobalBatches
-from stampede.engine.build import build
-from stampede.engine.datasets import open_dataset
-from stampede.engine.processes import processes
-from stampede.engine.step import train_step
-from stampede.models import CTRModel
 from stampede.optim import local_cowclip_tables
-from support.jobs import small_config
+from support.parity import Case, Table
+from support.programs import MODELS, torchrecs_model, train_in_pipelines
+from support.ranks import run_ranks
+from support.unsharded import process_group
+
+KINDS = ("TrainPipelineSparseDist", "TrainPipelineSparseDistLite")
 
 
-def test_pipeline_gives_the_weights_of_the_plain_loop(tmp_path, monkeypatch):
-    config = small_config(tmp_path)
-    with processes("cpu") as here:
-        dataset = open_dataset(config, here)
-        fields = list(dataset.vocabulary_sizes)
+@pytest.fixture(scope="module", params=[1, 2])
+def results(request):
+    if request.param == 1:
+        return train_in_pipelines(KINDS)
+    return run_ranks(request.param, train_in_pipelines, KINDS)[0]
 
-        def batches():
-            return GlobalBatches(dataset.train, fields, 256, 0, 1).epoch(0)
 
-        job = build(config, dataset, here)
-        for step, batch in enumerate(batches(), 1):
-            train_step(job, batch, step, here)
-        expected = local_cowclip_tables(job.model)[0].table.weights.clone()
+@pytest.mark.parametrize("name", MODELS)
+def test_pipelines_give_the_weights_of_the_plain_loop(results, name):
+    tables, dense, steps = results[name][None]
+    assert steps == 6
+    for kind in KINDS:
+        other_tables, other_dense, other_steps = results[name][kind]
+        assert other_steps == steps
+        for whole, other in ((tables, other_tables), (dense, other_dense)):
+            assert whole.keys() == other.keys()
+            assert all(torch.equal(whole[name], other[name]) for name in whole)
 
-        forward = CTRModel.forward
 
-        def loss_of_batch(model, batch):
-            """The pipeline wants a model that takes a batch and returns (loss, output)."""
-            logits = forward(model, batch.sparse, batch.dense)
-            losses = functional.binary_cross_entropy_with_logits(
-                logits, batch.label, reduction="none"
-            )
-            return (losses * batch.weight).sum() / batch.global_samples, logits
+@pytest.fixture
+def streams_on_cpu(monkeypatch):
+    """Lets pipelines run that TorchRec wrote for GPUs only."""
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: torch.cpu.current_stream())
 
-        monkeypatch.setattr(CTRModel, "forward", loss_of_batch)
-        job = build(config, dataset, here)
-        pipeline = TrainPipelineSparseDist(
-            job.model, job.dense_optimizer, here.device, execute_all_batches=True
+
+def one_collection():
+    case = Case("table_wise", tables=(Table(40, 8), Table(50, 8)), arguments={"ratio": 1e-3})
+    return torchrecs_model("TestSparseNN", case)
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_semi_synchronous_pipelines_are_refused_at_their_first_late_lookup(streams_on_cpu, start):
+    with process_group():
+        model, inputs = one_collection()
+        dense = torch.optim.SGD(model.module.dense.parameters(), lr=0.1)
+        pipeline = train_pipelines.TrainPipelineSemiSync(
+            model, dense, torch.device("cpu"), start_batch=start
         )
-        stream, steps = batches(), 0
-        while True:
-            try:
-                pipeline.progress(stream)
-            except StopIteration:
-                break
-            steps += 1
-        assert steps == 8
-        assert len(pipeline._pipelined_modules) == 1
-        found = local_cowclip_tables(job.model)[0].table.weights
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+        batches = inputs(6)
+        # Batch `start` is the first whose successor is looked up before its update.
+        for _ in range(start + 1):
+            pipeline.progress(batches)
+        with pytest.raises(ValueError, match="looked up before the last update.*SparseDist"):
+            pipeline.progress(batches)
+        assert {int(tables.step_count) for tables in local_cowclip_tables(model)} == {start + 1}
+
+
+def test_prefetching_is_refused():
+    with process_group():
+        model, _ = one_collection()
+        (tables,) = local_cowclip_tables(model)
+        ids, offsets = torch.tensor([1]), torch.tensor([0, 1])
+        with pytest.raises(ValueError, match="TrainPipelineSparseDist"):
+            tables.prefetch(ids, offsets)

@@ -8,6 +8,8 @@ from stampede.engine.errors import ConfigError
 from stampede.engine.processes import processes
 from stampede.models import CTRModel, table_name
 from stampede.optim import CowClipAdam, cowclip_sharders
+from stampede.optim.baselines import BASELINE_SHARDING_TYPES
+from stampede.optim.sharded.supported import SHARDING_TYPES
 
 ROWS = 1_000_000
 
@@ -17,11 +19,16 @@ def make_plan(sharding_type):
     apply_optimizer_in_backward(CowClipAdam, model.front.ebc.parameters(), {})
     with processes("cpu") as here:
         tables = [table_name("C1"), table_name("C2")]
-        return plan.make_plan(model, cowclip_sharders(), tables, sharding_type, 8, here)
+        types = plan.sharding_types(sharding_type, "adam", here.world_size)
+        return plan.make_plan(model, cowclip_sharders(), tables, types, 8, here)
 
 
 @pytest.mark.parametrize(
-    "asked, found", [("auto", "table_wise"), ("row_wise", "row_wise"), ("table_wise", "table_wise")]
+    "asked, found",
+    [
+        ("auto", "table_wise"),
+        *[(kind, kind) for kind in SHARDING_TYPES],
+    ],
 )
 def test_the_asked_sharding_type_is_planned(asked, found):
     assert plan.describe_plan(make_plan(asked)) == f"2 tables {found}"
@@ -35,3 +42,8 @@ def test_tables_that_do_not_fit_this_machine_are_refused(monkeypatch):
     monkeypatch.setattr(plan, "_machine_memory", lambda: needed)
     with pytest.raises(ConfigError, match=r"sharding.plan.*storage.*smaller tables"):
         make_plan("auto")
+
+
+def test_auto_leaves_to_the_planner_what_is_exact():
+    assert plan.sharding_types("auto", "adam", 2) == SHARDING_TYPES
+    assert plan.sharding_types("auto", "fbgemm_cowclip", 2) == BASELINE_SHARDING_TYPES

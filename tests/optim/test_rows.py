@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stampede.optim.rows import sum_by_row
+from stampede.optim.rows import merge_rows, sum_by_row
 
 
 @settings(max_examples=50, deadline=None)
@@ -35,3 +35,20 @@ def test_the_order_of_a_sum_is_fixed():
     grads = torch.randn(20_000, 8, generator=draw)
     first = sum_by_row(ids, grads).grads
     assert all(torch.equal(first, sum_by_row(ids, grads).grads) for _ in range(3))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    parts=st.lists(st.lists(st.integers(0, 6), max_size=8), min_size=1, max_size=4),
+    seed=st.integers(0, 2**31),
+)
+def test_merged_parts_are_as_one_lookup(parts, seed):
+    """Several lookups of a table, or several ranks: gradients and counts add up."""
+    draw = torch.Generator().manual_seed(seed)
+    ids = [torch.tensor(part, dtype=torch.int64) for part in parts]
+    grads = [torch.randn(len(part), 3, generator=draw, dtype=torch.float64) for part in parts]
+    merged = merge_rows([sum_by_row(*part) for part in zip(ids, grads, strict=True)])
+    whole = sum_by_row(torch.cat(ids), torch.cat(grads))
+    assert torch.equal(merged.rows, whole.rows)
+    assert torch.equal(merged.counts, whole.counts)
+    torch.testing.assert_close(merged.grads, whole.grads)

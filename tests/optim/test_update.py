@@ -159,7 +159,7 @@ def test_a_row_that_is_skipped_is_absent(rows, clip, column, bad):
 
 @pytest.mark.parametrize("clip", **by_granularity)
 @pytest.mark.parametrize("rows", ["all", "touched"])
-@pytest.mark.parametrize("rule", EVERY_RULE[::2], ids=repr)
+@pytest.mark.parametrize("rule", EVERY_RULE[1::2], ids=repr)
 def test_a_frozen_row_stays_and_the_others_move_as_without_it(rule, rows, clip):
     frozen, setting = 3, UpdateSettings(rule=rule, clip=clip, l2=0.3, weight_decay=0.1, rows=rows)
     draw = torch.Generator().manual_seed(0)

@@ -346,9 +346,7 @@ def states_of(states, case):
                 name, torch.full(size, float("nan"), dtype=torch.float64)
             )
             for offsets, values in shards:
-                where = tuple(
-                    slice(o, o + n) for o, n in zip(offsets, values.shape, strict=True)
-                )
+                where = tuple(slice(o, o + n) for o, n in zip(offsets, values.shape, strict=True))
                 target[where] = values.double()
     return whole
 
@@ -370,8 +368,8 @@ def gathered(values):
 def run_cases(cases, local_world_size=None):
     """Several runs in one set of processes; every rank returns its results."""
     dist.init_process_group("gloo")
-    try:
-        return [train_sharded(case, local_world_size) for case in cases]
-    finally:
-        dist.barrier()
-        dist.destroy_process_group()
+    results = [train_sharded(case, local_world_size) for case in cases]
+    # Not after an exception: the other ranks would wait for this one.
+    dist.barrier()
+    dist.destroy_process_group()
+    return results

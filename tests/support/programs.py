@@ -1,20 +1,28 @@
 """Programs on sharded tables that tests run in one process or in several."""
 
+import contextlib
+
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torchrec import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.test_utils import test_model as theirs
+from torchrec.distributed.train_pipeline import train_pipelines
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import stampede.optim as optim
-from stampede.optim import CowClip, TableInit, cowclip_sharders
+from stampede.optim import CowClip, TableInit, cowclip_sharders, local_cowclip_tables
 from support.parity import (
     CLIP,
     DEFAULTS,
     RULES,
+    Case,
     Holder,
+    Table,
     build_collection,
     global_batch,
     local_batch,
@@ -107,3 +115,121 @@ def load(cases, folder):
             train(case, model, [4])
             found.append((loaded, everything(case, model)))
         return found
+
+
+def update_with_nans(choice):
+    """A backward whose gradients are NaN in the last sample of the last rank, then a good one.
+
+    Returns:
+        The error, the rows skipped on this rank, and the tables at the start and after each.
+    """
+    with process_group():
+        case = nan_case(choice)
+        model = shard(Holder(build_collection(case)), case)
+        tables = [tables_of(model, case)]
+        batch = local_batch(global_batch(case, 1), local_part(case))
+        if dist.get_rank() == dist.get_world_size() - 1:
+            for _, _, _, targets in batch.values():
+                targets[-1] = float("nan")
+        error = None
+        try:
+            sharded_loss(case, model, batch).backward()
+        except ValueError as raised:
+            error = type(raised).__name__
+        tables.append(tables_of(model, case))
+        train(case, model, [2])
+        tables.append(tables_of(model, case))
+        skipped = sum(int(t.row_counts[2]) for t in local_cowclip_tables(model))
+        return error, skipped, tables
+
+
+def nan_case(choice):
+    return Case(
+        ("table_wise", "column_wise", "row_wise", "data_parallel"),
+        tables=(Table(40), Table(23, features=2), Table(30), Table(60)),
+        arguments={"on_nonfinite": choice},
+        empty_rank=False,
+    )
+
+
+# TorchRec's test models, with the kinds of their first two and their last two tables.
+MODELS = {
+    "TestSparseNN": (EmbeddingBagConfig, EmbeddingBagConfig),
+    "TestMixedEmbeddingSparseArch": (EmbeddingBagConfig, EmbeddingConfig),
+}
+
+
+def train_in_pipelines(kinds):
+    """TorchRec's test models in a plain loop, as kind None, and in its train pipelines.
+
+    Args:
+        kinds: names of classes of `train_pipelines`.
+
+    Returns:
+        By model and kind: the tables (on rank 0 only), the dense weights, the number of steps.
+    """
+    with process_group():
+        return {
+            name: {kind: _in_pipeline(name, kind) for kind in (None, *kinds)} for name in MODELS
+        }
+
+
+def _in_pipeline(name, kind):
+    case = Case(
+        ("table_wise", "row_wise", "column_wise", "data_parallel"),
+        tables=tuple(Table(rows, 8) for rows in (40, 50, 60, 30)),
+        arguments={"ratio": 1e-3},
+    )
+    model, inputs = torchrecs_model(name, case)
+    dense = dict(in_backward_optimizer_filter(model.named_parameters()))
+    optimizer = torch.optim.SGD(dense.values(), lr=0.1)
+    steps = 0
+    if kind is None:
+        for batch in inputs(6):
+            optimizer.zero_grad()
+            model(batch)[0].backward()
+            optimizer.step()
+            steps += 1
+    else:
+        pipeline = getattr(train_pipelines, kind)(model, optimizer, CPU)
+        batches = inputs(6)
+        with contextlib.suppress(StopIteration):
+            while True:
+                pipeline.progress(batches)
+                steps += 1
+        assert len(pipeline._pipelined_modules) == 2
+    weights = {name: parameter.detach().clone() for name, parameter in dense.items()}
+    return tables_of(model, case), weights, steps
+
+
+def torchrecs_model(name, case):
+    """The sharded model, and a function that makes some batches of it."""
+    torch.manual_seed(0)
+    tables = [
+        MODELS[name][index // 2](
+            name=table,
+            num_embeddings=spec.rows,
+            embedding_dim=spec.dim,
+            feature_names=case.features[table],
+        )
+        for index, (table, spec) in enumerate(zip(case.names, case.tables, strict=True))
+    ]
+    weighted = []
+    if name == "TestSparseNN":
+        tables, weighted = tables[:2], tables[2:]
+    model = getattr(theirs, name)(tables, weighted_tables=weighted)
+
+    def inputs(count):
+        for step in range(count):
+            _, parts = theirs.ModelInput.generate(
+                batch_size=32 // dist.get_world_size(),
+                world_size=dist.get_world_size(),
+                num_float_features=10,
+                tables=tables,
+                weighted_tables=weighted,
+                pooling_avg=4,
+                random_seed=step,
+            )
+            yield parts[dist.get_rank()]
+
+    return shard(model, case), inputs

@@ -166,7 +166,7 @@ def process_group():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield
-    finally:
-        # Without it, processes sometimes abort at exit.
+        # Without it, processes sometimes abort at exit; after an exception it would wait.
         dist.barrier()
+    finally:
         dist.destroy_process_group()

@@ -79,6 +79,7 @@ def sparse_nn(bags, weighted):
 def towers(bags, weighted):
     return theirs.TestTowerCollectionSparseNN(bags, weighted_tables=weighted)
 
+
 def tower(bags, weighted):
     return theirs.TestTowerSparseNN(bags, weighted_tables=weighted)
 

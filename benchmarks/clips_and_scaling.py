@@ -1,0 +1,114 @@
+"""Test AUC on the Criteo sample: six clips, and six scaling rules, each at three batch sizes.
+
+Best epoch of 10 on the test part, two seeds. The constant of the clips that have one is chosen at
+batch 8192 with a seed of its own. Finished runs in --runs are not done again.
+
+    python benchmarks/clips_and_scaling.py --data FILE --out benchmarks/results/X.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import get_args
+
+from criteo_runs import ROOT, train
+from machine import describe_machine
+
+from stampede.optim import ScalingRule
+from stampede.optim.clip import Granularity
+
+BATCHES = (1024, 8192, 32768)
+SEEDS = (1, 2)
+CHOOSING_SEED = 100
+THRESHOLDS = {
+    "global": (1e-3, 1e-2, 1e-1, 1.0),
+    "field": (3e-4, 3e-3, 3e-2, 3e-1),
+    "row": (1e-6, 1e-5, 1e-4, 1e-3),
+}
+
+
+class Runs:
+    """All runs of the benchmark.
+
+    Args:
+        data: Criteo file.
+        folder: of the run folders.
+    """
+
+    def __init__(self, data: Path, folder: Path) -> None:
+        self._data = data
+        self._folder = folder
+        self.thresholds = {clip: self._choose(clip) for clip in THRESHOLDS}
+
+    def auc(self, clip: str, rule: str, batch: int, seed: int) -> float:
+        """Best test AUC of a run."""
+        # At the base batch size no rule changes anything.
+        rule = "cowclip" if batch == BATCHES[0] else rule
+        return self._auc(clip, self.thresholds.get(clip, {}).get("chosen"), rule, batch, seed)
+
+    def _choose(self, clip: str) -> dict:
+        found = {
+            threshold: self._auc(clip, threshold, "cowclip", 8192, CHOOSING_SEED)
+            for threshold in THRESHOLDS[clip]
+        }
+        return {"auc_by_threshold": found, "chosen": max(found, key=found.get)}
+
+    def _auc(self, clip: str, threshold: float | None, rule: str, batch: int, seed: int) -> float:
+        name = f"{clip}-{rule}-{batch}-{seed}"
+        overrides = [
+            f"optim.embedding.clip.granularity={clip}",
+            f"optim.scaling.rule={rule}",
+            f"train.batch_size={batch}",
+            f"run.seed={seed}",
+        ]
+        if threshold is not None:
+            name += f"-{threshold:g}"
+            overrides.append(f"optim.embedding.clip.threshold={threshold}")
+        return train(name, overrides, self._data, self._folder)["best_auc"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="criteo_kaggle_137k.tsv.gz")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs/clips_and_scaling")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    runs = Runs(arguments.data, arguments.runs)
+    tables = {
+        "clips": {
+            clip: {b: [runs.auc(clip, "cowclip", b, s) for s in SEEDS] for b in BATCHES}
+            for clip in get_args(Granularity)
+        },
+        "scaling_rules": {
+            rule: {b: [runs.auc("cowclip", rule, b, s) for s in SEEDS] for b in BATCHES}
+            for rule in get_args(ScalingRule)
+        },
+    }
+    report = {
+        "machine": describe_machine(),
+        "data": arguments.data.name,
+        "thresholds": runs.thresholds,
+        **tables,
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    for title, table in tables.items():
+        print_table(title, table)
+
+
+def print_table(title: str, table: dict) -> None:
+    """Mean of the seeds, and each seed."""
+    print(f"{title:<16}" + "".join(f"batch {batch:<19}" for batch in BATCHES))
+    for name, by_batch in table.items():
+        cells = [
+            f"{statistics.mean(found):.4f} ({' '.join(f'{auc:.4f}' for auc in found)})"
+            for found in by_batch.values()
+        ]
+        print(f"{name:<16}" + "".join(f"{cell:<25}" for cell in cells))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Runs of the launcher on a Criteo file, done once for each configuration."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from stampede.engine.config import load_config, to_yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIG = ROOT / "configs/criteo_kaggle.yaml"
+
+
+def train(name: str, overrides: list[str], data: Path, runs: Path) -> dict:
+    """Train, best epoch on the test part; a run that is finished already is only read.
+
+    Args:
+        name: of the run.
+        overrides: of the configuration.
+        data: Criteo file.
+        runs: folder of the run folders.
+
+    Returns:
+        The run's summary, with its smallest logloss.
+    """
+    overrides = [
+        *overrides,
+        f"data.path={data}",
+        f"run.dir={runs}",
+        f"run.name={name}",
+        "run.overwrite=true",
+        "evaluate.select_on=test",
+        "checkpoint.keep=1",
+    ]
+    folder = runs / name
+    wanted = to_yaml(load_config(CONFIG, overrides))
+    done = (folder / "summary.json").exists() and (folder / "config.yaml").read_text() == wanted
+    if not done:
+        subprocess.run([sys.executable, ROOT / "launch.py", CONFIG, *overrides], check=True)
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    evaluations = [e for e in map(json.loads, lines) if e["kind"] == "evaluation"]
+    summary = json.loads((folder / "summary.json").read_text())
+    return {**summary, "min_logloss": min(e["logloss"] for e in evaluations)}

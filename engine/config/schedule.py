@@ -1,0 +1,69 @@
+"""The sections that describe learning-rate schedules."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from stampede.engine.config.section import Section
+from stampede.optim import Schedule
+
+
+class ScheduleSection(Section):
+    """How the learning rate changes in the course of training."""
+
+    warmup: float = Field(
+        0.0, ge=0, description="length of the linear warm-up from 1e-8, in units; 0: none"
+    )
+    decay: Literal["constant", "polynomial", "cosine", "step"] = Field(
+        "constant", description="what follows the warm-up"
+    )
+    unit: Literal["epochs", "steps"] = Field(
+        "epochs", description="unit of warmup, length and every"
+    )
+    length: float | None = Field(
+        None,
+        gt=0,
+        description="polynomial, cosine: length of the decay after the warm-up, in units; null: "
+        "up to the end of training",
+    )
+    final: float = Field(
+        0.0, ge=0, le=1, description="polynomial, cosine: rate at the end, as a fraction of lr"
+    )
+    power: float = Field(1.0, gt=0, description="polynomial: exponent; 1 is a straight line")
+    every: float = Field(
+        1.0, gt=0, description="step: distance of the drops, in units, from the warm-up's end on"
+    )
+    factor: float = Field(
+        0.1, ge=0, le=1, description="step: what each drop multiplies the rate by"
+    )
+
+    @model_validator(mode="after")
+    def _check_keys_together(self) -> ScheduleSection:
+        try:
+            self.as_schedule()
+        except ValueError as failure:
+            raise ValueError(str(failure).removeprefix("Schedule: ")) from None
+        return self
+
+    def as_schedule(self) -> Schedule:
+        """The same, for the learning rates' formulas."""
+        return Schedule(**self.model_dump())
+
+
+class DenseScheduleSection(ScheduleSection):
+    """The same with an epoch of warm-up, as in the paper."""
+
+    warmup: float = Field(
+        1.0, ge=0, description="length of the linear warm-up from 1e-8, in units; 0: none"
+    )
+
+    @model_validator(mode="after")
+    def _check_unit_of_default(self) -> DenseScheduleSection:
+        if self.unit == "steps" and "warmup" not in self.model_fields_set:
+            raise ValueError(
+                "unit is 'steps' but warmup is not given, whose default of 1 is meant as an "
+                "epoch; write warmup in steps, 0 for none"
+            )
+        return self

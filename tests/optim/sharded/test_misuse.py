@@ -1,0 +1,380 @@
+"""What would silently falsify counts or scales is refused, at sharding or on first use."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+)
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding import set_ec_index_dedup
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from stampede.optim import (
+    CowClip,
+    CowClipAdam,
+    NonFiniteGradientError,
+    cowclip_sharders,
+    local_cowclip_tables,
+)
+from support.parity import global_batch
+from support.programs import nan_case, update_with_nans
+from support.ranks import run_ranks
+from support.unsharded import Unsharded, process_group, relative_deviation, whole_tables
+
+CPU = torch.device("cpu")
+CLIP = {"ratio": 0.01, "bound": 1e-3}
+SETTINGS = {"lr": 1e-2, "l2": 1e-3}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group():
+    with process_group():
+        yield
+
+
+def tables(names="ab", kind=EmbeddingBagConfig):
+    return [
+        kind(name=name, num_embeddings=20, embedding_dim=8, feature_names=[f"f{name}"])
+        for name in names
+    ]
+
+
+class Model(nn.Module):
+    def __init__(self, weighted=False):
+        super().__init__()
+        self.tables = EmbeddingBagCollection(tables(), is_weighted=weighted)
+        self.dense = nn.Linear(16, 1)
+
+    def forward(self, features):
+        return self.dense(self.tables(features).values()).squeeze(1)
+
+
+def embeddings_of(model):
+    return [p for name, p in model.named_parameters() if "embedding" in name]
+
+
+def shard(model, sharders=None, **settings):
+    settings = {**SETTINGS, "clip": CowClip(**CLIP), **settings}
+    apply_optimizer_in_backward(CowClipAdam, embeddings_of(model), settings)
+    sharders = sharders or cowclip_sharders()
+    return DistributedModelParallel(model, device=CPU, sharders=sharders)
+
+
+def features(seed=0, weights=None, keys=("fa", "fb")):
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 4, (8 * len(keys),), generator=draw)
+    ids = torch.randint(0, 12, (int(lengths.sum()),), generator=draw)
+    if weights is not None:
+        weights = weights(len(ids))
+    return KeyedJaggedTensor(list(keys), ids, lengths=lengths, weights=weights)
+
+
+def weights_of(model):
+    return torch.cat([table.flatten() for table in whole_tables(model).values()])
+
+
+def dense_optimizer(model):
+    return torch.optim.SGD(model.module.dense.parameters(), lr=0.1)
+
+
+def assert_trains(model):
+    before = weights_of(model)
+    model(features()).sum().backward()
+    assert not torch.equal(weights_of(model), before)
+
+
+# Loss scale
+
+
+def test_a_scaled_loss_is_refused_and_changes_nothing():
+    model = shard(Model())
+    assert_trains(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    before = weights_of(model)
+    with pytest.raises(ValueError, match=r"GradScaler scales the loss by 1024.*bf16 or fp32"):
+        scaler.scale(model(features()).sum()).backward()
+    with pytest.raises(ValueError, match="GradScaler"):
+        torch.autograd.backward(scaler.scale([model(features()).sum()]))
+    assert torch.equal(weights_of(model), before)
+    assert_trains(model)
+
+
+def test_a_scaler_that_does_not_scale_or_scales_something_else_is_fine():
+    model, other = shard(Model()), nn.Linear(4, 1)
+    scaler = torch.amp.GradScaler("cpu")
+    for _ in range(2):
+        scaler.scale(other(torch.ones(2, 4)).sum()).backward()
+        assert_trains(model)
+    disabled = torch.amp.GradScaler("cpu", enabled=False)
+    disabled.scale(model(features()).sum()).backward()
+    torch.amp.GradScaler("cpu", init_scale=1.0).scale(model(features()).sum()).backward()
+
+
+# Accumulation
+
+
+def test_accumulation_is_refused_in_the_second_round():
+    model = shard(Model())
+    optimizer = dense_optimizer(model)
+    for _ in range(2):
+        model(features()).sum().backward()
+    optimizer.step()
+    model(features()).sum().backward()
+    before = weights_of(model)
+    with pytest.raises(ValueError, match=r"gradient accumulation.*one_backward_per_step=False"):
+        model(features()).sum().backward()
+    assert torch.equal(weights_of(model), before)
+    optimizer.step()
+    assert_trains(model)
+
+
+def test_several_backwards_can_be_allowed():
+    model = shard(Model(), cowclip_sharders(one_backward_per_step=False))
+    optimizer = dense_optimizer(model)
+    for _ in range(3):
+        assert_trains(model)
+        assert_trains(model)
+        optimizer.step()
+
+
+def test_programs_without_a_dense_optimizer_are_left_alone():
+    model = shard(Model())
+    other = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    other.step()
+    for _ in range(3):
+        assert_trains(model)
+
+
+def test_a_model_that_is_gone_leaves_no_hook_behind():
+    from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
+
+    gc.collect()
+    before = len(hooks)
+    model = shard(Model())
+    assert len(hooks) == before + 1
+    del model
+    gc.collect()
+    assert len(hooks) == before
+
+
+def test_a_skipped_batch_is_no_accumulation():
+    model = shard(Model())
+    optimizer = dense_optimizer(model)
+    assert_trains(model)
+    optimizer.step()
+    for _ in range(2):
+        with pytest.raises(NonFiniteGradientError):
+            (model(features()).sum() * float("nan")).backward()
+    assert_trains(model)
+
+
+# Rows that are not current
+
+
+def test_a_second_backward_of_one_forward_is_refused():
+    model = shard(Model())
+    loss = model(features()).sum()
+    loss.backward(retain_graph=True)
+    before = weights_of(model)
+    with pytest.raises(ValueError, match=r"second backward of one forward.*look up again"):
+        loss.backward()
+    assert torch.equal(weights_of(model), before)
+    assert_trains(model)
+
+
+def test_rows_looked_up_before_the_last_update_are_refused():
+    model = shard(Model())
+    first, second = model(features(1)).sum(), model(features(2)).sum()
+    first.backward()
+    with pytest.raises(ValueError, match="TrainPipelineSparseDist"):
+        second.backward()
+
+
+def test_gradients_of_other_inputs_may_be_asked_for_any_time():
+    model = shard(Model())
+    dense = list(model.module.dense.parameters())
+    before = weights_of(model)
+    loss = model(features()).square().sum()
+    gradients = torch.autograd.grad(loss, dense, create_graph=True)
+    assert torch.equal(weights_of(model), before)
+    (loss + sum(gradient.square().sum() for gradient in gradients).detach()).backward()
+    assert not torch.equal(weights_of(model), before)
+
+
+# Counts
+
+
+def test_two_lookups_of_one_forward_add_their_counts():
+    torch.manual_seed(0)
+    model = Model()
+    reference, once = (
+        Unsharded(model, 0.1, granularity="cowclip", **options, **CLIP, **SETTINGS)
+        for options in ({}, {"force_counts": 1})
+    )
+    model = shard(model)
+    start = whole_tables(model)
+    dense = dense_optimizer(model)
+
+    def loss_of(model):
+        return (model(features(1)).sigmoid() * model(features(2))).sum() * 10
+
+    for unsharded in (reference, once):
+        unsharded.copy_tables(start)
+    for _ in range(3):
+        dense.zero_grad()
+        loss_of(model).backward()
+        dense.step()
+        reference.step(loss_of)
+        once.step(loss_of)
+    found = whole_tables(model)
+    assert relative_deviation(found, reference.weights, start) < 1e-4
+    assert relative_deviation(found, once.weights, start) > 1e-2
+    assert [int(t.step_count) for t in local_cowclip_tables(model)] == [3]
+
+
+def test_variable_batch_sizes_are_refused():
+    model = shard(Model())
+    jagged = KeyedJaggedTensor(
+        keys=["fa", "fb"],
+        values=torch.tensor([1, 2, 3]),
+        lengths=torch.tensor([1, 1, 1]),
+        stride_per_key_per_rank=[[2], [1]],
+        inverse_indices=(["fa", "fb"], torch.tensor([[0, 1], [0, 0]])),
+    )
+    with pytest.raises(ValueError, match="variable batch size per feature"):
+        model(jagged)
+    assert_trains(model)
+
+
+def test_learnable_weights_of_samples_are_refused():
+    model = shard(Model(weighted=True))
+    with pytest.raises(ValueError, match=r"per-sample weights get no gradient.*detach"):
+        model(features(weights=lambda n: torch.ones(n, requires_grad=True)))
+    model(features(weights=torch.ones)).sum().backward()
+
+
+def test_feature_processors_are_refused_under_either_sharder():
+    def build():
+        return nn.Sequential(
+            FeatureProcessedEmbeddingBagCollection(
+                EmbeddingBagCollection(tables(), is_weighted=True),
+                PositionWeightedModuleCollection({"fa": 5, "fb": 5}),
+            )
+        )
+
+    with pytest.raises(ValueError, match="per-sample weights get no gradient"):
+        shard(build())(features())
+    with pytest.raises(ValueError, match=r"CowClipAdam.*cowclip_sharders\(\)"):
+        shard(build(), [FeatureProcessedEmbeddingBagCollectionSharder()])
+
+
+def test_index_deduplication_is_refused():
+    model = nn.Sequential(EmbeddingCollection(tables(kind=EmbeddingConfig)))
+    set_ec_index_dedup(True)
+    try:
+        with pytest.raises(ValueError, match=r"falsifies their counts.*set_ec_index_dedup\(False"):
+            shard(model)
+    finally:
+        set_ec_index_dedup(False)
+
+
+# Tables
+
+
+def test_a_table_of_two_modules_is_refused():
+    model = nn.Module()
+    model.first, model.second = (EmbeddingBagCollection(tables("a")) for _ in range(2))
+    model.second.embedding_bags["a"].weight = model.first.embedding_bags["a"].weight
+    with pytest.raises(ValueError, match=r"'a'.*two modules.*feature_names of one table"):
+        shard(model)
+
+
+@pytest.mark.parametrize("theirs", [[EmbeddingBagCollectionSharder()], get_default_sharders()])
+def test_without_our_sharders_the_error_names_them(theirs):
+    for sharders in (theirs, [*cowclip_sharders(), *theirs]):
+        with pytest.raises(ValueError, match=r"CowClipAdam.*pass sharders=cowclip_sharders\(\)"):
+            shard(Model(), sharders)
+
+
+# Errors
+
+
+def test_an_error_inside_backward_does_not_spoil_the_next():
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, values):
+            return values.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise RuntimeError("on purpose")
+
+    spoilt, clean = shard(Model()), shard(Model())
+    spoilt.load_state_dict(clean.state_dict())
+    looked_up = spoilt.module.tables(features(1)).values()
+    later = spoilt.module.tables(features(2)).values()
+    with pytest.raises(RuntimeError, match="on purpose"):
+        # The second lookup hands in its rows before the first one fails.
+        (later.sum() + Fails.apply(looked_up).sum()).backward()
+    for model in (spoilt, clean):
+        model(features(3)).sum().backward()
+    assert torch.equal(weights_of(spoilt), weights_of(clean))
+
+
+def test_a_row_with_a_nan_is_an_error_or_left_out():
+    for choice in ("error", "skip_row"):
+        model = shard(Model(), on_nonfinite=choice)
+        before = weights_of(model)
+        factors = torch.ones(8)
+        factors[2] = float("inf")
+        loss = (model(features()) * factors).sum()
+        if choice == "error":
+            with pytest.raises(NonFiniteGradientError, match="skip_row"):
+                loss.backward()
+            assert torch.equal(weights_of(model), before)
+            continue
+        loss.backward()
+        (rows,) = [t.row_counts for t in local_cowclip_tables(model)]
+        entry = features().to_dict()
+        spoilt = sum(
+            len(set(entry[key].values()[slice(*entry[key].offsets()[2:4])].tolist()))
+            for key in ("fa", "fb")
+        )
+        assert int(rows[2]) == spoilt
+        assert torch.isfinite(weights_of(model)).all()
+
+
+@pytest.mark.parametrize("choice", ["error", "skip_row"])
+def test_nans_of_one_rank_are_seen_by_all(choice):
+    results = run_ranks(2, update_with_nans, choice)
+    expected = "NonFiniteGradientError" if choice == "error" else None
+    assert [error for error, _, _ in results] == [expected] * 2
+    start, after_nans, last = results[0][2]
+    for name, table in start.items():
+        assert torch.equal(after_nans[name], table) == (choice == "error")
+        assert torch.isfinite(last[name]).all()
+        assert not torch.equal(last[name], after_nans[name])
+    skipped = sum(count for _, count, _ in results)
+    assert skipped == (0 if choice == "error" else rows_of_last_sample(nan_case(choice)))
+
+
+def rows_of_last_sample(case):
+    """How many rows of all tables it looks up."""
+    batch, rows = global_batch(case, 1), set()
+    for table, names in case.features.items():
+        for name in names:
+            ids, lengths, *_ = batch[name]
+            rows |= {(table, row) for row in ids[len(ids) - int(lengths[-1]) :].tolist()}
+    return len(rows)

@@ -1,0 +1,212 @@
+"""Optimizers with CowClip inside TorchRec: what they are given and what they refuse."""
+
+import pytest
+import torch
+from torchrec import PoolingType
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.sharding_plan import column_wise, grid_shard, row_wise
+from torchrec.distributed.types import ShardingEnv
+from torchrec.modules.embedding_configs import DataType
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+import stampede.optim as optim
+from stampede.optim import CowClip, CowClipAdam, TableInit, cowclip_sharders, local_cowclip_tables
+from stampede.optim.sharded.supported import SHARDING_TYPES, check_environment
+from support.bags import (
+    CLIP,
+    CPU,
+    PLANS,
+    Bags,
+    shard,
+    step,
+    table_parameter,
+    weights_of,
+    with_cowclip,
+)
+from support.reference import ReferenceTables
+from support.unsharded import process_group
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group():
+    with process_group():
+        yield
+
+
+@pytest.mark.parametrize(
+    "tables, plan, settings, words",
+    [
+        ({"a": 10}, {}, {}, ["'a'", "embedding_dim 10", "12", "CowClip(columns=10)"]),
+        ({"a": 8}, {}, {"clip": CowClip(columns=9)}, ["columns=9", "embedding_dim 8"]),
+        (
+            {"a": 12}, {"kind": column_wise(size_per_rank=[6, 6])}, {},
+            ["'a'", "6 columns", "min_partition=4"],
+        ),
+        (
+            {"a": 8}, {"compute_kernel": "fused_uvm_caching"}, {},
+            ["'fused_uvm_caching'", "kernel 'fused'", "cowclip_sharders()"],
+        ),
+        ({"a": 8}, {"compute_kernel": "dense"}, {}, ["'dense'", "kernel 'fused'"]),
+        ({"a": 8, "data_type": DataType.BF16}, {}, {}, ["BF16", "DataType.FP16"]),
+        (
+            {"a": 8, "pooling": PoolingType.MEAN}, {"kind": grid_shard(host_indexes=[0])}, {},
+            ["mean pooling", "PoolingType.SUM"],
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_not_exact_is_refused_when_sharding(tables, plan, settings, words):
+    with pytest.raises(ValueError) as failure:
+        shard(with_cowclip(Bags(**tables), **settings), **plan)
+    for word in words:
+        assert word in str(failure.value)
+
+
+def test_sharding_over_a_part_of_the_processes_is_refused():
+    with pytest.raises(ValueError, match="2 of 1 processes"):
+        check_environment(ShardingEnv.from_local(world_size=2, rank=0))
+
+
+def test_fp16_tables_are_trained():
+    model = shard(with_cowclip(Bags(a=8, data_type=DataType.FP16)))
+    before = weights_of(model)["a"]
+    step(model)
+    after = weights_of(model)["a"]
+    assert after.dtype == torch.float16
+    assert (after[1] != before[1]).any()
+
+
+@pytest.mark.parametrize("arguments", [{"lr": -1.0}, {"l2": float("nan")}, {"rows": "some"}])
+def test_settings_out_of_range_are_refused_at_once(arguments):
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        with_cowclip(Bags(a=8), **arguments)
+
+
+def test_several_optimizers_on_one_table_are_refused():
+    for other in (torch.optim.SGD, CowClipAdam):
+        model = with_cowclip(Bags(a=8))
+        apply_optimizer_in_backward(other, model.ebc.parameters(), {"lr": 0.1})
+        with pytest.raises(ValueError, match=rf"several.*CowClipAdam, {other.__name__}.*once"):
+            shard(model)
+
+
+@pytest.mark.parametrize("sharding_type", SHARDING_TYPES)
+def test_the_planner_is_offered_every_sharding_type(sharding_type):
+    model, sharders = with_cowclip(Bags(a=8, b=4)), cowclip_sharders()
+    constraints = {
+        name: ParameterConstraints(sharding_types=[sharding_type], min_partition=4) for name in "ab"
+    }
+    topology = Topology(world_size=2, local_world_size=2, compute_device="cpu")
+    planner = EmbeddingShardingPlanner(topology=topology, constraints=constraints)
+    plan = planner.plan(model, sharders).plan["ebc"]
+    kernel = "dense" if sharding_type == "data_parallel" else "fused"
+    assert {(p.sharding_type, p.compute_kernel) for p in plan.values()} == {(sharding_type, kernel)}
+    for device in ("cpu", "cuda"):
+        assert sharding_type in sharders[0].sharding_types(device)
+        assert sharders[0].compute_kernels(sharding_type, device) == [kernel]
+
+
+@pytest.mark.parametrize(
+    "kind, settings, numbers",
+    [
+        # State of a table of 20 rows and 8 columns.
+        ("CowClipAdam", {}, 2 * 20 * 8),
+        ("CowClipRowWiseAdam", {}, 20 * 8 + 20),
+        ("CowClipAdagrad", {}, 20 * 8),
+        ("CowClipRowWiseAdagrad", {}, 20),
+        ("CowClipSGD", {}, 0),
+        ("CowClipSGD", {"momentum": 0.9}, 20 * 8),
+    ],
+)
+def test_the_planner_counts_the_state(kind, settings, numbers):
+    def memory(model):
+        topology = Topology(world_size=1, compute_device="cpu")
+        planner = EmbeddingShardingPlanner(topology=topology)
+        planner.plan(model, cowclip_sharders())
+        options = planner._enumerator.enumerate(model, cowclip_sharders())
+        (found,) = [o for o in options if o.sharding_type == "table_wise"]
+        return sum(shard.storage.ddr for shard in found.shards)
+
+    model = with_cowclip(Bags(a=8), getattr(optim, kind), **settings)
+    # TorchRec does not count a row-wise second moment.
+    assert memory(model) - memory(Bags(a=8)) == pytest.approx(4 * numbers, abs=100)
+
+
+def test_tables_of_several_settings_follow_their_own_equations():
+    model = Bags(a=8, b=4, c=8, d=8)
+    rules = {
+        "a": ("adam", CowClipAdam, {"lr": 1e-2, "l2": 1e-3, "clip": CLIP}),
+        "b": ("adam", CowClipAdam, {"lr": 2e-2, "clip": None, "rows": "touched"}),
+        "c": ("adam", CowClipAdam, {"lr": 1e-2, "l2": 1e-3, "clip": CowClip(ratio=0.1)}),
+        "d": ("sgd", optim.CowClipSGD, {"lr": 0.1, "momentum": 0.5, "clip": CLIP}),
+    }
+    for name, (_, kind, arguments) in rules.items():
+        apply_optimizer_in_backward(kind, [table_parameter(model, name)], dict(arguments))
+    model = shard(model)
+    start, references = weights_of(model), {}
+    for name, (rule, _, arguments) in rules.items():
+        options = {**arguments, **vars(arguments["clip"] or CowClip("none")), "rule": rule}
+        del options["clip"]
+        references[name] = ReferenceTables({name: start[name]}, **options)
+    for _ in range(3):
+        step(model)
+        for name, reference in references.items():
+            # Two samples, each with ids 1, 1, 3: d(sum of squares)/dw = 2 * bag * multiplicity.
+            weights = reference.weights[name]
+            bag = 2 * weights[1] + weights[3]
+            grad, counts = torch.zeros_like(weights), torch.zeros(20, dtype=torch.int64)
+            grad[1], grad[3] = 2 * 2 * bag * 2, 2 * bag * 2
+            counts[1], counts[3] = 4, 2
+            reference.step({name: grad}, {name: counts})
+    for name, found in weights_of(model).items():
+        expected = references[name].weights[name]
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_tables_without_cowclip_keep_torchrecs_optimizer():
+    model = Bags(a=8, b=8)
+    apply_optimizer_in_backward(CowClipAdam, [table_parameter(model, "a")], {"lr": 0.0})
+    apply_optimizer_in_backward(torch.optim.SGD, [table_parameter(model, "b")], {"lr": 0.5})
+    model = shard(model)
+    assert [t.table_names for t in local_cowclip_tables(model)] == [["a"]]
+    before = weights_of(model)
+    step(model, [1])
+    for name, after in weights_of(model).items():
+        changed = (after != before[name]).any(1).nonzero().flatten()
+        assert changed.tolist() == ([1] if name == "b" else [])
+
+
+def test_initial_values_do_not_depend_on_the_plan():
+    init = TableInit(std=0.1, columns=6)
+    found = [
+        weights_of(shard(with_cowclip(Bags(a=8)), plan, cowclip_sharders(init)))["a"]
+        for plan in (*PLANS.values(), row_wise())
+    ]
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    assert found[0][:, 6:].abs().max() == 0
+    assert found[0][:, :6].std() == pytest.approx(0.1, rel=0.3)
+
+
+def test_a_tables_own_init_fn_is_kept_unless_an_init_is_given():
+    for init, expected in ((None, 0.5), (TableInit(std=0.0), 0.0)):
+        model = Bags(a=8, b=8)
+        model.ebc.embedding_bag_configs()[0].init_fn = lambda t: torch.nn.init.constant_(t, 0.5)
+        found = weights_of(shard(with_cowclip(model), sharders=cowclip_sharders(init)))
+        assert (found["a"] == expected).all()
+        assert not (found["b"] == 0.5).any()
+
+
+def test_resharding_in_place_is_refused():
+    model = shard(with_cowclip(Bags(a=8)))
+    with pytest.raises(ValueError, match="checkpoint"):
+        model.module.ebc.update_shards({}, None, CPU)
+
+
+def test_the_users_arguments_are_left_alone():
+    arguments = {"lr": 1e-2, "l2": 1e-4, "clip": CLIP}
+    model = Bags(a=8)
+    apply_optimizer_in_backward(CowClipAdam, model.ebc.parameters(), arguments)
+    parameter = next(model.ebc.parameters())
+    shard(model)
+    assert arguments == {"lr": 1e-2, "l2": 1e-4, "clip": CLIP}
+    assert parameter._optimizer_classes == [CowClipAdam]
