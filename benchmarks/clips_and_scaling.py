@@ -1,6 +1,6 @@
 """Test AUC on the Criteo sample: six clips, and six scaling rules, each at three batch sizes.
 
-Best epoch of 10 on the test part, two seeds. The constant of the clips that have one is chosen at
+Best epoch on the test part, two seeds. The constant of the clips that have one is chosen at
 batch 8192 with a seed of its own. Finished runs in --runs are not done again.
 
     python benchmarks/clips_and_scaling.py --data FILE --out benchmarks/results/X.json
@@ -21,12 +21,14 @@ from stampede.optim import ScalingRule
 from stampede.optim.clip import Granularity
 
 BATCHES = (1024, 8192, 32768)
+# Beyond these the sample is learnt by heart: the best epoch comes before the last.
+EPOCHS = {1024: 4, 8192: 6, 32768: 10}
 SEEDS = (1, 2)
 CHOOSING_SEED = 100
 THRESHOLDS = {
-    "global": (1e-3, 1e-2, 1e-1, 1.0),
-    "field": (3e-4, 3e-3, 3e-2, 3e-1),
-    "row": (1e-6, 1e-5, 1e-4, 1e-3),
+    "global": (1e-3, 1e-2, 1e-1),
+    "field": (3e-4, 3e-3, 3e-2),
+    "row": (1e-6, 1e-5, 1e-4),
 }
 
 
@@ -41,33 +43,42 @@ class Runs:
     def __init__(self, data: Path, folder: Path) -> None:
         self._data = data
         self._folder = folder
+        self._best_epochs: dict[int, list[int]] = {}
         self.thresholds = {clip: self._choose(clip) for clip in THRESHOLDS}
 
     def auc(self, clip: str, rule: str, batch: int, seed: int) -> float:
         """Best test AUC of a run."""
         # At the base batch size no rule changes anything.
         rule = "cowclip" if batch == BATCHES[0] else rule
-        return self._auc(clip, self.thresholds.get(clip, {}).get("chosen"), rule, batch, seed)
+        threshold = self.thresholds.get(clip, {}).get("chosen")
+        return self._train(clip, threshold, rule, batch, seed)["best_auc"]
+
+    def latest_best_epochs(self) -> dict[int, int]:
+        """By batch size, the latest of the best epochs of all runs."""
+        return {batch: max(epochs) for batch, epochs in self._best_epochs.items()}
 
     def _choose(self, clip: str) -> dict:
         found = {
-            threshold: self._auc(clip, threshold, "cowclip", 8192, CHOOSING_SEED)
+            threshold: self._train(clip, threshold, "cowclip", 8192, CHOOSING_SEED)["best_auc"]
             for threshold in THRESHOLDS[clip]
         }
         return {"auc_by_threshold": found, "chosen": max(found, key=found.get)}
 
-    def _auc(self, clip: str, threshold: float | None, rule: str, batch: int, seed: int) -> float:
+    def _train(self, clip: str, threshold: float | None, rule: str, batch: int, seed: int) -> dict:
         name = f"{clip}-{rule}-{batch}-{seed}"
         overrides = [
             f"optim.embedding.clip.granularity={clip}",
             f"optim.scaling.rule={rule}",
             f"train.batch_size={batch}",
+            f"train.epochs={EPOCHS[batch]}",
             f"run.seed={seed}",
         ]
         if threshold is not None:
             name += f"-{threshold:g}"
             overrides.append(f"optim.embedding.clip.threshold={threshold}")
-        return train(name, overrides, self._data, self._folder)["best_auc"]
+        summary = train(name, overrides, self._data, self._folder)
+        self._best_epochs.setdefault(batch, []).append(summary["best_epoch"])
+        return summary
 
 
 def main() -> None:
@@ -91,6 +102,8 @@ def main() -> None:
         "machine": describe_machine(),
         "data": arguments.data.name,
         "thresholds": runs.thresholds,
+        "epochs": EPOCHS,
+        "latest_best_epoch": runs.latest_best_epochs(),
         **tables,
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

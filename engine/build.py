@@ -34,12 +34,14 @@ class Job:
         dense_parameters: parameters of the dense layers, by name.
         dense_optimizer: their optimizer.
         scaling: settings at the base batch size, and at the configured one.
+        passes: forward and backward passes of a step.
     """
 
     model: DistributedModelParallel
     dense_parameters: dict[str, Tensor]
     dense_optimizer: DenseAdam
     scaling: Scaled
+    passes: int = 1
 
 
 def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
@@ -82,7 +84,8 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     optimizer = _dense_optimizer(
         config, actual, dense_parameters, lambda parameter: id(parameter) == number_weights
     )
-    return Job(sharded, dense_parameters, optimizer, scaling)
+    passes = 2 if config.optim.embedding.optimizer == "helen" else 1
+    return Job(sharded, dense_parameters, optimizer, scaling, passes)
 
 
 def scaled_hyperparameters(config: Config) -> Scaled:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn import functional
 
 from stampede.data import Batch
@@ -34,11 +35,7 @@ def train_step(job: Job, batch: Batch, step: int, processes: Processes) -> float
         TrainingStoppedError: the loss is not finite; nothing was updated in this step.
     """
     batch = batch.to(processes.device)
-    logits = job.model(batch.sparse, batch.dense)
-    losses = functional.binary_cross_entropy_with_logits(logits, batch.label, reduction="none")
-    # Gradients are averaged over the ranks; times the ranks, over the true number of samples,
-    # makes that the mean over the global batch whatever the padding.
-    total = (losses * batch.weight).sum() / batch.global_samples
+    total = _local_loss(job, batch)
     mean = total.detach().clone()
     dist.all_reduce(mean)
     loss = mean.item()
@@ -47,9 +44,35 @@ def train_step(job: Job, batch: Batch, step: int, processes: Processes) -> float
             f"the loss is {loss} at step {step}; the weights are as before this step. {WHAT_TO_TRY}"
         )
     job.dense_optimizer.zero_grad(set_to_none=True)
+    _backward(total, step, processes)
+    if job.passes == 2:
+        _second_pass(job, batch, step, processes)
+    job.dense_optimizer.step()
+    return loss
+
+
+def _local_loss(job: Job, batch: Batch) -> Tensor:
+    """This rank's share of the mean loss over the global batch."""
+    logits = job.model(batch.sparse, batch.dense)
+    losses = functional.binary_cross_entropy_with_logits(logits, batch.label, reduction="none")
+    return (losses * batch.weight).sum() / batch.global_samples
+
+
+def _backward(total: Tensor, step: int, processes: Processes) -> None:
+    # Gradients are averaged over the ranks; times the ranks, over the true number of samples,
+    # makes that the mean over the global batch whatever the padding.
     try:
         (total * processes.world_size).backward()
     except NonFiniteGradientError as failure:
         raise TrainingStoppedError(f"step {step}: {failure}. {WHAT_TO_TRY}") from None
-    job.dense_optimizer.step()
-    return loss
+
+
+def _second_pass(job: Job, batch: Batch, step: int, processes: Processes) -> None:
+    """Helen's second pass, at the moved rows; the dense layers keep the first one's gradient."""
+    parameters = list(job.dense_parameters.values())
+    # Copies: the gradients lie in the buckets of DDP, which the second pass fills anew.
+    first = [None if p.grad is None else p.grad.clone() for p in parameters]
+    job.dense_optimizer.zero_grad(set_to_none=True)
+    _backward(_local_loss(job, batch), step, processes)
+    for parameter, grad in zip(parameters, first, strict=True):
+        parameter.grad = grad

@@ -15,6 +15,7 @@ from stampede.optim import (
     CowClipRowWiseAdagrad,
     CowClipRowWiseAdam,
     CowClipSGD,
+    Helen,
     Hyperparameters,
 )
 from stampede.optim.baselines import BASELINES, baseline_optimizer
@@ -51,6 +52,8 @@ def table_optimizer(
             return baseline_optimizer(section.optimizer, device_type=device.type, **arguments)
         except ValueError as failure:
             raise ConfigError(f"optim.embedding: {failure}") from None
+    if section.optimizer == "helen":
+        return Helen, {**arguments, "columns": columns}
     if section.clip is None:
         arguments["clip"] = CowClip(granularity="none", columns=columns)
     else:

@@ -1,63 +1,56 @@
-"""A wide & deep click model as DeepCTR-Torch and FuxiCTR build them, with CowClip.
-
-Two lines differ from the usual program, marked below. Run it with
-`python examples/plain_pytorch.py`: a few seconds on a CPU.
-"""
+"""A wide & deep click model as DeepCTR-Torch and FuxiCTR build it; two lines bring CowClip."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
 from stampede.optim import CowClip, CowClipAdam
 
-FIELDS = {"user": 5000, "item": 2000, "page": 300, "device": 10}  # ids of each
-BATCH, STEPS, DIM = 2048, 200, 8
-
-
-class WideAndDeep(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.wide = nn.ModuleDict({name: table(ids, 1) for name, ids in FIELDS.items()})
-        self.deep = nn.ModuleDict({name: table(ids, DIM) for name, ids in FIELDS.items()})
-        self.mlp = nn.Sequential(nn.Linear(len(FIELDS) * DIM, 64), nn.ReLU(), nn.Linear(64, 1))
-
-    def forward(self, ids: dict[str, torch.Tensor]) -> torch.Tensor:
-        wide = sum(self.wide[name](ids[name]) for name in FIELDS)
-        deep = torch.cat([self.deep[name](ids[name]) for name in FIELDS], dim=1)
-        return (wide + self.mlp(deep)).squeeze(1)
+FIELDS = {"user": 3000, "item": 1000, "page": 200, "device": 10}  # ids of each
+BATCH, STEPS, DIM = 2048, 150, 8
 
 
 def table(ids: int, dim: int) -> nn.Embedding:
-    made = nn.Embedding(ids, dim, sparse=True)  # 1: was nn.Embedding(ids, dim)
+    """A field's table; sparse gradients carry the counts that CowClip needs."""
+    made = nn.Embedding(ids, dim, sparse=True)  # line 1; was nn.Embedding(ids, dim)
     nn.init.normal_(made.weight, std=1e-2)
     return made
 
 
-def clicks(taste: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """A batch of ids, few of them frequent, and clicks that depend on each id."""
-    ids = {name: (n * torch.rand(BATCH) ** 3).long() for name, n in FIELDS.items()}
-    logit = sum(taste[name][ids[name]] for name in FIELDS)
-    return ids, torch.bernoulli(torch.sigmoid(logit))
+class WideAndDeep(nn.Module):
+    """A weight for each id, and a network over the embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.ModuleDict({field: table(ids, 1) for field, ids in FIELDS.items()})
+        self.deep = nn.ModuleDict({field: table(ids, DIM) for field, ids in FIELDS.items()})
+        self.mlp = nn.Sequential(nn.Linear(len(FIELDS) * DIM, 64), nn.ReLU(), nn.Linear(64, 1))
+
+    def forward(self, ids: dict[str, Tensor]) -> Tensor:
+        """Logits, `[batch]`, of ids, `[batch]` for each field."""
+        wide = sum(self.wide[field](ids[field]) for field in FIELDS)
+        deep = self.mlp(torch.cat([self.deep[field](ids[field]) for field in FIELDS], dim=1))
+        return (wide + deep).squeeze(1)
 
 
-def main() -> None:
-    torch.manual_seed(0)
-    taste, model = {name: torch.randn(n) for name, n in FIELDS.items()}, WideAndDeep()
-    tables = {"params": model.deep.parameters()}, {"params": model.wide.parameters(), "clip": None}
-    # 2: was [torch.optim.Adam(model.parameters(), lr=1e-3)]
-    optimizers = [CowClipAdam(tables, lr=1e-2, l2=1e-5, clip=CowClip())]
-    optimizers += [torch.optim.Adam(model.mlp.parameters(), lr=1e-3)]
-    for step in range(STEPS):
-        ids, label = clicks(taste)
-        loss = cross_entropy(model(ids), label)  # the mean over the batch
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        if step in (0, STEPS - 1):
-            print(f"step {step + 1:3}: loss {loss.item():.4f}")
+def clicks(taste: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+    """A batch in which few ids are frequent, and its clicks, drawn from a taste for each id."""
+    ids = {field: (n * torch.rand(BATCH) ** 3).long() for field, n in FIELDS.items()}
+    return ids, torch.bernoulli(sum(taste[field][ids[field]] for field in FIELDS).sigmoid())
 
 
-if __name__ == "__main__":
-    main()
+torch.manual_seed(0)
+model, taste = WideAndDeep(), {field: torch.randn(n) for field, n in FIELDS.items()}
+tables = [{"params": model.deep.parameters()}, {"params": model.wide.parameters(), "clip": None}]
+dense = torch.optim.Adam(model.mlp.parameters(), lr=1e-3)  # had been given all parameters
+sparse = CowClipAdam(tables, lr=1e-2, l2=1e-5, clip=CowClip())  # line 2; the wide part unclipped
+
+for step in range(STEPS + 1):
+    ids, labels = clicks(taste)
+    loss = cross_entropy(model(ids), labels)  # the mean over the batch, not the sum
+    if step in (0, STEPS):  # on clicks not seen before
+        print(f"loss after {step:3} steps: {loss.item():.4f}")
+    loss.backward()
+    for optimizer in (dense, sparse):
+        optimizer.step()
+        optimizer.zero_grad()

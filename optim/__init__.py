@@ -2,6 +2,7 @@
 
 from stampede.optim.clip import CowClip
 from stampede.optim.dense_adam import DenseAdam
+from stampede.optim.helen import Helen
 from stampede.optim.optimizers import (
     CowClipAdagrad,
     CowClipAdam,
@@ -24,6 +25,7 @@ __all__ = [
     "CowClipSGD",
     "CowClipTables",
     "DenseAdam",
+    "Helen",
     "Hyperparameters",
     "NonFiniteGradientError",
     "Scaled",

@@ -40,11 +40,11 @@ class CowClipOptimizer(torch.optim.Optimizer):
     `padding_idx` are never changed. As with torch's optimizers, a table without a gradient
     (`grad` is None) is left alone altogether, and counts no step.
 
-    Create the optimizer after the model and before the first lookup. Counts come from the
-    gradient alone, and can be too low where torch has added up several lookups of one backward
-    pass, if the lookups are not made by calling an `nn.Embedding` or `nn.EmbeddingBag` that holds
-    the table as its `weight` (`functional.embedding`, parametrizations, subclasses that change
-    what they looked up). A `padding_idx` is not found there either: give it.
+    Create the optimizer after the model and before the first lookup: the modules of the tables are
+    found then, and note their lookups. Where a table is not the `weight` of an `nn.Embedding` or
+    `nn.EmbeddingBag` (`functional.embedding`, parametrizations), or a subclass changes what it
+    looked up, several lookups in one backward pass are counted too low, for torch merges their
+    gradients: give the counts. The `padding_idx` of such a table must be given too.
 
     Args:
         params: tables, `[rows, dim]`, contiguous, or param groups.

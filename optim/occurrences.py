@@ -43,7 +43,7 @@ class _Notes:
         in_this_pass = self._pass == torch._C._current_graph_task_id()
         lookups, self._lookups = self._lookups if in_this_pass else [], []
         earlier = self._param().grad
-        first = earlier is None or not earlier.is_sparse or earlier._nnz() == 0
+        first = earlier is None or not earlier.is_sparse
         if not grad.is_sparse or (first and len(lookups) < 2):
             self._noted, self._ids, self._gradient = False, None, None
             return

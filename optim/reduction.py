@@ -23,12 +23,15 @@ class PendingUpdate:
             rows count from the start of the array.
         lr: learning rate of this step.
         step: number of this step, counted from 1.
+        swept_decay_factor: `[shards]` what the L2 term of rows that are not in the batch is
+            multiplied by, besides the clip; None for 1.
     """
 
     array: TableArray
     batch: RowGradients
     lr: float
     step: int
+    swept_decay_factor: Tensor | None = None
 
     def bounds_of(self, rows: Tensor) -> list[int]:
         """Where each shard's rows begin among sorted rows of the array, and one past the last."""

@@ -228,7 +228,7 @@ def _factors(work: _Work, sums: TableSums) -> tuple[Tensor | None, Tensor | None
     """What gradients are multiplied by: of the batch's rows, and of all rows; None for 1."""
     array, clip = work.array, work.array.settings.clip
     if clip.granularity == "none":
-        return None, None
+        return None, _by_row(array, work.update.swept_decay_factor, work.grads.dtype)
     values, everything = work.values, work.everything
     if clip.by_row:
         factor = row_factor(
@@ -248,10 +248,15 @@ def _factors(work: _Work, sums: TableSums) -> tuple[Tensor | None, Tensor | None
     by_shard = table_factor(grads, weights, clip).to(work.grads.dtype)
     bounds = torch.tensor(work.update.bounds_of(work.batch.rows)).diff().to(by_shard.device)
     factor = by_shard.repeat_interleave(bounds)
-    if everything is None:
-        return factor, None
+    return factor, None if everything is None else _by_row(array, by_shard, by_shard.dtype)
+
+
+def _by_row(array: TableArray, by_shard: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """One value for every row of an array, from one for each shard."""
+    if by_shard is None:
+        return None
     lengths = torch.tensor([shard.rows for shard in array.shards], device=by_shard.device)
-    return factor, by_shard.repeat_interleave(lengths)
+    return by_shard.to(dtype).repeat_interleave(lengths)
 
 
 def _sweep_others(work: _Work, factor: Tensor | None) -> None:

@@ -12,9 +12,11 @@ from torch import Tensor
 from torch.autograd import Variable
 from torchrec.distributed.types import ShardingEnv
 
+from stampede.optim.helen import HelenSettings
 from stampede.optim.reduction import PendingUpdate, TableSums
 from stampede.optim.rows import RowGradients, merge_rows
 from stampede.optim.settings import UpdateSettings
+from stampede.optim.sharded.helen import HelenPasses
 from stampede.optim.sharded.layout import CollectionLayout, ProcessGroups
 from stampede.optim.sharded.misuse import MisuseGuard
 from stampede.optim.sharded.reduction import CollectionGroups
@@ -45,15 +47,18 @@ class BackwardUpdate:
     def __init__(self, guard: MisuseGuard) -> None:
         self.guard = guard
         self._groups = ProcessGroups()
+        self._helen: HelenPasses | None = None
         self._collections: list[_Collection] = []
         self._pass: int | None = None
         self._delivered: dict[CowClipTables, list[list[RowGradients]]] = {}
+        self._events: list[torch.cuda.Event] = []
         self._everything: dist.ProcessGroup | None = None
 
     def add_collection(
         self,
         layout: CollectionLayout,
         settings: dict[str, UpdateSettings],
+        helen: dict[str, HelenSettings],
         tables: list[CowClipTables],
         env: ShardingEnv,
     ) -> None:
@@ -62,11 +67,13 @@ class BackwardUpdate:
         Args:
             layout: its plan.
             settings: of its tables, by the names of the layout.
+            helen: of those tables among them whose optimizer is Helen.
             tables: those of this rank.
             env: the processes.
         """
         if not settings:
             return
+        self._check_passes(helen, settings)
         groups = CollectionGroups(layout, settings, self._groups, env.rank)
         clips_everything = any(s.clip.granularity == "global" for s in settings.values())
         self._collections.append(_Collection(groups, tables, env.world_size, clips_everything))
@@ -80,17 +87,39 @@ class BackwardUpdate:
         }
         self._everything = self._groups.of(tuple(sorted(holders)))
 
+    def _check_passes(
+        self, helen: dict[str, HelenSettings], settings: dict[str, UpdateSettings]
+    ) -> None:
+        """Helen takes two backward passes a step, all others one: they cannot be mixed."""
+        is_first = not self._collections
+        if bool(helen) != (len(helen) == len(settings)) or (
+            not is_first and bool(helen) != (self._helen is not None)
+        ):
+            raise ValueError(
+                "Helen takes two backward passes a step and the optimizers with CowClip one; give "
+                "all tables the one or the other"
+            )
+        if helen:
+            self._helen = self._helen or HelenPasses()
+            self._helen.settings.update(helen)
+            self.guard.passes = 2
+
     def deliver(self, tbe: CowClipTables, rows: list[RowGradients]) -> None:
         """Hand in the sums of one lookup's rows, from within backward."""
         current = torch._C._current_graph_task_id()
         if current != self._pass:
             # What an interrupted pass left behind is not part of this one.
-            self._pass, self._delivered = current, {}
+            self._pass, self._delivered, self._events = current, {}, []
             Variable._execution_engine.queue_callback(self._finish)
         self._delivered.setdefault(tbe, []).append(rows)
+        if rows[0].grads.is_cuda:
+            # The update may run on another stream than this lookup's backward.
+            self._events.append(torch.cuda.current_stream().record_event())
 
     def _finish(self) -> None:
         delivered, self._delivered, self._pass = self._delivered, {}, None
+        for event in self._events:
+            torch.cuda.current_stream().wait_event(event)
         self.guard.before_update()
         present = [
             (collection, [tbe for tbe in collection.tables if tbe in delivered])
@@ -98,8 +127,25 @@ class BackwardUpdate:
         ]
         present = [(collection, tables) for collection, tables in present if tables]
         self._check_everything_is_there(present)
-        updates: list[PendingUpdate] = []
-        owners: list[CowClipTables] = []
+        pending = self._pending(present, delivered)
+        groups = [collection.groups for collection, _ in present]
+        if self._helen is None:
+            self._update(pending, groups, present)
+        elif self._helen.first is None:
+            self._helen.first_pass(pending, groups)
+        else:
+            self._update(self._helen.second_pass(pending), groups, present)
+        self.guard.after_update()
+        for tbe in delivered:
+            tbe.version += 1
+
+    def _pending(
+        self,
+        present: Sequence[tuple[_Collection, list[CowClipTables]]],
+        delivered: dict[CowClipTables, list[list[RowGradients]]],
+    ) -> list[tuple[CowClipTables, PendingUpdate]]:
+        """What is to be updated: several lookups added up, replicated tables exchanged."""
+        pending = []
         for collection, tables in present:
             for tbe in tables:
                 lookups = zip(*delivered[tbe], strict=True)
@@ -108,17 +154,22 @@ class BackwardUpdate:
                     if tbe.is_replicated:
                         batch = collection.groups.exchange(batch, collection.world_size)
                     step = int(tbe.step_count) + 1
-                    updates.append(PendingUpdate(array, batch, tbe.get_learning_rate(), step))
-                    owners.append(tbe)
-        outcomes = update_(
-            updates, _Reduction([c.groups for c, _ in present], self._everything, present)
-        )
-        self.guard.after_update()
-        for tbe in delivered:
-            tbe.step_count += 1
-            tbe.version += 1
-        for tbe, outcome in zip(owners, outcomes, strict=True):
+                    lr = tbe.get_learning_rate()
+                    pending.append((tbe, PendingUpdate(array, batch, lr, step)))
+        return pending
+
+    def _update(
+        self,
+        pending: Sequence[tuple[CowClipTables, PendingUpdate]],
+        groups: Sequence[CollectionGroups],
+        present: Sequence[tuple[_Collection, list[CowClipTables]]],
+    ) -> None:
+        reduction = _Reduction(groups, self._everything, present)
+        outcomes = update_([update for _, update in pending], reduction)
+        for (tbe, _), outcome in zip(pending, outcomes, strict=True):
             tbe.row_counts += torch.stack([outcome.touched, outcome.clipped, outcome.skipped])
+        for tbe in {id(tbe): tbe for tbe, _ in pending}.values():
+            tbe.step_count += 1
 
     def _check_everything_is_there(
         self, present: Sequence[tuple[_Collection, list[CowClipTables]]]

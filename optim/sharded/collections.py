@@ -21,6 +21,7 @@ from torchrec.distributed.types import Awaitable
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from stampede.optim.helen import HelenSettings
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.fused_optimizer import CowClipFusedOptimizer
@@ -41,7 +42,8 @@ class CowClipCollection:
     """What pooled and sequence collections have in common; mixed into TorchRec's classes.
 
     Args:
-        settings: of the tables with CowClip, by table.
+        settings: of the tables with CowClip or Helen, by table.
+        helen: of the tables with Helen.
         init: distribution of the initial values.
         owner: collects the gradients of a backward pass.
         **arguments: those of TorchRec's class.
@@ -51,6 +53,7 @@ class CowClipCollection:
         self,
         *,
         settings: dict[str, UpdateSettings],
+        helen: dict[str, HelenSettings],
         init: TableInit | None,
         owner: BackwardUpdate,
         **arguments: Any,
@@ -65,6 +68,7 @@ class CowClipCollection:
             owner.add_collection(
                 CollectionLayout.of(plan, self._names, self._env),
                 {self._names[table]: setting for table, setting in settings.items()},
+                {self._names[table]: setting for table, setting in helen.items()},
                 self.cowclip_tables(),
                 self._env,
             )
@@ -132,18 +136,9 @@ class CowClipCollection:
     def input_dist(
         self, ctx: Any, features: KeyedJaggedTensor, *rest: Any
     ) -> Awaitable[Awaitable[KJTList]]:
-        """Send ids to the ranks that own their rows; what would be lost on the way is refused."""
-        weights = features.weights_or_none()
-        if self._settings and weights is not None and weights.requires_grad:
-            raise ValueError(
-                "tables with CowClip: per-sample weights get no gradient; detach() them before "
-                "the lookup"
-            )
-        if self._settings and features.variable_stride_per_key():
-            raise ValueError(
-                "tables with CowClip: variable batch size per feature is not supported; "
-                "give every feature the same batch size"
-            )
+        """Send ids, also those of a `TensorDict`, to the ranks that own their rows."""
+        if self._settings and isinstance(features, KeyedJaggedTensor):
+            _refuse_what_is_lost(features)
         return super().input_dist(ctx, features, *rest)
 
     def update_shards(self, *_: Any, **__: Any) -> None:
@@ -211,14 +206,31 @@ def local_cowclip_tables(model: nn.Module) -> list[CowClipTables]:
 
 
 def _names_of_cowclip(lookup: nn.Module) -> list[str]:
-    """Parameters and buffers of tables with CowClip, by the names that DDP collects."""
+    """Parameters and buffers of tables with CowClip, by all names under which DDP finds them."""
     names: list[str] = []
     for prefix, module in lookup.named_modules():
         if isinstance(module, CowClipTables):
             names += [f"{prefix}.{name}" for name in chain(module._parameters, module._buffers)]
         elif isinstance(module, ReplicatedKernel):
-            names += [name for name, _ in module.named_parameters(prefix)]
+            # DDP asks each module for its own parameters and puts the module's path before their
+            # names; the lookup, whose path is empty, answers with the tables of its kernels.
+            for name, _ in module.named_parameters():
+                names += [name, f".{name}", f"{prefix}.{name}"]
     return names
+
+
+def _refuse_what_is_lost(features: KeyedJaggedTensor) -> None:
+    weights = features.weights_or_none()
+    if weights is not None and weights.requires_grad:
+        raise ValueError(
+            "tables with CowClip: per-sample weights get no gradient; detach() them before the "
+            "lookup"
+        )
+    if features.variable_stride_per_key():
+        raise ValueError(
+            "tables with CowClip: variable batch size per feature is not supported; give every "
+            "feature the same batch size"
+        )
 
 
 def _is_default_init(config: BaseEmbeddingConfig) -> bool:

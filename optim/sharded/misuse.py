@@ -18,12 +18,14 @@ class MisuseGuard:
     Args:
         one_backward_per_step: refuse a second backward pass without a step of any torch optimizer
             in between. A program that never steps one is left alone.
-        passes: backward passes of one step (Helen takes two).
+
+    Attributes:
+        passes: backward passes of one step; Helen takes two.
     """
 
-    def __init__(self, one_backward_per_step: bool = True, passes: int = 1) -> None:
+    def __init__(self, one_backward_per_step: bool = True) -> None:
         self._one_backward_per_step = one_backward_per_step
-        self._passes = passes
+        self.passes = 1
         self._since_step = 0
         self._optimizers_step = False
         _watch_grad_scalers()
@@ -40,7 +42,7 @@ class MisuseGuard:
             ValueError: the gradients are scaled, or accumulated over several passes.
         """
         _scaled_pass.refuse()
-        if self._optimizers_step and self._since_step >= self._passes:
+        if self._optimizers_step and self._since_step >= self.passes:
             raise ValueError(
                 "the tables were asked for a second update without an optimizer step in between: "
                 "gradient accumulation would falsify the counts and thresholds of CowClip (and "

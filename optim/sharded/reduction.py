@@ -102,6 +102,20 @@ class CollectionGroups:
                 for piece in pieces[block]:
                     piece.copy_(part.view_as(piece))
 
+    def reduce_helen(self, squares: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
+        """See `HelenReduction`."""
+        tables = sorted(self.layout.holders)
+        mine = [table for table in tables if table in squares]
+        if self._holders is None or not mine:
+            return
+        zero = torch.zeros_like(squares[mine[0]])
+        total = torch.stack([squares.get(table, zero) for table in tables])
+        largest = torch.stack([counts.get(table, zero) for table in tables])
+        dist.all_reduce(total, group=self._holders)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self._holders)
+        squares.update(zip(tables, total, strict=True))
+        counts.update(zip(tables, largest, strict=True))
+
     def sum_tables_(self, sums: TableSums) -> None:
         """See `Reduction.sum_tables_`; without the sum over everything."""
         if self._holders is None or not (self._tables or self._refuses_nonfinite):

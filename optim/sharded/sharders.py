@@ -18,6 +18,7 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from stampede.optim.cowclip_optimizer import CowClipOptimizer
+from stampede.optim.helen import Helen, HelenSettings
 from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam, Rule
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
@@ -30,6 +31,7 @@ from stampede.optim.sharded.collections import (
 from stampede.optim.sharded.misuse import MisuseGuard
 from stampede.optim.sharded.supported import (
     SHARDING_TYPES,
+    check_collection,
     check_environment,
     check_table,
     compute_kernel,
@@ -76,6 +78,7 @@ class _Chosen(NamedTuple):
 
     settings: UpdateSettings
     lr: float
+    helen: HelenSettings | None = None
 
 
 class _CowClipSharder(BaseEmbeddingSharder[nn.Module]):
@@ -138,15 +141,18 @@ class _CowClipSharder(BaseEmbeddingSharder[nn.Module]):
             for name, parameter in parameters.items()
             if (found := _optimizer_of(parameter)) is not None
         }
-        for name, (settings, _) in chosen.items():
+        is_weighted = getattr(module, "is_weighted", bool)()
+        for name, choice in chosen.items():
             check_environment(env)
-            check_table(configs[name], params[name], settings)
+            check_table(configs[name], params[name], choice.settings, is_weighted)
             _refuse_shared(name, parameters[name])
         if chosen:
+            check_collection(configs, params)
             self._check_module(module)
         with _as_fbgemm_sgd(parameters, chosen):
             sharded = self._sharded_type(
-                settings={name: settings for name, (settings, _) in chosen.items()},
+                settings={name: choice.settings for name, choice in chosen.items()},
+                helen={n: choice.helen for n, choice in chosen.items() if choice.helen},
                 init=self._init,
                 owner=self._owner,
                 module=module,
@@ -201,13 +207,13 @@ def _configs(module: nn.Module) -> list[BaseEmbeddingConfig]:
 
 
 def _optimizer_of(parameter: nn.Parameter) -> _Chosen | None:
-    """The optimizer with CowClip that `apply_optimizer_in_backward` gave a table, if it did.
+    """The optimizer of ours that `apply_optimizer_in_backward` gave a table, if it did.
 
     Raises:
         ValueError, TypeError: one of its settings is wrong.
     """
     classes = getattr(parameter, "_optimizer_classes", [])
-    if not any(issubclass(kind, CowClipOptimizer) for kind in classes):
+    if not any(issubclass(kind, CowClipOptimizer | Helen) for kind in classes):
         return None
     if len(classes) > 1:
         names = ", ".join(kind.__name__ for kind in classes)
@@ -216,6 +222,9 @@ def _optimizer_of(parameter: nn.Parameter) -> _Chosen | None:
             "once for each table"
         )
     (kind,), (arguments,) = classes, parameter._optimizer_kwargs
+    if issubclass(kind, Helen):
+        settings, lr = kind.table_settings(arguments)
+        return _Chosen(settings.second_pass(), lr, settings)
     group = kind.defaults_with(arguments)
     return _Chosen(kind.update_settings(group), float(group["lr"]))
 
@@ -257,10 +266,11 @@ def _as_fbgemm_sgd(
         for name in chosen
     }
     try:
-        for name, (settings, lr) in chosen.items():
+        for name, choice in chosen.items():
             parameter = parameters[name]
             parameter._optimizer_classes = [torch.optim.SGD]
-            parameter._optimizer_kwargs = [{"lr": lr, GROUP_KEY: (settings, parameter.shape[1])}]
+            group = (choice.settings, parameter.shape[1], choice.helen)
+            parameter._optimizer_kwargs = [{"lr": choice.lr, GROUP_KEY: group}]
         yield
     finally:
         for name, (classes, arguments) in saved.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch.distributed as dist
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
@@ -18,6 +20,9 @@ SHARDING_TYPES = (
     ShardingType.TABLE_COLUMN_WISE.value,
     ShardingType.GRID_SHARD.value,
 )
+
+# TorchRec divides by the lengths of bags after the exchange there, not in the lookup.
+_BY_ROWS = (ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value)
 
 
 def compute_kernel(sharding_type: str) -> str:
@@ -42,9 +47,15 @@ def check_environment(env: ShardingEnv) -> None:
 
 
 def check_table(
-    config: BaseEmbeddingConfig, plan: ParameterSharding, settings: UpdateSettings
+    config: BaseEmbeddingConfig,
+    plan: ParameterSharding,
+    settings: UpdateSettings,
+    is_weighted: bool = False,
 ) -> None:
     """Refuse what would not be exact, before anything is built.
+
+    Args:
+        is_weighted: whether the lookups have per-sample weights.
 
     Raises:
         ValueError: one sentence with the table, what was found and what to write instead.
@@ -55,12 +66,8 @@ def check_table(
             f"{table}: sharding type {plan.sharding_type!r} is not supported; plan it as one of "
             f"{', '.join(SHARDING_TYPES)}"
         )
-    is_grid = plan.sharding_type == ShardingType.GRID_SHARD.value
-    if is_grid and getattr(config, "pooling", None) == PoolingType.MEAN:
-        raise ValueError(
-            f"{table}: mean pooling under sharding type 'grid_shard' is not supported, TorchRec "
-            "sums there instead; plan it with another sharding type, or write PoolingType.SUM"
-        )
+    if getattr(config, "pooling", None) == PoolingType.MEAN:
+        _check_mean_pooling(table, plan.sharding_type, is_weighted)
     kernel = compute_kernel(plan.sharding_type)
     if plan.compute_kernel != kernel:
         raise ValueError(
@@ -91,4 +98,43 @@ def check_table(
         raise ValueError(
             f"{table}: CowClip(columns={settings.clip.columns}) is more than its embedding_dim "
             f"{config.embedding_dim}"
+        )
+
+
+def check_collection(
+    configs: Mapping[str, BaseEmbeddingConfig], plan: Mapping[str, ParameterSharding]
+) -> None:
+    """Refuse combinations of tables that TorchRec pools wrongly.
+
+    Raises:
+        ValueError: one sentence with the tables and what to write instead.
+    """
+    by_rows = [name for name in configs if plan[name].sharding_type in _BY_ROWS]
+    others = [name for name in configs if name not in by_rows]
+    means = [
+        name for name in by_rows if getattr(configs[name], "pooling", None) == PoolingType.MEAN
+    ]
+    if means and others:
+        raise ValueError(
+            f"table {means[0]!r} has mean pooling under sharding type "
+            f"{plan[means[0]].sharding_type!r}, and table {others[0]!r} of the same collection is "
+            f"planned as {plan[others[0]].sharding_type!r}: TorchRec then divides the sums of the "
+            "second too. Plan all tables of the collection by rows, or none of those with mean "
+            "pooling"
+        )
+
+
+def _check_mean_pooling(table: str, sharding_type: str, is_weighted: bool) -> None:
+    """Refuse mean pooling where TorchRec's lookup computes something else."""
+    if sharding_type == ShardingType.GRID_SHARD.value:
+        raise ValueError(
+            f"{table}: mean pooling under sharding type 'grid_shard' is not supported, TorchRec "
+            "sums there instead; plan it with another sharding type, or write PoolingType.SUM"
+        )
+    if is_weighted and sharding_type in _BY_ROWS:
+        raise ValueError(
+            f"{table}: mean pooling with per-sample weights under sharding type "
+            f"{sharding_type!r} is not supported, TorchRec divides by the sum of the weights there "
+            "and by the number of ids elsewhere; plan it as table_wise, column_wise or "
+            "data_parallel, or write PoolingType.SUM"
         )

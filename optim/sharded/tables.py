@@ -186,7 +186,8 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             share = lengths.float().reciprocal()[bags]
             coefficients = share if coefficients is None else share * coefficients
         source = (bags - feature * batch) * features + feature
-        return sum_by_row(rows, grad.reshape(batch * features, -1), source, coefficients)
+        bags_grad = grad.reshape(batch * features, grad.shape[1] // features)
+        return sum_by_row(rows, bags_grad, source, coefficients)
 
     def _features_and_columns(self) -> tuple[list[int], list[int]]:
         """First feature and first output column of every array, and one past the last."""
@@ -233,6 +234,7 @@ class _Lookup(torch.autograd.Function):
         # `anchor` requires a gradient, so that autograd calls backward; it is given none.
         ctx.tbe = tbe
         ctx.version = tbe.version
+        ctx.is_within_backward = torch._C._current_graph_task_id() != -1
         ctx.save_for_backward(indices, offsets, per_sample_weights)
         return tbe.lookup(indices, offsets, per_sample_weights)
 
@@ -246,6 +248,12 @@ class _Lookup(torch.autograd.Function):
                 "gradient is not that of the current weights. Semi-synchronous and prefetching "
                 "pipelines, and a second backward of one forward, are not supported; use "
                 "TrainPipelineSparseDist, or look up again after each backward"
+            )
+        if ctx.is_within_backward:
+            # Its rows would be updated apart from those of the pass around it.
+            raise ValueError(
+                "tables with CowClip: a lookup was repeated in a backward pass of its own; write "
+                "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
             )
         tbe.owner.deliver(tbe, tbe.row_gradients(grad, *ctx.saved_tensors))
         return None, None, None, None, None

@@ -8,13 +8,14 @@ import torch
 from torchrec.distributed import utils
 
 from stampede.optim.cowclip_optimizer import CowClipOptimizer
+from stampede.optim.helen import Helen
 
 
 class _KnownOptimizers(dict[type[torch.optim.Optimizer], Any]):
     """TorchRec's table of fused optimizers, which explains itself about ours."""
 
     def __contains__(self, optimizer: object) -> bool:
-        if isinstance(optimizer, type) and issubclass(optimizer, CowClipOptimizer):
+        if isinstance(optimizer, type) and issubclass(optimizer, CowClipOptimizer | Helen):
             raise ValueError(
                 f"tables with {optimizer.__name__} met one of TorchRec's own sharders, which does "
                 "not know it; pass sharders=cowclip_sharders() (from stampede.optim) to "

@@ -56,7 +56,7 @@ def test_semi_synchronous_pipelines_are_refused_at_their_first_late_lookup(strea
         # Batch `start` is the first whose successor is looked up before its update.
         for _ in range(start + 1):
             pipeline.progress(batches)
-        with pytest.raises(ValueError, match="looked up before the last update.*SparseDist"):
+        with pytest.raises(ValueError, match=r"looked up before the last update.*SparseDist"):
             pipeline.progress(batches)
         assert {int(tables.step_count) for tables in local_cowclip_tables(model)} == {start + 1}
 

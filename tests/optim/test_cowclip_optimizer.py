@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import lr_scheduler
 
+import stampede.optim.embedding_modules as embedding_modules
 from stampede.optim import (
     CowClip,
     CowClipAdagrad,
@@ -646,6 +647,21 @@ def test_modules_that_rescale_are_refused(options):
     made = table(**options)
     with pytest.raises(ValueError, match=name):
         CowClipAdam(made.parameters())
+
+
+def test_modules_are_searched_for_once(monkeypatch):
+    """A search looks at every object of the process."""
+    searches = []
+    search = embedding_modules._all_modules
+    monkeypatch.setattr(
+        embedding_modules, "_all_modules", lambda: (searches.append(1), search())[1]
+    )
+    tables = [table() for _ in range(3)]
+    optimizer = CowClipAdam([{"params": made.parameters()} for made in tables])
+    others = [CowClipAdam(made.parameters()) for made in tables]
+    for each in (optimizer, *others):
+        train(tables[0], each, 2)
+    assert len(searches) == 1
 
 
 def test_parameters_that_are_no_tables_are_refused():

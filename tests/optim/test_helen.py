@@ -376,9 +376,9 @@ def test_settings_out_of_range_are_refused(arguments, words):
         Helen([group | arguments for group in Net().by_kind()])
 
 
-def test_a_group_without_kind_is_refused():
-    with pytest.raises(ValueError, match="kind of a param group is None; write 'embedding'"):
-        Helen(Net().parameters())
+def test_a_group_of_another_kind_is_refused():
+    with pytest.raises(ValueError, match="kind of a param group is 'wide'; write 'embedding'"):
+        Helen(Net().parameters(), kind="wide")
 
 
 def test_settings_are_hashable_and_those_of_the_repository():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.data import Batch, Dataset
@@ -210,6 +211,9 @@ def _load(job: Job, golden: Golden) -> None:
             stored = torch.zeros(sharded.size())
             stored[:, :10] = start["embedding", name]
             stored[:, 10:11] = start["first_order", name]
+            if not isinstance(sharded, ShardedTensor):
+                sharded.copy_(stored)
+                continue
             for shard in sharded.local_shards():
-                first, _ = shard.metadata.shard_offsets
-                shard.tensor.copy_(stored[first : first + len(shard.tensor)])
+                (first, left), (rows, columns) = shard.metadata.shard_offsets, shard.tensor.shape
+                shard.tensor.copy_(stored[first : first + rows, left : left + columns])

@@ -122,16 +122,7 @@ def train_sharded(case, local_world_size=None):
         getattr(optim, RULES[case.rule]), collection.parameters(), {**settings, "clip": clip}
     )
     sharders = cowclip_sharders(TableInit(std=0.1, seed=case.seed))
-    plan = EmbeddingShardingPlanner(
-        topology=Topology(
-            world_size=world, local_world_size=local_world_size or world, compute_device="cpu"
-        ),
-        batch_size=case.batch // world,
-        constraints={
-            table: ParameterConstraints(sharding_types=[case.sharding_of(table)], min_partition=4)
-            for table in case.names
-        },
-    ).collective_plan(Holder(collection), sharders, dist.group.WORLD)
+    plan = plan_of(case, collection, sharders, world, local_world_size)
     model = DistributedModelParallel(
         Holder(collection), device=torch.device("cpu"), plan=plan, sharders=sharders
     )
@@ -161,6 +152,22 @@ def train_sharded(case, local_world_size=None):
         "shards": shards,
         "counts": counts.tolist(),
     }
+
+
+def plan_of(case, collection, sharders, world, local_world_size=None):
+    """The planner's plan with the case's sharding types."""
+    return EmbeddingShardingPlanner(
+        topology=Topology(
+            world_size=world,
+            local_world_size=local_world_size or min(world, 2),
+            compute_device="cpu",
+        ),
+        batch_size=case.batch // world,
+        constraints={
+            table: ParameterConstraints(sharding_types=[case.sharding_of(table)], min_partition=4)
+            for table in case.names
+        },
+    ).collective_plan(Holder(collection), sharders, dist.group.WORLD)
 
 
 class Holder(torch.nn.Module):

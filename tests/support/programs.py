@@ -86,61 +86,68 @@ def checkpoint_of(model):
     }
 
 
-def save(cases, folder):
-    """Train each case, save it, and take one more step."""
+def save_and_load(to_save, into, to_load, source):
+    """Train each case of `to_save`, save it in the folder `into`, and take one more step.
+
+    Then load each case of `to_load` from `source`, under its own plan, and take that step.
+
+    Returns:
+        By case saved or loaded, what it was at that time, and after the step.
+    """
     with process_group():
-        found = []
-        for index, case in enumerate(cases):
-            model = shard(Holder(build_collection(case)), case)
-            train(case, model, range(1, 4))
-            dcp.save(checkpoint_of(model), checkpoint_id=f"{folder}/{index}")
-            saved = everything(case, model)
-            train(case, model, [4])
-            found.append((saved, everything(case, model)))
-        return found
+        saved = [_save(case, f"{into}/{index}") for index, case in enumerate(to_save)]
+        return saved, [_load(case, f"{source}/{index}") for index, case in enumerate(to_load)]
 
 
-def load(cases, folder):
-    """Load each case's checkpoint, under its own plan, and take the next step."""
-    with process_group():
-        found = []
-        for index, case in enumerate(cases):
-            model = shard(Holder(build_collection(case)), case)
-            train(case, model, [9])  # So that nothing is right by itself.
-            into = checkpoint_of(model)
-            dcp.load(into, checkpoint_id=f"{folder}/{index}")
-            model.load_state_dict(into["model"])
-            model.fused_optimizer.load_state_dict(into["optimizer"])
-            loaded = everything(case, model)
-            train(case, model, [4])
-            found.append((loaded, everything(case, model)))
-        return found
+def _save(case, folder):
+    model = shard(Holder(build_collection(case)), case)
+    train(case, model, range(1, 4))
+    dcp.save(checkpoint_of(model), checkpoint_id=folder)
+    at_save = everything(case, model)
+    train(case, model, [4])
+    return at_save, everything(case, model)
 
 
-def update_with_nans(choice):
+def _load(case, folder):
+    model = shard(Holder(build_collection(case)), case)
+    train(case, model, [9])  # So that nothing is right by itself.
+    checkpoint = checkpoint_of(model)
+    dcp.load(checkpoint, checkpoint_id=folder)
+    model.load_state_dict(checkpoint["model"])
+    model.fused_optimizer.load_state_dict(checkpoint["optimizer"])
+    at_load = everything(case, model)
+    train(case, model, [4])
+    return at_load, everything(case, model)
+
+
+def update_with_nans():
     """A backward whose gradients are NaN in the last sample of the last rank, then a good one.
 
     Returns:
-        The error, the rows skipped on this rank, and the tables at the start and after each.
+        For `error` and for `skip_row`: the error, the rows skipped on this rank, and the tables
+        at the start and after each backward.
     """
     with process_group():
-        case = nan_case(choice)
-        model = shard(Holder(build_collection(case)), case)
-        tables = [tables_of(model, case)]
-        batch = local_batch(global_batch(case, 1), local_part(case))
-        if dist.get_rank() == dist.get_world_size() - 1:
-            for _, _, _, targets in batch.values():
-                targets[-1] = float("nan")
-        error = None
-        try:
-            sharded_loss(case, model, batch).backward()
-        except ValueError as raised:
-            error = type(raised).__name__
-        tables.append(tables_of(model, case))
-        train(case, model, [2])
-        tables.append(tables_of(model, case))
-        skipped = sum(int(t.row_counts[2]) for t in local_cowclip_tables(model))
-        return error, skipped, tables
+        return [_with_nans(nan_case(choice)) for choice in ("error", "skip_row")]
+
+
+def _with_nans(case):
+    model = shard(Holder(build_collection(case)), case)
+    tables = [tables_of(model, case)]
+    batch = local_batch(global_batch(case, 1), local_part(case))
+    if dist.get_rank() == dist.get_world_size() - 1:
+        for _, _, _, targets in batch.values():
+            targets[-1] = float("nan")
+    error = None
+    try:
+        sharded_loss(case, model, batch).backward()
+    except ValueError as raised:
+        error = type(raised).__name__
+    tables.append(tables_of(model, case))
+    train(case, model, [2])
+    tables.append(tables_of(model, case))
+    skipped = sum(int(t.row_counts[2]) for t in local_cowclip_tables(model))
+    return error, skipped, tables
 
 
 def nan_case(choice):

@@ -17,7 +17,7 @@ class PlainCollection(nn.Module):
     """What TorchRec's two unsharded collections compute, without rounding to float32.
 
     Attributes:
-        counts: by table, how often each row was looked up since `take_counts`.
+        counts: by table, how often each row was looked up; whoever reads it resets it.
     """
 
     def __init__(self, collection):
@@ -46,7 +46,8 @@ class PlainCollection(nn.Module):
                 shared = uses.count(feature) > 1
                 names.append(f"{feature}@{config.name}" if shared else feature)
                 if not self.pooled:
-                    outputs.append(JaggedTensor(values=rows, lengths=lengths))
+                    # FBGEMM's operators on sequences know no float64.
+                    outputs.append(JaggedTensor(values=rows.float(), lengths=lengths))
                     continue
                 if self.weighted:
                     rows = rows * entry.weights().double()[:, None]
@@ -63,17 +64,16 @@ class PlainCollection(nn.Module):
 
 
 class Unsharded:
-    """Trains a float64 copy of a model, tables by `ReferenceTables`, the rest by SGD.
+    """Trains a float64 copy of a model: its tables by `ReferenceTables`, the rest by SGD.
 
     Args:
-        model: with weights, before its tables got an optimizer.
+        model: with weights on the CPU, before it is sharded.
         dense_lr: learning rate of everything but tables.
-        tables_of: by group, prefix of the tables' paths and settings of `ReferenceTables`;
-            every table must be in one group.
         force_counts: as if every row of a batch had occurred so often (for negative tests).
+        **settings: of `ReferenceTables`.
     """
 
-    def __init__(self, model, dense_lr, force_counts=None, groups=None, **settings):
+    def __init__(self, model, dense_lr, force_counts=None, **settings):
         model = copy.deepcopy(model)
         self.parts = {}
         for path, module in list(model.named_modules()):
@@ -84,53 +84,43 @@ class Unsharded:
                 parent, _, name = path.rpartition(".")
                 setattr(model.get_submodule(parent), name, plain)
         self.model = model.double()
-        weights = {path: plain.tables[name] for path, (plain, name) in self.parts.items()}
-        tables = {id(weight) for weight in weights.values()}
-        dense = [p for p in model.parameters() if id(p) not in tables]
-        self.dense = torch.optim.SGD(dense, lr=dense_lr) if dense else None
         self.force_counts = force_counts
-        self.groups = [
-            ReferenceTables(
-                {path: w for path, w in weights.items() if path.split(".")[-2] in names}, **of_group
-            )
-            for names, of_group in (groups or [([p.split(".")[-2] for p in weights], settings)])
-        ]
+        self.reference = ReferenceTables(self.parameters(), **settings)
+        tables = {id(table) for table in self.parameters().values()}
+        dense = [p for p in model.parameters() if id(p) not in tables]
+        self.dense = torch.optim.SGD(dense, lr=dense_lr)
+
+    def parameters(self):
+        """The tables by path."""
+        return {path: plain.tables[name] for path, (plain, name) in self.parts.items()}
+
+    @property
+    def weights(self):
+        return self.reference.weights
 
     @torch.no_grad()
     def copy_tables(self, whole):
         """Take over the tables of a sharded model, by path."""
-        for path, weight in self.weights.items():
-            weight.copy_(whole[path])
-            plain, name = self.parts[path]
-            plain.tables[name].copy_(whole[path])
-
-    @property
-    def weights(self):
-        return {path: w for group in self.groups for path, w in group.weights.items()}
+        for path, parameter in self.parameters().items():
+            self.weights[path].copy_(whole[path])
+            parameter.copy_(whole[path])
 
     def step(self, loss_of):
-        """One step; `loss_of(model)` is the loss of the global batch."""
-        parameters = {path: plain.tables[name] for path, (plain, name) in self.parts.items()}
-        for parameter in self.model.parameters():
-            parameter.grad = None
+        """One step; `loss_of(model)` is the loss of the global batch, which is returned."""
+        parameters = self.parameters()
+        self.model.zero_grad()
+        for plain, name in self.parts.values():
+            plain.counts[name].zero_()
         loss = loss_of(self.model)
         loss.backward()
         counts = {path: plain.counts[name] for path, (plain, name) in self.parts.items()}
         if self.force_counts is not None:
             counts = {path: (c > 0) * self.force_counts for path, c in counts.items()}
-        grads = {
-            path: torch.zeros_like(p) if p.grad is None else p.grad
-            for path, p in parameters.items()
-        }
-        for group in self.groups:
-            group.step(grads, counts)
+        self.reference.step({path: p.grad for path, p in parameters.items()}, counts)
         with torch.no_grad():
-            for path, weight in self.weights.items():
-                parameters[path].copy_(weight)
-        for plain, name in self.parts.values():
-            plain.counts[name].zero_()
-        if self.dense is not None:
-            self.dense.step()
+            for path, parameter in parameters.items():
+                parameter.copy_(self.weights[path])
+        self.dense.step()
         return float(loss)
 
 

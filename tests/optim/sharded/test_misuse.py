@@ -4,7 +4,9 @@ import gc
 
 import pytest
 import torch
+from tensordict import TensorDict
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torchrec import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
@@ -213,6 +215,27 @@ def test_gradients_of_other_inputs_may_be_asked_for_any_time():
     assert not torch.equal(weights_of(model), before)
 
 
+def test_only_reentrant_checkpointing_of_a_lookup_is_refused():
+    model = shard(Model())
+    start = torch.ones(1, requires_grad=True)
+
+    def loss_of(reentrant):
+        recomputed = checkpoint(
+            lambda factor: (model(features(1)) * factor).sum(), start, use_reentrant=reentrant
+        )
+        return recomputed + model(features(2)).sum()
+
+    before = weights_of(model)
+    with pytest.raises(ValueError, match="use_reentrant=False"):
+        loss_of(reentrant=True).backward()
+    assert torch.equal(weights_of(model), before)
+    other = shard(Model())
+    other.load_state_dict(model.state_dict())
+    loss_of(reentrant=False).backward()
+    (other(features(1)).sum() + other(features(2)).sum()).backward()
+    assert torch.equal(weights_of(model), weights_of(other))
+
+
 # Counts
 
 
@@ -227,12 +250,14 @@ def test_two_lookups_of_one_forward_add_their_counts():
     start = whole_tables(model)
     dense = dense_optimizer(model)
 
-    def loss_of(model):
-        return (model(features(1)).sigmoid() * model(features(2))).sum() * 10
-
     for unsharded in (reference, once):
         unsharded.copy_tables(start)
-    for _ in range(3):
+    for step in range(5):
+
+        def loss_of(model, step=step):
+            first, second = (model(features(seed)) for seed in (2 * step, 2 * step + 1))
+            return (first.sigmoid() * second).sum() * 10
+
         dense.zero_grad()
         loss_of(model).backward()
         dense.step()
@@ -241,7 +266,7 @@ def test_two_lookups_of_one_forward_add_their_counts():
     found = whole_tables(model)
     assert relative_deviation(found, reference.weights, start) < 1e-4
     assert relative_deviation(found, once.weights, start) > 1e-2
-    assert [int(t.step_count) for t in local_cowclip_tables(model)] == [3]
+    assert [int(t.step_count) for t in local_cowclip_tables(model)] == [5]
 
 
 def test_variable_batch_sizes_are_refused():
@@ -256,6 +281,36 @@ def test_variable_batch_sizes_are_refused():
     with pytest.raises(ValueError, match="variable batch size per feature"):
         model(jagged)
     assert_trains(model)
+
+
+def test_ids_of_every_kind_are_accepted():
+    model, wanted = shard(Model()), shard(Model())
+    wanted.load_state_dict(model.state_dict())
+    ids, lengths = torch.tensor([1, 2, 2, 3, 4, 4]), torch.tensor([2, 1, 1, 2])
+    wanted(KeyedJaggedTensor(["fa", "fb"], ids, lengths=lengths)).sum().backward()
+    jagged = torch.nested.nested_tensor_from_jagged
+    for accepted in (
+        KeyedJaggedTensor(["fa", "fb"], ids.int(), lengths=lengths.int()),
+        KeyedJaggedTensor(["fx", "fb", "fa"], ids.repeat(2)[[0, *range(3, 9)]],
+                          lengths=torch.tensor([0, 1, 1, 2, 2, 1])),
+        TensorDict({"fa": jagged(ids[:3], lengths=lengths[:2]),
+                    "fb": jagged(ids[3:], lengths=lengths[2:])}),
+    ):  # fmt: skip
+        fresh = shard(Model())
+        fresh.load_state_dict(model.state_dict())
+        fresh(accepted).sum().backward()
+        assert torch.equal(weights_of(fresh), weights_of(wanted))
+
+
+@pytest.mark.parametrize("samples", [0, 2])
+def test_a_batch_without_ids_is_a_step(samples):
+    model = shard(Model(), l2=0.0)
+    before = weights_of(model)
+    none = torch.zeros(0, dtype=torch.int64)
+    empty = KeyedJaggedTensor(["fa", "fb"], none, lengths=none.new_zeros(2 * samples))
+    model(empty).sum().backward()
+    assert torch.equal(weights_of(model), before)
+    assert [int(tables.step_count) for tables in local_cowclip_tables(model)] == [1]
 
 
 def test_learnable_weights_of_samples_are_refused():
@@ -323,11 +378,12 @@ def test_an_error_inside_backward_does_not_spoil_the_next():
 
     spoilt, clean = shard(Model()), shard(Model())
     spoilt.load_state_dict(clean.state_dict())
-    looked_up = spoilt.module.tables(features(1)).values()
-    later = spoilt.module.tables(features(2)).values()
+    fails = Fails.apply(spoilt.module.tables(features(1)).values())
+    (tables,) = local_cowclip_tables(spoilt)
     with pytest.raises(RuntimeError, match="on purpose"):
-        # The second lookup hands in its rows before the first one fails.
-        (later.sum() + Fails.apply(looked_up).sum()).backward()
+        # What was looked up last goes backward first: its rows are handed in before the error.
+        (fails.sum() + spoilt.module.tables(features(2)).values().sum()).backward()
+    assert len(tables.owner._delivered[tables]) == 1
     for model in (spoilt, clean):
         model(features(3)).sum().backward()
     assert torch.equal(weights_of(spoilt), weights_of(clean))
@@ -356,18 +412,18 @@ def test_a_row_with_a_nan_is_an_error_or_left_out():
         assert torch.isfinite(weights_of(model)).all()
 
 
-@pytest.mark.parametrize("choice", ["error", "skip_row"])
-def test_nans_of_one_rank_are_seen_by_all(choice):
-    results = run_ranks(2, update_with_nans, choice)
-    expected = "NonFiniteGradientError" if choice == "error" else None
-    assert [error for error, _, _ in results] == [expected] * 2
-    start, after_nans, last = results[0][2]
-    for name, table in start.items():
-        assert torch.equal(after_nans[name], table) == (choice == "error")
-        assert torch.isfinite(last[name]).all()
-        assert not torch.equal(last[name], after_nans[name])
-    skipped = sum(count for _, count, _ in results)
-    assert skipped == (0 if choice == "error" else rows_of_last_sample(nan_case(choice)))
+def test_nans_of_one_rank_are_seen_by_all():
+    of_ranks = run_ranks(2, update_with_nans)
+    for choice, results in zip(("error", "skip_row"), zip(*of_ranks, strict=True), strict=True):
+        expected = "NonFiniteGradientError" if choice == "error" else None
+        assert [error for error, _, _ in results] == [expected] * 2
+        start, after_nans, last = results[0][2]
+        for name, table in start.items():
+            assert torch.equal(after_nans[name], table) == (choice == "error")
+            assert torch.isfinite(last[name]).all()
+            assert not torch.equal(last[name], after_nans[name])
+        skipped = sum(count for _, count, _ in results)
+        assert skipped == (0 if choice == "error" else rows_of_last_sample(nan_case(choice)))
 
 
 def rows_of_last_sample(case):

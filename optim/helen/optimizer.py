@@ -1,14 +1,7 @@
-"""Helen: sharpness-aware training of CTR models, each id perturbed by how frequent it is.
-
-Source: "Helen: Optimizing CTR Prediction Models with Frequency-wise Hessian Eigenvalue
-Regularization" (arXiv 2403.00798) and the authors' code, NUS-HPC-AI-Lab/Helen, called the
-repository below. Every step takes two gradients of one batch: the first moves the tables to where
-the loss is higher, the second, taken there, updates the weights from where they stood before.
-"""
+"""Helen as a torch optimizer, for plain PyTorch."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,87 +9,23 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from stampede.optim.helen.perturbation import (
+    HelenSettings,
+    check_at_least_0,
+    perturbation,
+)
 from stampede.optim.rows import RowGradients, sum_by_row
-from stampede.optim.rules.adam import adam_, check_betas, check_eps
-
-# Keeps a table without gradient in place instead of at 0/0; the repository's constant.
-NORM_FLOOR = 1e-12
-
-# Elements swept at a time: 4 MB per array keeps the zero gradient in cache.
-SWEEP_ELEMENTS = 1 << 20
-
-
-@dataclass(frozen=True)
-class HelenSettings:
-    """What one parameter's step does, apart from the learning rate. Hashable.
-
-    Attributes:
-        rho: length of the perturbation of a table whose rows all get the full factor.
-        bound: smallest factor of a row, whatever its count; 1 perturbs all rows alike.
-        betas: decay rates of Adam's two moments.
-        eps: Adam's epsilon, added after the bias correction as in `torch.optim.Adam`.
-        weight_decay: adds `weight_decay * w` to the gradient of the update only, with `w` before
-            the perturbation.
-        rows: `all`, every row takes a step (momentum and decay), as in the repository; `touched`,
-            only the rows of the batch, an approximation: the others keep their momentum, and
-            `l2` and `weight_decay` do not reach them.
-        l2: coefficient of `||w||^2` in the loss, so that both gradients, and the norm and the
-            perturbation, contain `2*l2*w`. Half of the repository's `embedding_regularizer`.
-    """
-
-    rho: float = 0.05
-    bound: float = 0.3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    rows: Literal["all", "touched"] = "all"
-    l2: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("rho", "weight_decay", "l2"):
-            _check_at_least_0(name, getattr(self, name))
-        if not 0.0 <= self.bound <= 1.0:
-            raise ValueError(f"Helen: bound is {self.bound!r}; write a number from 0 to 1")
-        check_betas(self.betas)
-        check_eps(self.eps)
-        if self.rows not in ("all", "touched"):
-            raise ValueError(f"Helen: rows is {self.rows!r}; write 'all' or 'touched'")
-
-
-def perturbation(
-    grads: Tensor,
-    counts: Tensor,
-    grad_norm: Tensor,
-    max_count: Tensor,
-    rho: float,
-    bound: float,
-) -> Tensor:
-    """How far the first pass moves each row of a table.
-
-    `e_i = rho * g_i / (||g|| + 1e-12) * max(c_i / max_j c_j, bound)`, where `||g||` and `max_j`
-    run over the whole table. Both are given, so that the rows may be any part of the table: those
-    of the batch, or those that this rank owns.
-
-    Args:
-        grads: `[n, dim]` gradients of the mean loss.
-        counts: `[n]` int, how often each row occurs in the global batch.
-        grad_norm: scalar, norm of the whole table's gradient.
-        max_count: scalar int, largest count of the whole table.
-
-    Returns:
-        `[n, dim]`, to be added to the rows. Zero where the gradient is zero.
-    """
-    # Half precision would turn 1e-12 into 0.
-    dtype = torch.promote_types(grads.dtype, torch.float32)
-    factors = (counts.to(dtype) / max_count.to(dtype).clamp(min=1)).clamp(min=bound)
-    scale = rho / (grad_norm.to(dtype) + NORM_FLOOR)
-    return (grads * (scale * factors).unsqueeze(1)).to(grads.dtype)
+from stampede.optim.rules.adam import adam_
+from stampede.optim.sweep import SWEEP_ELEMENTS
 
 
 class Helen(torch.optim.Optimizer):
     """Adam with Helen's perturbation, in plain PyTorch.
 
-    Every param group has a `kind`:
+    In TorchRec, name it in `apply_optimizer_in_backward` and pass `cowclip_sharders()`: every
+    second backward pass updates the tables, see `stampede.optim.sharded.helen`.
+
+    In plain PyTorch every param group has a `kind`:
 
     - `embedding`: tables of `nn.Embedding(sparse=True)` or `nn.EmbeddingBag(sparse=True)`, whose
       uncoalesced gradient has one entry per occurrence of an id and so carries the counts (not of
@@ -111,6 +40,8 @@ class Helen(torch.optim.Optimizer):
         rho, bound, betas, eps, weight_decay, rows, l2: see `HelenSettings`.
         net_pert: whether dense parameters are perturbed. The repository's configuration says
             False, its README and the default of its class True.
+        kind: of groups that do not say.
+        columns: for sharded tables, see `HelenSettings`.
         dense_norm: the norm that `net_pert` divides by. `all`: of all gradients together, tables
             included. `last_table`: of the last table's gradient, which is what the repository
             does, because its loop over the tables reuses the variable.
@@ -146,9 +77,11 @@ class Helen(torch.optim.Optimizer):
         l2: float = 0.0,
         net_pert: bool = False,
         dense_norm: Literal["all", "last_table"] = "all",
+        columns: int | None = None,
+        kind: Literal["embedding", "dense"] = "embedding",
     ) -> None:
-        settings = HelenSettings(rho, bound, tuple(betas), eps, weight_decay, rows, l2)
-        defaults = {"lr": lr, "net_pert": net_pert, "dense_norm": dense_norm}
+        settings = HelenSettings(rho, bound, tuple(betas), eps, weight_decay, rows, l2, columns)
+        defaults = {"lr": lr, "net_pert": net_pert, "dense_norm": dense_norm, "kind": kind}
         super().__init__(params, defaults | vars(settings))
         self._first: dict[Tensor, _First] | None = None
 
@@ -160,6 +93,21 @@ class Helen(torch.optim.Optimizer):
         """Add a group, checking its settings as the constructor does."""
         _check_group({**self.defaults, **param_group})
         super().add_param_group(param_group)
+
+    @classmethod
+    def table_settings(cls, arguments: dict[str, Any]) -> tuple[HelenSettings, float]:
+        """Settings and learning rate of a sharded table given these keyword arguments.
+
+        Raises:
+            ValueError, TypeError: as the constructor, or they have no meaning for a table.
+        """
+        (group,) = cls([torch.zeros(1, 1)], **arguments).param_groups
+        if group["net_pert"] or group["kind"] == "dense":
+            raise ValueError(
+                "Helen: net_pert and kind='dense' concern dense layers, which sharded tables do "
+                "not see; leave them out"
+            )
+        return _settings(group), float(group["lr"])
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:
         """One step; unlike the repository's, it has both gradients computed.
@@ -344,7 +292,7 @@ def _move_(
         table.index_copy_(0, batch.rows, weights + moved)
     stretch = 0.0
     if settings.l2 and settings.rows == "all":
-        stretch = 2.0 * settings.l2 * settings.rho * bound / (float(norm) + NORM_FLOOR)
+        stretch = float(settings.stretch(norm, bound))
     return _First(None, batch.rows, weights, stretch)
 
 
@@ -397,7 +345,7 @@ def _settings(group: dict[str, Any]) -> HelenSettings:
 def _check_group(group: dict[str, Any]) -> None:
     """Raise ValueError if a setting is missing or out of range."""
     _settings(group)
-    _check_at_least_0("lr", group["lr"])
+    check_at_least_0("lr", group["lr"])
     choices = {
         "kind": ("embedding", "dense"),
         "net_pert": (False, True),
@@ -408,8 +356,3 @@ def _check_group(group: dict[str, Any]) -> None:
             raise ValueError(
                 f"Helen: {name} of a param group is {group.get(name)!r}; write {one!r} or {other!r}"
             )
-
-
-def _check_at_least_0(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"Helen: {name} is {value!r}; write a number of at least 0")

@@ -1,0 +1,183 @@
+"""Helen in sharded tables: the first backward pass moves the rows, the second updates them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from stampede.optim.helen import HelenSettings, perturbation
+from stampede.optim.reduction import PendingUpdate
+from stampede.optim.rows import RowGradients
+from stampede.optim.update import NonFiniteGradientError
+
+if TYPE_CHECKING:
+    from stampede.optim.sharded.tables import CowClipTables
+
+
+@dataclass
+class FirstPass:
+    """What the first pass leaves of one array.
+
+    Attributes:
+        batch: its gradients, L2 not included.
+        weights: `[n, dim]` of the batch's rows before they were moved.
+        decay_factor: by shard, what the L2 term of rows that are not in the batch is multiplied
+            by; None for 1.
+    """
+
+    batch: RowGradients
+    weights: Tensor
+    decay_factor: Tensor | None
+
+
+class HelenPasses:
+    """Takes turns: a first pass that moves the rows, a second that moves them back and updates.
+
+    Attributes:
+        settings: by table, as in `TableShard.table`.
+        first: what the first pass left, by the position of the array; None before it.
+    """
+
+    def __init__(self) -> None:
+        self.settings: dict[str, HelenSettings] = {}
+        self.first: list[FirstPass] | None = None
+
+    def first_pass(
+        self,
+        pending: Sequence[tuple[CowClipTables, PendingUpdate]],
+        reductions: Sequence[HelenReduction],
+    ) -> None:
+        """Move the rows of the batch."""
+        updates = [update for _, update in pending]
+        self.first = perturb_(updates, [self._of(update) for update in updates], reductions)
+
+    def second_pass(
+        self, pending: Sequence[tuple[CowClipTables, PendingUpdate]]
+    ) -> list[tuple[CowClipTables, PendingUpdate]]:
+        """Move the rows back; what is left to do is an ordinary update."""
+        first, self.first = self.first, None
+        return [
+            (tbe, restore_(update, left, self._of(update)))
+            for (tbe, update), left in zip(pending, first, strict=True)
+        ]
+
+    def _of(self, update: PendingUpdate) -> HelenSettings:
+        return self.settings[update.array.shards[0].table]
+
+
+class HelenReduction(Protocol):
+    """Adds up over the shards of tables; every rank calls it once per first pass."""
+
+    def reduce_helen(self, squares: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
+        """Sum the squares and take the largest of the counts, by table, in place."""
+
+
+@torch.no_grad()
+def perturb_(
+    updates: Sequence[PendingUpdate],
+    settings: Sequence[HelenSettings],
+    reductions: Sequence[HelenReduction],
+) -> list[FirstPass]:
+    """Move the rows of the batch to where the loss is higher.
+
+    Args:
+        updates: arrays and the gradients of the first pass.
+        settings: of each array.
+        reductions: of the collections.
+
+    Raises:
+        NonFiniteGradientError: a gradient is not finite; no table was changed.
+    """
+    taken = [update.array.weights[update.batch.rows] for update in updates]
+    grads = [
+        torch.add(update.batch.grads, weights, alpha=2.0 * setting.l2)
+        for update, weights, setting in zip(updates, taken, settings, strict=True)
+    ]
+    squares, counts = _measure(updates, settings, taken, grads)
+    for reduction in reductions:
+        reduction.reduce_helen(squares, counts)
+    if not all(bool(torch.isfinite(square)) for square in squares.values()):
+        raise NonFiniteGradientError(
+            "the gradient of an embedding row is not finite; no table was changed"
+        )
+    left = []
+    for update, setting, weights, grad in zip(updates, settings, taken, grads, strict=True):
+        array, columns = update.array, update.array.local_width
+        moved = weights.clone()
+        bounds = update.bounds_of(update.batch.rows)
+        norms = torch.stack([squares[shard.table].sqrt() for shard in array.shards])
+        for shard, norm, first, stop in zip(array.shards, norms, bounds, bounds[1:], strict=False):
+            rows = slice(first, stop)
+            moved[rows, :columns] += perturbation(
+                grad[rows, :columns],
+                update.batch.counts[rows],
+                norm,
+                counts[shard.table],
+                setting.rho,
+                setting.bound,
+            )
+        array.weights.index_copy_(0, update.batch.rows, moved)
+        left.append(FirstPass(update.batch, weights, _decay_factor(setting, norms)))
+    return left
+
+
+@torch.no_grad()
+def restore_(update: PendingUpdate, first: FirstPass, settings: HelenSettings) -> PendingUpdate:
+    """Move the rows back, and give what they are updated with.
+
+    The clipped columns take the second gradient, with the L2 term of the moved weights; the
+    others, first-order weights, were not moved and take the first.
+    """
+    array, batch, columns = update.array, update.batch, update.array.local_width
+    if not torch.equal(batch.rows, first.batch.rows):
+        raise ValueError(
+            "Helen: the second backward pass looked up other rows than the first; both must run "
+            "on the same batch"
+        )
+    moved = array.weights[batch.rows] - first.weights
+    array.weights.index_copy_(0, batch.rows, first.weights)
+    grads = torch.add(batch.grads, moved, alpha=2.0 * settings.l2)
+    grads[:, columns:] = first.batch.grads[:, columns:]
+    return replace(update, batch=batch._replace(grads=grads), swept_decay_factor=first.decay_factor)
+
+
+def _measure(
+    updates: Sequence[PendingUpdate],
+    settings: Sequence[HelenSettings],
+    taken: Sequence[Tensor],
+    grads: Sequence[Tensor],
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """This rank's part of the squared gradient norm and its largest count, by table, float64."""
+    squares: dict[str, Tensor] = {}
+    counts: dict[str, Tensor] = {}
+    for update, setting, weights, grad in zip(updates, settings, taken, grads, strict=True):
+        array, columns = update.array, update.array.local_width
+        bounds, starts = update.bounds_of(update.batch.rows), array.starts
+        own = grad[:, :columns].double().square().sum(1)
+        absent = -((2.0 * setting.l2) ** 2) * weights[:, :columns].double().square().sum(1)
+        for i, shard in enumerate(array.shards):
+            rows = slice(bounds[i], bounds[i + 1])
+            total = own[rows].sum()
+            if setting.l2 and setting.rows == "all":
+                whole = array.weights[starts[i] : starts[i + 1], :columns].double()
+                total = total + (2.0 * setting.l2) ** 2 * whole.square().sum()
+                total = total + absent[rows].sum()
+            most = update.batch.counts[rows].double()
+            most = most.max() if most.numel() else total.new_zeros(())
+            zero = torch.zeros_like(total)
+            squares[shard.table] = squares.get(shard.table, zero) + total * shard.counted
+            counts[shard.table] = torch.maximum(counts.get(shard.table, zero), most)
+    return squares, counts
+
+
+def _decay_factor(settings: HelenSettings, norms: Tensor) -> Tensor | None:
+    """By shard: the L2 term of absent rows is that of where they would have been moved to."""
+    if not settings.l2 or settings.rows == "touched":
+        return None
+    decay = settings.weight_decay + 2.0 * settings.l2
+    stretched = 2.0 * settings.l2 * settings.stretch(norms, settings.bound)
+    return (decay + stretched) / decay

@@ -1,0 +1,118 @@
+"""The runs whose results must not depend on the plan or the number of processes."""
+
+import random
+
+from support.parity import Case, Table
+
+PLANS = (
+    "data_parallel",
+    "table_wise",
+    "row_wise",
+    "column_wise",
+    "table_row_wise",
+    "table_column_wise",
+    "grid_shard",
+)
+# Sharding types whose mean pooling TorchRec computes wrongly beside tables of other types.
+NO_MEAN = ("grid_shard", "row_wise", "table_row_wise")
+SUMS = (Table(40), Table(23, features=2), Table(1), Table(60))
+# Constants with which some rows or tables are clipped in some steps, and others not.
+FAMILY = {
+    "none": {"granularity": "none"},
+    "global": {"granularity": "global", "threshold": 30.0},
+    "field": {"granularity": "field", "threshold": 8.0},
+    "row": {"granularity": "row", "threshold": 0.2},
+    "field_adaptive": {"granularity": "field_adaptive", "ratio": 5.0},
+    "cowclip": {},
+}
+RULES = ("adam", "rowwise_adam", "adagrad", "rowwise_adagrad", "sgd")
+
+
+def tables_for(plan):
+    return SUMS if "grid_shard" in plan else Case.tables
+
+
+def every_plan():
+    """CowClip with Adam on every sharding type."""
+    return [
+        Case(plan=plan, tables=tables_for(plan), arguments={"rows": rows})
+        for plan in PLANS
+        for rows in ("all", "touched")
+    ]
+
+
+def family():
+    """Every clip where rows are split by columns and rows, and where tables are replicated."""
+    mixed = ("data_parallel", "grid_shard", "row_wise", "column_wise")
+    return [
+        Case(plan=plan, tables=SUMS, arguments={"rows": rows, **clip})
+        for plan in ("grid_shard", "data_parallel", mixed)
+        for clip in FAMILY.values()
+        for rows in ("all", "touched")
+    ]
+
+
+def base_optimizers():
+    """Every base optimizer, with columns beyond the clipped ones and decoupled decay."""
+    cases = [
+        Case(
+            plan=plan,
+            rule=rule,
+            tables=SUMS,
+            arguments={"rows": rows, "columns": columns, "weight_decay": 0.1},
+        )
+        for plan, columns in (("grid_shard", 10), ("grid_shard", None), ("data_parallel", 10))
+        for rule in RULES
+        for rows in ("all", "touched")
+    ]
+    momentum = {"momentum": 0.9}
+    return [*cases, Case(plan="column_wise", rule="sgd", tables=SUMS, arguments=momentum)]
+
+
+def corners():
+    """What is rare: decay that is clipped itself, weights of samples, uneven shards."""
+    return [
+        Case(plan="column_wise", tables=SUMS, arguments={"l2": 1.0, "ratio": 0.5, "columns": 10}),
+        Case(plan="column_wise", weighted=True),
+        Case(plan="row_wise", weighted=True, tables=SUMS),
+        Case(plan="data_parallel", weighted=True),
+        Case(plan="column_wise", tables=(Table(30, dim=20), Table(9, dim=8), Table(11, dim=4))),
+        Case(plan="row_wise", tables=(Table(3, dim=4), Table(1, dim=8), Table(2, dim=4))),
+        Case(plan="grid_shard", tables=SUMS, arguments={"variant": "paper", "bound": 0.3}),
+    ]
+
+
+def drawn(count):
+    """Cases at random, the same on every machine."""
+    draw = random.Random(7)
+    cases = []
+    for seed in range(count):
+        dim = draw.choice([4, 8, 12, 16])
+        weighted = draw.random() < 0.3
+        tables = tuple(
+            Table(
+                rows=draw.choice([1, 2, 7, 30, 64]),
+                dim=draw.choice([dim, 4, 20]),
+                features=draw.choice([1, 1, 2, 3]),
+                mean=draw.random() < 0.4,
+            )
+            for _ in range(draw.randint(1, 4))
+        )
+        cases.append(
+            Case(
+                plan=tuple(
+                    draw.choice([p for p in PLANS if not (t.mean and p in NO_MEAN)]) for t in tables
+                ),
+                tables=tables,
+                rule=draw.choice(RULES),
+                weighted=weighted,
+                seed=seed + 1,
+                steps=12,
+                arguments={
+                    "rows": draw.choice(["all", "touched"]),
+                    "columns": draw.choice([None, 3]),
+                    **draw.choice(list(FAMILY.values())),
+                },
+            )
+        )
+    return cases

@@ -1,0 +1,51 @@
+"""The programs in examples/ are short, run as they are, and learn."""
+
+import functools
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from support.paths import ROOT
+
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+EVERY_EXAMPLE = pytest.mark.parametrize("name", EXAMPLES)
+
+
+@functools.cache
+def output_of(name):
+    """What an example prints; each is run once."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(ROOT / "examples" / name)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@EVERY_EXAMPLE
+def test_it_has_fewer_than_60_lines(name):
+    assert len((ROOT / "examples" / name).read_text(encoding="utf-8").splitlines()) < 60
+
+
+@EVERY_EXAMPLE
+def test_it_learns(name):
+    losses = [float(loss) for loss in re.findall(r"loss.*?(\d+\.\d+)", output_of(name))]
+    assert len(losses) >= 2
+    assert losses[-1] < losses[0] - 0.05
+
+
+def test_plain_pytorch_comes_close_to_the_truth():
+    # The entropy of the clicks themselves is about 0.46, that of a coin 0.69.
+    assert float(re.findall(r"loss.*?(\d+\.\d+)", output_of("plain_pytorch.py"))[-1]) < 0.53
+
+
+def test_plain_pytorch_marks_the_two_lines_that_change():
+    text = (ROOT / "examples/plain_pytorch.py").read_text(encoding="utf-8")
+    one, two = re.findall(r"^.*# line [12]\b.*$", text, flags=re.M)
+    assert "sparse=True" in one and "CowClipAdam" in two
