@@ -56,9 +56,10 @@ def _dense(grad: Tensor, clip: CowClip, counts: Tensor | None, name: str) -> Row
         if clip.by_row:
             raise ValueError(
                 f"the gradient of {name} is dense and does not tell how often each id occurred; "
-                "build the table with sparse=True and keep it out of penalties in the loss (l2= "
-                "of the optimizer does the same), or give step(counts={parameter: occurrences of "
-                "each row})"
+                "build the table with sparse=True (in TorchRec, pass sharders=cowclip_sharders() "
+                "to DistributedModelParallel) and keep it out of penalties in the loss (l2= of the "
+                "optimizer does the same), or give step(counts={parameter: occurrences of each "
+                "row})"
             )
         rows = torch.arange(len(grad), device=grad.device)
         return RowGradients(rows, grad.detach(), torch.ones_like(rows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -118,8 +119,7 @@ class BackwardUpdate:
 
     def _finish(self) -> None:
         delivered, self._delivered, self._pass = self._delivered, {}, None
-        for event in self._events:
-            torch.cuda.current_stream().wait_event(event)
+        self._wait_for_lookups(delivered)
         self.guard.before_update()
         present = [
             (collection, [tbe for tbe in collection.tables if tbe in delivered])
@@ -136,8 +136,22 @@ class BackwardUpdate:
         else:
             self._update(self._helen.second_pass(pending), groups, present)
         self.guard.after_update()
+        # The next lookup may run on yet another stream.
+        updated = torch.cuda.current_stream().record_event() if self._events else None
         for tbe in delivered:
             tbe.version += 1
+            tbe.updated = updated
+
+    def _wait_for_lookups(self, delivered: dict[CowClipTables, list[list[RowGradients]]]) -> None:
+        if not self._events:
+            return
+        here = torch.cuda.current_stream()
+        for event in self._events:
+            here.wait_event(event)
+        for lookups in delivered.values():
+            for rows in chain.from_iterable(lookups):
+                for part in rows:
+                    part.record_stream(here)
 
     def _pending(
         self,

@@ -34,6 +34,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             must exchange gradients.
         step_count: int64 scalar on the CPU, steps taken so far.
         version: number of updates, by which a lookup knows whether its rows are still current.
+        updated: on a GPU, the end of the last update.
         row_counts: int64 `[3]`, touched, clipped and skipped rows since the start of the run.
         owner: collects the gradients of a backward pass.
     """
@@ -42,6 +43,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     is_replicated: bool
     step_count: Tensor
     version: int
+    updated: torch.cuda.Event | None
     row_counts: Tensor
     owner: BackwardUpdate
 
@@ -76,6 +78,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         tbe.is_replicated = is_replicated
         tbe.step_count = torch.zeros((), dtype=torch.int64)
         tbe.version = 0
+        tbe.updated = None
         tbe.row_counts = torch.zeros(3, dtype=torch.int64, device=flat.device)
         return tbe
 
@@ -103,6 +106,8 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
                 "tables with CowClip: per-sample weights get no gradient; detach() them before "
                 "the lookup"
             )
+        if self.updated is not None:
+            torch.cuda.current_stream().wait_event(self.updated)
         # Backward must reach also a rank without rows, whose weights require no gradient: the
         # collectives around it run on all ranks.
         anchor = torch.empty(0, requires_grad=True)

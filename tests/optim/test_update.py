@@ -2,6 +2,8 @@
 
 import copy
 from collections import defaultdict
+from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -60,27 +62,16 @@ def assert_same(found, expected, rtol=1e-6, atol=1e-10):
         torch.testing.assert_close(found[name], table, rtol=rtol, atol=atol)
 
 
-@settings(max_examples=120, deadline=None)
-@given(
-    setting=all_settings,
-    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=3),
-    dim=st.integers(3, 6),
-    cuts=st.tuples(st.sets(st.integers(1, 8)), st.sets(st.integers(1, 5))),
-    spread=st.integers(1, 2),
-    occurrences=st.sampled_from([0, 1, 3, 12]),
-    seed=st.integers(0, 2**31),
-)
-def test_follows_the_equations(setting, sizes, dim, cuts, spread, occurrences, seed):
-    draw = torch.Generator().manual_seed(seed)
-    tables = random_tables(draw, sizes, dim)
+def assert_follows(setting, tables, cuts, spread, draw, occurrences):
+    """Train a few steps, one of them without ids, and compare weights, states and counts."""
     row_cuts = {n: {c for c in cuts[0] if c < len(t)} for n, t in tables.items()}
     # The first table stays whole in its columns, so that arrays of both kinds meet.
-    column_cuts = {n: {c for c in cuts[1] if c < dim} for n in list(tables)[1:]}
+    column_cuts = {n: {c for c in cuts[1] if c < t.shape[1]} for n, t in list(tables.items())[1:]}
     parts = Parts(tables, setting, row_cuts, column_cuts, spread)
     reference = reference_of(tables, setting)
     outcome = defaultdict(int)
-    for step in range(1, 5):
-        batch = random_batch(draw, tables, 0 if step == 3 else occurrences)
+    for step, here in enumerate(occurrences, 1):
+        batch = random_batch(draw, tables, here)
         for name, number in parts.step(batch, lr=1e-2 / step, step=step).items():
             outcome[name] += number
         reference.step(*dense(batch, tables), lr=1e-2 / step)
@@ -96,6 +87,34 @@ def test_follows_the_equations(setting, sizes, dim, cuts, spread, occurrences, s
             column = -1 if name.endswith("_rest") else 0
             target = {n: t[:, [column]].expand_as(t) for n, t in target.items()}
         assert_same(parts.gathered(lambda array, n=name: array.states[n]), target)
+
+
+@pytest.mark.parametrize("rule", EVERY_RULE, ids=repr)
+@pytest.mark.parametrize("clip", **by_granularity)
+def test_every_combination_follows_the_equations(clip, rule):
+    for rows, l2, decay in product(("all", "touched"), (0.0, 1e-2, 3.0), (0.0, 0.5)):
+        draw = torch.Generator().manual_seed(0)
+        tables = random_tables(draw, [6, 4], 4)
+        setting = UpdateSettings(rule, replace(clip, columns=3), l2, decay, rows)
+        assert_follows(setting, tables, ({3}, {2}), 2, draw, [4, 0, 3])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    setting=all_settings,
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    dim=st.integers(3, 6),
+    cuts=st.tuples(st.sets(st.integers(1, 8)), st.sets(st.integers(1, 5))),
+    spread=st.integers(1, 2),
+    occurrences=st.sampled_from([0, 1, 3, 12]),
+    seed=st.integers(0, 2**31),
+)
+def test_any_tables_in_any_parts_follow_the_equations(
+    setting, sizes, dim, cuts, spread, occurrences, seed
+):
+    draw = torch.Generator().manual_seed(seed)
+    tables = random_tables(draw, sizes, dim)
+    assert_follows(setting, tables, cuts, spread, draw, [occurrences, occurrences, 0, occurrences])
 
 
 @pytest.mark.parametrize("clip", **by_granularity)

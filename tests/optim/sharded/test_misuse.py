@@ -15,9 +15,11 @@ from torchrec import (
     KeyedJaggedTensor,
 )
 from torchrec.distributed import DistributedModelParallel
-from torchrec.distributed.embedding import set_ec_index_dedup
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.embedding import EmbeddingCollectionSharder, set_ec_index_dedup
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, EmbeddingBagSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
@@ -67,10 +69,15 @@ def embeddings_of(model):
     return [p for name, p in model.named_parameters() if "embedding" in name]
 
 
-def shard(model, sharders=None, **settings):
+def with_optimizer(model, **settings):
     settings = {**SETTINGS, "clip": CowClip(**CLIP), **settings}
     apply_optimizer_in_backward(CowClipAdam, embeddings_of(model), settings)
+    return model
+
+
+def shard(model, sharders=None, **settings):
     sharders = sharders or cowclip_sharders()
+    model = with_optimizer(model, **settings)
     return DistributedModelParallel(model, device=CPU, sharders=sharders)
 
 
@@ -356,11 +363,37 @@ def test_a_table_of_two_modules_is_refused():
         shard(model)
 
 
-@pytest.mark.parametrize("theirs", [[EmbeddingBagCollectionSharder()], get_default_sharders()])
+THEIRS = {
+    "the same kind": [EmbeddingBagCollectionSharder()],
+    "all": get_default_sharders(),
+    "of what is inside": [EmbeddingBagSharder()],
+}
+
+
+@pytest.mark.parametrize("theirs", THEIRS.values(), ids=THEIRS)
 def test_without_our_sharders_the_error_names_them(theirs):
-    for sharders in (theirs, [*cowclip_sharders(), *theirs]):
-        with pytest.raises(ValueError, match=r"CowClipAdam.*pass sharders=cowclip_sharders\(\)"):
-            shard(Model(), sharders)
+    with pytest.raises(ValueError, match=r"CowClipAdam.*pass sharders=cowclip_sharders\(\)"):
+        shard(Model(), theirs)
+
+
+@pytest.mark.parametrize("sharding", ["data_parallel", "table_wise", "column_wise"])
+def test_the_last_sharder_of_a_kind_is_the_one_that_counts(sharding):
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=1, compute_device="cpu"),
+        constraints={name: ParameterConstraints(sharding_types=[sharding]) for name in "ab"},
+    )
+    ours, theirs = cowclip_sharders(), get_default_sharders()
+    model = with_optimizer(Model())
+    plan = planner.plan(model, [*theirs, *ours])
+    with pytest.raises(ValueError, match=r"pass sharders=cowclip_sharders\(\).*without other"):
+        DistributedModelParallel(model, device=CPU, plan=plan, sharders=[*ours, *theirs])
+    assert_trains(DistributedModelParallel(model, device=CPU, plan=plan, sharders=[*theirs, *ours]))
+
+
+def test_a_table_that_no_sharder_takes_is_refused_on_first_use():
+    model = shard(Model(), [EmbeddingCollectionSharder()])
+    with pytest.raises(ValueError, match=r"pass sharders=cowclip_sharders\(\)"):
+        model(features()).sum().backward()
 
 
 # Errors

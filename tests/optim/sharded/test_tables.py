@@ -59,7 +59,11 @@ class Tables:
         )
         names = {shard.table for shard in shards}
         BackwardUpdate(MisuseGuard(one_backward_per_step=False)).add_collection(
-            layout, dict.fromkeys(names, setting), [self.tbe], ShardingEnv.from_local(1, 0)
+            layout,
+            dict.fromkeys(names, setting),
+            helen={},
+            tables=[self.tbe],
+            env=ShardingEnv.from_local(1, 0),
         )
 
     def fill(self, draw):
@@ -130,7 +134,7 @@ def of_rows(*rows):
     return [TableShard(f"t{i}", n) for i, n in enumerate(rows)]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     rows=st.lists(st.integers(1, 7), min_size=1, max_size=3),
     dim=st.sampled_from([4, 8]),
@@ -160,7 +164,7 @@ def test_follows_the_equations(rows, dim, shared, kind, weighted, batch, keep, r
     assert_follows(tables, reference)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     order=st.permutations([("a", 0), ("a", 4), ("b", 0), ("b", 8), ("c", 0)]),
     columns=st.sampled_from([None, 3, 6]),

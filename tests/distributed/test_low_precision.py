@@ -1,0 +1,67 @@
+"""fp16 tables: the same random bits on any plan, and no drift from the fp32 result."""
+
+import pytest
+import torch
+
+from support.parity import Case, run_cases, train_reference
+from support.parity_cases import PLANS, SUMS
+from support.ranks import run_ranks
+
+STEPS = 4
+CASES = [
+    Case(
+        plan=plan,
+        tables=(*SUMS, *(type(SUMS[0])(300),)),
+        fp16=True,
+        steps=STEPS,
+        batch=64,
+        absent=False,
+        arguments={"lr": 1e-3, **arguments},
+    )
+    for plan in PLANS
+    for arguments in ({"rows": "all"}, {"rows": "touched"})
+]
+BY_PLAN = {(case.plan, case.arguments["rows"]): case for case in CASES}
+
+
+@pytest.fixture(scope="module")
+def results():
+    """What every case gave, by number of processes."""
+    return {
+        count: dict(
+            zip(CASES, run_ranks(count, run_cases, CASES, 2, ranks_per_node=2)[0], strict=True)
+        )
+        for count in (2,)
+    } | {1: dict(zip(CASES, run_ranks(1, run_cases, CASES, 1)[0], strict=True))}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.plan} {case.arguments['rows']}")
+def test_plans_agree_to_a_unit_in_the_last_place(results, case, count):
+    whole = results[1][BY_PLAN["table_wise", case.arguments["rows"]]]["weights"]
+    found = results[count][case]["weights"]
+    differing = elements = 0
+    for name, weights in whole.items():
+        assert weights.dtype == torch.float16
+        unit = torch.finfo(torch.float16).eps * weights.float().abs().clamp_min(2.0**-14)
+        difference = (found[name].float() - weights.float()).abs()
+        assert (difference <= STEPS * unit).all()
+        differing += int((difference > 0).sum())
+        elements += weights.numel()
+    assert differing <= 0.01 * STEPS * elements
+
+
+def test_the_result_does_not_drift_from_that_of_float64(results):
+    """Rounding is many times larger than the difference of the means."""
+    case = BY_PLAN["table_wise", "all"]
+    found = results[1][case]
+    reference = train_reference(case, found["start"])
+    errors = torch.cat(
+        [(found["weights"][n].double() - reference.weights[n]).flatten() for n in case.names]
+    )
+    assert errors.abs().max() > 1e-5
+    assert errors.mean().abs() < 5 * errors.std() / errors.numel() ** 0.5
+    # Round to nearest would lose every step smaller than half a unit: nothing would move.
+    moved = torch.cat([(reference.weights[n] - found["start"][n].double()).flatten()
+                       for n in case.names])  # fmt: skip
+    assert torch.corrcoef(torch.stack([moved + errors, moved]))[0, 1] > 0.9
