@@ -148,6 +148,8 @@ def load(path: Path, job: Job, dataset: Dataset) -> Progress:
             f"{path}: damaged checkpoint ({_reason(failure)}); delete it to use the one before"
         ) from None
     job.model.load_state_dict(state["model"])
+    # FBGEMM's own Adam counts its steps outside of its state.
+    job.model.fused_optimizer.set_optimizer_step(manifest["progress"].step)
     return manifest["progress"]
 
 

@@ -28,7 +28,8 @@ def summarize(config: Config, progress: Progress, processes: Processes) -> dict[
         "best_auc": progress.best_auc,
         "best_epoch": progress.best_epoch,
         "selected_on": config.evaluate.select_on,
-        "clipped_share": progress.clipped_rows / max(1, progress.touched_rows),
+        "clipped_share": clipped_share(progress),
+        "skipped_rows": progress.skipped_rows,
         "samples_per_second": progress.samples / progress.train_seconds,
         "train_seconds": progress.train_seconds,
         "steps": progress.step,
@@ -38,6 +39,13 @@ def summarize(config: Config, progress: Progress, processes: Processes) -> dict[
         "device": processes.device.type,
         "peak_memory_bytes": _peak_memory(processes),
     }
+
+
+def clipped_share(progress: Progress) -> float | None:
+    """Share of the batches' rows that were clipped; None where the optimizer does not count."""
+    if not progress.touched_rows:
+        return None
+    return progress.clipped_rows / progress.touched_rows
 
 
 def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
@@ -51,7 +59,12 @@ def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
     rows += [
         ("test logloss", f"{summary['logloss']:.4f}"),
         ("best test AUC", f"{best}, chosen on the {summary['selected_on']} part"),
-        ("rows clipped", f"{summary['clipped_share']:.2%} of the rows in the batches"),
+    ]
+    if summary["clipped_share"] is not None:
+        rows.append(("rows clipped", f"{summary['clipped_share']:.2%} of the rows in the batches"))
+    if summary["skipped_rows"]:
+        rows.append(("rows skipped", f"{summary['skipped_rows']:,}, gradients not finite"))
+    rows += [
         ("samples/s", f"{summary['samples_per_second']:,.0f}"),
         ("training time", f"{summary['train_seconds']:.1f} s"),
         ("peak memory", f"{readable_bytes(summary['peak_memory_bytes'])} in one process"),

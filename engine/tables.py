@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from stampede.engine.errors import RunFolderError
@@ -71,11 +72,15 @@ def gather_field(
     Raises:
         KeyError: there is no such field.
     """
-    sharded = model.state_dict()[_key(field)]
-    whole = None
-    if processes.is_main:
-        whole = torch.empty(sharded.size(), dtype=sharded.dtype, device=processes.device)
-    sharded.gather(dst=0, out=whole)
+    stored = model.state_dict()[_key(field)]
+    if isinstance(stored, ShardedTensor):
+        whole = None
+        if processes.is_main:
+            whole = torch.empty(stored.size(), dtype=stored.dtype, device=processes.device)
+        stored.gather(dst=0, out=whole)
+    else:
+        # Data-parallel: every rank has it whole.
+        whole = stored.detach().clone() if processes.is_main else None
     if whole is None:
         return None
     return FieldWeights(*(part.cpu() for part in StoredColumns(dim).split(whole)))

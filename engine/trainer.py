@@ -22,6 +22,7 @@ from stampede.engine.learning_rates import LearningRates, learning_rates, set_le
 from stampede.engine.processes import Processes
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.step import WHAT_TO_TRY, train_step
+from stampede.engine.summary import clipped_share
 from stampede.optim import local_cowclip_tables
 
 
@@ -119,7 +120,7 @@ class Trainer:
             "loss": loss,
             "dense_lr": rates.dense,
             "embedding_lr": rates.embedding,
-            "clipped_share": progress.clipped_rows / max(1, progress.touched_rows),
+            "clipped_share": clipped_share(progress),
             "skipped_rows": progress.skipped_rows,
             "samples_per_second": (progress.samples - since[1]) / (now - since[0]),
         }

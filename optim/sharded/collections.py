@@ -26,7 +26,7 @@ from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.fused_optimizer import CowClipFusedOptimizer
 from stampede.optim.sharded.layout import CollectionLayout
-from stampede.optim.sharded.replicated import LookupWithoutDDP, ReplicatedKernel, replicate
+from stampede.optim.sharded.replicated import LookupWithoutDDP, ddp_without_cowclip, replicate
 from stampede.optim.sharded.tables import CowClipTables
 from stampede.optim.table_array import TableShard
 from stampede.optim.table_init import TableInit, fill_shard_
@@ -62,7 +62,8 @@ class CowClipCollection:
         self._settings = settings
         self._table_init = init
         self._names = {table: f"{arguments['module_fqn'] or ''}.{table}" for table in settings}
-        super().__init__(**arguments)
+        with ddp_without_cowclip():
+            super().__init__(**arguments)
         if self._device is None or self._device.type != "meta":
             plan = {table: self.module_sharding_plan[table] for table in settings}
             owner.add_collection(
@@ -92,21 +93,6 @@ class CowClipCollection:
                 dim = kernel.config.embedding_tables[0].embedding_dim
                 tables = CowClipTables.adopt(kernel.emb_module, shards, settings, dim)
                 kernel._optim = CowClipFusedOptimizer(kernel.config, tables, kernel._pg)
-
-    def init_data_parallel(self) -> None:
-        """Leave tables with CowClip out of DDP; the others are reduced by it, as in TorchRec."""
-        for index, lookup in enumerate(self._lookups):
-            kernels = list(getattr(lookup, "_emb_modules", []))
-            if not any(isinstance(kernel, ReplicatedKernel) for kernel in kernels):
-                continue
-            if all(isinstance(kernel, ReplicatedKernel) for kernel in kernels):
-                # A collection has one data-parallel lookup; TorchRec would wrap just this one.
-                self._lookups[index] = LookupWithoutDDP(lookup)
-                return
-            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
-                lookup, _names_of_cowclip(lookup)
-            )
-        super().init_data_parallel()
 
     def reset_parameters(self) -> None:
         """Give all tables their initial values; TorchRec calls it when everything is built."""
@@ -203,20 +189,6 @@ def local_cowclip_tables(model: nn.Module) -> list[CowClipTables]:
         if isinstance(module, CowClipCollection)
         for tables in module.cowclip_tables()
     ]
-
-
-def _names_of_cowclip(lookup: nn.Module) -> list[str]:
-    """Parameters and buffers of tables with CowClip, by all names under which DDP finds them."""
-    names: list[str] = []
-    for prefix, module in lookup.named_modules():
-        if isinstance(module, CowClipTables):
-            names += [f"{prefix}.{name}" for name in chain(module._parameters, module._buffers)]
-        elif isinstance(module, ReplicatedKernel):
-            # DDP asks each module for its own parameters and puts the module's path before their
-            # names; the lookup, whose path is empty, answers with the tables of its kernels.
-            for name, _ in module.named_parameters():
-                names += [name, f".{name}", f"{prefix}.{name}"]
-    return names
 
 
 def _refuse_what_is_lost(features: KeyedJaggedTensor) -> None:

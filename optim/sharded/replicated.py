@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
 
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
@@ -11,6 +14,9 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed import embedding as torchrec_sequence
+from torchrec.distributed import embeddingbag as torchrec_pooled
 from torchrec.distributed.batched_embedding_kernel import (
     BatchedDenseEmbedding,
     BatchedDenseEmbeddingBag,
@@ -125,3 +131,44 @@ class LookupWithoutDDP(nn.Module):
     def purge(self) -> None:
         """The lookup's."""
         self.module.purge()
+
+
+class _DDP(DistributedDataParallel):
+    """DDP around a lookup, which leaves tables with CowClip alone."""
+
+    def __new__(cls, module: nn.Module, *_: Any, **__: Any) -> nn.Module:
+        kernels = list(module._emb_modules)
+        if all(isinstance(kernel, ReplicatedKernel) for kernel in kernels):
+            return LookupWithoutDDP(module)
+        cls._set_params_and_buffers_to_ignore_for_model(module, _names_of_cowclip(module))
+        return super().__new__(cls)
+
+
+@contextmanager
+def ddp_without_cowclip() -> Iterator[None]:
+    """Within it, TorchRec's constructors of collections keep tables with CowClip out of DDP.
+
+    Where TorchRec wraps its lookups differs by version; what it wraps them with does not.
+    """
+    users = (torchrec_pooled, torchrec_sequence)
+    try:
+        for user in users:
+            user.DistributedDataParallel = _DDP
+        yield
+    finally:
+        for user in users:
+            user.DistributedDataParallel = DistributedDataParallel
+
+
+def _names_of_cowclip(lookup: nn.Module) -> list[str]:
+    """Parameters and buffers of tables with CowClip, by all names under which DDP finds them."""
+    names: list[str] = []
+    for prefix, module in lookup.named_modules():
+        if isinstance(module, CowClipTables):
+            names += [f"{prefix}.{name}" for name in chain(module._parameters, module._buffers)]
+        elif isinstance(module, ReplicatedKernel):
+            # DDP asks each module for its own parameters and puts the module's path before their
+            # names; the lookup, whose path is empty, answers with the tables of its kernels.
+            for name, _ in module.named_parameters():
+                names += [name, f".{name}", f"{prefix}.{name}"]
+    return names

@@ -15,7 +15,7 @@ from torchrec import (
     KeyedJaggedTensor,
 )
 from torchrec.distributed import DistributedModelParallel
-from torchrec.distributed.embedding import EmbeddingCollectionSharder, set_ec_index_dedup
+from torchrec.distributed.embedding import set_ec_index_dedup
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, EmbeddingBagSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -390,8 +390,8 @@ def test_the_last_sharder_of_a_kind_is_the_one_that_counts(sharding):
     assert_trains(DistributedModelParallel(model, device=CPU, plan=plan, sharders=[*theirs, *ours]))
 
 
-def test_a_table_that_no_sharder_takes_is_refused_on_first_use():
-    model = shard(Model(), [EmbeddingCollectionSharder()])
+def test_a_table_that_was_not_sharded_is_refused_on_first_use():
+    model = with_optimizer(Model())
     with pytest.raises(ValueError, match=r"pass sharders=cowclip_sharders\(\)"):
         model(features()).sum().backward()
 

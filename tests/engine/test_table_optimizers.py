@@ -1,0 +1,148 @@
+"""Every optimizer of the tables, as a user asks for it in the configuration."""
+
+import json
+
+import pytest
+
+from stampede.engine.config import all_keys
+from stampede.engine.config.sections import Config
+from stampede.engine.errors import ConfigError
+from stampede.engine.table_optimizer import table_optimizer
+from stampede.optim import Hyperparameters
+from support.jobs import lines, losses_and_weights, run_small, small_config
+
+OURS = ("adam", "rowwise_adam", "adagrad", "rowwise_adagrad", "sgd")
+ON_CPU = (*OURS, "helen", "fbgemm_rowwise_adagrad", "fbgemm_cowclip")
+SCALED = Hyperparameters(embedding_lr=0.5, embedding_l2=0.25, dense_lr=0.1)
+
+
+def chosen(tmp_path, *overrides):
+    import torch
+
+    config = small_config(tmp_path, *overrides)
+    return table_optimizer(config, SCALED, 10, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("optimizer", ON_CPU)
+def test_every_optimizer_trains(tmp_path, optimizer):
+    run_small(tmp_path, [f"optim.embedding.optimizer={optimizer}", "train.epochs=4"])
+    losses = [line["loss"] for line in lines(tmp_path / "small") if line["kind"] == "train"]
+    assert losses[-1] < losses[0]
+    summary = json.loads((tmp_path / "small/summary.json").read_text())
+    assert (summary["clipped_share"] is None) == optimizer.startswith("fbgemm")
+
+
+@pytest.mark.parametrize("optimizer", OURS)
+def test_settings_reach_the_optimizer(tmp_path, optimizer):
+    kind, arguments = chosen(
+        tmp_path,
+        f"optim.embedding.optimizer={optimizer}",
+        "optim.embedding.rows=touched",
+        "optim.embedding.weight_decay=0.125",
+        "optim.embedding.on_nonfinite=skip_row",
+        "optim.embedding.clip.granularity=row",
+        "optim.embedding.clip.threshold=2.0",
+    )
+    settings = kind.update_settings(kind.defaults_with(arguments))
+    assert settings.rule == kind.rule_type(
+        **{k: arguments[k] for k in kind.rule_type.__dataclass_fields__ if k in arguments}
+    )
+    assert (settings.rows, settings.weight_decay, settings.l2) == ("touched", 0.125, 0.25)
+    assert settings.on_nonfinite == "skip_row"
+    assert (settings.clip.granularity, settings.clip.threshold) == ("row", 2.0)
+    assert settings.clip.columns == 10
+    assert arguments["lr"] == 0.5
+
+
+def test_without_a_clip_the_embedding_is_still_told_from_the_first_order_weight(tmp_path):
+    """Row-wise states keep them apart."""
+    _, arguments = chosen(tmp_path, "optim.embedding.clip=null")
+    assert (arguments["clip"].granularity, arguments["clip"].columns) == ("none", 10)
+
+
+def test_settings_of_helen_reach_it(tmp_path):
+    kind, arguments = chosen(tmp_path, "optim.embedding.optimizer=helen", "optim.embedding.rho=0.7")
+    settings, lr = kind.table_settings(arguments)
+    assert (settings.rho, settings.bound, settings.l2, settings.columns) == (0.7, 0.3, 0.25, 10)
+    assert lr == 0.5
+
+
+def test_helen_differs_from_adam_by_its_first_pass(tmp_path):
+    """Without a perturbation Helen is Adam with torch's epsilon and no clip."""
+    plain = [
+        "optim.embedding.optimizer=adam",
+        "optim.embedding.clip=null",
+        "optim.embedding.eps=1e-8",
+        "optim.embedding.eps_placement=torch",
+    ]
+    results = {}
+    for name, overrides in {
+        "adam": plain,
+        "still": ["optim.embedding.optimizer=helen", "optim.embedding.rho=0"],
+        "helen": ["optim.embedding.optimizer=helen", "optim.embedding.rho=1"],
+    }.items():
+        results[name] = losses_and_weights(tmp_path, overrides)[0]
+    assert results["still"] == pytest.approx(results["adam"], rel=1e-6)
+    assert results["helen"] != pytest.approx(results["adam"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "overrides, words",
+    [
+        (["optim.embedding.optimizer=adamw"], ["optim.embedding.optimizer", "'adamw'", "'adam'"]),
+        (["optim.embedding.momentum=0.9"], ["unknown key with optimizer: adam", "momentum"]),
+        (
+            ["optim.embedding.optimizer=sgd", "optim.embedding.betas=[0.9,0.99]"],
+            ["unknown key with optimizer: sgd", "allowed here"],
+        ),
+        (
+            ["optim.embedding.clip.granularity=row"],
+            ["optim.embedding.clip: granularity 'row' needs a threshold"],
+        ),
+        (["optim.embedding.clip.threshold=1.0"], ["leave it out"]),
+        (
+            ["optim.embedding.optimizer=fbgemm_cowclip", "sharding.plan=column_wise"],
+            ["sharding.plan", "'column_wise'", "table_wise"],
+        ),
+        (["optim.embedding.on_nonfinite=ignore"], ["'error' or 'skip_row'"]),
+        (["optim.embedding.weight_decay=-1"], ["weight_decay: found -1"]),
+    ],
+)
+def test_what_does_not_fit_is_refused_when_the_configuration_is_read(tmp_path, overrides, words):
+    with pytest.raises(ConfigError) as failure:
+        small_config(tmp_path, *overrides)
+    for word in words:
+        assert word in str(failure.value)
+
+
+def test_what_the_device_lacks_is_refused_before_training(tmp_path):
+    with pytest.raises(ConfigError, match=r"optim.embedding: .*fbgemm_adam"):
+        run_small(tmp_path, ["optim.embedding.optimizer=fbgemm_adam"])
+
+
+def test_the_help_names_every_optimizer_once():
+    (key,) = [key for key in all_keys(Config) if key.path == "optim.embedding.optimizer"]
+    for optimizer in (*ON_CPU, "fbgemm_adam"):
+        assert optimizer in key.description
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rowwise_adam", "adagrad", "rowwise_adagrad"])
+@pytest.mark.parametrize(
+    "first, second",
+    [("table_wise", "column_wise"), ("column_wise", "data_parallel"), ("grid_shard", "row_wise")],
+)
+def test_a_run_continues_under_another_plan(tmp_path, optimizer, first, second):
+    common = [f"optim.embedding.optimizer={optimizer}"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder in (whole, parts):
+        folder.mkdir()
+    run_small(whole, [*common, "train.epochs=2"])
+    run_small(parts, [*common, f"sharding.plan={first}"])
+    run_small(
+        parts, [*common, "train.epochs=2", "checkpoint.resume=auto", f"sharding.plan={second}"]
+    )
+    expected, found = (
+        [line["loss"] for line in lines(folder / "small") if line["kind"] == "train"]
+        for folder in (whole, parts)
+    )
+    assert found == pytest.approx(expected, rel=1e-5)
