@@ -1,5 +1,8 @@
 """CowClip for embedding tables, in TorchRec's sharded tables and in plain PyTorch."""
 
+import sys
+from typing import TYPE_CHECKING, Any
+
 from stampede.optim.clip import CowClip
 from stampede.optim.dense_adam import DenseAdam
 from stampede.optim.helen import Helen
@@ -12,9 +15,11 @@ from stampede.optim.optimizers import (
 )
 from stampede.optim.scaling import Hyperparameters, Scaled, ScalingRule, scale
 from stampede.optim.schedules import Schedule, learning_rate
-from stampede.optim.sharded import CowClipTables, cowclip_sharders, local_cowclip_tables
 from stampede.optim.table_init import TableInit
 from stampede.optim.update import NonFiniteGradientError
+
+if TYPE_CHECKING or sys.modules.get("torchrec"):
+    from stampede.optim.sharded import CowClipTables, cowclip_sharders, local_cowclip_tables
 
 __all__ = [
     "CowClip",
@@ -37,3 +42,12 @@ __all__ = [
     "local_cowclip_tables",
     "scale",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs TorchRec is imported when it is asked for: plain PyTorch does without."""
+    if name in ("CowClipTables", "cowclip_sharders", "local_cowclip_tables"):
+        from stampede.optim import sharded
+
+        return getattr(sharded, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,6 +17,7 @@ from stampede.optim.helen.perturbation import (
 from stampede.optim.rows import RowGradients, sum_by_row
 from stampede.optim.rules.adam import adam_
 from stampede.optim.sweep import SWEEP_ELEMENTS
+from stampede.optim.unmatched import explain_to_torchrec
 
 
 class Helen(torch.optim.Optimizer):
@@ -82,6 +83,7 @@ class Helen(torch.optim.Optimizer):
     ) -> None:
         settings = HelenSettings(rho, bound, tuple(betas), eps, weight_decay, rows, l2, columns)
         defaults = {"lr": lr, "net_pert": net_pert, "dense_norm": dense_norm, "kind": kind}
+        explain_to_torchrec()
         super().__init__(params, defaults | vars(settings))
         self._first: dict[Tensor, _First] | None = None
 

@@ -28,6 +28,7 @@ FIRST_DENSE_STEP = 5
 # and gates, which deepctr gives 1e-5 of their own (here equal to the tables' l2).
 DECAYED = re.compile(r"linear_kernel|cross_net/kernel|cross_net_mix/[UVC]_list")
 PLANS = (
+    "data_parallel",
     "table_wise",
     "row_wise",
     "column_wise",
