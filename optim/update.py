@@ -18,7 +18,7 @@ from stampede.optim.table_array import TableArray
 
 
 class NonFiniteGradientError(ValueError):
-    """A NaN or an infinity in a gradient; no table was changed."""
+    """A NaN or an infinity in a gradient; no table that is updated together was changed."""
 
 
 @dataclass
@@ -93,8 +93,8 @@ def update_(updates: Sequence[PendingUpdate], reduction: Reduction | None = None
     reduction.sum_tables_(sums)
     if sums.nonfinite:
         raise NonFiniteGradientError(
-            "the gradient of an embedding row is not finite; no table was changed "
-            "(on_nonfinite='skip_row' would leave such rows out)"
+            "the gradient of an embedding row is not finite; no table of its collection was "
+            "changed (on_nonfinite='skip_row' would leave such rows out)"
         )
     return [_finish(work, sums) for work in works]
 

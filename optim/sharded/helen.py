@@ -102,7 +102,7 @@ def perturb_(
         reduction.reduce_helen(squares, counts)
     if not all(bool(torch.isfinite(square)) for square in squares.values()):
         raise NonFiniteGradientError(
-            "the gradient of an embedding row is not finite; no table was changed"
+            "the gradient of an embedding row is not finite; no table of its collection was changed"
         )
     left = []
     for update, setting, weights, grad in zip(updates, settings, taken, grads, strict=True):

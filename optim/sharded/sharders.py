@@ -226,6 +226,11 @@ def _optimizer_of(parameter: nn.Parameter) -> _Chosen | None:
         settings, lr = kind.table_settings(arguments)
         return _Chosen(settings.second_pass(), lr, settings)
     group = kind.defaults_with(arguments)
+    if group["padding_idx"] is not None:
+        raise ValueError(
+            f"{kind.__name__}: padding_idx is {group['padding_idx']!r}, but TorchRec's tables have "
+            "no padding row; leave padding_idx out, and leave padding ids out of the bags"
+        )
     return _Chosen(kind.update_settings(group), float(group["lr"]))
 
 

@@ -1,112 +1,12 @@
 """Helen in sharded tables: the result of the formulas in float64, on any plan."""
 
 import pytest
-import torch
-import torch.distributed as dist
-from torchrec.distributed import DistributedModelParallel
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from stampede.optim import Helen, TableInit, cowclip_sharders
-from support.helen_reference import ReferenceHelen
-from support.parity import (
-    Case,
-    Holder,
-    build_collection,
-    deviation,
-    example_loss,
-    global_batch,
-    local_batch,
-    plan_of,
-    sharded_loss,
-    tables_of,
-)
-from support.parity_cases import SUMS
+from support.helen_parity import CASES, reference, train
+from support.parity import deviation
 from support.ranks import run_ranks
 
 TOLERANCE = 1e-4
-MIXED = ("data_parallel", "grid_shard", "row_wise", "column_wise")
-CASES = [
-    Case(plan=plan, tables=SUMS, arguments=arguments)
-    for plan in ("table_wise", MIXED, "grid_shard")
-    for arguments in (
-        {"l2": 1e-2, "weight_decay": 1e-3, "columns": 10},
-        {"rows": "touched", "l2": 1e-3},
-        {},
-    )
-]
-SETTINGS = {"lr": 1e-2, "rho": 0.5, "bound": 0.3}
-
-
-def train(cases):
-    """On every rank: two backward passes a step."""
-    dist.init_process_group("gloo")
-    results = []
-    for case in cases:
-        rank, world = dist.get_rank(), dist.get_world_size()
-        collection = build_collection(case)
-        apply_optimizer_in_backward(Helen, collection.parameters(), {**SETTINGS, **case.arguments})
-        sharders = cowclip_sharders(TableInit(std=0.1))
-        plan = plan_of(case, collection, sharders, world)
-        model = DistributedModelParallel(
-            Holder(collection), device=torch.device("cpu"), plan=plan, sharders=sharders
-        )
-        start = tables_of(model, case)
-        part = slice(rank * case.batch // world, (rank + 1) * case.batch // world)
-        for step in range(1, case.steps + 1):
-            batch = local_batch(global_batch(case, step), part)
-            for _ in range(2):
-                sharded_loss(case, model, batch).backward()
-        results.append((start, tables_of(model, case)))
-    dist.barrier()
-    dist.destroy_process_group()
-    return results
-
-
-def reference(case, start, **changes):
-    """The embedding columns as tables, the others as first-order weights."""
-    settings = {**SETTINGS, **case.arguments, **changes}
-    columns = settings.pop("columns", None) or 12
-    touched = settings.pop("rows", "all") == "touched"
-    l2 = settings.pop("l2", 0.0)
-    parts = {}
-    for name in case.names:
-        parts[name] = start[name][:, :columns]
-        parts[f"{name} rest"] = start[name][:, columns:]
-    helen = ReferenceHelen(
-        parts,
-        tables=tuple(case.names),
-        l2=dict.fromkeys(parts, l2),
-        touched_only=tuple(parts) if touched else (),
-        **settings,
-    )
-    for step in range(1, case.steps + 1):
-        batch = global_batch(case, step)
-        counts = {
-            name: sum(
-                torch.bincount(batch[feature][0], minlength=table.rows)
-                for feature in case.features[name]
-            )
-            for name, table in zip(case.names, case.tables, strict=True)
-        }
-        counts |= {f"{name} rest": count for name, count in counts.items()}
-
-        def loss(leaves, batch=batch):
-            total = 0.0
-            for name in case.names:
-                whole = torch.cat([leaves[name], leaves[f"{name} rest"]], dim=1)
-                for feature in case.features[name]:
-                    ids, lengths, _, targets = batch[feature]
-                    bags = torch.arange(case.batch).repeat_interleave(lengths)
-                    pooled = whole.new_zeros(case.batch, 12).index_add(0, bags, whole[ids])
-                    total = total + example_loss(pooled, targets)
-            return total / case.batch
-
-        helen.step(loss, counts, step)
-    helen.weights = {
-        name: torch.cat([helen.weights[name], helen.weights[f"{name} rest"]], dim=1)
-        for name in case.names
-    }
-    return helen
 
 
 @pytest.fixture(scope="module", params=[1, 2, 4], ids=lambda count: f"{count} processes")

@@ -3,15 +3,19 @@
 import json
 from pathlib import Path
 
+import torch
+
 from stampede.data import GlobalBatches
 from stampede.engine.build import build
 from stampede.engine.config import load_config
 from stampede.engine.datasets import open_dataset
+from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.evaluate import evaluate
 from stampede.engine.processes import processes
 from stampede.engine.run import run
 from stampede.engine.step import train_step
 from stampede.engine.tables import gather_field
+from stampede.optim import local_cowclip_tables
 
 SMALL = [
     "data.scale=0.0005",
@@ -72,3 +76,24 @@ def without_times(run: Path):
         {key: value for key, value in line.items() if not key.endswith("_per_second")}
         for line in lines(run)
     ]
+
+
+def poison_rank_1(folder):
+    """Train until it stops; what the stop said, and whether the weights are as before the step."""
+    config = small_config(folder, "sharding.plan=row_wise", world_size=2)
+    with processes("cpu") as here:
+        dataset = open_dataset(config, here)
+        job = build(config, dataset, here)
+        batches = GlobalBatches(dataset.train, list(dataset.vocabulary_sizes), 256, here.rank, 2)
+        for step, batch in enumerate(batches.epoch(0), 1):
+            if step == 3 and here.rank == 1:
+                batch.dense[0, 0] = float("nan")
+            weights = [p.detach() for p in job.dense_parameters.values()]
+            weights += [t.table.weights for t in local_cowclip_tables(job.model)]
+            before = [w.clone() for w in weights]
+            try:
+                train_step(job, batch, step, here)
+            except TrainingStoppedError as stop:
+                same = all(torch.equal(*pair) for pair in zip(before, weights, strict=True))
+                return str(stop), same
+    return None
