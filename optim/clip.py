@@ -86,8 +86,11 @@ class CowClip:
             )
         if self.variant not in get_args(Variant):
             raise ValueError(f"CowClip: variant is {self.variant!r}; write 'reference' or 'paper'")
-        if self.columns is not None and self.columns < 1:
-            raise ValueError(f"CowClip: columns is {self.columns!r}; write 1 or more, or None")
+        whole = isinstance(self.columns, int) and not isinstance(self.columns, bool)
+        if self.columns is not None and not (whole and self.columns >= 1):
+            raise ValueError(
+                f"CowClip: columns is {self.columns!r}; write a whole number of at least 1, or None"
+            )
 
     @property
     def by_row(self) -> bool:

@@ -192,7 +192,7 @@ class CowClipOptimizer(torch.optim.Optimizer):
                 "for each device"
             )
         batches = [
-            (param, group, settings, row_gradients(param, settings.clip, counts.get(param)))
+            (param, group, settings, row_gradients(param, settings, counts.get(param)))
             for group in self.param_groups
             for settings in (self.update_settings(group),)
             for param in group["params"]

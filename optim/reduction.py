@@ -55,7 +55,13 @@ class TableSums:
 
 
 class Reduction(Protocol):
-    """Adds up over the shards of a table. Every rank makes the same calls in the same order."""
+    """Adds up over the shards of a table. Every rank makes the same calls in the same order.
+
+    Attributes:
+        device: of the sums of a rank without tables.
+    """
+
+    device: torch.device
 
     def sum_columns_(
         self, updates: Sequence[PendingUpdate], values: Sequence[Tensor], *, all_rows: bool
@@ -73,6 +79,8 @@ class Reduction(Protocol):
 
 class NoReduction:
     """Whole tables in one process: there is nothing to add up."""
+
+    device = torch.device("cpu")
 
     def sum_columns_(
         self, updates: Sequence[PendingUpdate], values: Sequence[Tensor], *, all_rows: bool

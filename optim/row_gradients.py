@@ -5,17 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stampede.optim.clip import CowClip
 from stampede.optim.occurrences import ids_behind
 from stampede.optim.rows import RowGradients, sum_by_row
+from stampede.optim.settings import UpdateSettings
 
 
-def row_gradients(param: Tensor, clip: CowClip, counts: Tensor | None) -> RowGradients:
+def row_gradients(param: Tensor, settings: UpdateSettings, counts: Tensor | None) -> RowGradients:
     """Read `param.grad`, dense or sparse.
 
     Args:
         param: a table, `[rows, dim]`.
-        clip: its clipping rule; one without row thresholds needs no counts.
+        settings: its settings; without row thresholds a sparse gradient needs no counts, and a
+            dense one only under `rows="touched"`, for it does not tell which rows occurred.
         counts: `[rows]` how often each row occurred, or None to take them from the gradient.
 
     Raises:
@@ -26,7 +27,7 @@ def row_gradients(param: Tensor, clip: CowClip, counts: Tensor | None) -> RowGra
         _check(counts, param, name)
         counts = counts.to(grad.device, torch.int64)
     if grad.layout == torch.strided:
-        return _dense(grad, clip, counts, name)
+        return _dense(grad, settings, counts, name)
     if grad.layout != torch.sparse_coo or grad.sparse_dim() != 1:
         raise ValueError(
             f"the gradient of {name} is neither dense nor sparse by rows; a table's gradient comes "
@@ -38,7 +39,7 @@ def row_gradients(param: Tensor, clip: CowClip, counts: Tensor | None) -> RowGra
     summed = sum_by_row(grad._indices()[0], values)
     if counts is not None:
         return summed._replace(counts=counts[summed.rows])
-    if not clip.by_row:
+    if not settings.clip.by_row:
         return summed
     ids = ids_behind(param)
     if ids is None:
@@ -51,11 +52,15 @@ def row_gradients(param: Tensor, clip: CowClip, counts: Tensor | None) -> RowGra
     return summed if len(ids) == grad._nnz() else summed._replace(counts=_count(ids, summed.rows))
 
 
-def _dense(grad: Tensor, clip: CowClip, counts: Tensor | None, name: str) -> RowGradients:
+def _dense(
+    grad: Tensor, settings: UpdateSettings, counts: Tensor | None, name: str
+) -> RowGradients:
     if counts is None:
-        if clip.by_row:
+        if settings.clip.by_row or settings.rows == "touched":
+            needed = "" if settings.clip.by_row else ", which rows='touched' needs"
             raise ValueError(
-                f"the gradient of {name} is dense and does not tell how often each id occurred; "
+                f"the gradient of {name} is dense and does not tell how often each id "
+                f"occurred{needed}; "
                 "build the table with sparse=True (in TorchRec, pass sharders=cowclip_sharders() "
                 "to DistributedModelParallel) and keep it out of penalties in the loss (l2= of the "
                 "optimizer does the same), or give step(counts={parameter: occurrences of each "

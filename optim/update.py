@@ -89,7 +89,8 @@ def update_(updates: Sequence[PendingUpdate], reduction: Reduction | None = None
     works = [_begin(update) for update in updates]
     _sum_columns(works, reduction)
     _leave_out_nonfinite(works)
-    sums = _table_sums(works)
+    device = works[0].weights.device if works else reduction.device
+    sums = _table_sums(works, device)
     reduction.sum_tables_(sums)
     if sums.nonfinite:
         raise NonFiniteGradientError(
@@ -154,9 +155,8 @@ def _leave_out_nonfinite(works: Sequence[_Work]) -> None:
             work.keep(rows)
 
 
-def _table_sums(works: Sequence[_Work]) -> TableSums:
+def _table_sums(works: Sequence[_Work], device: torch.device) -> TableSums:
     """This rank's part of the sums over tables."""
-    device = works[0].weights.device
     sums = TableSums(nonfinite=torch.zeros((), dtype=torch.float64, device=device))
     for work in works:
         settings, array = work.array.settings, work.array

@@ -15,10 +15,16 @@ EVERY_EXAMPLE = pytest.mark.parametrize("name", EXAMPLES)
 
 
 @functools.cache
-def output_of(name):
-    """What an example prints; each is run once."""
+def output_of(name, processes=None):
+    """What an example prints, alone or under torchrun; each is run once."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(ROOT / "examples" / name)],
+        [
+            sys.executable,
+            *("-W", "ignore"),
+            *(torchrun if processes else ()),
+            str(ROOT / "examples" / name),
+        ],
         capture_output=True,
         text=True,
         timeout=300,
@@ -33,16 +39,28 @@ def test_it_has_fewer_than_60_lines(name):
     assert len((ROOT / "examples" / name).read_text(encoding="utf-8").splitlines()) < 60
 
 
+def losses_in(output):
+    return [float(loss) for loss in re.findall(r"loss.*?(\d+\.\d+)", output)]
+
+
 @EVERY_EXAMPLE
 def test_it_learns(name):
-    losses = [float(loss) for loss in re.findall(r"loss.*?(\d+\.\d+)", output_of(name))]
+    losses = losses_in(output_of(name))
     assert len(losses) >= 2
     assert losses[-1] < losses[0] - 0.05
 
 
+def test_torchrec_training_learns_on_two_processes_too():
+    losses = losses_in(output_of("torchrec_training.py", processes=2))
+    assert len(losses) == 2  # printed by one of them
+    assert losses[-1] < losses[0] - 0.05
+    # Other clicks, of other ranks: it ran on two.
+    assert losses != losses_in(output_of("torchrec_training.py"))
+
+
 def test_plain_pytorch_comes_close_to_the_truth():
     # The entropy of the clicks themselves is about 0.46, that of a coin 0.69.
-    assert float(re.findall(r"loss.*?(\d+\.\d+)", output_of("plain_pytorch.py"))[-1]) < 0.53
+    assert losses_in(output_of("plain_pytorch.py"))[-1] < 0.53
 
 
 def test_plain_pytorch_marks_the_two_lines_that_change():

@@ -9,12 +9,15 @@ from pydantic import Field, model_validator
 from stampede.engine.config.schedule import ScheduleSection
 from stampede.engine.config.section import Beta, Section
 from stampede.optim import CowClip
+from stampede.optim.clip import Granularity, Variant
+from stampede.optim.rules import EpsPlacement
+from stampede.optim.settings import OnNonfinite, Rows
 
 
 class ClipSection(Section):
     """The clip."""
 
-    granularity: Literal["none", "global", "field", "row", "field_adaptive", "cowclip"] = Field(
+    granularity: Granularity = Field(
         "cowclip",
         description="what is held against one threshold: nothing, the gradients of all tables, of "
         "a field, of an id; field_adaptive and cowclip take it from the weights of a field or id",
@@ -26,7 +29,7 @@ class ClipSection(Section):
     threshold: float | None = Field(
         None, gt=0, description="global, field, row: gradient norm allowed; required there"
     )
-    variant: Literal["reference", "paper"] = Field(
+    variant: Variant = Field(
         "reference", description="form of the lower bound: the authors' code, or the paper"
     )
 
@@ -69,14 +72,12 @@ class _Betas(Section):
 
 
 class _Rows(Section):
-    rows: Literal["all", "touched"] = Field(
-        "all", description="rows that take a step: all, or those of the batch"
-    )
+    rows: Rows = Field("all", description="rows that take a step: all, or those of the batch")
 
 
 class _Clipped(_TableOptimizer, _L2, _Decoupled, _Rows):
     clip: ClipSection | None = Field(ClipSection(), description="null for no clipping")
-    on_nonfinite: Literal["error", "skip_row"] = Field(
+    on_nonfinite: OnNonfinite = Field(
         "error",
         description="a NaN or infinity in the gradient of a row stops the run, or leaves the row "
         "out of the batch",
@@ -90,7 +91,7 @@ class AdamSection(_Clipped, _Betas):
         "adam", description="optimizer of the tables"
     )
     eps: float = Field(1e-7, gt=0, description="Adam's epsilon")
-    eps_placement: Literal["keras", "torch"] = Field(
+    eps_placement: EpsPlacement = Field(
         "keras", description="epsilon before (keras) or after (torch) the bias correction"
     )
 

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from stampede.engine.config.section import Section
 from stampede.optim import Schedule
+from stampede.optim.schedules import Decay
 
 
 class ScheduleSection(Section):
@@ -16,9 +17,7 @@ class ScheduleSection(Section):
     warmup: float = Field(
         0.0, ge=0, description="length of the linear warm-up from 1e-8, in units; 0: none"
     )
-    decay: Literal["constant", "polynomial", "cosine", "step"] = Field(
-        "constant", description="what follows the warm-up"
-    )
+    decay: Decay = Field("constant", description="what follows the warm-up")
     unit: Literal["epochs", "steps"] = Field(
         "epochs", description="unit of warmup, length and every"
     )

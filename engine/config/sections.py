@@ -15,6 +15,10 @@ from stampede.engine.config.section import Beta, Section, Seed
 from stampede.models import network_names
 from stampede.optim import ScalingRule
 from stampede.optim.baselines import BASELINE_SHARDING_TYPES, BASELINES
+from stampede.optim.rules import EpsPlacement
+from stampede.optim.sharded.supported import SHARDING_TYPES
+
+_Plan = Literal[("auto", *SHARDING_TYPES)]
 
 
 class RunSection(Section):
@@ -87,7 +91,7 @@ class DenseOptimSection(Section):
         (0.9, 0.999), description="decay rates of the two moments", strict=False
     )
     eps: float = Field(1e-7, gt=0, description="Adam's epsilon")
-    eps_placement: Literal["keras", "torch"] = Field(
+    eps_placement: EpsPlacement = Field(
         "keras", description="epsilon before (keras) or after (torch) the bias correction"
     )
 
@@ -145,16 +149,9 @@ class CheckpointSection(Section):
 class ShardingSection(Section):
     """Where the tables are."""
 
-    plan: Literal[
-        "auto",
-        "data_parallel",
-        "table_wise",
-        "row_wise",
-        "column_wise",
-        "table_row_wise",
-        "table_column_wise",
-        "grid_shard",
-    ] = Field("auto", description="sharding type of all tables; auto: TorchRec's planner decides")
+    plan: _Plan = Field(
+        "auto", description="sharding type of all tables; auto: TorchRec's planner decides"
+    )
 
 
 class Config(Section):

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from stampede.optim.helen.perturbation import (
-    HelenSettings,
-    check_at_least_0,
-    perturbation,
+from stampede.optim.embedding_modules import visit_modules
+from stampede.optim.helen.groups import check_group, settings_of
+from stampede.optim.helen.passes import (
+    First,
+    as_table,
+    dense_norms,
+    gradient,
+    gradient_norm,
+    move_,
+    update_all_,
+    with_l2,
 )
-from stampede.optim.rows import RowGradients, sum_by_row
-from stampede.optim.rules.adam import adam_
-from stampede.optim.sweep import SWEEP_ELEMENTS
+from stampede.optim.helen.perturbation import HelenSettings
+from stampede.optim.occurrences import follow
+from stampede.optim.reduction import PendingUpdate
+from stampede.optim.rows import RowGradients
+from stampede.optim.table_array import TableArray, TableShard, state_dtype
 from stampede.optim.unmatched import explain_to_torchrec
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Helen(torch.optim.Optimizer):
@@ -29,11 +39,14 @@ class Helen(torch.optim.Optimizer):
     In plain PyTorch every param group has a `kind`:
 
     - `embedding`: tables of `nn.Embedding(sparse=True)` or `nn.EmbeddingBag(sparse=True)`, whose
-      uncoalesced gradient has one entry per occurrence of an id and so carries the counts (not of
-      a `padding_idx`). They are perturbed, and updated with the second gradient.
+      uncoalesced gradient has one entry per occurrence of an id and so carries the counts; several
+      lookups add up. They are perturbed, and updated with the second gradient.
     - `dense`: everything else, with the first-order (dim 1) tables, which the repository treats
       so; these may be sparse. With `net_pert=False` they stay in place and are updated with the
       *first* gradient; with True they move by `rho * g / norm` and take the second.
+
+    Create the optimizer after the model and before the first lookup, as `CowClipOptimizer`: the
+    modules of the tables are found then. Rows of their `padding_idx` are never changed.
 
     Args:
         params: groups, each with `params` and `kind`; any setting below may be given per group.
@@ -48,7 +61,7 @@ class Helen(torch.optim.Optimizer):
             does, because its loop over the tables reuses the variable.
 
     Raises:
-        ValueError: a setting is out of range.
+        ValueError: a setting is out of range, or the module of a table is not supported.
 
     Example::
 
@@ -83,18 +96,31 @@ class Helen(torch.optim.Optimizer):
     ) -> None:
         settings = HelenSettings(rho, bound, tuple(betas), eps, weight_decay, rows, l2, columns)
         defaults = {"lr": lr, "net_pert": net_pert, "dense_norm": dense_norm, "kind": kind}
+        self._first: dict[Tensor, First] | None = None
+        self._padding: dict[Tensor, int] | None = None
         explain_to_torchrec()
         super().__init__(params, defaults | vars(settings))
-        self._first: dict[Tensor, _First] | None = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._first = None
+        self._first = self._padding = None
+        for group in self.param_groups:
+            _follow(group)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, checking its settings as the constructor does."""
-        _check_group({**self.defaults, **param_group})
+        check_group({**self.defaults, **param_group})
         super().add_param_group(param_group)
+        added = self.param_groups[-1]
+        # Tables of TorchRec are on `meta` at first, and their modules are replaced.
+        present = [p for p in added["params"] if p.requires_grad and not p.is_meta]
+        try:
+            visit_modules(present, "Helen")
+        except ValueError:
+            self.param_groups.pop()
+            raise
+        self._padding = None
+        _follow(added)
 
     @classmethod
     def table_settings(cls, arguments: dict[str, Any]) -> tuple[HelenSettings, float]:
@@ -109,7 +135,7 @@ class Helen(torch.optim.Optimizer):
                 "Helen: net_pert and kind='dense' concern dense layers, which sharded tables do "
                 "not see; leave them out"
             )
-        return _settings(group), float(group["lr"])
+        return settings_of(group), float(group["lr"])
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:
         """One step; unlike the repository's, it has both gradients computed.
@@ -140,29 +166,35 @@ class Helen(torch.optim.Optimizer):
 
         Raises:
             RuntimeError: the previous first step has not been followed by a second.
-            ValueError: a table's gradient does not tell how often each id occurred.
+            ValueError: a table's gradient does not tell how often each id occurred, or its module
+                has options that cannot be kept.
         """
         if self._first is not None:
             raise RuntimeError("Helen: first_step was called twice; call second_step in between")
-        batches = {
-            param: _gradient(param, group) for group, param in self._all() if param.grad is not None
-        }
-        groups = {param: group for group, param in self._all() if param in batches}
-        norms = {
-            param: _norm(_as_table(param), batch, _settings(groups[param]))
+        frozen = self._frozen_rows()
+        groups = {param: group for group, param in self._all() if param.grad is not None}
+        batches = {param: _gradient(param, group, frozen) for param, group in groups.items()}
+        slopes = {
+            param: with_l2(as_table(param), batch, groups[param]["l2"])
             for param, batch in batches.items()
         }
-        dense_norms = _dense_norms(norms, groups)
+        norms = {
+            param: gradient_norm(
+                as_table(param), slope, settings_of(groups[param]), frozen.get(param)
+            )
+            for param, slope in slopes.items()
+        }
+        together = dense_norms(norms, groups)
         self._first = {}
-        for param, batch in batches.items():
+        for param, slope in slopes.items():
             group = groups[param]
             if group["kind"] == "dense" and not group["net_pert"]:
-                self._first[param] = _First(batch)
+                self._first[param] = First(batches[param])
                 continue
             norm, bound = norms[param], group["bound"]
             if group["kind"] == "dense":
-                norm, bound = dense_norms[group["dense_norm"]].to(param.device), 1.0
-            self._first[param] = _move_(_as_table(param), batch, norm, bound, _settings(group))
+                norm, bound = together[group["dense_norm"]].to(param.device), 1.0
+            self._first[param] = move_(as_table(param), slope, norm, bound, settings_of(group))
         self.zero_grad()
 
     @torch.no_grad()
@@ -171,190 +203,88 @@ class Helen(torch.optim.Optimizer):
 
         Raises:
             RuntimeError: there was no first step.
+            ValueError: as in `first_step`.
+            NonFiniteGradientError: a table's gradient is not finite; no weight was changed.
         """
         if self._first is None:
             raise RuntimeError("Helen: second_step without first_step")
-        first = {param: self._first.get(param, _First()) for _, param in self._all()}
-        # Before the weights return, because the L2 part is that of the perturbed ones.
-        batches = {
-            param: first[param].batch or _gradient(param, group)
-            for group, param in self._all()
-            if first[param].batch or param.grad is not None
-        }
+        first, frozen = self._first, self._frozen_rows()
+        groups = {param: group for group, param in self._all()}
+        batches, moved = {}, {}
+        for param, group in groups.items():
+            batch = first[param].batch if param in first else None
+            if batch is None and param.grad is not None:
+                batch = _gradient(param, group, frozen)
+            if batch is not None:
+                batches[param] = batch
+                if group["l2"] and param in first and first[param].rows is not None:
+                    moved[param] = as_table(param)[batch.rows]
         self.restore()
-        for group, param in self._all():
+        # The update adds the L2 term of the weights; it belongs to where they had been moved.
+        for param, weights in moved.items():
+            weights -= as_table(param)[batches[param].rows]
+            batches[param].grads.add_(weights, alpha=2.0 * groups[param]["l2"])
+        updates = []
+        for position, (param, group) in enumerate(groups.items()):
             if param in batches:
-                self._update(param, group, batches[param], first[param].stretch)
+                array = self._array(str(position), param, group)
+                step, left = int(self.state[param]["step"]) + 1, first.get(param, First())
+                updates.append(
+                    PendingUpdate(
+                        array, batches[param], float(group["lr"]), step, left.decay_factor
+                    )
+                )
+        update_all_(updates, [groups[param]["kind"] == "dense" for param in batches])
+        for param in batches:
+            self.state[param]["step"] += 1
 
     @torch.no_grad()
     def restore(self) -> None:
         """Undo `first_step`, bit for bit; without one, do nothing."""
         for param, first in (self._first or {}).items():
             if first.rows is not None:
-                _as_table(param).index_copy_(0, first.rows, first.weights)
+                as_table(param).index_copy_(0, first.rows, first.weights)
         self._first = None
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state; unlike torch, moments of fp16 and bf16 weights stay float32."""
+        super().load_state_dict(state_dict)
+        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
+        for (_, param), index in zip(self._all(), saved, strict=True):
+            for name in _MOMENTS:
+                if name in state_dict["state"].get(index, {}):
+                    value = state_dict["state"][index][name]
+                    self.state[param][name] = value.to(param.device, state_dtype(param))
 
     def _all(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
         return ((group, param) for group in self.param_groups for param in group["params"])
 
-    def _update(
-        self, param: Tensor, group: dict[str, Any], batch: RowGradients, stretch: float
-    ) -> None:
-        state = self.state[param]
+    def _frozen_rows(self) -> dict[Tensor, int]:
+        """`padding_idx` by parameter, of the tables whose modules have one."""
+        if self._padding is None:
+            self._padding = visit_modules([param for _, param in self._all()], "Helen")
+        return self._padding
+
+    def _array(self, name: str, param: Tensor, group: dict[str, Any]) -> TableArray:
+        """A parameter with its state, which is made at the first step."""
+        state, table = self.state[param], as_table(param)
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
-            state["exp_avg"] = torch.zeros_like(param)
-            state["exp_avg_sq"] = torch.zeros_like(param)
-        state["step"] += 1
-        arrays = [_as_table(array) for array in (param, state["exp_avg"], state["exp_avg_sq"])]
-        _update_(arrays, batch, _settings(group), stretch, float(group["lr"]), int(state["step"]))
+            for moment in _MOMENTS:
+                state[moment] = torch.zeros_like(param, dtype=state_dtype(param))
+        moments = {moment: as_table(state[moment]) for moment in _MOMENTS}
+        settings, dim = settings_of(group).second_pass(), table.shape[1]
+        shards, frozen = (TableShard(name, len(table)),), self._frozen_rows().get(param)
+        return TableArray(shards, table, moments, dim, dim, settings, frozen)
 
 
-@dataclass
-class _First:
-    """What the first pass leaves of one parameter for the second.
-
-    Attributes:
-        batch: the gradient to update with, if that is the first pass's.
-        rows: `[n]` rows that moved, or None if none did.
-        weights: `[n, dim]` where they were.
-        stretch: factor of the perturbation `stretch * w` of rows with no gradient but that of
-            L2. It is not carried out: no lookup reads those rows.
-    """
-
-    batch: RowGradients | None = None
-    rows: Tensor | None = None
-    weights: Tensor | None = None
-    stretch: float = 0.0
+def _gradient(param: Tensor, group: dict[str, Any], frozen: dict[Tensor, int]) -> RowGradients:
+    counted = group["kind"] == "embedding"
+    return gradient(param, settings_of(group), frozen.get(param), counted=counted)
 
 
-def _gradient(param: Tensor, group: dict[str, Any]) -> RowGradients:
-    """The gradient with its L2 part; of a dense parameter every row counts as seen once."""
-    grad = param.grad
-    if group["kind"] == "embedding":
-        if grad.layout == torch.strided:
-            raise ValueError(
-                f"Helen: the gradient of a parameter of shape {tuple(param.shape)} is dense and "
-                "does not tell how often each id occurred; build the table with sparse=True, or "
-                "put the parameter into a group of kind 'dense'"
-            )
-        if grad.is_coalesced() and grad._nnz() > 1:
-            raise ValueError(
-                f"Helen: the sparse gradient of a parameter of shape {tuple(param.shape)} is "
-                "coalesced, so the counts of its ids are lost; usual causes are grad.coalesce(), "
-                "DistributedDataParallel and the unscaling of a GradScaler"
-            )
-    table = _as_table(param)
-    if grad.layout == torch.strided:
-        rows = torch.arange(len(table), device=grad.device)
-        # A copy, because the second backward may write over the first one's gradient.
-        batch = RowGradients(rows, grad.reshape(table.shape).clone(), torch.ones_like(rows))
-    else:
-        batch = sum_by_row(grad._indices()[0], grad._values())
-    if group["l2"]:
-        batch.grads.add_(table[batch.rows], alpha=2.0 * group["l2"])
-    return batch
-
-
-def _as_table(array: Tensor) -> Tensor:
-    """A parameter of any shape as `[rows, dim]`, sharing its memory."""
-    return array.view(len(array), -1) if array.dim() else array.view(1, 1)
-
-
-def _norm(table: Tensor, batch: RowGradients, settings: HelenSettings) -> Tensor:
-    """Norm of the gradient of the whole table, with the L2 part of rows outside the batch."""
-    norm = torch.linalg.vector_norm(batch.grads)
-    if settings.l2 == 0.0 or settings.rows == "touched" or len(batch.rows) == len(table):
-        return norm
-    inside = table[batch.rows].square().sum()
-    outside = (table.square().sum() - inside).clamp(min=0.0)
-    return torch.sqrt(norm.square() + outside * (2.0 * settings.l2) ** 2)
-
-
-def _dense_norms(
-    norms: dict[Tensor, Tensor], groups: dict[Tensor, dict[str, Any]]
-) -> dict[str, Tensor]:
-    """The norms that a dense parameter's perturbation may be divided by, see `Helen`."""
-    if not norms:
-        return {}
-    device = next(iter(norms)).device
-    total = torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms.values()]))
-    tables = [norms[param] for param in norms if groups[param]["kind"] == "embedding"]
-    return {"all": total, "last_table": tables[-1] if tables else total}
-
-
-def _move_(
-    table: Tensor, batch: RowGradients, norm: Tensor, bound: float, settings: HelenSettings
-) -> _First:
-    """Perturb the rows of the batch, in place."""
-    weights = table[batch.rows]
-    if len(batch.rows):
-        max_count = batch.counts.max()
-        moved = perturbation(batch.grads, batch.counts, norm, max_count, settings.rho, bound)
-        table.index_copy_(0, batch.rows, weights + moved)
-    stretch = 0.0
-    if settings.l2 and settings.rows == "all":
-        stretch = float(settings.stretch(norm, bound))
-    return _First(None, batch.rows, weights, stretch)
-
-
-def _update_(
-    arrays: list[Tensor],
-    batch: RowGradients,
-    settings: HelenSettings,
-    stretch: float,
-    lr: float,
-    step: int,
-) -> None:
-    """Adam on weights and moments, each `[rows, dim]`, in place."""
-
-    def adam(parts: Iterable[tuple[Tensor, ...]], decay: float) -> None:
-        weights, grads, exp_avgs, exp_avg_sqs = zip(*parts, strict=True)
-        adam_(
-            weights,
-            grads,
-            exp_avgs,
-            exp_avg_sqs,
-            step=step,
-            lr=lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            eps_placement="torch",
-            l2=decay / 2.0,
-        )
-
-    whole = len(batch.rows) == len(arrays[0])
-    picked = arrays if whole else [array[batch.rows] for array in arrays]
-    adam([(picked[0], batch.grads, *picked[1:])], settings.weight_decay)
-    if whole:
-        return
-    if settings.rows == "all":
-        weights, *moments = (array.view(-1).split(SWEEP_ELEMENTS) for array in arrays)
-        zero = torch.zeros_like(weights[0])
-        zeros = [zero[: len(part)] for part in weights]
-        decay = settings.weight_decay + 2.0 * settings.l2 * (1.0 + stretch)
-        adam(zip(weights, zeros, *moments, strict=True), decay)
-    for array, values in zip(arrays, picked, strict=True):
-        array.index_copy_(0, batch.rows, values)
-
-
-def _settings(group: dict[str, Any]) -> HelenSettings:
-    """The checked settings of a param group."""
-    names = HelenSettings.__dataclass_fields__
-    return HelenSettings(**{name: group[name] for name in names} | {"betas": tuple(group["betas"])})
-
-
-def _check_group(group: dict[str, Any]) -> None:
-    """Raise ValueError if a setting is missing or out of range."""
-    _settings(group)
-    check_at_least_0("lr", group["lr"])
-    choices = {
-        "kind": ("embedding", "dense"),
-        "net_pert": (False, True),
-        "dense_norm": ("all", "last_table"),
-    }
-    for name, (one, other) in choices.items():
-        if group.get(name) not in (one, other):
-            raise ValueError(
-                f"Helen: {name} of a param group is {group.get(name)!r}; write {one!r} or {other!r}"
-            )
+def _follow(group: dict[str, Any]) -> None:
+    """Have the lookups noted of the tables whose counts are needed."""
+    for param in group["params"]:
+        if group["kind"] == "embedding" and not param.is_meta:
+            follow(param)

@@ -70,6 +70,21 @@ class HelenSettings:
         """Factor `x` of the perturbation `x*w` of rows with no gradient but that of L2."""
         return 2.0 * self.l2 * self.rho * bound / (grad_norm + NORM_FLOOR)
 
+    def swept_decay_factor(self, grad_norms: Tensor, bound: float) -> Tensor | None:
+        """What the L2 term of absent rows is multiplied by, for it is taken where they would move.
+
+        Args:
+            grad_norms: `[shards]` norm of the gradient of each shard's whole table.
+            bound: the factor of rows that are not in the batch.
+
+        Returns:
+            `[shards]`, see `PendingUpdate.swept_decay_factor`; None for 1.
+        """
+        if not self.l2 or self.rows == "touched":
+            return None
+        decay = self.weight_decay + 2.0 * self.l2
+        return (decay + 2.0 * self.l2 * self.stretch(grad_norms, bound)) / decay
+
 
 def perturbation(
     grads: Tensor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -24,15 +25,31 @@ from stampede.optim.sharded.reduction import CollectionGroups
 from stampede.optim.update import update_
 
 if TYPE_CHECKING:
+    from stampede.optim.sharded.collections import CowClipCollection
     from stampede.optim.sharded.tables import CowClipTables
 
 
 @dataclass
 class _Collection:
+    """A sharded collection; it is not kept alive.
+
+    Attributes:
+        module: the collection.
+        names: of its tables, in sums.
+        groups: its collectives.
+        clips_everything: whether some of its tables are clipped together with all others.
+    """
+
+    module: weakref.ref[CowClipCollection]
+    names: frozenset[str]
     groups: CollectionGroups
-    tables: list[CowClipTables]
-    world_size: int
     clips_everything: bool
+
+    @property
+    def tables(self) -> list[CowClipTables]:
+        """Those of this rank; none once the collection is gone."""
+        module = self.module()
+        return [] if module is None else module.cowclip_tables()
 
 
 class BackwardUpdate:
@@ -49,44 +66,58 @@ class BackwardUpdate:
         self.guard = guard
         self._groups = ProcessGroups()
         self._helen: HelenPasses | None = None
-        self._collections: list[_Collection] = []
+        self._collections: dict[int, _Collection] = {}
+        self._next = 0
         self._pass: int | None = None
+        self._reached: set[int] = set()
         self._delivered: dict[CowClipTables, list[list[RowGradients]]] = {}
         self._events: list[torch.cuda.Event] = []
         self._everything: dist.ProcessGroup | None = None
 
     def add_collection(
         self,
+        module: CowClipCollection,
         layout: CollectionLayout,
         settings: dict[str, UpdateSettings],
         helen: dict[str, HelenSettings],
-        tables: list[CowClipTables],
         env: ShardingEnv,
-    ) -> None:
+        device: torch.device,
+    ) -> int:
         """Take in a collection; every rank must do so in the same order.
 
         Args:
+            module: the collection.
             layout: its plan.
             settings: of its tables, by the names of the layout.
             helen: of those tables among them whose optimizer is Helen.
-            tables: those of this rank.
             env: the processes.
+            device: of the tables.
+
+        Returns:
+            A number for it, the same on every rank.
+
+        Raises:
+            ValueError: the sharders were given to two models, or optimizers cannot be mixed.
         """
-        if not settings:
-            return
+        for number in [n for n, c in self._collections.items() if c.module() is None]:
+            del self._collections[number]
+        known = {name for c in self._collections.values() for name in c.names}
+        twice = sorted(known & set(settings))
+        if twice:
+            raise ValueError(
+                f"table {twice[0].lstrip('.')!r} is sharded for the second time by the same "
+                "sharders; call cowclip_sharders() once for each model"
+            )
         self._check_passes(helen, settings)
-        groups = CollectionGroups(layout, settings, self._groups, env.rank)
+        groups = CollectionGroups(layout, settings, self._groups, env, device)
         clips_everything = any(s.clip.granularity == "global" for s in settings.values())
-        self._collections.append(_Collection(groups, tables, env.world_size, clips_everything))
-        for tbe in tables:
-            tbe.owner = self
-        holders = {
-            rank
-            for collection in self._collections
-            if collection.clips_everything
-            for rank in collection.groups.layout.all_holders
-        }
-        self._everything = self._groups.of(tuple(sorted(holders)))
+        number = self._next
+        self._next += 1
+        self._collections[number] = _Collection(
+            weakref.ref(module), frozenset(settings), groups, clips_everything
+        )
+        self._everything = self._groups.of(tuple(range(env.world_size)))
+        return number
 
     def _check_passes(
         self, helen: dict[str, HelenSettings], settings: dict[str, UpdateSettings]
@@ -105,13 +136,20 @@ class BackwardUpdate:
             self._helen.settings.update(helen)
             self.guard.passes = 2
 
-    def deliver(self, tbe: CowClipTables, rows: list[RowGradients]) -> None:
-        """Hand in the sums of one lookup's rows, from within backward."""
+    def reach(self, number: int) -> None:
+        """Note, from within backward, that a pass goes through a lookup of a collection.
+
+        Every rank passes through it, also one without tables; so all take part in the update.
+        """
         current = torch._C._current_graph_task_id()
         if current != self._pass:
             # What an interrupted pass left behind is not part of this one.
-            self._pass, self._delivered, self._events = current, {}, []
+            self._pass, self._reached, self._delivered, self._events = current, set(), {}, []
             Variable._execution_engine.queue_callback(self._finish)
+        self._reached.add(number)
+
+    def deliver(self, tbe: CowClipTables, rows: list[RowGradients]) -> None:
+        """Hand in the sums of one lookup's rows, from within backward, after `reach`."""
         self._delivered.setdefault(tbe, []).append(rows)
         if rows[0].grads.is_cuda:
             # The update may run on another stream than this lookup's backward.
@@ -119,26 +157,23 @@ class BackwardUpdate:
 
     def _finish(self) -> None:
         delivered, self._delivered, self._pass = self._delivered, {}, None
+        reached = sorted(self._reached)
         self._wait_for_lookups(delivered)
-        self.guard.before_update()
-        present = [
-            (collection, [tbe for tbe in collection.tables if tbe in delivered])
-            for collection in self._collections
-        ]
-        present = [(collection, tables) for collection, tables in present if tables]
+        self.guard.before_update(reached)
+        present = [self._collections[number] for number in reached]
         self._check_everything_is_there(present)
         pending = self._pending(present, delivered)
-        groups = [collection.groups for collection, _ in present]
+        groups = [collection.groups for collection in present]
         if self._helen is None:
-            self._update(pending, groups, present)
+            self._update(pending, present)
         elif self._helen.first is None:
             self._helen.first_pass(pending, groups)
         else:
-            self._update(self._helen.second_pass(pending), groups, present)
-        self.guard.after_update()
+            self._update(self._helen.second_pass(pending, groups), present)
+        self.guard.after_update(reached)
         # The next lookup may run on yet another stream.
         updated = torch.cuda.current_stream().record_event() if self._events else None
-        for tbe in delivered:
+        for tbe in {tbe for tbe, _ in pending}:
             tbe.version += 1
             tbe.updated = updated
 
@@ -155,18 +190,22 @@ class BackwardUpdate:
 
     def _pending(
         self,
-        present: Sequence[tuple[_Collection, list[CowClipTables]]],
+        present: Sequence[_Collection],
         delivered: dict[CowClipTables, list[list[RowGradients]]],
     ) -> list[tuple[CowClipTables, PendingUpdate]]:
-        """What is to be updated: several lookups added up, replicated tables exchanged."""
+        """What is to be updated: several lookups added up, replicated tables exchanged.
+
+        Tables of the collection that the loss does not depend on have a gradient of zero, whatever
+        the plan.
+        """
         pending = []
-        for collection, tables in present:
-            for tbe in tables:
-                lookups = zip(*delivered[tbe], strict=True)
+        for collection in present:
+            for tbe in collection.tables:
+                lookups = zip(*delivered.get(tbe, [tbe.no_gradients()]), strict=True)
                 for array, rows in zip(tbe.arrays, lookups, strict=True):
                     batch = merge_rows(rows)
                     if tbe.is_replicated:
-                        batch = collection.groups.exchange(batch, collection.world_size)
+                        batch = collection.groups.exchange(batch)
                     step = int(tbe.step_count) + 1
                     lr = tbe.get_learning_rate()
                     pending.append((tbe, PendingUpdate(array, batch, lr, step)))
@@ -175,25 +214,21 @@ class BackwardUpdate:
     def _update(
         self,
         pending: Sequence[tuple[CowClipTables, PendingUpdate]],
-        groups: Sequence[CollectionGroups],
-        present: Sequence[tuple[_Collection, list[CowClipTables]]],
+        present: Sequence[_Collection],
     ) -> None:
-        reduction = _Reduction(groups, self._everything, present)
+        reduction = _Reduction(present, self._everything)
         outcomes = update_([update for _, update in pending], reduction)
         for (tbe, _), outcome in zip(pending, outcomes, strict=True):
             tbe.row_counts += torch.stack([outcome.touched, outcome.clipped, outcome.skipped])
-        for tbe in {id(tbe): tbe for tbe, _ in pending}.values():
+        for tbe in {tbe for tbe, _ in pending}:
             tbe.step_count += 1
 
-    def _check_everything_is_there(
-        self, present: Sequence[tuple[_Collection, list[CowClipTables]]]
-    ) -> None:
-        here = [collection for collection, _ in present]
-        if not any(collection.clips_everything for collection in here):
+    def _check_everything_is_there(self, present: Sequence[_Collection]) -> None:
+        if not any(collection.clips_everything for collection in present):
             return
-        for collection in self._collections:
-            missing = collection.clips_everything and collection not in here
-            if missing and collection.tables:
+        for collection in self._collections.values():
+            alive = collection.module() is not None
+            if collection.clips_everything and alive and collection not in present:
                 raise ValueError(
                     "CowClip(granularity='global') holds the gradients of all tables together, "
                     "but a backward pass reached only some of the collections; use another "
@@ -205,13 +240,11 @@ class _Reduction:
     """Sums of all collections of one backward pass, one after the other."""
 
     def __init__(
-        self,
-        groups: Sequence[CollectionGroups],
-        everything: dist.ProcessGroup | None,
-        present: Sequence[tuple[_Collection, list[CowClipTables]]],
+        self, present: Sequence[_Collection], everything: dist.ProcessGroup | None
     ) -> None:
-        self._groups = groups
-        self._everything = everything if any(c.clips_everything for c, _ in present) else None
+        self._groups = [collection.groups for collection in present]
+        self._everything = everything if any(c.clips_everything for c in present) else None
+        self.device = self._groups[0].device
 
     def sum_columns_(
         self, updates: Sequence[PendingUpdate], values: Sequence[Tensor], *, all_rows: bool

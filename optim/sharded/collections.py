@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.batched_embedding_kernel import (
@@ -27,7 +28,7 @@ from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.fused_optimizer import CowClipFusedOptimizer
 from stampede.optim.sharded.layout import CollectionLayout
 from stampede.optim.sharded.replicated import LookupWithoutDDP, ddp_without_cowclip, replicate
-from stampede.optim.sharded.tables import CowClipTables
+from stampede.optim.sharded.tables import CowClipTables, Reached
 from stampede.optim.table_array import TableShard
 from stampede.optim.table_init import TableInit, fill_shard_
 
@@ -64,15 +65,23 @@ class CowClipCollection:
         self._names = {table: f"{arguments['module_fqn'] or ''}.{table}" for table in settings}
         with ddp_without_cowclip():
             super().__init__(**arguments)
-        if self._device is None or self._device.type != "meta":
+        if settings and (self._device is None or self._device.type != "meta"):
             plan = {table: self.module_sharding_plan[table] for table in settings}
-            owner.add_collection(
-                CollectionLayout.of(plan, self._names, self._env),
+            number = owner.add_collection(
+                self,
+                CollectionLayout.of(plan, self._names),
                 {self._names[table]: setting for table, setting in settings.items()},
                 {self._names[table]: setting for table, setting in helen.items()},
-                self.cowclip_tables(),
                 self._env,
+                self._device or torch.device("cpu"),
             )
+            for tbe in self.cowclip_tables():
+                tbe.owner = owner
+            for lookup in self._unwrapped_lookups():
+                # On every rank, whether it has tables or not.
+                lookup.register_forward_hook(
+                    lambda _module, _inputs, output: Reached.apply(output, owner, number)
+                )
 
     def _create_lookups(self) -> None:
         groups: dict[int, UpdateSettings] = {}
@@ -139,10 +148,14 @@ class CowClipCollection:
         tables = [kernel.emb_module for kernel in self._kernels()]
         return [tbe for tbe in tables if isinstance(tbe, CowClipTables)]
 
-    def _kernels(self) -> Iterator[_Fused | _Dense]:
+    def _unwrapped_lookups(self) -> Iterator[nn.Module]:
         for lookup in self._lookups:
             while isinstance(lookup, DistributedDataParallel | LookupWithoutDDP):
                 lookup = lookup.module
+            yield lookup
+
+    def _kernels(self) -> Iterator[_Fused | _Dense]:
+        for lookup in self._unwrapped_lookups():
             for kernel in getattr(lookup, "_emb_modules", []):
                 if isinstance(kernel, _Fused | _Dense):
                     yield kernel

@@ -12,6 +12,7 @@ from torch import Tensor
 from stampede.optim.helen import HelenSettings, perturbation
 from stampede.optim.reduction import PendingUpdate
 from stampede.optim.rows import RowGradients
+from stampede.optim.table_array import TableArray
 from stampede.optim.update import NonFiniteGradientError
 
 if TYPE_CHECKING:
@@ -23,15 +24,25 @@ class FirstPass:
     """What the first pass leaves of one array.
 
     Attributes:
+        array: whose rows were moved.
         batch: its gradients, L2 not included.
         weights: `[n, dim]` of the batch's rows before they were moved.
         decay_factor: by shard, what the L2 term of rows that are not in the batch is multiplied
             by; None for 1.
     """
 
+    array: TableArray
     batch: RowGradients
     weights: Tensor
     decay_factor: Tensor | None
+
+    @torch.no_grad()
+    def restore_(self) -> Tensor:
+        """Move the rows back, bit for bit; returns by how much they had been moved."""
+        rows = self.batch.rows
+        moved = self.array.weights[rows] - self.weights
+        self.array.weights.index_copy_(0, rows, self.weights)
+        return moved
 
 
 class HelenPasses:
@@ -56,13 +67,32 @@ class HelenPasses:
         self.first = perturb_(updates, [self._of(update) for update in updates], reductions)
 
     def second_pass(
-        self, pending: Sequence[tuple[CowClipTables, PendingUpdate]]
+        self,
+        pending: Sequence[tuple[CowClipTables, PendingUpdate]],
+        reductions: Sequence[HelenReduction],
     ) -> list[tuple[CowClipTables, PendingUpdate]]:
-        """Move the rows back; what is left to do is an ordinary update."""
+        """Move the rows back; what is left to do is an ordinary update.
+
+        Raises:
+            ValueError: on all ranks, if one looked up other rows than in the first pass. The rows
+                are back where they were, and the next pass is a first one.
+        """
         first, self.first = self.first, None
+        same = len(first) == len(pending) and all(
+            update.array is left.array and torch.equal(update.batch.rows, left.batch.rows)
+            for (_, update), left in zip(pending, first, strict=False)
+        )
+        moved = [left.restore_() for left in first]
+        # A list, so that every rank takes part in every one of them.
+        if any([reduction.any(not same) for reduction in reductions]):
+            raise ValueError(
+                "Helen: the second backward pass looked up other rows than the first; both must "
+                "run on the same batch (an exception between the two leaves out the second). The "
+                "tables are as before the first"
+            )
         return [
-            (tbe, restore_(update, left, self._of(update)))
-            for (tbe, update), left in zip(pending, first, strict=True)
+            (tbe, _with_second_gradient(update, left, by, self._of(update)))
+            for (tbe, update), left, by in zip(pending, first, moved, strict=True)
         ]
 
     def _of(self, update: PendingUpdate) -> HelenSettings:
@@ -74,6 +104,9 @@ class HelenReduction(Protocol):
 
     def reduce_helen(self, squares: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
         """Sum the squares and take the largest of the counts, by table, in place."""
+
+    def any(self, found: bool) -> bool:
+        """Whether any rank found something."""
 
 
 @torch.no_grad()
@@ -121,28 +154,26 @@ def perturb_(
                 setting.bound,
             )
         array.weights.index_copy_(0, update.batch.rows, moved)
-        left.append(FirstPass(update.batch, weights, _decay_factor(setting, norms)))
+        left.append(FirstPass(array, update.batch, weights, _decay_factor(setting, norms)))
     return left
 
 
-@torch.no_grad()
-def restore_(update: PendingUpdate, first: FirstPass, settings: HelenSettings) -> PendingUpdate:
-    """Move the rows back, and give what they are updated with.
+def _with_second_gradient(
+    update: PendingUpdate, first: FirstPass, moved: Tensor, settings: HelenSettings
+) -> PendingUpdate:
+    """What the rows are updated with.
 
     The clipped columns take the second gradient, with the L2 term of the moved weights; the
     others, first-order weights, were not moved and take the first.
     """
-    array, batch, columns = update.array, update.batch, update.array.local_width
-    if not torch.equal(batch.rows, first.batch.rows):
-        raise ValueError(
-            "Helen: the second backward pass looked up other rows than the first; both must run "
-            "on the same batch"
-        )
-    moved = array.weights[batch.rows] - first.weights
-    array.weights.index_copy_(0, batch.rows, first.weights)
-    grads = torch.add(batch.grads, moved, alpha=2.0 * settings.l2)
+    columns = update.array.local_width
+    grads = torch.add(update.batch.grads, moved, alpha=2.0 * settings.l2)
     grads[:, columns:] = first.batch.grads[:, columns:]
-    return replace(update, batch=batch._replace(grads=grads), swept_decay_factor=first.decay_factor)
+    return replace(
+        update,
+        batch=update.batch._replace(grads=grads),
+        swept_decay_factor=first.decay_factor,
+    )
 
 
 def _measure(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
-from torchrec.distributed.types import ParameterSharding, ShardingEnv
+from torchrec.distributed.types import ParameterSharding
 
 Block = tuple[str, int]
 """A range of rows of a table, by the table's name and its first row."""
@@ -18,47 +18,32 @@ class CollectionLayout:
     """The plan of one collection's tables, the same on every rank.
 
     Attributes:
-        holders: by table, the ranks that hold a part of it.
-        replicated: tables of which every rank holds a copy.
+        tables: their names.
         split_blocks: by range of rows that is split by columns, the ranks that hold its parts.
     """
 
-    holders: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    replicated: frozenset[str] = frozenset()
+    tables: tuple[str, ...] = ()
     split_blocks: dict[Block, tuple[int, ...]] = field(default_factory=dict)
-
-    @property
-    def all_holders(self) -> tuple[int, ...]:
-        """Ranks that hold any part of any table."""
-        return tuple(sorted({rank for ranks in self.holders.values() for rank in ranks}))
 
     @classmethod
     def of(
-        cls, plan: Mapping[str, ParameterSharding], names: Mapping[str, str], env: ShardingEnv
+        cls, plan: Mapping[str, ParameterSharding], names: Mapping[str, str]
     ) -> CollectionLayout:
         """Read a plan.
 
         Args:
             plan: by table, for the tables that count.
             names: of the tables in sums and random numbers, by table.
-            env: the processes.
         """
-        layout = cls()
-        replicated = set()
-        for table, sharding in sorted(plan.items()):
-            name = names[table]
-            if sharding.sharding_spec is None:
-                replicated.add(name)
-                layout.holders[name] = tuple(range(env.world_size))
-                continue
+        layout = cls(tuple(sorted(names[table] for table in plan)))
+        for table, sharding in plan.items():
             ranks_of: dict[int, list[int]] = defaultdict(list)
-            for shard in sharding.sharding_spec.shards:
+            # Data-parallel tables have no shards.
+            for shard in sharding.sharding_spec.shards if sharding.sharding_spec else ():
                 ranks_of[shard.shard_offsets[0]].append(shard.placement.rank())
-            layout.holders[name] = tuple(sorted({r for ranks in ranks_of.values() for r in ranks}))
             for row_offset, ranks in ranks_of.items():
                 if len(ranks) > 1:
-                    layout.split_blocks[name, row_offset] = tuple(sorted(set(ranks)))
-        layout.replicated = frozenset(replicated)
+                    layout.split_blocks[names[table], row_offset] = tuple(sorted(set(ranks)))
         return layout
 
 

@@ -17,7 +17,8 @@ class MisuseGuard:
 
     Args:
         one_backward_per_step: refuse a second backward pass without a step of any torch optimizer
-            in between. A program that never steps one is left alone.
+            in between. A program that never steps one is left alone, and so is what comes before
+            the first step.
 
     Attributes:
         passes: backward passes of one step; Helen takes two.
@@ -26,7 +27,7 @@ class MisuseGuard:
     def __init__(self, one_backward_per_step: bool = True) -> None:
         self._one_backward_per_step = one_backward_per_step
         self.passes = 1
-        self._since_step = 0
+        self._since_step: dict[int, int] = {}
         self._optimizers_step = False
         _watch_grad_scalers()
         if one_backward_per_step:
@@ -35,14 +36,18 @@ class MisuseGuard:
             handle = register_optimizer_step_post_hook(lambda *_: _stepped(this))
             weakref.finalize(self, handle.remove)
 
-    def before_update(self) -> None:
+    def before_update(self, collections: Iterable[int]) -> None:
         """Called once per backward pass, before any table is changed.
+
+        Args:
+            collections: numbers of the collections that are to be updated.
 
         Raises:
             ValueError: the gradients are scaled, or accumulated over several passes.
         """
         _scaled_pass.refuse()
-        if self._optimizers_step and self._since_step >= self.passes:
+        again = any(self._since_step.get(number, 0) >= self.passes for number in collections)
+        if self._optimizers_step and again:
             raise ValueError(
                 "the tables were asked for a second update without an optimizer step in between: "
                 "gradient accumulation would falsify the counts and thresholds of CowClip (and "
@@ -51,15 +56,16 @@ class MisuseGuard:
                 "cowclip_sharders(one_backward_per_step=False)"
             )
 
-    def after_update(self) -> None:
+    def after_update(self, collections: Iterable[int]) -> None:
         """Called once per backward pass that has changed the tables."""
-        self._since_step += 1
+        for number in collections:
+            self._since_step[number] = self._since_step.get(number, 0) + 1
 
     def after_step(self) -> None:
         """Called after a step of any torch optimizer."""
         # Only optimizers that step after our updates tell anything about the loop.
-        self._optimizers_step |= self._since_step > 0
-        self._since_step = 0
+        self._optimizers_step |= bool(self._since_step)
+        self._since_step = {}
 
 
 def _stepped(guard: weakref.ref[MisuseGuard]) -> None:

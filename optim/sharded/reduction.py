@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torchrec.distributed.types import ShardingEnv
 
 from stampede.optim.reduction import PendingUpdate, TableSums
 from stampede.optim.rows import RowGradients, merge_rows
@@ -22,7 +23,8 @@ class CollectionGroups:
         layout: the collection's plan.
         settings: of its tables, by the names of the layout.
         groups: makes the groups; all of them are made here.
-        rank: of this process.
+        env: the processes. All of them take part in sums over tables, also those without tables.
+        device: of the tables.
     """
 
     def __init__(
@@ -30,26 +32,28 @@ class CollectionGroups:
         layout: CollectionLayout,
         settings: dict[str, UpdateSettings],
         groups: ProcessGroups,
-        rank: int,
+        env: ShardingEnv,
+        device: torch.device,
     ) -> None:
         self.layout = layout
-        self._blocks: dict[tuple[int, ...], list[Block]] = defaultdict(list)
+        self.device = device
+        by_ranks: dict[tuple[int, ...], list[Block]] = defaultdict(list)
         for block, ranks in sorted(layout.split_blocks.items()):
-            self._blocks[ranks].append(block)
+            by_ranks[ranks].append(block)
         self._by_ranks = [
-            (blocks, groups.of(ranks), rank in ranks)
-            for ranks, blocks in sorted(self._blocks.items())
+            (blocks, groups.of(ranks), env.rank in ranks)
+            for ranks, blocks in sorted(by_ranks.items())
         ]
-        self._holders = groups.of(layout.all_holders)
+        self._world_size = env.world_size
+        self._everyone = groups.of(tuple(range(env.world_size)))
         self._tables = [
             table
             for table, setting in sorted(settings.items())
             if setting.clip.granularity in ("field", "field_adaptive")
         ]
         self._refuses_nonfinite = any(s.on_nonfinite == "error" for s in settings.values())
-        self._everyone = groups.of(layout.all_holders) if layout.replicated else None
 
-    def exchange(self, rows: RowGradients, world_size: int) -> RowGradients:
+    def exchange(self, rows: RowGradients) -> RowGradients:
         """Rows of a replicated table from all ranks, with the mean of their gradients.
 
         Every rank gets the same sums, added in the order of ranks.
@@ -60,18 +64,18 @@ class CollectionGroups:
         if self._everyone is None:
             return rows
         size = torch.tensor([len(rows.rows)], device=rows.rows.device)
-        sizes = [torch.empty_like(size) for _ in range(world_size)]
+        sizes = [torch.empty_like(size) for _ in range(self._world_size)]
         dist.all_gather(sizes, size, group=self._everyone)
         lengths = torch.cat(sizes).tolist()
         parts = []
         for values in rows:
             padded = values.new_zeros((max(lengths), *values.shape[1:]))
             padded[: len(values)] = values
-            gathered = [torch.empty_like(padded) for _ in range(world_size)]
+            gathered = [torch.empty_like(padded) for _ in range(self._world_size)]
             dist.all_gather(gathered, padded, group=self._everyone)
             parts.append([part[:n] for part, n in zip(gathered, lengths, strict=True)])
         merged = merge_rows([RowGradients(*part) for part in zip(*parts, strict=True)])
-        return merged._replace(grads=merged.grads / world_size)
+        return merged._replace(grads=merged.grads / self._world_size)
 
     def sum_columns_(
         self, updates: Sequence[PendingUpdate], values: Sequence[Tensor], *, all_rows: bool
@@ -104,25 +108,31 @@ class CollectionGroups:
 
     def reduce_helen(self, squares: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
         """See `HelenReduction`."""
-        tables = sorted(self.layout.holders)
-        mine = [table for table in tables if table in squares]
-        if self._holders is None or not mine:
+        if self._everyone is None:
             return
-        zero = torch.zeros_like(squares[mine[0]])
-        total = torch.stack([squares.get(table, zero) for table in tables])
-        largest = torch.stack([counts.get(table, zero) for table in tables])
-        dist.all_reduce(total, group=self._holders)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self._holders)
-        squares.update(zip(tables, total, strict=True))
-        counts.update(zip(tables, largest, strict=True))
+        zero = torch.zeros((), dtype=torch.float64, device=self.device)
+        total = torch.stack([squares.get(table, zero) for table in self.layout.tables])
+        largest = torch.stack([counts.get(table, zero) for table in self.layout.tables])
+        dist.all_reduce(total, group=self._everyone)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self._everyone)
+        squares.update(zip(self.layout.tables, total, strict=True))
+        counts.update(zip(self.layout.tables, largest, strict=True))
+
+    def any(self, found: bool) -> bool:
+        """Whether any rank found something."""
+        if self._everyone is None:
+            return found
+        flag = torch.tensor(int(found), device=self.device)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._everyone)
+        return bool(flag)
 
     def sum_tables_(self, sums: TableSums) -> None:
         """See `Reduction.sum_tables_`; without the sum over everything."""
-        if self._holders is None or not (self._tables or self._refuses_nonfinite):
+        if self._everyone is None or not (self._tables or self._refuses_nonfinite):
             return
         zero = sums.nonfinite.new_zeros(2)
         whole = torch.stack([sums.by_table.get(table, zero) for table in self._tables] + [zero])
         whole[-1, 0] = sums.nonfinite
-        dist.all_reduce(whole, group=self._holders)
+        dist.all_reduce(whole, group=self._everyone)
         sums.by_table.update(zip(self._tables, whole[:-1], strict=True))
         sums.nonfinite = whole[-1, 0]

@@ -38,6 +38,22 @@ from stampede.optim.sharded.supported import (
 )
 from stampede.optim.table_init import TableInit
 
+# What of `fused_params`, FBGEMM's arguments, does not reach the update of a table.
+_OF_THE_LOOKUP = frozenset(
+    {
+        "bounds_check_mode",
+        "cache_algorithm",
+        "cache_load_factor",
+        "cache_precision",
+        "cache_reserved_memory",
+        "embedding_table_index_type",
+        "embedding_table_offset_type",
+        "enforce_hbm",
+        "output_dtype",
+        "prefetch_pipeline",
+    }
+)
+
 
 def cowclip_sharders(
     init: TableInit | None = None,
@@ -55,7 +71,8 @@ def cowclip_sharders(
         init: distribution of the tables' initial values; they depend on (seed, table, row, column)
             only, not on the plan or the number of ranks. `None`: tables with CowClip are uniform in
             TorchRec's default range, or follow their own `init_fn`, which then depends on the plan.
-        fused_params: passed on to TorchRec's sharders.
+        fused_params: of the lookups, passed on to TorchRec's sharders. With a table with CowClip,
+            what would be about the update is refused: it goes to `apply_optimizer_in_backward`.
         one_backward_per_step: refuse several backward passes between two steps of the dense
             optimizer, which is how gradients are accumulated.
 
@@ -132,7 +149,8 @@ class _CowClipSharder(BaseEmbeddingSharder[nn.Module]):
 
         Raises:
             ValueError: a table's plan, width or dtype is not supported with CowClip, it belongs
-                to another module too, or one of its settings is out of range.
+                to another module too, one of its settings is out of range, or `fused_params`
+                has some of another optimizer.
         """
         configs = {config.name: config for config in _configs(module)}
         parameters = super().shardable_parameters(module)
@@ -148,6 +166,7 @@ class _CowClipSharder(BaseEmbeddingSharder[nn.Module]):
             _refuse_shared(name, parameters[name])
         if chosen:
             check_collection(configs, params)
+            _refuse_of_the_update(self.fused_params)
             self._check_module(module)
         with _as_fbgemm_sgd(parameters, chosen):
             sharded = self._sharded_type(
@@ -197,6 +216,17 @@ class CowClipEmbeddingCollectionSharder(_CowClipSharder, EmbeddingCollectionShar
                 "ids before the lookup and so falsifies their counts; call "
                 "set_ec_index_dedup(False)"
             )
+
+
+def _refuse_of_the_update(fused_params: dict[str, Any] | None) -> None:
+    """What FBGEMM's optimizer would be given is not read by the update of tables with CowClip."""
+    others = sorted(set(fused_params or ()) - _OF_THE_LOOKUP)
+    if others:
+        raise ValueError(
+            f"fused_params of cowclip_sharders() has {', '.join(others)}, which tables with "
+            "CowClip would not follow; leave it out, and set lr, weight_decay etc. in "
+            f"apply_optimizer_in_backward (allowed: {', '.join(sorted(_OF_THE_LOOKUP))})"
+        )
 
 
 def _configs(module: nn.Module) -> list[BaseEmbeddingConfig]:

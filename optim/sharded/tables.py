@@ -169,6 +169,14 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             )
         return sums
 
+    def no_gradients(self) -> list[RowGradients]:
+        """What a batch without ids would give, for each array."""
+        none = torch.zeros(0, dtype=torch.int64, device=self.row_counts.device)
+        return [
+            RowGradients(none, none.new_zeros(0, array.weights.shape[1], dtype=torch.float32), none)
+            for array in self.arrays
+        ]
+
     def _array_gradients(
         self,
         grad: Tensor,
@@ -262,3 +270,20 @@ class _Lookup(torch.autograd.Function):
             )
         tbe.owner.deliver(tbe, tbe.row_gradients(grad, *ctx.saved_tensors))
         return None, None, None, None, None
+
+
+class Reached(torch.autograd.Function):
+    """Passes a lookup's output on; tells in backward that the pass goes through the lookup."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, owner: BackwardUpdate, number: int) -> Tensor:
+        """The output, for the collection of that number."""
+        ctx.owner, ctx.number = owner, number
+        return output.view_as(output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        """The gradient, as it came."""
+        ctx.owner.reach(ctx.number)
+        return grad, None, None

@@ -129,6 +129,9 @@ def test_whether_the_decay_alone_can_be_clipped(clip, l2, expected):
         ({"bound": float("inf")}, "bound is inf"),
         ({"variant": "tf"}, "'reference' or 'paper'"),
         ({"columns": 0}, "columns is 0"),
+        ({"columns": 2.5}, "columns is 2.5; write a whole number"),
+        ({"columns": 2.0}, "columns is 2.0"),
+        ({"columns": True}, "columns is True"),
         ({"granularity": "column"}, "granularity is 'column'.*field_adaptive"),
     ],
 )

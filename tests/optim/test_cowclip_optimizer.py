@@ -444,6 +444,19 @@ def test_a_dense_gradient_has_no_counts():
         optimizer.step()
 
 
+def test_a_dense_gradient_does_not_tell_which_rows_were_touched():
+    made = nn.Embedding(5, 4)
+    optimizer = CowClipAdam(made.parameters(), lr=0.1, l2=1e-2, clip=None, rows="touched")
+    made(torch.tensor([1, 1])).sum().backward()
+    before = made.weight.detach().clone()
+    with pytest.raises(ValueError, match=r"dense.*rows='touched'.*sparse=True.*counts="):
+        optimizer.step()
+    assert torch.equal(made.weight, before)
+    optimizer.step(counts={made.weight: torch.tensor([0, 2, 0, 0, 0])})
+    changed = (made.weight != before).any(1).nonzero().flatten()
+    assert changed.tolist() == [1]
+
+
 def test_a_dense_gradient_is_fine_without_clip():
     made = nn.Embedding(5, 4)
     peer = nn.Embedding(5, 4)

@@ -6,9 +6,11 @@ import dataclasses
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 from stampede.optim.helen import Helen, HelenSettings, perturbation
+from stampede.optim.update import NonFiniteGradientError
 from support.helen_reference import ReferenceHelen
 
 ROWS = {"user": 40, "item": 12, "wide": 40}
@@ -349,6 +351,163 @@ def test_gradients_without_counts_are_refused():
             table.weight.grad = table.weight.grad.coalesce()
         with pytest.raises(ValueError, match=words):
             optimizer.first_step()
+
+
+def lookups(optimizer, table, parts):
+    def closure():
+        values = torch.cat([table(torch.tensor(ids)) for ids in parts])
+        loss = (values * torch.arange(1.0, 4.0)).tanh().sum()
+        loss.backward()
+        return loss
+
+    optimizer.zero_grad()
+    optimizer.step(closure)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_several_lookups_of_a_table_add_their_counts(kind):
+    """torch merges the entries of their gradients, so that the gradient alone tells too little."""
+
+    def trained(parts, steps=3):
+        torch.manual_seed(0)
+        table = kind(
+            ROWS["item"], 3, sparse=True, **({} if kind is nn.Embedding else {"mode": "sum"})
+        )
+        optimizer = Helen([table.weight], lr=0.1, rho=0.5, bound=0.0, l2=0.01)
+        shape = (lambda ids: ids) if kind is nn.Embedding else (lambda ids: [[i] for i in ids])
+        for _ in range(steps):
+            lookups(optimizer, table, [shape(ids) for ids in parts])
+        return table.weight
+
+    once = trained([[0, 1, 0, 1, 0, 1, 0]])
+    torch.testing.assert_close(trained([[0, 1], [0, 1], [0, 1], [0]]), once)
+    torch.testing.assert_close(trained([[0, 1, 0], [1], [0, 1, 0]]), once)
+
+
+def test_counts_of_several_lookups_decide_how_far_rows_move():
+    table = nn.Embedding(5, 3, sparse=True)
+    optimizer = Helen([table.weight], rho=0.5, bound=0.0)
+    before = table.weight.detach().clone()
+    for ids in ([0, 1], [0, 1], [0, 1], [0]):
+        table(torch.tensor(ids)).sum().backward()
+    optimizer.first_step()
+    moved = (table.weight.detach() - before).norm(dim=1)
+    # Gradients are 4 and 3 in every column, counts 4 and 3.
+    torch.testing.assert_close(moved[:2], 0.5 * torch.tensor([4 / 5, 3 / 5 * 3 / 4]))
+    assert not moved[2:].any()
+
+
+@pytest.mark.parametrize(
+    "group_kind, sparse", [("embedding", True), ("dense", True), ("dense", False)]
+)
+@pytest.mark.parametrize("rows", ["all", "touched"])
+def test_a_padding_row_never_changes(group_kind, sparse, rows):
+    table = nn.Embedding(6, 3, sparse=sparse, padding_idx=1)
+    with torch.no_grad():
+        table.weight.fill_(2.0)
+    optimizer = Helen(
+        [{"params": [table.weight], "kind": group_kind}],
+        lr=0.1,
+        rho=0.5,
+        l2=0.1,
+        weight_decay=0.1,
+        rows=rows,
+        net_pert=True,
+    )
+    seen = []
+
+    def closure():
+        seen.append(table.weight.detach().clone())
+        loss = table(torch.tensor([0, 1, 1, 2])).square().sum()
+        # A lookup that does not know of the padding gives the row a gradient.
+        loss = loss + functional.embedding(torch.tensor([1, 2]), table.weight, sparse=sparse).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.zero_grad()
+        optimizer.step(closure)
+    padding = torch.stack([*seen, table.weight.detach()])[:, 1]
+    assert torch.equal(padding, torch.full_like(padding, 2.0))
+    assert not optimizer.state[table.weight]["exp_avg"][1].any()
+    assert (seen[1][[0, 2]] != 2.0).all() and (table.weight[[0, 2]] != 2.0).all()
+    absent_move = rows == "all" or not sparse
+    assert (table.weight[3:] != 2.0).all() == absent_move
+
+
+def test_a_padding_row_is_no_part_of_the_norm():
+    moves = []
+    for padding in (0.0, 100.0):
+        table = nn.Embedding(4, 2, sparse=True, padding_idx=3)
+        with torch.no_grad():
+            table.weight.fill_(1.0)[3] = padding
+        optimizer = Helen([table.weight], rho=0.5, l2=0.1)
+        table(torch.tensor([0, 0, 1])).sum().backward()
+        optimizer.first_step()
+        moves.append(table.weight[:3].detach().clone())
+    torch.testing.assert_close(*moves)
+
+
+@pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}], ids=str)
+@pytest.mark.parametrize("group_kind", ["embedding", "dense"])
+def test_module_options_that_work_against_it_are_refused(option, group_kind):
+    table, good = nn.Embedding(5, 3, **option), nn.Embedding(5, 3, sparse=True)
+    with pytest.raises(ValueError, match=next(iter(option))):
+        Helen([{"params": [table.weight], "kind": group_kind}])
+    optimizer = Helen([good.weight])
+    with pytest.raises(ValueError, match=next(iter(option))):
+        optimizer.add_param_group({"params": [table.weight], "kind": group_kind})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_a_gradient_that_is_coalesced_after_several_lookups_is_refused():
+    table = nn.Embedding(5, 3, sparse=True)
+    optimizer = Helen([table.weight])
+    before = table.weight.detach().clone()
+    (table(torch.tensor([0, 1])) + table(torch.tensor([1, 1]))).sum().backward()
+    table.weight.grad = table.weight.grad.coalesce()
+    with pytest.raises(ValueError, match="coalesced"):
+        optimizer.first_step()
+    assert torch.equal(table.weight, before)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing():
+    model, calls = Net(), []
+    before = copy.deepcopy(model.state_dict())
+    optimizer = Helen(model.by_kind(), l2=0.1)
+    users, items, labels = batch(0)
+
+    def closure():
+        calls.append(1)
+        loss = bce(model(users, items), labels) * (float("nan") if len(calls) == 2 else 1.0)
+        loss.backward()
+        return loss
+
+    with pytest.raises(NonFiniteGradientError):
+        optimizer.step(closure)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    assert not any(state["step"] for state in optimizer.state.values())
+
+
+def test_tables_of_lower_precision_keep_float32_moments():
+    table = nn.Embedding(6, 3, sparse=True, dtype=torch.bfloat16)
+    optimizer = Helen([table.weight], l2=0.1, lr=0.1)
+
+    def closure():
+        loss = table(torch.tensor([0, 0, 2])).float().square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    again = Helen([table.weight])
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for name in ("exp_avg", "exp_avg_sq"):
+        kept = again.state[table.weight][name]
+        assert kept.dtype == torch.float32
+        assert torch.equal(kept, optimizer.state[table.weight][name])
+    again.zero_grad()
+    again.step(closure)
+    assert table.weight.dtype == torch.bfloat16 and torch.isfinite(table.weight).all()
 
 
 @pytest.mark.parametrize(

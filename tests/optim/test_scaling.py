@@ -1,5 +1,7 @@
 """The scaling rules and the table of what they changed."""
 
+from dataclasses import replace
+
 import pytest
 
 from stampede.optim import Hyperparameters, Scaled, scale
@@ -66,3 +68,10 @@ def test_unknown_rule():
 def test_batch_sizes_below_one(sizes):
     with pytest.raises(ValueError, match="at least 1"):
         scale(BASE, "cowclip", *sizes)
+
+
+@pytest.mark.parametrize("name", ["embedding_lr", "embedding_l2", "dense_lr"])
+@pytest.mark.parametrize("value", [-1e-4, float("nan"), float("inf")])
+def test_settings_that_are_no_numbers_of_at_least_zero(name, value):
+    with pytest.raises(ValueError, match=rf"^{name} is {value}; write a number of at least 0"):
+        scale(replace(BASE, **{name: value}), "cowclip", 4096, 1024)

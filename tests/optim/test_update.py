@@ -145,7 +145,9 @@ def test_a_gradient_that_is_not_finite_changes_nothing(clip, bad):
     batch = random_batch(draw, tables, 6)
     batch["t0"][1][2, 3] = bad
     before = copy.deepcopy(parts.tensors())
-    with pytest.raises(NonFiniteGradientError, match=r"no table of its collection was changed.*skip_row"):
+    with pytest.raises(
+        NonFiniteGradientError, match=r"no table of its collection was changed.*skip_row"
+    ):
         parts.step(batch, 1e-2, 2)
     assert all(map(torch.equal, parts.tensors(), before))
 

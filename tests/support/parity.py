@@ -137,6 +137,11 @@ def train_sharded(case, local_world_size=None):
         for module in model.plan.plan.values()
         for name, p in module.items()
     }
+    ranks = {
+        name: [s.placement.rank() for s in p.sharding_spec.shards] if p.sharding_spec else []
+        for module in model.plan.plan.values()
+        for name, p in module.items()
+    }
     kinds = {
         name: p.sharding_type for module in model.plan.plan.values() for name, p in module.items()
     }
@@ -150,6 +155,7 @@ def train_sharded(case, local_world_size=None):
         "states": states_of(states, case),
         "plan": kinds,
         "shards": shards,
+        "ranks": ranks,
         "counts": counts.tolist(),
     }
 

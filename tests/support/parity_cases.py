@@ -25,6 +25,14 @@ FAMILY = {
     "field_adaptive": {"granularity": "field_adaptive", "ratio": 5.0},
     "cowclip": {},
 }
+CLIPS = ("global", "field", "row", "field_adaptive", "cowclip")
+# The threshold or ratio of each drawn case: about half of its rows are clipped.
+STRENGTHS = (
+    *(14.0, 2.6, 0.076, 3.7, 0.42),
+    *(14.0, 4.6, 0.076, 7.1, 0.42),
+    *(5.7, 5.7, 0.076, 14.0, 0.42),
+    14.0,
+)
 RULES = ("adam", "rowwise_adam", "adagrad", "rowwise_adagrad", "sgd")
 
 
@@ -72,21 +80,29 @@ def base_optimizers():
 def corners():
     """What is rare: decay that is clipped itself, weights of samples, uneven shards."""
     return [
-        Case(plan="column_wise", tables=SUMS, arguments={"l2": 1.0, "ratio": 0.5, "columns": 10}),
+        Case(plan="column_wise", tables=SUMS, arguments={"l2": 1.0, "ratio": 1.5, "columns": 10}),
         Case(plan="column_wise", weighted=True),
         Case(plan="row_wise", weighted=True, tables=SUMS),
         Case(plan="data_parallel", weighted=True),
-        Case(plan="column_wise", tables=(Table(30, dim=20), Table(9, dim=8), Table(11, dim=4))),
-        Case(plan="row_wise", tables=(Table(3, dim=4), Table(1, dim=8), Table(2, dim=4))),
+        Case(
+            plan="column_wise",
+            tables=(Table(30, dim=20), Table(9, dim=8), Table(11, dim=4)),
+            arguments={"ratio": 0.4},
+        ),
+        Case(
+            plan="row_wise",
+            tables=(Table(3, dim=4), Table(1, dim=8), Table(2, dim=4)),
+            arguments={"ratio": 0.6},
+        ),
         Case(plan="grid_shard", tables=SUMS, arguments={"variant": "paper", "bound": 0.3}),
     ]
 
 
-def drawn(count):
+def drawn():
     """Cases at random, the same on every machine."""
     draw = random.Random(7)
     cases = []
-    for seed in range(count):
+    for seed, strength in enumerate(STRENGTHS):
         dim = draw.choice([4, 8, 12, 16])
         weighted = draw.random() < 0.3
         tables = tuple(
@@ -111,8 +127,13 @@ def drawn(count):
                 arguments={
                     "rows": draw.choice(["all", "touched"]),
                     "columns": draw.choice([None, 3]),
-                    **draw.choice(list(FAMILY.values())),
+                    **_clip(CLIPS[seed % len(CLIPS)], strength),
                 },
             )
         )
     return cases
+
+
+def _clip(granularity, strength):
+    constant = "threshold" if granularity in ("global", "field", "row") else "ratio"
+    return {"granularity": granularity, constant: strength}

@@ -6,7 +6,7 @@ from torchrec import PoolingType
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import column_wise, grid_shard, row_wise
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.types import BoundsCheckMode, ShardingEnv
 from torchrec.modules.embedding_configs import DataType
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
@@ -60,6 +60,29 @@ def test_what_is_not_exact_is_refused_when_sharding(tables, plan, settings, word
         shard(with_cowclip(Bags(**tables), **settings), **plan)
     for word in words:
         assert word in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"learning_rate": 0.1},
+        {"weight_decay": 0.1, "eps": 1e-3},
+        {"stochastic_rounding": False},
+        {"gradient_clipping": True, "max_gradient": 1.0},
+    ],
+)
+def test_fused_params_of_the_update_are_refused(wrong):
+    sharders = cowclip_sharders(fused_params={"output_dtype": DataType.FP32, **wrong})
+    names = ", ".join(sorted(wrong))
+    with pytest.raises(ValueError, match=rf"has {names}, .*apply_optimizer_in_backward"):
+        shard(with_cowclip(Bags(a=8, b=8), only="a"), sharders=sharders)
+    shard(Bags(a=8), sharders=sharders)
+
+
+def test_fused_params_of_the_lookup_are_passed_on():
+    sharders = cowclip_sharders(fused_params={"bounds_check_mode": BoundsCheckMode.FATAL})
+    (tables,) = local_cowclip_tables(shard(with_cowclip(Bags(a=8)), sharders=sharders))
+    assert tables.bounds_check_mode_int == BoundsCheckMode.FATAL.value
 
 
 def test_sharding_over_a_part_of_the_processes_is_refused():
