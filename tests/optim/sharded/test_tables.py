@@ -19,6 +19,7 @@ from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.layout import CollectionLayout
 from stampede.optim.sharded.misuse import MisuseGuard
+from stampede.optim.sharded.tables import Reached
 from stampede.optim.table_array import TableShard
 from support.parts import reference_of
 
@@ -54,17 +55,27 @@ class Tables:
         )
         self.tbe = CowClipTables.adopt(tbe, shards, setting, dim or widths[0])
         self.shards, self.widths, self.features = shards, widths, features
+        names = tuple(sorted({shard.table for shard in shards}))
         layout = CollectionLayout(
-            split_blocks={(s.table, s.row_offset): (0,) for s in shards if s.column_offset}
+            names, {(s.table, s.row_offset): (0,) for s in shards if s.column_offset}
         )
-        names = {shard.table for shard in shards}
-        BackwardUpdate(MisuseGuard(one_backward_per_step=False)).add_collection(
+        owner = BackwardUpdate(MisuseGuard(one_backward_per_step=False))
+        number = owner.add_collection(
+            self,
             layout,
             dict.fromkeys(names, setting),
             helen={},
-            tables=[self.tbe],
             env=ShardingEnv.from_local(1, 0),
+            device=torch.device("cpu"),
         )
+        self.tbe.owner = owner
+        # The owner does not keep its collections alive.
+        self.tbe.collection = self
+        self.tbe.register_forward_hook(lambda _m, _i, out: Reached.apply(out, owner, number))
+
+    def cowclip_tables(self):
+        """As TorchRec's collections with CowClip."""
+        return [self.tbe]
 
     def fill(self, draw):
         """Random weights, row norms over three decades; returns them as whole tables."""
