@@ -18,7 +18,7 @@ from stampede.optim.row_gradients import row_gradients
 from stampede.optim.rules import Rule
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard, clipped_columns, state_dtype
-from stampede.optim.unmatched import explain_to_torchrec
+from stampede.optim.torchrec_present import explain_to_torchrec
 from stampede.optim.update import update_
 
 _COMMON = tuple(field.name for field in fields(UpdateSettings) if field.name != "rule")

@@ -25,7 +25,7 @@ from stampede.optim.occurrences import follow
 from stampede.optim.reduction import PendingUpdate
 from stampede.optim.rows import RowGradients
 from stampede.optim.table_array import TableArray, TableShard, state_dtype
-from stampede.optim.unmatched import explain_to_torchrec
+from stampede.optim.torchrec_present import explain_to_torchrec
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 

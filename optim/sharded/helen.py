@@ -154,7 +154,11 @@ def perturb_(
                 setting.bound,
             )
         array.weights.index_copy_(0, update.batch.rows, moved)
-        left.append(FirstPass(array, update.batch, weights, _decay_factor(setting, norms)))
+        left.append(
+            FirstPass(
+                array, update.batch, weights, setting.swept_decay_factor(norms, setting.bound)
+            )
+        )
     return left
 
 
@@ -203,12 +207,3 @@ def _measure(
             squares[shard.table] = squares.get(shard.table, zero) + total * shard.counted
             counts[shard.table] = torch.maximum(counts.get(shard.table, zero), most)
     return squares, counts
-
-
-def _decay_factor(settings: HelenSettings, norms: Tensor) -> Tensor | None:
-    """By shard: the L2 term of absent rows is that of where they would have been moved to."""
-    if not settings.l2 or settings.rows == "touched":
-        return None
-    decay = settings.weight_decay + 2.0 * settings.l2
-    stretched = 2.0 * settings.l2 * settings.stretch(norms, settings.bound)
-    return (decay + stretched) / decay
