@@ -102,13 +102,13 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path, poison):
         batch.dense[3, 0] = poison
         before = [
             *(p.detach().clone() for p in job.dense_parameters.values()),
-            *(t.table.weights.clone() for t in local_cowclip_tables(job.model)),
+            *(t.weights_tensor().clone() for t in local_cowclip_tables(job.model)),
         ]
         with pytest.raises(TrainingStoppedError, match=r"step 2.*optim.dense.lr"):
             train_step(job, batch, 2, here)
         after = [
             *job.dense_parameters.values(),
-            *(t.table.weights for t in local_cowclip_tables(job.model)),
+            *(t.weights_tensor() for t in local_cowclip_tables(job.model)),
         ]
         assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 

@@ -89,7 +89,7 @@ def poison_rank_1(folder):
             if step == 3 and here.rank == 1:
                 batch.dense[0, 0] = float("nan")
             weights = [p.detach() for p in job.dense_parameters.values()]
-            weights += [t.table.weights for t in local_cowclip_tables(job.model)]
+            weights += [t.weights_tensor() for t in local_cowclip_tables(job.model)]
             before = [w.clone() for w in weights]
             try:
                 train_step(job, batch, step, here)

@@ -4,6 +4,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 import torch
+from torchrec.distributed.types import ShardingEnv
 
 from stampede.optim.reduction import PendingUpdate
 from stampede.optim.rows import sum_by_row
@@ -61,7 +62,11 @@ class Parts:
             dim = next(iter(tables.values())).shape[1]
             self.arrays.append(TableArray.create(shards, weights, settings, dim))
         self.groups = CollectionGroups(
-            layout, dict.fromkeys(tables, settings), ProcessGroups(), rank=0
+            layout,
+            dict.fromkeys(tables, settings),
+            ProcessGroups(),
+            ShardingEnv.from_local(1, 0),
+            torch.device("cpu"),
         )
 
     def step(self, occurrences, lr, step):
