@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import gc
 import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
@@ -17,8 +19,7 @@ class MisuseGuard:
 
     Args:
         one_backward_per_step: refuse a second backward pass without a step of any torch optimizer
-            in between. A program that never steps one is left alone, and so is what comes before
-            the first step.
+            in between. A program that has no gradients for one is left alone.
 
     Attributes:
         passes: backward passes of one step; Helen takes two.
@@ -29,6 +30,7 @@ class MisuseGuard:
         self.passes = 1
         self._since_step: dict[int, int] = {}
         self._optimizers_step = False
+        self._first_gradients: dict[int, tuple[int, int]] | None = None
         _watch_grad_scalers()
         if one_backward_per_step:
             # The hook is global; it must not keep the model alive.
@@ -47,7 +49,7 @@ class MisuseGuard:
         """
         _scaled_pass.refuse()
         again = any(self._since_step.get(number, 0) >= self.passes for number in collections)
-        if self._optimizers_step and again:
+        if again and (self._optimizers_step or self._gradients_pile_up()):
             raise ValueError(
                 "the tables were asked for a second update without an optimizer step in between: "
                 "gradient accumulation would falsify the counts and thresholds of CowClip (and "
@@ -58,14 +60,42 @@ class MisuseGuard:
 
     def after_update(self, collections: Iterable[int]) -> None:
         """Called once per backward pass that has changed the tables."""
+        is_first = not self._since_step and not self._optimizers_step
         for number in collections:
             self._since_step[number] = self._since_step.get(number, 0) + 1
+        if is_first and self._one_backward_per_step:
+            self._first_gradients = _optimizers_gradients()
+
+    def _gradients_pile_up(self) -> bool:
+        """Whether this pass added to gradients that an optimizer is to use, before any was used.
+
+        Looked at once, in the second pass of a program that has not stepped an optimizer yet.
+        """
+        first, self._first_gradients = self._first_gradients, None
+        if not self._one_backward_per_step or first is None:
+            return False
+        now = _optimizers_gradients()
+        return any(now.get(param, seen) != seen for param, seen in first.items())
 
     def after_step(self) -> None:
         """Called after a step of any torch optimizer."""
         # Only optimizers that step after our updates tell anything about the loop.
         self._optimizers_step |= bool(self._since_step)
         self._since_step = {}
+
+
+def _optimizers_gradients() -> dict[int, tuple[int, int]]:
+    """Gradients of all parameters of all torch optimizers: what changes when one is added to."""
+    found = {}
+    for optimizer in gc.get_objects():
+        if not issubclass(type(optimizer), torch.optim.Optimizer):
+            continue
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                grad = getattr(param, "grad", None) if type(param) is not ShardedTensor else None
+                if grad is not None:
+                    found[id(param)] = (id(grad), grad._version)
+    return found
 
 
 def _stepped(guard: weakref.ref[MisuseGuard]) -> None:

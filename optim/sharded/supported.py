@@ -89,10 +89,10 @@ def check_table(
                 "of 4, which FBGEMM needs; give the planner "
                 "ParameterConstraints(min_partition=4) or another multiple of 4"
             )
-    if config.data_type not in (DataType.FP32, DataType.FP16):
+    if config.data_type not in (DataType.FP32, DataType.FP16, DataType.BF16):
         raise ValueError(
-            f"{table}: data type {config.data_type.name} is not supported; write DataType.FP32 or "
-            "DataType.FP16"
+            f"{table}: data type {config.data_type.name} is not supported; write DataType.FP32, "
+            "DataType.FP16 or DataType.BF16"
         )
     if settings.clip.columns and settings.clip.columns > config.embedding_dim:
         raise ValueError(

@@ -126,7 +126,36 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             # More ranks than rows: FBGEMM does not know where a table without rows lies.
             return self._nothing(offsets)
         with torch.no_grad():
+            if self.weights_tensor().dtype == torch.bfloat16:
+                # FBGEMM's lookup knows no bf16 on CPU.
+                return self._lookup_in_torch(indices, offsets, per_sample_weights)
             return super().forward(indices, offsets, per_sample_weights)
+
+    def _lookup_in_torch(
+        self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None
+    ) -> Tensor:
+        """The lookup in plain torch, summed in float32."""
+        batch = (offsets.numel() - 1) // len(self.feature_table_map)
+        features, _ = self._features_and_columns()
+        cuts = offsets[[feature * batch for feature in features]].tolist()
+        outputs = []
+        for array, bounds, cut in zip(self.arrays, pairwise(features), pairwise(cuts), strict=True):
+            (first, stop), ids = bounds, slice(*cut)
+            lengths = offsets[first * batch : stop * batch + 1].diff()
+            starts = self.hash_size_cumsum[first:stop] - self.hash_size_cumsum[first]
+            rows = indices[ids] + starts.repeat_interleave(batch).repeat_interleave(lengths)
+            values = array.weights[rows].float()
+            if self.pooling_mode == PoolingMode.NONE:
+                outputs.append(values)
+                continue
+            if per_sample_weights is not None:
+                values = values * per_sample_weights[ids, None]
+            pooled = torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True)
+            if self.pooling_mode == PoolingMode.MEAN:
+                pooled = pooled / lengths.clamp_min(1)[:, None]
+            by_feature = pooled.view(stop - first, batch, -1)
+            outputs.append(by_feature.transpose(0, 1).reshape(batch, -1))
+        return torch.cat(outputs, dim=0 if self.pooling_mode == PoolingMode.NONE else 1)
 
     def _nothing(self, offsets: Tensor) -> Tensor:
         batch = (offsets.numel() - 1) // len(self.feature_table_map)

@@ -1,4 +1,4 @@
-"""fp16 tables: the same random bits on any plan, and no drift from the fp32 result."""
+"""fp16 and bf16 tables: the same random bits on any plan, and no drift from the fp32 result."""
 
 import pytest
 import torch
@@ -8,22 +8,24 @@ from support.parity_cases import PLANS, SUMS
 from support.ranks import run_ranks
 
 STEPS = 4
+DTYPES = {"FP16": torch.float16, "BF16": torch.bfloat16}
 CASES = [
     Case(
         plan=plan,
         tables=(*SUMS, *(type(SUMS[0])(300),)),
-        fp16=True,
+        data_type=data_type,
         steps=STEPS,
         batch=64,
         absent=False,
         arguments={"lr": 1e-3, **arguments},
     )
+    for data_type in DTYPES
     for plan in PLANS
     for arguments in ({"rows": "all"}, {"rows": "touched"})
 ]
 # Four processes are two nodes of two.
 PROCESSES = {1: 1, 2: 2, 4: 2}
-BY_PLAN = {(case.plan, case.arguments["rows"]): case for case in CASES}
+BY_PLAN = {(case.data_type, case.plan, case.arguments["rows"]): case for case in CASES}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,11 @@ def results():
 @pytest.mark.parametrize(
     "case, count",
     [
-        pytest.param(case, count, id=f"{case.plan} {case.arguments['rows']} {count} processes")
+        pytest.param(
+            case,
+            count,
+            id=f"{case.data_type} {case.plan} {case.arguments['rows']} {count} processes",
+        )
         for case in CASES
         for count in PROCESSES
         # What the others are compared with.
@@ -47,12 +53,14 @@ def results():
     ],
 )
 def test_plans_agree_to_a_unit_in_the_last_place(results, case, count):
-    whole = results[1][BY_PLAN["table_wise", case.arguments["rows"]]]["weights"]
+    dtype = DTYPES[case.data_type]
+    same = BY_PLAN[case.data_type, "table_wise", case.arguments["rows"]]
+    whole = results[1][same]["weights"]
     found = results[count][case]["weights"]
     differing = elements = 0
     for name, weights in whole.items():
-        assert weights.dtype == torch.float16
-        unit = torch.finfo(torch.float16).eps * weights.float().abs().clamp_min(2.0**-14)
+        assert weights.dtype == dtype
+        unit = torch.finfo(dtype).eps * weights.float().abs().clamp_min(2.0**-14)
         difference = (found[name].float() - weights.float()).abs()
         assert (difference <= STEPS * unit).all()
         differing += int((difference > 0).sum())
@@ -60,9 +68,10 @@ def test_plans_agree_to_a_unit_in_the_last_place(results, case, count):
     assert differing <= 0.01 * STEPS * elements
 
 
-def test_the_result_does_not_drift_from_that_of_float64(results):
+@pytest.mark.parametrize("data_type", DTYPES)
+def test_the_result_does_not_drift_from_that_of_float64(results, data_type):
     """Rounding is many times larger than the difference of the means."""
-    case = BY_PLAN["table_wise", "all"]
+    case = BY_PLAN[data_type, "table_wise", "all"]
     found = results[1][case]
     reference = train_reference(case, found["start"])
     errors = torch.cat(
@@ -73,4 +82,4 @@ def test_the_result_does_not_drift_from_that_of_float64(results):
     # Round to nearest would lose every step smaller than half a unit: nothing would move.
     moved = torch.cat([(reference.weights[n] - found["start"][n].double()).flatten()
                        for n in case.names])  # fmt: skip
-    assert torch.corrcoef(torch.stack([moved + errors, moved]))[0, 1] > 0.9
+    assert torch.corrcoef(torch.stack([moved + errors, moved]))[0, 1] > 0.8

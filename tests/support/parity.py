@@ -65,7 +65,7 @@ class Case:
     seed: int = 0
     empty_rank: bool = True
     absent: bool = True
-    fp16: bool = False
+    data_type: str = "FP32"
     gradient_scale: float = 1.0
 
     def __hash__(self):
@@ -188,7 +188,7 @@ class Holder(torch.nn.Module):
 
 
 def build_collection(case, device="meta"):
-    kinds = {"data_type": DataType.FP16 if case.fp16 else DataType.FP32}
+    kinds = {"data_type": DataType[case.data_type]}
     if case.sequence:
         return EmbeddingCollection(
             tables=[

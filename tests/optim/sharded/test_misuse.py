@@ -134,12 +134,23 @@ def test_a_scaler_that_does_not_scale_or_scales_something_else_is_fine():
 # Accumulation
 
 
-def test_accumulation_is_refused_in_the_second_round():
+def test_accumulation_is_refused_after_the_first_step():
     model = shard(Model())
     optimizer = dense_optimizer(model)
-    for _ in range(2):
-        model(features()).sum().backward()
+    model(features()).sum().backward()
     optimizer.step()
+    model(features()).sum().backward()
+    before = weights_of(model)
+    with pytest.raises(ValueError, match=r"gradient accumulation.*one_backward_per_step=False"):
+        model(features()).sum().backward()
+    assert torch.equal(weights_of(model), before)
+    optimizer.step()
+    assert_trains(model)
+
+
+def test_accumulation_is_refused_before_the_first_step_too():
+    model = shard(Model())
+    optimizer = dense_optimizer(model)
     model(features()).sum().backward()
     before = weights_of(model)
     with pytest.raises(ValueError, match=r"gradient accumulation.*one_backward_per_step=False"):

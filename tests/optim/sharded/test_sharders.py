@@ -48,7 +48,7 @@ def group():
             ["'fused_uvm_caching'", "kernel 'fused'", "cowclip_sharders()"],
         ),
         ({"a": 8}, {"compute_kernel": "dense"}, {}, ["'dense'", "kernel 'fused'"]),
-        ({"a": 8, "data_type": DataType.BF16}, {}, {}, ["BF16", "DataType.FP16"]),
+        ({"a": 8, "data_type": DataType.INT8}, {}, {}, ["INT8", "DataType.FP16"]),
         (
             {"a": 8, "pooling": PoolingType.MEAN}, {"kind": grid_shard(host_indexes=[0])}, {},
             ["mean pooling", "PoolingType.SUM"],
