@@ -90,7 +90,8 @@ def _optimizers_gradients() -> dict[int, tuple[int, int]]:
     for optimizer in gc.get_objects():
         if not issubclass(type(optimizer), torch.optim.Optimizer):
             continue
-        for group in optimizer.param_groups:
+        # One whose constructor raised has no groups, and stays alive while its traceback does.
+        for group in getattr(optimizer, "param_groups", ()):
             for param in group["params"]:
                 grad = getattr(param, "grad", None) if type(param) is not ShardedTensor else None
                 if grad is not None:

@@ -160,6 +160,14 @@ def test_accumulation_is_refused_before_the_first_step_too():
     assert_trains(model)
 
 
+def test_an_optimizer_whose_constructor_raised_is_none():
+    with pytest.raises(ValueError, match="learning rate") as raised:
+        torch.optim.Adam([torch.zeros(1)], lr=-1.0)
+    # The traceback in `raised` keeps the unfinished optimizer alive.
+    assert_trains(shard(Model()))
+    assert raised.tb is not None
+
+
 def test_several_backwards_can_be_allowed():
     model = shard(Model(), cowclip_sharders(one_backward_per_step=False))
     optimizer = dense_optimizer(model)
