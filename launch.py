@@ -13,12 +13,12 @@ quiet_libraries()
 from stampede.data import DataError  # noqa: E402
 from stampede.engine.command_line import parse_command_line  # noqa: E402
 from stampede.engine.errors import (  # noqa: E402
-    ConfigError,
     RunFolderError,
     TrainingStoppedError,
 )
 from stampede.engine.processes import launched_rank  # noqa: E402
 from stampede.engine.run import run  # noqa: E402
+from stampede.settings import SettingsError  # noqa: E402
 
 
 def main() -> int:
@@ -27,7 +27,7 @@ def main() -> int:
         config = parse_command_line(sys.argv[1:], Path(__file__).parent / "configs")
         if config is not None:
             run(config)
-    except (ConfigError, DataError, RunFolderError) as mistake:
+    except (SettingsError, DataError, RunFolderError) as mistake:
         return _complain(mistake, 2)
     except TrainingStoppedError as stop:
         return _complain(stop, 1)

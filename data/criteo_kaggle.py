@@ -15,7 +15,7 @@ import pyarrow
 import pyarrow.csv
 
 from stampede.data.errors import DataError
-from stampede.data.prepared import PartSizes, PreparedArrays
+from stampede.data.prepared.old import PartSizes, PreparedArrays
 
 LABEL = "label"
 NUMBERS = tuple(f"I{i}" for i in range(1, 14))

@@ -48,7 +48,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     """Build the model on this rank.
 
     Raises:
-        ConfigError: the tables cannot be sharded as asked.
+        SettingsError: the tables cannot be sharded as asked.
     """
     scaling = scaled_hyperparameters(config)
     actual = scaling.scaled

@@ -27,7 +27,7 @@ def parse_command_line(arguments: Sequence[str], configs: Path) -> Config | None
         None where the arguments only ask to print something, which is done.
 
     Raises:
-        ConfigError: the configuration cannot be used.
+        SettingsError: the configuration cannot be used.
     """
     parser = _parser(configs)
     # Every rank parses; one speaks.

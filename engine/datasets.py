@@ -7,18 +7,18 @@ from pathlib import Path
 
 from stampede.data import Dataset, SyntheticClicks
 from stampede.data.criteo_kaggle import CriteoSplit, prepare
-from stampede.data.prepared import cached, open_prepared
+from stampede.data.prepared.old import cached, open_prepared
 from stampede.engine.config import Config
 from stampede.engine.config.sections import CriteoKaggleSection, SyntheticSection
-from stampede.engine.errors import ConfigError
 from stampede.engine.processes import Processes
+from stampede.settings import SettingsError
 
 
 def open_dataset(config: Config, processes: Processes) -> Dataset:
     """Open the data; rank 0 prepares them if they are not prepared yet.
 
     Raises:
-        ConfigError: no file is given.
+        SettingsError: no file is given.
         DataError: the file cannot be used.
     """
     section = config.data
@@ -30,7 +30,7 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
     else:
         dataset = _criteo_kaggle(section, fraction, processes)
     if selects and dataset.validation is None:
-        raise ConfigError(
+        raise SettingsError(
             f"data.validation_fraction: {fraction} of {dataset.train.rows} training rows is no "
             "row at all; write a larger fraction, or evaluate.select_on=test"
         )
@@ -46,7 +46,7 @@ def _criteo_kaggle(
     section: CriteoKaggleSection, validation_fraction: float, processes: Processes
 ) -> Dataset:
     if not section.path:
-        raise ConfigError("data.path is not given; write data.path=FILE after the config file")
+        raise SettingsError("data.path is not given; write data.path=FILE after the config file")
     source = Path(section.path)
     split = CriteoSplit(section.split, section.seed, validation_fraction)
     folder = processes.on_main(

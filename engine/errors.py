@@ -1,12 +1,6 @@
 """Errors that end a run with a sentence instead of a traceback."""
 
 
-class ConfigError(Exception):
-    """A configuration that cannot be used: the user's mistake. Found by all ranks alike."""
-
-    known_to_all_ranks = True
-
-
 class RunFolderError(Exception):
     """A run folder or checkpoint that cannot be used as asked."""
 

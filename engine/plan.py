@@ -11,10 +11,10 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
 
-from stampede.engine.errors import ConfigError
 from stampede.engine.processes import Processes
 from stampede.optim.baselines import BASELINE_SHARDING_TYPES, BASELINES
 from stampede.optim.sharded.supported import SHARDING_TYPES
+from stampede.settings import SettingsError
 
 # Columns; FBGEMM needs a multiple of 4.
 SMALLEST_PARTITION = 4
@@ -35,7 +35,7 @@ def make_plan(
         local_batch_size: samples per rank, which the planner's estimates use.
 
     Raises:
-        ConfigError: the tables do not fit, or not in this way.
+        SettingsError: the tables do not fit, or not in this way.
     """
     constraints = {
         # Without a smallest width the planner does not split tables as narrow as a CTR model's.
@@ -59,7 +59,7 @@ def make_plan(
         return processes.on_main(lambda: planner.plan(model, sharders))
     except PlannerError as failure:
         reason = str(failure).strip().splitlines()[0].strip()
-        raise ConfigError(
+        raise SettingsError(
             f"sharding.plan: {' or '.join(sharding_types)} gives no plan for "
             f"{processes.world_size} ranks: "
             f"{reason} Try another sharding.plan, more ranks, or smaller tables"

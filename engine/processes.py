@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from stampede.engine.errors import ConfigError
+from stampede.settings import SettingsError
 
 T = TypeVar("T")
 
@@ -78,16 +78,18 @@ def processes(device: str) -> Iterator[Processes]:
         device: `auto`, `cpu` or `cuda`.
 
     Raises:
-        ConfigError: a GPU is asked for and there is none.
+        SettingsError: a GPU is asked for and there is none.
     """
     if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("run.device: found 'cuda' but no GPU is available; write 'cpu' or 'auto'")
+        raise SettingsError(
+            "run.device: found 'cuda' but no GPU is available; write 'cpu' or 'auto'"
+        )
     on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     chosen = torch.device("cpu")
     if on_gpu:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         if local_rank >= torch.cuda.device_count():
-            raise ConfigError(
+            raise SettingsError(
                 f"{local_rank + 1} or more processes were started on this machine, which has "
                 f"{torch.cuda.device_count()} GPUs; start one per GPU, or write run.device=cpu"
             )

@@ -20,7 +20,7 @@ def run(config: Config) -> None:
     """Train, evaluate, write the run folder and print the result.
 
     Raises:
-        ConfigError, DataError, RunFolderError: the user's to mend.
+        SettingsError, DataError, RunFolderError: the user's to mend.
         TrainingStoppedError: training cannot go on.
     """
     folder = RunFolder(Path(config.run.dir) / config.run.name)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from stampede.engine.config import Config
-from stampede.engine.errors import ConfigError
 from stampede.optim import (
     CowClip,
     CowClipAdagrad,
@@ -19,6 +18,7 @@ from stampede.optim import (
     Hyperparameters,
 )
 from stampede.optim.baselines import BASELINES, baseline_optimizer
+from stampede.settings import SettingsError
 
 _WITH_CLIP: dict[str, type[torch.optim.Optimizer]] = {
     "adam": CowClipAdam,
@@ -40,7 +40,7 @@ def table_optimizer(
         device: of the tables.
 
     Raises:
-        ConfigError: the device has no such optimizer.
+        SettingsError: the device has no such optimizer.
     """
     section = config.optim.embedding
     arguments = section.model_dump(exclude={"optimizer", "schedule", "clip"})
@@ -51,7 +51,7 @@ def table_optimizer(
         try:
             return baseline_optimizer(section.optimizer, device_type=device.type, **arguments)
         except ValueError as failure:
-            raise ConfigError(f"optim.embedding: {failure}") from None
+            raise SettingsError(f"optim.embedding: {failure}") from None
     if section.optimizer == "helen":
         return Helen, {**arguments, "columns": columns}
     if section.clip is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("data", "engine", "models", "optim")
+FOLDERS = ("data", "engine", "models", "optim", "settings")
 
 
 def _load(*names):
@@ -87,14 +87,18 @@ def test_folders_are_only_imported_as_parts_of_stampede():
     assert wrong == []
 
 
-@pytest.mark.parametrize("folder", ["data", "models", "optim"])
-def test_lower_folders_import_only_themselves(folder):
+@pytest.mark.parametrize(
+    "folder, others",
+    [("data", ["settings"]), ("models", []), ("optim", []), ("settings", [])],
+)
+def test_lower_folders_import_only_themselves(folder, others):
     own = f"stampede.{folder}"
+    allowed = tuple(f"stampede.{name}." for name in (folder, *others))
     found = list(_imports_under(folder))
     wrong = [
         f"{file}: {module}"
         for file, module in found
-        if module.split(".")[0] == "stampede" and not f"{module}.".startswith(f"{own}.")
+        if module.split(".")[0] == "stampede" and not f"{module}.".startswith(allowed)
     ]
     assert any(module.startswith(own) for _, module in found)
     assert wrong == []

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from stampede.engine.config.schedule import ScheduleSection
-from stampede.engine.config.section import Beta, Section
 from stampede.optim import CowClip
 from stampede.optim.clip import Granularity, Variant
 from stampede.optim.rules import EpsPlacement
 from stampede.optim.settings import OnNonfinite, Rows
+from stampede.settings import Beta, Section
 
 
 class ClipSection(Section):

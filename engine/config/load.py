@@ -10,9 +10,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from stampede.engine.config.messages import sentences
 from stampede.engine.config.sections import Config
-from stampede.engine.errors import ConfigError
+from stampede.settings import SettingsError, parse_yaml, read_yaml, sentences
 
 
 def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) -> Config:
@@ -24,9 +23,9 @@ def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) 
         world_size: number of ranks that global batches are divided among.
 
     Raises:
-        ConfigError: what is wrong, key by key, and what to write instead.
+        SettingsError: what is wrong, key by key, and what to write instead.
     """
-    values = _read(path)
+    values = read_yaml(path, "`python launch.py --help` lists the shipped configurations")
     for override in overrides:
         _apply(values, override)
     # An empty section (`train:` alone) is one with all defaults.
@@ -40,14 +39,14 @@ def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) 
     try:
         config = Config.model_validate(values)
     except ValidationError as failure:
-        raise ConfigError(f"{path}:\n" + "\n".join(sentences(failure, Config))) from None
+        raise SettingsError(f"{path}:\n" + "\n".join(sentences(failure, Config))) from None
     _check_run_name(config.run.name)
     for key, size in (
         ("train.batch_size", config.train.batch_size),
         ("evaluate.batch_size", config.evaluate.batch_size),
     ):
         if size % world_size:
-            raise ConfigError(
+            raise SettingsError(
                 f"{path}:\n  {key}: {size} does not divide by the number of ranks, {world_size}; "
                 f"it is the global batch size, write {max(1, size // world_size) * world_size} "
                 f"or {(size // world_size + 1) * world_size}"
@@ -74,80 +73,21 @@ def to_yaml(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe YAML that reads 1e-4 as a number and refuses a key that stands twice."""
-
-
-# YAML 1.1 wants a dot in a float; users write 1e-4.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d+)[eE][-+]?\d+$"),
-    list("-+0123456789."),
-)
-
-
-def _mapping_without_repeats(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
-    seen: dict[str, int] = {}
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        line = key_node.start_mark.line + 1
-        if not isinstance(key, str):
-            raise ConfigError(f"line {line}: found the key {key!r}, expected a name")
-        if key in seen:
-            raise ConfigError(
-                f"key {key!r} stands on line {seen[key]} and again on line {line}; keep one"
-            )
-        seen[key] = line
-    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_repeats)
-
-
-def _parse(text: str, where: str) -> Any:
-    try:
-        return yaml.load(text, _Loader)
-    except ConfigError as failure:
-        raise ConfigError(f"{where}: {failure}") from None
-    except (yaml.YAMLError, ValueError, RecursionError, TypeError) as failure:
-        problem = getattr(failure, "problem", None) or str(failure).splitlines()[0]
-        mark = getattr(failure, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark is not None else ""
-        raise ConfigError(f"{where}{line}: not valid YAML: {problem}") from None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{path}: no such file; `python launch.py --help` lists the shipped configurations"
-        ) from None
-    except (OSError, UnicodeDecodeError) as failure:
-        raise ConfigError(f"{path}: cannot be read as text ({failure})") from None
-    values = _parse(text, str(path))
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise ConfigError(
-            f"{path}: found {type(values).__name__}, expected sections such as `train:` with keys"
-        )
-    return values
-
-
 def _apply(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     parts = key.split(".")
     if not equals or len(parts) < 2 or not all(parts):
-        raise ConfigError(f"override {override!r}: write section.key=value, e.g. train.epochs=3")
+        raise SettingsError(f"override {override!r}: write section.key=value, e.g. train.epochs=3")
     section = values
     for part in parts[:-1]:
         if not isinstance(section.get(part), dict):
             section[part] = {}
         section = section[part]
-    section[parts[-1]] = _parse(text, f"override {override!r}")
+    section[parts[-1]] = parse_yaml(text, f"override {override!r}")
 
 
 def _check_run_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise ConfigError(f"run.name: found {name!r}; write letters, digits, '.', '_' and '-' only")
+        raise SettingsError(
+            f"run.name: found {name!r}; write letters, digits, '.', '_' and '-' only"
+        )

@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from stampede.engine.config.section import Section
 from stampede.optim import Schedule
 from stampede.optim.schedules import Decay
+from stampede.settings import Section
 
 
 class ScheduleSection(Section):

@@ -11,12 +11,12 @@ from stampede.engine.config.embedding_optimizers import (
     EmbeddingOptimSection,
 )
 from stampede.engine.config.schedule import DenseScheduleSection, ScheduleSection
-from stampede.engine.config.section import Beta, Section, Seed
 from stampede.models import network_names
 from stampede.optim import ScalingRule
 from stampede.optim.baselines import BASELINE_SHARDING_TYPES, BASELINES
 from stampede.optim.rules import EpsPlacement
 from stampede.optim.sharded.supported import SHARDING_TYPES
+from stampede.settings import Beta, Section, Seed
 
 _Plan = Literal[("auto", *SHARDING_TYPES)]
 

@@ -10,7 +10,7 @@ import pytest
 
 from stampede.data import DataError
 from stampede.data.criteo_kaggle import COLUMNS, FIELDS, NUMBERS, CriteoSplit, prepare
-from stampede.data.prepared import cached, open_prepared
+from stampede.data.prepared.old import cached, open_prepared
 from support.paths import shared
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stampede.data import GlobalBatches, SyntheticClicks
-from stampede.data.prepared import _ArrayPart
+from stampede.data.prepared.old import _ArrayPart
 
 FIELDS = [f"C{i + 1}" for i in range(26)]
 

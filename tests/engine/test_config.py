@@ -5,7 +5,7 @@ import yaml
 from pydantic import BaseModel
 
 from stampede.engine.config import Config, all_keys, load_config, to_yaml
-from stampede.engine.errors import ConfigError
+from stampede.settings import SettingsError
 from support.paths import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("**/*.yaml"))
@@ -77,7 +77,7 @@ BAD = [
 def test_bad_yaml(tmp_path, text, words):
     path = tmp_path / "job.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError) as failure:
+    with pytest.raises(SettingsError) as failure:
         load_config(path, world_size=2)
     for word in [str(path) if "run:\n  name" not in text else "", *words]:
         assert word in str(failure.value)
@@ -85,15 +85,15 @@ def test_bad_yaml(tmp_path, text, words):
 
 @pytest.mark.parametrize("override", ["epochs=3", "train.epochs", "train.=3", "=3"])
 def test_bad_overrides(override):
-    with pytest.raises(ConfigError, match=r"section\.key=value"):
+    with pytest.raises(SettingsError, match=r"section\.key=value"):
         load_config(CONFIGS[0], [override])
 
 
 def test_absent_and_binary_files(tmp_path):
-    with pytest.raises(ConfigError, match=r"no such file.*--help"):
+    with pytest.raises(SettingsError, match=r"no such file.*--help"):
         load_config(tmp_path / "absent.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(SettingsError, match="cannot be read"):
         load_config(tmp_path / "binary.yaml")
 
 

@@ -4,12 +4,12 @@ import pytest
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 import stampede.engine.plan as plan
-from stampede.engine.errors import ConfigError
 from stampede.engine.processes import processes
 from stampede.models import CTRModel, table_name
 from stampede.optim import CowClipAdam, cowclip_sharders
 from stampede.optim.baselines import BASELINE_SHARDING_TYPES
 from stampede.optim.sharded.supported import SHARDING_TYPES
+from stampede.settings import SettingsError
 
 ROWS = 1_000_000
 
@@ -40,7 +40,7 @@ def test_tables_that_do_not_fit_this_machine_are_refused(monkeypatch):
     monkeypatch.setattr(plan, "_machine_memory", lambda: 2 * needed)
     make_plan("auto")
     monkeypatch.setattr(plan, "_machine_memory", lambda: needed)
-    with pytest.raises(ConfigError, match=r"sharding.plan.*storage.*smaller tables"):
+    with pytest.raises(SettingsError, match=r"sharding.plan.*storage.*smaller tables"):
         make_plan("auto")
 
 

@@ -13,12 +13,13 @@ from stampede.data import GlobalBatches
 from stampede.engine.build import build
 from stampede.engine.config import load_config
 from stampede.engine.datasets import open_dataset
-from stampede.engine.errors import ConfigError, RunFolderError, TrainingStoppedError
+from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.processes import processes
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.step import train_step
 from stampede.engine.tables import gather_field
 from stampede.optim import local_cowclip_tables
+from stampede.settings import SettingsError
 from support.jobs import lines, run_small, small_config
 
 SUMMARY = {
@@ -62,7 +63,7 @@ def test_an_existing_run_is_not_overwritten_silently(tmp_path):
     with pytest.raises(RunFolderError, match=r"run.overwrite=true.*checkpoint.resume=auto"):
         run_small(tmp_path, [])
     assert (tmp_path / "small/metrics.jsonl").read_bytes() == before
-    with pytest.raises(ConfigError, match="only one of them"):
+    with pytest.raises(SettingsError, match="only one of them"):
         run_small(tmp_path, ["run.overwrite=true", "checkpoint.resume=auto"])
     run_small(tmp_path, ["run.overwrite=true", "run.seed=1"])
     assert (tmp_path / "small/metrics.jsonl").read_bytes() != before
@@ -159,7 +160,7 @@ def test_a_stop_is_logged(tmp_path):
 
 
 def test_a_validation_part_without_rows_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"data.validation_fraction.*select_on=test"):
+    with pytest.raises(SettingsError, match=r"data.validation_fraction.*select_on=test"):
         run_small(tmp_path, ["data.rows=100", "data.validation_fraction=0.005"])
 
 

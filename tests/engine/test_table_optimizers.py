@@ -6,9 +6,9 @@ import pytest
 
 from stampede.engine.config import all_keys
 from stampede.engine.config.sections import Config
-from stampede.engine.errors import ConfigError
 from stampede.engine.table_optimizer import table_optimizer
 from stampede.optim import Hyperparameters
+from stampede.settings import SettingsError
 from support.jobs import lines, losses_and_weights, run_small, small_config
 
 OURS = ("adam", "rowwise_adam", "adagrad", "rowwise_adagrad", "sgd")
@@ -109,14 +109,14 @@ def test_helen_differs_from_adam_by_its_first_pass(tmp_path):
     ],
 )
 def test_what_does_not_fit_is_refused_when_the_configuration_is_read(tmp_path, overrides, words):
-    with pytest.raises(ConfigError) as failure:
+    with pytest.raises(SettingsError) as failure:
         small_config(tmp_path, *overrides)
     for word in words:
         assert word in str(failure.value)
 
 
 def test_what_the_device_lacks_is_refused_before_training(tmp_path):
-    with pytest.raises(ConfigError, match=r"optim.embedding: .*fbgemm_adam"):
+    with pytest.raises(SettingsError, match=r"optim.embedding: .*fbgemm_adam"):
         run_small(tmp_path, ["optim.embedding.optimizer=fbgemm_adam"])
 
 

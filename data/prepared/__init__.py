@@ -1,0 +1,1 @@
+"""Prepared data sets on disk: arrays in shards beside a manifest."""

@@ -1,0 +1,158 @@
+"""What a prepared data set consists of: `manifest.json` in its folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from stampede.data.errors import DataError
+from stampede.settings import Section
+
+# A change of layout or meaning raises it; other formats are refused.
+FORMAT = 2
+
+MANIFEST = "manifest.json"
+
+PartName = Literal["train", "validation", "test"]
+PARTS: tuple[PartName, ...] = ("train", "validation", "test")
+
+# Rows of a table that stand for no id of the vocabulary.
+Count = Annotated[int, Field(ge=0, lt=2**62)]
+
+
+class FieldEntry(Section):
+    """An id field.
+
+    Attributes:
+        name: of the field.
+        rows: rows of its table.
+        missing_row: row of a missing value.
+        unseen_row: row that rare ids and those the training part lacks share; None where an id of
+            any value has a row.
+        multi: whether a sample has any number of ids.
+    """
+
+    name: str
+    rows: Annotated[int, Field(ge=1, lt=2**62)]
+    missing_row: Count
+    unseen_row: Count | None = None
+    multi: bool = False
+
+
+class FileEntry(Section):
+    """A file of the folder: its name, length in bytes and SHA-256."""
+
+    name: str
+    bytes: Count
+    sha256: str
+
+    @field_validator("name")
+    @classmethod
+    def _inside_the_folder(cls, name: str) -> str:
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith(".") or ".." in name:
+            raise ValueError(f"{name!r} is no name of a file in this folder")
+        return name
+
+
+class ShardEntry(Section):
+    """Some rows of a part, one file per array.
+
+    Attributes:
+        rows: their number.
+        files: by array: `ids` `[rows, single-valued fields]`, `numbers` `[rows, numbers]`, `label`
+            `[rows]` uint8; where the data have them `weight` `[rows]` float32, `time` `[rows]`
+            int64 seconds; for the multi-valued field number i (among those) `offsets_i`
+            `[rows + 1]` int64, from 0, into `values_i`. All are `.npy`.
+    """
+
+    rows: Annotated[int, Field(ge=1, lt=2**62)]
+    files: dict[str, FileEntry]
+
+
+class Manifest(Section):
+    """A whole prepared data set.
+
+    Attributes:
+        format: `FORMAT`.
+        version: of stampede.
+        fields: id fields, single-valued ones first, in the order of `ids`.
+        numbers: names of the numeric inputs, in the order of `numbers`.
+        ids_dtype, numbers_dtype: of those arrays and of the multi-valued fields' values.
+        has_weight, has_time: whether the optional arrays are there.
+        parts: shards of each part, in order.
+        learned: file with what was learned from the training part; None where nothing was.
+        bad_rows: lines left out, which stand in `bad_rows.jsonl`.
+        source: what the data were made of, and how.
+    """
+
+    format: Literal[2] = FORMAT
+    version: str
+    fields: list[FieldEntry]
+    numbers: list[str]
+    ids_dtype: Literal["int32", "int64"] = "int32"
+    numbers_dtype: Literal["float32", "float16"] = "float32"
+    has_weight: bool = False
+    has_time: bool = False
+    parts: dict[PartName, list[ShardEntry]]
+    learned: list[FileEntry] = []
+    bad_rows: Count = 0
+    source: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _arrays_fit_the_fields(self) -> Manifest:
+        names = [entry.name for entry in self.fields]
+        if len(set(names)) != len(names) or not names:
+            raise ValueError("fields: their names must differ, and there must be one")
+        if sorted(self.fields, key=lambda entry: entry.multi) != self.fields:
+            raise ValueError("fields: single-valued ones must stand first")
+        expected = set(self.arrays())
+        for part, shards in self.parts.items():
+            for shard in shards:
+                if set(shard.files) != expected:
+                    raise ValueError(f"parts.{part}: a shard needs the arrays {sorted(expected)}")
+        return self
+
+    def single(self) -> list[FieldEntry]:
+        """Fields with one id per sample."""
+        return [entry for entry in self.fields if not entry.multi]
+
+    def multi(self) -> list[FieldEntry]:
+        """Fields with any number of ids per sample."""
+        return [entry for entry in self.fields if entry.multi]
+
+    def arrays(self) -> list[str]:
+        """Names of a shard's arrays."""
+        names = ["ids", "numbers", "label"]
+        names += ["weight"] * self.has_weight + ["time"] * self.has_time
+        for i in range(len(self.multi())):
+            names += [f"offsets_{i}", f"values_{i}"]
+        return names
+
+    def rows(self, part: PartName) -> int:
+        """Rows of a part."""
+        return sum(shard.rows for shard in self.parts.get(part, []))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a prepared folder.
+
+    Raises:
+        DataError: it is absent, damaged, or of another format.
+    """
+    path = folder / MANIFEST
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise DataError(f"{folder}: no prepared data here ({MANIFEST} is absent)") from None
+    except OSError as failure:
+        raise DataError(f"{path}: {failure.strerror or failure}") from None
+    except ValidationError as failure:
+        first = failure.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise DataError(
+            f"{path}: damaged, or written by another version of stampede ({where}: "
+            f"{first['msg']}); delete the folder to prepare it again"
+        ) from None

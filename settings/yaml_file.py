@@ -1,0 +1,83 @@
+"""YAML files of users, read strictly."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stampede.settings.errors import SettingsError
+
+
+def read_yaml(path: Path, hint: str) -> dict[str, Any]:
+    """The sections of a YAML file.
+
+    Args:
+        hint: what to do where there is no such file.
+
+    Raises:
+        SettingsError: it cannot be read, or has no sections.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SettingsError(f"{path}: no such file; {hint}") from None
+    except (OSError, UnicodeDecodeError) as failure:
+        raise SettingsError(f"{path}: cannot be read as text ({failure})") from None
+    values = parse_yaml(text, str(path))
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise SettingsError(
+            f"{path}: found {type(values).__name__}, expected sections such as `train:` with keys"
+        )
+    return values
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that reads 1e-4 as a number and refuses a key that stands twice."""
+
+
+# YAML 1.1 wants a dot in a float; users write 1e-4.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d+)[eE][-+]?\d+$"),
+    list("-+0123456789."),
+)
+
+
+def _mapping_without_repeats(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
+    seen: dict[str, int] = {}
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        line = key_node.start_mark.line + 1
+        if not isinstance(key, str):
+            raise SettingsError(f"line {line}: found the key {key!r}, expected a name")
+        if key in seen:
+            raise SettingsError(
+                f"key {key!r} stands on line {seen[key]} and again on line {line}; keep one"
+            )
+        seen[key] = line
+    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_repeats)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """A YAML text that came from `where`, a file or an override.
+
+    Raises:
+        SettingsError: it is no YAML, or has a key twice.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except SettingsError as failure:
+        raise SettingsError(f"{where}: {failure}") from None
+    except (yaml.YAMLError, ValueError, RecursionError, TypeError) as failure:
+        problem = getattr(failure, "problem", None) or str(failure).splitlines()[0]
+        mark = getattr(failure, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        raise SettingsError(f"{where}{line}: not valid YAML: {problem}") from None
