@@ -97,9 +97,9 @@ class Manifest(Section):
     has_weight: bool = False
     has_time: bool = False
     parts: dict[PartName, list[ShardEntry]]
-    learned: list[FileEntry] = []
+    learned: list[FileEntry] = Field(default_factory=list)
     bad_rows: Count = 0
-    source: dict[str, Any] = {}
+    source: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _arrays_fit_the_fields(self) -> Manifest:
