@@ -1,17 +1,45 @@
 """From click logs, real or synthetic, to global batches."""
 
-from stampede.data.batch import Batch
-from stampede.data.errors import DataError
-from stampede.data.global_batches import GlobalBatches
-from stampede.data.samples import Dataset, Part, Samples
-from stampede.data.synthetic import SyntheticClicks
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stampede.data.batch import Batch
+    from stampede.data.errors import DataError
+    from stampede.data.global_batches import GlobalBatches
+    from stampede.data.order import Order
+    from stampede.data.samples import Bag, Dataset, Part, Samples
+    from stampede.data.synthetic import SyntheticClicks
 
 __all__ = [
+    "Bag",
     "Batch",
     "DataError",
     "Dataset",
     "GlobalBatches",
+    "Order",
     "Part",
     "Samples",
     "SyntheticClicks",
 ]
+
+_MODULES = {
+    "Bag": "samples",
+    "Batch": "batch",
+    "DataError": "errors",
+    "Dataset": "samples",
+    "GlobalBatches": "global_batches",
+    "Order": "order",
+    "Part": "samples",
+    "Samples": "samples",
+    "SyntheticClicks": "synthetic",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Preparing and describing data needs no torch, which takes seconds and memory to import.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

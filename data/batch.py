@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,14 +14,17 @@ from torchrec.streamable import Pipelineable
 
 @dataclass
 class Batch(Pipelineable):
-    """One rank's part of a global batch.
+    """One rank's part of a global batch: samples, then padding.
 
     Attributes:
-        sparse: ids of every field; a padding sample has none.
+        sparse: ids of every field, single-valued ones first; a padding sample has none.
         dense: `[n, numbers]` float32.
         label: `[n]` float32, 0 or 1.
-        weight: `[n]` float32, 1 for a sample and 0 for padding.
+        weight: `[n]` float32, what a sample counts for in the loss: 1 where the data have no
+            weights, 0 for padding.
         global_samples: samples of the whole global batch, padding not counted.
+        global_weight: sum of the weights of the whole global batch; default: `global_samples`.
+        samples: how many of this rank's are no padding; default: all.
         true_probability: `[n]` float32, the probability that the label was drawn with, where the
             data know it.
     """
@@ -29,23 +34,34 @@ class Batch(Pipelineable):
     label: Tensor
     weight: Tensor
     global_samples: int
+    global_weight: float | None = None
+    samples: int | None = None
     true_probability: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.global_weight is None:
+            self.global_weight = float(self.global_samples)
+        if self.samples is None:
+            self.samples = len(self.label)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
         """A copy on `device`."""
-        probability = self.true_probability
-        return Batch(
-            self.sparse.to(device, non_blocking=non_blocking),
-            self.dense.to(device, non_blocking=non_blocking),
-            self.label.to(device, non_blocking=non_blocking),
-            self.weight.to(device, non_blocking=non_blocking),
-            self.global_samples,
-            None if probability is None else probability.to(device, non_blocking=non_blocking),
-        )
+        return self._each(lambda held: held.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Batch:
+        """A copy in page-locked memory, from which a GPU copies while others go on."""
+        return self._each(lambda held: held.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that `stream` uses this batch."""
-        self.sparse.record_stream(stream)
-        for tensor in (self.dense, self.label, self.weight, self.true_probability):
-            if tensor is not None:
-                tensor.record_stream(stream)
+        for held in self._held().values():
+            held.record_stream(stream)
+
+    def _held(self) -> dict[str, Any]:
+        """The tensors."""
+        everything = {field.name: getattr(self, field.name) for field in fields(self)}
+        kinds = (Tensor, KeyedJaggedTensor)
+        return {name: held for name, held in everything.items() if isinstance(held, kinds)}
+
+    def _each(self, copy: Callable[[Any], Any]) -> Batch:
+        return replace(self, **{name: copy(held) for name, held in self._held().items()})

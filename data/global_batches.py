@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.data.batch import Batch
-from stampede.data.samples import Part
+from stampede.data.errors import DataError
+from stampede.data.order import Order
+from stampede.data.prefetch import computed_ahead
+from stampede.data.samples import Part, Samples
+
+_ORDER_KEYS = ("rows", "shuffle", "seed", "window_rows", "block_rows")
 
 
 class GlobalBatches:
-    """One rank's view of a part's global batches.
+    """One rank's view of a part's global batches; iterating gives what is left of an epoch.
 
     Every rank gets the same number of samples in every batch: the last global batch is padded to a
-    multiple of the ranks with samples that have no ids and weight 0.
+    multiple of the ranks with samples that have no ids and weight 0. Within a rank's share of a
+    batch the rows ascend, which neither gradients nor metrics depend on.
+
+    A batch's rows depend on the order, the epoch and the batch's number only. `state_dict` says how
+    far the consumer has come, whatever was read ahead; with `load_state_dict` any number of ranks
+    goes on from there. Both are as torchdata's stateful protocol has them. Iterating again goes on
+    too: after the last batch with the next epoch, after a break with the batch that follows.
 
     Args:
         part: where the samples come from.
-        fields: names of the id fields.
+        fields: names of the id fields, single-valued ones first.
         batch_size: samples of a global batch, a multiple of `world_size`.
         rank, world_size: this process among all.
-        seed: seed of the order of rows, where the part wants one.
+        order: of the rows in each epoch; default: as they stand in the part.
+        ahead: batches read ahead by a thread.
+        pin: GPU for which batches are put into page-locked memory.
+        before_reading: called with the epoch and the position of every batch before it is read.
     """
 
     def __init__(
@@ -33,7 +51,11 @@ class GlobalBatches:
         batch_size: int,
         rank: int,
         world_size: int,
-        seed: int = 0,
+        order: Order | None = None,
+        *,
+        ahead: int = 0,
+        pin: torch.device | None = None,
+        before_reading: Callable[[int, int], None] | None = None,
     ) -> None:
         if batch_size % world_size:
             raise ValueError(f"batch_size {batch_size} is not a multiple of {world_size} ranks")
@@ -42,48 +64,150 @@ class GlobalBatches:
         self._batch_size = batch_size
         self._rank = rank
         self._world_size = world_size
-        self._seed = seed
+        self._order = order or Order(part.rows)
+        if self._order.rows != part.rows:
+            raise ValueError(f"an order of {self._order.rows} rows for a part of {part.rows}")
+        self._ahead = ahead
+        self._pin = pin
+        self._before_reading = before_reading
+        self._epoch = 0
+        self._samples = 0
+        # Lengths of the single-valued fields, which all whole batches share: filling them anew
+        # would take a fifth of the time of a batch.
+        self._ones = torch.empty(0, 0, dtype=torch.int32)
 
     def __len__(self) -> int:
         """Batches in an epoch."""
         return -(-self._part.rows // self._batch_size)
 
-    def epoch(self, epoch: int) -> Iterator[Batch]:
-        """The batches of an epoch; its order depends on (seed, epoch) only."""
-        order = None
-        if self._part.shuffle:
-            order = np.random.default_rng([self._seed, epoch]).permutation(self._part.rows)
-        for start in range(0, self._part.rows, self._batch_size):
-            samples = min(self._batch_size, self._part.rows - start)
-            local = -(-samples // self._world_size)
-            first = min(self._rank * local, samples)
-            last = min(first + local, samples)
-            rows = np.arange(start + first, start + last)
-            if order is not None:
-                rows = order[rows]
-            yield self._batch(rows, local, samples)
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches from here to the end of the epoch."""
+        epoch = self._epoch
+        starts = range(self._samples, self._part.rows, self._batch_size)
+        for batch in computed_ahead(partial(self._prepared, epoch), starts, self._ahead):
+            self._samples += batch.global_samples
+            if self._samples == self._part.rows:
+                self._epoch, self._samples = epoch + 1, 0
+            yield batch
 
-    def _batch(self, rows: np.ndarray, local: int, samples: int) -> Batch:
-        read = self._part.read(rows)
-        padding = local - len(rows)
-        lengths = torch.zeros(len(self._fields), local, dtype=torch.int32)
-        lengths[:, : len(rows)] = 1
-        ids = torch.from_numpy(np.ascontiguousarray(read.ids.T, dtype=np.int64))
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        """All batches of an epoch, from its first."""
+        self._epoch, self._samples = epoch, 0
+        return iter(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the consumer has received: epochs, samples of the next one, and in which order."""
+        return {
+            "epoch": self._epoch,
+            "samples": self._samples,
+            "batch_size": self._batch_size,
+            "order": asdict(self._order),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken, on whatever number of ranks that was.
+
+        Raises:
+            DataError: it was taken from other data, in another order, or amid an epoch in batches
+                of another size.
+        """
+        try:
+            epoch, samples, batch_size = (
+                int(state[key]) for key in ("epoch", "samples", "batch_size")
+            )
+            order = {key: state["order"][key] for key in _ORDER_KEYS}
+        except (KeyError, TypeError, ValueError) as failure:
+            raise DataError(f"no state of a reader of batches: {failure!r} in {state!r}") from None
+        if order["rows"] != self._order.rows:
+            raise DataError(
+                f"the state was taken from a part of {order['rows']:,} rows, this one has "
+                f"{self._order.rows:,}; continue with the same data"
+            )
+        for key, now in asdict(self._order).items():
+            if order[key] != now:
+                raise DataError(
+                    f"the state was taken with the {key} {order[key]!r} of the order of rows, now "
+                    f"it is {now!r}: rows would be read twice or not at all; set it back"
+                )
+        if samples and batch_size != self._batch_size:
+            raise DataError(
+                f"the state was taken after {samples:,} samples of an epoch in batches of "
+                f"{batch_size}, now they have {self._batch_size}; set the batch size back, or "
+                "change it at the beginning of an epoch"
+            )
+        if not (epoch >= 0 and 0 <= samples < max(self._part.rows, 1)):
+            raise DataError(f"no state of this reader: epoch {epoch}, {samples} samples")
+        self._epoch, self._samples = epoch, samples
+
+    def _prepared(self, epoch: int, start: int) -> Batch:
+        if self._before_reading is not None:
+            self._before_reading(epoch, start)
+        batch = self._batch(epoch, start)
+        if self._pin is None:
+            return batch
+        # A thread of its own would open the first GPU beside that of this rank.
+        with torch.cuda.device(self._pin):
+            return batch.pin_memory()
+
+    def _batch(self, epoch: int, start: int) -> Batch:
+        samples = min(self._batch_size, self._part.rows - start)
+        local = -(-samples // self._world_size)
+        first = min(self._rank * local, samples)
+        last = min(first + local, samples)
+        read = self._part.read(self._rows(epoch, start + first, start + last))
+        padding = local - len(read.label)
+        weight = read.weight
+        if weight is None:
+            weight = torch.ones(len(read.label), device=read.label.device)
+        probability = read.true_probability
         return Batch(
-            sparse=KeyedJaggedTensor(
-                keys=self._fields, values=ids.view(-1), lengths=lengths.view(-1), stride=local
-            ),
+            sparse=self._jagged(read, padding),
             dense=_padded(read.dense, padding),
-            label=_padded(read.label, padding),
-            weight=_padded(np.ones(len(rows)), padding),
+            label=_padded(read.label.float(), padding),
+            weight=_padded(weight, padding),
             global_samples=samples,
-            true_probability=(
-                None if read.true_probability is None else _padded(read.true_probability, padding)
-            ),
+            global_weight=self._global_weight(epoch, start, samples, read),
+            samples=len(read.label),
+            true_probability=None if probability is None else _padded(probability, padding),
+        )
+
+    def _rows(self, epoch: int, start: int, stop: int) -> Tensor:
+        """The rows at some positions, ascending: memory is read in order, shard after shard."""
+        device = self._part.device
+        if device.type == "cpu":  # where numpy is faster
+            rows = torch.from_numpy(self._order.rows_at(epoch, start, stop))
+        else:
+            count = partial(torch.arange, device=device)
+            rows = self._order.rows_at(epoch, start, stop, count)
+        return rows if self._order.shuffle == "none" else rows.sort().values
+
+    def _global_weight(self, epoch: int, start: int, samples: int, read: Samples) -> float:
+        """Every rank reads all weights of a global batch, which spares an exchange."""
+        if read.weight is None:
+            return float(samples)
+        weights = self._part.weight(self._rows(epoch, start, start + samples))
+        return float(weights.double().sum())
+
+    def _jagged(self, read: Samples, padding: int) -> KeyedJaggedTensor:
+        ids, rows = read.ids.T, len(read.label)
+        if self._ones.shape != ids.shape:
+            self._ones = torch.ones(ids.shape, dtype=torch.int32, device=ids.device)
+        values, lengths = ids.reshape(-1), self._ones
+        if read.bags:
+            values = torch.cat([values, *(bag.values.to(values.dtype) for bag in read.bags)])
+            lengths = torch.cat([lengths, torch.stack([bag.lengths.int() for bag in read.bags])])
+        if padding:
+            lengths = functional.pad(lengths, [0, padding])
+        return KeyedJaggedTensor(
+            keys=self._fields,
+            values=values,
+            lengths=lengths.reshape(-1),
+            stride=rows + padding,
         )
 
 
-def _padded(values: np.ndarray, rows: int) -> torch.Tensor:
-    """`values` as float32 with `rows` more rows of zeros."""
-    widths = [(0, rows)] + [(0, 0)] * (values.ndim - 1)
-    return torch.from_numpy(np.pad(values.astype(np.float32), widths))
+def _padded(values: Tensor, rows: int) -> Tensor:
+    """`values` with `rows` more rows of zeros."""
+    if not rows:
+        return values
+    return functional.pad(values, [0, 0] * (values.ndim - 1) + [0, rows])

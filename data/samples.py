@@ -6,7 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Bag:
+    """Ids of one multi-valued field, sample after sample.
+
+    Attributes:
+        values: `[ids]` integer, rows of the field's table.
+        lengths: `[n]` integer, ids of each sample.
+    """
+
+    values: Tensor
+    lengths: Tensor
 
 
 @dataclass(frozen=True)
@@ -14,27 +28,35 @@ class Samples:
     """Some rows of a part.
 
     Attributes:
-        ids: `[n, fields]` integer, row of each field's table.
+        ids: `[n, single-valued fields]` integer, row of each field's table.
         dense: `[n, numbers]` float32.
         label: `[n]`, 0 or 1.
+        bags: ids of each multi-valued field.
+        weight: `[n]` float32, what the sample counts for; None where all count alike.
         true_probability: `[n]` float32 where the data know it, else None.
     """
 
-    ids: np.ndarray
-    dense: np.ndarray
-    label: np.ndarray
-    true_probability: np.ndarray | None = None
+    ids: Tensor
+    dense: Tensor
+    label: Tensor
+    bags: tuple[Bag, ...] = ()
+    weight: Tensor | None = None
+    true_probability: Tensor | None = None
 
 
 class Part(Protocol):
     """Rows 0 to `rows - 1` of one part of a data set."""
 
     rows: int
-    # Whether an epoch visits the rows in a new order. Not where rows are drawn independently.
-    shuffle: bool
+    # Where `read` wants its rows, and where the samples are.
+    device: torch.device
 
-    def read(self, rows: np.ndarray) -> Samples:
+    def read(self, rows: Tensor) -> Samples:
         """The given rows (`[n]` int64), in that order."""
+        ...
+
+    def weight(self, rows: Tensor) -> Tensor | None:
+        """Weights of the given rows, `[n]` float32; None where all count alike."""
         ...
 
 
@@ -43,10 +65,15 @@ class Dataset:
     """A data set ready for training.
 
     Attributes:
-        vocabulary_sizes: rows of each field's table, by field name, in the order of `ids`.
+        vocabulary_sizes: rows of each field's table, by field name: the single-valued fields in
+            the order of `Samples.ids`, then the multi-valued ones in the order of `Samples.bags`.
         numbers: number of numeric inputs.
         train, test: parts.
         validation: part on which the best epoch is chosen, or None.
+        multi: names of the multi-valued fields.
+        has_weight: whether samples have weights.
+        shuffle: whether an epoch is to visit the training rows in a new order; not where they were
+            drawn independently.
     """
 
     vocabulary_sizes: Mapping[str, int]
@@ -54,6 +81,9 @@ class Dataset:
     train: Part
     validation: Part | None
     test: Part
+    multi: tuple[str, ...] = ()
+    has_weight: bool = False
+    shuffle: bool = True
 
 
 @dataclass(frozen=True)
@@ -70,10 +100,14 @@ class Slice:
         return self.stop - self.start
 
     @property
-    def shuffle(self) -> bool:
-        """As in the other part."""
-        return self.part.shuffle
+    def device(self) -> torch.device:
+        """As of the other part."""
+        return self.part.device
 
-    def read(self, rows: np.ndarray) -> Samples:
+    def read(self, rows: Tensor) -> Samples:
         """The given rows, counted from `start`."""
         return self.part.read(rows + self.start)
+
+    def weight(self, rows: Tensor) -> Tensor | None:
+        """Weights of the given rows, counted from `start`."""
+        return self.part.weight(rows + self.start)

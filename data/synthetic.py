@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from stampede.data.samples import Dataset, Samples, Slice
 
@@ -65,7 +68,21 @@ class SyntheticClicks:
             train=Slice(train, 0, kept),
             validation=Slice(train, kept, train_rows) if validation_rows else None,
             test=_SyntheticPart(truth, _TEST, test_rows),
+            shuffle=False,
         )
+
+
+class _Drawn(NamedTuple):
+    """Independent samples: `Samples` in numpy."""
+
+    ids: np.ndarray
+    dense: np.ndarray
+    label: np.ndarray
+    true_probability: np.ndarray
+
+    def take(self, rows: np.ndarray) -> _Drawn:
+        """Some of them."""
+        return _Drawn(*(array[rows] for array in self))
 
 
 class _Truth:
@@ -124,14 +141,14 @@ class _Truth:
             0.5 * ((total**2).sum(1) - (vectors**2).sum((1, 2))),
         )
 
-    def draw_samples(self, draw: np.random.Generator, rows: int) -> Samples:
+    def draw_samples(self, draw: np.random.Generator, rows: int) -> _Drawn:
         """Independent samples with their true click probability."""
         ids, dense = self.draw_inputs(draw, rows)
         numbers, first_order, interactions = self.parts(ids, dense)
         logit = self.clicks.bias + numbers - self.number_mean + first_order + interactions
         probability = (1.0 / (1.0 + np.exp(-logit))).astype(np.float32)
         label = draw.random(rows, dtype=np.float32) < probability
-        return Samples(ids, dense, label.astype(np.uint8), probability)
+        return _Drawn(ids, dense, label.astype(np.uint8), probability)
 
 
 @dataclass(frozen=True)
@@ -141,24 +158,33 @@ class _SyntheticPart:
     truth: _Truth
     stream: int
     rows: int
-    shuffle: bool = False
 
-    def read(self, rows: np.ndarray) -> Samples:
+    device = torch.device("cpu")
+
+    def read(self, rows: Tensor) -> Samples:
+        drawn = self._drawn(rows.numpy())
+        ids, dense, label, probability = map(torch.from_numpy, drawn)
+        return Samples(ids, dense, label, true_probability=probability)
+
+    def weight(self, rows: Tensor) -> None:
+        return None
+
+    def _drawn(self, rows: np.ndarray) -> _Drawn:
         if len(rows) == 0:
-            return _take(self._block(0), rows)
+            return self._block(0).take(rows)
         blocks = rows // BLOCK_ROWS
         drawn = {int(block): self._block(int(block)) for block in np.unique(blocks)}
         taken = [
-            _take(samples, rows[blocks == block] - block * BLOCK_ROWS)
+            samples.take(rows[blocks == block] - block * BLOCK_ROWS)
             for block, samples in drawn.items()
         ]
-        joined = _concatenate(taken)
+        joined = _Drawn(*map(np.concatenate, zip(*taken, strict=True)))
         # The rows now stand block by block; put them back where they were asked for.
         place = np.empty(len(rows), dtype=np.int64)
         place[np.argsort(blocks, kind="stable")] = np.arange(len(rows))
-        return _take(joined, place)
+        return joined.take(place)
 
-    def _block(self, block: int) -> Samples:
+    def _block(self, block: int) -> _Drawn:
         key = np.random.SeedSequence([self.truth.clicks.seed, self.stream, block])
         return self.truth.draw_samples(np.random.Generator(np.random.Philox(key)), BLOCK_ROWS)
 
@@ -174,21 +200,3 @@ def _zipf_quantile(uniform: np.ndarray, size: np.ndarray, zipf: float) -> np.nda
     exponent = 1.0 - zipf
     x = (1.0 - uniform * (1.0 - (size + 1.0) ** exponent)) ** (1.0 / exponent)
     return np.minimum(x.astype(np.int64) - 1, size - 1)
-
-
-def _take(samples: Samples, rows: np.ndarray) -> Samples:
-    return Samples(
-        samples.ids[rows],
-        samples.dense[rows],
-        samples.label[rows],
-        samples.true_probability[rows],
-    )
-
-
-def _concatenate(parts: list[Samples]) -> Samples:
-    return Samples(
-        *(
-            np.concatenate([getattr(part, name) for part in parts])
-            for name in ("ids", "dense", "label", "true_probability")
-        )
-    )

@@ -26,7 +26,7 @@ _MANIFEST = "manifest.json"
 # Sections and keys that may differ between a checkpoint and the run that continues it.
 _FREE = ("optim.embedding.lr", "optim.embedding.schedule.", "optim.dense.lr",
          "optim.dense.schedule.", "run.name", "run.dir", "run.device", "run.overwrite",
-         "data.path", "data.cache", "train.epochs", "train.log_every", "evaluate.batch_size",
+         "data.path", "data.cache", "data.residence", "data.memory_gb", "train.epochs", "train.log_every", "evaluate.batch_size",
          "evaluate.every", "checkpoint.", "sharding.")  # fmt: skip
 
 # Of these, what says only how the run was started.
@@ -39,6 +39,7 @@ class Progress:
 
     Attributes:
         epoch: epochs finished.
+        reader: state of the reader of the training part; nothing before the first checkpoint.
         step: steps taken.
         samples: samples trained on.
         train_seconds: time spent in training, without evaluation and checkpoints.
@@ -51,6 +52,7 @@ class Progress:
     """
 
     epoch: int = 0
+    reader: dict[str, Any] = field(default_factory=dict)
     step: int = 0
     samples: int = 0
     train_seconds: float = 0.0

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
 from stampede.data import Dataset, SyntheticClicks
-from stampede.data.criteo_kaggle import CriteoSplit, prepare
-from stampede.data.prepared.old import cached, open_prepared
+from stampede.data.prepared.manifest import FORMAT
+from stampede.data.prepared.reader import open_prepared
+from stampede.data.preparation import prepare
+from stampede.data.sources import fingerprint, open_source
 from stampede.engine.config import Config
-from stampede.engine.config.sections import CriteoKaggleSection, SyntheticSection
+from stampede.engine.config.data import PreparedSection, RawSection, SyntheticSection
 from stampede.engine.processes import Processes
 from stampede.settings import SettingsError
 
@@ -22,35 +25,60 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
         DataError: the file cannot be used.
     """
     section = config.data
-    # Rows kept for validation would be lost where nothing is chosen on them.
     selects = config.evaluate.select_on == "validation"
-    fraction = section.validation_fraction if selects else 0.0
     if isinstance(section, SyntheticSection):
-        dataset = _synthetic(section, fraction)
+        dataset = _synthetic(section, selects)
     else:
-        dataset = _criteo_kaggle(section, fraction, processes)
+        if not section.path:
+            raise SettingsError("data.path is not given; write data.path=FILE after the config file")
+        if isinstance(section, PreparedSection):
+            folder = Path(section.path)
+        else:
+            # Rows kept for validation would be lost where nothing is chosen on them.
+            if not selects:
+                section = section.model_copy(update={"validation_fraction": 0.0})
+            folder = processes.on_main(lambda: _prepared(section), patience=timedelta(hours=24))
+        dataset = open_prepared(folder)
+    if dataset.train.rows == 0 or dataset.test.rows == 0:
+        raise SettingsError("data: the training or the test part has no row; change data.split")
     if selects and dataset.validation is None:
         raise SettingsError(
-            f"data.validation_fraction: {fraction} of {dataset.train.rows} training rows is no "
-            "row at all; write a larger fraction, or evaluate.select_on=test"
+            f"the data have no validation part ({dataset.train.rows} training rows); write a larger "
+            "data.validation_fraction, or evaluate.select_on=test"
         )
     return dataset
 
 
-def _synthetic(section: SyntheticSection, validation_fraction: float) -> Dataset:
+def _synthetic(section: SyntheticSection, selects: bool) -> Dataset:
     clicks = SyntheticClicks(seed=section.seed, scale=section.scale, zipf=section.zipf)
-    return clicks.dataset(section.rows, section.test_rows, int(section.rows * validation_fraction))
+    fraction = section.validation_fraction if selects else 0.0
+    return clicks.dataset(section.rows, section.test_rows, int(section.rows * fraction))
 
 
-def _criteo_kaggle(
-    section: CriteoKaggleSection, validation_fraction: float, processes: Processes
-) -> Dataset:
-    if not section.path:
-        raise SettingsError("data.path is not given; write data.path=FILE after the config file")
-    source = Path(section.path)
-    split = CriteoSplit(section.split, section.seed, validation_fraction)
-    folder = processes.on_main(
-        lambda: cached(source, split, lambda: prepare(source, split), Path(section.cache)),
-        patience=timedelta(hours=6),
+def _prepared(section: RawSection) -> Path:
+    """The folder with the prepared form of a log, made on first use.
+
+    Its name holds a hash of the log and of all that the result depends on besides.
+    """
+    source = open_source(
+        section.kind,
+        section.path,
+        section,
+        schema=getattr(section, "schema_file", ""),
+        split_hour=getattr(section, "split_hour", False),
     )
-    return open_prepared(folder)
+    described = {
+        "format": FORMAT,
+        "on_bad_row": section.on_bad_row,
+        "numbers_dtype": section.numbers_dtype,
+        "shard_rows": section.shard_rows,
+        **source.described(),
+    }
+    name = f"{_stem(source.log.files)}-{fingerprint(source.log.files, described)}"
+    folder = Path(section.cache) / name
+    prepare(source, section, folder)
+    return folder
+
+
+def _stem(files: Sequence[Path]) -> str:
+    return files[0].name.split(".")[0] or "log"

@@ -10,20 +10,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from stampede.data import GlobalBatches
+from stampede.data import DataError, GlobalBatches
 from stampede.engine.metrics import auc, logloss
 from stampede.engine.processes import Processes
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics of one part.
+    """Metrics of one part, weighted where its samples have weights.
 
     Attributes:
         auc: exact area under the ROC curve; None where one class is absent.
         logloss: mean binary cross-entropy.
         attainable_auc: AUC of the true probabilities, where the data know them.
-        samples: number of samples.
+        samples: number of samples, those of weight 0 among them.
     """
 
     auc: float | None
@@ -34,24 +34,41 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: GlobalBatches, processes: Processes) -> Evaluation:
-    """Score every sample once and compute the metrics; the same result on every rank."""
+    """Score every sample once and compute the metrics; the same result on every rank.
+
+    Raises:
+        DataError: no sample has any weight.
+    """
     model.eval()
     columns: list[Tensor] = []
     for batch in batches.epoch(0):
-        on_device = batch.to(processes.device)
-        logits = model(on_device.sparse, on_device.dense).float().cpu()
+        batch = batch.to(processes.device, non_blocking=True)
+        logits = model(batch.sparse, batch.dense).float()
         truth = batch.true_probability
+        # A sample may have weight 0 as padding has.
+        real = torch.arange(len(logits), device=logits.device) < batch.samples
         columns.append(
-            torch.stack([batch.weight, batch.label, logits, logits if truth is None else truth])
+            torch.stack(
+                [real.float(), batch.label, batch.weight, logits, logits if truth is None else truth]
+            ).cpu()
         )
     model.train()
-    weight, label, logits, truth = _gather(torch.cat(columns, 1), processes.world_size)
-    real = weight > 0
-    label, logits, truth = label[real], logits[real], truth[real]
+    gathered = _gather(torch.cat(columns, 1), processes.world_size)
+    label, weight, logits, truth = gathered[1:, gathered[0] > 0]
+    # Without weights pairs are counted in integers.
+    weights = None if (weight == 1).all() else weight
+    if weights is not None and not weights.any():
+        raise DataError(
+            f"all {len(label):,} samples of a part have the weight 0, so that it has no logloss; "
+            "give some a weight above 0"
+        )
+    attainable = None
+    if batch.true_probability is not None:
+        attainable = _defined(auc(truth, label, weights))
     return Evaluation(
-        auc=_defined(auc(logits, label)),
-        logloss=logloss(logits, label),
-        attainable_auc=None if batch.true_probability is None else _defined(auc(truth, label)),
+        auc=_defined(auc(logits, label, weights)),
+        logloss=logloss(logits, label, weights),
+        attainable_auc=attainable,
         samples=len(label),
     )
 

@@ -29,12 +29,14 @@ def train_step(job: Job, batch: Batch, step: int, processes: Processes) -> float
         step: number of this step, counted from 1.
 
     Returns:
-        Mean loss over the global batch, the same on every rank.
+        Mean loss over the global batch, weighted where samples have weights, the same on every
+        rank; 0 where all weights are.
 
     Raises:
         TrainingStoppedError: the loss is not finite; nothing was updated in this step.
     """
-    batch = batch.to(processes.device)
+    # Copied while the device is busy where the batch lies in page-locked memory.
+    batch = batch.to(processes.device, non_blocking=True)
     total = _local_loss(job, batch)
     mean = total.detach().clone()
     dist.all_reduce(mean)
@@ -52,15 +54,16 @@ def train_step(job: Job, batch: Batch, step: int, processes: Processes) -> float
 
 
 def _local_loss(job: Job, batch: Batch) -> Tensor:
-    """This rank's share of the mean loss over the global batch."""
+    """This rank's share of the weighted mean loss over the global batch."""
     logits = job.model(batch.sparse, batch.dense)
     losses = functional.binary_cross_entropy_with_logits(logits, batch.label, reduction="none")
-    return (losses * batch.weight).sum() / batch.global_samples
+    # A batch without any weight teaches nothing: its sum is 0 over 1.
+    return (losses * batch.weight).sum() / (batch.global_weight or 1.0)
 
 
 def _backward(total: Tensor, step: int, processes: Processes) -> None:
-    # Gradients are averaged over the ranks; times the ranks, over the true number of samples,
-    # makes that the mean over the global batch whatever the padding.
+    # Gradients are averaged over the ranks; times the ranks, over the true sum of weights, makes
+    # that the mean over the global batch whatever the padding.
     try:
         (total * processes.world_size).backward()
     except NonFiniteGradientError as failure:

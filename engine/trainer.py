@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from stampede.data import Batch, Dataset, GlobalBatches, Part
+from stampede.data import Batch, Dataset, GlobalBatches
 from stampede.engine import checkpoint
 from stampede.engine.build import Job
 from stampede.engine.checkpoint import Progress
@@ -20,6 +20,7 @@ from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.evaluate import Evaluation, evaluate
 from stampede.engine.learning_rates import LearningRates, learning_rates, set_learning_rates
 from stampede.engine.processes import Processes
+from stampede.engine.reading import Reader
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.step import WHAT_TO_TRY, train_step
 from stampede.engine.summary import clipped_share
@@ -49,12 +50,16 @@ class Trainer:
         Raises:
             TrainingStoppedError: the loss is not finite, or a file cannot be written.
         """
-        batches = self._batches(self.dataset.train, self.config.train.batch_size)
+        self._reader = Reader(self.config, self.dataset, self.processes)
+        batches = self._reader.training()
+        if self.progress.reader:
+            batches.load_state_dict(self.progress.reader)
         total = self.dataset.train.rows * self.config.train.epochs
         with progress_bar(total, self.progress.samples, self.processes.is_main) as bar:
             for epoch in range(self.progress.epoch, self.config.train.epochs):
                 self._train_epoch(epoch, batches, bar)
                 self.progress.epoch = epoch + 1
+                self.progress.reader = batches.state_dict()
                 self._choose(self._evaluate_all())
                 checkpoint.save(
                     self.folder.checkpoints,
@@ -70,7 +75,7 @@ class Trainer:
         progress, every = self.progress, self.config.evaluate.every
         start = time.perf_counter()
         since_log = (start, progress.samples)
-        for index, batch in enumerate(batches.epoch(epoch)):
+        for index, batch in enumerate(batches):
             rates = self._learning_rates(len(batches))
             set_learning_rates(self.job, rates)
             loss = self._step(batch)
@@ -140,13 +145,13 @@ class Trainer:
         self.progress.skipped_rows += skipped
 
     def _evaluate_all(self) -> dict[str, Evaluation]:
-        parts = {"test": self.dataset.test}
-        if self.dataset.validation is not None:
-            parts = {"validation": self.dataset.validation, **parts}
+        dataset = self._reader.dataset
+        parts = {"test": dataset.test}
+        if dataset.validation is not None:
+            parts = {"validation": dataset.validation, **parts}
         results = {}
         for name, part in parts.items():
-            batches = self._batches(part, self.config.evaluate.batch_size)
-            result = evaluate(self.job.model, batches, self.processes)
+            result = evaluate(self.job.model, self._reader.evaluation(part), self.processes)
             results[name] = result
             where = {"kind": "evaluation", "part": name, "step": self.progress.step}
             self.processes.on_main(lambda line={**where, **asdict(result)}: self.folder.log(line))
@@ -173,13 +178,3 @@ class Trainer:
                 for name, result in results.items()
             )
             tqdm.write(f"epoch {self.progress.epoch}: {shown}")
-
-    def _batches(self, part: Part, batch_size: int) -> GlobalBatches:
-        return GlobalBatches(
-            part,
-            list(self.dataset.vocabulary_sizes),
-            batch_size,
-            self.processes.rank,
-            self.processes.world_size,
-            self.config.run.seed,
-        )

@@ -17,7 +17,7 @@ class CTRModel(nn.Module):
     """Logit of a click: `bias + first-order term + network(embeddings, numbers)`.
 
     The first-order term is `sum_f w_f[id] + <w, x>`: a weight per id, stored beside its embedding,
-    and `number_weights` for the numbers.
+    and `number_weights` for the numbers where there are any.
 
     Args:
         name: registered name of the network.
@@ -46,7 +46,7 @@ class CTRModel(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
         self.number_weights: nn.Linear | None = None
         self.first_order = registered.first_order
-        if registered.first_order:
+        if registered.first_order and numbers:
             self.number_weights = nn.Linear(numbers, 1, bias=False)
             glorot_normal_(self.number_weights.weight, generator)
 
@@ -54,6 +54,8 @@ class CTRModel(nn.Module):
         """Logits `[batch]` from ids and numbers `[batch, numbers]`."""
         embeddings, id_weights = self.front(sparse)
         logits = self.network(embeddings, dense) + self.bias
+        if self.first_order:
+            logits = logits + id_weights.sum(1)
         if self.number_weights is not None:
-            logits = logits + id_weights.sum(1) + self.number_weights(dense).squeeze(1)
+            logits = logits + self.number_weights(dense).squeeze(1)
         return logits

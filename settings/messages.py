@@ -6,7 +6,7 @@ import difflib
 import types
 import typing
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
@@ -85,6 +85,10 @@ def _locate(location: Sequence[Any], root: type[BaseModel]) -> _Place:
             # A key of this section; what follows lies within its value.
             keys += map(str, parts)
             break
+        if _by_name(model, part):
+            keys.append(str(parts.pop(0)))
+            if not parts:
+                break
         model = variants[0]
         discriminator = _discriminator(variants)
         if discriminator is not None:
@@ -117,9 +121,22 @@ def _nearest_of_literal(found: Any, expected: str) -> str:
 def _submodels(model: type[BaseModel]) -> Iterator[tuple[str, list[type[BaseModel]]]]:
     """Fields that are sections, each with the models it may be."""
     for name, field in model.model_fields.items():
-        models = [m for m in _flatten(field.annotation) if _is_model(m)]
+        models = [m for m in _flatten(_value_type(field.annotation)) if _is_model(m)]
         if models:
             yield name, models
+
+
+def _by_name(model: type[BaseModel], key: str) -> bool:
+    """Whether a key holds several sections under names of the user's."""
+    return typing.get_origin(model.model_fields[key].annotation) is dict
+
+
+def _value_type(annotation: Any) -> Any:
+    if typing.get_origin(annotation) is dict:
+        annotation = typing.get_args(annotation)[1]
+    if typing.get_origin(annotation) is Annotated:
+        annotation = typing.get_args(annotation)[0]
+    return annotation
 
 
 def _flatten(annotation: Any) -> list[Any]:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from stampede.engine.config.data import DataSection, RawSection, SyntheticSection
 from stampede.engine.config.embedding_optimizers import (
     AdamSection,
     EmbeddingOptimSection,
@@ -31,42 +32,6 @@ class RunSection(Section):
         "auto", description="auto takes a GPU where there is one"
     )
     overwrite: bool = Field(False, description="delete an existing run folder of that name first")
-
-
-class SyntheticSection(Section):
-    """Synthetic clicks with a known truth."""
-
-    kind: Literal["synthetic"] = Field("synthetic", description="where the clicks come from")
-    rows: int = Field(2_000_000, ge=100, description="training rows, validation included")
-    test_rows: int = Field(100_000, ge=100, description="test rows, drawn separately")
-    validation_fraction: float = Field(
-        0.05, ge=0, lt=1, description="share of the training rows, from their end, for validation"
-    )
-    seed: Seed = Field(0, description="seed of the truth and of the samples")
-    scale: float = Field(
-        0.01, gt=0, le=1, description="number of ids relative to Criteo Kaggle's 33.8 million"
-    )
-    zipf: float = Field(1.2, gt=1, le=3, description="exponent of the ids' Zipf distribution")
-
-
-class CriteoKaggleSection(Section):
-    """Criteo's click log: label, I1-I13, C1-C26, tab separated, plain or gzip."""
-
-    kind: Literal["criteo_kaggle"] = Field(
-        "criteo_kaggle", description="where the clicks come from"
-    )
-    path: str = Field("", description="the file, plain or .gz; required")
-    cache: str = Field("cache", description="folder for the prepared form")
-    split: Literal["sequential", "random"] = Field(
-        "sequential", description="test part: the last 1/7 of the rows, or a random 10 %"
-    )
-    seed: Seed = Field(0, description="seed of the random split")
-    validation_fraction: float = Field(
-        0.1, ge=0, lt=1, description="share of the training rows, from their end, for validation"
-    )
-
-
-DataSection = Annotated[SyntheticSection | CriteoKaggleSection, Field(discriminator="kind")]
 
 
 class ModelSection(Section):
@@ -168,7 +133,11 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_sections_together(self) -> Config:
-        if self.evaluate.select_on == "validation" and self.data.validation_fraction == 0:
+        # A prepared folder tells only when it is opened.
+        no_validation = getattr(self.data, "validation_fraction", None) == 0
+        if isinstance(self.data, RawSection):
+            no_validation = no_validation and not self.data.validation_given()
+        if self.evaluate.select_on == "validation" and no_validation:
             raise ValueError(
                 "evaluate.select_on is 'validation' but data.validation_fraction is 0; write a "
                 "fraction above 0, or evaluate.select_on: test"

@@ -12,6 +12,7 @@ from stampede.engine.datasets import open_dataset
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.evaluate import evaluate
 from stampede.engine.processes import processes
+from stampede.engine.reading import Reader
 from stampede.engine.run import run
 from stampede.engine.step import train_step
 from stampede.engine.tables import gather_field
@@ -50,19 +51,14 @@ def losses_and_weights(folder: Path, overrides: list[str], world_size: int = 1):
     with processes("cpu") as here:
         dataset = open_dataset(config, here)
         job = build(config, dataset, here)
-        fields = list(dataset.vocabulary_sizes)
-
-        def batches(part, size):
-            return GlobalBatches(part, fields, size, here.rank, here.world_size, config.run.seed)
-
+        reader = Reader(config, dataset, here)
         losses = [
-            train_step(job, batch, step, here)
-            for step, batch in enumerate(
-                batches(dataset.train, config.train.batch_size).epoch(0), 1
-            )
+            train_step(job, batch, step, here) for step, batch in enumerate(reader.training(), 1)
         ]
-        evaluation = evaluate(job.model, batches(dataset.test, config.evaluate.batch_size), here)
-        weights = {f: gather_field(job.model, f, config.model.dim, here) for f in fields}
+        evaluation = evaluate(job.model, reader.evaluation(reader.dataset.test), here)
+        weights = {
+            f: gather_field(job.model, f, config.model.dim, here) for f in dataset.vocabulary_sizes
+        }
         plan = {p.sharding_type for m in job.model.plan.plan.values() for p in m.values()}
     return losses, evaluation, weights, plan
 

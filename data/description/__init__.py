@@ -1,0 +1,1 @@
+"""What a click log or a prepared data set holds: statistics, a table, a picture."""

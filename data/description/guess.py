@@ -1,0 +1,199 @@
+"""What an undescribed file may be: a known log, or a table with a schema of its own."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow
+import pyarrow.parquet
+import yaml
+
+from stampede.data.errors import DataError
+from stampede.data.raw.files import open_bytes
+from stampede.data.schema import CRITEO
+from stampede.data.sources import Kind
+
+LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "target", "y")
+_TIMES = ("time", "timestamp", "ts", "date", "datetime", "event_time", "unix_time")
+_FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d")
+_AVAZU = {"click", "hour", "C1", "banner_pos", "site_id", "device_ip", "C21"}
+
+_HEAD_BYTES = 1 << 20
+_HEAD_ROWS = 10_000
+# Years 2001 to 2033.
+_SECONDS = (1_000_000_000, 2_000_000_000)
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What a file may be.
+
+    Attributes:
+        kind: of log.
+        schema: of a table, as a schema file has it; None for other kinds.
+        reason: why, and what was left out: sentences for a person.
+    """
+
+    kind: Kind
+    schema: dict[str, Any] | None
+    reason: list[str]
+
+
+def guess(files: Sequence[Path]) -> Guess:
+    """From the names of the files and the head of the first.
+
+    Raises:
+        DataError: nothing can be said; says that a schema is needed.
+    """
+    path = files[0]
+    if any(suffix in (".parquet", ".pq") for suffix in path.suffixes):
+        return _table(path, _parquet_head(path), {})
+    head = _head(path)
+    line = head.split("\n", 1)[0].rstrip("\r")
+    if line.count("\t") == len(CRITEO.columns) - 1 and line.split("\t", 1)[0] in ("0", "1"):
+        days = len(files) > 1 and all(re.search(r"day_?\d+", file.name) for file in files)
+        kind: Kind = "criteo_1tb" if days else "criteo_kaggle"
+        reason = f"line 1 of {path} has {len(CRITEO.columns)} columns separated by tabs"
+        return Guess(kind, None, [f"guessed --kind {kind}: {reason}"])
+    if set(line.split(",")) >= _AVAZU:
+        return Guess("avazu", None, [f"guessed --kind avazu: its header is line 1 of {path}"])
+    separator = max("\t,;|", key=line.count)
+    return _table(path, _delimited_head(path, head, separator), {"separator": separator})
+
+
+def _table(path: Path, head: pl.DataFrame, written: dict[str, Any]) -> Guess:
+    label = next((name for word in LABELS for name in head.columns if name.lower() == word), None)
+    if label is None:
+        raise DataError(
+            f"{path}: cannot tell which column is the label: found {_listed(head.columns)}, none "
+            f"is named {', '.join(LABELS)}; write a schema file and give it with --schema"
+        )
+    _check_label(path, head[label])
+    time = _time(head.drop(label))
+    ids: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
+    left_out = []
+    for series in head.drop(label, *([time["column"]] if time else [])):
+        name = re.sub(r"[^A-Za-z0-9_-]", "_", series.name).lstrip("_-")
+        options = {} if name == series.name else {"column": series.name}
+        if not name or name in ids or name in numbers or series.dtype.is_temporal():
+            left_out.append(series.name)
+        elif series.dtype.is_float():
+            numbers[name] = options
+        else:
+            ids[name] = {**options, **_separator(series, written.get("separator", ""))}
+    if not ids:
+        raise DataError(
+            f"{path}: found no column of ids (texts or whole numbers) besides the label {label!r}; "
+            "write a schema file and give it with --schema"
+        )
+    timed = f", time {time['column']!r}" if time else ""
+    reason = [
+        f"guessed a table: label {label!r}, {len(ids)} columns of texts or whole numbers as ids, "
+        f"{len(numbers)} of fractions as numbers{timed}"
+    ]
+    if left_out:
+        reason.append(f"left out: {_listed(left_out)}")
+    schema = {**written, "label": label, "ids": ids, "numbers": numbers}
+    return Guess("table", {**schema, "time": time} if time else schema, reason)
+
+
+def _head(path: Path) -> str:
+    """Whole lines at the start of a file."""
+    try:
+        with open_bytes(path) as (content, _):
+            data = content.read1(_HEAD_BYTES)
+            while len(data) < _HEAD_BYTES and (more := content.read1(_HEAD_BYTES - len(data))):
+                data += more
+    except (OSError, EOFError) as failure:
+        raise DataError(f"{path}: cannot be read ({failure})") from None
+    if not data.strip():
+        raise DataError(f"{path}: is empty; write the click log")
+    if len(data) >= _HEAD_BYTES:
+        data = data[: data.rfind(b"\n") + 1] or data
+    return data.decode("utf-8-sig", "replace")
+
+
+def _delimited_head(path: Path, head: str, separator: str) -> pl.DataFrame:
+    try:
+        frame = pl.read_csv(
+            io.StringIO(head),
+            separator=separator,
+            n_rows=_HEAD_ROWS,
+            infer_schema_length=_HEAD_ROWS,
+            truncate_ragged_lines=True,
+            ignore_errors=True,
+        )
+    except pl.exceptions.PolarsError as failure:
+        raise DataError(
+            f"{path}: cannot be read as CSV ({str(failure).splitlines()[0]}); write a schema file "
+            "and give it with --schema"
+        ) from None
+    if not any(re.search("[A-Za-z]", name) for name in frame.columns):
+        raise DataError(
+            f"{path}: line 1 is no header; name the columns in a schema file and give it with "
+            "--schema"
+        )
+    return frame
+
+
+def _parquet_head(path: Path) -> pl.DataFrame:
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            batch = next(file.iter_batches(_HEAD_ROWS), None)
+            empty = file.schema_arrow.empty_table()
+            return pl.from_arrow(empty if batch is None else batch)
+    except (pyarrow.ArrowException, OSError) as failure:
+        raise DataError(f"{path}: cannot be read as Parquet ({failure})") from None
+
+
+def _check_label(path: Path, label: pl.Series) -> None:
+    found = label.drop_nulls().unique()
+    wrong = [value for value in found if value not in (0, 1)]
+    if wrong:
+        raise DataError(
+            f"{path}: the label column {label.name!r} holds {wrong[0]!r}; write a schema file with "
+            f"`label: {{column: {label.name}, at_least: ...}}` and give it with --schema"
+        )
+
+
+def _time(head: pl.DataFrame) -> dict[str, str] | None:
+    """The section `time` of a schema."""
+    for series in head:
+        present = series.drop_nulls()
+        if series.dtype in (pl.Datetime, pl.Date):
+            return {"column": series.name}
+        if series.name.lower() not in _TIMES or not len(present):
+            continue
+        if present.dtype.is_integer() and present.is_between(*_SECONDS).all():
+            return {"column": series.name}
+        if present.dtype == pl.String:
+            for format in _FORMATS:
+                kind = pl.Datetime if "%H" in format else pl.Date
+                if not present.str.strptime(kind, format, strict=False).null_count():
+                    return {"column": series.name, "format": format}
+    return None
+
+
+def _separator(series: pl.Series, between_columns: str) -> dict[str, str]:
+    """The separator of cells that hold several ids."""
+    if series.dtype == pl.List:
+        return {"separator": "|"}
+    if series.dtype == pl.String and between_columns != "|" and series.str.contains(r"\|").any():
+        return {"separator": "|"}
+    return {}
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:12])) + ", ..." * (len(names) > 12)
+
+
+def to_yaml(schema: dict[str, Any]) -> str:
+    """A schema file."""
+    return yaml.safe_dump(schema, sort_keys=False, allow_unicode=True)

@@ -1,0 +1,158 @@
+"""What was learned, saved beside the data, and its use on rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from pydantic import ValidationError
+
+from stampede.data.errors import DataError
+from stampede.data.learning.counts import VALUE
+from stampede.data.learning.encoders import (
+    Encoder,
+    fixed_encoder,
+    is_multi,
+    quantile_encoder,
+    vocabulary_encoder,
+)
+from stampede.data.learning.numbers import NumberRange, transformed
+from stampede.data.prepared.manifest import FieldEntry
+from stampede.data.schema import Schema
+from stampede.data.schema.columns import Quantiles, Vocabulary
+from stampede.settings import Section
+
+LEARNED = "learned.json"
+
+
+class _Saved(Section):
+    """The content of `learned.json`; vocabularies stand in files of their own."""
+
+    schema_: Schema
+    ranges: dict[str, NumberRange]
+    quantiles: dict[str, list[float]]
+    vocabularies: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Rows as arrays.
+
+    Attributes:
+        ids: `[n, single-valued fields]`.
+        bags: of each multi-valued field, `lengths` `[n]` and `values`.
+        numbers: `[n, numbers]`.
+    """
+
+    ids: np.ndarray
+    bags: list[tuple[np.ndarray, np.ndarray]]
+    numbers: np.ndarray
+
+
+class Learned:
+    """Turns typed rows into arrays.
+
+    Args:
+        schema: of the rows.
+        encoders: of every id field, by name.
+        ranges: of every number, by name.
+    """
+
+    def __init__(
+        self, schema: Schema, encoders: Mapping[str, Encoder], ranges: Mapping[str, NumberRange]
+    ) -> None:
+        self.schema = schema
+        self._encoders = encoders
+        self._numbers = [
+            transformed(name, field, ranges[name]) for name, field in schema.numbers.items()
+        ]
+        entries = [encoders[name].entry for name in schema.ids]
+        self.fields: list[FieldEntry] = sorted(entries, key=lambda entry: entry.multi)
+
+    @property
+    def ids_dtype(self) -> str:
+        """The narrower of int32 and int64 that holds every row."""
+        return "int32" if max(entry.rows for entry in self.fields) <= 2**31 else "int64"
+
+    def encode(
+        self, frame: pl.DataFrame, numbers_dtype: str, threads: ThreadPoolExecutor
+    ) -> Encoded:
+        """Arrays of some typed rows (see `stampede.data.raw.typed`)."""
+        single = [entry.name for entry in self.fields if not entry.multi]
+        ids = np.empty((len(frame), len(single)), dtype=self.ids_dtype)
+
+        def fill(i: int) -> None:
+            ids[:, i] = self._encoders[single[i]].rows(frame[single[i]])
+
+        # Hashing, looking up and copying leave the interpreter to other threads.
+        for _ in threads.map(fill, range(len(single))):
+            pass
+        bags = [self._bag(entry, frame) for entry in self.fields if entry.multi]
+        if self._numbers:
+            numbers = frame.lazy().select(self._numbers).collect().to_numpy(order="c")
+        else:
+            numbers = np.empty((len(frame), 0), dtype=np.float32)
+        return Encoded(ids, bags, np.ascontiguousarray(numbers, dtype=numbers_dtype))
+
+    def _bag(self, entry: FieldEntry, frame: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+        """A cell without an id has one, the missing value's."""
+        column = frame[entry.name]
+        lengths = column.list.len().fill_null(0).to_numpy().astype(np.int64)
+        # Of an empty list, as of null, one null is left.
+        values = self._encoders[entry.name].rows(column.explode())
+        return np.maximum(lengths, 1), values.astype(self.ids_dtype)
+
+
+def save(
+    folder: Path,
+    schema: Schema,
+    ranges: Mapping[str, NumberRange],
+    quantiles: Mapping[str, list[float]],
+    vocabularies: Mapping[str, str],
+) -> None:
+    """Write `learned.json`; `vocabularies` names the file of each such field."""
+    saved = _Saved(
+        schema_=schema,
+        ranges=dict(ranges),
+        quantiles=dict(quantiles),
+        vocabularies=dict(vocabularies),
+    )
+    (folder / LEARNED).write_text(saved.model_dump_json(indent=1), encoding="utf-8")
+
+
+def load(folder: Path) -> Learned:
+    """What `save` and the vocabularies' files say.
+
+    Raises:
+        DataError: the folder is damaged.
+    """
+    path = folder / LEARNED
+    try:
+        saved = _Saved.model_validate_json(path.read_bytes())
+        schema = saved.schema_
+        encoders = {}
+        for name, field in schema.ids.items():
+            if isinstance(field, Vocabulary):
+                values = pl.read_parquet(folder / _plain(saved.vocabularies[name]))[VALUE]
+                encoders[name] = vocabulary_encoder(name, values, is_multi(field))
+            elif isinstance(field, Quantiles):
+                encoders[name] = quantile_encoder(name, saved.quantiles[name])
+            else:
+                encoders[name] = fixed_encoder(name, field)
+        return Learned(schema, encoders, saved.ranges)
+    except (OSError, KeyError, json.JSONDecodeError, pl.exceptions.PolarsError) as failure:
+        raise DataError(f"{path}: damaged ({failure}); prepare the data again") from None
+    except ValidationError as failure:
+        reason = failure.errors(include_url=False)[0]["msg"]
+        raise DataError(f"{path}: damaged ({reason}); prepare the data again") from None
+
+
+def _plain(name: str) -> str:
+    if Path(name).name != name:
+        raise KeyError(f"{name!r} is no file of this folder")
+    return name

@@ -1,0 +1,77 @@
+"""Ranges of numbers, and their transforms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import polars as pl
+
+from stampede.data.schema.columns import NumberField
+from stampede.settings import Section
+
+
+class NumberRange(Section):
+    """A number in the training part, after filling and `log1p`.
+
+    Attributes:
+        rows: values seen.
+        low, high: smallest and largest.
+        mean: arithmetic mean.
+        squares: sum of the squared distances from the mean.
+    """
+
+    rows: int = 0
+    low: float = 0.0
+    high: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def merged(self, other: NumberRange) -> NumberRange:
+        """Of both sets of values (Chan, Golub and LeVeque 1983)."""
+        if not self.rows or not other.rows:
+            return self if self.rows else other
+        rows = self.rows + other.rows
+        apart = other.mean - self.mean
+        return NumberRange(
+            rows=rows,
+            low=min(self.low, other.low),
+            high=max(self.high, other.high),
+            mean=self.mean + apart * other.rows / rows,
+            squares=self.squares + other.squares + apart**2 * self.rows * other.rows / rows,
+        )
+
+
+def filled(name: str, field: NumberField) -> pl.Expr:
+    """A column's values with missing ones filled, and `log1p` where asked for."""
+    value = pl.col(name).fill_null(field.fill)
+    return value.clip(lower_bound=0.0).log1p() if "log1p" in field.transform else value
+
+
+def ranges(chunk: pl.DataFrame, fields: Mapping[str, NumberField]) -> dict[str, NumberRange]:
+    """Ranges of the numbers in some rows."""
+    if not len(chunk) or not fields:
+        return {name: NumberRange() for name in fields}
+    found = chunk.lazy().select(
+        pl.struct(
+            low=filled(name, field).min(),
+            high=filled(name, field).max(),
+            mean=filled(name, field).mean(),
+            squares=filled(name, field).var(ddof=0) * len(chunk),
+        ).alias(name)
+        for name, field in fields.items()
+    )
+    row = found.collect().row(0, named=True)
+    return {name: NumberRange(rows=len(chunk), **row[name]) for name in fields}
+
+
+def transformed(name: str, field: NumberField, seen: NumberRange) -> pl.Expr:
+    """The network's input of a column: Float32."""
+    value = filled(name, field)
+    if "minmax" in field.transform:
+        width = seen.high - seen.low
+        value = ((value - seen.low) / (width if width > 0 else 1.0)).clip(0.0, 1.0)
+    elif "standard" in field.transform:
+        deviation = math.sqrt(seen.squares / seen.rows) if seen.rows else 0.0
+        value = (value - seen.mean) / (deviation if deviation > 0 else 1.0)
+    return value.cast(pl.Float32).alias(name)

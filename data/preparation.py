@@ -1,0 +1,194 @@
+"""From a raw log to a prepared folder: learn on the training part, then write."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+from tqdm import tqdm
+
+from stampede.data.errors import DataError
+from stampede.data.learning import Learned, Learner
+from stampede.data.learning.learned import load
+from stampede.data.prepared.checksum import file_entry
+from stampede.data.prepared.manifest import MANIFEST, PARTS, Manifest
+from stampede.data.prepared.shard_writer import SHARD_ROWS, PartWriter
+from stampede.data.prepared.whole_folder import make_whole
+from stampede.data.progress import RowProgress
+from stampede.data.raw import BadRows, Chunk
+from stampede.data.raw.bad_rows import OnBadRow
+from stampede.data.raw.typed import LABEL, TIME, WEIGHT
+from stampede.data.sources import Source
+from stampede.data.splits import TEST, TRAIN, Assignment, Split
+
+LEARNED_FOLDER = "learned"
+BAD_ROWS = "bad_rows.jsonl"
+
+_THREADS = 8
+
+
+class PreparationOptions(Split):
+    """How a log is prepared."""
+
+    on_bad_row: OnBadRow = Field(
+        "error", description="a row that cannot be read: error, or skip: left out and written aside"
+    )
+    numbers_dtype: Literal["float32", "float16"] = Field(
+        "float32", description="type of the numbers on disk"
+    )
+    counts_gb: float = Field(
+        2.0, gt=0, description="memory for the counts of ids; above it they go to disk"
+    )
+    shard_rows: int = Field(SHARD_ROWS, ge=1, description="rows in a file of the prepared form")
+
+
+def prepare(
+    source: Source, options: PreparationOptions, folder: Path, learned_from: Path | None = None
+) -> None:
+    """Prepare a log unless the folder is there; it appears when it is whole.
+
+    Args:
+        source: the log.
+        options: how.
+        folder: where to.
+        learned_from: a prepared folder whose vocabularies and ranges are used; nothing is learned
+            then, and all rows are of the test part.
+
+    Raises:
+        DataError: the log cannot be used or the folder cannot be written.
+    """
+    make_whole(
+        folder, lambda unfinished: _Preparation(source, options, unfinished).run(learned_from)
+    )
+
+
+class _Preparation:
+    """One preparation into an empty folder."""
+
+    def __init__(self, source: Source, options: PreparationOptions, folder: Path) -> None:
+        self._source = source
+        self._log = source.log
+        self._options = options
+        self._folder = folder
+
+    def run(self, learned_from: Path | None) -> None:
+        if learned_from is None:
+            assignment = self._assignment()
+            learned = self._learn(assignment)
+        else:
+            assignment = None
+            shutil.copytree(learned_from / LEARNED_FOLDER, self._folder / LEARNED_FOLDER)
+            learned = load(self._folder / LEARNED_FOLDER)
+        self._write(assignment, learned)
+
+    def _assignment(self) -> Assignment:
+        counts = None
+        if self._source.split.needs_counts():
+            with RowProgress("counting rows", self._log.bytes) as progress:
+                counts = self._log.counts(progress.advance_bytes)
+        source = self._source
+        return Assignment(source.split, counts, source.test_share, source.file_parts)
+
+    def _learn(self, assignment: Assignment) -> Learned:
+        spill = self._folder / "counts"
+        learner = Learner(self._log.schema, int(self._options.counts_gb * 1e9), spill)
+        last = assignment.trained_before()
+        bad_rows = BadRows(self._options.on_bad_row)
+        rows = 0
+        with RowProgress("pass 1 of 2, learning", self._log.bytes) as progress:
+            for chunk in self._log.chunks(bad_rows):
+                training = chunk.take(assignment.parts(chunk) == TRAIN)
+                learner.add(training.frame)
+                rows += len(training.numbers)
+                progress.advance_to(chunk.position, len(chunk.numbers))
+                if last is not None and len(chunk.numbers) and assignment.rows(chunk)[-1] >= last:
+                    break
+        if rows == 0:
+            raise DataError(f"{self._log.files[0]}: the training part has no row; change the split")
+        learned = learner.save(self._folder / LEARNED_FOLDER)
+        shutil.rmtree(spill, ignore_errors=True)
+        return learned
+
+    def _write(self, assignment: Assignment | None, learned: Learned) -> None:
+        schema = self._log.schema
+        dtype = self._options.numbers_dtype
+        bad_rows = BadRows(self._options.on_bad_row, self._folder / BAD_ROWS)
+        writers = {part: PartWriter(self._folder, part, self._options.shard_rows) for part in PARTS}
+        with (
+            RowProgress(
+                "pass 2 of 2, writing" if assignment else "writing", self._log.bytes
+            ) as bar,
+            ThreadPoolExecutor(_THREADS) as threads,
+        ):
+            for chunk in self._log.chunks(bad_rows):
+                arrays, bags = _arrays(chunk, learned, dtype, threads)
+                if assignment is None:
+                    parts = np.full(len(chunk.numbers), TEST, dtype=np.int8)
+                else:
+                    parts = assignment.parts(chunk)
+                for number, part in enumerate(PARTS):
+                    mask = parts == number
+                    if mask.any():
+                        writers[part].append(*_masked(arrays, bags, mask))
+                bar.advance_to(chunk.position, len(chunk.numbers))
+        shards = {part: writer.finish() for part, writer in writers.items()}
+        manifest = Manifest(
+            version=metadata.version("stampede"),
+            fields=learned.fields,
+            numbers=list(schema.numbers),
+            ids_dtype=learned.ids_dtype,
+            numbers_dtype=dtype,
+            has_weight=schema.weight is not None,
+            has_time=schema.time is not None,
+            parts=shards,
+            learned=[
+                file_entry(path, self._folder)
+                for path in sorted((self._folder / LEARNED_FOLDER).iterdir())
+            ],
+            bad_rows=bad_rows.count,
+            source=self._described(),
+        )
+        (self._folder / MANIFEST).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
+        if bad_rows.count:
+            tqdm.write(f"{bad_rows.count:,} bad rows were left out; see {BAD_ROWS}")
+
+    def _described(self) -> dict[str, Any]:
+        return {
+            "files": [str(file) for file in self._log.files],
+            "options": self._options.model_dump(mode="json"),
+            **self._source.described(),
+        }
+
+
+def _arrays(
+    chunk: Chunk, learned: Learned, numbers_dtype: str, threads: ThreadPoolExecutor
+) -> tuple[dict[str, np.ndarray], list[tuple[np.ndarray, np.ndarray]]]:
+    """Arrays of the manifest's names, and lengths and values of the multi-valued fields."""
+    frame = chunk.frame
+    encoded = learned.encode(frame, numbers_dtype, threads)
+    arrays = {
+        "ids": encoded.ids,
+        "numbers": encoded.numbers,
+        "label": frame[LABEL].to_numpy().astype(np.uint8),
+    }
+    if WEIGHT in frame.columns:
+        arrays["weight"] = frame[WEIGHT].to_numpy()
+    if TIME in frame.columns:
+        arrays["time"] = frame[TIME].to_numpy()
+    return arrays, encoded.bags
+
+
+def _masked(
+    arrays: dict[str, np.ndarray], bags: list[tuple[np.ndarray, np.ndarray]], mask: np.ndarray
+) -> tuple[dict[str, np.ndarray], list[tuple[np.ndarray, np.ndarray]]]:
+    if mask.all():
+        return arrays, bags
+    return (
+        {name: array[mask] for name, array in arrays.items()},
+        [(lengths[mask], values[np.repeat(mask, lengths)]) for lengths, values in bags],
+    )

@@ -1,0 +1,7 @@
+"""Raw click logs, read in chunks of typed rows."""
+
+from stampede.data.raw.bad_rows import BadRow, BadRows
+from stampede.data.raw.files import expand
+from stampede.data.raw.log import Chunk, RawLog
+
+__all__ = ["BadRow", "BadRows", "Chunk", "RawLog", "expand"]

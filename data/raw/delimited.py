@@ -1,0 +1,174 @@
+"""Rows of a CSV or TSV file, as text."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow
+import pyarrow.csv
+
+from stampede.data.errors import DataError
+from stampede.data.raw.bad_rows import BadRow, BadRows
+from stampede.data.raw.blocks import Block, count_bytes, count_lines, read_blocks
+from stampede.data.raw.rows import RawRows
+
+
+@dataclass(frozen=True)
+class Delimited:
+    """How a delimited file is written.
+
+    Attributes:
+        separator: one character between columns.
+        quote: one character around cells that hold separators; empty: none.
+        columns: their names, where the file has no header line.
+        numeric: columns whose cells are numbers.
+        missing: texts that mean that a value is missing.
+    """
+
+    separator: str
+    quote: str
+    columns: Sequence[str]
+    numeric: Set[str]
+    missing: Sequence[str]
+
+    def count(self, path: Path) -> int:
+        """Rows of a file."""
+        return max(count_lines(path) - (not self.columns), 0)
+
+    def read(self, path: Path, used: set[str], bad_rows: BadRows) -> Iterator[RawRows]:
+        """Rows of a file, with the used columns, null where missing.
+
+        Numeric ones are Float64, unless a cell among the rows is no number; then all are String,
+        as are the others.
+
+        Raises:
+            DataError: the file cannot be used, or a row of it and `bad_rows` says so.
+        """
+        columns = list(self.columns)
+        for block in read_blocks(path, bad_rows):
+            if not columns:
+                columns, block = self._header(path, block)
+            absent = sorted(used - set(columns))
+            if absent:
+                raise DataError(
+                    f"{path}: no column {absent[0]!r}; its header line has {', '.join(columns)}"
+                )
+            if not block.data:
+                continue
+            yield self._parse(path, block, columns, used, bad_rows)
+
+    def _header(self, path: Path, block: Block) -> tuple[list[str], Block]:
+        line, _, rest = block.data.partition(b"\n")
+        try:
+            columns = self._cells(line.rstrip(b"\r").decode("utf-8"))
+        except UnicodeDecodeError:
+            raise DataError(f"{path}: line 1: its header is no UTF-8 text") from None
+        twice = [name for name in columns if columns.count(name) > 1]
+        if twice:
+            raise DataError(f"{path}: line 1: column {twice[0]!r} stands twice in the header")
+        return columns, Block(rest, block.first_line + 1, block.lines - 1, block.position)
+
+    def _parse(
+        self, path: Path, block: Block, columns: list[str], used: set[str], bad_rows: BadRows
+    ) -> RawRows:
+        lines = np.arange(block.first_line, block.first_line + block.lines)
+        text = block.data
+        frame = self._frame(text, columns, used, block.lines, self.numeric)
+        if frame is None:
+            frame = self._frame(text, columns, used, block.lines)
+        if frame is None:
+            bad = self._bad_lines(path, block, len(columns))
+            if not bad:
+                raise DataError(
+                    f"{path}: lines {lines[0]} to {lines[-1]} cannot be told apart; a quoted cell "
+                    "with a newline in it is not supported"
+                )
+            bad_rows.report(bad)
+            wrong = {row.line - block.first_line for row in bad}
+            kept = [i for i in range(block.lines) if i not in wrong]
+            every = text.split(b"\n")
+            text = b"".join(every[i] + b"\n" for i in kept)
+            lines = lines[kept]
+            frame = self._frame(text, columns, used, len(kept))
+            if frame is None:
+                raise DataError(f"{path}: lines {block.first_line} and after cannot be parsed")
+        header_lines = not self.columns
+        return RawRows(frame, str(path), lines, lines - 1 - header_lines, text, block.position)
+
+    def _frame(
+        self,
+        text: bytes,
+        columns: list[str],
+        used: set[str],
+        lines: int,
+        numeric: Set[str] = frozenset(),
+    ) -> pl.DataFrame | None:
+        """The used columns; None where any line is not as it should be."""
+        if not lines:
+            return pl.DataFrame(schema=dict.fromkeys(sorted(used), pl.String))
+        try:
+            frame = pl.scan_csv(
+                text,
+                has_header=False,
+                schema={name: pl.Float64 if name in numeric else pl.String for name in columns},
+                separator=self.separator,
+                quote_char=self.quote or None,
+                null_values=list(self.missing),
+                missing_utf8_is_empty_string="" not in self.missing,
+            ).collect()
+        except pl.exceptions.PolarsError:
+            return None
+        # The parser fills short lines up without a word.
+        if len(frame) != lines or not self._columns_agree(text, len(columns), lines):
+            return None
+        return frame.select(sorted(used))
+
+    def _columns_agree(self, text: bytes, columns: int, lines: int) -> bool:
+        """Whether no line is short, given that none is long."""
+        if self.quote and self.quote.encode() in text:
+            return _arrow_counts(text, columns, self.separator, self.quote)
+        return count_bytes(text, ord(self.separator)) == (columns - 1) * lines
+
+    def _bad_lines(self, path: Path, block: Block, columns: int) -> list[BadRow]:
+        """Lines that are no UTF-8 or have another number of columns; looks at each of them."""
+        bad = []
+        for i, line in enumerate(block.data.split(b"\n")[:-1]):
+            found = None
+            try:
+                cells = len(self._cells(line.rstrip(b"\r").decode("utf-8")))
+                if cells != columns:
+                    found = f"{cells} columns"
+            except UnicodeDecodeError:
+                found = "bytes that are no UTF-8 text"
+            if found is not None:
+                text = line.decode("utf-8", "backslashreplace")
+                remedy = f"a line must hold {columns} columns of UTF-8 text"
+                bad.append(BadRow(str(path), block.first_line + i, "", found, remedy, text))
+        return bad
+
+    def _cells(self, line: str) -> list[str]:
+        if not self.quote or self.quote not in line:
+            return line.split(self.separator)
+        return next(csv.reader([line], delimiter=self.separator, quotechar=self.quote), [""])
+
+
+def _arrow_counts(text: bytes, columns: int, separator: str, quote: str) -> bool:
+    """Whether every line has that many cells, by a parser that tells."""
+    names = [str(i) for i in range(columns)]
+    try:
+        pyarrow.csv.read_csv(
+            pyarrow.py_buffer(text),
+            pyarrow.csv.ReadOptions(column_names=names),
+            pyarrow.csv.ParseOptions(
+                delimiter=separator, quote_char=quote, ignore_empty_lines=False
+            ),
+            pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.binary())),
+        )
+    except pyarrow.ArrowInvalid:
+        return False
+    return True

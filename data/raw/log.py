@@ -1,0 +1,113 @@
+"""A whole raw log: its files in order, as chunks of typed rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from stampede.data.errors import DataError
+from stampede.data.raw.bad_rows import BadRows
+from stampede.data.raw.delimited import Delimited
+from stampede.data.raw.parquet import Parquet
+from stampede.data.raw.typed import typed
+from stampede.data.schema import Schema
+
+_COMPRESSED = (".gz", ".zst")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some typed rows.
+
+    Attributes:
+        frame: a column for each id field and number of the schema, by name; `#label`, and where
+            there are such `#weight`, `#time`, `#split` (see `typed`).
+        file: number of their file.
+        numbers: `[n]` int64, number of each row within its file, from 0, bad rows counted.
+        position: bytes read of all files so far.
+    """
+
+    frame: pl.DataFrame
+    file: int
+    numbers: np.ndarray
+    position: int
+
+    def take(self, mask: np.ndarray) -> Chunk:
+        """The rows where `mask` holds."""
+        if mask.all():
+            return self
+        frame = self.frame.filter(pl.Series(mask))
+        return Chunk(frame, self.file, self.numbers[mask], self.position)
+
+
+class RawLog:
+    """Files of one schema, read one after another.
+
+    Args:
+        schema: what their columns mean.
+        files: in order; all of one format.
+        split_column: a further column that is wanted as text.
+    """
+
+    def __init__(
+        self, schema: Schema, files: Sequence[Path], split_column: str | None = None
+    ) -> None:
+        self.schema = schema
+        self.files = list(files)
+        self._split_column = split_column
+        self._used = schema.used_columns() | ({split_column} if split_column else set())
+        self._counts: list[int] | None = None
+        self.bytes = sum(_size(file) for file in self.files)
+
+    def counts(self, advanced: Callable[[int], object] = lambda _: None) -> list[int]:
+        """Rows of each file, bad ones included.
+
+        Args:
+            advanced: told the number of bytes after each file.
+        """
+        if self._counts is None:
+            self._counts = []
+            for file in self.files:
+                self._counts.append(self._format(file).count(file))
+                advanced(_size(file))
+        return self._counts
+
+    def chunks(self, bad_rows: BadRows) -> Iterator[Chunk]:
+        """All rows, in order.
+
+        Raises:
+            DataError: a file cannot be used, or a row of it and `bad_rows` says so.
+        """
+        before = 0
+        for number, file in enumerate(self.files):
+            for raw in self._format(file).read(file, self._used, bad_rows):
+                frame, kept = typed(raw, self.schema, self._split_column, bad_rows)
+                numbers = raw.numbers if kept is None else raw.numbers[kept]
+                yield Chunk(frame, number, numbers, before + raw.position)
+            before += _size(file)
+
+    def _format(self, file: Path) -> Delimited | Parquet:
+        schema = self.schema
+        suffixes = [suffix for suffix in file.suffixes if suffix not in _COMPRESSED]
+        suffix = suffixes[-1].lower() if suffixes else ""
+        if schema.format == "parquet" or (
+            schema.format == "auto" and suffix in (".parquet", ".pq")
+        ):
+            return Parquet(schema.missing)
+        separator = schema.separator
+        if separator == "auto":
+            separator = "\t" if suffix in (".tsv", ".txt", ".tab") else ","
+        numeric = schema.numeric_columns() - {self._split_column}
+        return Delimited(separator, schema.quote, schema.columns, numeric, schema.missing)
+
+
+def _size(file: Path) -> int:
+    try:
+        return os.path.getsize(file)
+    except OSError as failure:
+        raise DataError(f"{file}: {failure.strerror or failure}") from None

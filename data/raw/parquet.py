@@ -1,0 +1,73 @@
+"""Rows of a Parquet file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow
+import pyarrow.parquet
+
+from stampede.data.errors import DataError
+from stampede.data.raw.bad_rows import BadRows
+from stampede.data.raw.rows import RawRows
+
+_BATCH_ROWS = 1 << 18
+
+
+@dataclass(frozen=True)
+class Parquet:
+    """Reads Parquet files.
+
+    Attributes:
+        missing: texts that mean that a value is missing, besides null.
+    """
+
+    missing: Sequence[str]
+
+    def count(self, path: Path) -> int:
+        """Rows of a file."""
+        with _open(path) as file:
+            return file.metadata.num_rows
+
+    def read(self, path: Path, used: set[str], bad_rows: BadRows) -> Iterator[RawRows]:
+        """Rows of a file, with the used columns as they are stored.
+
+        Raises:
+            DataError: the file cannot be used.
+        """
+        with _open(path) as file:
+            size = os.path.getsize(path)
+            total = max(file.metadata.num_rows, 1)
+            absent = sorted(used - set(file.schema_arrow.names))
+            if absent:
+                raise DataError(
+                    f"{path}: no column {absent[0]!r}; it has {', '.join(file.schema_arrow.names)}"
+                )
+            done = 0
+            batches = file.iter_batches(_BATCH_ROWS, columns=sorted(used))
+            while True:
+                try:
+                    batch = next(batches, None)
+                except (pyarrow.ArrowException, OSError) as failure:
+                    raise DataError(f"{path}: damaged after row {done}: {failure}") from None
+                if batch is None:
+                    return
+                numbers = np.arange(done, done + len(batch))
+                done += len(batch)
+                text = pl.col(pl.String)
+                frame = pl.from_arrow(batch).with_columns(
+                    pl.when(~text.is_in(list(self.missing))).then(text)
+                )
+                yield RawRows(frame, str(path), numbers + 1, numbers, None, size * done // total)
+
+
+def _open(path: Path) -> pyarrow.parquet.ParquetFile:
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError) as failure:
+        raise DataError(f"{path}: cannot be read as Parquet ({failure})") from None

@@ -1,0 +1,35 @@
+"""Rows as they stand in a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+
+@dataclass(frozen=True)
+class RawRows:
+    """Some rows of a file.
+
+    Attributes:
+        frame: the used columns.
+        file: its name.
+        lines: `[n]` number of each row's line, or row of a Parquet file, from 1.
+        numbers: `[n]` number of each row within the file, from 0, bad rows counted.
+        text: the lines themselves, `n` of them; None for Parquet.
+        position: bytes of the file read so far.
+    """
+
+    frame: pl.DataFrame
+    file: str
+    lines: np.ndarray
+    numbers: np.ndarray
+    text: bytes | None
+    position: int
+
+    def row_text(self, index: int) -> str:
+        """A whole row, for a person."""
+        if self.text is None:
+            return str(self.frame.row(index, named=True))
+        return self.text.split(b"\n", index + 1)[index].decode("utf-8", "replace").rstrip("\r")

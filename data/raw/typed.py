@@ -1,0 +1,206 @@
+"""Rows with the types that the schema asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from stampede.data.raw.bad_rows import BadRow, BadRows
+from stampede.data.raw.rows import RawRows
+from stampede.data.schema.columns import (
+    Hashed,
+    IdField,
+    Integers,
+    Label,
+    Quantiles,
+    Time,
+    TimePart,
+    Vocabulary,
+)
+from stampede.data.schema.schema import Schema
+
+LABEL, WEIGHT, TIME, SPLIT = "#label", "#weight", "#time", "#split"
+
+_HOUR, _DAY, _WEEK = 3600, 86400, 7
+# 1970-01-01 was a Thursday; Monday is weekday 0.
+_THURSDAY = 3
+
+
+@dataclass(frozen=True)
+class _Typed:
+    """A typed column, and when a value of it is bad.
+
+    Attributes:
+        name: of the typed column.
+        column: of the file.
+        values: the column; an unparsable value is null.
+        is_bad: of each row, from the raw and the typed column.
+        remedy: what to write instead.
+    """
+
+    name: str
+    column: str
+    values: pl.Expr
+    is_bad: pl.Expr | None
+    remedy: str
+
+
+def typed(
+    raw: RawRows, schema: Schema, split_column: str | None, bad_rows: BadRows
+) -> tuple[pl.DataFrame, np.ndarray | None]:
+    """Typed columns of the good rows.
+
+    Ids of vocabularies and hashes are String, or List(String) where a cell holds several; raw
+    integers Int64 or List(Int64), numbers Float64, `#label` and `#weight` Float32, `#time` Int64
+    seconds since 1970, `#split` String. Null is missing.
+
+    Returns:
+        The columns, and which rows they are (a mask); None where all are good.
+
+    Raises:
+        DataError: a row is bad and `bad_rows` says so.
+    """
+    columns = _columns(schema, split_column, raw.frame.schema)
+    # Lazily, so that the values and what is bad of them are computed once.
+    query = raw.frame.lazy().select(
+        *(column.values.alias(column.name) for column in columns),
+        *(
+            column.is_bad.any().alias(f"?{column.name}")
+            for column in columns
+            if column.is_bad is not None
+        ),
+    )
+    frame = query.collect()
+    suspects = [
+        c for c in columns if c.is_bad is not None and len(frame) and frame[f"?{c.name}"][0]
+    ]
+    frame = frame.select(column.name for column in columns)
+    if not suspects:
+        return frame, None
+    masks = raw.frame.select(column.is_bad.alias(column.name) for column in suspects)
+    kept = ~masks.select(pl.any_horizontal(pl.all())).to_series().to_numpy()
+    bad = []
+    for column in suspects:
+        for index in np.flatnonzero(masks[column.name].to_numpy()):
+            found = raw.frame[column.column][int(index)]
+            text = raw.row_text(int(index))
+            line = int(raw.lines[index])
+            shown = "nothing" if found is None else repr(found)
+            bad.append(BadRow(raw.file, line, column.column, shown, column.remedy, text))
+    bad_rows.report(_first_of_each_line(bad))
+    return frame.filter(pl.Series(kept)), kept
+
+
+def _first_of_each_line(bad: list[BadRow]) -> list[BadRow]:
+    return list({row.line: row for row in reversed(bad)}.values())
+
+
+def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list[_Typed]:
+    columns = [_label(schema.label, types)]
+    for name, field in schema.numbers.items():
+        columns.append(_number(name, field.column or name, types))
+    for name, field in schema.ids.items():
+        columns.append(_ids(name, field, schema, types))
+    if schema.weight is not None:
+        columns.append(_weight(schema.weight, types))
+    if schema.time is not None:
+        columns.append(_time(TIME, schema.time, types))
+    if split_column is not None:
+        text = pl.col(split_column).cast(pl.String)
+        columns.append(_Typed(SPLIT, split_column, text, None, ""))
+    return columns
+
+
+def _float(column: str, types: pl.Schema) -> pl.Expr:
+    value = pl.col(column)
+    if types[column] == pl.String:
+        value = value.str.strip_chars()  # as the csv parser does
+    return value.cast(pl.Float64, strict=False)
+
+
+def _label(label: Label, types: pl.Schema) -> _Typed:
+    value = _float(label.column, types)
+    if label.at_least is None:
+        bad = ~value.is_in([0.0, 1.0]).fill_null(False)
+        return _Typed(LABEL, label.column, value.cast(pl.Float32), bad, "write 0 or 1")
+    bad = ~value.is_finite().fill_null(False)
+    values = (value >= label.at_least).cast(pl.Float32)
+    return _Typed(LABEL, label.column, values, bad, "write a number")
+
+
+def _number(name: str, column: str, types: pl.Schema) -> _Typed:
+    value = _float(column, types)
+    bad = pl.col(column).is_not_null() & ~value.is_finite().fill_null(False)
+    return _Typed(name, column, value, bad, "write a finite number, or nothing where it is missing")
+
+
+def _weight(column: str, types: pl.Schema) -> _Typed:
+    value = _float(column, types)
+    bad = ~(value.is_finite() & (value >= 0)).fill_null(False)
+    return _Typed(WEIGHT, column, value.cast(pl.Float32), bad, "write a number of 0 or more")
+
+
+def _time(name: str, time: Time, types: pl.Schema) -> _Typed:
+    column = pl.col(time.column)
+    if types[time.column].is_temporal():
+        seconds = column.dt.epoch("s")
+        remedy = "write a time"
+    elif time.format == "seconds":
+        seconds = column.cast(pl.Int64, strict=False)
+        remedy = "write whole seconds since 1970"
+    else:
+        # Chrono takes no time without minutes; the hour alone, as in Avazu, is a full hour.
+        text, format = column.cast(pl.String), time.format
+        if "%H" in format and "%M" not in format:
+            text, format = text + ":00", format + ":%M"
+        kind = pl.Datetime("us") if "%H" in format or "%I" in format else pl.Date
+        seconds = text.str.strptime(kind, format, strict=False).dt.epoch("s")
+        remedy = f"write a time as {time.format}"
+    return _Typed(name, time.column, seconds, seconds.is_null(), remedy)
+
+
+def _ids(name: str, field: IdField, schema: Schema, types: pl.Schema) -> _Typed:
+    if isinstance(field, TimePart):
+        seconds = _time(name, schema.time, types).values
+        if field.encode == "hour_of_day":
+            part = seconds.mod(_DAY) // _HOUR
+        else:
+            part = ((seconds // _DAY) + _THURSDAY).mod(_WEEK)
+        # Bad times are told by the time column itself.
+        return _Typed(name, schema.time.column, part, None, "")
+    column = field.column or name
+    if isinstance(field, Quantiles):
+        return _number(name, column, types)
+    cells = _cells(field, column, types[column])
+    if isinstance(field, Integers):
+        many = field.separator is not None
+        numbers = (
+            cells.list.eval(pl.element().cast(pl.Int64, strict=False))
+            if many
+            else cells.cast(pl.Int64, strict=False)
+        )
+        if many:
+            bad = numbers.list.eval(~pl.element().is_between(0, field.size - 1).fill_null(False))
+            bad = bad.list.any().fill_null(False)
+        else:
+            inside = numbers.is_between(0, field.size - 1).fill_null(False)
+            bad = pl.col(column).is_not_null() & ~inside
+        remedy = f"write whole numbers from 0 to {field.size - 1} (ids.{name}.size)"
+        return _Typed(name, column, numbers, bad, remedy)
+    assert isinstance(field, Vocabulary | Hashed)
+    return _Typed(name, column, cells, None, "")
+
+
+def _cells(field: Vocabulary | Hashed | Integers, column: str, stored: pl.DataType) -> pl.Expr:
+    """Ids as text, a list of them where a cell may hold several; an empty cell is null."""
+    cells = pl.col(column)
+    if field.separator is None:
+        return cells.cast(pl.String)
+    if isinstance(stored, pl.List):
+        cells = cells.cast(pl.List(pl.String))
+    else:
+        cells = cells.cast(pl.String).str.split(field.separator)
+    cells = cells.list.eval(pl.element().filter(pl.element() != ""))
+    return cells if field.max_ids is None else cells.list.head(field.max_ids)

@@ -1,0 +1,188 @@
+"""Where a prepared data set is while it is read: on disk, in memory or on the training device."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from stampede.data.order import BLOCK_ROWS, Order, Shuffle
+from stampede.data.prepared.part import Shard, ShardedPart
+from stampede.data.samples import Dataset, Part
+
+Residence = Literal["disk", "memory", "device"]
+
+# Of the memory that is free on a GPU when training begins: activations need the rest.
+DEVICE_SHARE = 0.5
+
+# Windows in memory at a time: the one before the last, the last, this and the next one.
+_WINDOW_SHARE = 1 / 4
+
+# The next window is asked for before the whole of this one is used.
+_LEAD = 1.25
+
+_CHUNK = 1 << 24
+
+
+def dataset_bytes(dataset: Dataset) -> int:
+    """Size of all arrays; 0 for data that are drawn when they are read."""
+    return sum(part_bytes(part) for part in _parts(dataset).values())
+
+
+def part_bytes(part: Part) -> int:
+    """Size of a part's arrays; 0 for data that are drawn when they are read."""
+    return part.bytes if isinstance(part, ShardedPart) else 0
+
+
+def choose_residence(wanted: str, dataset: Dataset, memory: float, device: torch.device) -> str:
+    """What `auto` means; it changes the speed, never the batches.
+
+    Args:
+        wanted: `auto` or a residence.
+        memory: bytes that the data may take in main memory.
+        device: on which is trained.
+    """
+    if wanted != "auto":
+        return wanted
+    size = dataset_bytes(dataset)
+    if device.type == "cuda" and size < DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]:
+        return "device"
+    return "memory" if size <= memory else "disk"
+
+
+def make_order(part: Part, wanted: str, memory: float, seed: int) -> Order:
+    """The order of a part's rows.
+
+    It depends on the arguments alone, not on the machine, so that a run can be repeated anywhere.
+
+    Args:
+        wanted: a `Shuffle`, or `auto`: `block` where the part is larger than `memory`, else
+            `global`.
+        memory: bytes that the data may take in main memory; decides how many rows a window of the
+            block shuffle has.
+        seed: of the order.
+    """
+    size = part_bytes(part)
+    shuffle: Shuffle = wanted
+    if wanted == "auto":
+        shuffle = "block" if size > memory else "global"
+    window = 0
+    if shuffle != "global" and size:
+        blocks = _WINDOW_SHARE * memory * part.rows / size // BLOCK_ROWS
+        window = max(int(blocks), 1) * BLOCK_ROWS
+    return Order(part.rows, shuffle, seed, window)
+
+
+def place(dataset: Dataset, residence: str, device: torch.device) -> Dataset:
+    """The data set where `residence` wants it: read once into the page cache, or copied.
+
+    Raises:
+        torch.OutOfMemoryError: it does not fit on the device.
+    """
+    parts = {n: p for n, p in _parts(dataset).items() if isinstance(p, ShardedPart)}
+    if residence == "memory":
+        for part in parts.values():
+            _read_once(part)
+    if residence != "device":
+        return dataset
+    return replace(dataset, **{name: part.resident(device) for name, part in parts.items()})
+
+
+class Readahead:
+    """Has the disk fetch the next window while this one is used, and forgets those before.
+
+    Call it before every batch is read. A block shuffle then waits for the disk only where it is
+    slower than the training. The last window is kept until the one after it begins: another rank
+    of this machine may be a few batches behind.
+
+    Args:
+        part: whose shards are memory-mapped.
+        order: with windows.
+    """
+
+    def __init__(self, part: ShardedPart, order: Order) -> None:
+        self._part = part
+        self._order = order
+        # Windows in memory, the last of them in use, as (epoch, number).
+        self._used: list[tuple[int, int]] = []
+        # What the next window reads, and how many stretches of it the disk was asked for.
+        self._next = np.empty((0, 2), np.int64)
+        self._asked = 0
+
+    def __call__(self, epoch: int, position: int) -> None:
+        """Be ready for the batch that begins at this position of the epoch."""
+        number = self._order.window_at(position)
+        if (epoch, number) not in self._used[-1:]:
+            self._enter(epoch, number)
+        # Bit by bit: a long queue of requests would block this process.
+        share = _LEAD * (position / self._order.window - number)
+        wanted = min(math.ceil(share * len(self._next)), len(self._next))
+        self._advise(self._next[self._asked : wanted], os.POSIX_FADV_WILLNEED)
+        self._asked = max(self._asked, wanted)
+
+    def _enter(self, epoch: int, number: int) -> None:
+        if len(self._used) > 1:
+            forgotten = self._order.window_ranges(*self._used.pop(0))
+            self._advise(forgotten, os.POSIX_FADV_DONTNEED)
+        self._used.append((epoch, number))
+        # What was not asked for yet, at the beginning everything.
+        self._advise(self._order.window_ranges(epoch, number), os.POSIX_FADV_WILLNEED)
+        last = self._order.window_at(self._order.rows - 1)
+        after = (epoch, number + 1) if number < last else (epoch + 1, 0)
+        self._next, self._asked = self._order.window_ranges(*after), 0
+
+    def _advise(self, ranges: np.ndarray, advice: int) -> None:
+        for first, last in ranges.tolist():
+            for shard, start, stop in self._part.shards_between(first, last):
+                for array, begin, end in _array_ranges(shard, start, stop):
+                    _advise_file(array, begin, end, advice)
+
+
+def _array_ranges(shard: Shard, start: int, stop: int) -> Iterator[tuple[np.memmap, int, int]]:
+    """Elements of a shard's arrays, along their first dimension, that some of its rows need."""
+    for name, array in shard.maps.items():
+        if name.startswith("values_"):
+            offsets = shard.maps[f"offsets_{name.split('_')[1]}"]
+            yield array, int(offsets[start]), int(offsets[stop])
+        else:
+            yield array, start, stop + name.startswith("offsets_")
+
+
+def _advise_file(array: np.memmap, start: int, stop: int, advice: int) -> None:
+    width = array.dtype.itemsize * int(np.prod(array.shape[1:]))
+    begin, end = array.offset + start * width, array.offset + stop * width
+    if begin == end:
+        return
+    if advice == os.POSIX_FADV_DONTNEED:
+        # Only whole pages are forgotten, and none that a process still has mapped.
+        begin = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = end // mmap.PAGESIZE * mmap.PAGESIZE
+        if begin >= end:
+            return
+        array.base.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+    handle = os.open(array.filename, os.O_RDONLY)
+    try:
+        os.posix_fadvise(handle, begin, end - begin, advice)
+    finally:
+        os.close(handle)
+
+
+def _read_once(part: ShardedPart) -> None:
+    buffer = bytearray(_CHUNK)
+    for shard in part.shards:
+        for array in shard.maps.values():
+            with Path(array.filename).open("rb", buffering=0) as file:
+                while file.readinto(buffer):
+                    pass
+
+
+def _parts(dataset: Dataset) -> dict[str, Part]:
+    parts = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
+    return {name: part for name, part in parts.items() if part is not None}

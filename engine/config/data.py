@@ -1,0 +1,85 @@
+"""The section `data`: one model per kind of data."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from stampede.data.preparation import PreparationOptions
+from stampede.engine.config.reading import ReadingSection
+from stampede.settings import Section, Seed
+
+
+class SyntheticSection(Section):
+    """Synthetic clicks with a known truth."""
+
+    kind: Literal["synthetic"] = Field("synthetic", description="where the clicks come from")
+    rows: int = Field(2_000_000, ge=100, description="training rows, validation included")
+    test_rows: int = Field(100_000, ge=100, description="test rows, drawn separately")
+    validation_fraction: float = Field(
+        0.05, ge=0, lt=1, description="share of the training rows, from their end, for validation"
+    )
+    seed: Seed = Field(0, description="seed of the truth and of the samples")
+    scale: float = Field(
+        0.01, gt=0, le=1, description="number of ids relative to Criteo Kaggle's 33.8 million"
+    )
+    zipf: float = Field(1.2, gt=1, le=3, description="exponent of the ids' Zipf distribution")
+
+
+class RawSection(ReadingSection, PreparationOptions):
+    """A raw log, prepared on first use."""
+
+    path: str | list[str] = Field(
+        "", description="files, plain, .gz or .zst, or globs of them; required"
+    )
+    cache: str = Field("cache", description="folder for the prepared form")
+
+
+class CriteoKaggleSection(RawSection):
+    """Criteo's click log: label, I1-I13, C1-C26, tab separated."""
+
+    kind: Literal["criteo_kaggle"] = Field(
+        "criteo_kaggle", description="where the clicks come from"
+    )
+
+
+class Criteo1TBSection(RawSection):
+    """Criteo's terabyte of clicks: the same columns in one file a day."""
+
+    kind: Literal["criteo_1tb"] = Field("criteo_1tb", description="where the clicks come from")
+
+
+class AvazuSection(RawSection):
+    """Avazu's click log: CSV with a header."""
+
+    kind: Literal["avazu"] = Field("avazu", description="where the clicks come from")
+    split_hour: bool = Field(
+        False,
+        description="make hour of the day and weekday of `hour`; else it is an id, as in the paper",
+    )
+
+
+class TableSection(RawSection):
+    """Any log, described by a schema."""
+
+    kind: Literal["table"] = Field("table", description="where the clicks come from")
+    schema_file: str = Field("", description="YAML file that says what the columns mean; required")
+
+
+class PreparedSection(ReadingSection):
+    """A folder made by `python -m stampede.data.prepare`."""
+
+    kind: Literal["prepared"] = Field("prepared", description="where the clicks come from")
+    path: str = Field("", description="the folder; required")
+
+
+DataSection = Annotated[
+    SyntheticSection
+    | CriteoKaggleSection
+    | Criteo1TBSection
+    | AvazuSection
+    | TableSection
+    | PreparedSection,
+    Field(discriminator="kind"),
+]

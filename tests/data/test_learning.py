@@ -1,0 +1,217 @@
+"""Counts, vocabularies, hashes, ranges and quantiles, each against plain Python."""
+
+import math
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stampede.data import DataError
+from stampede.data.learning import Learner, learned, quantiles
+from stampede.data.learning.counts import ValueCounts
+from stampede.data.learning.hashing import bucket
+from stampede.data.learning.numbers import NumberRange, ranges, transformed
+from stampede.data.learning.vocabulary import RowsOfIds, vocabulary
+from stampede.data.schema import Schema
+from stampede.data.schema.columns import NumberField, Vocabulary
+
+TEXT = st.text(max_size=20)
+CHUNKS = st.lists(st.lists(st.none() | TEXT, max_size=30), max_size=6)
+
+
+def counts_of(chunks, folder, budget):
+    counts = ValueCounts(["a", "b"], budget, folder)
+    for values in chunks:
+        lists = pl.Series("b", [[v, v] for v in values], dtype=pl.List(pl.String))
+        counts.add(pl.DataFrame([pl.Series("a", values, dtype=pl.String), lists]))
+    return counts
+
+
+@settings(max_examples=60, deadline=None)
+@given(chunks=CHUNKS, budget=st.sampled_from([1, 400, 10**9]))
+def test_counts_do_not_depend_on_the_budget(tmp_path_factory, chunks, budget):
+    folder = tmp_path_factory.mktemp("counts")
+    counts = counts_of(chunks, folder, budget)
+    expected = Counter(value for values in chunks for value in values if value is not None)
+    if budget != 400:
+        assert (counts.spills > 0) == (budget == 1 and bool(expected))
+    for name, times in (("a", 1), ("b", 2)):
+        found = Counter()
+        for table in counts.tables(name):
+            assert table["value"].n_unique() == len(table)
+            assert not set(table["value"]) & set(found)
+            found.update(dict(table.rows()))
+        assert found == Counter({value: times * count for value, count in expected.items()})
+    assert not any(folder.rglob("*.parquet"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    chunks=CHUNKS,
+    min_count=st.integers(1, 3),
+    max_size=st.none() | st.integers(1, 5),
+    budget=st.sampled_from([1, 10**9]),
+)
+def test_vocabulary(tmp_path_factory, chunks, min_count, max_size, budget):
+    counts = counts_of(chunks, tmp_path_factory.mktemp("counts"), budget)
+    found = vocabulary(counts.tables("a"), Vocabulary(min_count=min_count, max_size=max_size))
+    expected = Counter(value for values in chunks for value in values if value is not None)
+    kept = [(value, count) for value, count in expected.items() if count >= min_count]
+    kept.sort(key=lambda pair: (-pair[1], pair[0].encode()))
+    assert found.rows() == kept[:max_size]
+    rows = RowsOfIds(found["value"])
+    asked = pl.Series([None, "never seen before", *(v for values in chunks for v in values)])
+    place = {value: row + 2 for row, (value, _) in enumerate(kept[:max_size])}
+    expected_rows = [0 if value is None else place.get(value, 1) for value in asked]
+    assert rows(asked.cast(pl.String)).tolist() == expected_rows
+
+
+def test_ids_with_one_hash_get_another_seed(monkeypatch):
+    honest = pl.Series.hash
+    seeds = []
+
+    def colliding(series, seed=0):
+        seeds.append(seed)
+        return honest(series, seed) if seed >= 2 else pl.Series([7] * len(series), dtype=pl.UInt64)
+
+    monkeypatch.setattr(pl.Series, "hash", colliding)
+    rows = RowsOfIds(pl.Series(["a", "b", "c"]))
+    assert rows(pl.Series(["c", "x", "a"])).tolist() == [4, 1, 2]
+    assert seeds[:3] == [0, 1, 2]
+
+
+# Hash
+
+
+def fnv_by_hand(text, seed):
+    def mixed(h):
+        h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        h = (h ^ (h >> 27)) * 0x94D049BB133111EB % 2**64
+        return h ^ (h >> 31)
+
+    h = mixed(seed) ^ 0xCBF29CE484222325
+    for byte in text.encode():
+        h = (h ^ byte) * 0x100000001B3 % 2**64
+    return mixed(h)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(TEXT, max_size=30), st.integers(1, 10**12), st.integers(0, 2**63 - 1))
+def test_hash_against_plain_python(texts, buckets, seed):
+    found = bucket(pl.Series(texts, dtype=pl.String), buckets, seed)
+    assert found.tolist() == [fnv_by_hand(text, seed) % buckets for text in texts]
+
+
+def test_hash_is_fixed_and_even():
+    # Trained tables depend on these; they must never change.
+    found = bucket(pl.Series(["a", "68fd1e64"]), 2**62, 0)
+    assert found.tolist() == [198367012849983736, 1469794369386453849]
+    counts = np.bincount(bucket(pl.Series([str(i) for i in range(100_000)]), 100, 1))
+    # Chi-square with 99 degrees of freedom: 4 standard deviations above its mean.
+    assert ((counts - 1000) ** 2 / 1000).sum() < 99 + 4 * math.sqrt(2 * 99)
+
+
+# Numbers
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.none() | st.floats(-1e6, 1e6), min_size=1, max_size=20), min_size=1, max_size=5
+    ),
+    st.sampled_from([[], ["log1p"], ["minmax"], ["standard"], ["log1p", "standard"]]),
+    st.floats(-5, 5),
+)
+def test_ranges_of_chunks_are_those_of_the_whole(chunks, transform, fill):
+    field = NumberField(transform=transform, fill=fill)
+    seen = NumberRange()
+    for values in chunks:
+        frame = pl.DataFrame([pl.Series("x", values, dtype=pl.Float64)])
+        seen = seen.merged(ranges(frame, {"x": field})["x"])
+    flat = [fill if v is None else v for values in chunks for v in values]
+    array = np.log1p(np.maximum(flat, 0)) if "log1p" in transform else np.array(flat)
+    scale = max(1.0, np.abs(array).max())
+    assert seen.rows == len(array)
+    assert (seen.low, seen.high) == pytest.approx((array.min(), array.max()))
+    assert seen.mean == pytest.approx(array.mean(), abs=1e-9 * scale)
+    assert seen.squares == pytest.approx(array.var() * len(array), abs=1e-6 * scale**2)
+    frame = pl.DataFrame([pl.Series("x", [*flat, None, 1e7], dtype=pl.Float64)])
+    found = frame.select(transformed("x", field, seen))["x"].to_numpy()
+    array = np.array([*flat, fill, 1e7])
+    array = np.log1p(np.maximum(array, 0)) if "log1p" in transform else array
+    if transform == ["minmax"]:
+        array = np.clip((array - seen.low) / ((seen.high - seen.low) or 1), 0, 1)
+    if "standard" in transform:
+        array = (array - seen.mean) / (math.sqrt(seen.squares / seen.rows) or 1)
+    np.testing.assert_allclose(found, array.astype(np.float32), rtol=1e-5, atol=1e-6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(-20, 20), max_size=60), st.integers(2, 12))
+def test_quantile_edges_against_numpy(values, buckets):
+    counted = Counter(float(value) for value in values)
+    half = list(counted.items())
+    tables = [
+        pl.DataFrame(part, schema={"value": pl.Float64, "count": pl.Int64}, orient="row")
+        for part in (half[::2], half[1::2])
+    ]
+    edges = quantiles.edges(tables, buckets)
+    if not values:
+        assert edges == []
+        return
+    # Fractions, so that j / buckets * n is not rounded up.
+    expected = {sorted(values)[-(-j * len(values) // buckets) - 1] for j in range(1, buckets)} - {
+        max(values)
+    }
+    assert edges == sorted(expected)
+    rows = quantiles.rows_of(pl.Series([None, *map(float, values)], dtype=pl.Float64), edges)
+    assert rows[0] == 0
+    assert rows[1:].tolist() == [1 + sum(edge < value for edge in edges) for value in values]
+
+
+# Saved
+
+
+def learn(tmp_path):
+    schema = Schema.model_validate(
+        {"label": "y", "ids": {"a": {}, "g": {"separator": "|"}}, "numbers": ["x"]}
+    )
+    learner = Learner(schema, 10**9, tmp_path / "spill")
+    frame = pl.DataFrame({"a": ["u", "v", "u"], "g": [["p", "q"], [], None], "x": [1.0, 3.0, None]})
+    learner.add(frame)
+    return learner.save(tmp_path / "learned"), frame
+
+
+def test_learned_is_read_back(tmp_path):
+    first, frame = learn(tmp_path)
+    again = learned.load(tmp_path / "learned")
+    with ThreadPoolExecutor(2) as threads:
+        for found in (
+            first.encode(frame, "float32", threads),
+            again.encode(frame, "float32", threads),
+        ):
+            assert found.ids.tolist() == [[2], [3], [2]]
+            lengths, values = found.bags[0]
+            assert (lengths.tolist(), values.tolist()) == ([2, 1, 1], [2, 3, 0, 0])
+            np.testing.assert_allclose(found.numbers, [[1 / 3], [1.0], [0.0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("damage", ["absent", "cut", "path", "vocabulary"])
+def test_damaged_learned_folders(tmp_path, damage):
+    learn(tmp_path)
+    path = tmp_path / "learned" / "learned.json"
+    text = path.read_text()
+    if damage == "absent":
+        path.unlink()
+    elif damage == "cut":
+        path.write_text(text[: len(text) // 2])
+    elif damage == "path":
+        path.write_text(text.replace('"a.parquet"', '"../a.parquet"'))
+    else:
+        (tmp_path / "learned" / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"damaged .*prepare the data again"):
+        learned.load(tmp_path / "learned")
