@@ -71,7 +71,9 @@ class Permutation:
     def _round_keys(self, bits: int) -> list[tuple[int, int]]:
         """What each round adds and multiplies with."""
         rounds = max(_ROUNDS, _KEY_BITS // (2 * bits))
-        drawn = np.random.SeedSequence(list(self.key)).generate_state(2 * rounds, np.uint64)
+        # The length tells keys apart that differ in zeros at their end.
+        entropy = [*self.key, len(self.key)]
+        drawn = np.random.SeedSequence(entropy).generate_state(2 * rounds, np.uint64)
         mask = (1 << bits) - 1
         return [
             (int(flip) & mask, int(factor) & mask | 1) for flip, factor in drawn.reshape(rounds, 2)

@@ -129,6 +129,10 @@ class Readahead:
 
     def _enter(self, epoch: int, number: int) -> None:
         if len(self._used) > 1:
+            # Nothing is forgotten while it is mapped, and a page brings its neighbours along.
+            for shard in self._part.shards:
+                for array in shard.maps.values():
+                    array.base.madvise(mmap.MADV_DONTNEED)
             forgotten = self._order.window_ranges(*self._used.pop(0))
             self._advise(forgotten, os.POSIX_FADV_DONTNEED)
         self._used.append((epoch, number))
@@ -160,13 +164,6 @@ def _advise_file(array: np.memmap, start: int, stop: int, advice: int) -> None:
     begin, end = array.offset + start * width, array.offset + stop * width
     if begin == end:
         return
-    if advice == os.POSIX_FADV_DONTNEED:
-        # Only whole pages are forgotten, and none that a process still has mapped.
-        begin = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = end // mmap.PAGESIZE * mmap.PAGESIZE
-        if begin >= end:
-            return
-        array.base.madvise(mmap.MADV_DONTNEED, begin, end - begin)
     handle = os.open(array.filename, os.O_RDONLY)
     try:
         os.posix_fadvise(handle, begin, end - begin, advice)

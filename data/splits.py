@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import polars as pl
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from stampede.data.errors import DataError
 from stampede.data.permutation import Permutation
@@ -20,6 +21,15 @@ from stampede.data.schema.columns import Vocabulary
 from stampede.settings import Section, Seed
 
 TRAIN, VALIDATION, TEST = range(len(PARTS))
+
+
+def _as_text(value: Any) -> Any:
+    """What YAML takes for a date or a whole number, as it was written."""
+    if isinstance(value, list):
+        return [_as_text(one) for one in value]
+    is_text = isinstance(value, datetime.date) or type(value) is int
+    return str(value) if is_text else value
+
 
 _Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -49,11 +59,14 @@ class Split(Section):
         3, ge=1, description="ids of a field that keep a row of their own; highfreq only"
     )
     split_column: str = Field("", description="column that by_column looks at, as text")
-    test_values: list[str] = Field([], description="its values in the test part")
-    test_from: str | None = Field(
-        None, description="its values from here on, in the order of text, such as dates, are tests"
+    test_values: Annotated[list[str], BeforeValidator(_as_text)] = Field(
+        [], description="its values in the test part"
     )
-    validation_values: list[str] = Field(
+    test_from: Annotated[str | None, BeforeValidator(_as_text)] = Field(
+        None,
+        description="values from here on, in the order of text, such as dates, are in the test part",
+    )
+    validation_values: Annotated[list[str], BeforeValidator(_as_text)] = Field(
         [], description="its values in the validation part; none: validation_fraction"
     )
     validation_path: str | list[str] = Field(

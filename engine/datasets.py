@@ -30,7 +30,9 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
         dataset = _synthetic(section, selects)
     else:
         if not section.path:
-            raise SettingsError("data.path is not given; write data.path=FILE after the config file")
+            raise SettingsError(
+                "data.path is not given; write data.path=FILE after the config file"
+            )
         if isinstance(section, PreparedSection):
             folder = Path(section.path)
         else:

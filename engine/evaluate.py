@@ -49,7 +49,13 @@ def evaluate(model: nn.Module, batches: GlobalBatches, processes: Processes) -> 
         real = torch.arange(len(logits), device=logits.device) < batch.samples
         columns.append(
             torch.stack(
-                [real.float(), batch.label, batch.weight, logits, logits if truth is None else truth]
+                [
+                    real.float(),
+                    batch.label,
+                    batch.weight,
+                    logits,
+                    logits if truth is None else truth,
+                ]
             ).cpu()
         )
     model.train()

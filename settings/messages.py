@@ -215,6 +215,12 @@ def _keys_of_section(variants: Sequence[type[BaseModel]], prefix: str) -> list[K
     return [
         key
         if len(owners[same]) == len(every)
-        else key._replace(kinds=f"{prefix}{discriminator}: {', '.join(owners[same])}")
+        else key._replace(kinds=f"{prefix}{discriminator}: {_few(owners[same], every)}")
         for same, key in keys.items()
     ]
+
+
+def _few(chosen: list[str], every: list[str]) -> str:
+    """The chosen ones, or those that are not, whichever are fewer."""
+    others = [tag for tag in every if tag not in chosen]
+    return ", ".join(chosen) if len(chosen) <= len(others) else "not " + ", ".join(others)

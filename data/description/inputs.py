@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -15,10 +14,10 @@ from stampede.data.description.statistics import IdColumn
 from stampede.data.errors import DataError
 from stampede.data.learning.counts import VALUE
 from stampede.data.learning.vocabulary import FIRST_ROW
-from stampede.data.prepared.manifest import PARTS, FieldEntry, ShardEntry, read_manifest
 from stampede.data.preparation import LEARNED_FOLDER
+from stampede.data.prepared.manifest import PARTS, FieldEntry, ShardEntry, read_manifest
 from stampede.data.progress import RowProgress
-from stampede.data.raw import BadRows, RawLog
+from stampede.data.raw import BadRows
 from stampede.data.raw.typed import LABEL, TIME
 from stampede.data.schema.columns import Hashed, IdField, Integers, Quantiles, TimePart
 from stampede.data.sources import Source
@@ -47,9 +46,11 @@ class Described(Protocol):
 
     Attributes:
         ids: its id fields, in order.
-        numbers: its numbers, by name, with a word for what becomes of them.
+        kinds: by id field, a word for its kind.
+        numbers: its numbers, in order.
         unseen_rows: by id field, the value that stands for ids that the training part lacks,
             where there is one.
+        filled: whether missing numbers were filled.
         bytes: of all its files.
     """
 
@@ -57,6 +58,7 @@ class Described(Protocol):
     kinds: Mapping[str, str]
     numbers: Sequence[str]
     unseen_rows: Mapping[str, int]
+    filled: bool
     bytes: int
 
     def pieces(self) -> Iterator[Piece]:
@@ -91,8 +93,9 @@ class RawInput:
         quantiles = [name for name, field in fields.items() if isinstance(field, Quantiles)]
         self.ids = [name for name in fields if name not in quantiles]
         self.numbers = [*self._log.schema.numbers, *quantiles]
-        self.kinds = {name: _kind(field) for name, field in fields.items()}
+        self.kinds = {name: _kind(fields[name]) for name in self.ids}
         self.unseen_rows: dict[str, int] = {}
+        self.filled = False
         self.bytes = self._log.bytes
 
     def pieces(self) -> Iterator[Piece]:
@@ -121,11 +124,11 @@ class RawInput:
 
     def notes(self) -> list[str]:
         """What a reader of the description has to know."""
-        notes = [f"parts: split {self._source.split.split}, as `-s key=value` says"]
+        notes = [f"parts: split {self._source.split.split}, see --set"]
         if self._limit is not None:
             notes.append(f"only the first {self._limit:,} rows were looked at (--rows)")
         if self._bad_rows.count:
-            notes.append(f"{self._bad_rows.count:,} bad rows were left out")
+            notes.append(f"{self._bad_rows.count:,} bad rows were left out and written aside")
         return notes
 
     def _counts(self) -> list[int]:
@@ -168,6 +171,7 @@ class PreparedInput:
             for entry in manifest.fields
             if entry.unseen_row is not None
         }
+        self.filled = True
         self.bytes = sum(
             file.bytes
             for shards in manifest.parts.values()
@@ -279,8 +283,6 @@ def _kind(field: IdField) -> str:
     """A word for the table."""
     if isinstance(field, TimePart):
         return field.encode.replace("_", " ")
-    if isinstance(field, Quantiles):
-        return f"{field.buckets:,} quantiles"
     if isinstance(field, Hashed):
         return f"hash {field.buckets:,}"
     word = "integers" if isinstance(field, Integers) else "ids"

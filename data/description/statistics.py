@@ -1,35 +1,18 @@
-"""Statistics of columns, gathered piece by piece in bounded memory."""
+"""What is known of the columns of a data set."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 
-from stampede.data.description.sample import RowSample
-from stampede.data.description.slices import (
-    ROW_WIDTHS,
-    TIME_WIDTHS,
-    LabelSlices,
-    SliceCounter,
-)
-from stampede.data.learning.counts import COUNT, VALUE, ValueCounts
+from stampede.data.description.slices import LabelSlices
 from stampede.data.learning.numbers import NumberRange
-from stampede.data.prepared.manifest import PARTS
-from stampede.data.raw.typed import LABEL, TIME
 from stampede.data.splits import TRAIN
 
 TOPS = (1, 10, 100, 1000)
-QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
-
-# A quantile of so many rows is off by some 0.2 % of the rows, which no eye sees.
-_SAMPLE_ROWS = 1 << 18
-_CURVE_POINTS = 64
-_TOP_IDS = 3
+QUANTILES = (0.25, 0.5, 0.75, 0.99)
 
 
 @dataclass(frozen=True)
@@ -45,6 +28,11 @@ class ByPart:
     values: np.ndarray
     missing: np.ndarray
     unseen: np.ndarray | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether anything is known: not of numbers whose missing values were filled."""
+        return bool(self.values.any())
 
     def missing_share(self, part: int) -> float | None:
         """Share of a part's values that is missing; None where the part is empty."""
@@ -126,180 +114,6 @@ class Statistics:
     numbers: list[NumberColumn]
     slices: LabelSlices
     sampled: int | None
-
-
-class Collector:
-    """Gathers statistics.
-
-    Args:
-        ids: id fields.
-        numbers: numbers.
-        unseen_rows: by id field, the id that stands for those that the training part lacks, where
-            there is one.
-        budget: bytes of counts in memory; above it they go to disk. At the end the ids of one
-            field are in memory.
-        spill: folder for counts above it.
-    """
-
-    def __init__(
-        self,
-        ids: Sequence[str],
-        numbers: Sequence[str],
-        unseen_rows: Mapping[str, int],
-        budget: int,
-        spill: Path,
-    ) -> None:
-        self._ids, self._numbers, self._unseen_rows = list(ids), list(numbers), unseen_rows
-        self._counts = [
-            ValueCounts(self._ids, budget // len(PARTS), spill / part) for part in PARTS
-        ]
-        self._rows, self._positives = np.zeros((2, len(PARTS)), dtype=np.int64)
-        columns = self._ids + self._numbers
-        self._values = {name: np.zeros((2, len(PARTS)), dtype=np.int64) for name in columns}
-        self._ranges = {name: NumberRange() for name in self._numbers}
-        self._sample = RowSample(_SAMPLE_ROWS)
-        self._slices: SliceCounter | None = None
-        self._by_time = False
-
-    def add(self, frame: pl.DataFrame, parts: np.ndarray) -> None:
-        """Some rows, and the number of each one's part (see `inputs.Piece`)."""
-        if self._slices is None:
-            self._by_time = TIME in frame.columns
-            self._slices = SliceCounter(TIME_WIDTHS if self._by_time else ROW_WIDTHS)
-        done = int(self._rows.sum())
-        places = (
-            frame[TIME]
-            if self._by_time
-            else pl.int_range(done, done + len(frame), dtype=pl.Int64, eager=True)
-        )
-        self._slices.add(places, frame[LABEL])
-        if self._numbers:
-            self._sample.add(frame.select(self._numbers))
-            for name, found in _ranges(frame, self._numbers).items():
-                self._ranges[name] = self._ranges[name].merged(found)
-        for part in range(len(PARTS)):
-            mask = parts == part
-            if mask.all():
-                self._add_to_part(frame, part)
-            elif mask.any():
-                self._add_to_part(frame.filter(pl.Series(mask)), part)
-
-    def statistics(self) -> Statistics:
-        """Of all rows so far; can be asked for once."""
-        sample = self._sample.frame()
-        slices = self._slices or SliceCounter(ROW_WIDTHS)
-        return Statistics(
-            rows=self._rows,
-            positives=self._positives,
-            ids=[self._id_column(name) for name in self._ids],
-            numbers=[self._number_column(name, sample) for name in self._numbers],
-            slices=slices.slices(self._by_time),
-            sampled=None if self._sample.whole else len(sample),
-        )
-
-    def _add_to_part(self, frame: pl.DataFrame, part: int) -> None:
-        self._rows[part] += len(frame)
-        self._positives[part] += int((frame[LABEL] > 0).sum())
-        self._counts[part].add(frame)
-        columns = [*self._ids, *self._numbers]
-        if not columns:
-            return
-        found = frame.lazy().select(
-            pl.concat_list(_each(frame, name).len(), _each(frame, name).null_count()).alias(name)
-            for name in columns
-        )
-        for name, counted in found.collect().row(0, named=True).items():
-            self._values[name][:, part] += counted
-
-    def _id_column(self, name: str) -> IdColumn:
-        table = self._counted(name)
-        parts = [str(part) for part in range(len(PARTS))]
-        unseen_row = self._unseen_rows.get(name)
-        if unseen_row is None:
-            unseen = table.filter(pl.col(str(TRAIN)) == 0)
-            known = table
-        else:
-            unseen = table.filter(pl.col(VALUE) == unseen_row)
-            known = table.filter(pl.col(VALUE) != unseen_row)
-        values, missing = self._values[name]
-        total = known.select(VALUE, total=pl.sum_horizontal(parts))
-        ordered = np.sort(total["total"].to_numpy())[::-1]
-        top = total.top_k(_TOP_IDS, by=["total", VALUE], reverse=[False, True])
-        top = top.sort(["total", VALUE], descending=[True, False])
-        return IdColumn(
-            name=name,
-            by_part=ByPart(values, missing, unseen.select(parts).sum().to_numpy()[0]),
-            distinct=len(ordered),
-            curve=_curve(ordered, int((values - missing).sum())),
-            top=top[VALUE].to_list(),
-        )
-
-    def _counted(self, name: str) -> pl.DataFrame:
-        """Counts of a field's ids: `value` and a column for each part."""
-        tables = [
-            table.select(
-                VALUE,
-                *(
-                    (pl.col(COUNT) if number == part else pl.lit(0)).cast(pl.Int64).alias(str(part))
-                    for part in range(len(PARTS))
-                ),
-            )
-            for number, counts in enumerate(self._counts)
-            for table in counts.tables(name)
-        ]
-        if not tables:
-            return pl.DataFrame(
-                schema={VALUE: pl.Int64, **{str(part): pl.Int64 for part in range(len(PARTS))}}
-            )
-        return pl.concat(tables).lazy().group_by(VALUE).agg(pl.all().sum()).collect()
-
-    def _number_column(self, name: str, sample: pl.DataFrame) -> NumberColumn:
-        present = sample[name].drop_nulls().to_numpy() if name in sample.columns else np.empty(0)
-        # Values of the sample, not means of two: a number that no row has would be odd.
-        quantiles = np.quantile(present, QUANTILES, method="inverted_cdf") if len(present) else []
-        return NumberColumn(
-            name=name,
-            by_part=ByPart(*self._values[name]),
-            range=self._ranges[name],
-            quantiles=[float(quantile) for quantile in quantiles],
-            sample=present,
-        )
-
-
-def _each(frame: pl.DataFrame, name: str) -> pl.Expr:
-    """A column's values; an empty list has one, null."""
-    column = pl.col(name)
-    return column.explode() if isinstance(frame.schema[name], pl.List) else column
-
-
-def _ranges(frame: pl.DataFrame, names: Sequence[str]) -> dict[str, NumberRange]:
-    """Ranges of the values that are there."""
-    found = frame.lazy().select(
-        pl.struct(
-            rows=pl.col(name).count().cast(pl.Int64),
-            low=pl.col(name).min(),
-            high=pl.col(name).max(),
-            mean=pl.col(name).mean(),
-            squares=pl.col(name).var(ddof=0) * pl.col(name).count(),
-        ).alias(name)
-        for name in names
-    )
-    ranges = found.collect().row(0, named=True)
-    return {
-        name: NumberRange(**values) if values["rows"] else NumberRange()
-        for name, values in ranges.items()
-    }
-
-
-def _curve(ordered: np.ndarray, present: int) -> tuple[np.ndarray, np.ndarray]:
-    """Coverage of the first k of `ordered` counts, k evenly on a log scale and all of `TOPS`."""
-    if not len(ordered):
-        return np.empty(0, dtype=np.int64), np.empty(0)
-    covered = np.cumsum(ordered) / present
-    points = np.geomspace(1, len(ordered), _CURVE_POINTS).astype(np.int64)
-    tops = [top for top in TOPS if top <= len(ordered)]
-    places = np.unique(np.concatenate([points, tops, [len(ordered)]]))
-    return places, covered[places - 1]
 
 
 def _share(count: int, of: int) -> float | None:

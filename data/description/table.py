@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 
@@ -35,14 +36,24 @@ def described(
         texts: by id field, its most frequent ids.
         notes: sentences below the heading.
     """
-    blocks = [[title], [f"  {note}" for note in notes], list(_parts(statistics))]
-    blocks.append(list(_over_time(statistics.slices)))
+    head = [*_wrapped(title, ""), *(line for note in notes for line in _wrapped(note, "  "))]
+    blocks = [head, list(_parts(statistics)), list(_over_time(statistics.slices))]
     if statistics.ids:
         blocks.append(list(_ids(statistics.ids, kinds, texts)))
     if statistics.numbers:
         blocks.append(list(_numbers(statistics.numbers, statistics.sampled)))
     blocks.append(list(_between_parts(statistics)))
-    return "\n\n".join("\n".join(line[:WIDTH].rstrip() for line in block) for block in blocks)
+    return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks) + "\n"
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_on_hyphens=False,
+    )
 
 
 def _parts(statistics: Statistics) -> Iterator[str]:
@@ -78,22 +89,21 @@ def _over_time(slices: LabelSlices) -> Iterator[str]:
 def _ids(
     columns: Sequence[IdColumn], kinds: Mapping[str, str], texts: Mapping[str, list[str]]
 ) -> Iterator[str]:
-    tops = "".join(f"{f'top {top:,}':>10}" for top in TOPS)
-    yield f"{'id field':<{_NAME}}{'type':<13}{'distinct':>12}{'missing':>9}{tops}  top id"
+    tops = "".join(f"{f'top {top}':>9}" for top in TOPS)
+    yield f"{'id field':<{_NAME}}{'type':<11}{'distinct':>14}{'missing':>9}{tops}  top id"
     for column in columns:
-        covered = "".join(f"{percent(column.coverage(top)):>10}" for top in TOPS)
-        yield (
-            f"{_cut(column.name):<{_NAME}}{kinds[column.name][:12]:<13}{column.distinct:>12,}"
+        covered = "".join(f"{percent(column.coverage(top)):>9}" for top in TOPS)
+        line = (
+            f"{_cut(column.name):<{_NAME}}{kinds[column.name][:10]:<11}{column.distinct:>14,}"
             f"{percent(column.by_part.missing_in_all()):>9}{covered}  "
-            f"{_plain(next(iter(texts[column.name]), '-'))}"
         )
+        yield line + _plain(next(iter(texts[column.name]), "-"))[: WIDTH - len(line)]
     yield "  top k: share of the ids that are there which the k most frequent ones cover"
 
 
 def _numbers(columns: Sequence[NumberColumn], sampled: int | None) -> Iterator[str]:
-    quantiles = "".join(f"{f'{share:.0%}':>10}" for share in QUANTILES)
-    head = "".join(f"{word:>10}" for word in ("missing", "mean", "min"))
-    yield f"{'number':<{_NAME}}{head}{quantiles}"[:-10] + f"{'99%':>10}{'max':>10}"
+    heads = ["missing", "mean", "min", *(f"{share:.0%}" for share in QUANTILES), "max"]
+    yield f"{'number':<{_NAME}}" + "".join(f"{head:>10}" for head in heads)
     for column in columns:
         found = column.range
         values = [found.mean, found.low, *column.quantiles, found.high] if found.rows else []
@@ -101,7 +111,7 @@ def _numbers(columns: Sequence[NumberColumn], sampled: int | None) -> Iterator[s
         missing = percent(column.by_part.missing_in_all())
         yield f"{_cut(column.name):<{_NAME}}{missing:>10}{shown}"
     if sampled is not None:
-        yield f"  1% to 99%: quantiles of a random sample of {sampled:,} rows"
+        yield f"  25% to 99%: quantiles of a random sample of {sampled:,} rows"
 
 
 def _between_parts(statistics: Statistics) -> Iterator[str]:
@@ -110,8 +120,11 @@ def _between_parts(statistics: Statistics) -> Iterator[str]:
     heads += [f"unseen {PARTS[number]}" for number in shown]
     yield f"{'':<{_NAME}}" + "".join(f"{head.split()[0]:>13}" for head in heads)
     yield f"{'column':<{_NAME}}" + "".join(f"{head.split()[1]:>13}" for head in heads)
-    for column in (*statistics.ids, *statistics.numbers):
+    columns = [*statistics.ids, *statistics.numbers]
+    for column in columns:
         by_part = column.by_part
+        if not by_part.known:
+            continue
         shares = [by_part.missing_share(number) for number in shown]
         if by_part.unseen is not None:
             shares += [by_part.unseen_share(number) for number in shown]
@@ -140,10 +153,9 @@ def width(slices: LabelSlices) -> str:
     """Width of a slice, for a person."""
     if not slices.by_time:
         return f"{slices.width:,} rows"
-    for seconds, unit in ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
-        count, rest = divmod(slices.width, seconds)
-        if count and not rest:
-            break
+    units = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
+    unit, seconds = next(item for item in units.items() if slices.width % item[1] == 0)
+    count = slices.width // seconds
     return f"{count} {unit}" + "s" * (count > 1)
 
 

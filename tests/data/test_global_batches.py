@@ -4,6 +4,7 @@ import gc
 import json
 import threading
 import tracemalloc
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def array_part(arrays, cuts=()):
                 stop - start,
                 {k: torch.from_numpy(a.copy()) for k, a in shard_of(arrays, start, stop).items()},
             )
-            for start, stop in zip(edges[:-1], edges[1:], strict=True)
+            for start, stop in pairwise(edges)
         )
     )
 
@@ -241,7 +242,7 @@ def test_states_of_something_else_are_refused():
     with pytest.raises(DataError, match="batches of 8, now they have 16"):
         reader(numbered(40), batch_size=16).load_state_dict(state)
     other = GlobalBatches(numbered(40), FIELDS[:2], 8, 0, 1, Order(40, "global", 6, 0, 4))
-    with pytest.raises(DataError, match="seed 5 .* 6"):
+    with pytest.raises(DataError, match=r"seed 5 .* 6"):
         other.load_state_dict(state)
     for broken in ({}, {**state, "epoch": "x"}, {**state, "samples": 40}, {**state, "epoch": -1}):
         with pytest.raises(DataError, match="no state"):

@@ -69,7 +69,7 @@ def test_real_clicks(tmp_path):
         (["absent.yaml"], "absent.yaml: no such file"),
         (["configs/quickstart.yaml", "train.epoch=3"], "did you mean 'epochs'?"),
         (["configs/criteo_kaggle.yaml"], "data.path is not given"),
-        (["configs/criteo_kaggle.yaml", "data.path=absent.tsv"], "absent.tsv: No such file"),
+        (["configs/criteo_kaggle.yaml", "data.path=absent.tsv"], "absent.tsv: no such file"),
         (["configs/quickstart.yaml", "run.device=cuda"], "run.device"),
         (["configs/quickstart.yaml", "run.dir=/proc/none"], "/proc/none"),
         (["configs/quickstart.yaml", "--prnt-config"], "--prnt-config"),

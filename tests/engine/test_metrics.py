@@ -22,6 +22,36 @@ def test_auc_with_many_ties(pairs):
         assert auc(scores, labels) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(-3, 3), st.booleans(), st.integers(0, 5)), min_size=2, max_size=50
+    )
+)
+def test_metrics_with_weights(rows):
+    scores = np.array([score for score, _, _ in rows], dtype=np.float32) / 3
+    labels = np.array([label for _, label, _ in rows])
+    weights = np.array([weight for _, _, weight in rows], dtype=np.float32) / 4
+    if weights[labels].any() and weights[~labels].any():
+        expected = roc_auc_score(labels, scores, sample_weight=weights)
+        assert auc(scores, labels, weights) == pytest.approx(expected, abs=1e-12)
+    else:
+        assert math.isnan(auc(scores, labels, weights))
+    if weights.any():
+        probability = 1 / (1 + np.exp(-scores.astype(np.float64)))
+        expected = log_loss(labels, probability, sample_weight=weights, labels=[0, 1])
+        assert logloss(scores, labels, weights) == pytest.approx(expected, rel=1e-9)
+
+
+def test_auc_of_many_weighted_samples():
+    draw = np.random.default_rng(0)
+    labels = draw.random(100_000) < 0.3
+    scores = (draw.standard_normal(100_000) + labels).astype(np.float32).round(2)
+    weights = draw.random(100_000).astype(np.float32)
+    expected = roc_auc_score(labels, scores, sample_weight=weights)
+    assert auc(scores, labels, weights) == pytest.approx(expected, abs=1e-9)
+
+
 def test_auc_of_many_samples():
     draw = np.random.default_rng(0)
     labels = draw.random(200_000) < 0.3

@@ -144,7 +144,7 @@ def test_a_kill_while_the_folder_is_made_does_no_harm(tmp_path):
 def test_an_undefined_auc_is_shown_and_survives_a_resume(tmp_path, capsys):
     overrides = ["data.rows=100", "data.test_rows=100", "evaluate.select_on=test"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation, "auc", lambda scores, labels: float("nan"))
+        patch.setattr(evaluation, "auc", lambda *_: float("nan"))
         run_small(tmp_path, overrides)
         run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
     assert capsys.readouterr().out.count("test AUC        undefined") == 2

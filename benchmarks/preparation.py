@@ -1,0 +1,159 @@
+"""Preparation of raw Criteo logs of several sizes: seconds, rows/s and memory.
+
+Beside it, in the same run: parsing the file once with Polars, and the preparation of the paper's
+authors (pandas, LabelEncoder and MinMaxScaler; data_utils.py of bytedance/LargeBatchCTR) at the
+smallest size, since it holds everything in memory. Each is a process of its own; the raw logs and
+results are deleted afterwards.
+
+    python benchmarks/preparation.py --rows 1000000 5000000 20000000 --folder /tmp/logs \\
+        --out benchmarks/results/preparation.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from criteo_log import write_criteo_log
+from machine import describe_machine
+
+from stampede.data.prepared.manifest import read_manifest
+
+_NAMES = "['label'] + [f'I{i}' for i in range(1, 14)] + [f'C{i}' for i in range(1, 27)]"
+
+POLARS = f"""
+import sys
+import polars as pl
+names = {_NAMES}
+types = {{n: pl.Int8 if n == "label" else pl.Float64 if n[0] == "I" else pl.String for n in names}}
+log = pl.scan_csv(sys.argv[1], has_header=False, separator="\\t", schema=types, quote_char=None)
+log.select(pl.all().null_count()).collect(engine="streaming")
+"""
+
+# As in the authors' repository, up to writing the result.
+PANDAS = f"""
+import sys
+import pandas as pd
+from sklearn.preprocessing import LabelEncoder, MinMaxScaler
+names = {_NAMES}
+ids, numbers = names[14:], names[1:14]
+data = pd.read_csv(sys.argv[1], delimiter="\\t", header=None)
+data.columns = names
+data[ids] = data[ids].fillna("-1").astype(str)
+for name in ids:
+    data[name] = LabelEncoder().fit_transform(data[name])
+data[numbers] = MinMaxScaler(feature_range=(0, 1)).fit_transform(data[numbers].fillna(0))
+rows = int((1 - 1 / 7) * len(data))
+data.iloc[:rows].reset_index(drop=True).to_feather(sys.argv[2] + "_train.feather")
+data.iloc[rows:].reset_index(drop=True).to_feather(sys.argv[2] + "_test.feather")
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, nargs="+", required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="for logs; deleted afterwards")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--keep", type=Path, help="keep the largest prepared folder here")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True)
+    runs = []
+    try:
+        for rows in sorted(arguments.rows):
+            log = arguments.folder / f"{rows}.tsv"
+            write_criteo_log(log, rows)
+            last = rows == max(arguments.rows)
+            with_pandas = rows == min(arguments.rows)
+            runs.append(_measure(log, rows, arguments.repeats, with_pandas))
+            if last and arguments.keep:
+                shutil.move(log.with_suffix(".prepared"), arguments.keep)
+            shutil.rmtree(log.with_suffix(".prepared"), ignore_errors=True)
+            log.unlink()
+            report = {"machine": describe_machine(), "runs": runs}
+            arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    finally:
+        shutil.rmtree(arguments.folder)
+    print(table(runs))
+
+
+def _measure(log: Path, rows: int, repeats: int, with_pandas: bool) -> dict:
+    prepared = log.with_suffix(".prepared")
+    ours = [sys.executable, "-m", "stampede.data.prepare", "criteo_kaggle", str(log)]
+    found = {"rows": rows, "raw_bytes": log.stat().st_size}
+    seconds: dict[str, list[float]] = {"polars": [], "ours": []}
+    peaks: dict[str, int] = {}
+    log.read_bytes() if rows <= 10**6 else subprocess.run(["cat", log], stdout=subprocess.DEVNULL)
+    # One after the other, so that a change of the machine's speed meets both.
+    for _ in range(repeats if rows <= 5 * 10**6 else 1):
+        shutil.rmtree(prepared, ignore_errors=True)
+        for name, command in (
+            ("polars", [sys.executable, "-c", POLARS, str(log)]),
+            ("ours", [*ours, "--out", str(prepared)]),
+        ):
+            taken, peak = _run(command)
+            seconds[name].append(taken)
+            peaks[name] = max(peak, peaks.get(name, 0))
+    if with_pandas:
+        taken, peaks["pandas"] = _run([sys.executable, "-c", PANDAS, str(log), str(log)])
+        seconds["pandas"] = [taken]
+        for file in log.parent.glob("*.feather"):
+            file.unlink()
+    # Ids of the training part: all of them have a row, besides two of every field.
+    found["distinct_ids"] = sum(entry.rows - 2 for entry in read_manifest(prepared).fields)
+    found["seconds"] = {name: statistics.median(values) for name, values in seconds.items()}
+    found["all_seconds"] = seconds
+    found["peak_bytes"] = peaks
+    found["allowed_bytes"] = int(2e9 + 64 * found["distinct_ids"])
+    return found
+
+
+# A process counts the memory of the one that started it as its own until it is another program:
+# a small one starts the command and asks for the memory of its children.
+STARTER = """
+import resource, subprocess, sys
+status = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+sys.exit(status)
+"""
+
+
+def _run(command: list[str]) -> tuple[float, int]:
+    """Seconds, start of the process included, and its largest resident set in bytes."""
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", STARTER, *command], capture_output=True, text=True
+    )
+    seconds = time.perf_counter() - start
+    if done.returncode:
+        raise SystemExit(f"{command[:3]} failed:\n{done.stderr[-2000:]}")
+    return seconds, int(done.stdout)
+
+
+def table(runs: list[dict]) -> str:
+    """For the README."""
+    lines = [
+        "| rows | raw GB | distinct ids | seconds | rows/s | peak RSS GB | allowed GB | x Polars "
+        "parse | pandas / ours |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for run in runs:
+        seconds, peak = run["seconds"], run["peak_bytes"]
+        pandas = f"{seconds['pandas'] / seconds['ours']:.1f}" if "pandas" in seconds else ""
+        lines.append(
+            f"| {run['rows']:,} | {run['raw_bytes'] / 1e9:.2f} | {run['distinct_ids']:,} "
+            f"| {seconds['ours']:.1f} | {run['rows'] / seconds['ours']:,.0f} "
+            f"| {peak['ours'] / 1e9:.2f} | {run['allowed_bytes'] / 1e9:.2f} "
+            f"| {seconds['ours'] / seconds['polars']:.1f} | {pandas} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

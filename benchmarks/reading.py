@@ -1,0 +1,122 @@
+"""Speed of the reader beside plain numpy gathering of the same rows, in one process.
+
+Files as Criteo's, 26 ids and 13 numbers a row, in the page cache; batches of 65536 in the order of
+a global shuffle, ready to train on. numpy gathers the same rows of the same arrays and does nothing
+with them. The epochs of all readers take turns, so that what else the machine does meets all alike.
+
+    OMP_NUM_THREADS=2 python benchmarks/reading.py --out benchmarks/results/reading.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from machine import describe_machine
+
+from stampede.data import GlobalBatches, Order
+from stampede.data.prepared.part import ShardedPart
+from stampede.data.prepared.reader import open_prepared
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from support.prepared import drawn_fields, drawn_rows, write_prepared
+
+BATCH = 65536
+FIELDS, NUMBERS = 26, 13
+ARRAYS = ("ids", "numbers", "label")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rows", type=int, nargs="+", default=[2_000_000, 16_000_000])
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--folder", type=Path, help="where the files are made, and removed again")
+    arguments = parser.parse_args()
+    found = {}
+    for rows in arguments.rows:
+        with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+            found[str(rows)] = measure(Path(folder), rows, arguments.epochs)
+            print_speeds(rows, found[str(rows)])
+    report = {
+        "machine": {**describe_machine(), "torch_threads": torch.get_num_threads()},
+        "batch_size": BATCH,
+        "samples_per_second": found,
+    }
+    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def measure(folder: Path, rows: int, epochs: int) -> dict[str, float]:
+    """Samples/s of each reader: the median of its epochs after the first."""
+    arrays = drawn_rows(rows, FIELDS, NUMBERS, vocabulary=1_000_000)
+    some = drawn_rows(10, FIELDS, NUMBERS)
+    fields = drawn_fields(FIELDS, vocabulary=1_000_000)
+    for name, shard_rows in (("one", None), ("eight", rows // 8 + 1)):
+        write_prepared(folder / name, {"train": arrays, "test": some}, fields, shard_rows)
+    del arrays
+    one, eight = (open_prepared(folder / name).train for name in ("one", "eight"))
+    readers = {
+        "reader": loader(one, "global"),
+        "reader, 8 shards": loader(eight, "global"),
+        "reader, block shuffle": loader(one, "block"),
+        "reader, global shuffle, read ahead": loader(one, "global", ahead=2),
+        "numpy take": numpy_loader(one, lambda array, chosen: array.take(chosen, 0)),
+        "numpy fancy indexing": numpy_loader(one, lambda array, chosen: array[chosen]),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in readers}
+    for epoch in range(epochs + 1):
+        for name, read_epoch in readers.items():
+            start = time.perf_counter()
+            read_epoch(epoch)
+            seconds[name].append(time.perf_counter() - start)
+    return {name: rows / statistics.median(times[1:]) for name, times in seconds.items()}
+
+
+def loader(part: ShardedPart, shuffle: str, ahead: int = 0) -> Callable[[int], None]:
+    """Reads an epoch batch by batch, as training does."""
+    window = 32 * Order(part.rows).block_rows if shuffle == "block" else 0
+    order = Order(part.rows, shuffle, 0, window)
+    fields = [f"C{i + 1}" for i in range(FIELDS)]
+    batches = GlobalBatches(part, fields, BATCH, 0, 1, order, ahead=ahead)
+
+    def read_epoch(epoch: int) -> None:
+        for batch in batches.epoch(epoch):
+            del batch
+
+    return read_epoch
+
+
+def numpy_loader(part: ShardedPart, gather: Callable) -> Callable[[int], None]:
+    """Gathers the rows of an epoch that are drawn beforehand."""
+    maps = [np.asarray(part.shards[0].maps[name]) for name in ARRAYS]
+    order = np.random.default_rng(0).permutation(part.rows)
+    edges = [*range(0, part.rows, BATCH), part.rows]
+
+    def read_epoch(epoch: int) -> None:
+        for start, stop in pairwise(edges):
+            gathered = [gather(array, order[start:stop]) for array in maps]
+            del gathered
+
+    return read_epoch
+
+
+def print_speeds(rows: int, found: dict[str, float]) -> None:
+    """One line a reader."""
+    size = rows * (4 * FIELDS + 4 * NUMBERS + 1)
+    print(f"{rows:,} rows, {size / 1e9:.1f} GB")
+    for name, speed in found.items():
+        share = speed / found["numpy take"]
+        print(f"  {name:<36}{speed / 1e6:>6.1f} M samples/s, {share:.2f} of numpy's take")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Settings given on a command line as `key=value`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from stampede.settings import Section, SettingsError, parse_yaml, sentences
+
+Model = TypeVar("Model", bound=Section)
+
+
+def from_key_values(given: Sequence[str], model: type[Model], option: str) -> Model:
+    """Checked settings.
+
+    Args:
+        given: `key=value` each, the value in YAML.
+        model: which settings there are.
+        option: of the command line that they were given with, such as `--set`.
+
+    Raises:
+        SettingsError: what is wrong, and what to write instead.
+    """
+    values: dict[str, Any] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise SettingsError(f"{option} {text!r}: write KEY=VALUE, such as split=random")
+        values[key] = parse_yaml(value, f"{option} {text!r}")
+    try:
+        return model.model_validate(values)
+    except ValidationError as failure:
+        raise SettingsError(f"{option}:\n" + "\n".join(sentences(failure, model))) from None

@@ -1,0 +1,198 @@
+"""`python -m stampede.data.prepare` as a user sees it; kills and full disks."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from stampede.data import DataError
+from stampede.data.prepare import main
+from stampede.data.prepared.shard_writer import PartWriter
+from stampede.data.prepared.whole_folder import make_whole
+from support.prepared_arrays import arrays_of, manifest_of
+
+SCHEMA = "label: y\nids: [user]\nnumbers: [x]\n"
+
+
+@pytest.fixture
+def log(tmp_path):
+    (tmp_path / "schema.yaml").write_text(SCHEMA)
+    draw = np.random.default_rng(0)
+    lines = [f"{i % 2},u{draw.integers(50)},{draw.random():.4f}" for i in range(1000)]
+    (tmp_path / "log.csv").write_text("\n".join(["y,user,x", *lines]) + "\n")
+    return tmp_path / "log.csv"
+
+
+def command(log, *further, out="out"):
+    folder = log.parent
+    return [
+        *("table", str(log), "--schema", str(folder / "schema.yaml")),
+        *("--out", str(folder / out), *further),
+    ]
+
+
+def test_prepares_and_tells(log, capsys):
+    assert main(command(log, "--set", "split=random", "--set", "test_fraction=0.5")) == 0
+    shown = capsys.readouterr().out
+    assert "450 rows" in shown and "500 rows" in shown and "1 id fields with 52 rows" in shown
+    assert manifest_of(log.parent / "out")["source"]["options"]["test_fraction"] == 0.5
+    assert main(["--verify", str(log.parent / "out")]) == 0
+
+
+def test_learned_ids_for_new_data(log, capsys):
+    assert main(command(log)) == 0
+    assert main(command(log, "--learned", str(log.parent / "out"), out="new")) == 0
+    whole = np.concatenate(
+        [arrays_of(log.parent / "out", part)[0]["ids"] for part in ("train", "validation", "test")]
+    )
+    np.testing.assert_array_equal(arrays_of(log.parent / "new", "test")[0]["ids"], whole)
+
+
+@pytest.mark.parametrize(
+    "further, words",
+    [
+        (["--set", "splt=random"], ["splt: unknown key", "did you mean 'split'?"]),
+        (["--set", "split=rnd"], ["split: found 'rnd'", "did you mean"]),
+        (["--set", "split"], ["write KEY=VALUE"]),
+        (["--set", "split=by_column"], ["needs split_column"]),
+        (["--set", "split_column=y"], ["belong to split: by_column"]),
+        (["--set", "split=files"], ["needs test_path"]),
+        (["--set", "test_path=x.csv"], ["belong to split: files"]),
+        (["--learned", "nowhere"], ["nowhere: no prepared data here"]),
+        (["--schema", "nowhere.yaml"], ["nowhere.yaml: no such file"]),
+    ],
+)
+def test_mistakes_get_a_sentence_and_status_2(log, capsys, further, words):
+    assert main(command(log, *further)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and all(word in error for word in words)
+    assert "Traceback" not in error
+    assert not (log.parent / "out").exists()
+
+
+def test_mistakes_in_files(log, capsys):
+    assert main(command(log.parent / "absent.csv")) == 2
+    assert "absent.csv: no such file" in capsys.readouterr().err
+    log.write_text(log.read_text().replace("\n1,", "\n3,", 1))
+    assert main(command(log)) == 2
+    assert "line 3, column y: found 3.0; write 0 or 1" in capsys.readouterr().err
+    assert sorted(path.name for path in log.parent.iterdir()) == ["log.csv", "schema.yaml"]
+    assert main(command(log, "--set", "on_bad_row=skip")) == 0
+    assert "1 bad rows left out, see" in capsys.readouterr().out
+    assert main(command(log)) == 2
+    assert "is there already" in capsys.readouterr().err
+    (log.parent / "schema.yaml").write_text(SCHEMA + "idz: [a]\n")
+    assert main(command(log, out="other")) == 2
+    assert "idz: unknown key; did you mean 'ids'?" in capsys.readouterr().err
+
+
+def test_verify_finds_a_changed_byte(log, capsys):
+    assert main(command(log)) == 0
+    (path,) = (log.parent / "out").glob("train-*-ids.npy")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert main(["--verify", str(log.parent / "out")]) == 2
+    assert path.name in capsys.readouterr().err
+
+
+# Whole or not at all
+
+
+def test_no_torch_for_preparing(log):
+    program = (
+        "import sys; from stampede.data.prepare import main; "
+        f"assert main({command(log)!r}) == 0; "
+        "print('torch' in sys.modules, 'torchrec' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "False False"
+
+
+def test_kills_leave_nothing_that_is_taken_for_whole(log):
+    """Killed at many moments; whatever is there afterwards is whole, or hidden and cleared."""
+    rows = log.read_text().splitlines()
+    log.write_text("\n".join([rows[0], *rows[1:] * 200]) + "\n")
+    program = [sys.executable, "-m", "stampede.data.prepare"]
+    for attempt in range(6):
+        process = subprocess.Popen(
+            [*program, *command(log)],
+            env={**os.environ, "POLARS_MAX_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        # From the moment that something is written, a little later each time.
+        while process.poll() is None and not any(log.parent.glob(".out.unfinished/*")):
+            time.sleep(0.005)
+        time.sleep(0.05 * attempt)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        if (log.parent / "out").exists():
+            break
+    assert attempt > 0, "the kills came too late to show anything"
+    if not (log.parent / "out").exists():
+        assert main(command(log)) == 0
+    assert main(["--verify", str(log.parent / "out")]) == 0
+    labels = [
+        arrays_of(log.parent / "out", part)[0]["label"] for part in ("train", "validation", "test")
+    ]
+    assert np.concatenate(labels).tolist() == [i % 2 for i in range(1000)] * 200
+    assert not list(log.parent.glob(".*"))
+
+
+def test_a_second_process_waits_and_uses_the_first_ones_folder(tmp_path):
+    made = []
+
+    def make(folder):
+        made.append(folder)
+        (folder / "x").touch()
+
+    make_whole(tmp_path / "a", make)
+    make_whole(tmp_path / "a", make)
+    assert len(made) == 1 and (tmp_path / "a" / "x").exists()
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), DataError()])
+def test_failures_leave_nothing(tmp_path, failure):
+    def make(folder):
+        (folder / "x").touch()
+        raise failure
+
+    with pytest.raises(DataError) as raised:
+        make_whole(tmp_path / "a", make)
+    if isinstance(failure, OSError):
+        assert "No space left" in str(raised.value) and "free some space" in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shards_of_any_cut(tmp_path):
+    """Rows in many appends against the same rows in one array."""
+    draw = np.random.default_rng(1)
+    ids = draw.integers(0, 9, (100, 3)).astype(np.int32)
+    lengths = draw.integers(0, 4, 100)
+    values = draw.integers(0, 9, lengths.sum()).astype(np.int32)
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    writer = PartWriter(tmp_path, "train", shard_rows=17)
+    for a, b in ((0, 1), (1, 1), (1, 40), (40, 93), (93, 100)):
+        bag = (lengths[a:b], values[starts[a] : starts[b]])
+        writer.append({"ids": ids[a:b]}, [bag])
+    shards = writer.finish()
+    assert [shard.rows for shard in shards] == [17] * 5 + [15]
+    found = [np.load(tmp_path / shard.files["ids"].name) for shard in shards]
+    np.testing.assert_array_equal(np.concatenate(found), ids)
+    bags = []
+    for shard in shards:
+        offsets = np.load(tmp_path / shard.files["offsets_0"].name)
+        held = np.load(tmp_path / shard.files["values_0"].name)
+        assert len(offsets) == shard.rows + 1 and offsets[-1] == len(held)
+        bags += [held[a:b].tolist() for a, b in pairwise(offsets)]
+    expected = [values[a:b].tolist() for a, b in pairwise(starts)]
+    assert bags == expected

@@ -1,0 +1,283 @@
+"""Opening prepared folders, whole and damaged."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from stampede.data import DataError
+from stampede.data.prepared.reader import open_prepared
+from stampede.data.prepared.verify import verify
+from support.prepared import drawn_fields, drawn_rows, write_prepared
+
+
+@pytest.fixture
+def folder(tmp_path):
+    parts = {
+        "train": drawn_rows(50, multi=2, weight=True),
+        "validation": drawn_rows(7, multi=2, weight=True, seed=1),
+        "test": drawn_rows(20, multi=2, weight=True, seed=2),
+    }
+    return write_prepared(tmp_path / "data", parts, drawn_fields(multi=2), shard_rows=20)
+
+
+def test_a_folder_is_opened_as_it_was_written(folder):
+    dataset = open_prepared(folder)
+    assert dataset.vocabulary_sizes == {"C1": 50, "C2": 50, "C3": 50, "M1": 50, "M2": 50}
+    assert (dataset.numbers, dataset.multi, dataset.has_weight) == (2, ("M1", "M2"), True)
+    assert [p.rows for p in (dataset.train, dataset.validation, dataset.test)] == [50, 7, 20]
+    arrays = drawn_rows(50, multi=2, weight=True)
+    rows = np.array([0, 3, 19, 20, 20, 41, 49])
+    read = dataset.train.read(torch.from_numpy(rows))
+    np.testing.assert_array_equal(read.ids, arrays["ids"][rows])
+    np.testing.assert_array_equal(read.dense, arrays["numbers"][rows])
+    np.testing.assert_array_equal(read.label, arrays["label"][rows])
+    np.testing.assert_array_equal(read.weight, arrays["weight"][rows])
+    np.testing.assert_array_equal(
+        dataset.train.weight(torch.from_numpy(rows)), arrays["weight"][rows]
+    )
+    for i, bag in enumerate(read.bags):
+        offsets, values = arrays[f"offsets_{i}"], arrays[f"values_{i}"]
+        wanted = [values[offsets[row] : offsets[row + 1]].tolist() for row in rows]
+        assert bag.values.tolist() == [value for bag in wanted for value in bag]
+        assert bag.lengths.tolist() == [len(bag) for bag in wanted]
+
+
+def test_nothing_is_read_when_it_is_opened(tmp_path):
+    """Arrays of which nearly nothing is on disk are opened and read like any other."""
+    rows = 30_000_000
+    folder = tmp_path / "data"
+    write_prepared(folder, {"train": drawn_rows(4), "test": drawn_rows(4)}, drawn_fields())
+    manifest = json.loads((folder / "manifest.json").read_text())
+    shard = manifest["parts"]["train"][0]
+    shard["rows"] = rows
+    for name, (dtype, columns) in {
+        "ids": ("<i4", (3,)), "numbers": ("<f4", (2,)), "label": ("|u1", ()),
+    }.items():  # fmt: skip
+        path = folder / shard["files"][name]["name"]
+        sparse = np.lib.format.open_memmap(path, "w+", dtype, (rows, *columns))
+        sparse[-1] = 1
+        del sparse
+        shard["files"][name]["bytes"] = path.stat().st_size
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    code = (
+        "import resource, sys, torch; from pathlib import Path\n"
+        "from stampede.data.prepared.reader import open_prepared\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = peak(); dataset = open_prepared(Path(sys.argv[1]))\n"
+        f"last = dataset.train.read(torch.tensor([5, {rows - 1}]))\n"
+        "print(last.label.tolist(), peak() - before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning:__main__", "-c", code, folder],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    label, kilobytes = done.stdout.rsplit(maxsplit=1)
+    assert label == "[0, 1]"
+    # The arrays have 630 MB.
+    assert int(kilobytes) < 50_000
+    assert "not writable" not in done.stderr
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("single, numbers, multi", [(0, 2, 1), (2, 0, 0), (1, 0, 1)])
+def test_parts_without_numbers_or_single_valued_fields(tmp_path, single, numbers, multi, half):
+    arrays = drawn_rows(9, single, numbers, multi)
+    arrays["numbers"] = arrays["numbers"].astype(np.float16 if half else np.float32)
+    fields = drawn_fields(single, multi)
+    folder = write_prepared(tmp_path / "data", {"train": arrays, "test": arrays}, fields, 4)
+    dataset = open_prepared(folder)
+    read = dataset.train.read(torch.arange(9))
+    assert (read.ids.shape, read.dense.shape, len(read.bags)) == ((9, single), (9, numbers), multi)
+    assert read.dense.dtype == torch.float32
+    np.testing.assert_array_equal(read.dense, arrays["numbers"].astype(np.float32))
+
+
+def test_a_bag_field_without_any_id(tmp_path):
+    arrays = drawn_rows(4, multi=1)
+    arrays["offsets_0"][:] = 0
+    arrays["values_0"] = arrays["values_0"][:0]
+    folder = write_prepared(
+        tmp_path / "data", {"train": arrays, "test": arrays}, drawn_fields(multi=1)
+    )
+    (bag,) = open_prepared(folder).train.read(torch.arange(4)).bags
+    assert (bag.values.tolist(), bag.lengths.tolist()) == ([], [0, 0, 0, 0])
+
+
+def change(name):
+    """Changes a file of the first shard of the training part."""
+
+    def decorate(function):
+        return pytest.param(name, function, id=function.__name__)
+
+    return decorate
+
+
+@change("ids")
+def gone(path):
+    path.unlink()
+
+
+@change("ids")
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+@change("numbers")
+def empty(path):
+    path.write_bytes(b"")
+
+
+@change("label")
+def longer(path):
+    path.write_bytes(path.read_bytes() + b"1")
+
+
+@change("ids")
+def folder_instead(path):
+    path.unlink()
+    path.mkdir()
+
+
+def same_length(path, array):
+    """Put an array into a file without changing its length, as far as that goes."""
+    length = path.stat().st_size
+    with path.open("wb") as file:
+        np.save(file, array)
+    path.write_bytes(path.read_bytes()[:length].ljust(length, b"\0"))
+
+
+@change("ids")
+def other_type(path):
+    same_length(path, np.zeros((20, 3), np.float32))
+
+
+@change("ids")
+def other_shape(path):
+    same_length(path, np.zeros((30, 2), np.int32))
+
+
+@change("ids")
+def fewer_rows(path):
+    same_length(path, np.zeros((19, 3), np.int32))
+
+
+@change("ids")
+def turned(path):
+    same_length(path, np.asfortranarray(np.zeros((20, 3), np.int32)))
+
+
+@change("ids")
+def header_of_a_trillion_rows(path):
+    length = path.stat().st_size
+    with path.open("wb") as file:
+        described = {"descr": "<i4", "fortran_order": False, "shape": (10**12, 3)}
+        np.lib.format.write_array_header_1_0(file, described)
+    path.write_bytes(path.read_bytes().ljust(length, b"\0"))
+
+
+@change("label")
+def pickled(path):
+    length = path.stat().st_size
+    np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    path.write_bytes(path.read_bytes()[:length].ljust(length, b"\0"))
+
+
+@change("offsets_0")
+def offsets_that_end_too_late(path):
+    offsets = np.load(path)
+    offsets[-1] += 1
+    np.save(path, offsets)
+
+
+@change("offsets_1")
+def offsets_that_begin_too_late(path):
+    offsets = np.load(path)
+    offsets[0] = 1
+    np.save(path, offsets)
+
+
+DAMAGES = [gone, cut, empty, longer, folder_instead, other_type, other_shape, fewer_rows, turned,
+           header_of_a_trillion_rows, pickled, offsets_that_end_too_late,
+           offsets_that_begin_too_late]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, damage", DAMAGES)
+def test_a_damaged_file_is_named(folder, name, damage):
+    path = folder / f"train-0-{name}.npy"
+    damage(path)
+    with pytest.raises(DataError) as refusal:
+        open_prepared(folder)
+    assert str(refusal.value).startswith(f"{path}: ")
+    assert f"--verify {folder}" in str(refusal.value)
+
+
+def test_a_manifest_of_a_trillion_rows(folder):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["parts"]["train"][0]["rows"] = 10**12
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match=r"train-0-ids.npy: holds int32 \[20, 3\] instead of"):
+        open_prepared(folder)
+
+
+def test_no_prepared_data(tmp_path):
+    with pytest.raises(DataError, match="no prepared data here"):
+        open_prepared(tmp_path)
+
+
+def test_a_part_without_rows(tmp_path):
+    folder = write_prepared(
+        tmp_path / "data", {"train": drawn_rows(4), "test": drawn_rows(0)}, drawn_fields()
+    )
+    with pytest.raises(DataError, match="test part has no rows"):
+        open_prepared(folder)
+
+
+def test_verify_finds_a_single_bit(folder):
+    verify(folder)
+    path = folder / "test-0-values_1.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    gone = folder / "validation-0-label.npy"
+    gone.unlink()
+    with pytest.raises(DataError) as refusal:
+        verify(folder)
+    text = str(refusal.value)
+    assert "2 of " in text
+    assert f"{path}: its content has changed" in text and f"{gone}: No such file" in text
+
+
+def test_verify_reads_what_was_learned(folder):
+    learned = folder / "learned.json"
+    learned.write_text("{}")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["learned"] = [{"name": "learned.json", "bytes": 2, "sha256": "0" * 64}]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match=r"learned.json: its content has changed"):
+        verify(folder)
+
+
+def test_preparing_needs_no_torch():
+    code = (
+        "import sys, stampede.data, stampede.data.errors, stampede.data.permutation\n"
+        "import stampede.data.order, stampede.data.prepared.manifest\n"
+        "import stampede.data.prepared.verify\n"
+        "stampede.data.DataError, stampede.data.Order\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_unknown_names_are_refused_by_the_package():
+    import stampede.data
+
+    assert {getattr(stampede.data, name).__name__ for name in stampede.data.__all__} == set(
+        stampede.data.__all__
+    )
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = stampede.data.nothing

@@ -1,0 +1,132 @@
+"""Ranks that read one prepared data set: the same batches, and the same training, on any number."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from support.jobs import without_times
+from support.ranks import run_ranks
+from support.reading import (
+    batches_of_this_rank,
+    first_loss_and_its_parts,
+    prepared,
+    run_prepared,
+    train_prepared,
+)
+
+
+def joined(ranks):
+    """Sorted rows of each global batch."""
+    seen = [batches for batches, _ in ranks]
+    assert len({len(batches) for batches in seen}) == 1
+    return [sorted(sum(parts, [])) for parts in zip(*seen, strict=True)]  # noqa: RUF017
+
+
+@pytest.mark.parametrize("shuffle", ["global", "block"])
+def test_ranks_share_the_batches_and_resume_for_each_other(tmp_path, shuffle):
+    # 333 rows are 6 batches of 64, the last of 13: with 4 ranks 4, 4, 4 and 1 of them.
+    data = prepared(tmp_path / "data")
+    overrides = [f"data.shuffle={shuffle}"]
+
+    def read(ranks, epochs, state=None, stop=None):
+        arguments = (tmp_path, data, overrides, ranks, epochs, state, stop)
+        if ranks == 1:
+            return [batches_of_this_rank(*arguments)]
+        return run_ranks(ranks, batches_of_this_rank, *arguments)
+
+    alone = joined(read(1, 2))
+    assert [len(batch) for batch in alone] == 2 * [64, 64, 64, 64, 64, 13]
+    assert sorted(sum(alone[:6], [])) == list(range(333))  # noqa: RUF017
+    assert alone[:6] != alone[6:]
+    assert joined(read(4, 2)) == alone
+    two = read(2, 2, stop=8)
+    assert joined(two) == alone[:8]
+    states = [state for _, state in two]
+    assert states[0] == states[1]
+    assert joined(read(4, 1, states[0])) == alone[8:]
+    assert joined(read(1, 1, states[0])) == alone[8:]
+
+
+def assert_same(one, other):
+    assert other[0] == pytest.approx(one[0], rel=1e-5)
+    assert other[1].samples == one[1].samples
+    assert other[1].auc == pytest.approx(one[1].auc, abs=1e-5)
+    assert other[1].logloss == pytest.approx(one[1].logloss, rel=1e-5)
+    for field, weights in one[2].items():
+        for mine, theirs in zip(weights, other[2][field], strict=True):
+            torch.testing.assert_close(theirs, mine, rtol=1e-3, atol=1e-5)
+    for name, weights in one[3].items():
+        torch.testing.assert_close(other[3][name], weights, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("plan", ["table_wise", "row_wise", "data_parallel"])
+def test_two_ranks_train_on_bags_and_weights_as_one(tmp_path, plan):
+    data = prepared(tmp_path / "data")
+    alone = train_prepared(tmp_path, data)
+    assert len(alone[0]) == 6 and alone[1].samples == 67
+    together = run_ranks(2, train_prepared, tmp_path, data, [f"sharding.plan={plan}"], 2)
+    assert_same(alone, together[0])
+    assert together[0][0] == together[1][0]
+
+
+def test_two_ranks_train_without_numbers_as_one(tmp_path):
+    data = prepared(tmp_path / "data", multi=0, weight=False, numbers=0)
+    alone = train_prepared(tmp_path, data)
+    assert not any("number_weights" in name for name in alone[3])
+    assert_same(alone, run_ranks(2, train_prepared, tmp_path, data, (), 2)[0])
+
+
+def test_a_run_without_numbers_is_resumed_on_two_ranks(tmp_path):
+    data = prepared(tmp_path / "data", multi=1, numbers=0)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder in (whole, parts):
+        folder.mkdir()
+    run_prepared(whole, data, ["train.epochs=2"])
+    run_prepared(parts, data, ["train.epochs=1"])
+    run_ranks(2, run_prepared, parts, data, ["train.epochs=2", "checkpoint.resume=auto"], 2)
+    one, other = (json.loads((f / "small/summary.json").read_text()) for f in (whole, parts))
+    assert one["steps"] == other["steps"] == 12
+    assert other["auc"] == pytest.approx(one["auc"], abs=1e-3)
+    assert other["logloss"] == pytest.approx(one["logloss"], rel=1e-4)
+
+
+def test_where_the_data_are_changes_nothing(tmp_path):
+    data = prepared(tmp_path / "data")
+    runs = {}
+    for residence in ("disk", "memory", "device"):
+        folder = tmp_path / residence
+        folder.mkdir()
+        run_prepared(folder, data, [f"data.residence={residence}", "data.shuffle=block",
+                                    "data.memory_gb=1e-5", "train.epochs=2"])  # fmt: skip
+        runs[residence] = without_times(folder / "small")
+    assert runs["disk"] == runs["memory"] == runs["device"]
+
+
+def test_the_loss_is_the_weighted_mean(tmp_path):
+    loss, (logits, label, weight), _ = first_loss_and_its_parts(
+        tmp_path, prepared(tmp_path / "data")
+    )
+    assert set(weight.tolist()) == {0.0, 0.5, 1.0, 1.5}
+    losses = np.logaddexp(0, np.where(label == 1, -logits, logits))
+    assert loss == pytest.approx((losses * weight).sum() / weight.sum(), rel=1e-5)
+
+
+def test_a_batch_without_any_weight_has_no_loss(tmp_path):
+    data = prepared(tmp_path / "data", change=lambda arrays: arrays["weight"].fill(0))
+    loss, _, finite = first_loss_and_its_parts(tmp_path, data)
+    assert loss == 0 and finite
+
+
+def test_counts_of_ids_ignore_weights(tmp_path):
+    """Weights that are all alike change nothing, although every table's rows are clipped."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    for folder, weight in ((one, 1), (other, 4)):
+        folder.mkdir()
+        prepared(folder / "data", change=lambda a, w=weight: a["weight"].fill(w))
+    first, second = (train_prepared(f, f / "data", ["optim.embedding.clip.ratio=1e-3"])
+                     for f in (one, other))  # fmt: skip
+    assert second[0] == pytest.approx(first[0], rel=1e-6)
+    for field, weights in first[2].items():
+        torch.testing.assert_close(second[2][field].embedding, weights.embedding)
