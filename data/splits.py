@@ -64,7 +64,7 @@ class Split(Section):
     )
     test_from: Annotated[str | None, BeforeValidator(_as_text)] = Field(
         None,
-        description="values from here on, in the order of text, such as dates, are in the test part",
+        description="its values from here on are in the test part, in the order of text; for dates",
     )
     validation_values: Annotated[list[str], BeforeValidator(_as_text)] = Field(
         [], description="its values in the validation part; none: validation_fraction"
