@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from tqdm import tqdm
 from stampede.data.errors import DataError
 from stampede.data.learning import Learned, Learner
 from stampede.data.learning.learned import load
+from stampede.data.overlap import one_behind
 from stampede.data.prepared.checksum import file_entry
 from stampede.data.prepared.manifest import MANIFEST, PARTS, Manifest
 from stampede.data.prepared.shard_writer import SHARD_ROWS, PartWriter
@@ -99,16 +101,17 @@ class _Preparation:
         learner = Learner(self._log.schema, int(self._options.counts_gb * 1e9), spill)
         last = assignment.trained_before()
         bad_rows = BadRows(self._options.on_bad_row)
-        rows = 0
         with RowProgress("pass 1 of 2, learning", self._log.bytes) as progress:
-            for chunk in self._log.chunks(bad_rows):
-                training = chunk.take(assignment.parts(chunk) == TRAIN)
-                learner.add(training.frame)
-                rows += len(training.numbers)
+
+            def learn(chunk: Chunk) -> None:
+                learner.add(chunk.take(assignment.parts(chunk) == TRAIN).frame)
                 progress.advance_to(chunk.position, len(chunk.numbers))
-                if last is not None and len(chunk.numbers) and assignment.rows(chunk)[-1] >= last:
-                    break
-        if rows == 0:
+
+            def before_last(chunk: Chunk) -> bool:
+                return last is None or not len(chunk.numbers) or assignment.rows(chunk)[0] < last
+
+            one_behind(takewhile(before_last, self._log.chunks(bad_rows)), learn)
+        if learner.rows == 0:
             raise DataError(f"{self._log.files[0]}: the training part has no row; change the split")
         learned = learner.save(self._folder / LEARNED_FOLDER)
         shutil.rmtree(spill, ignore_errors=True)
@@ -125,7 +128,8 @@ class _Preparation:
             ) as bar,
             ThreadPoolExecutor(_THREADS) as threads,
         ):
-            for chunk in self._log.chunks(bad_rows):
+
+            def write(chunk: Chunk) -> None:
                 arrays, bags = _arrays(chunk, learned, dtype, threads)
                 if assignment is None:
                     parts = np.full(len(chunk.numbers), TEST, dtype=np.int8)
@@ -136,6 +140,8 @@ class _Preparation:
                     if mask.any():
                         writers[part].append(*_masked(arrays, bags, mask))
                 bar.advance_to(chunk.position, len(chunk.numbers))
+
+            one_behind(self._log.chunks(bad_rows), write)
         shards = {part: writer.finish() for part, writer in writers.items()}
         manifest = Manifest(
             version=metadata.version("stampede"),

@@ -7,9 +7,9 @@ from datetime import timedelta
 from pathlib import Path
 
 from stampede.data import Dataset, SyntheticClicks
+from stampede.data.preparation import prepare
 from stampede.data.prepared.manifest import FORMAT
 from stampede.data.prepared.reader import open_prepared
-from stampede.data.preparation import prepare
 from stampede.data.sources import fingerprint, open_source
 from stampede.engine.config import Config
 from stampede.engine.config.data import PreparedSection, RawSection, SyntheticSection
@@ -45,8 +45,8 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
         raise SettingsError("data: the training or the test part has no row; change data.split")
     if selects and dataset.validation is None:
         raise SettingsError(
-            f"the data have no validation part ({dataset.train.rows} training rows); write a larger "
-            "data.validation_fraction, or evaluate.select_on=test"
+            f"the data have no validation part ({dataset.train.rows} training rows); write a "
+            "larger data.validation_fraction, or evaluate.select_on=test"
         )
     return dataset
 

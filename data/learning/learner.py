@@ -23,6 +23,9 @@ class Learner:
         schema: of the rows.
         budget: bytes of counts in memory.
         spill: folder for counts above it.
+
+    Attributes:
+        rows: seen so far.
     """
 
     def __init__(self, schema: Schema, budget: int, spill: Path) -> None:
@@ -31,6 +34,7 @@ class Learner:
             name for name, field in schema.ids.items() if isinstance(field, Vocabulary | Quantiles)
         ]
         self._counts = ValueCounts(counted, budget, spill)
+        self.rows = 0
         self._ranges = {name: NumberRange() for name in schema.numbers}
 
     @property
@@ -40,6 +44,7 @@ class Learner:
 
     def add(self, frame: pl.DataFrame) -> None:
         """Typed rows of the training part (see `stampede.data.raw.typed`)."""
+        self.rows += len(frame)
         self._counts.add(frame)
         for name, found in ranges(frame, self._schema.numbers).items():
             self._ranges[name] = self._ranges[name].merged(found)

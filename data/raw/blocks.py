@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
-
 from stampede.data.errors import DataError
 from stampede.data.raw.bad_rows import BadRow, BadRows
 from stampede.data.raw.files import open_bytes
@@ -23,7 +21,6 @@ BLOCK_BYTES = 16 << 20
 _LONGEST_LINE = 64 << 20
 
 _PIECE = 1 << 20
-_NEWLINE = ord("\n")
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -74,7 +71,7 @@ def read_blocks(path: Path, bad_rows: BadRows) -> Iterator[Block]:
             if lines == 0 and data.startswith(_BOM):
                 data = data[len(_BOM) :]
             data, held_back = _without_trailing_blanks(held_back + data if held_back else data)
-            count = count_bytes(data, _NEWLINE)
+            count = data.count(b"\n")
             if data:
                 yield Block(data, lines + 1, count, position)
             lines += count
@@ -95,18 +92,10 @@ def count_lines(path: Path, advanced: Callable[[int], object] = lambda _: None) 
             filled = data.rstrip(b"\r\n")
             if filled:
                 has_lines = True
-                before_last_line = newlines + count_bytes(filled, _NEWLINE)
-            newlines += count_bytes(data, _NEWLINE)
+                before_last_line = newlines + filled.count(b"\n")
+            newlines += data.count(b"\n")
             advanced(on_disk.tell())
     return before_last_line + has_lines
-
-
-def count_bytes(data: bytes, value: int) -> int:
-    """How often a byte occurs."""
-    array, piece = np.frombuffer(data, dtype=np.uint8), 1 << 18  # within the cache
-    return sum(
-        int(np.count_nonzero(array[i : i + piece] == value)) for i in range(0, len(array), piece)
-    )
 
 
 def _read(content: BinaryIO, path: Path) -> bytes:

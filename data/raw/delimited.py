@@ -14,7 +14,7 @@ import pyarrow.csv
 
 from stampede.data.errors import DataError
 from stampede.data.raw.bad_rows import BadRow, BadRows
-from stampede.data.raw.blocks import Block, count_bytes, count_lines, read_blocks
+from stampede.data.raw.blocks import Block, count_lines, read_blocks
 from stampede.data.raw.rows import RawRows
 
 
@@ -132,7 +132,7 @@ class Delimited:
         """Whether no line is short, given that none is long."""
         if self.quote and self.quote.encode() in text:
             return _arrow_counts(text, columns, self.separator, self.quote)
-        return count_bytes(text, ord(self.separator)) == (columns - 1) * lines
+        return _occurrences(text, ord(self.separator)) == (columns - 1) * lines
 
     def _bad_lines(self, path: Path, block: Block, columns: int) -> list[BadRow]:
         """Lines that are no UTF-8 or have another number of columns; looks at each of them."""
@@ -172,3 +172,11 @@ def _arrow_counts(text: bytes, columns: int, separator: str, quote: str) -> bool
     except pyarrow.ArrowInvalid:
         return False
     return True
+
+
+def _occurrences(data: bytes, value: int) -> int:
+    """How often a byte occurs; faster than `bytes.count` where that is often."""
+    array, piece = np.frombuffer(data, dtype=np.uint8), 1 << 18  # within the cache
+    return sum(
+        int(np.count_nonzero(array[i : i + piece] == value)) for i in range(0, len(array), piece)
+    )

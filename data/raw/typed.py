@@ -36,7 +36,7 @@ class _Typed:
         name: of the typed column.
         column: of the file.
         values: the column; an unparsable value is null.
-        is_bad: of each row, from the raw and the typed column.
+        is_bad: of each row, from the raw and the typed column; null is not bad.
         remedy: what to write instead.
     """
 
@@ -80,6 +80,7 @@ def typed(
     if not suspects:
         return frame, None
     masks = raw.frame.select(column.is_bad.alias(column.name) for column in suspects)
+    masks = masks.fill_null(False)
     kept = ~masks.select(pl.any_horizontal(pl.all())).to_series().to_numpy()
     bad = []
     for column in suspects:

@@ -400,7 +400,7 @@ def test_the_command_writes_a_table_and_a_page(log, tmp_path, capsys):
     assert list(load_schema(out / "schema.yaml").ids) == ["site", "user", "tags", "seen"]
     assert main([*files, "--out", str(out), "--schema", str(folder / "schema.yaml")]) == 0
     text = (out / "description.txt").read_text()
-    assert "label rate over time: 40 slices of 1 hour from 2020-09-13 12:00" in text
+    assert "label rate over time: 41 slices of 1 hour from 2020-09-13 12:00" in text
     assert "hash 7" in text
 
 

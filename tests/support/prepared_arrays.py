@@ -1,6 +1,7 @@
 """Reads a prepared folder without the project's reader."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -21,7 +22,7 @@ def arrays_of(folder, part):
             if key.startswith("offsets_"):
                 number = key.split("_")[1]
                 values = loaded[f"values_{number}"]
-                lists = [values[a:b].tolist() for a, b in zip(array[:-1], array[1:], strict=True)]
+                lists = [values[a:b].tolist() for a, b in pairwise(array)]
                 bags.setdefault(int(number), []).extend(lists)
             elif not key.startswith("values_"):
                 joined.setdefault(key, []).append(array)
