@@ -13,13 +13,12 @@ from stampede.data.description.guess import guess, to_yaml
 from stampede.data.description.inputs import Described, PreparedInput, RawInput
 from stampede.data.description.table import described
 from stampede.data.errors import DataError
-from stampede.data.key_values import from_key_values
 from stampede.data.prepared.manifest import MANIFEST
 from stampede.data.raw import BadRows, expand
 from stampede.data.raw.bad_rows import OnBadRow
 from stampede.data.sources import Kind, open_source
 from stampede.data.splits import Split
-from stampede.settings import SettingsError, all_keys
+from stampede.settings import SettingsError, all_keys, from_key_values
 
 TEXT, PICTURE, SCHEMA, BAD_ROWS = (
     "description.txt",

@@ -15,8 +15,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from stampede.data.batch import Batch
 from stampede.data.errors import DataError
 from stampede.data.order import Order
-from stampede.data.prefetch import computed_ahead
 from stampede.data.samples import Part, Samples
+from stampede.data.threads import computed_ahead
 
 _ORDER_KEYS = ("rows", "shuffle", "seed", "window_rows", "block_rows")
 

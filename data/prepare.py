@@ -7,16 +7,14 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
-
-from pydantic import ValidationError
+from typing import get_args
 
 from stampede.data.errors import DataError
 from stampede.data.preparation import PreparationOptions, prepare
 from stampede.data.prepared.manifest import PARTS, read_manifest
 from stampede.data.prepared.verify import verify
 from stampede.data.sources import Kind, open_source
-from stampede.settings import SettingsError, all_keys, parse_yaml, sentences
+from stampede.settings import SettingsError, all_keys, from_key_values
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,7 +42,7 @@ def _prepare(given: argparse.Namespace) -> None:
     folder = Path(given.out)
     if folder.exists():
         raise DataError(f"{folder}: is there already; delete it, or write another --out")
-    options = _options(given.set)
+    options = from_key_values(given.set, PreparationOptions, "--set")
     learned = None if given.learned is None else Path(given.learned)
     if learned is not None:
         read_manifest(learned)
@@ -57,20 +55,6 @@ def _prepare(given: argparse.Namespace) -> None:
     )
     prepare(source, options, folder, learned)
     print(_summary(folder))
-
-
-def _options(settings: Sequence[str]) -> PreparationOptions:
-    values: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals:
-            raise SettingsError(f"--set {setting!r}: write KEY=VALUE, such as split=random")
-        values[key] = parse_yaml(text, f"--set {setting!r}")
-    try:
-        return PreparationOptions.model_validate(values)
-    except ValidationError as failure:
-        lines = sentences(failure, PreparationOptions)
-        raise SettingsError("--set:\n" + "\n".join(lines)) from None
 
 
 def _summary(folder: Path) -> str:
@@ -111,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", metavar="FOLDER", help="new folder for the prepared data")
     parser.add_argument("--schema", metavar="FILE.yaml", help="what the columns of a table mean")
     parser.add_argument(
+        "-s",
         "--set",
         action="append",
         default=[],

@@ -81,7 +81,9 @@ def open_source(
         SettingsError: the schema cannot be used.
     """
     if kind == "table" and not schema:
-        raise SettingsError("data.schema is not given; write the schema file of the table")
+        raise SettingsError(
+            "a table needs a schema file (data.schema_file, --schema) that says what its columns mean"
+        )
     if kind == "table":
         meaning = load_schema(Path(schema))
     else:

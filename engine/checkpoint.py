@@ -27,7 +27,8 @@ _MANIFEST = "manifest.json"
 _FREE = ("optim.embedding.lr", "optim.embedding.schedule.", "optim.dense.lr",
          "optim.dense.schedule.", "run.name", "run.dir", "run.device", "run.overwrite",
          "data.path", "data.cache", "data.residence", "data.memory_gb", "train.epochs",
-         "train.log_every", "evaluate.batch_size", "evaluate.every", "checkpoint.", "sharding.")  # fmt: skip
+         "train.log_every", "evaluate.batch_size", "evaluate.every", "checkpoint.",
+         "sharding.")  # fmt: skip
 
 # Of these, what says only how the run was started.
 _NOT_WORTH_TELLING = ("run.name", "run.dir", "run.overwrite", "checkpoint.resume")

@@ -1,6 +1,7 @@
 """Checked settings from YAML files: typed sections, strict reading, sentences for what is wrong."""
 
 from stampede.settings.errors import SettingsError
+from stampede.settings.key_values import from_key_values
 from stampede.settings.messages import all_keys, sentences
 from stampede.settings.section import Beta, Section, Seed
 from stampede.settings.yaml_file import parse_yaml, read_yaml
@@ -11,6 +12,7 @@ __all__ = [
     "Seed",
     "SettingsError",
     "all_keys",
+    "from_key_values",
     "parse_yaml",
     "read_yaml",
     "sentences",

@@ -194,7 +194,8 @@ def _draw_histogram(axes: Axes, column: NumberColumn) -> None:
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(0, shares.max() * 1.05 or 1)
     if wide:
-        powers = range(0, int(np.log10(high)) + 1, 1 if high < 1e4 else 2)
+        step = 1 if high < 1e4 else 2
+        powers = range(step, int(np.log10(high)) + 1, step)
         ticks = [0, *(10**power for power in powers)]
         axes.set_xticks(ticks, [_short(tick) for tick in ticks])
         axes.xaxis.set_minor_locator(NullLocator())

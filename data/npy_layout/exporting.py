@@ -30,7 +30,8 @@ train_*, val_* and test_* are training, validation and test part:
 layout.json has names, vocabulary sizes (rows of each table) and the rows of missing and unseen ids.
 
 torchrec.datasets.criteo.InMemoryBinaryCriteoIterDataPipe reads them. Read every part with
-stage="train": stage="val" and "test" each take one half of their first file.
+stage="train": stage="val" and "test" each take one half of their first file. TorchRec 1.6 also
+needs hashes: pass the vocabulary sizes, which changes no id.
 """
 
 

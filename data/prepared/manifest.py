@@ -29,7 +29,7 @@ class FieldEntry(Section):
     Attributes:
         name: of the field.
         rows: rows of its table.
-        missing_row: row of a missing value.
+        missing_row: row of a missing value; None where nobody knows it.
         unseen_row: row that rare ids and those the training part lacks share; None where an id of
             any value has a row.
         multi: whether a sample has any number of ids.
@@ -37,7 +37,7 @@ class FieldEntry(Section):
 
     name: str
     rows: Annotated[int, Field(ge=1, lt=2**62)]
-    missing_row: Count
+    missing_row: Count | None = None
     unseen_row: Count | None = None
     multi: bool = False
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from stampede.data.samples import Bag, Samples
+from stampede.data.threads import run_tasks
 
 # Rows gathered at a time before they are turned: Criteo's ids then stay in the second-level cache.
 _TILE = 4096
+
+# Types as read, where they differ from those of the files.
+_DTYPES = {"ids": None, "numbers": torch.float32, "label": None, "weight": None}
 
 _CPU = torch.device("cpu")
 
@@ -32,6 +37,14 @@ class Shard:
     rows: int
     arrays: Mapping[str, Tensor]
     maps: Mapping[str, np.memmap] = field(default_factory=dict)
+
+
+class _Piece(NamedTuple):
+    """Rows of one shard that are wanted, by its own numbers, and where they go."""
+
+    shard: Shard
+    rows: Tensor
+    first: int
 
 
 @dataclass(frozen=True)
@@ -69,19 +82,22 @@ class ShardedPart:
             The samples; the ids lie field by field in memory, as a batch wants them.
         """
         pieces = self._pieces(rows)
-        arrays = self.shards[0].arrays
-        bags = [name.split("_")[1] for name in arrays if name.startswith("offsets_")]
+        names = self.shards[0].arrays
+        bags = [name.split("_")[1] for name in names if name.startswith("offsets_")]
+        read = self._gather([name for name in _DTYPES if name in names], pieces, len(rows))
         return Samples(
-            ids=self._ids(pieces, len(rows)),
-            dense=self._gather("numbers", pieces, len(rows), torch.float32),
-            label=self._gather("label", pieces, len(rows), torch.uint8),
+            ids=read["ids"].T,
+            dense=read["numbers"],
+            label=read["label"],
             bags=tuple(self._bag(i, pieces) for i in bags),
-            weight=self._weight(pieces, len(rows)),
+            weight=read.get("weight"),
         )
 
     def weight(self, rows: Tensor) -> Tensor | None:
         """Weights of rows as `read` wants them, `[n]` float32; None where there are none."""
-        return self._weight(self._pieces(rows), len(rows))
+        if "weight" not in self.shards[0].arrays:
+            return None
+        return self._gather(["weight"], self._pieces(rows), len(rows))["weight"]
 
     def shards_between(self, first: int, last: int) -> list[tuple[Shard, int, int]]:
         """The shards that hold the rows `first` to `last - 1`, and their own first and last."""
@@ -108,52 +124,39 @@ class ShardedPart:
         ends = torch.tensor([shard.rows for shard in self.shards]).cumsum(0)
         return torch.cat([ends.new_zeros(1), ends])
 
-    def _pieces(self, rows: Tensor) -> list[tuple[Shard, Tensor, slice]]:
+    def _pieces(self, rows: Tensor) -> list[_Piece]:
         """What each shard contributes: its own row numbers, and their place among `rows`."""
         if len(self.shards) == 1:
-            return [(self.shards[0], rows, slice(0, len(rows)))]
+            return [_Piece(self.shards[0], rows, 0)]
         if not bool((rows[1:] >= rows[:-1]).all()):
             raise ValueError("the rows to read must ascend")
         cuts = torch.searchsorted(rows, self._starts.to(rows.device)).tolist()
         starts = self._starts.tolist()
         return [
-            (shard, rows[cuts[i] : cuts[i + 1]] - starts[i], slice(cuts[i], cuts[i + 1]))
+            _Piece(shard, rows[cuts[i] : cuts[i + 1]] - starts[i], cuts[i])
             for i, shard in enumerate(self.shards)
             if cuts[i + 1] > cuts[i]
         ]
 
-    def _gather(
-        self, name: str, pieces: list[tuple[Shard, Tensor, slice]], rows: int, dtype: torch.dtype
-    ) -> Tensor:
-        """Rows of an array, in the order of `pieces`."""
-        like = self.shards[0].arrays[name]
-        gathered = torch.empty((rows, *like.shape[1:]), dtype=dtype, device=like.device)
-        for shard, local, here in pieces:
-            if dtype == like.dtype:
-                torch.index_select(shard.arrays[name], 0, local, out=gathered[here])
-            else:
-                gathered[here] = shard.arrays[name].index_select(0, local)
+    def _gather(self, names: Sequence[str], pieces: list[_Piece], rows: int) -> dict[str, Tensor]:
+        """Rows of some arrays, in the order of `pieces`; ids turned to `[fields, rows]`."""
+        gathered = {}
+        for name in names:
+            like = self.shards[0].arrays[name]
+            columns = tuple(like.shape[1:])
+            shape = (*columns, rows) if name == "ids" else (rows, *columns)
+            gathered[name] = torch.empty(
+                shape, dtype=_DTYPES[name] or like.dtype, device=like.device
+            )
+        fill = partial(_fill, gathered)
+        if self.device == _CPU:
+            run_tasks(fill, [tile for piece in pieces for tile in _tiles(*piece)])
+        else:
+            for piece in pieces:
+                fill(piece)
         return gathered
 
-    def _ids(self, pieces: list[tuple[Shard, Tensor, slice]], rows: int) -> Tensor:
-        like = self.shards[0].arrays["ids"]
-        by_field = torch.empty(like.shape[1], rows, dtype=like.dtype, device=like.device)
-        for shard, local, here in pieces:
-            # A GPU gains nothing by tiles.
-            tile = _TILE if like.device == _CPU else max(len(local), 1)
-            for start in range(0, len(local), tile):
-                wanted = local[start : start + tile]
-                first = here.start + start
-                turned = shard.arrays["ids"].index_select(0, wanted).T
-                by_field[:, first : first + len(wanted)] = turned
-        return by_field.T
-
-    def _weight(self, pieces: list[tuple[Shard, Tensor, slice]], rows: int) -> Tensor | None:
-        if "weight" not in self.shards[0].arrays:
-            return None
-        return self._gather("weight", pieces, rows, torch.float32)
-
-    def _bag(self, i: str, pieces: list[tuple[Shard, Tensor, slice]]) -> Bag:
+    def _bag(self, i: str, pieces: list[_Piece]) -> Bag:
         like = self.shards[0].arrays[f"values_{i}"]
         # Also without any rows there are tensors to join.
         values, lengths = [like[:0]], [torch.empty(0, dtype=torch.int64, device=like.device)]
@@ -175,6 +178,29 @@ class ShardedPart:
             joined.append(offsets[1:].to(device) + end)
             end += int(offsets[-1])
         return torch.cat(joined)
+
+
+def _tiles(shard: Shard, rows: Tensor, first: int) -> list[_Piece]:
+    return [
+        _Piece(shard, rows[start : start + _TILE], first + start)
+        for start in range(0, len(rows), _TILE)
+    ]
+
+
+def _fill(gathered: Mapping[str, Tensor], piece: _Piece) -> None:
+    """Gather what a shard contributes."""
+    here = slice(piece.first, piece.first + len(piece.rows))
+    for name, out in gathered.items():
+        array, rows = piece.shard.arrays[name], piece.rows
+        if out.device == _CPU:
+            # numpy gathers and turns on one core nearly as fast as torch does on two.
+            taken, out = array.numpy().take(rows.numpy(), 0), out.numpy()
+        else:
+            taken = array.index_select(0, rows)
+        if name == "ids":
+            out[:, here] = taken.T
+        else:
+            out[here] = taken
 
 
 def _joined(arrays: list[Tensor], device: torch.device) -> Tensor:

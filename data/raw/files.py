@@ -28,7 +28,7 @@ def expand(patterns: str | Sequence[str]) -> list[Path]:
     for pattern in patterns:
         matches = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
         if not matches:
-            raise DataError(f"{pattern}: no such file; set data.path to the click log")
+            raise DataError(f"{pattern}: no such file or glob; write where the click log is")
         files = [Path(match) for match in matches]
         for file in files:
             if file.is_dir():

@@ -428,7 +428,7 @@ def test_bad_rows_are_left_out_and_counted(log, tmp_path, capsys):
         (["--set", "random"], "write KEY=VALUE"),
         (["--kind", "avazu", "--schema", "x.yaml"], "--schema belongs to --kind table"),
         (["--schema", "absent.yaml"], "absent.yaml: no such file"),
-        (["--kind", "table"], "write the schema file of the table"),
+        (["--kind", "table"], "a table needs a schema file"),
     ],
 )
 def test_mistakes_on_the_command_line(log, tmp_path, options, sentence, capsys):

@@ -95,6 +95,8 @@ def test_torchrec_reads_what_is_exported(prepared, tmp_path, criteo, mmap_mode):
             rank=0,
             world_size=1,
             mmap_mode=mmap_mode,
+            # The vocabulary sizes; TorchRec 1.6 must have some.
+            hashes=[50] * 26,
         )
         batches = list(pipe)
         expected, _ = arrays_of(prepared, part)
@@ -235,6 +237,7 @@ def test_the_last_day_is_halved_as_torchrec_does(tmp_path, criteo, rows):
             batch_size=100,
             rank=0,
             world_size=1,
+            hashes=[40] * 26,
         )
         (batch,) = list(pipe)
         count = len(batch.labels)
@@ -401,3 +404,12 @@ def test_other_mistakes(tmp_path, capsys):
     (folder / "layout.json").unlink()
     assert main(["import", str(folder), str(out)]) == 0
     assert "train 30, validation 15, test 15 rows; 3 tables of 117 rows" in capsys.readouterr().out
+
+
+def test_a_bad_value_far_down_is_named(tmp_path):
+    folder = tmp_path / "npy"
+    rows = BLOCK_ROWS + 10
+    write_npy(folder, "train", rows, labels=np.where(np.arange(rows) == rows - 4, 7, 1))
+    write_npy(folder, "test", 20)
+    with pytest.raises(DataError, match=f"row {rows - 4} .from 0.: found 7; write 0 or 1"):
+        import_npy(folder, tmp_path / "out")

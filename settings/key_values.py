@@ -7,7 +7,10 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from stampede.settings import Section, SettingsError, parse_yaml, sentences
+from stampede.settings.errors import SettingsError
+from stampede.settings.messages import sentences
+from stampede.settings.section import Section
+from stampede.settings.yaml_file import parse_yaml
 
 Model = TypeVar("Model", bound=Section)
 
