@@ -82,7 +82,8 @@ def open_source(
     """
     if kind == "table" and not schema:
         raise SettingsError(
-            "a table needs a schema file (data.schema_file, --schema) that says what its columns mean"
+            "a table needs a schema file that says what its columns mean; write data.schema_file, "
+            "or --schema"
         )
     if kind == "table":
         meaning = load_schema(Path(schema))

@@ -276,6 +276,8 @@ class PreparedInput:
 
 
 def _null_where_missing(values: pl.Series, entry: FieldEntry) -> pl.Series:
+    if entry.missing_row is None:
+        return values
     return values.set(values == entry.missing_row, None)
 
 

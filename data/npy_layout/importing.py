@@ -138,7 +138,6 @@ def _fields(
         FieldEntry(
             name=f"C{i + 1}",
             rows=size,
-            missing_row=_MISSING,
             unseen_row=_RARE if contiguous else None,
         )
         for i, size in enumerate(sizes)
