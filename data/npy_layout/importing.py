@@ -28,9 +28,8 @@ from stampede.data.prepared.whole_folder import make_whole
 from stampede.data.progress import RowProgress
 from stampede.settings import Section
 
-# `BinaryCriteoUtils.tsv_to_npys` writes 0 for a missing id, `sparse_to_contiguous` 1 for rare ids.
-_MISSING, _RARE = 0, 1
-
+# Row of rare ids in the arrays that `BinaryCriteoUtils.sparse_to_contiguous` writes.
+_RARE = 1
 
 # What a manifest can hold.
 _MOST_ROWS = 2**62 - 1
