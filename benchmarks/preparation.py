@@ -1,8 +1,8 @@
 """Preparation of raw Criteo logs of several sizes: seconds, rows/s and memory.
 
-Beside it, in the same run: parsing the file once with Polars, and the preparation of the paper's
-authors (pandas, LabelEncoder and MinMaxScaler; data_utils.py of bytedance/LargeBatchCTR) at the
-smallest size, since it holds everything in memory. Each is a process of its own; the raw logs and
+Beside it, in the same run: parsing the file once with Polars, and at the smaller sizes, since it
+holds everything in memory, the preparation of the paper's authors (pandas, LabelEncoder and
+MinMaxScaler; data_utils.py of bytedance/LargeBatchCTR). Each is a process of its own; the raw logs and
 results are deleted afterwards.
 
     python benchmarks/preparation.py --rows 1000000 5000000 20000000 --folder /tmp/logs \\
@@ -24,6 +24,9 @@ from criteo_log import write_criteo_log
 from machine import describe_machine
 
 from stampede.data.prepared.manifest import read_manifest
+
+# Larger ones take minutes, in which a machine's speed levels out.
+_REPEATED = 5_000_000
 
 _NAMES = "['label'] + [f'I{i}' for i in range(1, 14)] + [f'C{i}' for i in range(1, 27)]"
 
@@ -61,6 +64,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="for logs; deleted afterwards")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--pandas-rows", type=int, default=5_000_000, help="largest size for pandas"
+    )
     parser.add_argument("--keep", type=Path, help="keep the largest prepared folder here")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True)
@@ -70,8 +76,8 @@ def main() -> None:
             log = arguments.folder / f"{rows}.tsv"
             write_criteo_log(log, rows)
             last = rows == max(arguments.rows)
-            with_pandas = rows == min(arguments.rows)
-            runs.append(_measure(log, rows, arguments.repeats, with_pandas))
+            repeats = arguments.repeats if rows <= _REPEATED else 1
+            runs.append(_measure(log, rows, repeats, rows <= arguments.pandas_rows))
             if last and arguments.keep:
                 shutil.move(log.with_suffix(".prepared"), arguments.keep)
             shutil.rmtree(log.with_suffix(".prepared"), ignore_errors=True)
@@ -89,9 +95,8 @@ def _measure(log: Path, rows: int, repeats: int, with_pandas: bool) -> dict:
     found = {"rows": rows, "raw_bytes": log.stat().st_size}
     seconds: dict[str, list[float]] = {"polars": [], "ours": []}
     peaks: dict[str, int] = {}
-    log.read_bytes() if rows <= 10**6 else subprocess.run(["cat", log], stdout=subprocess.DEVNULL)
     # One after the other, so that a change of the machine's speed meets both.
-    for _ in range(repeats if rows <= 5 * 10**6 else 1):
+    for _ in range(repeats):
         shutil.rmtree(prepared, ignore_errors=True)
         for name, command in (
             ("polars", [sys.executable, "-c", POLARS, str(log)]),

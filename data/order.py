@@ -74,18 +74,23 @@ class Order:
             return positions
         if self.shuffle == "global":
             return Permutation(self.rows, (self.seed, epoch, _WHOLE))(positions)
-        return self._mixed_blocks(epoch, start, stop, positions)
+        return self._mixed_blocks(epoch, start, stop, positions, count)
 
-    def _mixed_blocks(self, epoch: int, start: int, stop: int, slots: Integers) -> Integers:
-        window = self.window
-        for number in range(start // window, (stop - 1) // window + 1):
-            first = number * window
-            last = min(first + window, self.rows)
+    def _mixed_blocks(
+        self, epoch: int, start: int, stop: int, rows: Integers, count: Callable[..., Integers]
+    ) -> Integers:
+        """Rows at the positions that `rows` holds, written over them."""
+        bits = self.block_rows.bit_length() - 1
+        for number in range(start // self.window, (stop - 1) // self.window + 1):
+            first = number * self.window
+            last = min(first + self.window, self.rows)
             here = slice(max(start, first) - start, min(stop, last) - start)
-            mixed = Permutation(last - first, (self.seed, epoch, _WINDOW, number))
-            slots[here] = mixed(slots[here] - first) + first
-        rows = self._block_at(epoch, slots // self.block_rows) * self.block_rows
-        rows += slots & (self.block_rows - 1)
+            slots = Permutation(last - first, (self.seed, epoch, _WINDOW, number))(
+                rows[here] - first
+            )
+            # Shifts: a division of 64 bits takes as long as all the rest.
+            blocks = self._block_at(epoch, count(first >> bits, -(-last >> bits)))
+            rows[here] = (blocks[slots >> bits] << bits) + (slots & (self.block_rows - 1))
         return self._turned(epoch, rows)
 
     def _block_at(self, epoch: int, places: Integers) -> Integers:

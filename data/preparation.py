@@ -22,7 +22,7 @@ from stampede.data.prepared.manifest import MANIFEST, PARTS, Manifest
 from stampede.data.prepared.shard_writer import SHARD_ROWS, PartWriter
 from stampede.data.prepared.whole_folder import make_whole
 from stampede.data.progress import RowProgress
-from stampede.data.raw import BadRows, Chunk
+from stampede.data.raw import BadRows, Chunk, RawLog
 from stampede.data.raw.bad_rows import OnBadRow
 from stampede.data.raw.typed import LABEL, TIME, WEIGHT
 from stampede.data.sources import Source
@@ -86,7 +86,9 @@ class _Preparation:
             assignment = None
             shutil.copytree(learned_from / LEARNED_FOLDER, self._folder / LEARNED_FOLDER)
             learned = load(self._folder / LEARNED_FOLDER)
-        self._write(assignment, learned)
+            # What was learned fits the columns that it was learned from.
+            self._log = RawLog(learned.schema, self._log.files)
+        self._write(assignment, learned, learned_from)
 
     def _assignment(self) -> Assignment:
         counts = None
@@ -112,12 +114,17 @@ class _Preparation:
 
             one_behind(takewhile(before_last, self._log.chunks(bad_rows)), learn)
         if learner.rows == 0:
-            raise DataError(f"{self._log.files[0]}: the training part has no row; change the split")
+            raise DataError(
+                f"{self._log.files[0]}: the training part has no row ({bad_rows.count:,} bad rows "
+                "were left out); change the split, or look at the rows with on_bad_row=error"
+            )
         learned = learner.save(self._folder / LEARNED_FOLDER)
         shutil.rmtree(spill, ignore_errors=True)
         return learned
 
-    def _write(self, assignment: Assignment | None, learned: Learned) -> None:
+    def _write(
+        self, assignment: Assignment | None, learned: Learned, learned_from: Path | None
+    ) -> None:
         schema = self._log.schema
         dtype = self._options.numbers_dtype
         bad_rows = BadRows(self._options.on_bad_row, self._folder / BAD_ROWS)
@@ -157,15 +164,16 @@ class _Preparation:
                 for path in sorted((self._folder / LEARNED_FOLDER).iterdir())
             ],
             bad_rows=bad_rows.count,
-            source=self._described(),
+            source=self._described(learned_from),
         )
         (self._folder / MANIFEST).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
         if bad_rows.count:
             tqdm.write(f"{bad_rows.count:,} bad rows were left out; see {BAD_ROWS}")
 
-    def _described(self) -> dict[str, Any]:
+    def _described(self, learned_from: Path | None) -> dict[str, Any]:
         return {
             "files": [str(file) for file in self._log.files],
+            "learned_from": None if learned_from is None else str(learned_from),
             "options": self._options.model_dump(mode="json"),
             **self._source.described(),
         }

@@ -52,7 +52,7 @@ class Part(Protocol):
     device: torch.device
 
     def read(self, rows: Tensor) -> Samples:
-        """The given rows (`[n]` int64), in that order."""
+        """The given rows (`[n]` int64 on `device`), in that order."""
         ...
 
     def weight(self, rows: Tensor) -> Tensor | None:

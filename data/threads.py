@@ -46,16 +46,27 @@ def computed_ahead(function: Callable[[T], R], arguments: Iterable[T], count: in
 def run_tasks(function: Callable[[T], None], arguments: Sequence[T]) -> None:
     """Call a function that leaves the interpreter to others, as numpy's do, for each argument.
 
-    As many threads share the calls as torch uses for its own operations, at most 4. They do not
-    spin when they wait, as those of OpenMP do, so that a machine with other work is no slower than
-    it must be.
+    The calls are shared by as many threads as torch uses for its own operations, at most 4, this
+    one among them. They do not spin when they wait, as those of OpenMP do: on a machine with other
+    work this is no slower than it must be.
     """
-    cores = min(torch.get_num_threads(), _MOST_CORES, len(arguments))
-    calls = _pool(cores).map(function, arguments) if cores > 1 else map(function, arguments)
-    for _ in calls:
-        pass
+    left = deque(arguments)
+
+    def work() -> None:
+        while left:
+            try:
+                argument = left.popleft()
+            except IndexError:  # another thread was faster
+                return
+            function(argument)
+
+    helpers = min(torch.get_num_threads(), _MOST_CORES, len(arguments)) - 1
+    helping = [_helpers().submit(work) for _ in range(helpers)]
+    work()
+    for helper in helping:
+        helper.result()
 
 
 @lru_cache
-def _pool(cores: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(cores, thread_name_prefix="stampede-gather")
+def _helpers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_MOST_CORES - 1, thread_name_prefix="stampede-gather")

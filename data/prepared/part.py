@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from stampede.data.threads import run_tasks
 _TILE = 4096
 
 # Types as read, where they differ from those of the files.
-_DTYPES = {"ids": None, "numbers": torch.float32, "label": None, "weight": None}
+_DTYPES = {"ids": None, "numbers": torch.float32, "label": torch.float32, "weight": None}
 
 _CPU = torch.device("cpu")
 
@@ -76,7 +77,8 @@ class ShardedPart:
         """Gather rows.
 
         Args:
-            rows: `[n]` int64, ascending where there are several shards, on `device`.
+            rows: `[n]` int64 on `device`. Where there are several shards, it takes a time for
+                every stretch of rows that ascend, so that these should be long.
 
         Returns:
             The samples; the ids lie field by field in memory, as a batch wants them.
@@ -119,24 +121,26 @@ class ShardedPart:
         return ShardedPart((Shard(self.rows, joined),))
 
     @cached_property
-    def _starts(self) -> Tensor:
+    def _starts(self) -> np.ndarray:
         """First row of each shard, and one past the last."""
-        ends = torch.tensor([shard.rows for shard in self.shards]).cumsum(0)
-        return torch.cat([ends.new_zeros(1), ends])
+        return np.cumsum([0, *(shard.rows for shard in self.shards)])
 
     def _pieces(self, rows: Tensor) -> list[_Piece]:
         """What each shard contributes: its own row numbers, and their place among `rows`."""
         if len(self.shards) == 1:
             return [_Piece(self.shards[0], rows, 0)]
-        if not bool((rows[1:] >= rows[:-1]).all()):
-            raise ValueError("the rows to read must ascend")
-        cuts = torch.searchsorted(rows, self._starts.to(rows.device)).tolist()
-        starts = self._starts.tolist()
-        return [
-            _Piece(shard, rows[cuts[i] : cuts[i + 1]] - starts[i], cuts[i])
-            for i, shard in enumerate(self.shards)
-            if cuts[i + 1] > cuts[i]
-        ]
+        stretches = np.flatnonzero(np.diff(rows.numpy()) < 0) + 1
+        pieces = []
+        for begin, end in pairwise([0, *stretches.tolist(), len(rows)]):
+            cuts = begin + np.searchsorted(rows[begin:end].numpy(), self._starts)
+            pieces += [
+                _Piece(shard, rows[first:last] - start, first)
+                for shard, start, first, last in zip(
+                    self.shards, self._starts[:-1].tolist(), cuts[:-1], cuts[1:], strict=True
+                )
+                if first < last
+            ]
+        return pieces
 
     def _gather(self, names: Sequence[str], pieces: list[_Piece], rows: int) -> dict[str, Tensor]:
         """Rows of some arrays, in the order of `pieces`; ids turned to `[fields, rows]`."""
@@ -193,7 +197,7 @@ def _fill(gathered: Mapping[str, Tensor], piece: _Piece) -> None:
     for name, out in gathered.items():
         array, rows = piece.shard.arrays[name], piece.rows
         if out.device == _CPU:
-            # numpy gathers and turns on one core nearly as fast as torch does on two.
+            # numpy gathers on one core nearly as fast as torch does on two.
             taken, out = array.numpy().take(rows.numpy(), 0), out.numpy()
         else:
             taken = array.index_select(0, rows)

@@ -331,10 +331,28 @@ def test_moving_a_batch_keeps_everything():
     assert (moved.global_samples, moved.global_weight, moved.samples) == (8, 8.0, 8)
 
 
-def test_rows_of_several_shards_must_ascend():
-    part = array_part(drawn_rows(10), [4])
-    with pytest.raises(ValueError, match="ascend"):
-        part.read(torch.tensor([5, 1]))
+def test_rows_of_several_shards_in_any_order():
+    arrays = drawn_rows(10, multi=1)
+    part = array_part(arrays, [4, 7])
+    rows = [5, 1, 1, 9, 0, 6, 6, 3, 8]
+    read = part.read(torch.tensor(rows))
+    np.testing.assert_array_equal(read.ids, arrays["ids"][rows])
+    wanted = [arrays["values_0"][arrays["offsets_0"][r] : arrays["offsets_0"][r + 1]] for r in rows]
+    assert read.bags[0].values.tolist() == np.concatenate(wanted).tolist()
+    assert read.bags[0].lengths.tolist() == [len(bag) for bag in wanted]
+
+
+def test_long_batches_ascend_in_stretches_and_hold_the_right_rows():
+    rows = 100_000
+    part = array_part(drawn_rows(rows, single=1, numbers=1), [20_000, 70_000])
+    order = Order(rows, "global", 2)
+    start = 0
+    for batch in GlobalBatches(part, ["C1"], 80_000, 0, 1, order):
+        stop = start + batch.samples
+        assert rows_of(batch) != sorted(rows_of(batch)) or batch.samples <= 1 << 15
+        assert sorted(rows_of(batch)) == sorted(order.rows_at(0, start, stop).tolist())
+        start = stop
+    assert start == rows
 
 
 def test_a_batch_that_does_not_divide_is_refused():

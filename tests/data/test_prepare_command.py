@@ -48,10 +48,20 @@ def test_prepares_and_tells(log, capsys):
 def test_learned_ids_for_new_data(log, capsys):
     assert main(command(log)) == 0
     assert main(command(log, "--learned", str(log.parent / "out"), out="new")) == 0
+    assert manifest_of(log.parent / "new")["source"]["learned_from"] == str(log.parent / "out")
     whole = np.concatenate(
         [arrays_of(log.parent / "out", part)[0]["ids"] for part in ("train", "validation", "test")]
     )
     np.testing.assert_array_equal(arrays_of(log.parent / "new", "test")[0]["ids"], whole)
+
+
+def test_learned_ids_need_the_columns_they_were_learned_from(log, capsys):
+    assert main(command(log)) == 0
+    other = log.parent / "other.csv"
+    other.write_text("y,item,x\n1,a,2\n")
+    given = [*command(other, out="new"), "--learned", str(log.parent / "out")]
+    assert main(given) == 2
+    assert "other.csv: no column 'user'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

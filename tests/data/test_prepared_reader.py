@@ -76,7 +76,7 @@ def test_nothing_is_read_when_it_is_opened(tmp_path):
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     label, kilobytes = done.stdout.rsplit(maxsplit=1)
-    assert label == "[0, 1]"
+    assert label == "[0.0, 1.0]"
     # The arrays have 630 MB.
     assert int(kilobytes) < 50_000
     assert "not writable" not in done.stderr

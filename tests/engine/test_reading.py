@@ -1,0 +1,106 @@
+"""What the settings make of reading: order, residence, and what a continued run may change."""
+
+import pytest
+import torch
+
+import stampede.engine.reading as reading
+from stampede.data import DataError
+from stampede.engine.build import build
+from stampede.engine.datasets import open_dataset
+from stampede.engine.errors import RunFolderError
+from stampede.engine.processes import processes
+from stampede.engine.reading import Reader
+from stampede.engine.tables import gather_field
+from stampede.settings import SettingsError
+from support.jobs import lines, small_config
+from support.prepared import drawn_rows
+from support.reading import prepared, prepared_config, run_prepared
+
+
+def reader_of(config):
+    with processes("cpu") as here:
+        return Reader(config, open_dataset(config, here), here)
+
+
+def rows_read(batches):
+    return [row for batch in batches for row in batch.dense[:, 0].tolist()]
+
+
+def order_of(batches):
+    return batches.state_dict()["order"]
+
+
+def test_training_is_shuffled_and_evaluation_is_not(tmp_path):
+    reader = reader_of(prepared_config(tmp_path, prepared(tmp_path / "data"), "run.seed=4"))
+    assert reader.residence == "memory"
+    training = reader.training()
+    assert (order_of(training)["shuffle"], order_of(training)["seed"]) == ("global", 4)
+    first, second = rows_read(training), rows_read(training)
+    assert first != second and sorted(first) == sorted(second) == list(range(333))
+    assert rows_read(reader.evaluation(reader.dataset.test)) == list(range(67))
+
+
+def test_synthetic_rows_are_drawn_in_order(tmp_path):
+    assert order_of(reader_of(small_config(tmp_path)).training())["shuffle"] == "none"
+
+
+@pytest.mark.parametrize(
+    "overrides, shuffle, residence",
+    [
+        ([], "global", "memory"),
+        # The training part has 333 rows of some 40 bytes.
+        (["data.memory_gb=1e-5"], "block", "disk"),
+        (["data.memory_gb=1e-5", "data.shuffle=global"], "global", "disk"),
+        (["data.memory_gb=1e-5", "data.residence=device"], "block", "device"),
+        (["data.shuffle=none"], "none", "memory"),
+    ],
+)
+def test_what_auto_chooses(tmp_path, overrides, shuffle, residence):
+    reader = reader_of(prepared_config(tmp_path, prepared(tmp_path / "data"), *overrides))
+    assert (order_of(reader.training())["shuffle"], reader.residence) == (shuffle, residence)
+
+
+def test_data_that_do_not_fit_on_the_device(tmp_path, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(reading, "place", full)
+    with pytest.raises(SettingsError, match=r"data.residence: found 'device'.*=memory or disk"):
+        reader_of(prepared_config(tmp_path, prepared(tmp_path / "data"), "data.residence=device"))
+
+
+def test_a_continued_run_may_move_its_data_but_not_reorder_them(tmp_path, capsys):
+    data = prepared(tmp_path / "data")
+    run_prepared(tmp_path, data, [])
+    more = ["checkpoint.resume=auto", "train.epochs=2"]
+    with pytest.raises(RunFolderError, match=r"data.shuffle: 'auto' .* 'none' now"):
+        run_prepared(tmp_path, data, [*more, "data.shuffle=none"])
+    with pytest.raises(
+        DataError, match=r"shuffle 'global' of the order of rows, now it is 'block'"
+    ):
+        run_prepared(tmp_path, data, [*more, "data.memory_gb=1e-5"])
+    run_prepared(tmp_path, data, [*more, "data.residence=device"])
+    assert "data.residence: 'auto' in the checkpoint, 'device' now" in capsys.readouterr().out
+    assert max(line["step"] for line in lines(tmp_path / "small")) == 12
+
+
+def test_ids_of_a_sample_are_summed(tmp_path):
+    data = prepared(tmp_path / "data")
+    config = prepared_config(tmp_path, data, "model.init_std=0.5")
+    arrays = drawn_rows(67, 3, multi=2, weight=True, seed=1)
+    with processes("cpu") as here:
+        dataset = open_dataset(config, here)
+        job = build(config, dataset, here)
+        reader = Reader(config, dataset, here)
+        (batch, *_) = reader.evaluation(reader.dataset.test)
+        with torch.no_grad():
+            embeddings, _ = job.model.module.front(batch.sparse)
+        for field, name in enumerate(dataset.vocabulary_sizes):
+            table = gather_field(job.model, name, config.model.dim, here).embedding
+            for row in range(batch.samples):
+                ids = arrays["ids"][row, field : field + 1]
+                if field >= 3:
+                    offsets = arrays[f"offsets_{field - 3}"]
+                    ids = arrays[f"values_{field - 3}"][offsets[row] : offsets[row + 1]]
+                expected = table[ids.tolist()].sum(0)
+                torch.testing.assert_close(embeddings[row, field], expected)
