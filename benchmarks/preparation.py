@@ -2,8 +2,8 @@
 
 Beside it, in the same run: parsing the file once with Polars, and at the smaller sizes, since it
 holds everything in memory, the preparation of the paper's authors (pandas, LabelEncoder and
-MinMaxScaler; data_utils.py of bytedance/LargeBatchCTR). Each is a process of its own; the raw logs and
-results are deleted afterwards.
+MinMaxScaler; data_utils.py of bytedance/LargeBatchCTR). Each is a process of its own; the raw logs
+and the results are deleted afterwards.
 
     python benchmarks/preparation.py --rows 1000000 5000000 20000000 --folder /tmp/logs \\
         --out benchmarks/results/preparation.json
