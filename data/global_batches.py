@@ -16,8 +16,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from stampede.data.batch import Batch
 from stampede.data.errors import DataError
 from stampede.data.order import Order
+from stampede.data.overlap import computed_ahead
 from stampede.data.samples import Part, Samples
-from stampede.data.threads import computed_ahead, run_tasks
+from stampede.data.threads import run_tasks
 
 # Positions whose rows are sorted together. It decides the order within a batch, hence the same for
 # all machines, and short enough that two cores share a batch of 65536.

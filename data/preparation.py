@@ -16,7 +16,7 @@ from tqdm import tqdm
 from stampede.data.errors import DataError
 from stampede.data.learning import Learned, Learner
 from stampede.data.learning.learned import load
-from stampede.data.overlap import one_behind
+from stampede.data.overlap import while_made
 from stampede.data.prepared.checksum import file_entry
 from stampede.data.prepared.manifest import MANIFEST, PARTS, Manifest
 from stampede.data.prepared.shard_writer import SHARD_ROWS, PartWriter
@@ -112,7 +112,7 @@ class _Preparation:
             def before_last(chunk: Chunk) -> bool:
                 return last is None or not len(chunk.numbers) or assignment.rows(chunk)[0] < last
 
-            one_behind(takewhile(before_last, self._log.chunks(bad_rows)), learn)
+            while_made(takewhile(before_last, self._log.chunks(bad_rows)), learn)
         if learner.rows == 0:
             raise DataError(
                 f"{self._log.files[0]}: the training part has no row ({bad_rows.count:,} bad rows "
@@ -148,7 +148,7 @@ class _Preparation:
                         writers[part].append(*_masked(arrays, bags, mask))
                 bar.advance_to(chunk.position, len(chunk.numbers))
 
-            one_behind(self._log.chunks(bad_rows), write)
+            while_made(self._log.chunks(bad_rows), write)
         shards = {part: writer.finish() for part, writer in writers.items()}
         manifest = Manifest(
             version=metadata.version("stampede"),

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+
 from stampede.data.errors import DataError
 from stampede.data.raw.bad_rows import BadRow, BadRows
 from stampede.data.raw.files import open_bytes
@@ -20,7 +22,8 @@ BLOCK_BYTES = 16 << 20
 # A line this long is no line of a click log; it would be held in memory as a whole.
 _LONGEST_LINE = 64 << 20
 
-_PIECE = 1 << 20
+_PIECE = 1 << 22
+_NEWLINE = ord("\n")
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -71,7 +74,7 @@ def read_blocks(path: Path, bad_rows: BadRows) -> Iterator[Block]:
             if lines == 0 and data.startswith(_BOM):
                 data = data[len(_BOM) :]
             data, held_back = _without_trailing_blanks(held_back + data if held_back else data)
-            count = data.count(b"\n")
+            count = count_bytes(data, _NEWLINE)
             if data:
                 yield Block(data, lines + 1, count, position)
             lines += count
@@ -89,13 +92,22 @@ def count_lines(path: Path, advanced: Callable[[int], object] = lambda _: None) 
     has_lines = False
     with open_bytes(path) as (content, on_disk):
         while data := _read(content, path):
-            filled = data.rstrip(b"\r\n")
+            count = count_bytes(data, _NEWLINE)
+            filled = len(data.rstrip(b"\r\n"))
             if filled:
                 has_lines = True
-                before_last_line = newlines + filled.count(b"\n")
-            newlines += data.count(b"\n")
+                before_last_line = newlines + count - data.count(b"\n", filled)
+            newlines += count
             advanced(on_disk.tell())
     return before_last_line + has_lines
+
+
+def count_bytes(data: bytes, value: int) -> int:
+    """How often a byte occurs; several times faster than `bytes.count`."""
+    array, piece = np.frombuffer(data, dtype=np.uint8), 1 << 18  # within the cache
+    return sum(
+        int(np.count_nonzero(array[i : i + piece] == value)) for i in range(0, len(array), piece)
+    )
 
 
 def _read(content: BinaryIO, path: Path) -> bytes:
@@ -116,7 +128,7 @@ def _whole_lines(content: BinaryIO, size: int) -> tuple[bytes, Exception | None]
     got = 0
     try:
         # Not `read`, which loses what it has when it comes to a damaged place.
-        while got < size and (piece := content.read1(_PIECE)):
+        while got < size and (piece := content.read1(size - got)):
             pieces.append(piece)
             got += len(piece)
         if pieces and not pieces[-1].endswith(b"\n"):

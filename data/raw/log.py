@@ -6,14 +6,17 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from stampede.data.errors import DataError
-from stampede.data.raw.bad_rows import BadRows
+from stampede.data.overlap import computed_ahead
+from stampede.data.raw.bad_rows import BadRow, BadRows
 from stampede.data.raw.delimited import Delimited
 from stampede.data.raw.parquet import Parquet
+from stampede.data.raw.rows import RawRows
 from stampede.data.raw.typed import typed
 from stampede.data.schema import Schema
 
@@ -43,6 +46,9 @@ class Chunk:
             return self
         frame = self.frame.filter(pl.Series(mask))
         return Chunk(frame, self.file, self.numbers[mask], self.position)
+
+
+_Typed = tuple[pl.DataFrame, np.ndarray, list[BadRow]]
 
 
 class RawLog:
@@ -85,9 +91,16 @@ class RawLog:
         """
         before = 0
         for number, file in enumerate(self.files):
-            for raw in self._format(file).read(file, self._used, bad_rows):
-                frame, kept = typed(raw, self.schema, self._split_column, bad_rows)
-                numbers = raw.numbers if kept is None else raw.numbers[kept]
+            kind = self._format(file)
+
+            def convert(piece: Any, kind: Delimited | Parquet = kind) -> tuple[RawRows, _Typed]:
+                raw = kind.rows(piece, self._used)
+                return raw, typed(raw, self.schema, self._split_column)
+
+            pieces = kind.pieces(file, self._used, bad_rows)
+            # The parser uses all cores, but not all the time: a second piece fills the gaps.
+            for raw, (frame, numbers, bad) in computed_ahead(convert, pieces, 2, threads=2):
+                bad_rows.report([*raw.bad, *bad])
                 yield Chunk(frame, number, numbers, before + raw.position)
             before += _size(file)
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -17,6 +18,15 @@ from stampede.data.raw.bad_rows import BadRows
 from stampede.data.raw.rows import RawRows
 
 _BATCH_ROWS = 1 << 18
+
+
+class Piece(NamedTuple):
+    """Some rows of a file, the number of the first, and the bytes read up to the last."""
+
+    path: Path
+    batch: pyarrow.RecordBatch
+    first: int
+    position: int
 
 
 @dataclass(frozen=True)
@@ -34,8 +44,8 @@ class Parquet:
         with _open(path) as file:
             return file.metadata.num_rows
 
-    def read(self, path: Path, used: set[str], bad_rows: BadRows) -> Iterator[RawRows]:
-        """Rows of a file, with the used columns as they are stored.
+    def pieces(self, path: Path, used: set[str], bad_rows: BadRows) -> Iterator[Piece]:
+        """A file in pieces.
 
         Raises:
             DataError: the file cannot be used.
@@ -57,13 +67,17 @@ class Parquet:
                     raise DataError(f"{path}: damaged after row {done}: {failure}") from None
                 if batch is None:
                     return
-                numbers = np.arange(done, done + len(batch))
-                done += len(batch)
-                text = pl.col(pl.String)
-                frame = pl.from_arrow(batch).with_columns(
-                    pl.when(~text.is_in(list(self.missing))).then(text)
-                )
-                yield RawRows(frame, str(path), numbers + 1, numbers, None, size * done // total)
+                first, done = done, done + len(batch)
+                yield Piece(path, batch, first, size * done // total)
+
+    def rows(self, piece: Piece, used: set[str]) -> RawRows:
+        """Rows of a piece, with the columns as they are stored."""
+        numbers = np.arange(piece.first, piece.first + len(piece.batch))
+        text = pl.col(pl.String)
+        frame = pl.from_arrow(piece.batch).with_columns(
+            pl.when(~text.is_in(list(self.missing))).then(text)
+        )
+        return RawRows(frame, str(piece.path), numbers + 1, numbers, None, piece.position)
 
 
 def _open(path: Path) -> pyarrow.parquet.ParquetFile:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
+
+from stampede.data.raw.bad_rows import BadRow
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,7 @@ class RawRows:
         numbers: `[n]` number of each row within the file, from 0, bad rows counted.
         text: the lines themselves, `n` of them; None for Parquet.
         position: bytes of the file read so far.
+        bad: rows that are not among them because they could not be told apart into columns.
     """
 
     frame: pl.DataFrame
@@ -27,6 +31,7 @@ class RawRows:
     numbers: np.ndarray
     text: bytes | None
     position: int
+    bad: Sequence[BadRow] = ()
 
     def row_text(self, index: int) -> str:
         """A whole row, for a person."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from stampede.data.raw.bad_rows import BadRow, BadRows
+from stampede.data.raw.bad_rows import BadRow
 from stampede.data.raw.rows import RawRows
 from stampede.data.schema.columns import (
     Hashed,
@@ -48,8 +48,8 @@ class _Typed:
 
 
 def typed(
-    raw: RawRows, schema: Schema, split_column: str | None, bad_rows: BadRows
-) -> tuple[pl.DataFrame, np.ndarray | None]:
+    raw: RawRows, schema: Schema, split_column: str | None
+) -> tuple[pl.DataFrame, np.ndarray, list[BadRow]]:
     """Typed columns of the good rows.
 
     Ids of vocabularies and hashes are String, or List(String) where a cell holds several; raw
@@ -57,10 +57,7 @@ def typed(
     seconds since 1970, `#split` String. Null is missing.
 
     Returns:
-        The columns, and which rows they are (a mask); None where all are good.
-
-    Raises:
-        DataError: a row is bad and `bad_rows` says so.
+        The columns, the numbers of their rows, and the bad rows.
     """
     columns = _columns(schema, split_column, raw.frame.schema)
     # Lazily, so that the values and what is bad of them are computed once.
@@ -78,7 +75,7 @@ def typed(
     ]
     frame = frame.select(column.name for column in columns)
     if not suspects:
-        return frame, None
+        return frame, raw.numbers, []
     masks = raw.frame.select(column.is_bad.alias(column.name) for column in suspects)
     masks = masks.fill_null(False)
     kept = ~masks.select(pl.any_horizontal(pl.all())).to_series().to_numpy()
@@ -90,8 +87,7 @@ def typed(
             line = int(raw.lines[index])
             shown = "nothing" if found is None else repr(found)
             bad.append(BadRow(raw.file, line, column.column, shown, column.remedy, text))
-    bad_rows.report(_first_of_each_line(bad))
-    return frame.filter(pl.Series(kept)), kept
+    return frame.filter(pl.Series(kept)), raw.numbers[kept], _first_of_each_line(bad)
 
 
 def _first_of_each_line(bad: list[BadRow]) -> list[BadRow]:
