@@ -138,12 +138,6 @@ class Assignment:
                 f"{sum(self.counts)} rows are too few to divide into parts; need 10 or more"
             )
 
-    def trained_before(self) -> int | None:
-        """A row of the log from which on none is of the training part, where that is known."""
-        if self.split.split != "sequential":
-            return None
-        return self._sizes()[0]
-
     def rows(self, chunk: Chunk) -> np.ndarray:
         """Number of each row in the whole log: `[n]` int64. Needs the counts."""
         return chunk.numbers + sum(self.counts[: chunk.file])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,19 +78,17 @@ class Learned:
         """The narrower of int32 and int64 that holds every row."""
         return "int32" if max(entry.rows for entry in self.fields) <= 2**31 else "int64"
 
-    def encode(
-        self, frame: pl.DataFrame, numbers_dtype: str, threads: ThreadPoolExecutor
-    ) -> Encoded:
-        """Arrays of some typed rows (see `stampede.data.raw.typed`)."""
+    @property
+    def takes_hashes(self) -> bool:
+        """Whether `encode` takes rows with hashes of ids instead of their texts."""
+        return all(getattr(e.rows, "takes_hashes", True) for e in self._encoders.values())
+
+    def encode(self, frame: pl.DataFrame, numbers_dtype: str) -> Encoded:
+        """Arrays of some typed rows (see `stampede.data.raw.typed`), or of them `hashed`."""
         single = [entry.name for entry in self.fields if not entry.multi]
         ids = np.empty((len(frame), len(single)), dtype=self.ids_dtype)
-
-        def fill(i: int) -> None:
-            ids[:, i] = self._encoders[single[i]].rows(frame[single[i]])
-
-        # Hashing, looking up and copying leave the interpreter to other threads.
-        for _ in threads.map(fill, range(len(single))):
-            pass
+        for i, name in enumerate(single):
+            ids[:, i] = self._encoders[name].rows(frame[name])
         bags = [self._bag(entry, frame) for entry in self.fields if entry.multi]
         if self._numbers:
             numbers = frame.lazy().select(self._numbers).collect().to_numpy(order="c")

@@ -9,10 +9,13 @@ import pandas as pd
 import polars as pl
 
 from stampede.data.learning.counts import COUNT, VALUE
+from stampede.data.schema import Schema
 from stampede.data.schema.columns import Vocabulary
 
 # First rows of a table; the vocabulary follows.
 MISSING_ROW, UNSEEN_ROW, FIRST_ROW = 0, 1, 2
+
+_SEED = 0
 
 
 def vocabulary(counts: Iterable[pl.DataFrame], field: Vocabulary) -> pl.DataFrame:
@@ -42,6 +45,17 @@ def _sorted(table: pl.DataFrame) -> pl.DataFrame:
     return table.sort([COUNT, VALUE], descending=[True, False])
 
 
+def hashed(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
+    """Typed rows with a 64-bit hash for each id of a vocabulary; null stays null."""
+    return frame.with_columns(
+        pl.col(name).list.eval(pl.element().hash(_SEED))
+        if isinstance(frame.schema[name], pl.List)
+        else pl.when(pl.col(name).is_not_null()).then(pl.col(name).hash(_SEED)).alias(name)
+        for name, field in schema.ids.items()
+        if isinstance(field, Vocabulary)
+    )
+
+
 class RowsOfIds:
     """Finds the row of an id.
 
@@ -51,20 +65,26 @@ class RowsOfIds:
 
     Args:
         values: String, the vocabulary.
+
+    Attributes:
+        takes_hashes: whether the hashes of `hashed` will do as well. Not where they are the same
+            for two ids of the vocabulary, whose chance is size^2 / 2^65.
     """
 
     def __init__(self, values: pl.Series) -> None:
         self.size = len(values)
-        self._seed = 0
+        self._seed = _SEED
         self._index = pd.Index(values.hash(self._seed).to_numpy())
         while not self._index.is_unique:
             self._seed += 1
             self._index = pd.Index(values.hash(self._seed).to_numpy())
+        self.takes_hashes = self._seed == _SEED
 
     def __call__(self, ids: pl.Series) -> np.ndarray:
-        """Row of each id, String or null: `[n]` int64."""
+        """Row of each id, String or its hash, or null: `[n]` int64."""
+        hashes = ids.fill_null(0) if ids.dtype == pl.UInt64 else ids.hash(self._seed)
         # -1 stands for what is not in the index, which makes UNSEEN_ROW of it.
-        rows = self._index.get_indexer(ids.hash(self._seed).to_numpy()) + FIRST_ROW
+        rows = self._index.get_indexer(hashes.to_numpy()) + FIRST_ROW
         if ids.null_count():
             rows[ids.is_null().to_numpy()] = MISSING_ROW
         return rows

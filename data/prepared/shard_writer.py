@@ -13,8 +13,8 @@ import numpy as np
 from stampede.data.prepared.checksum import file_entry
 from stampede.data.prepared.manifest import FileEntry, ShardEntry
 
-# Criteo: 1.7 GB of ids in a file.
-SHARD_ROWS = 1 << 24
+# Criteo: 440 MB of ids in a file. Checksums of whole files are made while the next are written.
+SHARD_ROWS = 1 << 22
 
 
 class _NpyFile:

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import polars as pl
@@ -15,7 +14,7 @@ from stampede.data.learning import Learner, learned, quantiles
 from stampede.data.learning.counts import ValueCounts
 from stampede.data.learning.hashing import bucket
 from stampede.data.learning.numbers import NumberRange, ranges, transformed
-from stampede.data.learning.vocabulary import RowsOfIds, vocabulary
+from stampede.data.learning.vocabulary import RowsOfIds, hashed, vocabulary
 from stampede.data.schema import Schema
 from stampede.data.schema.columns import NumberField, Vocabulary
 
@@ -82,6 +81,7 @@ def test_ids_with_one_hash_get_another_seed(monkeypatch):
     rows = RowsOfIds(pl.Series(["a", "b", "c"]))
     assert rows(pl.Series(["c", "x", "a"])).tolist() == [4, 1, 2]
     assert seeds[:3] == [0, 1, 2]
+    assert not rows.takes_hashes
 
 
 # Hash
@@ -189,11 +189,9 @@ def learn(tmp_path):
 def test_learned_is_read_back(tmp_path):
     first, frame = learn(tmp_path)
     again = learned.load(tmp_path / "learned")
-    with ThreadPoolExecutor(2) as threads:
-        for found in (
-            first.encode(frame, "float32", threads),
-            again.encode(frame, "float32", threads),
-        ):
+    for one in (first, again):
+        for rows in (frame, hashed(frame, one.schema)):
+            found = one.encode(rows, "float32")
             assert found.ids.tolist() == [[2], [3], [2]]
             lengths, values = found.bags[0]
             assert (lengths.tolist(), values.tolist()) == ([2, 1, 1], [2, 3, 0, 0])
