@@ -5,14 +5,17 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import yaml
 
+from stampede.data.prepare import main as prepare
 from support.jobs import SMALL
 from support.paths import ROOT, shared
 
 PYTHON = [sys.executable]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+TWO_RANKS = [*TORCHRUN, "--standalone", "--nproc_per_node", "2"]
 
 
 def launch(*arguments, command=PYTHON, cwd=ROOT):
@@ -34,7 +37,7 @@ def launch(*arguments, command=PYTHON, cwd=ROOT):
     [
         (PYTHON, 1),
         ([*TORCHRUN, "--standalone"], 1),
-        ([*TORCHRUN, "--standalone", "--nproc_per_node", "2"], 2),
+        (TWO_RANKS, 2),
     ],
 )
 def test_trains(tmp_path, command, ranks):
@@ -61,6 +64,54 @@ def test_real_clicks(tmp_path):
     summary = json.loads((tmp_path / "criteo_kaggle/summary.json").read_text())
     assert 0.68 < summary["auc"] < 0.75
     assert summary["attainable_auc"] is None
+
+
+def test_real_avazu_clicks(tmp_path):
+    log = shared("data/avazu_20k.csv.gz")
+    done = launch(
+        "configs/avazu.yaml", f"data.path={log}", f"run.dir={tmp_path}",
+        f"data.cache={tmp_path}/cache", "model.hidden=[32]", "train.epochs=4",
+        "train.batch_size=512", "optim.dense.schedule.warmup=0.2", "optim.dense.lr=1e-3",
+        "optim.embedding.lr=1e-3", "data.split_hour=true",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "22 tables" not in done.stdout and "23 tables" in done.stdout
+    assert 0.62 < json.loads((tmp_path / "avazu/summary.json").read_text())["auc"] < 0.80
+
+
+TABLE = """
+label: y
+ids: {user: {min_count: 2}, tags: {separator: "|"}}
+weight: w
+"""
+
+
+@pytest.mark.parametrize("kind", ["table", "prepared"])
+def test_a_table_with_bags_and_weights(tmp_path, kind):
+    """Tags decide the label; rows with weight 0 say the contrary."""
+    draw = np.random.default_rng(0)
+    lines = ["y,user,tags,w"]
+    for i in range(4000):
+        tags = draw.choice(["a", "b", "c"], draw.integers(0, 3), replace=False)
+        lies = i % 3 == 0
+        lines.append(
+            f"{int(('a' in tags) != lies)},u{draw.integers(30)},{'|'.join(tags)},{0 if lies else 2}"
+        )
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "schema.yaml").write_text(TABLE)
+    log, schema, folder = (str(tmp_path / name) for name in ("log.csv", "schema.yaml", "folder"))
+    keys = [f"data.path={log}", f"data.schema_file={schema}", f"data.cache={tmp_path}/cache"]
+    if kind == "prepared":
+        assert prepare(["table", log, "--schema", schema, "--out", folder]) == 0
+        keys = ["data.kind=prepared", f"data.path={folder}"]
+    done = launch(
+        "configs/table.yaml", *keys, f"run.dir={tmp_path}", "model.hidden=[16]",
+        "train.epochs=3", "train.batch_size=256", "optim.embedding.lr=3e-2",
+        "optim.dense.lr=1e-2", command=TWO_RANKS if kind == "table" else PYTHON,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "table/summary.json").read_text())
+    assert summary["auc"] > 0.99 and summary["logloss"] < 0.3
 
 
 @pytest.mark.parametrize(
