@@ -48,8 +48,7 @@ class Spool:
         kept = hashed(frame, self._schema).with_columns(
             pl.Series(_PART, parts), pl.lit(position).alias(_POSITION)
         )
-        # The parser leaves many small pieces, each of which would be written by itself.
-        kept.rechunk().write_ipc(self._folder / f"{self._count}.arrow", compression="uncompressed")
+        kept.write_ipc(self._folder / f"{self._count}.arrow", compression="uncompressed")
         self._count += 1
 
     def __iter__(self) -> Iterator[Spooled]:

@@ -137,7 +137,8 @@ class Delimited:
         # The parser fills short lines up without a word.
         if len(frame) != lines or not self._columns_agree(text, len(columns), lines):
             return None
-        return frame.select(sorted(used))
+        # The parser leaves many small pieces, which all that follows would work on one by one.
+        return frame.select(sorted(used)).rechunk()
 
     def _columns_agree(self, text: bytes, columns: int, lines: int) -> bool:
         """Whether no line is short, given that none is long."""
