@@ -121,7 +121,7 @@ class _Preparation:
         counts = None
         if self._source.split.needs_counts():
             with RowProgress("counting rows", self._log.bytes) as progress:
-                counts = self._log.counts(progress.advance_bytes)
+                counts = self._log.counts(progress.advance_to)
         source = self._source
         return Assignment(source.split, counts, source.test_share, source.file_parts)
 

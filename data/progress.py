@@ -41,10 +41,11 @@ class RowProgress:
         """So many more bytes are done."""
         self._bar.update(count)
 
-    def advance_to(self, position: int, rows: int) -> None:
+    def advance_to(self, position: int, rows: int = 0) -> None:
         """So many bytes are done by now, and so many more rows."""
         self._rows += rows
-        elapsed = max(self._bar.format_dict["elapsed"], 1e-9)
-        shown = f"{self._rows:,} rows, {self._rows / elapsed:,.0f} rows/s"
-        self._bar.set_postfix_str(shown, refresh=False)
+        if self._rows:
+            elapsed = max(self._bar.format_dict["elapsed"], 1e-9)
+            shown = f"{self._rows:,} rows, {self._rows / elapsed:,.0f} rows/s"
+            self._bar.set_postfix_str(shown, refresh=False)
         self._bar.update(position - self._bar.n)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -24,11 +23,10 @@ TRAIN, VALIDATION, TEST = range(len(PARTS))
 
 
 def _as_text(value: Any) -> Any:
-    """What YAML takes for a date or a whole number, as it was written."""
+    """A whole number as it was written."""
     if isinstance(value, list):
         return [_as_text(one) for one in value]
-    is_text = isinstance(value, datetime.date) or type(value) is int
-    return str(value) if is_text else value
+    return str(value) if type(value) is int else value
 
 
 _Share = Annotated[float, Field(ge=0, lt=1)]

@@ -37,14 +37,24 @@ def read_yaml(path: Path, hint: str) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that reads 1e-4 as a number and refuses a key that stands twice."""
+    """Safe YAML that takes for a number what looks like one, and refuses a key that stands twice.
+
+    YAML 1.1 reads 010 as 8, 12:00 as 720 and 2024-03-01 as a date: here they are text. It wants a
+    dot in 1e-4: here that is a number.
+    """
 
 
-# YAML 1.1 wants a dot in a float; users write 1e-4.
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _NUMBERS]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_DIGITS = list("-+.0123456789")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9]\d*)$"), _DIGITS)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d+)[eE][-+]?\d+$"),
-    list("-+0123456789."),
+    re.compile(r"^([-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"),
+    _DIGITS,
 )
 
 

@@ -135,7 +135,7 @@ class RawInput:
         """Rows of each file, as far as they are looked at."""
         if self._limit is None:
             with RowProgress("counting rows", self._log.bytes) as progress:
-                return self._log.counts(progress.advance_bytes)
+                return self._log.counts(progress.advance_to)
         # Not the whole log for its first rows.
         counts = [0] * len(self._log.files)
         for chunk in self._log.chunks(BadRows("skip")):

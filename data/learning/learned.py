@@ -94,7 +94,20 @@ class Learned:
             numbers = frame.lazy().select(self._numbers).collect().to_numpy(order="c")
         else:
             numbers = np.empty((len(frame), 0), dtype=np.float32)
-        return Encoded(ids, bags, np.ascontiguousarray(numbers, dtype=numbers_dtype))
+        return Encoded(ids, bags, self._narrowed(numbers, numbers_dtype))
+
+    def _narrowed(self, numbers: np.ndarray, dtype: str) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            narrowed = np.ascontiguousarray(numbers, dtype=dtype)
+        infinite = np.isinf(narrowed).any(0)
+        if infinite.any():
+            name = list(self.schema.numbers)[int(infinite.argmax())]
+            largest = np.abs(numbers[:, infinite.argmax()]).max()
+            raise DataError(
+                f"number {name}: found {largest:g} after its transforms, too large for {dtype}; "
+                "write numbers_dtype: float32, or a transform such as minmax"
+            )
+        return narrowed
 
     def _bag(self, entry: FieldEntry, frame: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
         """A cell without an id has one, the missing value's."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tqdm import tqdm
+
 from stampede.data.errors import DataError
 
 
-def make_whole(folder: Path, make: Callable[[Path], None]) -> None:
+def make_whole(folder: Path, make: Callable[[Path], None]) -> bool:
     """Make a folder unless it is there.
 
     It is made under a hidden name beside it and renamed when whole. Leftovers of a process that
@@ -21,38 +25,65 @@ def make_whole(folder: Path, make: Callable[[Path], None]) -> None:
     Args:
         make: fills an empty folder.
 
+    Returns:
+        Whether it was made.
+
     Raises:
         DataError: it cannot be written.
     """
     unfinished = folder.parent / f".{folder.name}.unfinished"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.parent):
-            if folder.exists():
-                return
-            shutil.rmtree(unfinished, ignore_errors=True)
-            try:
-                unfinished.mkdir()
-                make(unfinished)
-                _flush(unfinished)
-                os.replace(unfinished, folder)
-                _flush(folder.parent)
-            finally:
-                shutil.rmtree(unfinished, ignore_errors=True)
+        while not folder.exists():
+            unfinished.mkdir(exist_ok=True)
+            with _locked(unfinished) as is_still_there:
+                # Another process may have finished it, or given up and removed it.
+                if is_still_there():
+                    _fill(unfinished, make)
+                    os.replace(unfinished, folder)
+                    _flush(folder.parent)
+                    return True
     except OSError as failure:
+        full = failure.errno in (errno.ENOSPC, errno.EDQUOT)
         raise DataError(
             f"{failure.filename or folder}: cannot be written ({failure.strerror or failure}); "
-            "free some space, or choose another folder"
+            + ("free some space, or choose another folder" if full else "choose another folder")
         ) from None
+    return False
+
+
+def _fill(folder: Path, make: Callable[[Path], None]) -> None:
+    try:
+        for left in folder.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        make(folder)
+        _flush(folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock, which the system releases however the process ends."""
+def _locked(folder: Path) -> Iterator[Callable[[], bool]]:
+    """Hold a folder's lock, which the system releases however the process ends.
+
+    Gives a function that says whether the folder is still at its place.
+    """
     handle = os.open(folder, os.O_RDONLY)
+
+    def is_still_there() -> bool:
+        try:
+            return os.path.samestat(os.fstat(handle), os.stat(folder))
+        except FileNotFoundError:
+            return False
+
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tqdm.write(f"waiting for another process that makes {folder}", file=sys.stderr)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield is_still_there
     finally:
         os.close(handle)
 

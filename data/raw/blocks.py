@@ -27,6 +27,13 @@ _NEWLINE = ord("\n")
 _BOM = b"\xef\xbb\xbf"
 
 
+_COPY_AGAIN = "copy or download it again"
+
+
+class _TooLongLineError(Exception):
+    """A line that would fill the memory."""
+
+
 @dataclass(frozen=True)
 class Block:
     """Some whole lines, each ended by a newline.
@@ -59,7 +66,7 @@ def read_blocks(path: Path, bad_rows: BadRows) -> Iterator[Block]:
         coming = thread.submit(_whole_lines, content, BLOCK_BYTES)
         more = True
         while more:
-            data, damage = _result(coming, path)
+            data, damage = _result(coming, path, lines)
             position = on_disk.tell()
             more = bool(data) and damage is None
             if more:
@@ -87,11 +94,14 @@ def count_lines(path: Path, advanced: Callable[[int], object] = lambda _: None) 
 
     Args:
         advanced: is told how many bytes of the file on disk have been read.
+
+    Raises:
+        DataError: nothing of the file can be read.
     """
     newlines = before_last_line = 0
     has_lines = False
     with open_bytes(path) as (content, on_disk):
-        while data := _read(content, path):
+        while data := _read(content, path, is_first=not newlines):
             count = count_bytes(data, _NEWLINE)
             filled = len(data.rstrip(b"\r\n"))
             if filled:
@@ -110,16 +120,16 @@ def count_bytes(data: bytes, value: int) -> int:
     )
 
 
-def _read(content: BinaryIO, path: Path) -> bytes:
-    """Some bytes; none where the file is damaged, which those who read its rows will tell."""
+def _read(content: BinaryIO, path: Path, is_first: bool) -> bytes:
+    """Some bytes; none after a damaged place, which those who read the rows will tell of."""
     try:
         return content.read1(_PIECE)
-    except (EOFError, zlib.error):
+    except (EOFError, zlib.error, OSError) as failure:
+        if getattr(failure, "errno", None) is not None:
+            raise DataError(f"{path}: {failure.strerror}") from None
+        if is_first:
+            raise DataError(f"{path}: {_damaged(failure)}; {_COPY_AGAIN}") from None
         return b""
-    except OSError as failure:
-        if failure.errno is None:
-            return b""
-        raise DataError(f"{path}: {failure.strerror}") from None
 
 
 def _whole_lines(content: BinaryIO, size: int) -> tuple[bytes, Exception | None]:
@@ -133,6 +143,8 @@ def _whole_lines(content: BinaryIO, size: int) -> tuple[bytes, Exception | None]
             got += len(piece)
         if pieces and not pieces[-1].endswith(b"\n"):
             pieces.append(content.readline(_LONGEST_LINE))
+            if len(pieces[-1]) == _LONGEST_LINE:
+                raise _TooLongLineError
     except (EOFError, zlib.error) as damage:
         return b"".join(pieces), damage
     except OSError as damage:
@@ -143,10 +155,15 @@ def _whole_lines(content: BinaryIO, size: int) -> tuple[bytes, Exception | None]
 
 
 def _result(
-    coming: Future[tuple[bytes, Exception | None]], path: Path
+    coming: Future[tuple[bytes, Exception | None]], path: Path, line: int
 ) -> tuple[bytes, Exception | None]:
     try:
         return coming.result()
+    except _TooLongLineError:
+        raise DataError(
+            f"{path}: a line after line {line} is longer than {_LONGEST_LINE >> 20} MB; a click "
+            "log ends its lines with \\n or \\r\\n"
+        ) from None
     except OSError as failure:
         raise DataError(f"{path}: {failure.strerror or failure}") from None
 
@@ -169,7 +186,11 @@ def _truncated(path: Path, line: int, damage: Exception, tail: bytes) -> BadRow:
         file=str(path),
         line=line,
         column="",
-        found=f"a damaged or truncated compressed file ({damage})",
-        remedy="copy or download it again",
+        found=_damaged(damage),
+        remedy=_COPY_AGAIN,
         text=tail.decode("utf-8", "replace"),
     )
+
+
+def _damaged(failure: Exception) -> str:
+    return f"a damaged or truncated compressed file ({failure})"

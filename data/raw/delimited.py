@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -45,9 +45,9 @@ class Delimited:
     numeric: Set[str]
     missing: Sequence[str]
 
-    def count(self, path: Path) -> int:
-        """Rows of a file."""
-        return max(count_lines(path) - (not self.columns), 0)
+    def count(self, path: Path, advanced: Callable[[int], object]) -> int:
+        """Rows of a file; `advanced` is told how many of its bytes have been read."""
+        return max(count_lines(path, advanced) - (not self.columns), 0)
 
     def pieces(self, path: Path, used: set[str], bad_rows: BadRows) -> Iterator[Piece]:
         """A file in pieces that can be parsed independently.
@@ -128,8 +128,7 @@ class Delimited:
                 schema={name: pl.Float64 if name in numeric else pl.String for name in columns},
                 separator=self.separator,
                 quote_char=self.quote or None,
-                # Empty cells are null anyway; naming them takes the parser a fifth more time.
-                null_values=[text for text in self.missing if text] or None,
+                null_values=self._null_values(text),
                 missing_utf8_is_empty_string="" not in self.missing,
             ).collect()
         except pl.exceptions.PolarsError:
@@ -139,6 +138,11 @@ class Delimited:
             return None
         # The parser leaves many small pieces, which all that follows would work on one by one.
         return frame.select(sorted(used)).rechunk()
+
+    def _null_values(self, text: bytes) -> list[str] | None:
+        # Empty cells are null anyway, unless quoted; naming them takes a fifth more time.
+        quoted = self.quote and (self.quote * 2).encode() in text
+        return [word for word in self.missing if word or quoted] or None
 
     def _columns_agree(self, text: bytes, columns: int, lines: int) -> bool:
         """Whether no line is short, given that none is long."""
@@ -152,11 +156,16 @@ class Delimited:
         for i, line in enumerate(block.data.split(b"\n")[:-1]):
             found = None
             try:
-                cells = len(self._cells(line.rstrip(b"\r").decode("utf-8")))
+                content = line.rstrip(b"\r").decode("utf-8")
+                cells = len(self._cells(content))
                 if cells != columns:
                     found = f"{cells} columns"
+                elif self.quote and content.count(self.quote) % 2:
+                    found = "a quote without its counterpart"
             except UnicodeDecodeError:
                 found = "bytes that are no UTF-8 text"
+            except csv.Error as failure:
+                found = f"a line that is no CSV ({failure})"
             if found is not None:
                 text = line.decode("utf-8", "backslashreplace")
                 remedy = f"a line must hold {columns} columns of UTF-8 text"

@@ -59,14 +59,33 @@ def open_bytes(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     except OSError as failure:
         raise DataError(f"{path}: {failure.strerror or failure}") from None
     with raw:
-        if path.suffix == ".gz":
+        if path.suffix.lower() == ".gz":
             yield gzip.GzipFile(fileobj=raw), raw
-        elif path.suffix == ".zst":
+        elif path.suffix.lower() == ".zst":
             yield _zstandard(raw), raw
         else:
             yield raw, raw
 
 
+# What is decoded of a step is lost where the file is damaged in it.
+_STEP = 1 << 13
+
+
+class _Steps(io.RawIOBase):
+    """A stream read a little at a time."""
+
+    def __init__(self, stream: pyarrow.NativeFile) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        read = self._stream.read(min(len(buffer), _STEP))
+        buffer[: len(read)] = read
+        return len(read)
+
+
 def _zstandard(raw: BinaryIO) -> BinaryIO:
     stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(raw), "zstd")
-    return io.BufferedReader(stream, 1 << 20)
+    return io.BufferedReader(_Steps(stream))

@@ -74,13 +74,17 @@ class RawLog:
         """Rows of each file, bad ones included.
 
         Args:
-            advanced: told the number of bytes after each file.
+            advanced: told the number of bytes of all files read so far.
         """
         if self._counts is None:
-            self._counts = []
+            counts, before = [], 0
             for file in self.files:
-                self._counts.append(self._format(file).count(file))
-                advanced(_size(file))
+                counts.append(
+                    self._format(file).count(file, lambda at, before=before: advanced(before + at))
+                )
+                before += _size(file)
+                advanced(before)
+            self._counts = counts
         return self._counts
 
     def chunks(self, bad_rows: BadRows) -> Iterator[Chunk]:
@@ -106,7 +110,7 @@ class RawLog:
 
     def _format(self, file: Path) -> Delimited | Parquet:
         schema = self.schema
-        suffixes = [suffix for suffix in file.suffixes if suffix not in _COMPRESSED]
+        suffixes = [suffix for suffix in file.suffixes if suffix.lower() not in _COMPRESSED]
         suffix = suffixes[-1].lower() if suffixes else ""
         if schema.format == "parquet" or (
             schema.format == "auto" and suffix in (".parquet", ".pq")

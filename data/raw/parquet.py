@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -39,7 +39,7 @@ class Parquet:
 
     missing: Sequence[str]
 
-    def count(self, path: Path) -> int:
+    def count(self, path: Path, _: Callable[[int], object]) -> int:
         """Rows of a file."""
         with _open(path) as file:
             return file.metadata.num_rows
@@ -74,8 +74,10 @@ class Parquet:
         """Rows of a piece, with the columns as they are stored."""
         numbers = np.arange(piece.first, piece.first + len(piece.batch))
         text = pl.col(pl.String)
-        frame = pl.from_arrow(piece.batch).with_columns(
-            pl.when(~text.is_in(list(self.missing))).then(text)
+        frame = (
+            pl.from_arrow(piece.batch)
+            .with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
+            .with_columns(pl.when(~text.is_in(list(self.missing))).then(text))
         )
         return RawRows(frame, str(piece.path), numbers + 1, numbers, None, piece.position)
 

@@ -33,8 +33,9 @@ class RawRows:
     position: int
     bad: Sequence[BadRow] = ()
 
-    def row_text(self, index: int) -> str:
-        """A whole row, for a person."""
+    def row_texts(self, indices: Sequence[int]) -> list[str]:
+        """Whole rows, for a person."""
         if self.text is None:
-            return str(self.frame.row(index, named=True))
-        return self.text.split(b"\n", index + 1)[index].decode("utf-8", "replace").rstrip("\r")
+            return [str(self.frame.row(index, named=True)) for index in indices]
+        lines = self.text.split(b"\n")
+        return [lines[index].decode("utf-8", "replace").rstrip("\r") for index in indices]

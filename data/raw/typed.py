@@ -7,7 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from stampede.data.errors import DataError
 from stampede.data.raw.bad_rows import BadRow
+from stampede.data.raw.column_types import (
+    LARGEST,
+    check_type,
+    is_list,
+    is_numeric,
+    is_scalar,
+    is_time,
+)
 from stampede.data.raw.rows import RawRows
 from stampede.data.schema.columns import (
     Hashed,
@@ -58,8 +67,14 @@ def typed(
 
     Returns:
         The columns, the numbers of their rows, and the bad rows.
+
+    Raises:
+        DataError: a column of a Parquet file has a type that is of no use for its purpose.
     """
-    columns = _columns(schema, split_column, raw.frame.schema)
+    try:
+        columns = _columns(schema, split_column, raw.frame.schema)
+    except DataError as failure:
+        raise DataError(f"{raw.file}: {failure}") from None
     # Lazily, so that the values and what is bad of them are computed once.
     query = raw.frame.lazy().select(
         *(column.values.alias(column.name) for column in columns),
@@ -79,14 +94,15 @@ def typed(
     masks = raw.frame.select(column.is_bad.alias(column.name) for column in suspects)
     masks = masks.fill_null(False)
     kept = ~masks.select(pl.any_horizontal(pl.all())).to_series().to_numpy()
+    indices = np.flatnonzero(~kept)
+    texts = dict(zip(indices.tolist(), raw.row_texts(indices.tolist()), strict=True))
     bad = []
     for column in suspects:
-        for index in np.flatnonzero(masks[column.name].to_numpy()):
-            found = raw.frame[column.column][int(index)]
-            text = raw.row_text(int(index))
-            line = int(raw.lines[index])
+        for index in np.flatnonzero(masks[column.name].to_numpy()).tolist():
+            found = raw.frame[column.column][index]
             shown = "nothing" if found is None else repr(found)
-            bad.append(BadRow(raw.file, line, column.column, shown, column.remedy, text))
+            line = int(raw.lines[index])
+            bad.append(BadRow(raw.file, line, column.column, shown, column.remedy, texts[index]))
     return frame.filter(pl.Series(kept)), raw.numbers[kept], _first_of_each_line(bad)
 
 
@@ -111,13 +127,25 @@ def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list
 
 
 def _float(column: str, types: pl.Schema) -> pl.Expr:
-    value = pl.col(column)
-    if types[column] == pl.String:
-        value = value.str.strip_chars()  # as the csv parser does
-    return value.cast(pl.Float64, strict=False)
+    """Float64; null for an empty cell, and for what is no number."""
+    return _stripped(column, types).cast(pl.Float64, strict=False)
+
+
+def _stripped(column: str, types: pl.Schema) -> pl.Expr:
+    """Text without blanks around it, as the csv parser reads numbers; null where none is left."""
+    if types[column] != pl.String:
+        return pl.col(column)
+    text = pl.col(column).str.strip_chars()
+    return pl.when(text != "").then(text)
+
+
+def _is_bad(column: str, types: pl.Schema, is_good: pl.Expr) -> pl.Expr:
+    """Where there is a value that is not good."""
+    return _stripped(column, types).is_not_null() & ~is_good.fill_null(False)
 
 
 def _label(label: Label, types: pl.Schema) -> _Typed:
+    check_type(label.column, types, "the label", is_numeric)
     value = _float(label.column, types)
     if label.at_least is None:
         bad = ~value.is_in([0.0, 1.0]).fill_null(False)
@@ -128,32 +156,36 @@ def _label(label: Label, types: pl.Schema) -> _Typed:
 
 
 def _number(name: str, column: str, types: pl.Schema) -> _Typed:
+    check_type(column, types, "a number", is_numeric)
     value = _float(column, types)
-    bad = pl.col(column).is_not_null() & ~value.is_finite().fill_null(False)
-    return _Typed(name, column, value, bad, "write a finite number, or nothing where it is missing")
+    bad = _is_bad(column, types, value.abs() <= LARGEST)
+    remedy = f"write a finite number up to {LARGEST:.1e}, or nothing where it is missing"
+    return _Typed(name, column, value, bad, remedy)
 
 
 def _weight(column: str, types: pl.Schema) -> _Typed:
+    check_type(column, types, "a weight", is_numeric)
     value = _float(column, types)
-    bad = ~(value.is_finite() & (value >= 0)).fill_null(False)
-    return _Typed(WEIGHT, column, value.cast(pl.Float32), bad, "write a number of 0 or more")
+    bad = ~value.is_between(0, LARGEST).fill_null(False)
+    remedy = f"write a number from 0 to {LARGEST:.1e}"
+    return _Typed(WEIGHT, column, value.cast(pl.Float32), bad, remedy)
 
 
 def _time(name: str, time: Time, types: pl.Schema) -> _Typed:
+    check_type(time.column, types, "a time", is_time)
     column = pl.col(time.column)
     if types[time.column].is_temporal():
         seconds = column.dt.epoch("s")
         remedy = "write a time"
     elif time.format == "seconds":
-        seconds = column.cast(pl.Int64, strict=False)
+        seconds = _stripped(time.column, types).cast(pl.Int64, strict=False)
         remedy = "write whole seconds since 1970"
     else:
-        # Chrono takes no time without minutes; the hour alone, as in Avazu, is a full hour.
+        # Chrono takes no hour without minutes; the hour alone, as in Avazu, is a full hour.
         text, format = column.cast(pl.String), time.format
         if "%H" in format and "%M" not in format:
             text, format = text + ":00", format + ":%M"
-        kind = pl.Datetime("us") if "%H" in format or "%I" in format else pl.Date
-        seconds = text.str.strptime(kind, format, strict=False).dt.epoch("s")
+        seconds = text.str.strptime(pl.Datetime("us"), format, strict=False).dt.epoch("s")
         remedy = f"write a time as {time.format}"
     return _Typed(name, time.column, seconds, seconds.is_null(), remedy)
 
@@ -170,24 +202,26 @@ def _ids(name: str, field: IdField, schema: Schema, types: pl.Schema) -> _Typed:
     column = field.column or name
     if isinstance(field, Quantiles):
         return _number(name, column, types)
+    if field.separator is None:
+        check_type(column, types, "an id (lists need ids." + name + ".separator)", is_scalar)
+    else:
+        check_type(column, types, "ids", is_list)
     cells = _cells(field, column, types[column])
     if isinstance(field, Integers):
-        many = field.separator is not None
-        numbers = (
-            cells.list.eval(pl.element().cast(pl.Int64, strict=False))
-            if many
-            else cells.cast(pl.Int64, strict=False)
-        )
-        if many:
-            bad = numbers.list.eval(~pl.element().is_between(0, field.size - 1).fill_null(False))
-            bad = bad.list.any().fill_null(False)
-        else:
-            inside = numbers.is_between(0, field.size - 1).fill_null(False)
-            bad = pl.col(column).is_not_null() & ~inside
-        remedy = f"write whole numbers from 0 to {field.size - 1} (ids.{name}.size)"
-        return _Typed(name, column, numbers, bad, remedy)
+        return _integers(name, column, field, cells, types)
     assert isinstance(field, Vocabulary | Hashed)
     return _Typed(name, column, cells, None, "")
+
+
+def _integers(name: str, column: str, field: Integers, cells: pl.Expr, types: pl.Schema) -> _Typed:
+    remedy = f"write whole numbers from 0 to {field.size - 1} (ids.{name}.size)"
+    if field.separator is None:
+        numbers = cells.str.strip_chars().cast(pl.Int64, strict=False)
+        bad = _is_bad(column, types, numbers.is_between(0, field.size - 1))
+        return _Typed(name, column, numbers, bad, remedy)
+    numbers = cells.list.eval(pl.element().str.strip_chars().cast(pl.Int64, strict=False))
+    wrong = numbers.list.eval(~pl.element().is_between(0, field.size - 1).fill_null(False))
+    return _Typed(name, column, numbers, wrong.list.any().fill_null(False), remedy)
 
 
 def _cells(field: Vocabulary | Hashed | Integers, column: str, stored: pl.DataType) -> pl.Expr:
@@ -195,7 +229,9 @@ def _cells(field: Vocabulary | Hashed | Integers, column: str, stored: pl.DataTy
     cells = pl.col(column)
     if field.separator is None:
         return cells.cast(pl.String)
-    if isinstance(stored, pl.List):
+    if isinstance(stored, pl.Array):
+        cells = cells.arr.to_list()
+    if isinstance(stored, pl.List | pl.Array):
         cells = cells.cast(pl.List(pl.String))
     else:
         cells = cells.cast(pl.String).str.split(field.separator)
