@@ -17,7 +17,8 @@ class Batch(Pipelineable):
     """One rank's part of a global batch: samples, then padding.
 
     Attributes:
-        sparse: ids of every field, single-valued ones first; a padding sample has none.
+        sparse: ids of every field, single-valued ones first; a padding sample has none. Batches
+            may share the lengths: do not write to them.
         dense: `[n, numbers]` float32.
         label: `[n]` float32, 0 or 1.
         weight: `[n]` float32, what a sample counts for in the loss: 1 where the data have no

@@ -24,8 +24,6 @@ from stampede.data.threads import run_tasks
 # all machines, and short enough that two cores share a batch of 65536.
 _SORTED = 1 << 15
 
-_ORDER_KEYS = ("rows", "shuffle", "seed", "window_rows", "block_rows")
-
 
 class GlobalBatches:
     """One rank's view of a part's global batches; iterating gives what is left of an epoch.
@@ -37,7 +35,8 @@ class GlobalBatches:
     A batch's rows depend on the order, the epoch and the batch's number only. `state_dict` says how
     far the consumer has come, whatever was read ahead; with `load_state_dict` any number of ranks
     goes on from there. Both are as torchdata's stateful protocol has them. Iterating again goes on
-    too: after the last batch with the next epoch, after a break with the batch that follows.
+    too: after the last batch with the next epoch, after a break with the batch that follows. Only
+    the newest iterator counts: an older one raises a RuntimeError.
 
     Args:
         part: where the samples come from.
@@ -78,7 +77,9 @@ class GlobalBatches:
         self._before_reading = before_reading
         self._epoch = 0
         self._samples = 0
-        self._ones: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
+        # Of the newest iterator; only that one may move the position.
+        self._generation = 0
+        self._ones: dict[tuple[int, ...], Tensor] = {}
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -86,9 +87,17 @@ class GlobalBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches from here to the end of the epoch."""
-        epoch = self._epoch
-        starts = range(self._samples, self._part.rows, self._batch_size)
+        self._generation += 1
+        return self._rest(self._generation, self._epoch, self._samples)
+
+    def _rest(self, generation: int, epoch: int, samples: int) -> Iterator[Batch]:
+        starts = range(samples, self._part.rows, self._batch_size)
         for batch in computed_ahead(partial(self._prepared, epoch), starts, self._ahead):
+            if generation != self._generation:
+                raise RuntimeError(
+                    "these batches were begun anew, or a state was loaded, since this iterator was "
+                    "made; go on with the newest one"
+                )
             self._samples += batch.global_samples
             if self._samples == self._part.rows:
                 self._epoch, self._samples = epoch + 1, 0
@@ -119,7 +128,7 @@ class GlobalBatches:
             epoch, samples, batch_size = (
                 int(state[key]) for key in ("epoch", "samples", "batch_size")
             )
-            order = {key: state["order"][key] for key in _ORDER_KEYS}
+            order = Order(**state["order"]).deciding()
         except (KeyError, TypeError, ValueError) as failure:
             raise DataError(f"no state of a reader of batches: {failure!r} in {state!r}") from None
         if order["rows"] != self._order.rows:
@@ -127,11 +136,12 @@ class GlobalBatches:
                 f"the state was taken from a part of {order['rows']:,} rows, this one has "
                 f"{self._order.rows:,}; continue with the same data"
             )
-        for key, now in asdict(self._order).items():
-            if order[key] != now:
+        for key, now in self._order.deciding().items():
+            then = order.get(key)
+            if then != now:
                 raise DataError(
-                    f"the state was taken with the {key} {order[key]!r} of the order of rows, now "
-                    f"it is {now!r}: rows would be read twice or not at all; set it back"
+                    f"the state was taken with the {key} {then!r} of the order of rows, now it is "
+                    f"{now!r}: rows would be read twice or not at all; set it back"
                 )
         if samples and batch_size != self._batch_size:
             raise DataError(
@@ -141,6 +151,7 @@ class GlobalBatches:
             )
         if not (epoch >= 0 and 0 <= samples < max(self._part.rows, 1)):
             raise DataError(f"no state of this reader: epoch {epoch}, {samples} samples")
+        self._generation += 1
         self._epoch, self._samples = epoch, samples
 
     def _prepared(self, epoch: int, start: int) -> Batch:
@@ -162,7 +173,7 @@ class GlobalBatches:
         padding = local - len(read.label)
         weight = read.weight
         if weight is None:
-            weight = self._ones_of((len(read.label),), torch.float32)
+            weight = torch.ones(len(read.label), device=self._part.device)
         probability = read.true_probability
         return Batch(
             sparse=self._jagged(read, padding),
@@ -198,21 +209,25 @@ class GlobalBatches:
 
     def _global_weight(self, epoch: int, start: int, samples: int, read: Samples) -> float:
         """Every rank reads all weights of a global batch, which spares an exchange."""
-        if read.weight is None:
+        weights = read.weight
+        if weights is None:
             return float(samples)
-        weights = self._part.weight(self._rows(epoch, start, start + samples))
+        if self._world_size > 1:
+            weights = self._part.weight(self._rows(epoch, start, start + samples))
+        if weights.device.type == "cpu":
+            # Threads of OpenMP would wait for each other on a busy machine, far longer than this.
+            return float(weights.numpy().sum(dtype=np.float64))
         return float(weights.double().sum())
 
-    def _ones_of(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def _ones_of(self, shape: tuple[int, ...]) -> Tensor:
         """Ones that all batches of a size share: filling them takes a fifth of a batch's time."""
-        key = (tuple(shape), dtype)
-        if key not in self._ones:
-            self._ones[key] = torch.ones(shape, dtype=dtype, device=self._part.device)
-        return self._ones[key]
+        if shape not in self._ones:
+            self._ones[shape] = torch.ones(shape, dtype=torch.int32, device=self._part.device)
+        return self._ones[shape]
 
     def _jagged(self, read: Samples, padding: int) -> KeyedJaggedTensor:
         ids, rows = read.ids.T, len(read.label)
-        values, lengths = ids.reshape(-1), self._ones_of(ids.shape, torch.int32)
+        values, lengths = ids.reshape(-1), self._ones_of(tuple(ids.shape))
         if read.bags:
             values = torch.cat([values, *(bag.values.to(values.dtype) for bag in read.bags)])
             lengths = torch.cat([lengths, torch.stack([bag.lengths.int() for bag in read.bags])])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,8 +25,9 @@ class Order:
 
     `global`: every order is possible. `block`: blocks of `block_rows` rows that stand together on
     disk come in random order; so many of them as make a window are mixed row by row, then the next.
-    Only two windows are needed at a time. Where blocks begin differs from epoch to epoch; they go
-    round from the last row to the first, and what is left after the last whole block is read last.
+    A batch needs the window it is in, and the next where it reaches into that. Where blocks begin
+    differs from epoch to epoch; they go round from the last row to the first, and what is left
+    after the last whole block is read last.
     `none`: from the first to the last row.
 
     An epoch visits every row once.
@@ -108,6 +109,14 @@ class Order:
         rows = rows + int(shift[0])
         rows -= (rows >= self.rows) * self.rows
         return rows
+
+    def deciding(self) -> dict[str, Any]:
+        """What decides which rows come when; orders that agree on it are the same."""
+        keys = ["rows", "shuffle"]
+        keys += {"global": ["seed"], "block": ["seed", "window_rows", "block_rows"], "none": []}[
+            self.shuffle
+        ]
+        return {key: getattr(self, key) for key in keys}
 
     @property
     def window(self) -> int:

@@ -11,7 +11,7 @@ from typing import get_args
 
 from stampede.data.errors import DataError
 from stampede.data.preparation import PreparationOptions, prepare
-from stampede.data.prepared.manifest import PARTS, read_manifest
+from stampede.data.prepared.summary import prepared_summary
 from stampede.data.prepared.verify import verify
 from stampede.data.sources import Kind, open_source
 from stampede.settings import SettingsError, all_keys, from_key_values
@@ -20,7 +20,8 @@ from stampede.settings import SettingsError, all_keys, from_key_values
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status: 2 for a user's mistake."""
     parser = _parser()
-    given = parser.parse_args(arguments)
+    # Files may stand on either side of the options.
+    given = parser.parse_intermixed_args(arguments)
     try:
         if given.verify is not None:
             verify(Path(given.verify))
@@ -28,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if given.kind is None or not given.files or given.out is None:
             parser.error("write KIND, FILE... and --out FOLDER, or --verify FOLDER")
+        if given.kind not in get_args(Kind):
+            parser.error(f"KIND: found {given.kind!r}; write one of {', '.join(get_args(Kind))}")
         _prepare(given)
     except (DataError, SettingsError) as mistake:
         print(f"error: {mistake}", file=sys.stderr)
@@ -39,13 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _prepare(given: argparse.Namespace) -> None:
-    folder = Path(given.out)
-    if folder.exists():
-        raise DataError(f"{folder}: is there already; delete it, or write another --out")
     options = from_key_values(given.set, PreparationOptions, "--set")
-    learned = None if given.learned is None else Path(given.learned)
-    if learned is not None:
-        read_manifest(learned)
     source = open_source(
         given.kind,
         given.files,
@@ -53,25 +50,10 @@ def _prepare(given: argparse.Namespace) -> None:
         schema=given.schema or "",
         split_hour=given.split_hour,
     )
-    prepare(source, options, folder, learned)
-    print(_summary(folder))
-
-
-def _summary(folder: Path) -> str:
-    manifest = read_manifest(folder)
-    rows = [f"  {part:<12}{manifest.rows(part):>16,} rows" for part in PARTS]
-    ids = sum(entry.rows for entry in manifest.fields)
-    size = sum(
-        entry.bytes
-        for shards in manifest.parts.values()
-        for shard in shards
-        for entry in shard.files.values()
-    )
-    rows.append(f"  {len(manifest.fields)} id fields with {ids:,} rows of tables together")
-    rows.append(f"  {len(manifest.numbers)} numbers; {size / 1e6:,.0f} MB")
-    if manifest.bad_rows:
-        rows.append(f"  {manifest.bad_rows:,} bad rows left out, see {folder / 'bad_rows.jsonl'}")
-    return "\n".join([str(folder), *rows])
+    folder = Path(given.out)
+    if not prepare(source, options, folder):
+        raise DataError(f"{folder}: is there already; delete it, or write another --out")
+    print(prepared_summary(folder))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -86,7 +68,6 @@ def _parser() -> argparse.ArgumentParser:
         "kind",
         nargs="?",
         metavar="KIND",
-        choices=get_args(Kind),
         help="criteo_kaggle, criteo_1tb, avazu, or table: any log, with --schema",
     )
     parser.add_argument(
@@ -106,11 +87,6 @@ def _parser() -> argparse.ArgumentParser:
         "--split-hour",
         action="store_true",
         help="avazu: hour of the day and weekday instead of the hour as an id",
-    )
-    parser.add_argument(
-        "--learned",
-        metavar="PREPARED",
-        help="use the vocabularies and ranges of a prepared folder; all rows are then test rows",
     )
     parser.add_argument(
         "--verify", metavar="PREPARED", help="check the files of a prepared folder; nothing else"

@@ -30,6 +30,9 @@ _LEAD = 1.25
 
 _CHUNK = 1 << 24
 
+# Linux reads no more of a request than the device takes at a time; this is its default.
+_REQUEST = 128 << 10
+
 
 def dataset_bytes(dataset: Dataset) -> int:
     """Size of all arrays; 0 for data that are drawn when they are read."""
@@ -165,8 +168,10 @@ def _advise_file(array: np.memmap, start: int, stop: int, advice: int) -> None:
     if begin == end:
         return
     handle = os.open(array.filename, os.O_RDONLY)
+    step = _REQUEST if advice == os.POSIX_FADV_WILLNEED else end - begin
     try:
-        os.posix_fadvise(handle, begin, end - begin, advice)
+        for first in range(begin, end, step):
+            os.posix_fadvise(handle, first, min(step, end - first), advice)
     finally:
         os.close(handle)
 

@@ -100,8 +100,14 @@ def open_source(
         if len(set(files)) != len(files):
             raise SettingsError("path, validation_path and test_path name a file twice")
     by = "sequential" if split.split == "sequential" else "random"
+    share = _TEST_SHARES[kind][by]
+    if share == LAST_FILE and split.test_fraction is None and len(files) == 1 and parts is None:
+        raise SettingsError(
+            f"the test part of {kind} is its last file, but {files[0]} is the only one; write a "
+            "test_fraction, or another split"
+        )
     log = RawLog(split.adapted(meaning), files, split.split_column or None)
-    return Source(log, split, _TEST_SHARES[kind][by], parts)
+    return Source(log, split, share, parts)
 
 
 def fingerprint(files: Sequence[Path], described: Mapping[str, Any]) -> str:

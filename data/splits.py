@@ -10,7 +10,6 @@ import numpy as np
 import polars as pl
 from pydantic import BeforeValidator, Field, model_validator
 
-from stampede.data.errors import DataError
 from stampede.data.permutation import Permutation
 from stampede.data.prepared.manifest import PARTS
 from stampede.data.raw.log import Chunk
@@ -129,12 +128,6 @@ class Assignment:
     counts: Sequence[int] | None
     test_share: float | str
     file_parts: Sequence[int] | None = None
-
-    def __post_init__(self) -> None:
-        if self.counts is not None and sum(self.counts) < 10:
-            raise DataError(
-                f"{sum(self.counts)} rows are too few to divide into parts; need 10 or more"
-            )
 
     def rows(self, chunk: Chunk) -> np.ndarray:
         """Number of each row in the whole log: `[n]` int64. Needs the counts."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
 from typing import TypeVar
 
@@ -35,11 +36,22 @@ def run_tasks(function: Callable[[T], None], arguments: Sequence[T]) -> None:
 
     helpers = min(torch.get_num_threads(), _MOST_CORES, len(arguments)) - 1
     helping = [_helpers().submit(work) for _ in range(helpers)]
-    work()
-    for helper in helping:
+    try:
+        work()
+    finally:
+        # After a failure the rest is not wanted; nobody works on when this function has ended.
+        left.clear()
+        # One that has not begun, as other callers keep the threads busy, has nothing left to do.
+        begun = [helper for helper in helping if not helper.cancel()]
+        wait(begun)
+    for helper in begun:
         helper.result()
 
 
 @lru_cache
 def _helpers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_MOST_CORES - 1, thread_name_prefix="stampede-gather")
+
+
+# A fork has the pool but not its threads.
+os.register_at_fork(after_in_child=_helpers.cache_clear)

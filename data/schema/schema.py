@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
+from stampede.data.prepared.manifest import FIELD_NAME
 from stampede.data.schema.columns import IdField, Label, NumberField, Time, TimePart
 from stampede.settings import Section, SettingsError, read_yaml, sentences
 
@@ -76,8 +77,7 @@ class Schema(Section):
         if len(self.quote.encode()) > 1:
             raise ValueError(f"quote: found {self.quote!r}; write one character, or '' for none")
         for name in (*self.ids, *self.numbers):
-            # Names become file names, metric names and names of tables.
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+            if not re.fullmatch(FIELD_NAME, name):
                 raise ValueError(
                     f"field {name!r}: write letters, digits, '_' and '-' only, and the column's "
                     "name after `column:`"

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stampede.data import DataError
 from stampede.data.describe import main
 from stampede.data.description.collector import collect
 from stampede.data.description.guess import guess
@@ -125,10 +124,6 @@ def test_a_random_split_against_pandas(log):
 @pytest.mark.parametrize("limit", [1, 30, 1000, 1700, 5000])
 def test_the_first_rows_only(log, limit):
     folder, frame = log
-    if limit < 10:
-        with pytest.raises(DataError, match="1 rows are too few"):
-            collect(raw_input(folder, limit))
-        return
     found = collect(raw_input(folder, limit))
     rows = min(limit, 3000)
     assert found.rows.sum() == rows
@@ -453,7 +448,7 @@ def test_a_page_of_many_odd_columns(tmp_path):
     frame = pd.DataFrame({"label": np.arange(rows) % 2})
     for i in range(55):
         frame[f"an_id_with_a_long_name_{i}"] = "x" if i else np.nan
-        frame[f"number_{i}"] = [np.nan, -(10.0**i), 0.5, 10.0 ** (i % 30)][i % 4]
+        frame[f"number_{i}"] = [np.nan, -(10.0 ** (i % 30)), 0.5, 10.0 ** (i % 30)][i % 4]
     frame.to_csv(tmp_path / "log_0.csv", index=False)
     (tmp_path / "schema.yaml").write_text(
         f"label: label\nids: {[name for name in frame if name.startswith('an')]}\n"

@@ -10,8 +10,12 @@ import pyarrow
 import pytest
 
 from stampede.data import DataError
+from stampede.data.application import apply_learned
 from stampede.data.preparation import PreparationOptions, prepare
 from stampede.data.sources import open_source
+from stampede.data.splits import Split
+from stampede.data.writing import WritingOptions
+from stampede.settings import SettingsError, from_key_values
 from support.paths import shared
 from support.prepared_arrays import arrays_of, manifest_of, vocabulary_of
 
@@ -20,10 +24,10 @@ IDS = [f"C{i}" for i in range(1, 27)]
 PARTS = ("train", "validation", "test")
 
 
-def prepared(folder, kind, path, *, schema="", split_hour=False, learned=None, **options):
+def prepared(folder, kind, path, *, schema="", split_hour=False, **options):
     options = PreparationOptions(**options)
     source = open_source(kind, path, options, schema=schema, split_hour=split_hour)
-    prepare(source, options, folder, learned)
+    prepare(source, options, folder)
     return folder
 
 
@@ -191,6 +195,9 @@ def table(tmp_path, frame, schema, name="log.csv", **options):
     )
 
 
+BY_DAY = {"schema": "label: y\nids: [user]\n", "split": "by_column", "split_column": "day"}
+
+
 def dated(rows=200):
     draw = np.random.default_rng(3)
     days = np.sort(draw.choice(["2024-01-01", "2024-01-02", "2024-01-03", "2024-01-04"], rows))
@@ -214,32 +221,23 @@ def dated(rows=200):
 def test_split_by_column(tmp_path, options, test, validation):
     frame = dated()
     fraction = {} if validation else {"validation_fraction": 0.0}
-    folder = table(
-        tmp_path,
-        frame,
-        "label: y\nids: [user]\n",
-        split="by_column",
-        split_column="day",
-        **fraction,
-        **options,
-    )
+    folder = table(tmp_path, frame, **BY_DAY, **fraction, **options)
     parts = np.where(frame["day"].isin(test), 2, np.where(frame["day"].isin(validation), 1, 0))
     for number, part in enumerate(PARTS):
         labels = arrays_of(folder, part)[0].get("label", np.empty(0))
         np.testing.assert_array_equal(labels, frame["y"][parts == number])
 
 
+@pytest.mark.parametrize("value", ["010", "08", "12:00", "2024-03-01", "1_000", "7"])
+def test_values_of_a_column_are_taken_as_they_are_written(value):
+    options = ["split=by_column", "split_column=c", f"test_from={value}", f"test_values=[{value}]"]
+    split = from_key_values(options, Split, "--set")
+    assert (split.test_from, split.test_values) == (value, [value])
+
+
 def test_split_by_column_with_a_share_for_validation(tmp_path):
     frame = dated(2000)
-    folder = table(
-        tmp_path,
-        frame,
-        "label: y\nids: [user]\n",
-        split="by_column",
-        split_column="day",
-        test_from="2024-01-04",
-        validation_fraction=0.2,
-    )
+    folder = table(tmp_path, frame, **BY_DAY, test_from="2024-01-04", validation_fraction=0.2)
     rest = (frame["day"] < "2024-01-04").sum()
     sizes = {part: len(arrays_of(folder, part)[0]["label"]) for part in PARTS}
     assert sizes["train"] + sizes["validation"] == rest
@@ -375,7 +373,8 @@ def test_table_with_every_kind_of_column(tmp_path, form):
 def test_learned_vocabulary_gives_new_data_the_same_rows(made_up, tmp_path):
     path = write(tmp_path / "log.tsv", made_up)
     first = prepared(tmp_path / "out", "criteo_kaggle", path)
-    again = prepared(tmp_path / "again", "criteo_kaggle", path, learned=first)
+    again = tmp_path / "again"
+    apply_learned(first, path, WritingOptions(), again)
     whole = {
         name: np.concatenate([arrays_of(first, part)[0][name] for part in PARTS])
         for name in ("ids", "numbers", "label")
@@ -391,10 +390,19 @@ def test_learned_vocabulary_gives_new_data_the_same_rows(made_up, tmp_path):
 
 @pytest.mark.parametrize("counts_gb", [2.0, 1e-4])
 def test_counts_on_disk_give_the_same_ids(made_up, tmp_path, monkeypatch, counts_gb):
+    written = []
+    write_parquet = pl.DataFrame.write_parquet
+
+    def watched(frame, file, **options):
+        written.append(file)
+        return write_parquet(frame, file, **options)
+
+    monkeypatch.setattr(pl.DataFrame, "write_parquet", watched)
     monkeypatch.setattr("stampede.data.raw.blocks.BLOCK_BYTES", 1 << 16)
     path = write(tmp_path / "log.tsv", made_up)
     folder = prepared(tmp_path / "out", "criteo_kaggle", path, counts_gb=counts_gb, shard_rows=700)
     check_criteo(folder, made_up, sequential_parts(3000, 1 / 7, 0.1))
+    assert any("counts" in file.parts for file in written) == (counts_gb < 1)
     assert not (folder / "counts").exists()
 
 
@@ -417,6 +425,14 @@ def test_reading_the_log_twice_gives_the_same(made_up, tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("*.arrow")) and not list(tmp_path.rglob("spool"))
 
 
+def test_one_day_of_criteo_1tb_has_no_last_file(made_up, tmp_path):
+    path = write(tmp_path / "day_0", made_up)
+    with pytest.raises(SettingsError, match="day_0 is the only one; write a test_fraction"):
+        prepared(tmp_path / "out", "criteo_1tb", path)
+    folder = prepared(tmp_path / "out", "criteo_1tb", path, test_fraction=0.5)
+    check_criteo(folder, made_up, sequential_parts(3000, 0.5, 0.1))
+
+
 def test_float16_numbers(made_up, tmp_path):
     path = write(tmp_path / "log.tsv", made_up)
     folder = prepared(tmp_path / "out", "criteo_kaggle", path, numbers_dtype="float16")
@@ -424,6 +440,13 @@ def test_float16_numbers(made_up, tmp_path):
     found = arrays_of(folder, "train")[0]["numbers"][:300]
     assert found.dtype == np.float16
     np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
+def test_numbers_too_large_for_float16(tmp_path):
+    frame = dated().assign(x=70_000)
+    schema = "label: y\nids: [user]\nnumbers: {x: {transform: []}}\n"
+    with pytest.raises(DataError, match=r"number x: found 70000 .*numbers_dtype: float32"):
+        table(tmp_path, frame, schema, numbers_dtype="float16")
 
 
 def test_wide_tables_have_wide_ids(tmp_path):
@@ -439,13 +462,5 @@ def test_too_few_rows_and_an_empty_training_part(tmp_path):
     with pytest.raises(DataError, match="5 rows are too few"):
         table(tmp_path, dated(5), "label: y\nids: [user]\n")
     with pytest.raises(DataError, match="training part has no row"):
-        table(
-            tmp_path,
-            dated(50),
-            "label: y\nids: [user]\n",
-            split="by_column",
-            split_column="day",
-            test_from="2024",
-            validation_fraction=0.0,
-        )
+        table(tmp_path, dated(50), **BY_DAY, test_from="2024", validation_fraction=0.0)
     assert not (tmp_path / "out").exists()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from stampede.data import DataError
+from stampede.data.apply import main as apply
 from stampede.data.prepare import main
 from stampede.data.prepared.shard_writer import PartWriter
 from stampede.data.prepared.whole_folder import make_whole
@@ -47,7 +48,8 @@ def test_prepares_and_tells(log, capsys):
 
 def test_learned_ids_for_new_data(log, capsys):
     assert main(command(log)) == 0
-    assert main(command(log, "--learned", str(log.parent / "out"), out="new")) == 0
+    new = ["--out", str(log.parent / "new")]
+    assert apply([str(log.parent / "out"), str(log), *new]) == 0
     assert manifest_of(log.parent / "new")["source"]["learned_from"] == str(log.parent / "out")
     whole = np.concatenate(
         [arrays_of(log.parent / "out", part)[0]["ids"] for part in ("train", "validation", "test")]
@@ -59,8 +61,8 @@ def test_learned_ids_need_the_columns_they_were_learned_from(log, capsys):
     assert main(command(log)) == 0
     other = log.parent / "other.csv"
     other.write_text("y,item,x\n1,a,2\n")
-    given = [*command(other, out="new"), "--learned", str(log.parent / "out")]
-    assert main(given) == 2
+    given = [str(log.parent / "out"), str(other), "--out", str(log.parent / "new")]
+    assert apply(given) == 2
     assert "other.csv: no column 'user'" in capsys.readouterr().err
 
 
@@ -74,7 +76,6 @@ def test_learned_ids_need_the_columns_they_were_learned_from(log, capsys):
         (["--set", "split_column=y"], ["belong to split: by_column"]),
         (["--set", "split=files"], ["needs test_path"]),
         (["--set", "test_path=x.csv"], ["belong to split: files"]),
-        (["--learned", "nowhere"], ["nowhere: no prepared data here"]),
         (["--schema", "nowhere.yaml"], ["nowhere.yaml: no such file"]),
     ],
 )
@@ -158,16 +159,83 @@ def test_kills_leave_nothing_that_is_taken_for_whole(log):
     assert not list(log.parent.glob(".*"))
 
 
-def test_a_second_process_waits_and_uses_the_first_ones_folder(tmp_path):
-    made = []
+HELD = """
+import sys, time
+from pathlib import Path
+from stampede.data.prepared.whole_folder import make_whole
 
-    def make(folder):
-        made.append(folder)
-        (folder / "x").touch()
+def make(folder):
+    (folder / sys.argv[2]).touch()
+    while not Path(sys.argv[3]).exists():
+        time.sleep(0.01)
 
-    make_whole(tmp_path / "a", make)
-    make_whole(tmp_path / "a", make)
-    assert len(made) == 1 and (tmp_path / "a" / "x").exists()
+print(make_whole(Path(sys.argv[1]), make))
+"""
+
+
+@pytest.mark.parametrize("first_one_ends", ["whole", "killed"])
+def test_a_second_process_waits_for_the_first(tmp_path, first_one_ends):
+    def start(name):
+        arguments = [str(tmp_path / "a"), name, str(tmp_path / "go on")]
+        return subprocess.Popen(
+            [sys.executable, "-c", HELD, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    first = start("one")
+    while not (tmp_path / ".a.unfinished" / "one").exists():
+        time.sleep(0.01)
+    second = start("two")
+    assert "waiting for another process" in second.stderr.readline()
+    assert not (tmp_path / ".a.unfinished" / "two").exists()
+    if first_one_ends == "killed":
+        first.kill()
+        first.wait()
+    (tmp_path / "go on").touch()
+    answers = [process.communicate(timeout=60)[0].strip() for process in (first, second)]
+    expected, content = (["True", "False"], "one")
+    if first_one_ends == "killed":
+        expected, content = ["", "True"], "two"
+    assert answers == expected
+    assert [path.name for path in (tmp_path / "a").iterdir()] == [content]
+    assert not list(tmp_path.glob(".*"))
+
+
+PEAK = """
+import resource
+from stampede.data.prepare import main
+from stampede.data.raw import blocks
+blocks.BLOCK_BYTES = 1 << 20
+assert main({arguments!r}) == 0
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+STARTER = """
+import subprocess, sys
+sys.exit(subprocess.run([sys.executable, "-c", sys.argv[1]]).returncode)
+"""
+
+
+def test_memory_does_not_grow_with_the_rows(log):
+    """Ten times the rows of the same ids; the larger log alone would need 60 MB more."""
+    lines = log.read_text().splitlines()
+    peaks = []
+    for times in (500, 5000):
+        path = log.parent / f"{times}.csv"
+        path.write_text("\n".join([lines[0], *(lines[1:] * times)]) + "\n")
+        arguments = ["table", str(path), "--schema", str(log.parent / "schema.yaml")]
+        arguments += ["--out", str(log.parent / f"out{times}")]
+        # A process begins with the memory of the one that starts it: a small one does.
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", STARTER, PEAK.format(arguments=arguments)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        peaks.append(int(done.stdout.split()[-1]))
+    assert (log.parent / "5000.csv").stat().st_size > 60e6
+    assert peaks[1] - peaks[0] < 40, peaks
 
 
 @pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), DataError()])
