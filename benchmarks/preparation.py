@@ -119,7 +119,9 @@ def _measure(log: Path, rows: int, repeats: int, pandas: list[str]) -> dict:
         for file in log.parent.glob("*.feather"):
             file.unlink()
     # Ids of the training part: all of them have a row, besides two of every field.
-    found["distinct_ids"] = sum(entry.rows - 2 for entry in read_manifest(prepared).fields)
+    manifest = read_manifest(prepared)
+    found["distinct_ids"] = sum(entry.rows - 2 for entry in manifest.fields)
+    found["phases"] = manifest.source["seconds"]
     found["seconds"] = {name: statistics.median(values) for name, values in seconds.items()}
     found["all_seconds"] = seconds
     found["peak_bytes"] = peaks

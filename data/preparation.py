@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,20 +75,27 @@ class _Preparation:
 
     def run(self) -> None:
         options, folder = self._options, self._folder
+        started = time.perf_counter()
         assignment = self._assignment()
         bad_rows = BadRows(options.on_bad_row, folder / BAD_ROWS)
         spool = Spool(folder / "spool", self._log.schema) if options.spool else None
+        counted = time.perf_counter()
         learned = self._learn(assignment, bad_rows, spool)
         if spool is not None and learned.takes_hashes:
             rows = iter(spool)
         else:
             rows = self._read_again(assignment)
+        learnt = time.perf_counter()
         with RowProgress("pass 2 of 2, writing", self._log.bytes) as progress:
             parts = write_rows(folder, rows, learned, options, progress)
         shutil.rmtree(folder / "spool", ignore_errors=True)
-        write_manifest(
-            folder, self._log, learned, options, parts, bad_rows, self._source.described()
-        )
+        seconds = {
+            "counting": counted - started,
+            "learning": learnt - counted,
+            "writing": time.perf_counter() - learnt,
+        }
+        source = {**self._source.described(), "seconds": seconds}
+        write_manifest(folder, self._log, learned, options, parts, bad_rows, source)
 
     def _read_again(self, assignment: Assignment) -> Iterator[Spooled]:
         # Bad rows were told of in the first pass.
