@@ -1,7 +1,8 @@
 """Speed of the reader beside plain numpy gathering of the same rows, in one process.
 
 Files as Criteo's, 26 ids and 13 numbers a row, in the page cache; batches of 65536 in the order of
-a global shuffle, ready to train on. numpy gathers the same rows of the same arrays and does nothing
+a global shuffle, ready to train on. Two readers also have weights, one of them a field of bags with
+up to three ids. numpy gathers the same rows of the same arrays and does nothing
 with them. The epochs of all readers take turns, so that what else the machine does meets all alike.
 
     OMP_NUM_THREADS=2 python benchmarks/reading.py --out benchmarks/results/reading.json
@@ -63,12 +64,28 @@ def measure(folder: Path, rows: int, epochs: int) -> dict[str, float]:
     for name, shard_rows in (("one", None), ("eight", rows // 8 + 1)):
         write_prepared(folder / name, {"train": arrays, "test": some}, fields, shard_rows)
     del arrays
-    one, eight = (open_prepared(folder / name).train for name in ("one", "eight"))
+    extra = {"weights": 0, "weights and bags": 1}
+    for name, bags in extra.items():
+        write_prepared(
+            folder / name,
+            {
+                part: drawn_rows(
+                    many, FIELDS, NUMBERS, multi=bags, weight=True, vocabulary=1_000_000
+                )
+                for part, many in (("train", rows), ("test", 10))
+            },
+            drawn_fields(FIELDS, multi=bags, vocabulary=1_000_000),
+        )
+    one, eight, weighted, bagged = (
+        open_prepared(folder / name).train for name in ("one", "eight", *extra)
+    )
     readers = {
         "reader": loader(one, "global"),
         "reader, 8 shards": loader(eight, "global"),
         "reader, block shuffle": loader(one, "block"),
         "reader, global shuffle, read ahead": loader(one, "global", ahead=2),
+        "reader, weights": loader(weighted, "global"),
+        "reader, weights and bags": loader(bagged, "global", bags=1),
         "numpy take": numpy_loader(one, lambda array, chosen: array.take(chosen, 0)),
         "numpy fancy indexing": numpy_loader(one, lambda array, chosen: array[chosen]),
     }
@@ -81,11 +98,11 @@ def measure(folder: Path, rows: int, epochs: int) -> dict[str, float]:
     return {name: rows / statistics.median(times[1:]) for name, times in seconds.items()}
 
 
-def loader(part: ShardedPart, shuffle: str, ahead: int = 0) -> Callable[[int], None]:
+def loader(part: ShardedPart, shuffle: str, ahead: int = 0, bags: int = 0) -> Callable[[int], None]:
     """Reads an epoch batch by batch, as training does."""
     window = 32 * Order(part.rows).block_rows if shuffle == "block" else 0
     order = Order(part.rows, shuffle, 0, window)
-    fields = [f"C{i + 1}" for i in range(FIELDS)]
+    fields = list(drawn_fields(FIELDS, multi=bags))
     batches = GlobalBatches(part, fields, BATCH, 0, 1, order, ahead=ahead)
 
     def read_epoch(epoch: int) -> None:

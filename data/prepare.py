@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given.verify is not None:
             verify(Path(given.verify))
-            print(f"{given.verify}: all files are as they were written")
+            print(f"{given.verify}: all files are as they were written, and hold what they should")
             return 0
         if given.kind is None or not given.files or given.out is None:
             parser.error("write KIND, FILE... and --out FOLDER, or --verify FOLDER")

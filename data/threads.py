@@ -20,6 +20,8 @@ _MOST_CORES = 4
 def run_tasks(function: Callable[[T], None], arguments: Sequence[T]) -> None:
     """Call a function that leaves the interpreter to others, as numpy's do, for each argument.
 
+    After one that fails no other begins; all have ended, and its exception is raised.
+
     The calls are shared by as many threads as torch uses for its own operations, at most 4, this
     one among them. They do not spin when they wait, as those of OpenMP do: on a machine with other
     work this is no slower than it must be.
@@ -32,15 +34,17 @@ def run_tasks(function: Callable[[T], None], arguments: Sequence[T]) -> None:
                 argument = left.popleft()
             except IndexError:  # another thread was faster
                 return
-            function(argument)
+            try:
+                function(argument)
+            except BaseException:
+                left.clear()
+                raise
 
     helpers = min(torch.get_num_threads(), _MOST_CORES, len(arguments)) - 1
     helping = [_helpers().submit(work) for _ in range(helpers)]
     try:
         work()
     finally:
-        # After a failure the rest is not wanted; nobody works on when this function has ended.
-        left.clear()
         # One that has not begun, as other callers keep the threads busy, has nothing left to do.
         begun = [helper for helper in helping if not helper.cancel()]
         wait(begun)

@@ -40,7 +40,7 @@ class Progress:
 
     Attributes:
         epoch: epochs finished.
-        reader: state of the reader of the training part; nothing before the first checkpoint.
+        reader: state of the `Reader`'s training batches; nothing before the first checkpoint.
         step: steps taken.
         samples: samples trained on.
         train_seconds: time spent in training, without evaluation and checkpoints.

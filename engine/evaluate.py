@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from stampede.data import DataError, GlobalBatches
+from stampede.data import GlobalBatches
 from stampede.engine.metrics import auc, logloss
 from stampede.engine.processes import Processes
 
@@ -36,8 +36,7 @@ class Evaluation:
 def evaluate(model: nn.Module, batches: GlobalBatches, processes: Processes) -> Evaluation:
     """Score every sample once and compute the metrics; the same result on every rank.
 
-    Raises:
-        DataError: no sample has any weight.
+    Some sample must have a weight above 0.
     """
     model.eval()
     columns: list[Tensor] = []
@@ -63,11 +62,6 @@ def evaluate(model: nn.Module, batches: GlobalBatches, processes: Processes) -> 
     label, weight, logits, truth = gathered[1:, gathered[0] > 0]
     # Without weights pairs are counted in integers.
     weights = None if (weight == 1).all() else weight
-    if weights is not None and not weights.any():
-        raise DataError(
-            f"all {len(label):,} samples of a part have the weight 0, so that it has no logloss; "
-            "give some a weight above 0"
-        )
     attainable = None
     if batch.true_probability is not None:
         attainable = _defined(auc(truth, label, weights))

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
-from stampede.data import Dataset, GlobalBatches, Order, Part
+from stampede.data import DataError, Dataset, GlobalBatches, Order, Part
 from stampede.data.prepared.part import ShardedPart
 from stampede.data.residence import Readahead, choose_residence, make_order, place
 from stampede.engine.config import Config
 from stampede.engine.config.reading import ReadingSection
+from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import Processes
 from stampede.settings import SettingsError
 
 # Batches that wait in page-locked memory for a GPU, or while the disk is busy.
 _AHEAD = 2
+
+# Keys that the order of the training rows depends on and that a resumed run may change.
+_ORDERING = ("shuffle", "memory_gb")
+
+# Rows whose weights are looked at together.
+_PIECE = 1 << 20
 
 
 class Reader:
@@ -33,14 +43,21 @@ class Reader:
 
     Raises:
         SettingsError: the data do not fit on the device.
+        DataError: a part to evaluate has no weight.
     """
 
     def __init__(self, config: Config, dataset: Dataset, processes: Processes) -> None:
         section = config.data if isinstance(config.data, ReadingSection) else ReadingSection()
+        for name, part in (("validation", dataset.validation), ("test", dataset.test)):
+            if part is not None:
+                _check_weighted(name, part)
         self._processes = processes
-        self._shuffle = section.shuffle if dataset.shuffle else "none"
+        self._section = section
         self._memory = section.memory_gb * 1e9
         self._seed = config.run.seed
+        # Of the data as opened, so that it does not depend on where they are.
+        shuffle = section.shuffle if dataset.shuffle else "none"
+        self._order = make_order(dataset.train, shuffle, self._memory, self._seed)
         self._train_batch_size = config.train.batch_size
         self._evaluate_batch_size = config.evaluate.batch_size
         self._fields = list(dataset.vocabulary_sizes)
@@ -57,9 +74,29 @@ class Reader:
 
     def training(self) -> GlobalBatches:
         """Batches of the training part, in a new order each epoch."""
-        part = self.dataset.train
-        order = make_order(part, self._shuffle, self._memory, self._seed)
-        return self._batches(part, order, self._train_batch_size)
+        return self._batches(self.dataset.train, self._order, self._train_batch_size)
+
+    def state_dict(self, batches: GlobalBatches) -> dict[str, Any]:
+        """State of the batches for training, and the settings that their order depends on."""
+        settings = {key: getattr(self._section, key) for key in _ORDERING}
+        return {**batches.state_dict(), "settings": settings}
+
+    def load_state_dict(self, batches: GlobalBatches, state: Mapping[str, Any]) -> None:
+        """Go on with the batches for training where the state was taken.
+
+        Raises:
+            RunFolderError: settings or data are such that the rows come in another order.
+            DataError: it is no state of these batches.
+        """
+        settings = state.get("settings")
+        if settings and Order(**state["order"]).deciding() != self._order.deciding():
+            now = {key: getattr(self._section, key) for key in settings}
+            raise RunFolderError(
+                f"with {_written(now)} the training rows come in another order than in the run so "
+                f"far; write {_written(settings)} as in the checkpoint and use the same data, or "
+                "choose another run.name"
+            )
+        batches.load_state_dict(state)
 
     def evaluation(self, part: Part) -> GlobalBatches:
         """Batches of a part of `dataset` in the order of its rows."""
@@ -82,3 +119,21 @@ class Reader:
             pin=self._processes.device if copied else None,
             before_reading=Readahead(part, order) if from_disk else None,
         )
+
+
+def _written(settings: Mapping[str, Any]) -> str:
+    """Settings as they stand on a command line."""
+    return " ".join(f"data.{key}={value}" for key, value in settings.items())
+
+
+def _check_weighted(name: str, part: Part) -> None:
+    """Refuse a part without any weight before it is trained for; mostly one look is enough."""
+    for start in range(0, part.rows, _PIECE):
+        rows = torch.arange(start, min(start + _PIECE, part.rows), device=part.device)
+        weights = part.weight(rows)
+        if weights is None or bool(weights.any()):
+            return
+    raise DataError(
+        f"all {part.rows:,} samples of the {name} part have the weight 0, so that it has no "
+        "logloss; give some a weight above 0, or split the data otherwise"
+    )

@@ -35,7 +35,7 @@ def train_step(job: Job, batch: Batch, step: int, processes: Processes) -> float
     Raises:
         TrainingStoppedError: the loss is not finite; nothing was updated in this step.
     """
-    # Copied while the device is busy where the batch lies in page-locked memory.
+    # From page-locked memory this only queues the copy; the device makes it before the forward.
     batch = batch.to(processes.device, non_blocking=True)
     total = _local_loss(job, batch)
     mean = total.detach().clone()
@@ -57,8 +57,11 @@ def _local_loss(job: Job, batch: Batch) -> Tensor:
     """This rank's share of the weighted mean loss over the global batch."""
     logits = job.model(batch.sparse, batch.dense)
     losses = functional.binary_cross_entropy_with_logits(logits, batch.label, reduction="none")
-    # A batch without any weight teaches nothing: its sum is 0 over 1.
-    return (losses * batch.weight).sum() / (batch.global_weight or 1.0)
+    # Weights are brought to a mean of 1 first, as a loss times a very large or a very small one is
+    # no float32. A batch without any weight teaches nothing: its loss is 0.
+    scale = batch.global_samples / (batch.global_weight or 1.0)
+    weight = (batch.weight.double() * scale).float()
+    return (losses * weight).sum() / batch.global_samples
 
 
 def _backward(total: Tensor, step: int, processes: Processes) -> None:

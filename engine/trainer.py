@@ -49,17 +49,18 @@ class Trainer:
 
         Raises:
             TrainingStoppedError: the loss is not finite, or a file cannot be written.
+            RunFolderError, SettingsError, DataError: the data cannot be read as asked.
         """
         self._reader = Reader(self.config, self.dataset, self.processes)
         batches = self._reader.training()
         if self.progress.reader:
-            batches.load_state_dict(self.progress.reader)
+            self._reader.load_state_dict(batches, self.progress.reader)
         total = self.dataset.train.rows * self.config.train.epochs
         with progress_bar(total, self.progress.samples, self.processes.is_main) as bar:
             for epoch in range(self.progress.epoch, self.config.train.epochs):
                 self._train_epoch(epoch, batches, bar)
                 self.progress.epoch = epoch + 1
-                self.progress.reader = batches.state_dict()
+                self.progress.reader = self._reader.state_dict(batches)
                 self._choose(self._evaluate_all())
                 checkpoint.save(
                     self.folder.checkpoints,

@@ -19,6 +19,10 @@ MANIFEST = "manifest.json"
 PartName = Literal["train", "validation", "test"]
 PARTS: tuple[PartName, ...] = ("train", "validation", "test")
 
+# Names of fields and numbers: parts of the names of files, metrics and tables.
+FIELD_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
+FieldName = Annotated[str, Field(pattern=FIELD_NAME)]
+
 # Rows of a table that stand for no id of the vocabulary.
 Count = Annotated[int, Field(ge=0, lt=2**62)]
 
@@ -35,7 +39,7 @@ class FieldEntry(Section):
         multi: whether a sample has any number of ids.
     """
 
-    name: str
+    name: FieldName
     rows: Annotated[int, Field(ge=1, lt=2**62)]
     missing_row: Count | None = None
     unseen_row: Count | None = None
@@ -91,7 +95,7 @@ class Manifest(Section):
     format: Literal[2] = FORMAT
     version: str
     fields: list[FieldEntry]
-    numbers: list[str]
+    numbers: list[FieldName]
     ids_dtype: Literal["int32", "int64"] = "int32"
     numbers_dtype: Literal["float32", "float16"] = "float32"
     has_weight: bool = False

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from stampede.data.errors import DataError
+from stampede.data.prepared.mapped import damaged, values_of
 from stampede.data.samples import Bag, Samples
 from stampede.data.threads import run_tasks
 
@@ -70,8 +73,15 @@ class ShardedPart:
 
     @property
     def bytes(self) -> int:
-        """Size of all arrays."""
-        return sum(array.nbytes for shard in self.shards for array in shard.arrays.values())
+        """Size of all arrays, the same in any number of shards."""
+        size = sum(array.nbytes for shard in self.shards for array in shard.arrays.values())
+        # Offsets have one more than rows in each shard.
+        return size - sum(
+            array.itemsize
+            for shard in self.shards[1:]
+            for name, array in shard.arrays.items()
+            if name.startswith("offsets_")
+        )
 
     def read(self, rows: Tensor) -> Samples:
         """Gather rows.
@@ -82,16 +92,18 @@ class ShardedPart:
 
         Returns:
             The samples; the ids lie field by field in memory, as a batch wants them.
+
+        Raises:
+            DataError: offsets of a multi-valued field do not ascend.
         """
         pieces = self._pieces(rows)
         names = self.shards[0].arrays
-        bags = [name.split("_")[1] for name in names if name.startswith("offsets_")]
         read = self._gather([name for name in _DTYPES if name in names], pieces, len(rows))
         return Samples(
             ids=read["ids"].T,
             dense=read["numbers"],
             label=read["label"],
-            bags=tuple(self._bag(i, pieces) for i in bags),
+            bags=self._bags(pieces),
             weight=read.get("weight"),
         )
 
@@ -111,7 +123,11 @@ class ShardedPart:
         ]
 
     def resident(self, device: torch.device) -> ShardedPart:
-        """The same rows with all arrays copied to `device`, in one shard."""
+        """The same rows with all arrays copied to `device`, in one shard.
+
+        Raises:
+            DataError: offsets of a multi-valued field do not ascend.
+        """
         joined = {
             name: self._joined_offsets(name, device)
             if name.startswith("offsets_")
@@ -160,28 +176,57 @@ class ShardedPart:
                 fill(piece)
         return gathered
 
-    def _bag(self, i: str, pieces: list[_Piece]) -> Bag:
-        like = self.shards[0].arrays[f"values_{i}"]
-        # Also without any rows there are tensors to join.
-        values, lengths = [like[:0]], [torch.empty(0, dtype=torch.int64, device=like.device)]
-        for shard, local, _ in pieces:
-            offsets = shard.arrays[f"offsets_{i}"]
-            first = offsets.index_select(0, local)
-            length = offsets.index_select(0, local + 1) - first
-            before = length.cumsum(0) - length
-            wanted = torch.repeat_interleave(first - before, length)
-            wanted += torch.arange(len(wanted), device=like.device)
-            values.append(shard.arrays[f"values_{i}"].index_select(0, wanted))
-            lengths.append(length)
-        return Bag(torch.cat(values), torch.cat(lengths))
+    def _bags(self, pieces: list[_Piece]) -> tuple[Bag, ...]:
+        """Ids of every multi-valued field."""
+        names = [name for name in self.shards[0].arrays if name.startswith("offsets_")]
+        found = [[_bounds(name, piece) for piece in pieces] for name in names]
+        # The host has to know how many ids there are: one wait for a device instead of many.
+        counts = [length.sum() for bounds in found for _, length in bounds]
+        left = iter(torch.stack(counts).tolist() if counts else [])
+        bags = []
+        for name, bounds in zip(names, found, strict=True):
+            like = self.shards[0].arrays[values_of(name)]
+            # Also without any rows there are tensors to join.
+            values = [like[:0]]
+            lengths = [torch.empty(0, dtype=torch.int64, device=like.device)]
+            for piece, (first, length) in zip(pieces, bounds, strict=True):
+                before = length.cumsum(0) - length
+                count = next(left)
+                wanted = torch.repeat_interleave(first - before, length, output_size=count)
+                wanted += torch.arange(count, device=like.device)
+                values.append(piece.shard.arrays[values_of(name)].index_select(0, wanted))
+                lengths.append(length)
+            bags.append(Bag(torch.cat(values), torch.cat(lengths)))
+        return tuple(bags)
 
     def _joined_offsets(self, name: str, device: torch.device) -> Tensor:
         joined, end = [torch.zeros(1, dtype=torch.int64, device=device)], 0
         for shard in self.shards:
             offsets = shard.arrays[name]
+            # A GPU that is given such offsets later would fail for good.
+            if bool((offsets[1:] < offsets[:-1]).any()):
+                raise _descending(name, shard)
             joined.append(offsets[1:].to(device) + end)
             end += int(offsets[-1])
         return torch.cat(joined)
+
+
+def _bounds(name: str, piece: _Piece) -> tuple[Tensor, Tensor]:
+    """Where the ids of each row begin, and how many there are."""
+    offsets = piece.shard.arrays[name]
+    first = offsets.index_select(0, piece.rows)
+    last = offsets.index_select(0, piece.rows + 1)
+    if first.device == _CPU and len(first):
+        values = len(piece.shard.arrays[values_of(name)])
+        begin, end = first.numpy(), last.numpy()
+        if begin.min() < 0 or end.max() > values or (end < begin).any():
+            raise _descending(name, piece.shard)
+    return first, last - first
+
+
+def _descending(name: str, shard: Shard) -> DataError:
+    path = shard.maps[name].filename if name in shard.maps else name
+    return damaged(Path(path), "its numbers do not ascend")
 
 
 def _tiles(shard: Shard, rows: Tensor, first: int) -> list[_Piece]:

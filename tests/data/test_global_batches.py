@@ -1,67 +1,25 @@
-"""The same global batches on any number of ranks, every sample once, resumed anywhere."""
+"""The same global batches on any number of ranks, every sample once."""
 
-import gc
-import json
-import threading
 import tracemalloc
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.distributed.checkpoint.stateful import Stateful
 
-from stampede.data import DataError, GlobalBatches, Order, Samples, SyntheticClicks
-from stampede.data.prepared.part import Shard, ShardedPart
-from support.prepared import drawn_rows, shard_of
-
-FIELDS = [f"C{i + 1}" for i in range(26)]
-BAGS = ["C1", "C2", "M1", "M2"]
-
-
-def array_part(arrays, cuts=()):
-    """A part in memory, in shards that end at the cuts."""
-    edges = [0, *cuts, len(arrays["label"])]
-    return ShardedPart(
-        tuple(
-            Shard(
-                stop - start,
-                {k: torch.from_numpy(a.copy()) for k, a in shard_of(arrays, start, stop).items()},
-            )
-            for start, stop in pairwise(edges)
-        )
-    )
-
-
-def numbered(rows, **more):
-    """A part whose rows are told apart by their first number."""
-    return array_part(drawn_rows(rows, single=2, **more))
-
-
-def reader(part, world_size=1, rank=0, batch_size=8, shuffle="global", fields=FIELDS[:2], **more):
-    order = Order(part.rows, shuffle, 5, 16 if shuffle == "block" else 0, 4)
-    return GlobalBatches(part, fields, batch_size, rank, world_size, order, **more)
-
-
-def rows_of(batch):
-    return batch.dense[: batch.samples, 0].long().tolist()
-
-
-def global_batches(part, world_size, epoch=0, **more):
-    """Sorted rows of each global batch, padding left out."""
-    ranks = [
-        list(reader(part, world_size, rank, **more).epoch(epoch)) for rank in range(world_size)
-    ]
-    assert len({len(batches) for batches in ranks}) == 1
-    joined = []
-    for batches in zip(*ranks, strict=True):
-        assert len({len(batch.label) for batch in batches}) == 1
-        rows = [row for batch in batches for row in rows_of(batch)]
-        assert {batch.global_samples for batch in batches} == {len(rows)}
-        joined.append(sorted(rows))
-    return joined
+from stampede.data import GlobalBatches, Order, SyntheticClicks
+from stampede.data.prepared import part as gathering
+from support.batches import (
+    FIELDS,
+    array_part,
+    global_batches,
+    numbered,
+    reader,
+    rows_of,
+    torch_threads,
+)
+from support.prepared import drawn_rows
 
 
 # Last batches of 8 (full), 1, ranks-1 and ranks+1 samples, for 2 and 4 ranks.
@@ -136,11 +94,17 @@ def test_padding_has_no_ids_and_no_weight(part):
     shuffle=st.sampled_from(["global", "block", "none"]),
     half=st.booleans(),
     long=st.booleans(),
+    threads=st.sampled_from([1, 2]),
 )
 def test_batches_hold_what_the_arrays_hold(
-    rows, cuts, single, multi, numbers, world_size, shuffle, half, long
+    rows, cuts, single, multi, numbers, world_size, shuffle, half, long, threads
 ):
     """Against a loop over single samples."""
+    with torch_threads(threads):
+        check_batches(rows, cuts, single, multi, numbers, world_size, shuffle, half, long)
+
+
+def check_batches(rows, cuts, single, multi, numbers, world_size, shuffle, half, long):
     if single + multi == 0:
         single = 1
     arrays = drawn_rows(rows, single, numbers, multi, weight=True)
@@ -185,126 +149,6 @@ def ids_of(arrays, field, row, single):
     return arrays[f"values_{field - single}"][offsets[row] : offsets[row + 1]].tolist()
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    stop=st.integers(0, 11),
-    before=st.sampled_from([1, 2, 4]),
-    after=st.sampled_from([1, 2, 4]),
-    shuffle=st.sampled_from(["global", "block", "none"]),
-    ahead=st.sampled_from([0, 3]),
-)
-def test_resumed_anywhere_on_any_number_of_ranks(stop, before, after, shuffle, ahead):
-    """30 rows are 4 batches an epoch; 3 epochs of them."""
-    part = numbered(30)
-
-    def run(loader, epochs):
-        return [sorted(rows_of(batch)) for _ in range(epochs) for batch in loader]
-
-    whole = [run(reader(part, after, rank, shuffle=shuffle), 3) for rank in range(after)]
-    states = []
-    for rank in range(before):
-        loader = reader(part, before, rank, shuffle=shuffle, ahead=ahead)
-        for seen in range(stop):
-            if seen % 4 == 0:
-                epoch = iter(loader)
-            next(epoch)
-        states.append(json.dumps(loader.state_dict()))
-    assert len(set(states)) == 1
-    for rank in range(after):
-        loader = reader(part, after, rank, shuffle=shuffle, ahead=ahead)
-        loader.load_state_dict(json.loads(states[0]))
-        assert run(loader, 3 - stop // 4) == whole[rank][stop:]
-
-
-def test_the_state_is_that_of_the_consumer_and_a_break_goes_on():
-    loader = reader(numbered(40), ahead=4)
-    assert isinstance(loader, Stateful)
-    whole = [rows_of(batch) for batch in reader(numbered(40)).epoch(0)]
-    seen = []
-    for batch in loader:
-        seen.append(rows_of(batch))
-        assert loader.state_dict()["samples"] == 8 * len(seen)
-        if len(seen) == 2:
-            break
-    seen += [rows_of(batch) for batch in loader]
-    assert seen == whole
-    assert (loader.state_dict()["epoch"], loader.state_dict()["samples"]) == (1, 0)
-
-
-def test_states_of_something_else_are_refused():
-    loader = reader(numbered(40))
-    next(iter(loader))
-    state = loader.state_dict()
-    with pytest.raises(DataError, match="40 rows, this one has 41"):
-        reader(numbered(41)).load_state_dict(state)
-    with pytest.raises(DataError, match=r"shuffle 'global'.*'none'"):
-        reader(numbered(40), shuffle="none").load_state_dict(state)
-    with pytest.raises(DataError, match="batches of 8, now they have 16"):
-        reader(numbered(40), batch_size=16).load_state_dict(state)
-    other = GlobalBatches(numbered(40), FIELDS[:2], 8, 0, 1, Order(40, "global", 6, 0, 4))
-    with pytest.raises(DataError, match=r"seed 5 .* 6"):
-        other.load_state_dict(state)
-    for broken in ({}, {**state, "epoch": "x"}, {**state, "samples": 40}, {**state, "epoch": -1}):
-        with pytest.raises(DataError, match="no state"):
-            reader(numbered(40)).load_state_dict(broken)
-    # At the beginning of an epoch any batch size will do.
-    for _ in loader:
-        pass
-    larger = reader(numbered(40), batch_size=16)
-    larger.load_state_dict(loader.state_dict())
-    assert [sorted(rows_of(b)) for b in larger] == global_batches(
-        numbered(40), 1, epoch=1, batch_size=16
-    )
-
-
-def readers_running():
-    gc.collect()
-    return [thread for thread in threading.enumerate() if "stampede-read" in thread.name]
-
-
-class _Broken:
-    """Fails at a row, with an error of its own."""
-
-    rows, device = 64, torch.device("cpu")
-
-    def read(self, rows):
-        if 40 in rows.tolist():
-            raise DataError("row 40 is lost")
-        return Samples(rows[:, None], torch.zeros(len(rows), 1), rows % 2)
-
-    def weight(self, rows):
-        return None
-
-
-@pytest.mark.parametrize("ahead", [0, 3])
-def test_errors_of_reading_reach_the_consumer_as_they_are(ahead):
-    loader = GlobalBatches(_Broken(), ["C1"], 8, 0, 1, ahead=ahead)
-    seen = []
-    with pytest.raises(DataError, match=r"^row 40 is lost$"):
-        for batch in loader:
-            seen.append(batch)
-    assert len(seen) == 5
-    assert loader.state_dict()["samples"] == 40
-    assert not readers_running()
-
-
-def test_no_thread_outlives_its_use():
-    loader = reader(numbered(80), ahead=2)
-    for _ in loader:
-        break
-    assert not readers_running()
-
-    def fail():
-        for _ in loader:
-            raise RuntimeError("training failed")
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert not readers_running()
-    whole = list(loader.epoch(0))
-    assert len(whole) == 10 and not readers_running()
-
-
 def test_a_batch_whose_weights_are_all_zero_has_no_weight():
     arrays = drawn_rows(16, single=2, weight=True)
     arrays["weight"][:8] = 0
@@ -342,7 +186,13 @@ def test_rows_of_several_shards_in_any_order():
     assert read.bags[0].lengths.tolist() == [len(bag) for bag in wanted]
 
 
-def test_long_batches_ascend_in_stretches_and_hold_the_right_rows():
+@pytest.mark.parametrize("threads", [1, 2])
+def test_long_batches_ascend_in_stretches_and_hold_the_right_rows(threads):
+    with torch_threads(threads):
+        check_long_batches()
+
+
+def check_long_batches():
     rows = 100_000
     part = array_part(drawn_rows(rows, single=1, numbers=1), [20_000, 70_000])
     order = Order(rows, "global", 2)
@@ -363,3 +213,69 @@ def test_a_batch_that_does_not_divide_is_refused():
 def test_an_order_of_another_part_is_refused():
     with pytest.raises(ValueError, match="order of 8 rows for a part of 9"):
         GlobalBatches(numbered(9), FIELDS[:2], 8, 0, 1, Order(8))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_sum_of_the_weights_is_exact_and_read_once(world_size, monkeypatch):
+    arrays = drawn_rows(3000, single=1, weight=True)
+    arrays["weight"] = np.random.default_rng(0).random(3000, np.float32) * 1e3
+    part = array_part(arrays)
+    looks = []
+    weight = type(part).weight
+    monkeypatch.setattr(
+        type(part), "weight", lambda self, rows: looks.append(len(rows)) or weight(self, rows)
+    )
+    (batch,) = GlobalBatches(part, ["C1"], 4096, 0, world_size)
+    assert batch.global_weight == pytest.approx(arrays["weight"].sum(dtype=np.float64), rel=1e-12)
+    # One rank alone has all weights of its batch at hand.
+    assert looks == ([] if world_size == 1 else [3000])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_weights_belong_to_their_batch(weighted):
+    part = array_part(drawn_rows(16, single=2, weight=weighted))
+    first, second = reader(part, shuffle="none")
+    kept = second.weight.clone()
+    first.weight.zero_()
+    assert torch.equal(second.weight, kept)
+
+
+def test_gathering_as_on_a_device(monkeypatch):
+    """The path of GPUs, taken by the CPU."""
+    part = array_part(drawn_rows(40, multi=2, weight=True), [7, 30])
+    rows = torch.tensor([31, 2, 2, 8, 39, 0, 29])
+    wanted = part.read(rows)
+    monkeypatch.setattr(gathering, "_CPU", torch.device("meta"))
+    monkeypatch.setattr(gathering, "run_tasks", None)
+    for placed in (part, part.resident(torch.device("cpu"))):
+        assert_same_samples(placed.read(rows), wanted)
+
+
+def assert_same_samples(one, other):
+    for name in ("ids", "dense", "label", "weight"):
+        assert torch.equal(getattr(one, name).cpu(), getattr(other, name))
+    for mine, theirs in zip(one.bags, other.bags, strict=True):
+        assert torch.equal(mine.values.cpu(), theirs.values)
+        assert torch.equal(mine.lengths.cpu(), theirs.lengths)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("shuffle", ["global", "block", "none"])
+@pytest.mark.parametrize("where", ["pinned", "resident"])
+def test_batches_on_a_gpu(where, shuffle):
+    gpu = torch.device("cuda", 0)
+    part = array_part(drawn_rows(333, single=2, multi=2, weight=True), [100, 200])
+    fields = ["C1", "C2", "M1", "M2"]
+    wanted = reader(part, batch_size=64, shuffle=shuffle, fields=fields)
+    placed, more = (
+        (part, {"ahead": 2, "pin": gpu}) if where == "pinned" else (part.resident(gpu), {})
+    )
+    found = reader(placed, batch_size=64, shuffle=shuffle, fields=fields, **more)
+    for batch, other in zip(found, wanted, strict=True):
+        assert batch.label.is_cuda or batch.label.is_pinned()
+        moved = batch.to(gpu, non_blocking=True).to(torch.device("cpu"))
+        assert torch.equal(moved.sparse.values(), other.sparse.values())
+        assert torch.equal(moved.sparse.lengths(), other.sparse.lengths())
+        for name in ("dense", "label", "weight"):
+            assert torch.equal(getattr(moved, name), getattr(other, name))
+        assert batch.global_weight == pytest.approx(other.global_weight)

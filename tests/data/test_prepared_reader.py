@@ -7,10 +7,11 @@ import sys
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from stampede.data import DataError
 from stampede.data.prepared.reader import open_prepared
-from stampede.data.prepared.verify import verify
 from support.prepared import drawn_fields, drawn_rows, write_prepared
 
 
@@ -179,6 +180,28 @@ def header_of_a_trillion_rows(path):
     path.write_bytes(path.read_bytes().ljust(length, b"\0"))
 
 
+def other_header(path, old, new):
+    """Change some characters of a header, not its length."""
+    content = path.read_bytes()
+    assert content.count(old) == 1 and len(old) == len(new)
+    path.write_bytes(content.replace(old, new))
+
+
+@change("ids")
+def header_without_its_end(path):
+    other_header(path, b"3), }", b"3),  ")
+
+
+@change("ids")
+def header_that_is_no_python(path):
+    other_header(path, b"False", b"Fa se")
+
+
+@change("ids")
+def header_without_a_type(path):
+    other_header(path, b"'<i4'", b"()   ")
+
+
 @change("label")
 def pickled(path):
     length = path.stat().st_size
@@ -201,7 +224,8 @@ def offsets_that_begin_too_late(path):
 
 
 DAMAGES = [gone, cut, empty, longer, folder_instead, other_type, other_shape, fewer_rows, turned,
-           header_of_a_trillion_rows, pickled, offsets_that_end_too_late,
+           header_of_a_trillion_rows, header_without_its_end, header_that_is_no_python,
+           header_without_a_type, pickled, offsets_that_end_too_late,
            offsets_that_begin_too_late]  # fmt: skip
 
 
@@ -236,29 +260,22 @@ def test_a_part_without_rows(tmp_path):
         open_prepared(folder)
 
 
-def test_verify_finds_a_single_bit(folder):
-    verify(folder)
-    path = folder / "test-0-values_1.npy"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    gone = folder / "validation-0-label.npy"
-    gone.unlink()
-    with pytest.raises(DataError) as refusal:
-        verify(folder)
-    text = str(refusal.value)
-    assert "2 of " in text
-    assert f"{path}: its content has changed" in text and f"{gone}: No such file" in text
-
-
-def test_verify_reads_what_was_learned(folder):
-    learned = folder / "learned.json"
-    learned.write_text("{}")
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["learned"] = [{"name": "learned.json", "bytes": 2, "sha256": "0" * 64}]
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(DataError, match=r"learned.json: its content has changed"):
-        verify(folder)
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.integers(0, 127), st.integers(0, 255))
+def test_any_byte_of_a_header_may_be_wrong(folder, position, byte):
+    path = folder / "train-0-numbers.npy"
+    content = path.read_bytes()
+    damaged = bytearray(content)
+    damaged[position] = byte
+    path.write_bytes(damaged)
+    try:
+        open_prepared(folder)
+    except DataError as refusal:
+        assert str(refusal).startswith(f"{path}: ")
+    finally:
+        path.write_bytes(content)
 
 
 def test_preparing_needs_no_torch():

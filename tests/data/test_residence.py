@@ -66,8 +66,8 @@ def test_what_is_resident_needs_no_files(dataset, tmp_path):
 
 def test_bytes_are_those_of_the_files(dataset, tmp_path):
     files = [path for path in (tmp_path / "data").glob("*.npy")]
-    # 128 bytes of each file are its header.
-    assert dataset_bytes(dataset) == sum(path.stat().st_size - 128 for path in files)
+    # 128 bytes of each file are its header, and each shard but the first repeats an offset.
+    assert dataset_bytes(dataset) == sum(path.stat().st_size - 128 for path in files) - 3 * 8
 
 
 def test_the_choice_of_the_residence(dataset, monkeypatch):
@@ -92,6 +92,48 @@ def test_the_order_depends_on_size_and_settings(dataset):
     roomy = make_order(part, "block", 4 * bytes_a_row * 3.5 * roomy_block(), 1)
     assert roomy.window_rows == 3 * roomy.block_rows
     assert make_order(part, "none", 1e9, 1).rows_at(4, 0, 500).tolist() == list(range(500))
+
+
+@pytest.mark.parametrize("shuffle", ["auto", "block"])
+def test_the_order_depends_on_no_shards_and_no_residence(tmp_path, shuffle):
+    """At the very size where it changes, in 1 to 50 shards of bags."""
+    arrays = drawn_rows(500, multi=2)
+    orders = set()
+    for shard_rows in (None, 150, 10):
+        folder = write_prepared(tmp_path / f"{shard_rows}", {"train": arrays, "test": arrays},
+                                drawn_fields(multi=2), shard_rows)  # fmt: skip
+        dataset = open_prepared(folder)
+        for residence in ("disk", "device"):
+            part = place(dataset, residence, CPU).train
+            # Just enough for the whole part, or for two blocks.
+            size = sum(array.nbytes for array in arrays.values())
+            memory = size if shuffle == "auto" else 4 * size / 500 * 2 * roomy_block()
+            orders.add(make_order(part, shuffle, memory, 1))
+    (order,) = orders
+    assert order == (
+        Order(500, "global", 1) if shuffle == "auto" else Order(500, "block", 1, 2 * roomy_block())
+    )
+
+
+def test_files_are_asked_for_in_requests_that_linux_grants(tmp_path, monkeypatch):
+    """It reads the first part of a long request only."""
+    array = np.zeros((1 << 19, 3), np.int32)
+    np.save(tmp_path / "ids.npy", array)
+    mapped = np.load(tmp_path / "ids.npy", mmap_mode="r")
+    asked = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, *request: asked.append(request))
+    places._advise_file(mapped, 1000, 300_000, os.POSIX_FADV_WILLNEED)
+    assert {advice for *_, advice in asked} == {os.POSIX_FADV_WILLNEED}
+    assert max(length for _, length, _ in asked) <= 128 << 10
+    position = 128 + 12 * 1000
+    for start, length, _ in asked:
+        assert start == position
+        position += length
+    assert position == 128 + 12 * 300_000
+    asked.clear()
+    # Forgetting is not limited.
+    places._advise_file(mapped, 1000, 300_000, os.POSIX_FADV_DONTNEED)
+    assert asked == [(128 + 12_000, 12 * 299_000, os.POSIX_FADV_DONTNEED)]
 
 
 def roomy_block():

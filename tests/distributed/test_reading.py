@@ -119,6 +119,25 @@ def test_a_batch_without_any_weight_has_no_loss(tmp_path):
     assert loss == 0 and finite
 
 
+@pytest.mark.parametrize("factor", [1e38, 1e-42])
+def test_only_the_ratios_of_weights_matter(tmp_path, factor):
+    """Also where the sum of the weights, or a loss times a weight, is no float32."""
+    results = {}
+    for name, scale in (("one", 1), ("other", factor)):
+        (tmp_path / name).mkdir()
+        data = prepared(
+            tmp_path / name / "data", change=lambda a, s=scale: fill_weights(a["weight"], s)
+        )
+        results[name] = train_prepared(tmp_path / name, data)
+    assert results["other"].losses == pytest.approx(results["one"].losses, rel=2e-3)
+    for name, weights in results["one"].dense.items():
+        torch.testing.assert_close(results["other"].dense[name], weights, rtol=1e-2, atol=1e-4)
+
+
+def fill_weights(weight, scale):
+    weight[:] = (np.arange(len(weight)) % 3).astype(np.float64) * scale
+
+
 def test_counts_of_ids_ignore_weights(tmp_path):
     """Weights that are all alike change nothing, although every table's rows are clipped."""
     one, other = tmp_path / "one", tmp_path / "other"

@@ -13,7 +13,7 @@ from stampede.engine.reading import Reader
 from stampede.engine.tables import gather_field
 from stampede.settings import SettingsError
 from support.jobs import lines, small_config
-from support.prepared import drawn_rows
+from support.prepared import drawn_fields, drawn_rows, write_prepared
 from support.reading import prepared, prepared_config, run_prepared
 
 
@@ -76,12 +76,68 @@ def test_a_continued_run_may_move_its_data_but_not_reorder_them(tmp_path, capsys
     with pytest.raises(RunFolderError, match=r"data.shuffle: 'auto' .* 'none' now"):
         run_prepared(tmp_path, data, [*more, "data.shuffle=none"])
     with pytest.raises(
-        DataError, match=r"shuffle 'global' of the order of rows, now it is 'block'"
+        RunFolderError,
+        match=r"with data.shuffle=auto data.memory_gb=1e-05 .* another order .*; write "
+        r"data.shuffle=auto data.memory_gb=16.0 as in the checkpoint",
     ):
         run_prepared(tmp_path, data, [*more, "data.memory_gb=1e-5"])
+    # Memory that makes no difference to the order may change.
+    run_prepared(tmp_path, data, [*more, "data.memory_gb=8"])
+    more[-1] = "train.epochs=3"
     run_prepared(tmp_path, data, [*more, "data.residence=device"])
     assert "data.residence: 'auto' in the checkpoint, 'device' now" in capsys.readouterr().out
-    assert max(line["step"] for line in lines(tmp_path / "small")) == 12
+    assert max(line["step"] for line in lines(tmp_path / "small")) == 18
+
+
+def test_a_state_of_other_data_is_refused(tmp_path):
+    reader = reader_of(prepared_config(tmp_path, prepared(tmp_path / "data")))
+    other = reader_of(prepared_config(tmp_path, prepared(tmp_path / "other", train=300)))
+    with pytest.raises(RunFolderError, match="use the same data"):
+        other.load_state_dict(other.training(), reader.state_dict(reader.training()))
+    with pytest.raises(DataError, match="no state"):
+        other.load_state_dict(other.training(), {})
+
+
+@pytest.mark.parametrize("shuffle", ["auto", "block"])
+def test_the_order_is_that_of_the_data_as_opened(tmp_path, shuffle):
+    """At the very size where the offsets of one shard more would change it."""
+    data = prepared(tmp_path / "data")
+    config = prepared_config(tmp_path, data, f"data.shuffle={shuffle}")
+    with processes("cpu") as here:
+        part = open_dataset(config, here).train
+    enough = part.bytes if shuffle == "auto" else 4 * part.bytes / 333 * 3 * (1 << 14)
+    orders = [
+        order_of(
+            reader_of(
+                prepared_config(
+                    tmp_path, data, f"data.shuffle={shuffle}", f"data.residence={residence}",
+                    f"data.memory_gb={(enough + more) / 1e9!r}",
+                )
+            ).training()
+        )
+        for more in (-1, 0.5)
+        for residence in ("disk", "memory", "device")
+    ]  # fmt: skip
+    assert orders[:3] == 3 * orders[:1] and orders[3:] == 3 * orders[3:4]
+    assert orders[0] != orders[3]
+
+
+@pytest.mark.parametrize("part", ["validation", "test"])
+def test_a_part_without_any_weight_is_refused_before_training(tmp_path, monkeypatch, part):
+    monkeypatch.setattr(reading, "_PIECE", 16)
+    parts = {
+        name: drawn_rows(40, weight=True, seed=seed)
+        for seed, name in enumerate(("train", "validation", "test"))
+    }
+    # A weight in the last piece is enough.
+    for name in ("validation", "test"):
+        parts[name]["weight"][:39] = 0
+        parts[name]["weight"][39] = 0.5
+    reader_of(prepared_config(tmp_path, write_prepared(tmp_path / "one", parts, drawn_fields())))
+    parts[part]["weight"][39] = 0
+    data = write_prepared(tmp_path / "none", parts, drawn_fields())
+    with pytest.raises(DataError, match=f"all 40 samples of the {part} part have the weight 0"):
+        reader_of(prepared_config(tmp_path, data))
 
 
 def test_ids_of_a_sample_are_summed(tmp_path):

@@ -2,20 +2,21 @@
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from stampede.data import GlobalBatches
 from stampede.engine.build import build
-from stampede.engine.config import load_config
+from stampede.engine.config import Config, load_config
 from stampede.engine.datasets import open_dataset
 from stampede.engine.errors import TrainingStoppedError
-from stampede.engine.evaluate import evaluate
+from stampede.engine.evaluate import Evaluation, evaluate
 from stampede.engine.processes import processes
 from stampede.engine.reading import Reader
 from stampede.engine.run import run
 from stampede.engine.step import train_step
-from stampede.engine.tables import gather_field
+from stampede.engine.tables import FieldWeights, gather_field
 from stampede.optim import local_cowclip_tables
 
 SMALL = [
@@ -45,9 +46,18 @@ def run_small(folder: Path, overrides: list[str], world_size: int = 1) -> None:
     run(small_config(folder, *overrides, world_size=world_size))
 
 
-def losses_and_weights(folder: Path, overrides: list[str], world_size: int = 1):
-    """Train an epoch step by step: losses, evaluation, and on rank 0 some weights."""
-    config = small_config(folder, *overrides, world_size=world_size)
+class Trained(NamedTuple):
+    """What an epoch of training left; the tables on rank 0 only."""
+
+    losses: list[float]
+    evaluation: Evaluation
+    tables: dict[str, FieldWeights | None]
+    dense: dict[str, torch.Tensor]
+    plan: set[str]
+
+
+def train_an_epoch(config: Config) -> Trained:
+    """Train step by step, then evaluate the test part; also as a rank of several."""
     with processes("cpu") as here:
         dataset = open_dataset(config, here)
         job = build(config, dataset, here)
@@ -56,11 +66,18 @@ def losses_and_weights(folder: Path, overrides: list[str], world_size: int = 1):
             train_step(job, batch, step, here) for step, batch in enumerate(reader.training(), 1)
         ]
         evaluation = evaluate(job.model, reader.evaluation(reader.dataset.test), here)
-        weights = {
+        tables = {
             f: gather_field(job.model, f, config.model.dim, here) for f in dataset.vocabulary_sizes
         }
+        dense = {name: p.detach().clone() for name, p in job.dense_parameters.items()}
         plan = {p.sharding_type for m in job.model.plan.plan.values() for p in m.values()}
-    return losses, evaluation, weights, plan
+    return Trained(losses, evaluation, tables, dense, plan)
+
+
+def losses_and_weights(folder: Path, overrides: list[str], world_size: int = 1):
+    """Losses, evaluation, on rank 0 the tables, and the plan of an epoch on synthetic data."""
+    done = train_an_epoch(small_config(folder, *overrides, world_size=world_size))
+    return done.losses, done.evaluation, done.tables, done.plan
 
 
 def lines(run: Path):

@@ -8,12 +8,11 @@ import torch
 from stampede.engine.build import build
 from stampede.engine.config import load_config
 from stampede.engine.datasets import open_dataset
-from stampede.engine.evaluate import evaluate
 from stampede.engine.processes import processes
 from stampede.engine.reading import Reader
 from stampede.engine.run import run
 from stampede.engine.step import train_step
-from stampede.engine.tables import gather_field
+from support.jobs import train_an_epoch
 from support.prepared import drawn_fields, drawn_rows, write_prepared
 
 OVERRIDES = [
@@ -54,21 +53,8 @@ def run_prepared(folder, data, overrides, world_size=1):
 
 
 def train_prepared(folder, data, overrides=(), world_size=1):
-    """Train an epoch: losses, evaluation, and on rank 0 the weights."""
-    config = prepared_config(folder, data, *overrides, world_size=world_size)
-    with processes("cpu") as here:
-        dataset = open_dataset(config, here)
-        job = build(config, dataset, here)
-        reader = Reader(config, dataset, here)
-        losses = [
-            train_step(job, batch, step, here) for step, batch in enumerate(reader.training(), 1)
-        ]
-        evaluation = evaluate(job.model, reader.evaluation(reader.dataset.test), here)
-        tables = {
-            f: gather_field(job.model, f, config.model.dim, here) for f in dataset.vocabulary_sizes
-        }
-        dense = {name: p.detach().clone() for name, p in job.dense_parameters.items()}
-    return losses, evaluation, tables, dense
+    """An epoch on a prepared folder."""
+    return train_an_epoch(prepared_config(folder, data, *overrides, world_size=world_size))
 
 
 def batches_of_this_rank(folder, data, overrides, world_size, epochs, state=None, stop=None):

@@ -1,0 +1,25 @@
+"""A prepared folder in a few lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stampede.data.prepared.manifest import PARTS, read_manifest
+
+
+def prepared_summary(folder: Path) -> str:
+    """Rows, fields and size, for a person."""
+    manifest = read_manifest(folder)
+    rows = [f"  {part:<12}{manifest.rows(part):>16,} rows" for part in PARTS]
+    ids = sum(entry.rows for entry in manifest.fields)
+    size = sum(
+        entry.bytes
+        for shards in manifest.parts.values()
+        for shard in shards
+        for entry in shard.files.values()
+    )
+    rows.append(f"  {len(manifest.fields)} id fields with {ids:,} rows of tables together")
+    rows.append(f"  {len(manifest.numbers)} numbers; {size / 1e6:,.0f} MB")
+    if manifest.bad_rows:
+        rows.append(f"  {manifest.bad_rows:,} bad rows left out, see {folder / 'bad_rows.jsonl'}")
+    return "\n".join([str(folder), *rows])

@@ -1,0 +1,128 @@
+"""Reading resumed anywhere, on any number of ranks."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.checkpoint.stateful import Stateful
+
+from stampede.data import DataError, GlobalBatches, Order
+from support.batches import FIELDS, array_part, global_batches, numbered, reader, rows_of
+from support.prepared import drawn_rows
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    stop=st.integers(0, 11),
+    before=st.sampled_from([1, 2, 4]),
+    after=st.sampled_from([1, 2, 4]),
+    shuffle=st.sampled_from(["global", "block", "none"]),
+    ahead=st.sampled_from([0, 3]),
+)
+def test_resumed_anywhere_on_any_number_of_ranks(stop, before, after, shuffle, ahead):
+    """30 rows are 4 batches an epoch; 3 epochs of them."""
+    part = numbered(30)
+
+    def run(loader, epochs):
+        return [sorted(rows_of(batch)) for _ in range(epochs) for batch in loader]
+
+    whole = [run(reader(part, after, rank, shuffle=shuffle), 3) for rank in range(after)]
+    states = []
+    for rank in range(before):
+        loader = reader(part, before, rank, shuffle=shuffle, ahead=ahead)
+        for seen in range(stop):
+            if seen % 4 == 0:
+                epoch = iter(loader)
+            next(epoch)
+        states.append(json.dumps(loader.state_dict()))
+    assert len(set(states)) == 1
+    for rank in range(after):
+        loader = reader(part, after, rank, shuffle=shuffle, ahead=ahead)
+        loader.load_state_dict(json.loads(states[0]))
+        assert run(loader, 3 - stop // 4) == whole[rank][stop:]
+
+
+def test_the_state_is_that_of_the_consumer_and_a_break_goes_on():
+    loader = reader(numbered(40), ahead=4)
+    assert isinstance(loader, Stateful)
+    whole = [rows_of(batch) for batch in reader(numbered(40)).epoch(0)]
+    seen = []
+    for batch in loader:
+        seen.append(rows_of(batch))
+        assert loader.state_dict()["samples"] == 8 * len(seen)
+        if len(seen) == 2:
+            break
+    seen += [rows_of(batch) for batch in loader]
+    assert seen == whole
+    assert (loader.state_dict()["epoch"], loader.state_dict()["samples"]) == (1, 0)
+
+
+def test_states_of_something_else_are_refused():
+    loader = reader(numbered(40))
+    next(iter(loader))
+    state = loader.state_dict()
+    with pytest.raises(DataError, match="40 rows, this one has 41"):
+        reader(numbered(41)).load_state_dict(state)
+    with pytest.raises(DataError, match=r"shuffle 'global'.*'none'"):
+        reader(numbered(40), shuffle="none").load_state_dict(state)
+    with pytest.raises(DataError, match="batches of 8, now they have 16"):
+        reader(numbered(40), batch_size=16).load_state_dict(state)
+    other = GlobalBatches(numbered(40), FIELDS[:2], 8, 0, 1, Order(40, "global", 6, 0, 4))
+    with pytest.raises(DataError, match=r"seed 5 .* 6"):
+        other.load_state_dict(state)
+    for broken in ({}, {**state, "epoch": "x"}, {**state, "samples": 40}, {**state, "epoch": -1}):
+        with pytest.raises(DataError, match="no state"):
+            reader(numbered(40)).load_state_dict(broken)
+    # At the beginning of an epoch any batch size will do.
+    for _ in loader:
+        pass
+    larger = reader(numbered(40), batch_size=16)
+    larger.load_state_dict(loader.state_dict())
+    assert [sorted(rows_of(b)) for b in larger] == global_batches(
+        numbered(40), 1, epoch=1, batch_size=16
+    )
+
+
+def test_the_state_holds_in_other_shards():
+    arrays = drawn_rows(40, single=2)
+    whole = [rows_of(batch) for batch in reader(array_part(arrays, [8, 30])).epoch(0)]
+    loader = reader(array_part(arrays, [8, 30]))
+    begun = iter(loader)
+    seen = [rows_of(next(begun)) for _ in range(2)]
+    again = reader(array_part(arrays, [21]))
+    again.load_state_dict(loader.state_dict())
+    assert seen + [rows_of(batch) for batch in again] == whole
+
+
+def test_windows_matter_only_where_blocks_are_mixed():
+    """What is read ahead may change, what is read may not."""
+
+    def loader(shuffle, window):
+        order = Order(40, shuffle, 5, window, 4)
+        return GlobalBatches(numbered(40), FIELDS[:2], 8, 0, 1, order)
+
+    for shuffle in ("none", "global"):
+        loader(shuffle, 16).load_state_dict(loader(shuffle, 8).state_dict())
+    with pytest.raises(DataError, match="window_rows 8"):
+        loader("block", 16).load_state_dict(loader("block", 8).state_dict())
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+@pytest.mark.parametrize("superseded_by", ["iter", "epoch", "load_state_dict"])
+def test_only_the_newest_iterator_moves_the_position(ahead, superseded_by):
+    loader = reader(numbered(40), ahead=ahead)
+    old = iter(loader)
+    next(old)
+    new = {
+        "iter": lambda: iter(loader),
+        "epoch": lambda: loader.epoch(0),
+        "load_state_dict": lambda: loader.load_state_dict(loader.state_dict()),
+    }[superseded_by]()
+    position = loader.state_dict()
+    with pytest.raises(RuntimeError, match="go on with the newest one"):
+        next(old)
+    assert loader.state_dict() == position
+    left = [rows_of(batch) for batch in (loader if new is None else new)]
+    whole = [rows_of(batch) for batch in reader(numbered(40)).epoch(0)]
+    assert left == whole[0 if superseded_by == "epoch" else 1 :]
