@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser = argparse.ArgumentParser(
         prog="python -m stampede.data.apply",
-        description="Turn new files into arrays with the ids and ranges of a prepared folder. "
+        description="Turn new files into arrays with the ids and ranges of a prepared folder.\n"
         "Their rows are the test part of the result.",
         epilog=f"options, with defaults:\n{keys}",
         formatter_class=argparse.RawDescriptionHelpFormatter,

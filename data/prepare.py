@@ -59,7 +59,7 @@ def _prepare(given: argparse.Namespace) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m stampede.data.prepare",
-        description="Turn a raw click log into arrays that are ready to train on. Ids and ranges "
+        description="Turn a raw click log into arrays that are ready to train on.\nIds and ranges "
         "are learned from the training part only.",
         epilog=_keys(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
