@@ -173,7 +173,7 @@ class GlobalBatches:
         padding = local - len(read.label)
         weight = read.weight
         if weight is None:
-            weight = torch.ones(len(read.label), device=self._part.device)
+            weight = _ones(len(read.label), self._part.device)
         probability = read.true_probability
         return Batch(
             sparse=self._jagged(read, padding),
@@ -239,6 +239,14 @@ class GlobalBatches:
             lengths=lengths.reshape(-1),
             stride=rows + padding,
         )
+
+
+def _ones(count: int, device: torch.device) -> Tensor:
+    """`[count]` float32."""
+    if device.type == "cpu":
+        # Not with torch's threads, which spin while others gather.
+        return torch.from_numpy(np.ones(count, dtype=np.float32))
+    return torch.ones(count, device=device)
 
 
 def _padded(values: Tensor, rows: int) -> Tensor:

@@ -3,6 +3,7 @@
 import os
 import pickle
 import socket
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -50,3 +51,8 @@ def _rank(rank, world_size, ranks_per_node, port, folder, function, arguments):
     torch.set_num_threads(1)
     result = function(*arguments)
     (Path(folder) / str(rank)).write_bytes(pickle.dumps(result))
+    # Without the interpreter's own end, in which a thread of gloo may abort the process (seen once
+    # in a run of all tests, after the result was written or just before).
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
