@@ -8,28 +8,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stampede.data.application import apply_learned
+from stampede.data.command import exit_status
 from stampede.data.errors import DataError
 from stampede.data.prepared.summary import prepared_summary
 from stampede.data.writing import WritingOptions
-from stampede.settings import SettingsError, all_keys, from_key_values
+from stampede.settings import all_keys, from_key_values
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status: 2 for a user's mistake."""
     given = _parser().parse_intermixed_args(arguments)
+    return exit_status(lambda: _apply(given))
+
+
+def _apply(given: argparse.Namespace) -> None:
     folder = Path(given.out)
-    try:
-        options = from_key_values(given.set, WritingOptions, "--set")
-        if not apply_learned(Path(given.prepared), given.files, options, folder):
-            raise DataError(f"{folder}: is there already; delete it, or write another --out")
-        print(prepared_summary(folder))
-    except (DataError, SettingsError) as mistake:
-        print(f"error: {mistake}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; nothing half-written was left", file=sys.stderr)
-        return 130
-    return 0
+    options = from_key_values(given.set, WritingOptions, "--set")
+    if not apply_learned(Path(given.prepared), given.files, options, folder):
+        raise DataError(f"{folder}: is there already; delete it, or write another --out")
+    print(prepared_summary(folder))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from stampede.data.command import exit_status
 from stampede.data.description.collector import collect
 from stampede.data.description.guess import guess, to_yaml
 from stampede.data.description.inputs import Described, PreparedInput, RawInput
@@ -31,23 +32,20 @@ TEXT, PICTURE, SCHEMA, BAD_ROWS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Describe data; returns the exit status: 2 for a user's mistake."""
     parsed = _parser().parse_args(arguments)
+    return exit_status(lambda: _describe(parsed))
+
+
+def _describe(parsed: argparse.Namespace) -> None:
+    out = Path(parsed.out or f"{_stem(parsed.path[0])}-description")
     try:
-        out = Path(parsed.out or f"{_stem(parsed.path[0])}-description")
-        try:
-            text = describe(parsed, out)
-        except OSError as failure:
-            raise DataError(
-                f"{failure.filename or out}: {failure.strerror or failure}; choose another folder "
-                "with --out"
-            ) from None
-    except (DataError, SettingsError) as mistake:
-        print(f"error: {mistake}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+        text = describe(parsed, out)
+    except OSError as failure:
+        raise DataError(
+            f"{failure.filename or out}: {failure.strerror or failure}; choose another folder "
+            "with --out"
+        ) from None
     print(text)
     print(f"{out / PICTURE} and {out / TEXT} were written")
-    return 0
 
 
 def describe(options: argparse.Namespace, out: Path) -> str:

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from stampede.data.command import exit_status
 from stampede.data.errors import DataError
 from stampede.data.preparation import PreparationOptions, prepare
 from stampede.data.prepared.summary import prepared_summary
 from stampede.data.prepared.verify import verify
 from stampede.data.sources import Kind, open_source
-from stampede.settings import SettingsError, all_keys, from_key_values
+from stampede.settings import all_keys, from_key_values
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,23 +23,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     # Files may stand on either side of the options.
     given = parser.parse_intermixed_args(arguments)
-    try:
-        if given.verify is not None:
-            verify(Path(given.verify))
-            print(f"{given.verify}: all files are as they were written, and hold what they should")
-            return 0
-        if given.kind is None or not given.files or given.out is None:
-            parser.error("write KIND, FILE... and --out FOLDER, or --verify FOLDER")
-        if given.kind not in get_args(Kind):
-            parser.error(f"KIND: found {given.kind!r}; write one of {', '.join(get_args(Kind))}")
-        _prepare(given)
-    except (DataError, SettingsError) as mistake:
-        print(f"error: {mistake}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; nothing half-written was left", file=sys.stderr)
-        return 130
-    return 0
+    if given.verify is not None:
+        return exit_status(lambda: _verify(Path(given.verify)))
+    if given.kind is None or not given.files or given.out is None:
+        parser.error("write KIND, FILE... and --out FOLDER, or --verify FOLDER")
+    if given.kind not in get_args(Kind):
+        parser.error(f"KIND: found {given.kind!r}; write one of {', '.join(get_args(Kind))}")
+    return exit_status(lambda: _prepare(given))
+
+
+def _verify(folder: Path) -> None:
+    verify(folder)
+    print(f"{folder}: all files are as they were written, and hold what they should")
 
 
 def _prepare(given: argparse.Namespace) -> None:

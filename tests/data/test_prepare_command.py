@@ -40,7 +40,9 @@ def command(log, *further, out="out"):
 
 def test_prepares_and_tells(log, capsys):
     assert main(command(log, "--set", "split=random", "--set", "test_fraction=0.5")) == 0
-    shown = capsys.readouterr().out
+    shown, progress = capsys.readouterr()
+    assert "pass 2 of 2, writing" in progress and "1,000 rows" in progress
+    assert "rows/s" in progress
     assert "450 rows" in shown and "500 rows" in shown and "1 id fields with 52 rows" in shown
     assert manifest_of(log.parent / "out")["source"]["options"]["test_fraction"] == 0.5
     assert main(["--verify", str(log.parent / "out")]) == 0
