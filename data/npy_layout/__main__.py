@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stampede.data.errors import DataError
+from stampede.data.command import exit_status
 from stampede.data.npy_layout import export, import_npy
 from stampede.data.prepared.manifest import PARTS, read_manifest
 
@@ -15,29 +15,26 @@ from stampede.data.prepared.manifest import PARTS, read_manifest
 def main(arguments: Sequence[str] | None = None) -> int:
     """Convert a folder; returns the exit status: 2 for a user's mistake."""
     options = _parser().parse_args(arguments)
-    try:
-        if options.command == "export":
-            export(options.folder, options.out)
-            prepared = options.folder
-        else:
-            import_npy(
-                options.folder,
-                options.out,
-                sizes=options.sizes,
-                modulo=options.modulo,
-                link=options.link,
-            )
-            prepared = options.out
-        manifest = read_manifest(prepared)
-    except DataError as mistake:
-        print(f"error: {mistake}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return exit_status(lambda: _convert(options))
+
+
+def _convert(options: argparse.Namespace) -> None:
+    if options.command == "export":
+        export(options.folder, options.out)
+        prepared = options.folder
+    else:
+        import_npy(
+            options.folder,
+            options.out,
+            sizes=options.sizes,
+            modulo=options.modulo,
+            link=options.link,
+        )
+        prepared = options.out
+    manifest = read_manifest(prepared)
     rows = ", ".join(f"{part} {manifest.rows(part):,}" for part in PARTS)
     tables = sum(entry.rows for entry in manifest.fields)
     print(f"{options.out}: {rows} rows; {len(manifest.fields)} tables of {tables:,} rows together")
-    return 0
 
 
 def _sizes(text: str) -> list[int]:

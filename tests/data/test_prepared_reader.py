@@ -12,17 +12,12 @@ from hypothesis import strategies as st
 
 from stampede.data import DataError
 from stampede.data.prepared.reader import open_prepared
-from support.prepared import drawn_fields, drawn_rows, write_prepared
+from support.prepared import drawn_fields, drawn_rows, write_prepared, write_small
 
 
 @pytest.fixture
 def folder(tmp_path):
-    parts = {
-        "train": drawn_rows(50, multi=2, weight=True),
-        "validation": drawn_rows(7, multi=2, weight=True, seed=1),
-        "test": drawn_rows(20, multi=2, weight=True, seed=2),
-    }
-    return write_prepared(tmp_path / "data", parts, drawn_fields(multi=2), shard_rows=20)
+    return write_small(tmp_path / "data")
 
 
 def test_a_folder_is_opened_as_it_was_written(folder):

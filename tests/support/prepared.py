@@ -109,3 +109,13 @@ def drawn_fields(single=3, multi=0, vocabulary=50):
     """Fields that fit `drawn_rows`."""
     names = [f"C{i + 1}" for i in range(single)] + [f"M{i + 1}" for i in range(multi)]
     return {name: (vocabulary, name.startswith("M")) for name in names}
+
+
+def write_small(folder):
+    """A folder with two multi-valued fields and weights, its training part in three shards."""
+    parts = {
+        "train": drawn_rows(50, multi=2, weight=True),
+        "validation": drawn_rows(7, multi=2, weight=True, seed=1),
+        "test": drawn_rows(20, multi=2, weight=True, seed=2),
+    }
+    return write_prepared(folder, parts, drawn_fields(multi=2), shard_rows=20)
