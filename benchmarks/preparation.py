@@ -109,12 +109,12 @@ def _measure(log: Path, rows: int, repeats: int, pandas: list[str]) -> dict:
             ("polars", [sys.executable, "-c", POLARS, str(log)]),
             ("ours", [*ours, "--out", str(prepared)]),
         ):
-            taken, peak = _run(command)
+            taken, peak = run_alone(command)
             seconds[name].append(taken)
             peaks[name] = max(peak, peaks.get(name, 0))
     for python in pandas:
         name = f"pandas {_version(python)}"
-        taken, peaks[name] = _run([python, "-c", PANDAS, str(log), str(log)])
+        taken, peaks[name] = run_alone([python, "-c", PANDAS, str(log), str(log)])
         seconds[name] = [taken]
         for file in log.parent.glob("*.feather"):
             file.unlink()
@@ -146,7 +146,7 @@ sys.exit(status)
 """
 
 
-def _run(command: list[str]) -> tuple[float, int]:
+def run_alone(command: list[str]) -> tuple[float, int]:
     """Seconds, start of the process included, and its largest resident set in bytes."""
     start = time.perf_counter()
     done = subprocess.run(
