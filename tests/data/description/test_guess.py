@@ -1,0 +1,77 @@
+"""Guesses of what a log is."""
+
+import gzip
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from stampede.data.describe import main
+from stampede.data.description.guess import guess
+
+
+def criteo_rows(rows):
+    draw = np.random.default_rng(0)
+    for _ in range(rows):
+        numbers = [str(value) for value in draw.integers(0, 50, 13)]
+        yield "\t".join(["1", *numbers, *(f"{value:08x}" for value in draw.integers(0, 9, 26))])
+
+
+def test_known_logs_are_known(tmp_path):
+    rows = "\n".join(criteo_rows(3)) + "\n"
+    for name in ("train.txt", "day_0", "day_1"):
+        (tmp_path / name).write_text(rows)
+    with gzip.open(tmp_path / "train.tsv.gz", "wt") as file:
+        file.write(rows)
+    assert guess([tmp_path / "train.txt"]).kind == "criteo_kaggle"
+    assert guess([tmp_path / "train.tsv.gz"]).kind == "criteo_kaggle"
+    assert guess([tmp_path / "day_0", tmp_path / "day_1"]).kind == "criteo_1tb"
+    header = "id,click,hour,C1,banner_pos,site_id,device_ip,C21"
+    (tmp_path / "train.csv").write_text(f"{header}\n1,0,14102100,1,0,a,b,c\n")
+    assert guess([tmp_path / "train.csv"]).kind == "avazu"
+
+
+def test_a_table_is_guessed_from_its_types(log):
+    folder, frame = log
+    found = guess([folder / "log_0.csv"])
+    assert found.kind == "table"
+    assert found.schema == {
+        "separator": ",",
+        "label": "clicked",
+        "ids": {"site": {}, "user": {}, "tags": {"separator": "|"}, "seen": {}},
+        "numbers": {"price": {}},
+    }
+    times = pd.to_datetime(frame.pop("seen"), unit="s")
+    frame = frame.assign(timestamp=times.dt.strftime("%Y-%m-%d %H:%M:%S"), Seite=frame["site"])
+    frame = frame.rename(columns={"Seite": "the site"})
+    frame[:50].to_csv(folder / "semicolon.csv", index=False, sep=";")
+    found = guess([folder / "semicolon.csv"])
+    assert found.schema["separator"] == ";"
+    assert found.schema["time"] == {"column": "timestamp", "format": "%Y-%m-%d %H:%M:%S"}
+    assert found.schema["ids"]["the_site"] == {"column": "the site"}
+    frame["timestamp"] = times
+    frame["tags"] = frame["tags"].str.split("|")
+    frame.to_parquet(folder / "log.parquet")
+    found = guess([folder / "log.parquet"])
+    assert found.schema["time"] == {"column": "timestamp"}
+    assert found.schema["ids"]["tags"] == {"separator": "|"}
+
+
+@pytest.mark.parametrize(
+    "content, sentence",
+    [
+        ("a,b\n1,2\n", "cannot tell which column is the label: found 'a', 'b'"),
+        ("label,b\n3.5,2\n", "the label column 'label' holds 3.5; write a schema"),
+        ("label,b\n1,2.5\n", "no column of ids"),
+        ("1,2\n3,4\n", "line 1 is no header"),
+        ("", "is empty"),
+    ],
+)
+def test_no_guess(tmp_path, content, sentence, capsys):
+    path = tmp_path / "log.csv"
+    path.write_text(content)
+    assert main([str(path), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {path}: ")
+    assert sentence in error
+    assert not (tmp_path / "out").exists()

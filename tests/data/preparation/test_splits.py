@@ -1,0 +1,117 @@
+"""Which rows go to training, validation and test."""
+
+import json
+
+import numpy as np
+import pytest
+
+from stampede.data import DataError
+from stampede.data.splits import Split
+from stampede.settings import from_key_values
+from support.prepared_arrays import arrays_of, manifest_of
+from support.preparing import BY_DAY, PARTS, check_criteo, dated, prepared, table, write
+
+
+def test_random_split_is_exact_and_by_seed(made_up, tmp_path):
+    frame = made_up.assign(I1=np.arange(3000))
+    path = write(tmp_path / "log.tsv", frame)
+    tests = {}
+    for seed in (1, 2):
+        folder = prepared(tmp_path / f"out{seed}", "criteo_kaggle", path, split="random", seed=seed)
+        sizes = [len(arrays_of(folder, part)[0]["label"]) for part in PARTS]
+        assert sizes == [2430, 270, 300]
+        again = prepared(
+            tmp_path / f"again{seed}", "criteo_kaggle", path, split="random", seed=seed
+        )
+        for part in PARTS:
+            for name, array in arrays_of(folder, part)[0].items():
+                np.testing.assert_array_equal(array, arrays_of(again, part)[0][name])
+        tests[seed] = arrays_of(folder, "test")[0]["label"]
+    assert not np.array_equal(tests[1], tests[2])
+
+
+def test_random_parts_hold_each_row_once(made_up, tmp_path):
+    frame = made_up.assign(I1=np.arange(3000))
+    path = write(tmp_path / "log.tsv", frame)
+    folder = prepared(tmp_path / "out", "criteo_kaggle", path, split="random")
+    ranges = json.loads((folder / "learned" / "learned.json").read_text())["ranges"]["I1"]
+    width = ranges["high"] - ranges["low"]
+    train = arrays_of(folder, "train")[0]["numbers"][:, 0] * width + ranges["low"]
+    labels = frame["label"].to_numpy()
+    rows = np.round(train).astype(int)
+    assert len(set(rows)) == 2430 and np.all(np.diff(rows) > 0)
+    np.testing.assert_array_equal(labels[rows], arrays_of(folder, "train")[0]["label"])
+    total = sum(arrays_of(folder, part)[0]["label"].sum() for part in PARTS)
+    assert total == labels.sum()
+
+
+def test_highfreq_keeps_the_most_frequent_ids(made_up, tmp_path):
+    path = write(tmp_path / "log.tsv", made_up)
+    folder = prepared(tmp_path / "out", "criteo_kaggle", path, split="highfreq", keep_ids=3)
+    plain = prepared(tmp_path / "plain", "criteo_kaggle", path, split="random")
+    assert all(entry["rows"] <= 5 for entry in manifest_of(folder)["fields"])
+    for part in PARTS:
+        few, many = (arrays_of(f, part)[0]["ids"] for f in (folder, plain))
+        # The rows of a random split, with every further id in the row of rare ones.
+        np.testing.assert_array_equal(few, np.where(many >= 5, 1, many))
+
+
+@pytest.mark.parametrize(
+    "options, test, validation",
+    [
+        (dict(test_values=["2024-01-02"]), ["2024-01-02"], []),
+        (dict(test_from="2024-01-03"), ["2024-01-03", "2024-01-04"], []),
+        (
+            dict(test_from="2024-01-04", validation_values=["2024-01-01"]),
+            ["2024-01-04"],
+            ["2024-01-01"],
+        ),
+    ],
+)
+def test_split_by_column(tmp_path, options, test, validation):
+    frame = dated()
+    fraction = {} if validation else {"validation_fraction": 0.0}
+    folder = table(tmp_path, frame, **BY_DAY, **fraction, **options)
+    parts = np.where(frame["day"].isin(test), 2, np.where(frame["day"].isin(validation), 1, 0))
+    for number, part in enumerate(PARTS):
+        labels = arrays_of(folder, part)[0].get("label", np.empty(0))
+        np.testing.assert_array_equal(labels, frame["y"][parts == number])
+
+
+@pytest.mark.parametrize("value", ["010", "08", "12:00", "2024-03-01", "1_000", "7"])
+def test_values_of_a_column_are_taken_as_they_are_written(value):
+    options = ["split=by_column", "split_column=c", f"test_from={value}", f"test_values=[{value}]"]
+    split = from_key_values(options, Split, "--set")
+    assert (split.test_from, split.test_values) == (value, [value])
+
+
+def test_split_by_column_with_a_share_for_validation(tmp_path):
+    frame = dated(2000)
+    folder = table(tmp_path, frame, **BY_DAY, test_from="2024-01-04", validation_fraction=0.2)
+    rest = (frame["day"] < "2024-01-04").sum()
+    sizes = {part: len(arrays_of(folder, part)[0]["label"]) for part in PARTS}
+    assert sizes["train"] + sizes["validation"] == rest
+    assert 0.15 * rest < sizes["validation"] < 0.25 * rest
+
+
+def test_split_by_files(made_up, tmp_path):
+    names = {}
+    for part, rows in (("a", slice(0, 1000)), ("b", slice(1000, 1500)), ("c", slice(1500, 3000))):
+        names[part] = write(tmp_path / f"{part}.tsv", made_up[rows])
+    folder = prepared(
+        tmp_path / "out",
+        "criteo_kaggle",
+        names["a"],
+        split="files",
+        validation_path=names["b"],
+        test_path=names["c"],
+    )
+    check_criteo(folder, made_up, np.repeat([0, 1, 2], [1000, 500, 1500]))
+
+
+def test_too_few_rows_and_an_empty_training_part(tmp_path):
+    with pytest.raises(DataError, match="5 rows are too few"):
+        table(tmp_path, dated(5), "label: y\nids: [user]\n")
+    with pytest.raises(DataError, match="training part has no row"):
+        table(tmp_path, dated(50), **BY_DAY, test_from="2024", validation_fraction=0.0)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,80 @@
+"""Files that are truncated, damaged or not what their names say."""
+
+import gzip
+import json
+
+import numpy as np
+import polars as pl
+import pyarrow
+import pytest
+
+from stampede.data import DataError
+from stampede.data.raw import blocks
+from support.raw_logs import GOOD, HEADER, log_of, read, write
+
+
+def compressed(path, lines, keep):
+    """A compressed file of which only a share is left."""
+    text = ("\n".join(lines) + "\n").encode()
+    if path.suffix == ".gz":
+        whole = gzip.compress(text)
+    else:
+        whole = bytes(pyarrow.Codec("zstd").compress(text))
+    path.write_bytes(whole[: int(len(whole) * keep)])
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+@pytest.mark.parametrize("block_bytes", [1 << 14, 1 << 24])
+def test_truncated_compressed_files(tmp_path, monkeypatch, suffix, block_bytes):
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", block_bytes)
+    draw = np.random.default_rng(0)
+    lines = [f"1,{user},3,0.5,1,2024-01-31" for user in draw.integers(0, 10**9, 30_000)]
+    whole = compressed(tmp_path / f"whole.csv.{suffix}", [HEADER, *lines], 1.0)
+    assert len(read(log_of(whole))[0]) == 30_000
+    cut = compressed(tmp_path / f"cut.csv.{suffix}", [HEADER, *lines], 0.6)
+    with pytest.raises(DataError, match=r"cut.csv.*damaged or truncated.*download it again"):
+        read(log_of(cut))
+    aside = tmp_path / "bad.jsonl"
+    frame, _, count = read(log_of(cut), "skip", aside)
+    assert count == 1 and 10_000 < len(frame) < 20_000
+    assert frame["user"].to_list() == [line.split(",")[1] for line in lines[: len(frame)]]
+    assert json.loads(aside.read_text())["line"] == len(frame) + 2
+    # Counting decodes in other steps, and a step may be lost.
+    assert abs(log_of(cut).counts()[0] - len(frame)) < 500
+
+
+def test_a_file_that_is_not_compressed(tmp_path):
+    for suffix in ("gz", "zst", "GZ"):
+        path = write(tmp_path / f"log.csv.{suffix}", [HEADER, GOOD])
+        for action in (log_of(path).counts, lambda path=path: read(log_of(path))):
+            with pytest.raises(DataError, match=r"log.csv.*damaged or truncated"):
+                action()
+
+
+def test_a_line_without_an_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(blocks, "_LONGEST_LINE", 1000)
+    path = write(tmp_path / "log.csv", [HEADER, GOOD, "1," + "x" * 5000, GOOD])
+    with pytest.raises(DataError, match=r"a line after line 2 is longer than"):
+        read(log_of(path), "skip")
+
+
+def test_a_flipped_bit_in_gzip_is_damage(tmp_path):
+    path = compressed(tmp_path / "log.csv.gz", [HEADER, *[GOOD] * 500], 1.0)
+    damaged = bytearray(path.read_bytes())
+    damaged[-6] ^= 1  # in the checksum
+    path.write_bytes(damaged)
+    with pytest.raises(DataError, match="damaged or truncated"):
+        read(log_of(path))
+
+
+def test_damaged_parquet(tmp_path):
+    path = tmp_path / "log.parquet"
+    columns = dict(zip(HEADER.split(","), GOOD.split(","), strict=True))
+    pl.DataFrame({name: [value] * 50 for name, value in columns.items()}).write_parquet(path)
+    assert len(read(log_of(path))[0]) == 50
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"log.parquet: cannot be read as Parquet"):
+        read(log_of(path))
