@@ -9,14 +9,6 @@ from torchrec.distributed.sharding_plan import row_wise
 import stampede.optim as optim
 from stampede.optim import CowClip
 from support.bags import PLANS, Bags, shard, step, weights_of, with_cowclip
-from support.unsharded import process_group
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group():
-    with process_group():
-        yield
-
 
 WIDE, ROWS = (20, 8), (20,)
 

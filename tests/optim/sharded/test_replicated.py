@@ -11,15 +11,8 @@ from support.bags import CLIP, PLANS, WHOLE, Bags, shard, step, weights_of, with
 from support.ranks import run_ranks
 from support.reference import ReferenceTables
 from support.replicated import DENSE_LR, ids_of, train_mixed
-from support.unsharded import process_group
 
 COPIES = PLANS["copies"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group():
-    with process_group():
-        yield
 
 
 def wrapped_by_ddp(model):

@@ -25,13 +25,6 @@ from support.bags import (
     with_cowclip,
 )
 from support.reference import ReferenceTables
-from support.unsharded import process_group
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group():
-    with process_group():
-        yield
 
 
 @pytest.mark.parametrize(

@@ -25,19 +25,13 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from stampede.optim import CowClip, CowClipAdam, cowclip_sharders, local_cowclip_tables
-from support.unsharded import Unsharded, process_group, relative_deviation, whole_tables
+from support.unsharded import Unsharded, relative_deviation, whole_tables
 
 CPU = torch.device("cpu")
 DIM = 8
 # So that some rows are clipped and others are not.
 CLIP = {"ratio": 1e-3, "bound": 1e-3}
 SETTINGS = {"lr": 1e-2, "l2": 1e-3}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group():
-    with process_group():
-        yield
 
 
 def tables(count, first=0, kind=EmbeddingBagConfig, **more):

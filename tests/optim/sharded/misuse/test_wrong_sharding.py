@@ -1,0 +1,58 @@
+"""Tables shared by modules, or sharded without our sharders, are refused."""
+
+import pytest
+from torch import nn
+from torchrec import (
+    EmbeddingBagCollection,
+)
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, EmbeddingBagSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.sharding_plan import get_default_sharders
+
+from stampede.optim import (
+    cowclip_sharders,
+)
+from support.two_tables import CPU, Model, assert_trains, features, shard, tables, with_optimizer
+
+
+def test_a_table_of_two_modules_is_refused():
+    model = nn.Module()
+    model.first, model.second = (EmbeddingBagCollection(tables("a")) for _ in range(2))
+    model.second.embedding_bags["a"].weight = model.first.embedding_bags["a"].weight
+    with pytest.raises(ValueError, match=r"'a'.*two modules.*feature_names of one table"):
+        shard(model)
+
+
+THEIRS = {
+    "the same kind": [EmbeddingBagCollectionSharder()],
+    "all": get_default_sharders(),
+    "of what is inside": [EmbeddingBagSharder()],
+}
+
+
+@pytest.mark.parametrize("theirs", THEIRS.values(), ids=THEIRS)
+def test_without_our_sharders_the_error_names_them(theirs):
+    with pytest.raises(ValueError, match=r"CowClipAdam.*pass sharders=cowclip_sharders\(\)"):
+        shard(Model(), theirs)
+
+
+@pytest.mark.parametrize("sharding", ["data_parallel", "table_wise", "column_wise"])
+def test_the_last_sharder_of_a_kind_is_the_one_that_counts(sharding):
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=1, compute_device="cpu"),
+        constraints={name: ParameterConstraints(sharding_types=[sharding]) for name in "ab"},
+    )
+    ours, theirs = cowclip_sharders(), get_default_sharders()
+    model = with_optimizer(Model())
+    plan = planner.plan(model, [*theirs, *ours])
+    with pytest.raises(ValueError, match=r"pass sharders=cowclip_sharders\(\).*without other"):
+        DistributedModelParallel(model, device=CPU, plan=plan, sharders=[*ours, *theirs])
+    assert_trains(DistributedModelParallel(model, device=CPU, plan=plan, sharders=[*theirs, *ours]))
+
+
+def test_a_table_that_was_not_sharded_is_refused_on_first_use():
+    model = with_optimizer(Model())
+    with pytest.raises(ValueError, match=r"pass sharders=cowclip_sharders\(\)"):
+        model(features()).sum().backward()
