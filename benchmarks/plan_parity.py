@@ -22,8 +22,9 @@ from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from support.parity import deviation, run_cases, state_deviation, train_reference
+from support.parity import run_cases
 from support.parity_cases import PLANS, every_plan
+from support.parity_reference import deviation, state_deviation, train_reference
 from support.ranks import run_ranks
 
 # Processes, and how many of them one simulated node has.

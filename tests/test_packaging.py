@@ -1,5 +1,6 @@
+"""Folders import each other as they should, and the wheel holds them all."""
+
 import ast
-import importlib
 import os
 import shutil
 import subprocess
@@ -9,24 +10,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from support.paths import ROOT
+
 FOLDERS = ("data", "engine", "models", "optim", "settings")
-
-
-def _load(*names):
-    # The scripts import each other by bare names, as `python install/install.py` lets them.
-    folder = str(ROOT / "install")
-    sys.path.insert(0, folder)
-    try:
-        return [importlib.import_module(name) for name in names]
-    finally:
-        sys.path.remove(folder)
-
-
-install, environment, torch_build = _load("install", "environment", "torch_build")
-
-
-# Imports
 
 
 def _project_files():
@@ -104,9 +90,6 @@ def test_lower_folders_import_only_themselves(folder, others):
     assert wrong == []
 
 
-# The wheel
-
-
 def test_wheel_holds_all_of_stampede_and_nothing_else(tmp_path):
     # Built from a copy, because setuptools leaves build/ and an egg-info beside the sources.
     source = tmp_path / "source"
@@ -134,180 +117,3 @@ def test_wheel_holds_all_of_stampede_and_nothing_else(tmp_path):
         for file in (ROOT / folder).rglob("*.py")
     }
     assert modules <= set(names)
-
-
-# The set-up
-
-
-@pytest.mark.parametrize("version", [(2, 7, 18), (3, 8, 18), (3, 9, 1), (3, 14, 0)])
-def test_unfit_python_gets_one_sentence(version):
-    sentence = install.complaint_about(version)
-    assert "Python 3.10 to 3.13 is needed" in sentence
-    assert ".".join(map(str, version)) in sentence
-    assert "\n" not in sentence
-
-
-@pytest.mark.parametrize("minor", [10, 11, 12, 13])
-def test_fit_python_gets_no_complaint(minor):
-    assert install.complaint_about((3, minor, 0, "final", 0)) is None
-
-
-# Stands for .venv/bin/python: notes its calls in the file `calls`; `pip install -e` fails while a
-# file `broken` exists.
-FAKE_PYTHON = """#!/bin/sh
-echo "$@" >> "{root}/calls"
-case "$*" in
-    -c*) echo '{{"pip": "26.0", "torch": {torch}, "fbgemm-gpu": null, "fbgemm-gpu-cpu": null,
-               "shim": false}}' ;;
-    *--dry-run*) echo '{{"install": [{{"metadata": {{"name": "torch", "version": "2.13.0+cpu"}},
-               "download_info": {{"url": "file://{root}/torch.whl"}}}}]}}' ;;
-    *" -e "*) [ ! -e "{root}/broken" ] || {{ echo "{error}" >&2; exit 1; }} ;;
-esac
-"""
-
-
-@pytest.fixture
-def checkout(tmp_path, monkeypatch):
-    """A checkout whose .venv exists with a fake Python inside, on a machine without a GPU."""
-    monkeypatch.setattr(environment, "has_gpu", lambda: False)
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    shutil.copytree(ROOT / "install", tmp_path / "install")
-    (tmp_path / "torch.whl").write_bytes(b"x" * 5_000_000)
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    version = ".".join(map(str, sys.version_info[:3]))
-    (tmp_path / ".venv" / "pyvenv.cfg").write_text(f"version = {version}\n")
-    _fake_python(tmp_path)
-    return tmp_path
-
-
-def _fake_python(checkout, error="ERROR: Could not build it", torch="null"):
-    python = checkout / ".venv" / "bin" / "python"
-    python.write_text(FAKE_PYTHON.format(root=checkout, error=error, torch=torch))
-    python.chmod(0o755)
-
-
-def _calls(checkout):
-    calls = checkout / "calls"
-    lines = calls.read_text().splitlines() if calls.exists() else []
-    calls.unlink(missing_ok=True)
-    return [line for line in lines if line.startswith("-m pip")]
-
-
-def _stamp(checkout):
-    return checkout / ".venv" / environment.STAMP
-
-
-def test_set_up_prints_the_build_and_its_size_and_installs_once(checkout, capsys):
-    assert environment.main(checkout) == 0
-    assert "torch 2.13.0+cpu, a CPU build: torch.whl, 5 MB" in capsys.readouterr().out
-    assert "-m pip install -r install/requirements-cpu.txt -e .[test]" in _calls(checkout)
-    assert _stamp(checkout).exists()
-
-    assert environment.main(checkout) == 0
-    assert _calls(checkout) == []
-
-
-@pytest.mark.parametrize(
-    "file",
-    [
-        "pyproject.toml",
-        "install/requirements-cpu.txt",
-        "install/requirements-cuda.txt",
-        "install/fbgemm-gpu-shim/pyproject.toml",
-    ],
-)
-def test_changed_requirements_install_again(checkout, file):
-    environment.main(checkout)
-    _calls(checkout)
-    with (checkout / file).open("a") as text:
-        text.write("# changed\n")
-    assert environment.main(checkout) == 0
-    assert _calls(checkout) != []
-
-
-def test_an_appearing_gpu_changes_the_stamp(checkout):
-    assert environment.fingerprint(checkout, True) != environment.fingerprint(checkout, False)
-
-
-def test_failed_install_leaves_no_stamp(checkout, capsys):
-    environment.main(checkout)
-    (checkout / "broken").touch()
-    (checkout / "pyproject.toml").write_text("# changed\n")
-    assert environment.main(checkout) == 1
-    assert not _stamp(checkout).exists()
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last == "error: pip failed, so the set-up is not done: Could not build it"
-
-    (checkout / "broken").unlink()
-    assert environment.main(checkout) == 0
-    assert _stamp(checkout).exists()
-
-
-def test_no_network_is_said_in_one_sentence(checkout, capsys):
-    _fake_python(checkout, error="WARNING: Retrying (Retry(total=0)\nERROR: No matching numpy")
-    (checkout / "broken").touch()
-    assert environment.main(checkout) == 1
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("error: pip could not reach its package index: check the network")
-
-
-def test_installed_torch_is_not_asked_for_again(checkout):
-    _fake_python(checkout, torch='"2.13.0+cpu"')
-    assert environment.main(checkout) == 0
-    assert not any("--dry-run" in call for call in _calls(checkout))
-
-
-def test_folder_that_is_no_environment_is_left_alone(checkout, capsys):
-    (checkout / ".venv" / "pyvenv.cfg").unlink()
-    assert environment.main(checkout) == 1
-    assert "is not a virtual environment" in capsys.readouterr().err
-    assert (checkout / ".venv" / "bin" / "python").exists()
-
-
-def test_cuda_build_without_gpu_is_pointed_out(capsys):
-    build = torch_build.TorchBuild("2.13.0", "https://host/a/torch-2.13.0.whl", 6)
-    torch_build.tell(build, "size not told by the index", gpu=False)
-    said = capsys.readouterr().out
-    assert "a CUDA build: torch-2.13.0.whl, size not told by the index" in said
-    assert "no NVIDIA GPU" in said
-    assert "PIP_EXTRA_INDEX_URL" in said
-
-
-CPU = {"torch": "2.13.0+cpu", "fbgemm-gpu": "1.8.0", "fbgemm-gpu-cpu": "1.8.0", "shim": True}
-CUDA = {"torch": "2.13.0", "fbgemm-gpu": "1.8.0", "fbgemm-gpu-cpu": None, "shim": False}
-EMPTY = {"torch": None, "fbgemm-gpu": None, "fbgemm-gpu-cpu": None, "shim": False}
-
-
-@pytest.mark.parametrize(
-    ("found", "variant", "torch", "unfit"),
-    [
-        (EMPTY, "cpu", "2.13.0+cpu", []),
-        (EMPTY, "cuda", "2.13.0", []),
-        (CPU, "cpu", "2.13.0+cpu", []),
-        (CUDA, "cuda", "2.13.0", []),
-        (CPU, "cuda", "2.13.0", ["fbgemm-gpu", "fbgemm-gpu-cpu", "torch"]),
-        (CUDA, "cpu", "2.13.0", ["fbgemm-gpu"]),
-        # What a plain `pip install torchrec fbgemm-gpu-cpu` leaves: both, one over the other.
-        (CPU | {"shim": False}, "cpu", "2.13.0+cpu", ["fbgemm-gpu", "fbgemm-gpu-cpu"]),
-    ],
-)
-def test_the_two_fbgemm_packages_never_meet(found, variant, torch, unfit):
-    assert environment._unfit(found, variant, torch) == unfit
-
-
-def test_requirement_files_pin_one_fbgemm_each():
-    lines = {
-        variant: (ROOT / "install" / f"requirements-{variant}.txt").read_text().splitlines()
-        for variant in ("cpu", "cuda")
-    }
-    common = {"torch==2.13.0", "torchrec==1.8.0"}
-    pins = {variant: {line for line in text if "==" in line} for variant, text in lines.items()}
-    assert pins["cpu"] == common | {"fbgemm-gpu-cpu==1.8.0"}
-    assert pins["cuda"] == common | {"fbgemm-gpu==1.8.0"}
-
-
-def test_scripts_name_no_host():
-    kinds = (".py", ".txt", ".toml")
-    scripts = [file for file in (ROOT / "install").rglob("*") if file.suffix in kinds]
-    scripts += [ROOT / "Makefile", ROOT / ".ci" / "run"]
-    assert [str(file) for file in scripts if "://" in file.read_text().replace("file://", "")] == []

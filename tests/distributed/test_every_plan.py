@@ -4,8 +4,9 @@ from functools import cache
 
 import pytest
 
-from support.parity import deviation, run_cases, state_deviation, train_reference
+from support.parity import run_cases
 from support.parity_cases import PLANS, base_optimizers, corners, drawn, every_plan, family
+from support.parity_reference import deviation, state_deviation, train_reference
 from support.ranks import run_ranks
 
 # The largest deviation, of the largest movement, that float32 may make in 20 steps.

@@ -3,7 +3,7 @@
 import pytest
 
 from support.helen_parity import CASES, reference, train
-from support.parity import deviation
+from support.parity_reference import deviation
 from support.ranks import run_ranks
 
 TOLERANCE = 1e-4

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from support.parity import Case, run_cases, train_reference
+from support.parity import Case, run_cases
 from support.parity_cases import PLANS, SUMS
+from support.parity_reference import train_reference
 from support.ranks import run_ranks
 
 STEPS = 4

@@ -2,14 +2,8 @@
 
 import pytest
 
-from support.parity import (
-    Case,
-    Table,
-    deviation,
-    run_cases,
-    state_deviation,
-    train_reference,
-)
+from support.parity import Case, Table, run_cases
+from support.parity_reference import deviation, state_deviation, train_reference
 from support.ranks import run_ranks
 
 # TorchRec: all tables of an EmbeddingCollection have the same width.

@@ -6,6 +6,7 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.optim import Helen, TableInit, cowclip_sharders
+from support.gathering import tables_of
 from support.helen_reference import ReferenceHelen
 from support.parity import (
     Case,
@@ -16,7 +17,6 @@ from support.parity import (
     local_batch,
     plan_of,
     sharded_loss,
-    tables_of,
 )
 from support.parity_cases import SUMS
 

@@ -1,6 +1,5 @@
-"""The same training in TorchRec's sharded tables, on any plan, and in plain float64 PyTorch."""
+"""Cases, and their training in TorchRec's sharded tables on any plan."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +21,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 import stampede.optim as optim
 from stampede.optim import CowClip, TableInit, cowclip_sharders, local_cowclip_tables
-from support.reference import ReferenceTables
+from support.gathering import states_of, tables_of
 
 RULES = {
     "adam": "CowClipAdam",
@@ -254,128 +253,6 @@ def sharded_loss(case, model, batch):
 
 def example_loss(values, targets):
     return (values * targets.to(values.dtype)).sum() + 0.05 * values.square().sum()
-
-
-def train_reference(case, start, **changes):
-    """The same in float64; `changes` make it another rule, for negative tests."""
-    settings = {**DEFAULTS, **case.arguments, "rule": case.rule, **changes}
-    force_counts = settings.pop("force_counts", None)
-    settings.pop("on_nonfinite", None)
-    if case.rule not in ("adam", "rowwise_adam"):
-        settings.setdefault("eps", 1e-8)
-    tables = ReferenceTables(start, **settings)
-    for step in range(1, case.steps + 1):
-        batch = global_batch(case, step)
-        weights = {n: w.clone().requires_grad_() for n, w in tables.weights.items()}
-        counts = {n: torch.zeros(len(w), dtype=torch.int64) for n, w in weights.items()}
-        loss = torch.zeros((), dtype=torch.float64)
-        for name, spec in zip(case.names, case.tables, strict=True):
-            for feature in case.features[name]:
-                ids, lengths, scales, targets = batch[feature]
-                counts[name] += torch.bincount(ids, minlength=spec.rows)
-                rows = weights[name][ids]
-                bags = torch.arange(case.batch).repeat_interleave(lengths)
-                if case.sequence:
-                    loss = loss + example_loss(rows, targets[bags])
-                    continue
-                if case.weighted:
-                    rows = rows * scales.double()[:, None]
-                pooled = torch.zeros(case.batch, spec.dim, dtype=torch.float64)
-                pooled = pooled.index_add(0, bags, rows)
-                if spec.mean:
-                    pooled = pooled / lengths.clamp_min(1)[:, None]
-                loss = loss + example_loss(pooled, targets)
-        grads = torch.autograd.grad(loss / case.batch, list(weights.values()), allow_unused=True)
-        grads = {
-            n: torch.zeros_like(w) if g is None else g
-            for (n, w), g in zip(weights.items(), grads, strict=True)
-        }
-        if force_counts is not None:
-            counts = {n: (c > 0) * force_counts for n, c in counts.items()}
-        tables.step(grads, counts)
-    return tables
-
-
-def deviation(case, start, weights, reference):
-    """Largest difference of any weight, relative to the largest movement."""
-    movement = max(float((reference.weights[n] - start[n].double()).abs().max()) for n in start)
-    worst = max(float((weights[n].double() - reference.weights[n]).abs().max()) for n in start)
-    return worst / movement if math.isfinite(worst) else math.inf
-
-
-def state_deviation(case, states, reference):
-    """Largest difference of any state, each relative to the largest value of its kind."""
-    worst = 0.0
-    second = {"adam": "exp_avg_sq", "rowwise_adam": "exp_avg_sq"}.get(case.rule)
-    pairs = []
-    if case.rule in ("adam", "rowwise_adam") or case.arguments.get("momentum"):
-        pairs.append(("momentum1", reference.first))
-    if second is not None:
-        pairs.append((second, reference.second))
-    if case.rule in ("adagrad", "rowwise_adagrad"):
-        pairs.append(("momentum1", reference.second))
-    for key, expected in pairs:
-        largest = max(float(value.abs().max()) for value in expected.values())
-        for name in case.names:
-            got = states[name][key].double()
-            target = expected[name] if got.ndim == 2 else expected[name][:, 0]
-            worst = max(worst, float((got - target).abs().max()) / largest)
-    return worst
-
-
-def tables_of(model, case):
-    """Whole tables by name; on rank 0 only, None elsewhere."""
-    return gathered(
-        {
-            key.split(".")[-2]: value
-            for key, value in model.state_dict().items()
-            if key.endswith(".weight")
-        }
-    )
-
-
-def states_of(states, case):
-    """Whole states by table and name; on rank 0 only."""
-    # A rank without a part of a table has no entry for its state and must be asked nonetheless.
-    entries = {
-        (key.split(".")[-2], name.split(".", 1)[1]): value
-        for key, of_table in states.items()
-        for name, value in of_table.items()
-    }
-    everywhere = [None] * dist.get_world_size()
-    local = {}
-    for (table, name), value in entries.items():
-        if hasattr(value, "local_shards"):
-            shards = [(s.metadata.shard_offsets, s.tensor.clone()) for s in value.local_shards()]
-        else:
-            shards = [([0] * value.ndim, value.clone())]
-        size = value.size() if hasattr(value, "size") else ()
-        local[table, name] = (tuple(size), shards)
-    dist.all_gather_object(everywhere, local)
-    whole = {}
-    for of_rank in everywhere:
-        for (table, name), (size, shards) in of_rank.items():
-            target = whole.setdefault(table, {}).setdefault(
-                name, torch.full(size, float("nan"), dtype=torch.float64)
-            )
-            for offsets, values in shards:
-                where = tuple(slice(o, o + n) for o, n in zip(offsets, values.shape, strict=True))
-                target[where] = values.double()
-    return whole
-
-
-def gathered(values):
-    whole = {}
-    for name, value in values.items():
-        if not hasattr(value, "gather") or not hasattr(value, "local_shards"):
-            whole[name] = value.detach().clone()
-            continue
-        out = None
-        if dist.get_rank() == 0:
-            out = torch.empty(value.size(), dtype=value.dtype)
-        value.gather(dst=0, out=out)
-        whole[name] = out
-    return whole
 
 
 def run_cases(cases, local_world_size=None):

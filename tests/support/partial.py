@@ -16,7 +16,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.optim import CowClipAdam, Helen, NonFiniteGradientError, TableInit, cowclip_sharders
-from support.parity import gathered
+from support.gathering import gathered
 
 CPU = torch.device("cpu")
 

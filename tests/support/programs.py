@@ -16,6 +16,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import stampede.optim as optim
 from stampede.optim import CowClip, TableInit, cowclip_sharders, local_cowclip_tables
+from support.gathering import states_of, tables_of
 from support.parity import (
     CLIP,
     DEFAULTS,
@@ -27,8 +28,6 @@ from support.parity import (
     global_batch,
     local_batch,
     sharded_loss,
-    states_of,
-    tables_of,
 )
 from support.unsharded import process_group
 
