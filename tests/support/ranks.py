@@ -1,5 +1,6 @@
 """Runs a function on several processes joined by gloo."""
 
+import gc
 import os
 import pickle
 import socket
@@ -11,6 +12,10 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as multiprocessing
+
+# Ranks are forked from a process that has imported these, which takes seconds. What starts threads
+# when it is imported, as polars does, must not stand here.
+multiprocessing.set_forkserver_preload(["torchrec", "torch.utils.tensorboard", "matplotlib.figure"])
 
 
 def run_ranks(
@@ -34,7 +39,7 @@ def run_ranks(
             _rank,
             (world_size, ranks_per_node or world_size, port, folder, function, arguments),
             nprocs=world_size,
-            start_method="spawn",
+            start_method="forkserver",
         )
         return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world_size)]
 
@@ -49,6 +54,8 @@ def _rank(rank, world_size, ranks_per_node, port, folder, function, arguments):
         MASTER_PORT=str(port),
     )
     torch.set_num_threads(1)
+    # Guards of the optimizers look at every object of the process; those of imports are many.
+    gc.freeze()
     result = function(*arguments)
     (Path(folder) / str(rank)).write_bytes(pickle.dumps(result))
     # Without the interpreter's own end, in which a thread of gloo may abort the process (seen once
