@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import polars as pl
 from pydantic import Field
 from tqdm import tqdm
 
@@ -54,7 +53,7 @@ def write_rows(
     writers = {part: PartWriter(folder, part, options.shard_rows) for part in PARTS}
 
     def encode(some: Spooled) -> tuple[Spooled, _Arrays, _Bags]:
-        return some, *_arrays(some.frame, learned, options.numbers_dtype)
+        return some, *_arrays(some, learned, options.numbers_dtype)
 
     for some, arrays, bags in computed_ahead(encode, rows, 2, threads=2):
         for number, part in enumerate(PARTS):
@@ -101,9 +100,10 @@ def write_manifest(
         tqdm.write(f"{bad_rows.count:,} bad rows were left out; see {BAD_ROWS}")
 
 
-def _arrays(frame: pl.DataFrame, learned: Learned, numbers_dtype: str) -> tuple[_Arrays, _Bags]:
+def _arrays(some: Spooled, learned: Learned, numbers_dtype: str) -> tuple[_Arrays, _Bags]:
     """Arrays of the manifest's names, and lengths and values of the multi-valued fields."""
-    encoded = learned.encode(frame, numbers_dtype)
+    frame = some.frame
+    encoded = learned.encode(frame, numbers_dtype, some.distinct)
     arrays = {
         "ids": encoded.ids,
         "numbers": encoded.numbers,

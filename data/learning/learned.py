@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from stampede.data.errors import DataError
 from stampede.data.learning.counts import VALUE
+from stampede.data.learning.distinct import Distinct, distinct_ids
 from stampede.data.learning.encoders import (
     Encoder,
     fixed_encoder,
@@ -83,18 +84,43 @@ class Learned:
         """Whether `encode` takes rows with hashes of ids instead of their texts."""
         return all(getattr(e.rows, "takes_hashes", True) for e in self._encoders.values())
 
-    def encode(self, frame: pl.DataFrame, numbers_dtype: str) -> Encoded:
-        """Arrays of some typed rows (see `stampede.data.raw.typed`), or of them `hashed`."""
-        single = [entry.name for entry in self.fields if not entry.multi]
-        ids = np.empty((len(frame), len(single)), dtype=self.ids_dtype)
-        for i, name in enumerate(single):
-            ids[:, i] = self._encoders[name].rows(frame[name])
+    def encode(
+        self,
+        frame: pl.DataFrame,
+        numbers_dtype: str,
+        distinct: Mapping[str, Distinct] | None = None,
+    ) -> Encoded:
+        """Arrays of some typed rows (see `stampede.data.raw.typed`).
+
+        Args:
+            frame: the rows, or them `hashed`.
+            numbers_dtype: type of the numbers.
+            distinct: the fields that `distinct_ids` gives, where `frame` lacks them; their values
+                may be `hashes`.
+        """
+        if distinct is None:
+            distinct = distinct_ids(frame, self.schema)
+        single = [entry for entry in self.fields if not entry.multi]
+        # A field in one piece of memory: to write with the stride of a row takes three times as
+        # long as to turn the whole.
+        ids = np.empty((len(single), len(frame)), dtype=self.ids_dtype)
+        for i, entry in enumerate(single):
+            if entry.name in distinct:
+                self._rows_of_distinct(entry, distinct[entry.name], out=ids[i])
+            else:
+                ids[i] = self._encoders[entry.name].rows(frame[entry.name])
         bags = [self._bag(entry, frame) for entry in self.fields if entry.multi]
         if self._numbers:
             numbers = frame.lazy().select(self._numbers).collect().to_numpy(order="c")
         else:
             numbers = np.empty((len(frame), 0), dtype=np.float32)
+        ids = np.ascontiguousarray(ids.T)
         return Encoded(ids, bags, self._narrowed(numbers, numbers_dtype))
+
+    def _rows_of_distinct(self, entry: FieldEntry, column: Distinct, out: np.ndarray) -> None:
+        rows = self._encoders[entry.name].rows(column.values).astype(out.dtype)
+        # All codes are within; without "clip", numpy copies `out`.
+        np.take(rows, column.codes, out=out, mode="clip")
 
     def _narrowed(self, numbers: np.ndarray, dtype: str) -> np.ndarray:
         with np.errstate(over="ignore"):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import polars as pl
 
 from stampede.data.learning import learned
 from stampede.data.learning.counts import ValueCounts
+from stampede.data.learning.distinct import Distinct
 from stampede.data.learning.learned import Learned
 from stampede.data.learning.numbers import NumberRange, ranges
 from stampede.data.learning.quantiles import edges
 from stampede.data.learning.vocabulary import vocabulary
+from stampede.data.overlap import computed_ahead
 from stampede.data.schema import Schema
 from stampede.data.schema.columns import Quantiles, Vocabulary
 
@@ -42,23 +45,35 @@ class Learner:
         """How often counts of a field went to disk."""
         return self._counts.spills
 
-    def add(self, frame: pl.DataFrame) -> None:
-        """Typed rows of the training part (see `stampede.data.raw.typed`)."""
+    def add(self, frame: pl.DataFrame, distinct: Mapping[str, Distinct] | None = None) -> None:
+        """Typed rows of the training part (see `stampede.data.raw.typed`).
+
+        Args:
+            distinct: the columns that `frame` lacks.
+        """
         self.rows += len(frame)
-        self._counts.add(frame)
+        self._counts.add(frame, distinct)
         for name, found in ranges(frame, self._schema.numbers).items():
             self._ranges[name] = self._ranges[name].merged(found)
 
     def save(self, folder: Path) -> Learned:
         """Write what was learned into a new folder, field by field, and read it back."""
         folder.mkdir(parents=True)
-        quantiles: dict[str, list[float]] = {}
-        files: dict[str, str] = {}
-        for name, field in self._schema.ids.items():
-            if isinstance(field, Vocabulary):
-                files[name] = f"{name}.parquet"
-                vocabulary(self._counts.tables(name), field).write_parquet(folder / files[name])
-            elif isinstance(field, Quantiles):
-                quantiles[name] = edges(self._counts.tables(name), field.buckets)
+        ids = self._schema.ids
+        files = {
+            name: f"{name}.parquet" for name, field in ids.items() if isinstance(field, Vocabulary)
+        }
+
+        def write_vocabulary(name: str) -> None:
+            found = vocabulary(self._counts.tables(name), ids[name])
+            found.write_parquet(folder / files[name])
+
+        for _ in computed_ahead(write_vocabulary, files, 2, threads=2):
+            pass
+        quantiles = {
+            name: edges(self._counts.tables(name), field.buckets)
+            for name, field in ids.items()
+            if isinstance(field, Quantiles)
+        }
         learned.save(folder, self._schema, self._ranges, quantiles, files)
         return learned.load(folder)

@@ -46,14 +46,17 @@ def _sorted(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def hashed(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
-    """Typed rows with a 64-bit hash for each id of a vocabulary; null stays null."""
+    """Typed rows with `hashes` for the ids of vocabularies in cells that may hold several."""
     return frame.with_columns(
         pl.col(name).list.eval(pl.element().hash(_SEED))
-        if isinstance(frame.schema[name], pl.List)
-        else pl.when(pl.col(name).is_not_null()).then(pl.col(name).hash(_SEED)).alias(name)
         for name, field in schema.ids.items()
-        if isinstance(field, Vocabulary)
+        if isinstance(field, Vocabulary) and field.separator is not None
     )
+
+
+def hashes(ids: pl.Series) -> pl.Series:
+    """A 64-bit hash of each id of a vocabulary; null stays null."""
+    return ids.hash(_SEED).set(ids.is_null(), None)
 
 
 class RowsOfIds:
@@ -67,7 +70,7 @@ class RowsOfIds:
         values: String, the vocabulary.
 
     Attributes:
-        takes_hashes: whether the hashes of `hashed` will do as well. Not where they are the same
+        takes_hashes: whether `hashes` will do as well. Not where they are the same
             for two ids of the vocabulary, whose chance is size^2 / 2^65.
     """
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from stampede.data import DataError
 from stampede.data.learning import Learner, learned, quantiles
 from stampede.data.learning.counts import ValueCounts
+from stampede.data.learning.distinct import distinct_ids
 from stampede.data.learning.hashing import bucket
 from stampede.data.learning.numbers import NumberRange, ranges, transformed
-from stampede.data.learning.vocabulary import RowsOfIds, hashed, vocabulary
+from stampede.data.learning.vocabulary import RowsOfIds, hashed, hashes, vocabulary
 from stampede.data.schema import Schema
 from stampede.data.schema.columns import NumberField, Vocabulary
 
@@ -190,8 +191,13 @@ def test_learned_is_read_back(tmp_path):
     first, frame = learn(tmp_path)
     again = learned.load(tmp_path / "learned")
     for one in (first, again):
-        for rows in (frame, hashed(frame, one.schema)):
-            found = one.encode(rows, "float32")
+        distinct = {
+            name: column._replace(values=hashes(column.values))
+            for name, column in distinct_ids(frame, one.schema).items()
+        }
+        assert list(distinct) == ["a"]
+        for rows, known in ((frame, None), (hashed(frame, one.schema).drop("a"), distinct)):
+            found = one.encode(rows, "float32", known)
             assert found.ids.tolist() == [[2], [3], [2]]
             lengths, values = found.bags[0]
             assert (lengths.tolist(), values.tolist()) == ([2, 1, 1], [2, 3, 0, 0])
