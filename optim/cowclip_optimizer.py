@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stampede.optim.clip import CowClip
 from stampede.optim.embedding_modules import visit_modules
+from stampede.optim.missed_steps import MissedSteps, can_miss_steps
 from stampede.optim.occurrences import follow
 from stampede.optim.reduction import PendingUpdate
 from stampede.optim.row_gradients import row_gradients
@@ -66,13 +67,14 @@ class CowClipOptimizer(torch.optim.Optimizer):
         settings: Mapping[str, Any],
     ) -> None:
         self._padding: dict[Tensor, int] | None = None
+        self._missed: dict[Tensor, MissedSteps] = {}
         explain_to_torchrec()
         super().__init__(params, {"lr": lr, "padding_idx": None, **settings})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also called by load_state_dict, with groups that may be of an earlier version."""
         super().__setstate__(state)
-        self._padding = None
+        self._padding, self._missed = None, {}
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
@@ -227,7 +229,11 @@ class CowClipOptimizer(torch.optim.Optimizer):
                 )
         states = {key: state[key] for key in shapes}
         shards = (TableShard(name, len(param)),)
-        return TableArray(shards, param, states, width, local_width, settings)
+        array = TableArray(shards, param.detach(), states, width, local_width, settings)
+        if can_miss_steps(array.weights, settings):
+            # Its sweep; whoever reads the table is not known here, so none of its rows may wait.
+            array.missed = self._missed.setdefault(param, MissedSteps(array, defers=False))
+        return array
 
     def _check_table(self, param: Tensor, padding_idx: int | None) -> None:
         table = f"{type(self).__name__}: a parameter of shape {tuple(param.shape)}"

@@ -36,7 +36,7 @@ def row_gradients(param: Tensor, settings: UpdateSettings, counts: Tensor | None
     values = grad._values()
     if values.dtype in (torch.float16, torch.bfloat16):
         values = values.float()
-    summed = sum_by_row(grad._indices()[0], values)
+    summed = sum_by_row(grad._indices()[0], values, rows=len(param))
     if counts is not None:
         return summed._replace(counts=counts[summed.rows])
     if not settings.clip.by_row:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stampede.optim import native
+from stampede.optim.native import kernels
+from stampede.optim.rows import RowGradients
 from stampede.optim.rules import RowGradientSquares
 from stampede.optim.table_array import TableArray
 
@@ -53,26 +56,25 @@ class RowValues:
         return RowValues(self.matrix[:, part])
 
 
-def batch_values(array: TableArray, rows: Tensor, weights: Tensor, grads: Tensor) -> RowValues:
-    """Values of the batch's rows.
+def batch_values(array: TableArray, batch: RowGradients) -> tuple[Tensor, RowValues]:
+    """Gradients of the batch's rows with their L2 term, and the values of these rows.
 
     Args:
-        rows: `[n]` rows of the array.
-        weights: `[n, dim]` their weights.
-        grads: `[n, dim]` their gradients, L2 term included.
+        batch: rows of the array, and their gradients without the L2 term.
+
+    Returns:
+        `[n, dim]` gradients in a new tensor, in the dtype of the arithmetic, and the values.
     """
-    clipped = array.local_width
-    states = _owned_states(array, rows)
-    return RowValues(
-        torch.stack(
-            [
-                _squares(grads[:, :clipped]),
-                _squares(grads[:, clipped:]),
-                _squares(weights[:, :clipped]),
-                *states,
-            ]
-        )
-    )
+    clipped, l2 = array.local_width, array.settings.l2
+    if native.handles(array.weights) and batch.grads.dtype == torch.float32:
+        grads, squares = kernels.measure_rows(array.weights, batch.rows, batch.grads, clipped, l2)
+        squares = list(squares)
+    else:
+        weights = array.taken(batch.rows)
+        grads = torch.add(batch.grads.to(weights.dtype), weights, alpha=2.0 * l2)
+        parts = (grads[:, :clipped], grads[:, clipped:], weights[:, :clipped])
+        squares = [_squares(part) for part in parts]
+    return grads, RowValues(torch.stack([*squares, *_owned_states(array, batch.rows)]))
 
 
 def all_values(array: TableArray) -> RowValues:

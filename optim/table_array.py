@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from stampede.optim.rounding import random_unit, round_stochastically, table_key
 from stampede.optim.settings import UpdateSettings
+
+if TYPE_CHECKING:
+    from stampede.optim.missed_steps import MissedSteps
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class TableArray:
         local_width: how many of this array's first columns are clipped ones.
         settings: the rule.
         frozen_row: a row that is never changed (`padding_idx`), or None.
+        missed: where rows that are not in the batch take their steps later; None where a sweep
+            takes them in each step.
     """
 
     shards: tuple[TableShard, ...]
@@ -54,6 +60,7 @@ class TableArray:
     local_width: int
     settings: UpdateSettings
     frozen_row: int | None = None
+    missed: MissedSteps | None = None
 
     @classmethod
     def create(
@@ -101,6 +108,11 @@ class TableArray:
     def is_rounded(self) -> bool:
         """Whether the weights are less precise than the arithmetic."""
         return self.weights.dtype in (torch.float16, torch.bfloat16)
+
+    def taken(self, rows: Tensor) -> Tensor:
+        """A copy of rows' weights `[n, dim]`, in the dtype of the arithmetic."""
+        weights = self.weights[rows]
+        return weights.float() if self.is_rounded() else weights
 
     def rounded(self, values: Tensor, rows: Tensor, step: int) -> Tensor:
         """Values in the dtype of the weights, rounded stochastically where it is a lower one.

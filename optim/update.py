@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stampede.optim.clip import row_factor, table_factor
+from stampede.optim.missed_steps import can_step_alone, step_alone_
 from stampede.optim.reduction import NoReduction, PendingUpdate, Reduction, TableSums
 from stampede.optim.row_values import RowValues, all_values, batch_values
 from stampede.optim.rows import RowGradients
@@ -35,9 +36,10 @@ class Outcome:
 
 @dataclass
 class _Work:
-    """An update under way: the batch's rows, taken out of their array.
+    """An update under way.
 
     Attributes:
+        grads: `[n, dim]` of the batch's rows, L2 included.
         values: of the batch's rows, over all their columns once these are summed.
         share: `[3, n]` this array's own part of the values, where sums over tables are needed.
         everything, whole_share: the same of all rows, where they are needed.
@@ -46,7 +48,6 @@ class _Work:
 
     update: PendingUpdate
     batch: RowGradients
-    weights: Tensor
     grads: Tensor
     values: RowValues
     share: Tensor | None
@@ -61,7 +62,7 @@ class _Work:
     def keep(self, kept: Tensor) -> None:
         """Drop the batch's rows that are not marked in `kept`, `[n]` bool."""
         self.batch = RowGradients(*(part[kept] for part in self.batch))
-        self.weights, self.grads = self.weights[kept], self.grads[kept]
+        self.grads = self.grads[kept]
         self.values = self.values[kept]
         if self.share is not None:
             self.share = self.share[:, kept]
@@ -71,8 +72,8 @@ class _Work:
 def update_(updates: Sequence[PendingUpdate], reduction: Reduction | None = None) -> list[Outcome]:
     """One step of several arrays of tables, in place.
 
-    No gradient of a table's size is made: the batch's rows are taken out, updated with their
-    gradients and put back over the sweep of all the others.
+    No gradient of a table's size is made. The rows that are not in the batch are swept, or take
+    their steps later (`TableArray.missed`).
 
     Args:
         updates: arrays and their gradients; tables that are clipped together (`global`) must come
@@ -89,7 +90,7 @@ def update_(updates: Sequence[PendingUpdate], reduction: Reduction | None = None
     works = [_begin(update) for update in updates]
     _sum_columns(works, reduction)
     _leave_out_nonfinite(works)
-    device = works[0].weights.device if works else reduction.device
+    device = works[0].grads.device if works else reduction.device
     sums = _table_sums(works, device)
     reduction.sum_tables_(sums)
     if sums.nonfinite:
@@ -101,15 +102,11 @@ def update_(updates: Sequence[PendingUpdate], reduction: Reduction | None = None
 
 
 def _begin(update: PendingUpdate) -> _Work:
-    """Take the batch's rows out and measure them."""
+    """Measure the batch's rows."""
     array, batch, settings = update.array, update.batch, update.array.settings
     if array.frozen_row is not None:
         batch = RowGradients(*(part[batch.rows != array.frozen_row] for part in batch))
-    # Indexing copies; lower precisions are computed in the dtype of the state.
-    weights = array.weights[batch.rows]
-    weights = weights.float() if array.is_rounded() else weights
-    grads = torch.add(batch.grads.to(weights.dtype), weights, alpha=2.0 * settings.l2)
-    values = batch_values(array, batch.rows, weights, grads)
+    grads, values = batch_values(array, batch)
     everything = None
     if settings.needs_all_rows:
         everything = all_values(array)
@@ -120,13 +117,12 @@ def _begin(update: PendingUpdate) -> _Work:
     return _Work(
         update,
         batch,
-        weights,
         grads,
         values,
         values.matrix[:3].clone() if by_table else None,
         everything,
         everything.matrix[:3].clone() if by_table and everything is not None else None,
-        torch.zeros((), dtype=torch.int64, device=weights.device),
+        torch.zeros((), dtype=torch.int64, device=grads.device),
     )
 
 
@@ -195,14 +191,32 @@ def _shard_sums(work: _Work) -> list[Tensor]:
 
 
 def _finish(work: _Work, sums: TableSums) -> Outcome:
-    """Clip, step, sweep and put the batch's rows back."""
-    array, update = work.array, work.update
+    """Clip, and take the step."""
+    array = work.array
     factor, swept_factor = _factors(work, sums)
     clipped = torch.zeros_like(work.skipped)
     if factor is not None:
-        work.grads[:, : array.local_width].mul_(factor[:, None])
         clipped = (factor < 1).sum()
-    rows, weights, settings = work.batch.rows, work.weights, array.settings
+    lr, step, rows = work.update.lr, work.update.step, work.batch.rows
+    if array.missed is not None:
+        array.missed.set_step(step - 1)
+        array.missed.take_step(array, lr, rows, work.grads, factor)
+    elif can_step_alone(array):
+        step_alone_(array, lr, step, rows, work.grads, factor)
+    else:
+        _step_with_sweep(work, factor, swept_factor)
+    counted = int(array.counts_rows)
+    touched = torch.full_like(work.skipped, len(work.batch.rows))
+    return Outcome(touched * counted, clipped * counted, work.skipped * counted)
+
+
+def _step_with_sweep(work: _Work, factor: Tensor | None, swept_factor: Tensor | None) -> None:
+    """Take the batch's rows out, step them, sweep all rows, and put the batch's back."""
+    array, update, settings = work.array, work.update, work.array.settings
+    if factor is not None:
+        work.grads[:, : array.local_width].mul_(factor[:, None])
+    rows = work.batch.rows
+    weights = array.taken(rows)
     states = {name: array.states[name][rows] for name in array.element_state_names}
     states |= work.values.states(array)
     if settings.weight_decay:
@@ -219,9 +233,6 @@ def _finish(work: _Work, sums: TableSums) -> Outcome:
     array.weights.index_copy_(0, rows, array.rounded(weights, rows, update.step))
     for name, values in states.items():
         array.states[name].index_copy_(0, rows, values)
-    counted = int(array.counts_rows)
-    touched = torch.full_like(work.skipped, len(rows))
-    return Outcome(touched * counted, clipped * counted, work.skipped * counted)
 
 
 def _factors(work: _Work, sums: TableSums) -> tuple[Tensor | None, Tensor | None]:

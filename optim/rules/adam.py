@@ -129,6 +129,26 @@ def torch_eps(eps: float, eps_placement: EpsPlacement, beta2: float, step: int) 
     return eps / math.sqrt(1.0 - beta2**step)
 
 
+def step_constants(
+    rule: Adam, lr: float, step: int, weight_decay: float = 0.0
+) -> tuple[float, float, float]:
+    """Adam's step as three numbers: `w = keep*w - alpha * m / (sqrt(v) + eps)`.
+
+    Args:
+        rule: its settings.
+        lr: learning rate of the step.
+        step: number of the step, counted from 1.
+        weight_decay: decoupled decay.
+
+    Returns:
+        `alpha = lr * sqrt(1-b2^t) / (1-b1^t)`, `eps`, and `keep = 1 - lr*weight_decay`.
+    """
+    beta1, beta2 = rule.betas
+    correction = math.sqrt(1.0 - beta2**step)
+    eps = rule.eps if rule.eps_placement == "keras" else rule.eps * correction
+    return lr * correction / (1.0 - beta1**step), eps, 1.0 - lr * weight_decay
+
+
 def adam_(
     params: Sequence[Tensor],
     grads: Sequence[Tensor],

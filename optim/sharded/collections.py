@@ -77,6 +77,11 @@ class CowClipCollection:
             )
             for tbe in self.cowclip_tables():
                 tbe.owner = owner
+                # Helen moves rows between two lookups of a step.
+                if not helen:
+                    tbe.defer_steps()
+            # A load that replaces the weights only must find no step still to be taken.
+            self._register_load_state_dict_pre_hook(lambda *_: self._flush())
             for lookup in self._unwrapped_lookups():
                 # On every rank, whether it has tables or not.
                 lookup.register_forward_hook(
@@ -147,6 +152,10 @@ class CowClipCollection:
         """The tables of this rank that an optimizer with CowClip updates."""
         tables = [kernel.emb_module for kernel in self._kernels()]
         return [tbe for tbe in tables if isinstance(tbe, CowClipTables)]
+
+    def _flush(self) -> None:
+        for tbe in self.cowclip_tables():
+            tbe.flush()
 
     def _unwrapped_lookups(self) -> Iterator[nn.Module]:
         for lookup in self._lookups:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,7 +17,23 @@ from torchrec.optim.fused import FusedOptimizer
 from stampede.optim.sharded.tables import CowClipTables
 
 
-class CowClipFusedOptimizer(EmbeddingFusedOptimizer):
+class _UpToDate:
+    """Whoever asks for the state finds all steps taken."""
+
+    _tables: CowClipTables
+
+    @property
+    def state(self) -> Mapping[Any, Any]:
+        """By parameter, see `FusedOptimizer`."""
+        self._tables.flush()
+        return self._state
+
+    @state.setter
+    def state(self, state: Mapping[Any, Any]) -> None:
+        self._state = state
+
+
+class CowClipFusedOptimizer(_UpToDate, EmbeddingFusedOptimizer):
     """The optimizer of sharded tables.
 
     States shaped like the table are sharded like it. States with one value a row are sharded by
@@ -30,6 +47,7 @@ class CowClipFusedOptimizer(EmbeddingFusedOptimizer):
         tables: CowClipTables,
         pg: dist.ProcessGroup | None = None,
     ) -> None:
+        self._tables = tables
         super().__init__(config, tables, pg)
         row_states = _row_states(config, tables, pg)
         for name, weight in self.params.items():
@@ -38,7 +56,7 @@ class CowClipFusedOptimizer(EmbeddingFusedOptimizer):
             self.state[weight][f"{table}.step"] = tables.step_count
 
 
-class ReplicatedFusedOptimizer(FusedOptimizer):
+class ReplicatedFusedOptimizer(_UpToDate, FusedOptimizer):
     """The optimizer of tables that every rank holds a copy of; the same keys, plain tensors."""
 
     def __init__(self, config: GroupedEmbeddingConfig, tables: CowClipTables) -> None:

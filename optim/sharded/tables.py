@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -13,12 +13,35 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from stampede.optim import native
+from stampede.optim.missed_steps import MissedSteps, can_miss_steps
+from stampede.optim.native import kernels
 from stampede.optim.rows import RowGradients, sum_by_row
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
 
 if TYPE_CHECKING:
     from stampede.optim.sharded.backward_update import BackwardUpdate
+
+
+class _ArrayLookup(NamedTuple):
+    """The part of a lookup that falls to one array.
+
+    Attributes:
+        array: the array.
+        positions: of its ids in the lookup.
+        columns: of its features in the pooled output.
+        ids: `[n]`, rows of their tables.
+        offsets: `[features * batch + 1]` where bags begin.
+        first_rows: `[features]` int64, first row of each feature's table in the array.
+    """
+
+    array: TableArray
+    positions: slice
+    columns: slice
+    ids: Tensor
+    offsets: Tensor
+    first_rows: Tensor
 
 
 class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
@@ -82,6 +105,35 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         tbe.row_counts = torch.zeros(3, dtype=torch.int64, device=flat.device)
         return tbe
 
+    def defer_steps(self) -> None:
+        """Let rows that are not in a batch take their steps later, where that is the same."""
+        for array in self.arrays:
+            if can_miss_steps(array.weights, array.settings):
+                array.missed = MissedSteps(array, defers=True)
+
+    def _catch_up(self, indices: Tensor, offsets: Tensor) -> None:
+        """Bring the rows of a lookup up to date."""
+        waiting = [array.missed for array in self.arrays if array.missed is not None]
+        for missed in waiting:
+            # It differs where the state was loaded.
+            missed.set_step(int(self.step_count))
+        if not any(missed.behind for missed in waiting):
+            return
+        for part in self._parts(indices, offsets):
+            if part.array.missed is not None:
+                part.array.missed.catch_up(part.array, part.ids, part.offsets, part.first_rows)
+
+    @torch.no_grad()
+    def flush(self) -> None:
+        """Bring all rows up to date; whoever reads the weights or states directly needs it.
+
+        TorchRec calls it for a `state_dict`.
+        """
+        super().flush()
+        for array in self.arrays:
+            if array.missed is not None:
+                array.missed.flush(array)
+
     def weights_tensor(self) -> Tensor:
         """All weights in one dimension, on the device that holds them."""
         return self.weights_host if self.weights_host.numel() else self.weights_dev
@@ -126,6 +178,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             # More ranks than rows: FBGEMM does not know where a table without rows lies.
             return self._nothing(offsets)
         with torch.no_grad():
+            self._catch_up(indices, offsets)
             if self.weights_tensor().dtype == torch.bfloat16:
                 # FBGEMM's lookup knows no bf16 on CPU.
                 return self._lookup_in_torch(indices, offsets, per_sample_weights)
@@ -135,25 +188,21 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None
     ) -> Tensor:
         """The lookup in plain torch, summed in float32."""
-        batch = (offsets.numel() - 1) // len(self.feature_table_map)
-        features, _ = self._features_and_columns()
-        cuts = offsets[[feature * batch for feature in features]].tolist()
         outputs = []
-        for array, bounds, cut in zip(self.arrays, pairwise(features), pairwise(cuts), strict=True):
-            (first, stop), ids = bounds, slice(*cut)
-            lengths = offsets[first * batch : stop * batch + 1].diff()
-            starts = self.hash_size_cumsum[first:stop] - self.hash_size_cumsum[first]
-            rows = indices[ids] + starts.repeat_interleave(batch).repeat_interleave(lengths)
-            values = array.weights[rows].float()
+        for part in self._parts(indices, offsets):
+            features, lengths = len(part.first_rows), part.offsets.diff()
+            batch = len(lengths) // features
+            starts = part.first_rows.repeat_interleave(batch).repeat_interleave(lengths)
+            values = part.array.weights[part.ids + starts].float()
             if self.pooling_mode == PoolingMode.NONE:
                 outputs.append(values)
                 continue
             if per_sample_weights is not None:
-                values = values * per_sample_weights[ids, None]
+                values = values * per_sample_weights[part.positions, None]
             pooled = torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True)
             if self.pooling_mode == PoolingMode.MEAN:
                 pooled = pooled / lengths.clamp_min(1)[:, None]
-            by_feature = pooled.view(stop - first, batch, -1)
+            by_feature = pooled.view(features, batch, -1)
             outputs.append(by_feature.transpose(0, 1).reshape(batch, -1))
         return torch.cat(outputs, dim=0 if self.pooling_mode == PoolingMode.NONE else 1)
 
@@ -174,28 +223,12 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
                 sequence.
             indices, offsets, per_sample_weights: the lookup's input.
         """
-        batch = (offsets.numel() - 1) // len(self.feature_table_map)
-        features, columns = self._features_and_columns()
-        # One array needs no look at the offsets, which lie on the device.
-        cuts = [0, indices.numel()]
-        if len(self.arrays) > 1:
-            cuts = offsets[[feature * batch for feature in features]].tolist()
         pooled = self.pooling_mode != PoolingMode.NONE
         sums = []
-        for part, (first, stop) in enumerate(pairwise(features)):
-            ids = slice(cuts[part], cuts[part + 1])
-            weights = None if per_sample_weights is None else per_sample_weights[ids]
-            output = grad[:, columns[part] : columns[part + 1]] if pooled else grad[ids]
-            sums.append(
-                self._array_gradients(
-                    output,
-                    indices[ids].to(torch.int64),
-                    offsets[first * batch : stop * batch + 1].diff(),
-                    self.hash_size_cumsum[first:stop] - self.hash_size_cumsum[first],
-                    weights,
-                    pooled,
-                )
-            )
+        for part in self._parts(indices, offsets):
+            weights = None if per_sample_weights is None else per_sample_weights[part.positions]
+            output = grad[:, part.columns] if pooled else grad[part.positions]
+            sums.append(self._array_gradients(part, output, weights))
         return sums
 
     def no_gradients(self) -> list[RowGradients]:
@@ -207,29 +240,64 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         ]
 
     def _array_gradients(
-        self,
-        grad: Tensor,
-        ids: Tensor,
-        lengths: Tensor,
-        first_rows: Tensor,
-        per_sample_weights: Tensor | None,
-        pooled: bool,
+        self, part: _ArrayLookup, grad: Tensor, per_sample_weights: Tensor | None
     ) -> RowGradients:
-        features = len(first_rows)
-        batch = len(lengths) // features
-        bags = torch.arange(len(lengths), device=grad.device)
-        bags = torch.repeat_interleave(bags, lengths, output_size=ids.numel())
-        feature = bags // batch
-        rows = ids + first_rows[feature]
+        array, pooled = part.array, self.pooling_mode != PoolingMode.NONE
+        mean = self.pooling_mode == PoolingMode.MEAN
+        coefficients = None if per_sample_weights is None else per_sample_weights.float()
+        if native.handles(array.weights) and grad.dtype == torch.float32:
+            return RowGradients(
+                *kernels.sum_lookup(
+                    part.ids,
+                    part.offsets,
+                    part.first_rows,
+                    len(array.weights),
+                    grad,
+                    array.weights.shape[1],
+                    pooled=pooled,
+                    mean=mean,
+                    weights=coefficients if pooled else None,
+                )
+            )
+        bags, features = len(part.offsets) - 1, len(part.first_rows)
+        batch, lengths = bags // features, part.offsets.diff()
+        bag = torch.arange(bags, device=grad.device)
+        bag = torch.repeat_interleave(bag, lengths, output_size=part.ids.numel())
+        feature = bag // batch
+        rows = part.ids.to(torch.int64) + part.first_rows[feature]
         if not pooled:
             return sum_by_row(rows, grad)
-        coefficients = None if per_sample_weights is None else per_sample_weights.float()
-        if self.pooling_mode == PoolingMode.MEAN:
-            share = lengths.float().reciprocal()[bags]
+        if mean:
+            share = lengths.float().reciprocal()[bag]
             coefficients = share if coefficients is None else share * coefficients
-        source = (bags - feature * batch) * features + feature
+        source = (bag - feature * batch) * features + feature
         bags_grad = grad.reshape(batch * features, grad.shape[1] // features)
         return sum_by_row(rows, bags_grad, source, coefficients)
+
+    def _parts(self, indices: Tensor, offsets: Tensor) -> list[_ArrayLookup]:
+        """What of a lookup falls to each array."""
+        batch = (offsets.numel() - 1) // len(self.feature_table_map)
+        features, columns = self._features_and_columns()
+        # One array needs no look at the offsets, which lie on the device.
+        cuts = [0, indices.numel()]
+        if len(self.arrays) > 1:
+            cuts = offsets[[feature * batch for feature in features]].tolist()
+        parts = []
+        for number, (array, (first, stop)) in enumerate(
+            zip(self.arrays, pairwise(features), strict=True)
+        ):
+            positions = slice(cuts[number], cuts[number + 1])
+            parts.append(
+                _ArrayLookup(
+                    array,
+                    positions,
+                    slice(columns[number], columns[number + 1]),
+                    indices[positions],
+                    offsets[first * batch : stop * batch + 1],
+                    self.hash_size_cumsum[first:stop] - self.hash_size_cumsum[first],
+                )
+            )
+        return parts
 
     def _features_and_columns(self) -> tuple[list[int], list[int]]:
         """First feature and first output column of every array, and one past the last."""
@@ -252,8 +320,14 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             for _, states in self.shard_states()
         ]
 
+    def split_embedding_weights(self, *arguments: Any, **options: Any) -> list[Tensor]:
+        """Weights of each table, up to date; see FBGEMM's class."""
+        self.flush()
+        return super().split_embedding_weights(*arguments, **options)
+
     def shard_states(self) -> list[tuple[TableShard, dict[str, Tensor]]]:
-        """Every table with views of its states."""
+        """Every table with views of its states, up to date."""
+        self.flush()
         found = []
         for array in self.arrays:
             for shard, (first, stop) in zip(array.shards, pairwise(array.starts), strict=True):
