@@ -61,6 +61,9 @@ def write_rows(
             if mask.any():
                 writers[part].append(*_masked(arrays, bags, mask))
         progress.advance_to(some.position, len(some.parts))
+    # The disk then works for all of them while their checksums are made.
+    for writer in writers.values():
+        writer.close()
     return {part: writer.finish() for part, writer in writers.items()}
 
 

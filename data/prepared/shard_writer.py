@@ -69,8 +69,8 @@ class PartWriter:
         self._ends: dict[int, int] = {}
         self._rows = 0
         self._closed: list[tuple[int, dict[str, Future[FileEntry]]]] = []
-        # Checksums are made while the next rows are prepared.
-        self._thread = ThreadPoolExecutor(1)
+        # Files are flushed and checksums made while the next rows are prepared.
+        self._threads = ThreadPoolExecutor(2)
 
     def append(
         self,
@@ -97,15 +97,19 @@ class PartWriter:
             if self._rows == self._shard_rows:
                 self._close_shard()
 
-    def finish(self) -> list[ShardEntry]:
-        """Close the last shard; what the manifest says about all of them."""
+    def close(self) -> None:
+        """Begin to close the last shard; does not wait for it."""
         if self._rows:
             self._close_shard()
+
+    def finish(self) -> list[ShardEntry]:
+        """Close the last shard; what the manifest says about all of them."""
+        self.close()
         shards = [
             ShardEntry(rows=rows, files={name: entry.result() for name, entry in entries.items()})
             for rows, entries in self._closed
         ]
-        self._thread.shutdown()
+        self._threads.shutdown()
         return shards
 
     def _append_bag(self, i: int, starts: np.ndarray, values: np.ndarray) -> None:
@@ -127,8 +131,12 @@ class PartWriter:
 
     def _close_shard(self) -> None:
         entries = {
-            name: self._thread.submit(file_entry, file.close(), self._folder)
+            name: self._threads.submit(_closed, file, self._folder)
             for name, file in self._files.items()
         }
         self._closed.append((self._rows, entries))
         self._files, self._ends, self._rows = {}, {}, 0
+
+
+def _closed(file: _NpyFile, folder: Path) -> FileEntry:
+    return file_entry(file.close(), folder)
