@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from stampede.data.prepare import main as prepare
+from support.forked import run_program
 from support.jobs import SMALL
 from support.paths import ROOT, shared
 
@@ -18,12 +19,16 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TWO_RANKS = [*TORCHRUN, "--standalone", "--nproc_per_node", "2"]
 
 
-def launch(*arguments, command=PYTHON, cwd=ROOT):
+def launch(*arguments, command=None, cwd=ROOT):
+    """The launcher started by a command; without one, in a process that is forked."""
+    path, arguments = ROOT / "launch.py", [str(argument) for argument in arguments]
+    if command is None:
+        return run_program(path, arguments, cwd, timeout=300)
     environment = {
         key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")
     }
     return subprocess.run(
-        [*command, str(ROOT / "launch.py"), *map(str, arguments)],
+        [*command, str(path), *arguments],
         capture_output=True,
         text=True,
         timeout=300,
@@ -107,7 +112,7 @@ def test_a_table_with_bags_and_weights(tmp_path, kind):
     done = launch(
         "configs/table.yaml", *keys, f"run.dir={tmp_path}", "model.hidden=[16]",
         "train.epochs=3", "train.batch_size=256", "optim.embedding.lr=3e-2",
-        "optim.dense.lr=1e-2", command=TWO_RANKS if kind == "table" else PYTHON,
+        "optim.dense.lr=1e-2", command=TWO_RANKS if kind == "table" else None,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "table/summary.json").read_text())

@@ -13,9 +13,7 @@ from typing import Any
 import torch
 import torch.multiprocessing as multiprocessing
 
-# Ranks are forked from a process that has imported these, which takes seconds. What starts threads
-# when it is imported, as polars does, must not stand here.
-multiprocessing.set_forkserver_preload(["torchrec", "torch.utils.tensorboard", "matplotlib.figure"])
+from support.forked import START_METHOD
 
 
 def run_ranks(
@@ -39,7 +37,7 @@ def run_ranks(
             _rank,
             (world_size, ranks_per_node or world_size, port, folder, function, arguments),
             nprocs=world_size,
-            start_method="forkserver",
+            start_method=START_METHOD,
         )
         return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world_size)]
 
