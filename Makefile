@@ -22,7 +22,7 @@ train: setup
 	$(VENV_PYTHON) launch.py configs/quickstart.yaml run.overwrite=true
 
 test: setup
-	$(VENV_PYTHON) -m pytest -m "not soak"
+	$(VENV_PYTHON) -m pytest -n 2 --dist loadfile -m "not soak"
 
 # pytest's exit status 5 means that no test was selected.
 soak: setup

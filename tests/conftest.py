@@ -12,3 +12,8 @@ def pytest_collection_finish():
     """Guards of the optimizers look at every object of the process; those from here on suffice."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure():
+    # Libraries complain at exit of objects that are still there.
+    gc.unfreeze()

@@ -1,8 +1,10 @@
 """Runs a function on several processes joined by gloo."""
 
+import contextlib
 import gc
 import os
 import pickle
+import secrets
 import socket
 import sys
 import tempfile
@@ -29,9 +31,7 @@ def run_ranks(
     Args:
         ranks_per_node: ranks of one simulated node; all by default.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = _free_port()
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.start_processes(
             _rank,
@@ -40,6 +40,15 @@ def run_ranks(
             start_method=START_METHOD,
         )
         return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world_size)]
+
+
+def _free_port():
+    """A port that nobody is given meanwhile: outside of the range that systems choose from."""
+    while True:
+        port = secrets.choice(range(20_000, 32_000))
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 def _rank(rank, world_size, ranks_per_node, port, folder, function, arguments):
