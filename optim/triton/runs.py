@@ -1,0 +1,193 @@
+"""The ids of a lookup, sorted by row: where each row's occurrences stand, and their gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+# FBGEMM packs feature and sample of an occurrence into so many bits.
+_INFO_BITS = 32
+
+
+@dataclass(frozen=True)
+class SortedRuns:
+    """Occurrences of ids, sorted by row; those of one row are a run. All on one device.
+
+    The capacity is the least of the number of occurrences and of rows: there cannot be more runs.
+    What lies beyond `count` in `rows` has no meaning.
+
+    Attributes:
+        rows: `[capacity]` int64, the distinct rows, sorted.
+        starts: `[capacity + 1]` int32, the first occurrence of each run; beyond the runs, the
+            number of occurrences. Differences are the counts.
+        count: `[1]` int32, the number of runs.
+        ordered: `[occurrences]` int64 or int32, the row of each sorted occurrence.
+        source: `[occurrences]` int32 or int64, which row of the gradient each takes: of the
+            gradient of a pooled lookup seen as `[batch * features, dim]`, or the occurrence's
+            position in a sequence.
+        coefficient: `[occurrences]` float32 factor of each one's gradient; None for 1.
+    """
+
+    rows: Tensor
+    starts: Tensor
+    count: Tensor
+    ordered: Tensor
+    source: Tensor
+    coefficient: Tensor | None
+
+    @property
+    def capacity(self) -> int:
+        """Most runs there can be."""
+        return self.rows.numel()
+
+    @property
+    def occurrences(self) -> int:
+        """Number of ids of the lookup."""
+        return self.ordered.numel()
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """The ids of one lookup in the tables of one array.
+
+    Attributes:
+        indices: `[occurrences]` int32 or int64 ids, each inside its table; those of a feature
+            stand together, and in them those of a bag.
+        offsets: `[features * batch + 1]` int32 or int64, where each bag begins; the first is 0.
+        first_rows: `[features]` int64, where in the array each feature's table begins.
+        rows: rows of the array.
+        pooled: whether the bags are pooled; otherwise each occurrence has a gradient of its own.
+        mean: whether pooling takes the mean.
+        per_sample_weights: `[occurrences]` factors of a pooled lookup; None for 1.
+    """
+
+    indices: Tensor
+    offsets: Tensor
+    first_rows: Tensor
+    rows: int
+    pooled: bool = True
+    mean: bool = False
+    per_sample_weights: Tensor | None = None
+
+    @property
+    def occurrences(self) -> int:
+        """Number of ids."""
+        return self.indices.numel()
+
+    @property
+    def features(self) -> int:
+        """Number of features."""
+        return self.first_rows.numel()
+
+    @property
+    def batch(self) -> int:
+        """Samples of the batch."""
+        return (self.offsets.numel() - 1) // self.features
+
+    @property
+    def capacity(self) -> int:
+        """Most distinct rows there can be."""
+        return min(self.occurrences, self.rows)
+
+    def bags_of(self, positions: Tensor) -> Tensor:
+        """`[n]` int64, the bag of each position; bags are counted by feature, then by sample."""
+        return torch.searchsorted(self.offsets, positions.to(self.offsets.dtype), right=True) - 1
+
+
+@torch.no_grad()
+def sorted_runs(lookup: Lookup) -> SortedRuns:
+    """Sort a lookup by row: with FBGEMM on a GPU, otherwise with torch."""
+    return runs_from_fbgemm(lookup) if lookup.indices.is_cuda else runs_from_sort(lookup)
+
+
+@torch.no_grad()
+def runs_from_sort(lookup: Lookup) -> SortedRuns:
+    """Sort a lookup by row with torch's stable sort, on any device."""
+    indices = lookup.indices
+    positions = torch.arange(lookup.occurrences, device=indices.device)
+    bags = lookup.bags_of(positions)
+    rows = indices.to(torch.int64) + lookup.first_rows[bags // max(lookup.batch, 1)]
+    ordered, order = torch.sort(rows, stable=True)
+    is_first = torch.ones_like(ordered, dtype=torch.bool)
+    torch.ne(ordered[1:], ordered[:-1], out=is_first[1:])
+    # Occurrences that begin no run are written to one place too many, which is cut off: to pick
+    # the others out would need their number on the host.
+    run = torch.where(is_first, is_first.cumsum(0) - 1, lookup.capacity + 1)
+    starts = torch.full(
+        (lookup.capacity + 2,), lookup.occurrences, dtype=torch.int32, device=indices.device
+    ).scatter_(0, run, positions.to(torch.int32))
+    found = ordered.new_zeros(lookup.capacity + 2).scatter_(0, run, ordered)
+    bags = bags[order]
+    source = order
+    if lookup.pooled:
+        feature = bags // lookup.batch
+        source = (bags - feature * lookup.batch) * lookup.features + feature
+    return SortedRuns(
+        found[: lookup.capacity],
+        starts[: lookup.capacity + 1],
+        is_first.sum(0, keepdim=True, dtype=torch.int32),
+        ordered,
+        source,
+        _coefficient(lookup, order, bags),
+    )
+
+
+@torch.no_grad()
+def runs_from_fbgemm(lookup: Lookup) -> SortedRuns:
+    """Sort a lookup by row as FBGEMM's own backward does; ids must lie on a GPU.
+
+    Its sort is stable, so the result is that of `runs_from_sort`. Written for fbgemm 1.6 to 1.8.
+    """
+    if not lookup.occurrences:
+        return runs_from_sort(lookup)
+    sample_bits = _INFO_BITS - lookup.features.bit_length()
+    # FBGEMM tells of each occurrence either feature and sample, packed, or feature and position.
+    by_position = (
+        not lookup.pooled
+        or lookup.per_sample_weights is not None
+        or lookup.batch >= 1 << sample_bits
+    )
+    _, ordered, infos, rows, _, count, starts = torch.ops.fbgemm.transpose_embedding_input(
+        # Its last entry, one past the last row, is not read.
+        functional.pad(lookup.first_rows, (0, 1)),
+        lookup.rows.bit_length(),
+        lookup.indices.contiguous(),
+        lookup.offsets.to(lookup.indices.dtype).contiguous(),
+        nobag=by_position,
+        info_B_num_bits=sample_bits,
+        total_unique_indices=lookup.capacity,
+    )
+    positions = bags = None
+    if by_position:
+        positions = infos // lookup.features
+        source = positions
+        if lookup.pooled:
+            feature = infos - positions * lookup.features
+            bags = lookup.bags_of(positions)
+            source = (bags - feature * lookup.batch) * lookup.features + feature
+    else:
+        if lookup.batch * lookup.features >= 1 << 31:
+            infos = infos.to(torch.int64)
+        # The shift of a negative number brings in ones.
+        feature = (infos >> sample_bits) & ((1 << (_INFO_BITS - sample_bits)) - 1)
+        sample = infos & ((1 << sample_bits) - 1)
+        source = sample * lookup.features + feature
+        bags = feature * lookup.batch + sample if lookup.mean else None
+    coefficient = _coefficient(lookup, positions, bags)
+    return SortedRuns(rows.to(torch.int64), starts, count, ordered, source, coefficient)
+
+
+def _coefficient(lookup: Lookup, positions: Tensor | None, bags: Tensor | None) -> Tensor | None:
+    """Factor of each sorted occurrence, from its position and its bag where they matter."""
+    if not lookup.pooled:
+        return None
+    coefficient = None
+    if lookup.per_sample_weights is not None:
+        coefficient = lookup.per_sample_weights.float()[positions]
+    if lookup.mean:
+        share = lookup.offsets.diff().float().reciprocal()[bags]
+        coefficient = share if coefficient is None else share * coefficient
+    return coefficient
