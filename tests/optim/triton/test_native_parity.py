@@ -1,0 +1,98 @@
+"""The kernels for CPU and GPU compute the same bits, but for the order of long sums."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import triton
+
+from stampede.optim import CowClip, native
+from stampede.optim.native import kernels
+from stampede.optim.rules import Adam
+from stampede.optim.rules.adam import step_constants
+from stampede.optim.triton.catch_up import catch_up_range_
+from stampede.optim.triton.runs import sorted_runs
+from stampede.optim.triton.sum_runs import sum_runs
+from stampede.optim.triton.update_rows import update_rows_
+from support.lookups import DEVICE, random_gradient, random_lookup
+
+DIM, RULE = 12, Adam()
+VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
+
+
+@pytest.fixture(autouse=True)
+def both_kernels():
+    if not native.handles(torch.zeros(1, DIM)):
+        pytest.skip("there are no C++ kernels on this machine")
+    if DEVICE == "cpu" and VERSION < (3, 9):
+        pytest.skip("this Triton's interpreter rounds an fma twice")
+
+
+def random_state(rows):
+    draw = torch.Generator().manual_seed(0)
+    w, m, v = (torch.randn(rows, DIM, generator=draw) * 0.1 for _ in range(3))
+    return w, m, v.square()
+
+
+@pytest.mark.parametrize("kind", [{}, {"weighted": True, "mean": True}, {"pooled": False}], ids=str)
+def test_a_step_of_the_batchs_rows(kind):
+    lookup = random_lookup(batch=30, device="cpu", **kind)
+    grad = random_gradient(lookup, DIM, scale=0.05)
+    rows, grads, _ = kernels.sum_lookup(
+        lookup.indices,
+        lookup.offsets,
+        lookup.first_rows,
+        lookup.rows,
+        grad,
+        DIM,
+        pooled=lookup.pooled,
+        mean=lookup.mean,
+        weights=lookup.per_sample_weights,
+    )
+    cpu = random_state(lookup.rows)
+    device = [tensor.clone().to(DEVICE) for tensor in cpu]
+    grads, squares = kernels.measure_rows(cpu[0], rows, grads, 10, 0.01)
+    constants = step_constants(RULE, 1e-3, 5, 0.1)
+    kernels.adam_rows_(
+        *cpu, rows, grads.clone(), None, 10, torch.tensor([constants]), RULE.betas, None, 5
+    )
+
+    runs = sorted_runs(random_lookup(batch=30, **kind))
+    nonfinite = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    sums = sum_runs(
+        runs,
+        grad.reshape(-1, DIM).to(DEVICE),
+        device[0],
+        clipped=10,
+        l2=0.01,
+        nonfinite=nonfinite,
+    )
+    update_rows_(
+        *device,
+        runs,
+        sums,
+        clip=CowClip("none"),
+        width=10,
+        clipped=10,
+        betas=RULE.betas,
+        constants=constants,
+        nonfinite=nonfinite,
+    )
+    number = len(rows)
+    assert torch.equal(runs.rows[:number].cpu(), rows)
+    assert torch.equal(sums.grads[:number].cpu(), grads)
+    torch.testing.assert_close(sums.squares[:, :number].cpu(), squares, rtol=1e-6, atol=0.0)
+    assert all(torch.equal(one.cpu(), other) for one, other in zip(device, cpu, strict=True))
+
+
+def test_replay():
+    cpu = random_state(9)
+    device = [tensor.clone().to(DEVICE) for tensor in cpu]
+    last = (torch.arange(9) % 5).int()
+    steps = torch.tensor([step_constants(RULE, 1e-3 * (1 + i % 3), i + 1, 0.1) for i in range(20)])
+    catch_up_range_(
+        *device, last.clone().to(DEVICE), 0, 9, steps.to(DEVICE), 0, 20, RULE.betas, 0.01
+    )
+    kernels.catch_up_range_(*cpu, last, range(9), steps, 0, 20, RULE.betas, 0.01)
+    assert all(torch.equal(one.cpu(), other) for one, other in zip(device, cpu, strict=True))
