@@ -86,7 +86,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             dim: columns of the whole tables.
         """
         tbe.__class__ = cls
-        flat = tbe.weights_tensor().detach()
+        flat = tbe._stored().detach()
         tbe.arrays = []
         first = 0
         widths = [columns for _, columns, _, _ in tbe.embedding_specs]
@@ -135,7 +135,11 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
                 array.missed.flush(array)
 
     def weights_tensor(self) -> Tensor:
-        """All weights in one dimension, on the device that holds them."""
+        """All weights in one dimension, up to date, on the device that holds them."""
+        self.flush()
+        return self._stored()
+
+    def _stored(self) -> Tensor:
         return self.weights_host if self.weights_host.numel() else self.weights_dev
 
     def forward(
@@ -174,12 +178,12 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
 
     def lookup(self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None) -> Tensor:
         """FBGEMM's own lookup, without its backward."""
-        if not self.weights_tensor().numel():
+        if not self._stored().numel():
             # More ranks than rows: FBGEMM does not know where a table without rows lies.
             return self._nothing(offsets)
         with torch.no_grad():
             self._catch_up(indices, offsets)
-            if self.weights_tensor().dtype == torch.bfloat16:
+            if self._stored().dtype == torch.bfloat16:
                 # FBGEMM's lookup knows no bf16 on CPU.
                 return self._lookup_in_torch(indices, offsets, per_sample_weights)
             return super().forward(indices, offsets, per_sample_weights)

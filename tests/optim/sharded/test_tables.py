@@ -3,149 +3,19 @@
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import SparseType
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    ComputeDevice,
-    EmbeddingLocation,
-    PoolingMode,
-    SplitTableBatchedEmbeddingBagsCodegen,
-)
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import PoolingMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchrec.distributed.types import ShardingEnv
 
-from stampede.optim import CowClip, CowClipTables
+from stampede.optim import CowClip
 from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
 from stampede.optim.settings import UpdateSettings
-from stampede.optim.sharded.backward_update import BackwardUpdate
-from stampede.optim.sharded.layout import CollectionLayout
-from stampede.optim.sharded.misuse import MisuseGuard
-from stampede.optim.sharded.tables import Reached
 from stampede.optim.table_array import TableShard
 from support.parts import reference_of
-
-CLIP = CowClip(ratio=0.5, bound=1e-3)
-SETTINGS = UpdateSettings(l2=1e-4, clip=CLIP)
-LR = 1e-2
+from support.updated_tables import CLIP, WAYS, Tables, assert_follows, computed, of_rows
 
 
-class Tables:
-    """A TBE of shards, with the owner that TorchRec's collections would give it."""
-
-    def __init__(
-        self,
-        shards,
-        widths,
-        features,
-        pooling=PoolingMode.SUM,
-        setting=SETTINGS,
-        dim=None,
-        lr=LR,
-        precision=SparseType.FP32,
-    ):
-        tbe = SplitTableBatchedEmbeddingBagsCodegen(
-            [
-                (shard.rows, columns, EmbeddingLocation.HOST, ComputeDevice.CPU)
-                for shard, columns in zip(shards, widths, strict=True)
-            ],
-            feature_table_map=features,
-            pooling_mode=pooling,
-            weights_precision=precision,
-            device=torch.device("cpu"),
-            learning_rate=lr,
-        )
-        self.tbe = CowClipTables.adopt(tbe, shards, setting, dim or widths[0])
-        self.shards, self.widths, self.features = shards, widths, features
-        names = tuple(sorted({shard.table for shard in shards}))
-        layout = CollectionLayout(
-            names, {(s.table, s.row_offset): (0,) for s in shards if s.column_offset}
-        )
-        owner = BackwardUpdate(MisuseGuard(one_backward_per_step=False))
-        number = owner.add_collection(
-            self,
-            layout,
-            dict.fromkeys(names, setting),
-            helen={},
-            env=ShardingEnv.from_local(1, 0),
-            device=torch.device("cpu"),
-        )
-        self.tbe.owner = owner
-        # The owner does not keep its collections alive.
-        self.tbe.collection = self
-        self.tbe.register_forward_hook(lambda _m, _i, out: Reached.apply(out, owner, number))
-
-    def cowclip_tables(self):
-        """As TorchRec's collections with CowClip."""
-        return [self.tbe]
-
-    def fill(self, draw):
-        """Random weights, row norms over three decades; returns them as whole tables."""
-        for weights in self.tbe.split_embedding_weights():
-            scale = 10.0 ** -torch.randint(0, 3, (len(weights), 1), generator=draw)
-            weights.copy_(torch.randn(weights.shape, generator=draw) * scale)
-        return self.whole_tables()
-
-    def whole_tables(self):
-        pieces = zip(self.shards, self.tbe.split_embedding_weights(), strict=True)
-        whole = {}
-        for shard, weights in sorted(pieces, key=lambda piece: piece[0].column_offset):
-            whole.setdefault(shard.table, []).append(weights.double())
-        return {name: torch.cat(parts, 1) for name, parts in whole.items()}
-
-    def train(self, draw, reference, batch, weighted=False, mean=False, sequence=False):
-        """One random step here and in the reference; ids repeat within and across bags."""
-        # Column shards of one feature receive the same ids.
-        keys = [self._feature_of_table(position) for position in range(len(self.features))]
-        lengths_of, ids_of, factors_of = {}, {}, {}
-        for key, table in zip(keys, self.features, strict=True):
-            if key not in ids_of:
-                lengths_of[key] = torch.randint(0, 4, (batch,), generator=draw)
-                total, rows = int(lengths_of[key].sum()), self.shards[table].rows
-                ids_of[key] = torch.randint(0, rows, (total,), generator=draw)
-                factors_of[key] = torch.rand(total, generator=draw)
-        lengths = torch.cat([lengths_of[key] for key in keys])
-        indices = torch.cat([ids_of[key] for key in keys])
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-        factors = torch.cat([factors_of[key] for key in keys]) if weighted else None
-        output = self.tbe(indices, offsets, factors)
-        upstream = torch.randn(output.shape, generator=draw)
-        output.backward(upstream)
-
-        grads = {n: torch.zeros_like(w) for n, w in reference.weights.items()}
-        counts = {n: torch.zeros(len(g), dtype=torch.int64) for n, g in grads.items()}
-        expected = torch.zeros(output.shape, dtype=torch.float64)
-        columns = [self.widths[table] for table in self.features]
-        for bag, length in enumerate(lengths.tolist()):
-            feature, sample = divmod(bag, batch)
-            shard, first = self.shards[self.features[feature]], sum(columns[:feature])
-            stored = slice(shard.column_offset, shard.column_offset + columns[feature])
-            for i in range(int(offsets[bag]), int(offsets[bag + 1])):
-                place = (sample, slice(first, first + columns[feature]))
-                if sequence:
-                    place = (i, slice(None))
-                factor = (float(factors[i]) if weighted else 1.0) / (length if mean else 1)
-                expected[place] += factor * reference.weights[shard.table][indices[i], stored]
-                grads[shard.table][indices[i], stored] += factor * upstream[place]
-                counts[shard.table][indices[i]] += shard.column_offset == 0
-        torch.testing.assert_close(output.double(), expected, rtol=1e-4, atol=1e-5)
-        reference.step(grads, counts, lr=LR)
-
-    def _feature_of_table(self, position):
-        """The table, and which of its features stands at a position."""
-        table = self.features[position]
-        return self.shards[table].table, self.features[:position].count(table)
-
-
-def assert_follows(tables, reference):
-    for name, weights in tables.whole_tables().items():
-        torch.testing.assert_close(weights, reference.weights[name], rtol=1e-4, atol=1e-5)
-    assert tables.tbe.row_counts.tolist() == [reference.touched, reference.clipped, 0]
-
-
-def of_rows(*rows):
-    return [TableShard(f"t{i}", n) for i, n in enumerate(rows)]
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     rows=st.lists(st.integers(1, 7), min_size=1, max_size=3),
     dim=st.sampled_from([4, 8]),
@@ -155,34 +25,37 @@ def of_rows(*rows):
     batch=st.integers(1, 4),
     keep=st.sampled_from(["all", "touched"]),
     rule=st.sampled_from([Adam(), RowWiseAdam(), Adagrad(), RowWiseAdagrad(), SGD(0.9)]),
+    way=st.sampled_from(WAYS),
     seed=st.integers(0, 2**31),
 )
-def test_follows_the_equations(rows, dim, shared, kind, weighted, batch, keep, rule, seed):
+def test_follows_the_equations(rows, dim, shared, kind, weighted, batch, keep, rule, way, seed):
     draw = torch.Generator().manual_seed(seed)
     features = list(range(len(rows)))
     if shared:
         features.append(features[-1])
     setting = UpdateSettings(rule=rule, l2=1e-4, clip=CLIP, rows=keep)
     pooling = {"sum": PoolingMode.SUM, "mean": PoolingMode.MEAN, "sequence": PoolingMode.NONE}
-    tables = Tables(of_rows(*rows), [dim] * len(rows), features, pooling[kind], setting)
-    reference = reference_of(tables.fill(draw), setting)
-    for _ in range(3):
-        # FBGEMM takes weights of samples for pooled lookups only.
-        tables.train(
-            draw, reference, batch, weighted and kind != "sequence", kind == "mean",
-            kind == "sequence",
-        )  # fmt: skip
-    assert_follows(tables, reference)
+    with computed(way):
+        tables = Tables(of_rows(*rows), [dim] * len(rows), features, pooling[kind], setting)
+        reference = reference_of(tables.fill(draw), setting)
+        for _ in range(5):
+            # FBGEMM takes weights of samples for pooled lookups only.
+            tables.train(
+                draw, reference, batch, weighted and kind != "sequence", kind == "mean",
+                kind == "sequence",
+            )  # fmt: skip
+        assert_follows(tables, reference)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=45, deadline=None)
 @given(
     order=st.permutations([("a", 0), ("a", 4), ("b", 0), ("b", 8), ("c", 0)]),
     columns=st.sampled_from([None, 3, 6]),
     rule=st.sampled_from([Adam(), RowWiseAdam(), RowWiseAdagrad()]),
+    way=st.sampled_from(WAYS),
     seed=st.integers(0, 2**31),
 )
-def test_column_shards_of_mixed_widths_and_offsets(order, columns, rule, seed):
+def test_column_shards_of_mixed_widths_and_offsets(order, columns, rule, way, seed):
     """Tables of 12 columns: `a` in 4 + 8, `b` in 8 + 4, `c` whole, in any order in one TBE."""
     draw = torch.Generator().manual_seed(seed)
     rows, width = {"a": 5, "b": 3, "c": 6}, {"a": [4, 8], "b": [8, 4], "c": [12]}
@@ -190,7 +63,8 @@ def test_column_shards_of_mixed_widths_and_offsets(order, columns, rule, seed):
     widths = [width[name][offset > 0] for name, offset in order]
     clip = CowClip(ratio=0.5, bound=1e-3, columns=columns)
     setting = UpdateSettings(rule=rule, l2=1e-2, clip=clip)
-    tables = Tables(shards, widths, list(range(5)), setting=setting, dim=12)
+    with computed(way):
+        tables = Tables(shards, widths, list(range(5)), setting=setting, dim=12)
     runs = []
     for shard, columns_here in zip(shards, widths, strict=True):
         if not runs or runs[-1][:2] != [shard.column_offset, columns_here]:
@@ -201,9 +75,10 @@ def test_column_shards_of_mixed_widths_and_offsets(order, columns, rule, seed):
         for array in tables.tbe.arrays
     ] == runs
     reference = reference_of(tables.fill(draw), setting)
-    for _ in range(3):
-        tables.train(draw, reference, batch=3)
-    assert_follows(tables, reference)
+    with computed(way):
+        for _ in range(5):
+            tables.train(draw, reference, batch=3)
+        assert_follows(tables, reference)
 
 
 def one_table(**arguments):

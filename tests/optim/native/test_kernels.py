@@ -1,0 +1,168 @@
+"""The C++ kernels against float64, on any number of threads."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stampede.optim import native
+from stampede.optim.native import kernels
+
+NO_OFFSETS = torch.empty(0, dtype=torch.int64)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled():
+    assert native.available()
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def drawn_lookup(draw, tables, features, bags, longest):
+    """Ids, offsets and first rows of features that share tables of given sizes."""
+    starts = torch.tensor([0, *tables]).cumsum(0)
+    lengths = torch.randint(0, longest + 1, (len(features) * bags,), generator=draw)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    ids = [
+        torch.randint(
+            0, tables[t], (int(lengths[f * bags : (f + 1) * bags].sum()),), generator=draw
+        )
+        for f, t in enumerate(features)
+    ]
+    return torch.cat(ids), offsets, starts[torch.tensor(features)]
+
+
+def summed_in_float64(ids, offsets, first_rows, rows, grad, dim, pooled, mean, weights):
+    sums = torch.zeros(rows, dim, dtype=torch.float64)
+    counts = torch.zeros(rows, dtype=torch.int64)
+    bags = (len(offsets) - 1) // len(first_rows)
+    for bag, (first, stop) in enumerate(pairwise(offsets)):
+        feature, sample = divmod(bag, bags)
+        for i in range(first, stop):
+            row = ids[i] + first_rows[feature]
+            factor = 1.0 if weights is None else float(weights[i])
+            factor /= int(stop - first) if mean else 1
+            place = grad[sample, feature * dim : (feature + 1) * dim] if pooled else grad[i]
+            sums[row] += factor * place.double()
+            counts[row] += 1
+    present = counts.nonzero().flatten()
+    return present, sums[present], counts[present]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    tables=st.lists(st.integers(1, 5000), min_size=1, max_size=4),
+    shared=st.booleans(),
+    bags=st.integers(1, 6),
+    longest=st.integers(0, 5),
+    dim=st.integers(1, 70),
+    kind=st.sampled_from(["sum", "mean", "weighted", "weighted mean", "sequence"]),
+    id_type=st.sampled_from([torch.int32, torch.int64]),
+    offset_type=st.sampled_from([torch.int32, torch.int64]),
+    number_of_threads=st.integers(1, 4),
+    seed=st.integers(0, 2**31),
+)
+def test_sums_by_row(
+    tables, shared, bags, longest, dim, kind, id_type, offset_type, number_of_threads, seed
+):
+    draw = torch.Generator().manual_seed(seed)
+    features = [*range(len(tables)), *([len(tables) - 1] if shared else [])]
+    ids, offsets, first_rows = drawn_lookup(draw, tables, features, bags, longest)
+    pooled, mean = kind != "sequence", "mean" in kind
+    weights = torch.rand(len(ids), generator=draw) if "weighted" in kind else None
+    shape = (bags, len(features) * dim) if pooled else (len(ids), dim)
+    # Columns of a wider matrix, as one array's are.
+    wide = torch.randn(shape[0], shape[1] + 3, generator=draw)
+    grad = wide[:, 2 : 2 + shape[1]]
+    before = torch.get_num_threads()
+    torch.set_num_threads(number_of_threads)
+    try:
+        rows, sums, counts = kernels.sum_lookup(
+            ids.to(id_type),
+            offsets.to(offset_type),
+            first_rows,
+            sum(tables),
+            grad,
+            dim,
+            pooled=pooled,
+            mean=mean,
+            weights=weights,
+        )
+    finally:
+        torch.set_num_threads(before)
+    expected = summed_in_float64(
+        ids, offsets, first_rows, sum(tables), grad, dim, pooled, mean, weights
+    )
+    assert torch.equal(rows, expected[0])
+    torch.testing.assert_close(sums.double(), expected[1], rtol=1e-5, atol=1e-5)
+    assert torch.equal(counts, expected[2])
+
+
+def test_one_feature_needs_no_offsets():
+    ids = torch.tensor([5, 2, 5])
+    grad = torch.tensor([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])
+    rows, sums, counts = kernels.sum_lookup(
+        ids, NO_OFFSETS, torch.zeros(1, dtype=torch.int64), 6, grad, 2, pooled=False
+    )
+    assert rows.tolist() == [2, 5]
+    assert sums.tolist() == [[10.0, 20.0], [101.0, 202.0]]
+    assert counts.tolist() == [1, 2]
+
+
+def test_the_number_of_threads_changes_no_bit(threads):
+    draw = torch.Generator().manual_seed(0)
+    sizes = [50_000, 300, 7]
+    ids, offsets, first_rows = drawn_lookup(draw, sizes, [0, 1, 2], bags=9000, longest=2)
+    grad = torch.randn(9000, 3 * 12, generator=draw)
+    found = []
+    for number in (1, 2, 3, 7):
+        threads(number)
+        found.append(
+            kernels.sum_lookup(ids, offsets, first_rows, sum(sizes), grad, 12, pooled=True)
+        )
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
+@pytest.mark.parametrize("wrong", [-1, 3])
+def test_an_id_outside_its_table_is_refused_and_leaves_nothing_behind(wrong):
+    first_rows, grad = torch.tensor([0, 3]), torch.ones(1, 8)
+    offsets = torch.tensor([0, 1, 2])
+    with pytest.raises(IndexError, match="outside its table"):
+        kernels.sum_lookup(torch.tensor([wrong, 0]), offsets, first_rows, 6, grad, 4, pooled=True)
+    rows, _, counts = kernels.sum_lookup(
+        torch.tensor([1, 2]), offsets, first_rows, 6, grad, 4, pooled=True
+    )
+    assert rows.tolist() == [1, 5]
+    assert counts.tolist() == [1, 1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.integers(0, 40),
+    dim=st.integers(1, 70),
+    clipped=st.floats(0, 1),
+    l2=st.sampled_from([0.0, 1e-5, 0.3]),
+    seed=st.integers(0, 2**31),
+)
+def test_measures_rows(n, dim, clipped, l2, seed):
+    draw = torch.Generator().manual_seed(seed)
+    weights = torch.randn(50, dim, generator=draw)
+    rows = torch.randperm(50, generator=draw)[:n]
+    grads = torch.randn(n, dim, generator=draw)
+    kept, columns = grads.clone(), round(clipped * dim)
+    decayed, squares = kernels.measure_rows(weights, rows, grads, columns, l2)
+    expected = grads.double() + 2 * l2 * weights[rows].double()
+    torch.testing.assert_close(decayed.double(), expected, rtol=1e-6, atol=1e-6)
+    parts = expected[:, :columns], expected[:, columns:], weights[rows][:, :columns].double()
+    torch.testing.assert_close(
+        squares.double(), torch.stack([p.square().sum(1) for p in parts]), rtol=1e-5, atol=1e-6
+    )
+    assert torch.equal(grads, kept)

@@ -1,0 +1,163 @@
+"""A TBE whose tables are updated in backward, trained beside float64 plain PyTorch."""
+
+from contextlib import ExitStack, contextmanager
+from unittest import mock
+
+import torch
+from fbgemm_gpu.split_embedding_configs import SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    EmbeddingLocation,
+    PoolingMode,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torchrec.distributed.types import ShardingEnv
+
+from stampede.optim import CowClip, CowClipTables, missed_steps, native
+from stampede.optim.settings import UpdateSettings
+from stampede.optim.sharded.backward_update import BackwardUpdate
+from stampede.optim.sharded.layout import CollectionLayout
+from stampede.optim.sharded.misuse import MisuseGuard
+from stampede.optim.sharded.tables import Reached
+from stampede.optim.table_array import TableShard
+
+CLIP = CowClip(ratio=0.5, bound=1e-3)
+SETTINGS = UpdateSettings(l2=1e-4, clip=CLIP)
+LR = 1e-2
+
+# How an update may be computed: in plain torch, by the C++ kernels with a sweep of all rows, or
+# with rows that take their steps later.
+WAYS = ("torch", "kernels", "waiting")
+
+
+@contextmanager
+def computed(way, window=3):
+    """Within it tables are made and updated in one of `WAYS`; no row waits beyond `window`."""
+    with ExitStack() as stack:
+        if way == "torch":
+            stack.enter_context(native.switched_off())
+        changed = {
+            "kernels": {"FEWEST_ROWS": 1 << 60},
+            "waiting": {"FEWEST_ROWS": 0, "ROWS_A_TOUCHED_ROW": 0, "WINDOW": window},
+        }
+        for name, value in changed.get(way, {}).items():
+            stack.enter_context(mock.patch.object(missed_steps, name, value))
+        yield
+
+
+class Tables:
+    """A TBE of shards, with the owner that TorchRec's collections would give it."""
+
+    def __init__(
+        self,
+        shards,
+        widths,
+        features,
+        pooling=PoolingMode.SUM,
+        setting=SETTINGS,
+        dim=None,
+        lr=LR,
+        precision=SparseType.FP32,
+    ):
+        tbe = SplitTableBatchedEmbeddingBagsCodegen(
+            [
+                (shard.rows, columns, EmbeddingLocation.HOST, ComputeDevice.CPU)
+                for shard, columns in zip(shards, widths, strict=True)
+            ],
+            feature_table_map=features,
+            pooling_mode=pooling,
+            weights_precision=precision,
+            device=torch.device("cpu"),
+            learning_rate=lr,
+        )
+        self.tbe = CowClipTables.adopt(tbe, shards, setting, dim or widths[0])
+        self.tbe.defer_steps()
+        self.shards, self.widths, self.features = shards, widths, features
+        names = tuple(sorted({shard.table for shard in shards}))
+        layout = CollectionLayout(
+            names, {(s.table, s.row_offset): (0,) for s in shards if s.column_offset}
+        )
+        owner = BackwardUpdate(MisuseGuard(one_backward_per_step=False))
+        number = owner.add_collection(
+            self,
+            layout,
+            dict.fromkeys(names, setting),
+            helen={},
+            env=ShardingEnv.from_local(1, 0),
+            device=torch.device("cpu"),
+        )
+        self.tbe.owner = owner
+        # The owner does not keep its collections alive.
+        self.tbe.collection = self
+        self.tbe.register_forward_hook(lambda _m, _i, out: Reached.apply(out, owner, number))
+
+    def cowclip_tables(self):
+        """As TorchRec's collections with CowClip."""
+        return [self.tbe]
+
+    def fill(self, draw):
+        """Random weights, row norms over three decades; returns them as whole tables."""
+        for weights in self.tbe.split_embedding_weights():
+            scale = 10.0 ** -torch.randint(0, 3, (len(weights), 1), generator=draw)
+            weights.copy_(torch.randn(weights.shape, generator=draw) * scale)
+        return self.whole_tables()
+
+    def whole_tables(self):
+        pieces = zip(self.shards, self.tbe.split_embedding_weights(), strict=True)
+        whole = {}
+        for shard, weights in sorted(pieces, key=lambda piece: piece[0].column_offset):
+            whole.setdefault(shard.table, []).append(weights.double())
+        return {name: torch.cat(parts, 1) for name, parts in whole.items()}
+
+    def train(self, draw, reference, batch, weighted=False, mean=False, sequence=False):
+        """One random step here and in the reference; ids repeat within and across bags."""
+        # Column shards of one feature receive the same ids.
+        keys = [self._feature_of_table(position) for position in range(len(self.features))]
+        lengths_of, ids_of, factors_of = {}, {}, {}
+        for key, table in zip(keys, self.features, strict=True):
+            if key not in ids_of:
+                lengths_of[key] = torch.randint(0, 4, (batch,), generator=draw)
+                total, rows = int(lengths_of[key].sum()), self.shards[table].rows
+                ids_of[key] = torch.randint(0, rows, (total,), generator=draw)
+                factors_of[key] = torch.rand(total, generator=draw)
+        lengths = torch.cat([lengths_of[key] for key in keys])
+        indices = torch.cat([ids_of[key] for key in keys])
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        factors = torch.cat([factors_of[key] for key in keys]) if weighted else None
+        output = self.tbe(indices, offsets, factors)
+        upstream = torch.randn(output.shape, generator=draw)
+        output.backward(upstream)
+
+        grads = {n: torch.zeros_like(w) for n, w in reference.weights.items()}
+        counts = {n: torch.zeros(len(g), dtype=torch.int64) for n, g in grads.items()}
+        expected = torch.zeros(output.shape, dtype=torch.float64)
+        columns = [self.widths[table] for table in self.features]
+        for bag, length in enumerate(lengths.tolist()):
+            feature, sample = divmod(bag, batch)
+            shard, first = self.shards[self.features[feature]], sum(columns[:feature])
+            stored = slice(shard.column_offset, shard.column_offset + columns[feature])
+            for i in range(int(offsets[bag]), int(offsets[bag + 1])):
+                place = (sample, slice(first, first + columns[feature]))
+                if sequence:
+                    place = (i, slice(None))
+                factor = (float(factors[i]) if weighted else 1.0) / (length if mean else 1)
+                expected[place] += factor * reference.weights[shard.table][indices[i], stored]
+                grads[shard.table][indices[i], stored] += factor * upstream[place]
+                counts[shard.table][indices[i]] += shard.column_offset == 0
+        torch.testing.assert_close(output.double(), expected, rtol=1e-4, atol=1e-5)
+        reference.step(grads, counts, lr=LR)
+
+    def _feature_of_table(self, position):
+        """The table, and which of its features stands at a position."""
+        table = self.features[position]
+        return self.shards[table].table, self.features[:position].count(table)
+
+
+def assert_follows(tables, reference):
+    for name, weights in tables.whole_tables().items():
+        torch.testing.assert_close(weights, reference.weights[name], rtol=1e-4, atol=1e-5)
+    assert tables.tbe.row_counts.tolist() == [reference.touched, reference.clipped, 0]
+
+
+def of_rows(*rows):
+    return [TableShard(f"t{i}", n) for i, n in enumerate(rows)]
