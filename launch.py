@@ -13,9 +13,11 @@ quiet_libraries()
 from stampede.data import DataError  # noqa: E402
 from stampede.engine.command_line import parse_command_line  # noqa: E402
 from stampede.engine.errors import (  # noqa: E402
+    DoesNotFitError,
     RunFolderError,
     TrainingStoppedError,
 )
+from stampede.engine.planning.dry_run import print_dry_run  # noqa: E402
 from stampede.engine.processes import launched_rank  # noqa: E402
 from stampede.engine.run import run  # noqa: E402
 from stampede.settings import SettingsError  # noqa: E402
@@ -24,12 +26,16 @@ from stampede.settings import SettingsError  # noqa: E402
 def main() -> int:
     """Run the launcher; returns its exit status: 2 for a user's mistake, 1 for a failed run."""
     try:
-        config = parse_command_line(sys.argv[1:], Path(__file__).parent / "configs")
-        if config is not None:
-            run(config)
+        command = parse_command_line(sys.argv[1:], Path(__file__).parent / "configs")
+        if command is None:
+            return 0
+        if command.cluster is None:
+            run(command.config)
+        elif launched_rank() == 0:
+            print_dry_run(command.config, command.cluster, command.plan_out)
     except (SettingsError, DataError, RunFolderError) as mistake:
         return _complain(mistake, 2)
-    except TrainingStoppedError as stop:
+    except (TrainingStoppedError, DoesNotFitError) as stop:
         return _complain(stop, 1)
     except KeyboardInterrupt:
         print("stopped; checkpoint.resume=auto continues from the newest checkpoint")

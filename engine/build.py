@@ -12,16 +12,18 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from stampede.data import Dataset
 from stampede.engine.config import Config
 from stampede.engine.plan import make_plan, sharding_types
+from stampede.engine.planning.tables import planned_data
+from stampede.engine.planning.workload import passes, workload
 from stampede.engine.processes import Processes
+from stampede.engine.scaled import scaled_hyperparameters
 from stampede.engine.table_optimizer import table_optimizer
-from stampede.models import CTRModel, table_name
+from stampede.models import CTRModel
 from stampede.optim import (
     DenseAdam,
     Hyperparameters,
     Scaled,
     TableInit,
     cowclip_sharders,
-    scale,
 )
 
 
@@ -68,11 +70,10 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     plan = make_plan(
         model,
         sharders,
-        [table_name(field) for field in dataset.vocabulary_sizes],
         sharding_types(
             config.sharding.plan, config.optim.embedding.optimizer, processes.world_size
         ),
-        config.train.batch_size // processes.world_size,
+        lambda: workload(config, planned_data(config, dataset), model, processes.world_size),
         processes,
     )
     sharded = DistributedModelParallel(model, device=processes.device, plan=plan, sharders=sharders)
@@ -84,20 +85,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     optimizer = _dense_optimizer(
         config, actual, dense_parameters, lambda parameter: id(parameter) == number_weights
     )
-    passes = 2 if config.optim.embedding.optimizer == "helen" else 1
-    return Job(sharded, dense_parameters, optimizer, scaling, passes)
-
-
-def scaled_hyperparameters(config: Config) -> Scaled:
-    """Settings as configured for the base batch size, and for the actual one."""
-    base = Hyperparameters(
-        embedding_lr=config.optim.embedding.lr,
-        # FBGEMM's Adam has none.
-        embedding_l2=getattr(config.optim.embedding, "l2", 0.0),
-        dense_lr=config.optim.dense.lr,
-    )
-    scaling = config.optim.scaling
-    return scale(base, scaling.rule, config.train.batch_size, scaling.base_batch_size)
+    return Job(sharded, dense_parameters, optimizer, scaling, passes(config))
 
 
 def _dense_optimizer(

@@ -8,11 +8,16 @@ from pathlib import Path
 
 from stampede.data import Dataset, SyntheticClicks
 from stampede.data.preparation import prepare
-from stampede.data.prepared.manifest import FORMAT
+from stampede.data.prepared.manifest import FORMAT, MANIFEST
 from stampede.data.prepared.reader import open_prepared
-from stampede.data.sources import fingerprint, open_source
+from stampede.data.sources import Source, fingerprint, open_source
 from stampede.engine.config import Config
-from stampede.engine.config.data import PreparedSection, RawSection, SyntheticSection
+from stampede.engine.config.data import (
+    PreparedSection,
+    RawSection,
+    SizesSection,
+    SyntheticSection,
+)
 from stampede.engine.processes import Processes
 from stampede.settings import SettingsError
 
@@ -26,20 +31,20 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
     """
     section = config.data
     selects = config.evaluate.select_on == "validation"
+    if isinstance(section, SizesSection):
+        raise SettingsError(
+            "data.kind is 'sizes', which has no clicks to train on; plan it with `launch.py --plan "
+            "--world-size N --device-memory SIZE`, or choose another data.kind"
+        )
     if isinstance(section, SyntheticSection):
         dataset = _synthetic(section, selects)
     else:
-        if not section.path:
-            raise SettingsError(
-                "data.path is not given; write data.path=FILE after the config file"
-            )
+        _check_path(section)
         if isinstance(section, PreparedSection):
             folder = Path(section.path)
         else:
-            # Rows kept for validation would be lost where nothing is chosen on them.
-            if not selects:
-                section = section.model_copy(update={"validation_fraction": 0.0})
-            folder = processes.on_main(lambda: _prepared(section), patience=timedelta(hours=24))
+            raw = _used(section, selects)
+            folder = processes.on_main(lambda: _prepared(raw), patience=timedelta(hours=24))
         dataset = open_prepared(folder)
     if dataset.train.rows == 0 or dataset.test.rows == 0:
         raise SettingsError("data: the training or the test part has no row; change data.split")
@@ -57,18 +62,60 @@ def _synthetic(section: SyntheticSection, selects: bool) -> Dataset:
     return clicks.dataset(section.rows, section.test_rows, int(section.rows * fraction))
 
 
-def _prepared(section: RawSection) -> Path:
-    """The folder with the prepared form of a log, made on first use.
+def data_folder(config: Config) -> Path:
+    """The folder with the prepared data, without preparing them.
 
-    Its name holds a hash of the log and of all that the result depends on besides.
+    Raises:
+        SettingsError: no file is given, or it is not prepared yet.
+        DataError: a file is absent.
     """
-    source = open_source(
+    section = config.data
+    _check_path(section)
+    if isinstance(section, PreparedSection):
+        return Path(section.path)
+    raw = _used(section, config.evaluate.select_on == "validation")
+    folder = _folder(raw, _source(raw))
+    if not (folder / MANIFEST).exists():
+        raise SettingsError(
+            f"data.path: {section.path} is not prepared yet (no {folder}), so the rows of its "
+            "tables are not known. Train on it once, which prepares it; or prepare it by hand "
+            f"with `python -m stampede.data.prepare {section.kind} FILE --out FOLDER` and write "
+            "data.kind: prepared and data.path: FOLDER; or give the sizes by hand, as "
+            "configs/plan_10b.yaml does"
+        )
+    return folder
+
+
+def _check_path(section: RawSection | PreparedSection) -> None:
+    if not section.path:
+        raise SettingsError("data.path is not given; write data.path=FILE after the config file")
+
+
+def _used(section: RawSection, selects: bool) -> RawSection:
+    """Rows kept for validation would be lost where nothing is chosen on them."""
+    return section if selects else section.model_copy(update={"validation_fraction": 0.0})
+
+
+def _prepared(section: RawSection) -> Path:
+    """The folder with the prepared form of a log, made on first use."""
+    source = _source(section)
+    folder = _folder(section, source)
+    prepare(source, section, folder)
+    return folder
+
+
+def _source(section: RawSection) -> Source:
+    return open_source(
         section.kind,
         section.path,
         section,
         schema=getattr(section, "schema_file", ""),
         split_hour=getattr(section, "split_hour", False),
     )
+
+
+def _folder(section: RawSection, source: Source) -> Path:
+    """Its name holds a hash of the log and of all that the result depends on besides."""
     described = {
         "format": FORMAT,
         "on_bad_row": section.on_bad_row,
@@ -77,9 +124,7 @@ def _prepared(section: RawSection) -> Path:
         **source.described(),
     }
     name = f"{_stem(source.log.files)}-{fingerprint(source.log.files, described)}"
-    folder = Path(section.cache) / name
-    prepare(source, section, folder)
-    return folder
+    return Path(section.cache) / name
 
 
 def _stem(files: Sequence[Path]) -> str:

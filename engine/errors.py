@@ -9,3 +9,9 @@ class TrainingStoppedError(Exception):
     """Training cannot go on, for example because the loss is not finite. Agreed by all ranks."""
 
     known_to_all_ranks = True
+
+
+class DoesNotFitError(Exception):
+    """A plan that needs more memory than the devices have."""
+
+    known_to_all_ranks = True

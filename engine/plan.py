@@ -3,67 +3,61 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
-from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
+from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
 
+from stampede.engine.planning.planner import Cluster, search_plan
+from stampede.engine.planning.workload import Workload
 from stampede.engine.processes import Processes
 from stampede.optim.baselines import BASELINE_SHARDING_TYPES, BASELINES
 from stampede.optim.sharded.supported import SHARDING_TYPES
 from stampede.settings import SettingsError
 
-# Columns; FBGEMM needs a multiple of 4.
-SMALLEST_PARTITION = 4
-
 
 def make_plan(
     model: nn.Module,
     sharders: list[ModuleSharder[nn.Module]],
-    tables: list[str],
     sharding_types: Sequence[str],
-    local_batch_size: int,
+    workload: Callable[[], Workload],
     processes: Processes,
 ) -> ShardingPlan:
     """A plan agreed by all ranks.
 
     Args:
         sharding_types: TorchRec's sharding types that the planner may choose from.
-        local_batch_size: samples per rank, which the planner's estimates use.
+        workload: what a step takes; called on rank 0.
 
     Raises:
         SettingsError: the tables do not fit, or not in this way.
     """
-    constraints = {
-        # Without a smallest width the planner does not split tables as narrow as a CTR model's.
-        table: ParameterConstraints(
-            sharding_types=list(sharding_types), min_partition=SMALLEST_PARTITION
-        )
-        for table in tables
-    }
-    planner = EmbeddingShardingPlanner(
-        topology=Topology(
-            world_size=processes.world_size,
-            local_world_size=processes.local_world_size,
-            compute_device=processes.device.type,
-            ddr_cap=_machine_memory() // processes.local_world_size,
-            hbm_cap=_device_memory(processes.device),
-        ),
-        constraints=constraints,
-        batch_size=local_batch_size,
+    on_gpu = processes.device.type == "cuda"
+    cluster = Cluster(
+        processes.world_size,
+        processes.local_world_size,
+        processes.device.type,
+        _device_memory(processes.device)
+        if on_gpu
+        else _machine_memory() // processes.local_world_size,
     )
     try:
-        return processes.on_main(lambda: planner.plan(model, sharders))
+        return processes.on_main(
+            lambda: search_plan(model, sharders, sharding_types, workload(), cluster)
+        )
     except PlannerError as failure:
-        reason = str(failure).strip().splitlines()[0].strip()
-        raise SettingsError(
-            f"sharding.plan: {' or '.join(sharding_types)} gives no plan for "
-            f"{processes.world_size} ranks: "
-            f"{reason} Try another sharding.plan, more ranks, or smaller tables"
-        ) from None
+        raise no_plan(sharding_types, processes.world_size, failure) from None
+
+
+def no_plan(sharding_types: Sequence[str], world_size: int, failure: PlannerError) -> SettingsError:
+    """What to say where the planner finds none."""
+    reason = str(failure).strip().splitlines()[0].strip()
+    return SettingsError(
+        f"sharding.plan: {' or '.join(sharding_types)} gives no plan for {world_size} ranks: "
+        f"{reason} Try another sharding.plan, more ranks, or smaller tables"
+    )
 
 
 def sharding_types(plan: str, optimizer: str, world_size: int) -> Sequence[str]:
@@ -86,10 +80,8 @@ def _machine_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _device_memory(device: torch.device) -> int | None:
-    """Bytes of memory of a GPU; None on CPU."""
-    if device.type != "cuda":
-        return None
+def _device_memory(device: torch.device) -> int:
+    """Bytes of memory of a GPU."""
     return torch.cuda.get_device_properties(device).total_memory
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from stampede.data.preparation import PreparationOptions
+from stampede.data.prepared.manifest import FieldName
 from stampede.engine.config.reading import ReadingSection
 from stampede.settings import Section, Seed
 
@@ -74,12 +75,38 @@ class PreparedSection(ReadingSection):
     path: str = Field("", description="the folder; required")
 
 
+def _whole(value: Any) -> Any:
+    """`1e10` is a whole number too."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+class SizesSection(Section):
+    """Sizes of tables without any clicks, to plan with (`launch.py --plan`)."""
+
+    kind: Literal["sizes"] = Field("sizes", description="where the clicks come from")
+    tables: dict[FieldName, Annotated[int, BeforeValidator(_whole), Field(ge=1, lt=2**62)]] = Field(
+        {}, description="rows of the table of each id field, by its name; required"
+    )
+    ids_per_sample: dict[FieldName, Annotated[float, Field(gt=0)]] = Field(
+        {}, description="mean number of ids of a sample, by field; 1 where none is given"
+    )
+    numbers: int = Field(0, ge=0, description="numeric inputs")
+    zipf: float | None = Field(
+        None,
+        gt=1,
+        le=3,
+        description="exponent of the ids' Zipf distribution, the most frequent first; null: every "
+        "row equally often",
+    )
+
+
 DataSection = Annotated[
     SyntheticSection
     | CriteoKaggleSection
     | Criteo1TBSection
     | AvazuSection
     | TableSection
-    | PreparedSection,
+    | PreparedSection
+    | SizesSection,
     Field(discriminator="kind"),
 ]

@@ -4,23 +4,34 @@ import pytest
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 import stampede.engine.plan as plan
+from stampede.engine.config import load_config
+from stampede.engine.planning.tables import planned_data
+from stampede.engine.planning.workload import workload
 from stampede.engine.processes import processes
-from stampede.models import CTRModel, table_name
+from stampede.models import CTRModel
 from stampede.optim import CowClipAdam, cowclip_sharders
 from stampede.optim.baselines import BASELINE_SHARDING_TYPES
 from stampede.optim.sharded.supported import SHARDING_TYPES
 from stampede.settings import SettingsError
+from support.paths import ROOT
 
 ROWS = 1_000_000
+TWO_TABLES = [f"data.tables={{C1: {ROWS}, C2: {ROWS}}}", "model.hidden=[4]", "train.batch_size=8"]
 
 
 def make_plan(sharding_type):
-    model = CTRModel("deepfm", {"C1": ROWS, "C2": ROWS}, 1, 10, [4], 0)
+    config = load_config(ROOT / "configs/plan_10b.yaml", TWO_TABLES)
+    model = CTRModel("deepfm", {"C1": ROWS, "C2": ROWS}, 13, 10, [4], 0)
     apply_optimizer_in_backward(CowClipAdam, model.front.ebc.parameters(), {})
     with processes("cpu") as here:
-        tables = [table_name("C1"), table_name("C2")]
         types = plan.sharding_types(sharding_type, "adam", here.world_size)
-        return plan.make_plan(model, cowclip_sharders(), tables, types, 8, here)
+        return plan.make_plan(
+            model,
+            cowclip_sharders(),
+            types,
+            lambda: workload(config, planned_data(config), model, 1),
+            here,
+        )
 
 
 @pytest.mark.parametrize(
@@ -35,7 +46,7 @@ def test_the_asked_sharding_type_is_planned(asked, found):
 
 
 def test_tables_that_do_not_fit_this_machine_are_refused(monkeypatch):
-    # Weights and two moments of two tables; 15 % are kept in reserve by the planner.
+    # Weights and two moments of two tables.
     needed = 2 * ROWS * 12 * 4 * 3
     monkeypatch.setattr(plan, "_machine_memory", lambda: 2 * needed)
     make_plan("auto")

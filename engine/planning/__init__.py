@@ -1,0 +1,1 @@
+"""What a run takes: memory, lookups and communication of every rank, known before it starts."""

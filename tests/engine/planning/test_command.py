@@ -1,0 +1,68 @@
+"""The dry run as a user starts it."""
+
+import json
+
+import pytest
+
+from support.forked import run_program
+from support.paths import ROOT
+
+PLAN = "configs/plan_10b.yaml"
+SMALL = [PLAN, "data.tables={user: 1e8, item: 1000}", "train.batch_size=8192",
+         "evaluate.batch_size=8192"]  # fmt: skip
+GPUS = ["--plan", "--world-size", "16", "--device-memory"]
+
+
+def launch(*arguments):
+    return run_program(ROOT / "launch.py", list(map(str, arguments)), ROOT, timeout=300)
+
+
+def test_what_fits_ends_with_status_0(tmp_path):
+    out = tmp_path / "plan.json"
+    done = launch(*GPUS, "80GiB", "--devices-per-node", 4, "--plan-out", out, *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert "fits: " in done.stdout and "100,001,000 rows" in done.stdout
+    cluster = json.loads(out.read_text())["cluster"]
+    assert (cluster["memory"], cluster["local_world_size"]) == (80 * 2**30, 4)
+
+
+def test_what_does_not_fit_ends_with_status_1_and_the_shortfall():
+    done = launch(*GPUS, "512MB", *SMALL)
+    assert done.returncode == 1
+    assert "does not fit" in done.stdout
+    assert done.stderr.startswith("error: rank ") and "too much" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([*GPUS, "80GB", "absent.yaml"], "absent.yaml: no such file"),
+        ([*GPUS, "80GB", "configs/criteo_kaggle.yaml"], "data.path is not given"),
+        ([*GPUS, "80GB", "configs/criteo_kaggle.yaml", "data.path=absent.tsv"], "absent.tsv: no"),
+        (
+            [*GPUS, "80GB", "configs/table.yaml", "data.kind=prepared", "data.path=absent"],
+            "no prepared data here",
+        ),
+        ([*GPUS, "80", *SMALL], "--device-memory: found '80'"),
+        ([*GPUS, "80GB", *SMALL, "train.batch_size=100"], "number of ranks, 16"),
+        ([*GPUS, "80GB", *SMALL, "--devices-per-node", "5"], "write 15 or 20 devices"),
+        ([*GPUS, "80GB", *SMALL, "data.tables={user: 1.5}"], "data.tables.user: found 1.5"),
+        (["--plan", *SMALL], "--world-size is not given"),
+        (["--plan", "--world-size", "16", *SMALL], "--device-memory is not given"),
+        (["--plan", "--world-size", "0", "--device-memory", "1GB", *SMALL], "found 0"),
+        (["--world-size", "16", *SMALL], "write --plan too"),
+        ([*SMALL], "has no clicks to train on"),
+    ],
+)
+def test_mistakes_get_a_sentence_and_status_2(arguments, words):
+    done = launch(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_has_the_options():
+    said = launch("--help").stdout
+    for option in (*GPUS, "--devices-per-node", "--compute-device", "--plan-out", PLAN):
+        assert option == "16" or option in said

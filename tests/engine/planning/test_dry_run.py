@@ -1,0 +1,155 @@
+"""Plans for clusters that are not there."""
+
+import json
+
+import pytest
+import torch
+
+from stampede.data.prepare import main as prepare
+from stampede.engine.config import load_config
+from stampede.engine.errors import DoesNotFitError
+from stampede.engine.planning.dry_run import dry_run, print_dry_run
+from stampede.engine.planning.planner import Cluster
+from stampede.settings import SettingsError
+from support.paths import ROOT, shared
+from support.planning import gpus, planned_config
+
+TEN_BILLION = planned_config(world_size=128, batch_size=65536)
+
+
+@pytest.fixture(scope="module")
+def large():
+    return dry_run(TEN_BILLION, gpus(128, 141))
+
+
+def test_ten_billion_rows_fit_128_gpus(large):
+    assert large.fits
+    memory = large.figures.memory
+    rows = 10**10
+    # A copy of each dense layer on every rank, and of tables that the planner replicates.
+    copied = sum(
+        table.rows
+        for name, table in large.work.tables.items()
+        if table.field in getattr(large.figures.groups.get("data_parallel"), "fields", [])
+    )
+    dense = 128 * large.work.dense_weight_bytes()
+    assert memory["weights"].sum() == (rows + 127 * copied) * 12 * 4 + dense
+    states = (rows + 127 * copied) * (2 * 12 * 4) + 2 * dense
+    # And a counter of steps a row: one in each part of a row.
+    counters = memory["optimizer_state"].sum() - states
+    assert 4 * rows <= counters <= 3 * 4 * (rows + 127 * copied)
+    assert large.figures.lookups.sum() >= 26 * 65536
+
+
+def test_tables_beyond_int32_are_split(large):
+    """No device holds 2 994 952 602 rows with two moments."""
+    (spec,) = (m["t_C3"].sharding_spec for m in large.plan.plan.values())
+    assert len(spec.shards) > 1
+    assert sum(s.shard_sizes[0] * s.shard_sizes[1] for s in spec.shards) == 2_994_952_602 * 12
+
+
+def test_the_report_fits_a_terminal(large, capsys):
+    print_dry_run(TEN_BILLION, gpus(128, 141), None)
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 100
+    for word in ("10,000,000,000 rows", "optimizer state", "activations", "imbalance", "fits: ",
+                 "pooled rows, forward", "all ranks", "C3, C12, C21"):  # fmt: skip
+        assert word in printed
+    assert len(printed.splitlines()) < 40
+
+
+def test_the_figures_as_json(tmp_path, large):
+    out = tmp_path / "plan.json"
+    print_dry_run(TEN_BILLION, gpus(128, 141), out)
+    written = json.loads(out.read_text())
+    assert written == json.loads(json.dumps(large.to_dict()))
+    assert written["fits"] and len(written["memory_bytes"]["total"]) == 128
+    assert written["tables"]["C3"]["rows"] == 2_994_952_602
+    assert list(tmp_path.iterdir()) == [out]
+    with pytest.raises(SettingsError, match=r"--plan-out.*cannot be written"):
+        print_dry_run(TEN_BILLION, gpus(128, 141), tmp_path / "absent/plan.json")
+
+
+def test_a_shortfall_is_named_with_what_would_do(capsys):
+    config = planned_config(world_size=8, batch_size=65536)
+    with pytest.raises(DoesNotFitError) as failure:
+        print_dry_run(config, gpus(8, 80), None)
+    said = str(failure.value)
+    assert "of 68.00 GB (15% of 80.00 GB" in said and "too much" in said
+    assert "8 of 8 ranks" in said and "--device-memory" in said
+    assert "does not fit" in capsys.readouterr().out
+    devices = int(said.split("--world-size ")[1].split()[0])
+    assert devices % 8 == 0
+    batch = devices * 1024
+    enough = planned_config(world_size=devices, batch_size=batch)
+    assert dry_run(enough, gpus(devices, 80)).fits
+
+
+def test_a_smaller_state_is_proposed_where_it_is_enough():
+    config = planned_config(world_size=64, batch_size=65536)
+    # 1.44 TB of weights and moments on 64 devices; half of them would do for Adagrad.
+    with pytest.raises(DoesNotFitError, match=r"optim.embedding.optimizer=(rowwise_adam|adagrad)"):
+        print_dry_run(config, gpus(64, 24), None)
+
+
+def test_a_table_that_is_not_split_is_the_reason():
+    overrides = ["data.tables={user: 2e9, item: 1000}", "sharding.plan=table_wise"]
+    config = planned_config(*overrides, world_size=8)
+    with pytest.raises(DoesNotFitError, match=r"sharding.plan=auto or row_wise"):
+        print_dry_run(config, gpus(8, 80), None)
+    # With the counter of steps 296 GB on 8 devices.
+    split = planned_config(overrides[0], "sharding.plan=row_wise", world_size=8)
+    assert dry_run(split, gpus(8, 80)).fits
+
+
+def test_cpus_keep_nothing_free():
+    config = planned_config("data.tables={user: 1e8}", world_size=4)
+    assert dry_run(config, Cluster(4, 2, "cpu", 4 * 10**9)).fits
+    with pytest.raises(DoesNotFitError):
+        print_dry_run(config, Cluster(4, 2, "cpu", 35 * 10**8), None)
+
+
+def test_nothing_is_allocated_and_no_process_group_is_made():
+    before = torch.distributed.is_initialized()
+    dry_run(planned_config("data.tables={user: 1e15}", world_size=2), gpus(2, 141))
+    assert torch.distributed.is_initialized() == before
+
+
+def test_synthetic_clicks_are_planned_without_drawing_them():
+    config = load_config(ROOT / "configs/quickstart.yaml", ["data.scale=1.0"], 8)
+    done = dry_run(config, gpus(8, 80))
+    assert sum(table.rows for table in done.work.data.tables) == 33_762_577
+    assert "exponent 1.3" in done.work.data.assumed
+
+
+def test_prepared_data_tell_their_sizes_and_frequencies(tmp_path):
+    log, folder = str(shared("data/avazu_20k.csv.gz")), str(tmp_path / "folder")
+    assert prepare(["avazu", log, "--out", folder]) == 0
+    keys = ["data.kind=prepared", f"data.path={folder}"]
+    config = load_config(ROOT / "configs/table.yaml", keys, 4)
+    data = dry_run(config, gpus(4, 80)).work.data
+    assert len(data.tables) == 22 and data.id_bytes == 4
+    assert "rows of the training part" in data.assumed
+    # The most frequent id stands first.
+    largest = max(data.tables, key=lambda table: table.rows)
+    assert largest.frequencies.below(largest.rows // 10) > 0.2
+
+
+def test_a_log_that_is_not_prepared_says_how_to(tmp_path):
+    log = shared("data/avazu_20k.csv.gz")
+    keys = [f"data.path={log}", f"data.cache={tmp_path}"]
+    config = load_config(ROOT / "configs/avazu.yaml", keys, 4)
+    with pytest.raises(SettingsError, match=r"not prepared yet.*data.prepare avazu.*plan_10b"):
+        dry_run(config, gpus(4, 80))
+
+
+@pytest.mark.parametrize(
+    "overrides, words",
+    [
+        (["data.tables={}"], "data.tables is not given"),
+        (["data.ids_per_sample={use: 3.0}"], "'use' is no field of data.tables"),
+    ],
+)
+def test_sizes_that_cannot_be_planned(overrides, words):
+    with pytest.raises(SettingsError, match=words):
+        dry_run(planned_config(*overrides), gpus(1, 80))

@@ -1,0 +1,144 @@
+"""Figures of a plan made by hand, against arithmetic done here."""
+
+import pytest
+
+from stampede.engine.planning.figures import figures
+from stampede.engine.planning.shards import PlacedShard
+from support.planning import planned_config, work_of
+
+# 4 ranks, 16 samples of each; 12 columns; ids are int32.
+RANKS, BATCH = 4, 64
+LOCAL = BATCH // RANKS
+TABLES = ["data.tables={a: 1000, b: 800, c: 12}", "data.zipf=null", "data.numbers=3"]
+SHARDS = [
+    PlacedShard("t_a", "table_wise", 1, 0, 1000, 0, 12),
+    # By rows, on two ranks.
+    *(PlacedShard("t_b", "row_wise", rank, 400 * rank, 400, 0, 12) for rank in (0, 1)),
+    PlacedShard("t_b", "row_wise", 2, 800, 0, 0, 12),
+    PlacedShard("t_b", "row_wise", 3, 800, 0, 0, 12),
+    *(PlacedShard("t_c", "data_parallel", rank, 0, 12, 0, 12) for rank in range(4)),
+]
+
+
+def found(*overrides, shards=SHARDS):
+    config = planned_config(*TABLES, *overrides, world_size=RANKS, batch_size=BATCH)
+    work = work_of(config, RANKS)
+    return work, figures(work, shards)
+
+
+def test_weights_and_states():
+    _, numbers = found()
+    inputs = 3 * 10 + 3
+    # Weights and biases of three layers, the last layer's weights, the numbers' weights, the bias.
+    dense = inputs * 400 + 400 + 2 * (400 * 400 + 400) + 400 + 3 + 1
+    rows = [400 + 12, 1000 + 400 + 12, 12, 12]
+    assert numbers.memory["weights"].tolist() == [4 * (12 * n + dense) for n in rows]
+    # Two moments of 12 columns and the number of a step.
+    states = [n * (2 * 12 * 4 + 4) + 2 * 4 * dense for n in rows]
+    assert numbers.memory["optimizer_state"].tolist() == states
+    assert numbers.total_memory.tolist() == [
+        sum(kind[rank] for kind in numbers.memory.values()) for rank in range(RANKS)
+    ]
+    assert numbers.worst_rank == 1
+
+
+@pytest.mark.parametrize(
+    "optimizer, of_row",
+    [
+        ("adam", 2 * 12 * 4 + 4),
+        ("rowwise_adam", (12 + 2) * 4),
+        ("adagrad", 12 * 4),
+        ("rowwise_adagrad", 2 * 4),
+        ("sgd", 0),
+        ("helen", 2 * 12 * 4),
+        ("fbgemm_rowwise_adagrad", 4),
+        ("fbgemm_cowclip", 12),
+        ("fbgemm_adam", 2 * 12 * 4),
+    ],
+)
+def test_state_of_a_row(optimizer, of_row):
+    work, _ = found(f"optim.embedding.optimizer={optimizer}")
+    assert work.states.per_row(12) == of_row
+
+
+def test_rows_of_the_batch_only_need_no_number_of_a_step():
+    work, _ = found("optim.embedding.rows=touched")
+    assert work.states.per_row(12) == 2 * 12 * 4
+
+
+def test_lookups():
+    _, numbers = found()
+    # t_a on rank 1, half of t_b on ranks 0 and 1, the copies of t_c a rank's own samples.
+    assert numbers.lookups.tolist() == [
+        BATCH / 2 + LOCAL,
+        BATCH + BATCH / 2 + LOCAL,
+        LOCAL,
+        LOCAL,
+    ]
+
+
+def test_what_is_sent():
+    work, numbers = found()
+    # To rank 1 go the ids of t_a and half of those of t_b, to rank 0 the other half; ranks 2 and 3
+    # get only the lengths of t_b's bags.
+    length = id_ = 4
+    a, half, none = LOCAL * (length + id_), LOCAL * (length + id_ / 2), LOCAL * length
+    to = [half, a + half, none, none]
+    assert numbers.sent["ids"].tolist() == [sum(to) - own for own in to]
+    row = LOCAL * 12 * 4
+    holds = [1, 2, 1, 1]
+    assert numbers.sent["pooled_rows"].tolist() == [3 * row * n for n in holds]
+    # 12 rows of t_c with their numbers and counts, to the three others.
+    copies = 3 * 12 * (12 * 4 + 16)
+    assert numbers.sent["gradients"].tolist() == [(5 - n) * row + copies for n in holds]
+    assert numbers.sent["dense"].tolist() == [2 * 3 / 4 * work.dense_weight_bytes()] * 4
+    assert not numbers.sent["row_sums"].any()
+    assert numbers.received.sum() == pytest.approx(numbers.total_sent.sum())
+
+
+def test_split_columns_add_up_their_norms():
+    halves = [
+        PlacedShard("t_a", "column_wise", rank, 0, 1000, 4 * part, 4)
+        for part, rank in enumerate((2, 0, 2))
+    ]
+    _, numbers = found(shards=halves)
+    # Norms of gradient, rest and weights of 64 rows, among two ranks.
+    assert numbers.sent["row_sums"].tolist() == [64 * 3 * 4, 0, 64 * 3 * 4, 0]
+    # Every part looks up every id.
+    assert numbers.lookups.tolist() == [BATCH, 0, 2 * BATCH, 0]
+
+
+def test_helen_exchanges_twice():
+    once = found("optim.embedding.optimizer=adam")[1]
+    twice = found("optim.embedding.optimizer=helen")[1]
+    for kind in ("ids", "pooled_rows", "gradients", "dense"):
+        assert twice.sent[kind].tolist() == [2 * sent for sent in once.sent[kind]]
+    assert twice.received.tolist() == [2 * received for received in once.received]
+
+
+def test_frequent_ids_weigh_on_the_first_rows():
+    even = found()[1]
+    skewed = found("data.zipf=1.2")[1]
+    assert skewed.lookups[0] > 1.5 * even.lookups[0]
+    assert skewed.lookups.sum() == pytest.approx(even.lookups.sum())
+
+
+def test_activations_grow_with_the_batch_and_what_every_row_needs():
+    small, large = found(), found("train.batch_size=128")
+    assert (large[1].memory["activations"] > small[1].memory["activations"]).all()
+    # The clip by weights of a table needs norms of all its rows.
+    assert not small[0].states.needs_all_rows
+    whole = found("optim.embedding.clip.granularity=field_adaptive")
+    grown = whole[1].memory["activations"] - small[1].memory["activations"]
+    assert grown[1] == pytest.approx((1000 + 400 + 12) * 3 * 4, rel=0.05)
+
+
+def test_groups_and_imbalance():
+    _, numbers = found()
+    groups = numbers.groups
+    assert list(groups) == ["data_parallel", "row_wise", "table_wise"]
+    assert (groups["row_wise"].fields, groups["row_wise"].rows) == (["b"], 800)
+    assert (groups["row_wise"].shards, groups["row_wise"].ranks) == (4, 4)
+    total = numbers.total_memory
+    assert numbers.imbalance()["memory"] == total[1] / total.mean()
+    assert set(numbers.imbalance()) == {"memory", "lookups", "communication"}

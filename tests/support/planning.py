@@ -1,0 +1,41 @@
+"""Workloads and configurations for tests of plans."""
+
+from stampede.engine.config import load_config
+from stampede.engine.planning.figures import figures
+from stampede.engine.planning.planner import Cluster
+from stampede.engine.planning.shards import placed_shards
+from stampede.engine.planning.tables import planned_data
+from stampede.engine.planning.workload import workload
+from stampede.models import CTRModel
+from support.paths import ROOT
+
+
+def planned_config(*overrides, world_size=1, batch_size=64):
+    """A configuration of tables without clicks."""
+    sizes = [f"train.batch_size={batch_size}", f"evaluate.batch_size={batch_size}"]
+    return load_config(ROOT / "configs/plan_10b.yaml", [*sizes, *overrides], world_size)
+
+
+def work_of(config, world_size=1):
+    """The workload of a configuration."""
+    data = planned_data(config)
+    model = CTRModel(
+        config.model.name,
+        data.vocabulary_sizes,
+        data.numbers,
+        config.model.dim,
+        config.model.hidden,
+        config.run.seed,
+    )
+    return workload(config, data, model, world_size)
+
+
+def figures_of(config, plan, world_size):
+    """What a plan of TorchRec's takes."""
+    work = work_of(config, world_size)
+    return work, figures(work, list(placed_shards(plan, work.shapes, world_size)))
+
+
+def gpus(world_size, gigabytes, node=None):
+    """A cluster."""
+    return Cluster(world_size, node or min(8, world_size), "cuda", int(gigabytes * 1e9))
