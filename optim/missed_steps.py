@@ -65,6 +65,11 @@ class MissedSteps:
                 *_tensors(array), self._last, ids, offsets, first_rows, *self._missed(array)
             )
 
+    def catch_up_rows(self, array: TableArray, rows: Tensor) -> None:
+        """Bring rows `[n]`, int64, up to date."""
+        one_table = torch.zeros(1, dtype=torch.int64)
+        self.catch_up(array, rows, rows.new_empty(0), one_table)
+
     def flush(self, array: TableArray) -> None:
         """Bring all rows up to date."""
         if self.behind:

@@ -206,6 +206,9 @@ class BackwardUpdate:
                     batch = merge_rows(rows)
                     if tbe.is_replicated:
                         batch = collection.groups.exchange(batch)
+                        if array.missed is not None:
+                            # Rows that only other ranks looked up.
+                            array.missed.catch_up_rows(array, batch.rows)
                     step = int(tbe.step_count) + 1
                     lr = tbe.get_learning_rate()
                     pending.append((tbe, PendingUpdate(array, batch, lr, step)))
