@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -14,10 +15,11 @@ from stampede.engine.config import Config
 from stampede.engine.plan import make_plan, sharding_types
 from stampede.engine.planning.tables import planned_data
 from stampede.engine.planning.workload import passes, workload
+from stampede.engine.precision import DensePrecision, choose_precision
 from stampede.engine.processes import Processes
 from stampede.engine.scaled import scaled_hyperparameters
 from stampede.engine.table_optimizer import table_optimizer
-from stampede.models import CTRModel
+from stampede.models import CTRModel, EmbeddingFront
 from stampede.optim import (
     DenseAdam,
     Hyperparameters,
@@ -36,6 +38,7 @@ class Job:
         dense_parameters: parameters of the dense layers, by name.
         dense_optimizer: their optimizer.
         scaling: settings at the base batch size, and at the configured one.
+        precision: of the dense layers.
         passes: forward and backward passes of a step.
     """
 
@@ -43,7 +46,18 @@ class Job:
     dense_parameters: dict[str, Tensor]
     dense_optimizer: DenseAdam
     scaling: Scaled
+    precision: DensePrecision
     passes: int = 1
+
+    @property
+    def ctr_model(self) -> CTRModel:
+        """The model within."""
+        return self.model.module
+
+    @property
+    def front(self) -> EmbeddingFront:
+        """The model's tables."""
+        return self.ctr_model.front
 
 
 def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
@@ -76,7 +90,11 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
         lambda: workload(config, planned_data(config, dataset), model, processes.world_size),
         processes,
     )
-    sharded = DistributedModelParallel(model, device=processes.device, plan=plan, sharders=sharders)
+    _move_dense(model, processes.device)
+    # The dense layers, equal on all ranks, get the mean of their gradients in each step.
+    sharded = DistributedModelParallel(
+        model, device=processes.device, plan=plan, sharders=sharders, init_data_parallel=False
+    )
     dense_parameters = {
         name: parameter
         for name, parameter in sharded.named_parameters()
@@ -85,7 +103,18 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     optimizer = _dense_optimizer(
         config, actual, dense_parameters, lambda parameter: id(parameter) == number_weights
     )
-    return Job(sharded, dense_parameters, optimizer, scaling, passes(config))
+    precision = processes.on_main(
+        lambda: choose_precision(config.train.precision, processes.device)
+    )
+    return Job(sharded, dense_parameters, optimizer, scaling, precision, passes(config))
+
+
+def _move_dense(model: CTRModel, device: torch.device) -> None:
+    """Move all but the tables, which get memory when they are sharded."""
+    for child in model.children():
+        if child is not model.front:
+            child.to(device)
+    model.bias.data = model.bias.data.to(device)
 
 
 def _dense_optimizer(

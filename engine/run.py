@@ -46,6 +46,7 @@ def run(config: Config) -> None:
             ids = sum(dataset.vocabulary_sizes.values())
             print(f"{config.run.name}: {dataset.train.rows:,} training rows, {ids:,} ids, {plan}")
             print(job.scaling.table())
+            print(f"dense layers in {job.precision.reason}")
             if newest is not None:
                 print(f"continuing after epoch {progress.epoch} from {newest}")
             for line in changed:

@@ -146,6 +146,9 @@ class Trainer:
         self.progress.skipped_rows += skipped
 
     def _evaluate_all(self) -> dict[str, Evaluation]:
+        # At once, which is cheaper than lookup by lookup.
+        for tables in local_cowclip_tables(self.job.model):
+            tables.flush()
         dataset = self._reader.dataset
         parts = {"test": dataset.test}
         if dataset.validation is not None:

@@ -52,7 +52,14 @@ class CTRModel(nn.Module):
 
     def forward(self, sparse: KeyedJaggedTensor, dense: Tensor) -> Tensor:
         """Logits `[batch]` from ids and numbers `[batch, numbers]`."""
-        embeddings, id_weights = self.front(sparse)
+        return self.logits(self.front.lookup(sparse), dense)
+
+    def logits(self, rows: Tensor, dense: Tensor) -> Tensor:
+        """Logits `[batch]` from looked-up rows, see `EmbeddingFront.lookup`, and numbers.
+
+        A sample's logit depends on that sample alone.
+        """
+        embeddings, id_weights = self.front.split(rows)
         logits = self.network(embeddings, dense) + self.bias
         if self.first_order:
             logits = logits + id_weights.sum(1)

@@ -71,20 +71,23 @@ class EmbeddingFront(nn.Module):
             device=torch.device("meta"),
         )
 
-    def forward(self, sparse: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
-        """Look up a batch.
+    def lookup(self, sparse: KeyedJaggedTensor) -> Tensor:
+        """Rows of a batch as they are stored, `[batch, fields * stored width]`, in field order.
 
         Args:
             sparse: ids of all fields, `batch` bags each.
-
-        Returns:
-            Embeddings `[batch, fields, dim]` and first-order weights `[batch, fields]`.
         """
-        rows = _in_order(self.ebc(sparse), self.fields).view(
-            -1, len(self.fields), self.columns.stored
-        )
-        embeddings, first_order = self.columns.split(rows)
+        return _in_order(self.ebc(sparse), self.fields)
+
+    def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings `[batch, fields, dim]` and first-order weights `[batch, fields]` of rows."""
+        stored = rows.view(-1, len(self.fields), self.columns.stored)
+        embeddings, first_order = self.columns.split(stored)
         return embeddings, first_order.squeeze(-1)
+
+    def forward(self, sparse: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
+        """Look up a batch; see `lookup` and `split`."""
+        return self.split(self.lookup(sparse))
 
 
 @torch.fx.wrap  # TorchRec's pipelines trace the model; the branch is not theirs to see.

@@ -19,6 +19,7 @@ from stampede.optim.rules import EpsPlacement
 from stampede.optim.sharded.supported import SHARDING_TYPES
 from stampede.settings import Beta, Section, Seed
 
+Precision = Literal["fp32", "bf16"]
 _Plan = Literal[("auto", *SHARDING_TYPES)]
 
 
@@ -83,6 +84,10 @@ class TrainSection(Section):
 
     batch_size: int = Field(8192, ge=1, description="samples of a global batch, over all ranks")
     epochs: int = Field(1, ge=1, description="passes over the training rows")
+    precision: Precision = Field(
+        "fp32",
+        description="of the dense layers; bf16 is taken where it is faster",
+    )
     log_every: int = Field(20, ge=1, description="steps between two lines of metrics.jsonl")
 
 
