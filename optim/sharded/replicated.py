@@ -76,6 +76,10 @@ class _ReplicatedTables(FusedOptimizerModule):
             slices[table.name] = part
         return slices
 
+    def flush(self) -> None:
+        """Bring the tables up to date, for a `state_dict`; TorchRec's dense kernel need not."""
+        self._emb_module.flush()
+
     @property
     def fused_optimizer(self) -> ReplicatedFusedOptimizer:
         """The tables' optimizer."""

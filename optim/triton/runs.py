@@ -141,6 +141,9 @@ def runs_from_fbgemm(lookup: Lookup) -> SortedRuns:
 
     Its sort is stable, so the result is that of `runs_from_sort`. Written for fbgemm 1.6 to 1.8.
     """
+    # Loads the operator.
+    import fbgemm_gpu  # noqa: F401
+
     if not lookup.occurrences:
         return runs_from_sort(lookup)
     sample_bits = _INFO_BITS - lookup.features.bit_length()

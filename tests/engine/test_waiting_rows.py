@@ -1,0 +1,39 @@
+"""Whole runs whose rows take their steps later end as those that sweep all rows in every step."""
+
+import pytest
+import torch
+
+from stampede.engine.tables import read_field
+from support.jobs import run_small, without_times
+from support.updated_tables import computed
+
+FIELDS = ("C1", "C3", "C10")
+
+
+def run_in(way, folder, *parts):
+    """One run, or one that is interrupted and continued; its metrics and tables."""
+    folder.mkdir()
+    with computed(way, window=4):
+        for overrides in parts:
+            run_small(folder, ["evaluate.every=3", "train.batch_size=64", *overrides])
+    checkpoint = folder / "small/checkpoints/epoch_0002"
+    tables = [part for field in FIELDS for part in read_field(checkpoint, field)]
+    return without_times(folder / "small"), tables
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    return run_in("kernels", tmp_path_factory.mktemp("swept") / "run", ["train.epochs=2"])
+
+
+def test_a_run_with_evaluations_within_an_epoch(swept, tmp_path):
+    metrics, tables = run_in("waiting", tmp_path / "run", ["train.epochs=2"])
+    assert metrics == swept[0]
+    assert all(map(torch.equal, tables, swept[1]))
+
+
+def test_a_run_that_is_continued_from_a_checkpoint(swept, tmp_path):
+    parts = ["train.epochs=1"], ["train.epochs=2", "checkpoint.resume=auto"]
+    metrics, tables = run_in("waiting", tmp_path / "run", *parts)
+    assert metrics == swept[0]
+    assert all(map(torch.equal, tables, swept[1]))
