@@ -99,7 +99,7 @@ def dense(lookup, grad, dim):
 
 
 @st.composite
-def lookups(draw):
+def lookups(draw, device=DEVICE):
     sizes = draw(st.lists(st.integers(1, 9), min_size=1, max_size=3))
     tables = sorted(draw(st.lists(st.integers(0, len(sizes) - 1), min_size=1, max_size=3)))
     return random_lookup(
@@ -113,4 +113,5 @@ def lookups(draw):
         dtype=draw(st.sampled_from([torch.int32, torch.int64])),
         hot=draw(st.sampled_from([None, 0])),
         seed=draw(st.integers(0, 2**31)),
+        device=device,
     )

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from stampede.optim.triton import runs as runs_module
 from stampede.optim.triton.runs import runs_from_fbgemm, runs_from_sort, sorted_runs
 from support.lookups import dense, lookups, random_gradient, random_lookup
 
@@ -51,28 +52,76 @@ def test_no_ids_at_all():
     assert runs.starts.tolist() == [0]
 
 
+def transposed(cumulative, bits, indices, offsets, *, nobag, total_unique_indices, **others):
+    """What FBGEMM's operator returns, from its source (1.6 and 1.8); it has no CPU kernel."""
+    sample_bits = others.pop("info_B_num_bits")
+    assert not others
+    assert cumulative.dtype == torch.int64 and offsets.dtype == indices.dtype
+    features, positions = len(cumulative) - 1, torch.arange(len(indices))
+    batch = (len(offsets) - 1) // features
+    bags = torch.arange(len(offsets) - 1).repeat_interleave(offsets.diff())
+    feature, sample = bags // batch, bags % batch
+    linear = (indices + cumulative[feature]).to(indices.dtype)
+    assert int(linear.max()) < 1 << bits and (nobag or batch < 1 << sample_bits)
+    packed = (feature << sample_bits) | sample
+    # 32 bits without a sign, seen as a signed number.
+    packed = torch.where(packed >= 1 << 31, packed - (1 << 32), packed).int()
+    ordered, order = linear.sort(stable=True)
+    found, lengths = ordered.unique_consecutive(return_counts=True)
+    beyond = total_unique_indices - len(found)
+    rows = torch.cat([found, torch.full((beyond,), -99, dtype=found.dtype)])
+    lengths = torch.cat([lengths, torch.zeros(beyond, dtype=torch.int64)]).int()
+    starts = torch.cat([lengths[:1] * 0, lengths.cumsum(0, dtype=torch.int32)])
+    infos = positions * features + feature if nobag else packed
+    number = torch.tensor([len(found)], dtype=torch.int32)
+    return linear, ordered, infos[order], rows, lengths, number, starts
+
+
+def assert_equal_to_sort(lookup):
+    found, expected = runs_from_fbgemm(lookup), runs_from_sort(lookup)
+    assert_describes(found, lookup)
+    number = int(expected.count)
+    assert int(found.count) == number
+    assert torch.equal(found.rows[:number], expected.rows[:number])
+    for name in ("starts", "ordered", "source", "coefficient"):
+        one, other = getattr(found, name), getattr(expected, name)
+        assert (one is None) == (other is None), name
+        assert one is None or torch.equal(one, other.to(one.dtype)), name
+
+
+@settings(max_examples=100, deadline=None)
+@given(lookup=lookups(device="cpu"))
+def test_what_fbgemm_packs_is_unpacked(lookup):
+    pytest.importorskip("fbgemm_gpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.ops.fbgemm, "transpose_embedding_input", transposed)
+        assert_equal_to_sort(lookup)
+
+
+@pytest.mark.parametrize("features", [1, 2, 3, 4, 31, 32])
+def test_features_and_samples_are_told_apart(monkeypatch, features):
+    """At the borders of the bits that they are packed into; the top bit is a sign."""
+    pytest.importorskip("fbgemm_gpu")
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(torch.ops.fbgemm, "transpose_embedding_input", transposed)
+    assert_equal_to_sort(random_lookup(sizes=[5] * features, tables=range(features), batch=33))
+
+
+@pytest.mark.parametrize("bits", [2, 3])
+def test_a_batch_that_does_not_fit_beside_the_feature(monkeypatch, bits):
+    pytest.importorskip("fbgemm_gpu")
+    monkeypatch.setattr(runs_module, "_INFO_BITS", bits)
+    monkeypatch.setattr(torch.ops.fbgemm, "transpose_embedding_input", transposed)
+    assert_equal_to_sort(random_lookup(batch=33, device="cpu"))
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="FBGEMM sorts on a GPU only")
 class TestFbgemm:
     @settings(max_examples=200, deadline=None)
     @given(lookup=lookups())
     def test_equal_to_torchs_sort(self, lookup):
         pytest.importorskip("fbgemm_gpu")
-        found, expected = runs_from_fbgemm(lookup), runs_from_sort(lookup)
-        assert_describes(found, lookup)
-        number = int(expected.count)
-        assert int(found.count) == number
-        assert torch.equal(found.rows[:number], expected.rows[:number])
-        for name in ("starts", "ordered", "source", "coefficient"):
-            one, other = getattr(found, name), getattr(expected, name)
-            assert (one is None) == (other is None), name
-            assert one is None or torch.equal(one, other.to(one.dtype)), name
-
-    @pytest.mark.parametrize("features", [1, 2, 3, 4, 31, 32])
-    def test_features_and_samples_are_told_apart(self, features):
-        """At the borders of the bits that they are packed into; the top bit is a sign."""
-        pytest.importorskip("fbgemm_gpu")
-        lookup = random_lookup(sizes=[5] * features, tables=range(features), batch=33)
-        assert_describes(runs_from_fbgemm(lookup), lookup)
+        assert_equal_to_sort(lookup)
 
     def test_nothing_waits_for_the_device(self):
         pytest.importorskip("fbgemm_gpu")
