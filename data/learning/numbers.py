@@ -27,6 +27,11 @@ class NumberRange(Section):
     mean: float = 0.0
     squares: float = 0.0
 
+    @property
+    def deviation(self) -> float:
+        """Standard deviation; 0 for one value, whose squares may be more by rounding."""
+        return math.sqrt(self.squares / self.rows) if self.high > self.low else 0.0
+
     def merged(self, other: NumberRange) -> NumberRange:
         """Of both sets of values (Chan, Golub and LeVeque 1983)."""
         if not self.rows or not other.rows:
@@ -72,6 +77,5 @@ def transformed(name: str, field: NumberField, seen: NumberRange) -> pl.Expr:
         width = seen.high - seen.low
         value = ((value - seen.low) / (width if width > 0 else 1.0)).clip(0.0, 1.0)
     elif "standard" in field.transform:
-        deviation = math.sqrt(seen.squares / seen.rows) if seen.rows else 0.0
-        value = (value - seen.mean) / (deviation if deviation > 0 else 1.0)
+        value = (value - seen.mean) / (seen.deviation if seen.deviation > 0 else 1.0)
     return value.cast(pl.Float32).alias(name)

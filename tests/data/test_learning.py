@@ -147,8 +147,17 @@ def test_ranges_of_chunks_are_those_of_the_whole(chunks, transform, fill):
     if transform == ["minmax"]:
         array = np.clip((array - seen.low) / ((seen.high - seen.low) or 1), 0, 1)
     if "standard" in transform:
-        array = (array - seen.mean) / (math.sqrt(seen.squares / seen.rows) or 1)
+        differ = seen.high > seen.low
+        array = (array - seen.mean) / (math.sqrt(seen.squares / seen.rows) if differ else 1)
     np.testing.assert_allclose(found, array.astype(np.float32), rtol=1e-5, atol=1e-6)
+
+
+def test_a_column_of_one_value_is_not_scaled_up_from_rounding():
+    field = NumberField(transform=["log1p", "standard"], fill=2.0)
+    frame = pl.DataFrame([pl.Series("x", [None] * 6, dtype=pl.Float64)])
+    seen = ranges(frame, {"x": field})["x"]
+    found = frame.select(transformed("x", field, seen))["x"].to_list()
+    assert found == pytest.approx([0.0] * 6, abs=1e-9)
 
 
 @settings(max_examples=200, deadline=None)
