@@ -131,8 +131,8 @@ def _parser(configs: Path) -> argparse.ArgumentParser:
     )
     plan = parser.add_argument_group(
         "dry run",
-        "memory, load and communication of every rank of a cluster that need not be there; exit "
-        "status 1 where the run does not fit",
+        "memory, load and communication of every rank of a cluster that need not be there;\n"
+        "exit status 1 where the run does not fit",
     )
     plan.add_argument("--plan", action="store_true", help="plan the run instead of running it")
     plan.add_argument("--world-size", type=int, metavar="N", help="number of devices; required")

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from stampede.engine.processes import processes
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.step import train_step
 from stampede.engine.tables import gather_field
-from stampede.optim import local_cowclip_tables
+from stampede.optim import CowClipTables, local_cowclip_tables
 from stampede.settings import SettingsError
 from support.jobs import lines, run_small, small_config
 
@@ -50,6 +52,24 @@ def test_a_run_leaves_its_files(tmp_path, capsys):
     assert re.search(r"embedding_l2 +1e-05 +x 0\.25 +2\.5e-06\n", printed)
     lengths = [len(line) for line in printed.splitlines() if str(tmp_path) not in line]
     assert max(lengths) <= 100
+
+
+@pytest.mark.parametrize("every, windows", [(0, 1), (3, 3)])
+def test_training_time_includes_the_steps_that_rows_had_missed(
+    tmp_path, monkeypatch, every, windows
+):
+    late, flush = [0.0], CowClipTables.flush
+
+    def slow_flush(tables):
+        late[0] += 1000.0
+        flush(tables)
+
+    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + late[0])
+    monkeypatch.setattr("stampede.engine.trainer.time", clock)
+    monkeypatch.setattr(CowClipTables, "flush", slow_flush)
+    run_small(tmp_path, [f"evaluate.every={every}"])
+    summary = json.loads((tmp_path / "small/summary.json").read_text())
+    assert 1000 * windows <= summary["train_seconds"] < 1000 * (windows + 1)
 
 
 def test_the_config_file_reproduces_the_run(tmp_path):

@@ -1,10 +1,15 @@
 """Planned weights and states are what a run allocates, byte for byte."""
 
+from itertools import accumulate
+
 import pytest
+from torch.profiler import ProfilerActivity, profile
 
 from stampede.engine.build import build
 from stampede.engine.datasets import open_dataset
 from stampede.engine.processes import processes
+from stampede.engine.reading import Reader
+from stampede.engine.step import train_step
 from stampede.optim import local_cowclip_tables
 from stampede.optim.sharded.supported import SHARDING_TYPES
 from support.jobs import small_config
@@ -64,6 +69,30 @@ def test_momentum(tmp_path):
     planned, real = on_one_rank(tmp_path, momentum)
     assert planned == real
     assert real[0] == real[1]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rowwise_adam", "sgd", "helen"])
+def test_a_step_takes_no_more_than_its_estimate(tmp_path, optimizer):
+    config = small_config(
+        tmp_path,
+        f"optim.embedding.optimizer={optimizer}",
+        "data.rows=20000",
+        "model.hidden=[200,200]",
+        "train.batch_size=4096",
+    )
+    with processes("cpu") as here:
+        dataset = open_dataset(config, here)
+        job = build(config, dataset, here)
+        _, found = figures_of(config, job.model.plan, 1)
+        first, second, *_ = Reader(config, dataset, here).training()
+        train_step(job, first, 1, here)
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            train_step(job, second, 2, here)
+    allocations = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+    allocations.sort(key=lambda event: event.start_ns())
+    peak = max(accumulate(event.nbytes() for event in allocations))
+    estimate = found.memory["activations"][0]
+    assert 0.05 * estimate < peak < estimate
 
 
 def every_sharding_type(folder):
