@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -68,14 +68,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     """
     scaling = scaled_hyperparameters(config)
     actual = scaling.scaled
-    model = CTRModel(
-        config.model.name,
-        dataset.vocabulary_sizes,
-        dataset.numbers,
-        config.model.dim,
-        config.model.hidden,
-        config.run.seed,
-    )
+    model = build_model(config, dataset.vocabulary_sizes, dataset.numbers)
     columns = model.front.columns.dim
     kind, arguments = table_optimizer(config, actual, columns, processes.device)
     apply_optimizer_in_backward(kind, model.front.ebc.parameters(), arguments)
@@ -90,7 +83,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
         lambda: workload(config, planned_data(config, dataset), model, processes.world_size),
         processes,
     )
-    _move_dense(model, processes.device)
+    move_dense(model, processes.device)
     # The dense layers, equal on all ranks, get the mean of their gradients in each step.
     sharded = DistributedModelParallel(
         model, device=processes.device, plan=plan, sharders=sharders, init_data_parallel=False
@@ -109,7 +102,24 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     return Job(sharded, dense_parameters, optimizer, scaling, precision, passes(config))
 
 
-def _move_dense(model: CTRModel, device: torch.device) -> None:
+def build_model(config: Config, vocabulary_sizes: Mapping[str, int], numbers: int) -> CTRModel:
+    """The model that is trained, not sharded: its tables are on `meta`.
+
+    Args:
+        vocabulary_sizes: rows of each field's table, by field name.
+        numbers: number of numeric inputs.
+    """
+    return CTRModel(
+        config.model.name,
+        vocabulary_sizes,
+        numbers,
+        config.model.dim,
+        config.model.hidden,
+        config.run.seed,
+    )
+
+
+def move_dense(model: CTRModel, device: torch.device) -> None:
     """Move all but the tables, which get memory when they are sharded."""
     for child in model.children():
         if child is not model.front:
