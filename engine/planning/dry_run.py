@@ -12,6 +12,7 @@ from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
+from stampede.engine.build import build_model
 from stampede.engine.config import Config
 from stampede.engine.errors import DoesNotFitError
 from stampede.engine.plan import no_plan, sharding_types
@@ -25,7 +26,6 @@ from stampede.engine.planning.workload import Workload, workload
 from stampede.engine.run_folder import to_json, write_whole
 from stampede.engine.scaled import scaled_hyperparameters
 from stampede.engine.table_optimizer import table_optimizer
-from stampede.models import CTRModel
 from stampede.optim import cowclip_sharders
 from stampede.settings import SettingsError
 
@@ -91,14 +91,7 @@ def dry_run(config: Config, cluster: Cluster) -> DryRun:
         DataError: a file of the data cannot be used.
     """
     data = planned_data(config)
-    model = CTRModel(
-        config.model.name,
-        data.vocabulary_sizes,
-        data.numbers,
-        config.model.dim,
-        config.model.hidden,
-        config.run.seed,
-    )
+    model = build_model(config, data.vocabulary_sizes, data.numbers)
     kind, arguments = table_optimizer(
         config,
         scaled_hyperparameters(config).scaled,
