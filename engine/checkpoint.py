@@ -25,10 +25,11 @@ _MANIFEST = "manifest.json"
 
 # Sections and keys that may differ between a checkpoint and the run that continues it.
 _FREE = ("optim.embedding.lr", "optim.embedding.schedule.", "optim.dense.lr",
-         "optim.dense.schedule.", "run.name", "run.dir", "run.device", "run.overwrite",
-         "data.path", "data.cache", "data.residence", "data.memory_gb", "train.epochs",
-         "train.log_every", "evaluate.batch_size", "evaluate.every", "checkpoint.",
-         "sharding.")  # fmt: skip
+         "optim.dense.schedule.", "optim.dense.plateau.", "run.name", "run.dir", "run.device",
+         "run.overwrite", "data.path", "data.cache", "data.residence", "data.memory_gb",
+         "train.epochs", "train.log_every", "evaluate.batch_size", "evaluate.every",
+         "evaluate.every_epochs", "evaluate.patience", "evaluate.metrics", "evaluate.group_by",
+         "evaluate.memory_gb", "checkpoint.", "sharding.")  # fmt: skip
 
 # Of these, what says only how the run was started.
 _NOT_WORTH_TELLING = ("run.name", "run.dir", "run.overwrite", "checkpoint.resume")
@@ -49,6 +50,8 @@ class Progress:
         best_epoch: epoch with the best AUC on the selecting part, counted from 1; 0 for none.
         best_score: that AUC; None where it is undefined.
         best_auc: AUC on the test part in that epoch.
+        waited: evaluated epochs since that were no better.
+        plateau: state of the dense layers' rate, see `stampede.engine.selection.Plateau`.
         last: newest evaluation of the test part.
     """
 
@@ -63,6 +66,8 @@ class Progress:
     best_epoch: int = 0
     best_score: float | None = None
     best_auc: float | None = None
+    waited: int = 0
+    plateau: dict[str, Any] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
 
 

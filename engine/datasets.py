@@ -53,7 +53,17 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
             f"the data have no validation part ({dataset.train.rows} training rows); write a "
             "larger data.validation_fraction, or evaluate.select_on=test"
         )
+    _check_groups(config.evaluate.group_by, dataset)
     return dataset
+
+
+def _check_groups(field: str, dataset: Dataset) -> None:
+    single = [name for name in dataset.vocabulary_sizes if name not in dataset.multi]
+    if field and field not in single:
+        found = "a field of several ids" if field in dataset.multi else "no id field"
+        raise SettingsError(
+            f"evaluate.group_by: {field!r} is {found}; write one of {', '.join(single)}"
+        )
 
 
 def _synthetic(section: SyntheticSection, selects: bool) -> Dataset:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from tqdm import tqdm
 
-from stampede.data import GlobalBatches
-from stampede.engine.metrics import auc, logloss
+from stampede.data import Batch, GlobalBatches
+from stampede.engine.config.evaluate import EvaluateSection
+from stampede.engine.errors import TrainingStoppedError
+from stampede.engine.metrics import PartMetrics
 from stampede.engine.processes import Processes
+
+T = TypeVar("T")
+
+# Samples of all ranks that are sent to rank 0 at a time, at least.
+_TOGETHER = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -24,61 +36,157 @@ class Evaluation:
         logloss: mean binary cross-entropy.
         attainable_auc: AUC of the true probabilities, where the data know them.
         samples: number of samples, those of weight 0 among them.
+        further: what else `evaluate.metrics` and `evaluate.group_by` ask for, by name.
     """
 
     auc: float | None
     logloss: float
     attainable_auc: float | None
     samples: int
+    further: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All metrics by name."""
+        first = {name: value for name, value in vars(self).items() if name != "further"}
+        return {**first, **self.further}
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, batches: GlobalBatches, processes: Processes) -> Evaluation:
+def evaluate(
+    model: nn.Module,
+    batches: GlobalBatches,
+    processes: Processes,
+    settings: EvaluateSection | None = None,
+    scratch: Path | None = None,
+) -> Evaluation:
     """Score every sample once and compute the metrics; the same result on every rank.
 
+    Scores are brought to rank 0 some batches at a time, which sorts them. So the memory of the
+    others does not grow with the part, and rank 0's keeps to `settings.memory_gb`. As rank 0 takes
+    the samples in the order of the part, whatever the number of ranks, equal scores give metrics
+    that are equal to the last bit.
+
     Some sample must have a weight above 0.
+
+    Args:
+        settings: default: those of the configuration.
+        scratch: existing folder for what does not fit into memory; read by rank 0. Default: the
+            system's for temporary files.
+
+    Raises:
+        TrainingStoppedError: what does not fit into memory cannot be written.
     """
+    settings = settings or EvaluateSection()
     model.eval()
-    columns: list[Tensor] = []
-    for batch in batches.epoch(0):
-        batch = batch.to(processes.device, non_blocking=True)
-        logits = model(batch.sparse, batch.dense).float()
-        truth = batch.true_probability
-        # A sample may have weight 0 as padding has.
-        real = torch.arange(len(logits), device=logits.device) < batch.samples
-        columns.append(
-            torch.stack(
-                [
-                    real.float(),
-                    batch.label,
-                    batch.weight,
-                    logits,
-                    logits if truth is None else truth,
-                ]
-            ).cpu()
-        )
+    progress = tqdm(
+        batches.epoch(0), "evaluating", len(batches), leave=False, delay=5.0,
+        disable=not processes.is_main, mininterval=1.0,
+    )  # fmt: skip
+    with _Scores(processes, settings, scratch) as scores:
+        for batch in progress:
+            batch = batch.to(processes.device, non_blocking=True)
+            scores.add(batch, model(batch.sparse, batch.dense).float())
+        found = scores.metrics()
     model.train()
-    gathered = _gather(torch.cat(columns, 1), processes.world_size)
-    label, weight, logits, truth = gathered[1:, gathered[0] > 0]
-    # Without weights pairs are counted in integers.
-    weights = None if (weight == 1).all() else weight
-    attainable = None
-    if batch.true_probability is not None:
-        attainable = _defined(auc(truth, label, weights))
     return Evaluation(
-        auc=_defined(auc(logits, label, weights)),
-        logloss=logloss(logits, label, weights),
-        attainable_auc=attainable,
-        samples=len(label),
+        **{name: found.pop(name) for name in ("auc", "logloss", "attainable_auc", "samples")},
+        further=found,
     )
 
 
-def _defined(value: float) -> float | None:
-    return None if math.isnan(value) else value
+class _Scores:
+    """Scores on their way to rank 0; each rank must make the same calls."""
 
+    def __init__(
+        self, processes: Processes, settings: EvaluateSection, scratch: Path | None
+    ) -> None:
+        self._processes = processes
+        self._settings = settings
+        self._scratch = scratch
+        self._metrics: PartMetrics | None = None
+        # Scores of some batches on this rank, and samples of the global batches they are of.
+        self._floats: list[Tensor] = []
+        self._groups: list[Tensor] = []
+        self._samples: list[int] = []
 
-def _gather(local: Tensor, world_size: int) -> np.ndarray:
-    """`[rows, n]` of every rank, all of one size, joined to `[rows, n * world_size]`."""
-    parts = [torch.empty_like(local) for _ in range(world_size)]
-    dist.all_gather(parts, local.contiguous())
-    return torch.cat(parts, 1).numpy()
+    def __enter__(self) -> _Scores:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._metrics is not None:
+            self._metrics.__exit__()
+
+    def add(self, batch: Batch, logits: Tensor) -> None:
+        """Take this rank's part of a global batch."""
+        columns = [logits, batch.label, batch.weight]
+        if batch.true_probability is not None:
+            columns.append(batch.true_probability)
+        self._floats.append(torch.stack(columns).cpu())
+        if self._settings.group_by:
+            ids = batch.sparse[self._settings.group_by].values().cpu()
+            # Padding has no id.
+            groups = torch.zeros(1, len(logits), dtype=torch.int64)
+            groups[0, : len(ids)] = ids
+            self._groups.append(groups)
+        self._samples.append(batch.global_samples)
+        if sum(self._samples) >= _TOGETHER:
+            self._send()
+
+    def metrics(self) -> dict[str, Any]:
+        """The metrics of all samples, see `PartMetrics.result`."""
+        if self._samples:
+            self._send()
+        return self._on_main(lambda: self._metrics.result())
+
+    def _send(self) -> None:
+        floats = self._gathered(self._floats)
+        groups = self._gathered(self._groups) if self._groups else None
+        self._on_main(partial(self._take, floats, groups))
+        self._floats, self._groups, self._samples = [], [], []
+
+    def _gathered(self, local: list[Tensor]) -> np.ndarray | None:
+        """`[columns, n]` of some batches from all ranks, on rank 0 only, in the part's order."""
+        joined = torch.cat(local, 1)
+        world_size = self._processes.world_size
+        received = None
+        if self._processes.is_main:
+            received = [torch.empty_like(joined) for _ in range(world_size)]
+        dist.gather(joined, received)
+        if received is None:
+            return None
+        # What pads a global batch stands at the end of the last ranks' parts of it.
+        sizes = [piece.shape[1] for piece in local]
+        batches = zip(*(of_rank.split(sizes, 1) for of_rank in received), strict=True)
+        real = [
+            torch.cat(parts, 1)[:, :samples]
+            for parts, samples in zip(batches, self._samples, strict=True)
+        ]
+        return torch.cat(real, 1).numpy()
+
+    def _on_main(self, action: Callable[[], T]) -> T:
+        """Run it on rank 0; all ranks fail together."""
+
+        def run() -> T:
+            try:
+                return action()
+            except OSError as failure:
+                raise TrainingStoppedError(
+                    f"{self._scratch or gettempdir()}: the scores of an evaluation cannot be kept "
+                    f"on disk ({failure.strerror or failure}); make room there, or write an "
+                    "evaluate.memory_gb that they fit into, and continue with "
+                    "checkpoint.resume=auto"
+                ) from None
+
+        return self._processes.on_main(run)
+
+    def _take(self, floats: np.ndarray, groups: np.ndarray | None) -> None:
+        if self._metrics is None:
+            self._metrics = PartMetrics(
+                self._settings.metrics,
+                self._settings.memory_gb * 1e9,
+                self._scratch,
+                grouped=groups is not None,
+                with_truth=len(floats) > 3,
+            )
+        logits, labels, weights, *truth = floats
+        self._metrics.add(logits, labels, weights, None if groups is None else groups[0], *truth)

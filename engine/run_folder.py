@@ -192,6 +192,8 @@ def to_json(values: Any, indent: int | None = None) -> str:
 def _finite(values: Any) -> Any:
     if isinstance(values, dict):
         return {key: _finite(value) for key, value in values.items()}
+    if isinstance(values, list):
+        return [_finite(value) for value in values]
     if isinstance(values, float) and not math.isfinite(values):
         return None
     return values

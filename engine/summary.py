@@ -14,20 +14,27 @@ from stampede.engine.console import readable_auc, readable_bytes, table
 from stampede.engine.processes import Processes
 from stampede.engine.run_folder import RunFolder
 
+# Metrics of the test part that are one number, as they are shown.
+_FURTHER = {
+    "pr_auc": "test PR-AUC",
+    "normalized_entropy": "norm. entropy",
+    "calibration": "calibration",
+}
+
 
 def summarize(config: Config, progress: Progress, processes: Processes) -> dict[str, Any]:
     """What goes into `summary.json`; all ranks must call it.
 
-    `auc` and `logloss` are of the last evaluation of the test part; `best_auc` is the test AUC of
-    `best_epoch`, which was chosen on the part that `selected_on` names.
+    `auc`, `logloss` and the other metrics are of the last evaluation of the test part; `best_auc`
+    is the test AUC of `best_epoch`, which was chosen on the part that `selected_on` names.
     """
+    metrics = {name: value for name, value in progress.last.items() if name != "samples"}
     return {
-        "auc": progress.last["auc"],
-        "logloss": progress.last["logloss"],
-        "attainable_auc": progress.last["attainable_auc"],
+        **metrics,
         "best_auc": progress.best_auc,
         "best_epoch": progress.best_epoch,
         "selected_on": config.evaluate.select_on,
+        "stopped_early": progress.epoch < config.train.epochs,
         "clipped_share": clipped_share(progress),
         "skipped_rows": progress.skipped_rows,
         "samples_per_second": progress.samples / progress.train_seconds,
@@ -55,11 +62,23 @@ def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
     if attainable is not None and summary["auc"] is not None:
         ratio = (summary["auc"] - 0.5) / (attainable - 0.5)
         rows.append(("attainable AUC", f"{attainable:.4f} (reached {ratio:.1%} of it above 0.5)"))
-    best = f"{readable_auc(summary['best_auc'])} in epoch {summary['best_epoch']}"
+    rows.append(("test logloss", f"{summary['logloss']:.4f}"))
     rows += [
-        ("test logloss", f"{summary['logloss']:.4f}"),
-        ("best test AUC", f"{best}, chosen on the {summary['selected_on']} part"),
+        (shown, "undefined" if summary[name] is None else f"{summary[name]:.4f}")
+        for name, shown in _FURTHER.items()
+        if name in summary
     ]
+    if "gauc" in summary:
+        left_out = f"{summary['gauc_left_out']:,} of one class left out"
+        groups = f"over {summary['gauc_groups']:,} groups, {left_out}"
+        rows.append(("test GAUC", f"{readable_auc(summary['gauc'])} {groups}"))
+    best = f"{readable_auc(summary['best_auc'])} in epoch {summary['best_epoch']}"
+    chosen = f"{best}, chosen on the {summary['selected_on']} part"
+    if summary["selected_on"] == "test":
+        chosen += " itself: optimistic"
+    rows.append(("best test AUC", chosen))
+    if summary["stopped_early"]:
+        rows.append(("stopped early", f"after epoch {summary['epochs']}"))
     if summary["clipped_share"] is not None:
         rows.append(("rows clipped", f"{summary['clipped_share']:.2%} of the rows in the batches"))
     if summary["skipped_rows"]:

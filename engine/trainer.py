@@ -22,6 +22,7 @@ from stampede.engine.learning_rates import LearningRates, learning_rates, set_le
 from stampede.engine.processes import Processes
 from stampede.engine.reading import Reader
 from stampede.engine.run_folder import RunFolder
+from stampede.engine.selection import Plateau, choose, stops_early
 from stampede.engine.step import WHAT_TO_TRY, train_step
 from stampede.engine.summary import clipped_share
 from stampede.optim import local_cowclip_tables
@@ -58,10 +59,12 @@ class Trainer:
         total = self.dataset.train.rows * self.config.train.epochs
         with progress_bar(total, self.progress.samples, self.processes.is_main) as bar:
             for epoch in range(self.progress.epoch, self.config.train.epochs):
+                if stops_early(self.progress, self.config.evaluate):
+                    break
                 self._train_epoch(epoch, batches, bar)
                 self.progress.epoch = epoch + 1
                 self.progress.reader = self._reader.state_dict(batches)
-                self._choose(self._evaluate_all())
+                self._evaluate_epoch()
                 checkpoint.save(
                     self.folder.checkpoints,
                     self.job,
@@ -113,13 +116,14 @@ class Trainer:
     def _learning_rates(self, batches: int) -> LearningRates:
         """Rates of the next step, in epochs of so many batches."""
         train = self.config.train
-        return learning_rates(
+        rates = learning_rates(
             self.config,
             self.job.scaling.scaled,
             self.progress.step,
             steps_per_epoch=self.dataset.train.rows / train.batch_size,
             total_steps=batches * train.epochs,
         )
+        return rates._replace(dense=rates.dense * Plateau(**self.progress.plateau).fraction)
 
     def _log_training(
         self, epoch: int, loss: float, rates: LearningRates, since: tuple[float, int]
@@ -159,30 +163,51 @@ class Trainer:
             parts = {"validation": dataset.validation, **parts}
         results = {}
         for name, part in parts.items():
-            result = evaluate(self.job.model, self._reader.evaluation(part), self.processes)
+            result = evaluate(
+                self.job.model,
+                self._reader.evaluation(part),
+                self.processes,
+                self.config.evaluate,
+                self.folder.path,
+            )
             results[name] = result
             where = {"kind": "evaluation", "part": name, "step": self.progress.step}
-            self.processes.on_main(lambda line={**where, **asdict(result)}: self.folder.log(line))
+            line = {**where, **result.as_dict()}
+            self.processes.on_main(lambda line=line: self.folder.log(line))
             if not math.isfinite(result.logloss):
                 raise TrainingStoppedError(
                     f"the logloss of the {name} part is {result.logloss} after step "
                     f"{self.progress.step}; {WHAT_TO_TRY}"
                 )
-        self.progress.last = asdict(results["test"])
+        self.progress.last = results["test"].as_dict()
+        self._reduce_rates(results[self.config.evaluate.select_on].auc)
         return results
 
-    def _choose(self, results: dict[str, Evaluation]) -> None:
-        """Remember the best epoch so far."""
-        score = results[self.config.evaluate.select_on].auc
-        best = self.progress.best_score
-        # Where the part holds one class only, its AUC is undefined and the last epoch counts.
-        if best is None or score > best:
-            self.progress.best_epoch = self.progress.epoch
-            self.progress.best_score = score
-            self.progress.best_auc = results["test"].auc
+    def _reduce_rates(self, score: float | None) -> None:
+        before = Plateau(**self.progress.plateau)
+        after = before.after(score, self.config.optim.dense.plateau)
+        self.progress.plateau = asdict(after)
+        if after.fraction < before.fraction and self.processes.is_main:
+            tqdm.write(
+                f"step {self.progress.step}: no better AUC on the {self.config.evaluate.select_on} "
+                f"part, the dense layers go on with {after.fraction:.3g} of their scheduled rate"
+            )
+
+    def _evaluate_epoch(self) -> None:
+        """Evaluate after an epoch where that is due, and decide what follows from it."""
+        progress, settings = self.progress, self.config.evaluate
+        if progress.epoch % settings.every_epochs and progress.epoch < self.config.train.epochs:
+            return
+        results = self._evaluate_all()
+        choose(progress, results, settings.select_on)
         if self.processes.is_main:
             shown = ", ".join(
                 f"{name} AUC {readable_auc(result.auc)} logloss {result.logloss:.4f}"
                 for name, result in results.items()
             )
-            tqdm.write(f"epoch {self.progress.epoch}: {shown}")
+            tqdm.write(f"epoch {progress.epoch}: {shown}")
+            if stops_early(progress, settings) and progress.epoch < self.config.train.epochs:
+                tqdm.write(
+                    f"stopping early: no better AUC on the {settings.select_on} part since epoch "
+                    f"{progress.best_epoch}"
+                )

@@ -66,3 +66,23 @@ class DenseScheduleSection(ScheduleSection):
                 "epoch; write warmup in steps, 0 for none"
             )
         return self
+
+
+class PlateauSection(Section):
+    """Reduction of the rate, on top of the schedule, when the AUC no longer rises."""
+
+    factor: float = Field(
+        1.0, gt=0, le=1, description="what a reduction multiplies the rate by; 1: none"
+    )
+    patience: int = Field(
+        2,
+        ge=0,
+        description="evaluations in a row, those within an epoch included, that may be no better "
+        "than the best so far on evaluate.select_on; the next such one reduces",
+    )
+    threshold: float = Field(
+        1e-4, ge=0, description="AUC by which an evaluation must exceed the best to be better"
+    )
+    least: float = Field(
+        0.01, ge=0, le=1, description="least fraction of the scheduled rate, however often reduced"
+    )

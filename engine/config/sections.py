@@ -11,7 +11,12 @@ from stampede.engine.config.embedding_optimizers import (
     AdamSection,
     EmbeddingOptimSection,
 )
-from stampede.engine.config.schedule import DenseScheduleSection, ScheduleSection
+from stampede.engine.config.evaluate import EvaluateSection
+from stampede.engine.config.schedule import (
+    DenseScheduleSection,
+    PlateauSection,
+    ScheduleSection,
+)
 from stampede.models import network_names
 from stampede.optim import ScalingRule
 from stampede.optim.baselines import BASELINE_SHARDING_TYPES, BASELINES
@@ -53,6 +58,7 @@ class DenseOptimSection(Section):
 
     lr: float = Field(8e-4, ge=0, description="learning rate, which the schedule changes")
     schedule: DenseScheduleSection = DenseScheduleSection()
+    plateau: PlateauSection = PlateauSection()
     betas: tuple[Beta, Beta] = Field(
         (0.9, 0.999), description="decay rates of the two moments", strict=False
     )
@@ -89,20 +95,6 @@ class TrainSection(Section):
         description="of the dense layers; bf16 is taken where it is faster",
     )
     log_every: int = Field(20, ge=1, description="steps between two lines of metrics.jsonl")
-
-
-class EvaluateSection(Section):
-    """Evaluation of the validation and test part, after every epoch."""
-
-    every: int = Field(
-        0, ge=0, description="steps between further evaluations within an epoch; 0: none"
-    )
-    batch_size: int = Field(8192, ge=1, description="samples of a global batch, over all ranks")
-    select_on: Literal["validation", "test"] = Field(
-        "validation",
-        description="part that chooses the best epoch; test is the paper's way: no rows are kept "
-        "for validation, and best_auc is optimistic",
-    )
 
 
 class CheckpointSection(Section):

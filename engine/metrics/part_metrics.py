@@ -1,0 +1,161 @@
+"""All metrics of a part, from scores that come in piece by piece."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from stampede.engine.metrics.calibration import CalibrationBuckets
+from stampede.engine.metrics.distinct import Scores, distinct_scores
+from stampede.engine.metrics.external_sort import PEAK_BYTES, ExternalSort
+from stampede.engine.metrics.grouped import GroupedSums
+from stampede.engine.metrics.keys import pack
+from stampede.engine.metrics.loss import LossSums
+from stampede.engine.metrics.ranking import RankingSums
+
+Metric = Literal[
+    "auc",
+    "logloss",
+    "pr_auc",
+    "normalized_entropy",
+    "calibration",
+    "calibration_buckets",
+    "gauc",
+]
+# Records that are kept in memory in any case.
+_LEAST = 1000
+
+
+class PartMetrics:
+    """Takes the samples of a part in any pieces; the metrics are exact and do not depend on them.
+
+    Scores are kept in 8 bytes a sample, 16 more with groups and 8 more with true probabilities, up
+    to a memory budget; beyond it sorted runs are kept in an unnamed file.
+
+    Args:
+        chosen: which; AUC and logloss are computed in any case.
+        memory: bytes that sorting may take.
+        scratch: folder for the unnamed file; default: the system's for temporary files.
+        grouped: whether the samples have groups.
+        with_truth: whether the samples have true probabilities.
+    """
+
+    def __init__(
+        self,
+        chosen: Collection[Metric],
+        memory: float,
+        scratch: Path | None = None,
+        *,
+        grouped: bool = False,
+        with_truth: bool = False,
+    ) -> None:
+        self._chosen = frozenset(chosen)
+        columns = {"score": 1}
+        if with_truth:
+            columns["truth"] = 1
+        if grouped:
+            columns["group"] = 2
+        # They are all filled before the first one is read.
+        record = sum(PEAK_BYTES[count] for count in columns.values())
+        capacity = max(_LEAST, int(memory / record))
+        self._sorts = {
+            name: ExternalSort(count, capacity, scratch) for name, count in columns.items()
+        }
+        self._loss = LossSums()
+        self._samples = 0
+        self._weighted = False
+
+    def __enter__(self) -> PartMetrics:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Free memory and files."""
+        for sort in self._sorts.values():
+            sort.close()
+
+    def add(
+        self,
+        logits: np.ndarray,
+        labels: np.ndarray,
+        weights: np.ndarray,
+        groups: np.ndarray | None = None,
+        truth: np.ndarray | None = None,
+    ) -> None:
+        """Take samples.
+
+        Args:
+            logits, weights: `[n]` float32.
+            labels: `[n]`, 0 or 1.
+            groups: `[n]` integers, not negative.
+            truth: `[n]` float32, the probabilities that the labels were drawn with.
+
+        Raises:
+            OSError: the unnamed file cannot be written.
+        """
+        self._samples += len(logits)
+        # Without weights pairs are counted in integers.
+        self._weighted = self._weighted or bool((weights != 1).any())
+        self._loss.add(logits, labels, weights)
+        keys = pack(logits, labels, weights)
+        self._sorts["score"].add(keys[None])
+        if groups is not None:
+            self._sorts["group"].add(np.stack([groups.astype(np.uint64), keys]))
+        if truth is not None:
+            self._sorts["truth"].add(pack(truth, labels, weights)[None])
+
+    def result(self) -> dict[str, Any]:
+        """The metrics by name, once; None for what is undefined.
+
+        `auc`, `logloss`, `attainable_auc` and `samples` are always there. With groups, so are
+        `gauc`, `gauc_groups`, how many it is the mean of, and `gauc_left_out`, groups that have one
+        class only. `calibration_buckets` is what `CalibrationBuckets.table` returns.
+
+        Raises:
+            OSError: the unnamed file cannot be written or read.
+        """
+        ranking, buckets = RankingSums(), CalibrationBuckets(self._samples)
+        for scores in self._distinct("score"):
+            ranking.add(scores)
+            if "calibration_buckets" in self._chosen:
+                buckets.add(scores)
+        found = {
+            "auc": ranking.auc,
+            "logloss": self._loss.logloss,
+            "attainable_auc": self._attainable(),
+            "samples": self._samples,
+        }
+        further = {
+            "pr_auc": lambda: ranking.average_precision,
+            "normalized_entropy": lambda: self._loss.normalized_entropy,
+            "calibration": lambda: self._loss.calibration,
+            "calibration_buckets": buckets.table,
+        }
+        found |= {name: value() for name, value in further.items() if name in self._chosen}
+        return {
+            name: None if isinstance(value, float) and math.isnan(value) else value
+            for name, value in {**found, **self._grouped()}.items()
+        }
+
+    def _attainable(self) -> float | None:
+        if "truth" not in self._sorts:
+            return None
+        ranking = RankingSums()
+        for scores in self._distinct("truth"):
+            ranking.add(scores)
+        return ranking.auc
+
+    def _grouped(self) -> dict[str, float | int]:
+        if "group" not in self._sorts:
+            return {}
+        sums = GroupedSums()
+        for scores in self._distinct("group"):
+            sums.add(scores)
+        gauc = sums.finish()
+        return {"gauc": gauc, "gauc_groups": sums.groups, "gauc_left_out": sums.left_out}
+
+    def _distinct(self, name: str) -> Iterator[Scores]:
+        return distinct_scores(self._sorts[name].sorted(), self._weighted)
