@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from stampede.optim.clip import CowClip
 from stampede.optim.dense_adam import DenseAdam
 from stampede.optim.helen import Helen
+from stampede.optim.nonfinite import NonFiniteGradientError
 from stampede.optim.optimizers import (
     CowClipAdagrad,
     CowClipAdam,
@@ -16,7 +17,6 @@ from stampede.optim.optimizers import (
 from stampede.optim.scaling import Hyperparameters, Scaled, ScalingRule, scale
 from stampede.optim.schedules import Schedule, learning_rate
 from stampede.optim.table_init import TableInit
-from stampede.optim.update import NonFiniteGradientError
 
 if TYPE_CHECKING or sys.modules.get("torchrec"):
     from stampede.optim.sharded import CowClipTables, cowclip_sharders, local_cowclip_tables

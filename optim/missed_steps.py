@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from stampede.optim import native
-from stampede.optim.native import kernels
+from stampede.optim.lookup import Lookup
+from stampede.optim.native import kernels, replay
+from stampede.optim.nonfinite import LATE, NonFiniteFlag
 from stampede.optim.rules import Adam
 from stampede.optim.rules.adam import step_constants
 from stampede.optim.settings import UpdateSettings
+from stampede.optim.step_history import StepHistory
 from stampede.optim.table_array import TableArray
 
 # No row is ever further behind: each step brings so large a part of the table up to date. It
@@ -31,44 +34,71 @@ class MissedSteps:
     """Which step each row of an array is at, and how it takes those it has missed.
 
     Args:
-        array: whose rows; `can_miss_steps` is true for it.
+        array: whose rows; `can_miss_steps` is true for it, or the Triton kernels can update it.
         defers: whether rows may stay behind from one step to the next. Whoever reads the table
             must then call `catch_up` or `flush` before.
+        flag: with it the steps are only queued on a GPU, where they are taken by the Triton
+            kernels unless the flag is set; None for the C++ kernels.
 
     Attributes:
-        step: number of the newest step.
-        behind: whether some row may be behind it.
+        last: `[rows]` int32, the step each row is at.
+        behind: whether some row may be behind the newest step.
     """
 
-    def __init__(self, array: TableArray, *, defers: bool) -> None:
+    def __init__(
+        self, array: TableArray, *, defers: bool, flag: NonFiniteFlag | None = None
+    ) -> None:
         rows, device = len(array.weights), array.weights.device
         self.defers = defers and rows >= FEWEST_ROWS
-        self.step = 0
+        self.last = torch.zeros(rows, dtype=torch.int32, device=device)
         self.behind = False
-        self._last = torch.zeros(rows, dtype=torch.int32, device=device)
-        # Constants of the steps after `_first`; room for two windows, so that it is seldom moved.
-        self._steps = torch.empty(2 * WINDOW, 3)
-        self._first = 0
+        self._flag = flag
+        # Until it is known that a step was not taken, others have begun.
+        self._history = StepHistory(WINDOW if flag is None else WINDOW + LATE + 1, device)
         self._next_row = 0
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether the steps are taken by the Triton kernels."""
+        return self._flag is not None
+
+    @property
+    def step(self) -> int:
+        """Number of the newest step."""
+        return self._history.now
 
     def set_step(self, step: int) -> None:
         """The array is at `step`: its state was loaded. Nothing is done if it is there anyway."""
         if step != self.step:
-            self._last.fill_(step)
-            self.step = self._first = step
-            self.behind = False
+            self.all_are_at(step)
 
-    def catch_up(self, array: TableArray, ids: Tensor, offsets: Tensor, first_rows: Tensor) -> None:
-        """Bring the rows of a lookup up to date; see `kernels.sum_lookup` for the arguments."""
-        if self.behind:
-            kernels.catch_up_lookup_(
-                *_tensors(array), self._last, ids, offsets, first_rows, *self._missed(array)
-            )
+    def all_are_at(self, step: int) -> None:
+        """All rows have taken the steps up to `step`."""
+        self.last.fill_(step)
+        self._history.reset(step)
+        self.behind = False
+
+    def rewind(self, step: int) -> None:
+        """The steps after `step` were not taken by any row."""
+        self._history.rewind(step)
+        self.behind = True
+
+    def catch_up(self, array: TableArray, lookup: Lookup) -> None:
+        """Bring the rows of a lookup up to date."""
+        if not self.behind:
+            return
+        if self._flag is None:
+            replay.replay_lookup_(array, self.last, lookup, self._history)
+        else:
+            from stampede.optim.triton import replay as queued
+
+            queued.replay_lookup_(array, self.last, lookup, self._history, self._flag.tensor)
 
     def catch_up_rows(self, array: TableArray, rows: Tensor) -> None:
         """Bring rows `[n]`, int64, up to date."""
-        one_table = torch.zeros(1, dtype=torch.int64)
-        self.catch_up(array, rows, rows.new_empty(0), one_table)
+        one_table = torch.zeros(1, dtype=torch.int64, device=rows.device)
+        # No offsets: each row is a bag.
+        self.catch_up(array, Lookup(rows, rows.new_empty(0), one_table, len(array.weights)))
 
     def flush(self, array: TableArray) -> None:
         """Bring all rows up to date."""
@@ -87,48 +117,53 @@ class MissedSteps:
             grads: `[n, dim]` gradients, L2 included.
             factor: `[n]` what their clipped columns are multiplied by; None for 1.
         """
-        constants = self._begin_step(array, lr)
+        constants = self.begin_step(array, lr)
         kernels.adam_rows_(
-            *_tensors(array),
+            *array.adam_tensors(),
             rows,
             grads,
             factor,
             array.local_width,
             constants,
             array.settings.rule.betas,
-            self._last,
+            self.last,
             self.step,
         )
+        self.end_step(array, is_swept=ROWS_A_TOUCHED_ROW * len(rows) >= len(self.last))
+
+    def begin_step(self, array: TableArray, lr: float) -> Tensor:
+        """Begin the next step, which the batch's rows are to take; returns its constants."""
+        settings = array.settings
+        return self._history.begin(
+            step_constants(settings.rule, lr, self.step + 1, settings.weight_decay)
+        )
+
+    def end_step(self, array: TableArray, *, is_swept: bool) -> None:
+        """Let rows that are not in the batch take steps.
+
+        Args:
+            is_swept: whether all of them do so at once, as where the batch holds many rows.
+        """
         self.behind = True
-        count = len(self._last)
-        if not self.defers or ROWS_A_TOUCHED_ROW * len(rows) >= count:
+        count = len(self.last)
+        if not self.defers or is_swept:
             self.flush(array)
         elif count:
             stop = min(self._next_row + -(-count // WINDOW), count)
             self._catch_up_range(array, range(self._next_row, stop))
             self._next_row = stop % count
 
-    def _begin_step(self, array: TableArray, lr: float) -> Tensor:
-        """Note the constants of a step; returns them, `[1, 3]`."""
-        if self.step - self._first == len(self._steps):
-            self._steps[:WINDOW] = self._steps[WINDOW:].clone()
-            self._first += WINDOW
-        settings, position = array.settings, self.step - self._first
-        self.step += 1
-        constants = step_constants(settings.rule, lr, self.step, settings.weight_decay)
-        self._steps[position] = torch.tensor(constants)
-        return self._steps[position : position + 1]
-
     def _catch_up_range(self, array: TableArray, rows: range) -> None:
+        if self._flag is not None:
+            from stampede.optim.triton import replay as queued
+
+            queued.replay_range_(array, self.last, rows, self._history, self._flag.tensor)
+            return
         frozen = array.frozen_row
         kept = [] if frozen is None else [whole[frozen].clone() for whole in array.all_tensors()]
-        kernels.catch_up_range_(*_tensors(array), self._last, rows, *self._missed(array))
+        replay.replay_range_(array, self.last, rows, self._history)
         for whole, row in zip(array.all_tensors(), kept, strict=False):
             whole[frozen] = row
-
-    def _missed(self, array: TableArray) -> tuple[Tensor, int, int, tuple[float, float], float]:
-        settings = array.settings
-        return self._steps, self._first, self.step, settings.rule.betas, settings.l2
 
 
 def can_step_alone(array: TableArray) -> bool:
@@ -148,7 +183,7 @@ def step_alone_(
     settings = array.settings
     constants = torch.tensor([step_constants(settings.rule, lr, step, settings.weight_decay)])
     kernels.adam_rows_(
-        *_tensors(array),
+        *array.adam_tensors(),
         rows,
         grads,
         factor,
@@ -161,15 +196,15 @@ def step_alone_(
 
 
 def can_miss_steps(weights: Tensor, settings: UpdateSettings) -> bool:
-    """Whether a missed step depends on its row alone, and there are kernels that replay it."""
+    """Whether a missed step depends on its row alone, and the C++ kernels can replay it."""
+    return is_replayable(settings) and native.handles(weights)
+
+
+def is_replayable(settings: UpdateSettings) -> bool:
+    """Whether rows that no batch holds take steps that depend on the row alone, by Adam."""
     return (
         type(settings.rule) is Adam
         and settings.moves_untouched_rows
         and not settings.needs_all_rows
         and not settings.clip.by_table
-        and native.handles(weights)
     )
-
-
-def _tensors(array: TableArray) -> tuple[Tensor, Tensor, Tensor]:
-    return array.weights, array.states["exp_avg"], array.states["exp_avg_sq"]

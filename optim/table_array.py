@@ -105,6 +105,10 @@ class TableArray:
         """Weights and states."""
         return [self.weights, *self.states.values()]
 
+    def adam_tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Weights and both moments of Adam."""
+        return self.weights, self.states["exp_avg"], self.states["exp_avg_sq"]
+
     def is_rounded(self) -> bool:
         """Whether the weights are less precise than the arithmetic."""
         return self.weights.dtype in (torch.float16, torch.bfloat16)

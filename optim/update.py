@@ -11,15 +11,12 @@ from torch import Tensor
 
 from stampede.optim.clip import row_factor, table_factor
 from stampede.optim.missed_steps import can_step_alone, step_alone_
+from stampede.optim.nonfinite import NonFiniteGradientError
 from stampede.optim.reduction import NoReduction, PendingUpdate, Reduction, TableSums
 from stampede.optim.row_values import RowValues, all_values, batch_values
 from stampede.optim.rows import RowGradients
 from stampede.optim.sweep import sweep_
 from stampede.optim.table_array import TableArray
-
-
-class NonFiniteGradientError(ValueError):
-    """A NaN or an infinity in a gradient; no table that is updated together was changed."""
 
 
 @dataclass
@@ -198,7 +195,13 @@ def _finish(work: _Work, sums: TableSums) -> Outcome:
     if factor is not None:
         clipped = (factor < 1).sum()
     lr, step, rows = work.update.lr, work.update.step, work.batch.rows
-    if array.missed is not None:
+    if array.missed is not None and array.missed.is_queued:
+        # The Triton kernels sum themselves; with sums, all rows step at once.
+        array.missed.set_step(step - 1)
+        array.missed.flush(array)
+        _step_with_sweep(work, factor, swept_factor)
+        array.missed.all_are_at(step)
+    elif array.missed is not None:
         array.missed.set_step(step - 1)
         array.missed.take_step(array, lr, rows, work.grads, factor)
     elif can_step_alone(array):

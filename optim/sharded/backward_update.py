@@ -15,12 +15,15 @@ from torch.autograd import Variable
 from torchrec.distributed.types import ShardingEnv
 
 from stampede.optim.helen import HelenSettings
+from stampede.optim.nonfinite import NonFiniteFlag
 from stampede.optim.reduction import PendingUpdate, TableSums
-from stampede.optim.rows import RowGradients, merge_rows
+from stampede.optim.rows import merge_rows
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.helen import HelenPasses
 from stampede.optim.sharded.layout import CollectionLayout, ProcessGroups
+from stampede.optim.sharded.lookups import LookupGradient
 from stampede.optim.sharded.misuse import MisuseGuard
+from stampede.optim.sharded.queue import UpdateQueue, can_be_queued_everywhere
 from stampede.optim.sharded.reduction import CollectionGroups
 from stampede.optim.update import update_
 
@@ -38,12 +41,14 @@ class _Collection:
         names: of its tables, in sums.
         groups: its collectives.
         clips_everything: whether some of its tables are clipped together with all others.
+        is_queued: whether its updates are queued on a GPU, on all ranks.
     """
 
     module: weakref.ref[CowClipCollection]
     names: frozenset[str]
     groups: CollectionGroups
     clips_everything: bool
+    is_queued: bool
 
     @property
     def tables(self) -> list[CowClipTables]:
@@ -70,9 +75,10 @@ class BackwardUpdate:
         self._next = 0
         self._pass: int | None = None
         self._reached: set[int] = set()
-        self._delivered: dict[CowClipTables, list[list[RowGradients]]] = {}
+        self._delivered: dict[CowClipTables, list[LookupGradient]] = {}
         self._events: list[torch.cuda.Event] = []
         self._everything: dist.ProcessGroup | None = None
+        self._queue: UpdateQueue | None = None
 
     def add_collection(
         self,
@@ -113,11 +119,42 @@ class BackwardUpdate:
         clips_everything = any(s.clip.granularity == "global" for s in settings.values())
         number = self._next
         self._next += 1
-        self._collections[number] = _Collection(
-            weakref.ref(module), frozenset(settings), groups, clips_everything
-        )
         self._everything = self._groups.of(tuple(range(env.world_size)))
+        can_be_queued = not helen and all(tbe.can_be_queued() for tbe in module.cowclip_tables())
+        is_queued = can_be_queued_everywhere(can_be_queued, device, self._everything)
+        if is_queued and self._queue is None:
+            self._queue = UpdateQueue(device, self._everything)
+        self._collections[number] = _Collection(
+            weakref.ref(module), frozenset(settings), groups, clips_everything, is_queued
+        )
         return number
+
+    def queue_of(self, number: int) -> NonFiniteFlag | None:
+        """The flag that forbids the updates of a collection, if they are queued on a GPU."""
+        return self._queue.flag if self._collections[number].is_queued else None
+
+    @property
+    def flag(self) -> NonFiniteFlag | None:
+        """What forbids updates that are queued on a GPU; None where none are.
+
+        A training loop that marks it when the loss is not finite need not wait for the loss.
+        """
+        return None if self._queue is None else self._queue.flag
+
+    def check_queued(self, *, up_to_now: bool = False) -> None:
+        """Raise what was found in the steps that were queued on a GPU.
+
+        Every rank must call it with the same argument at the same point.
+
+        Args:
+            up_to_now: wait for all of them; otherwise the newest few are left for later.
+
+        Raises:
+            NonFiniteGradientError: a step was not finite. The tables, and the numbers of their
+                steps, are as before it.
+        """
+        if self._queue is not None:
+            self._queue.check(up_to_now=up_to_now)
 
     def _check_passes(
         self, helen: dict[str, HelenSettings], settings: dict[str, UpdateSettings]
@@ -148,10 +185,10 @@ class BackwardUpdate:
             Variable._execution_engine.queue_callback(self._finish)
         self._reached.add(number)
 
-    def deliver(self, tbe: CowClipTables, rows: list[RowGradients]) -> None:
-        """Hand in the sums of one lookup's rows, from within backward, after `reach`."""
-        self._delivered.setdefault(tbe, []).append(rows)
-        if rows[0].grads.is_cuda:
+    def deliver(self, tbe: CowClipTables, lookup: LookupGradient) -> None:
+        """Hand in the gradient of a lookup's output, from within backward, after `reach`."""
+        self._delivered.setdefault(tbe, []).append(lookup)
+        if lookup.grad.is_cuda:
             # The update may run on another stream than this lookup's backward.
             self._events.append(torch.cuda.current_stream().record_event())
 
@@ -162,6 +199,28 @@ class BackwardUpdate:
         self.guard.before_update(reached)
         present = [self._collections[number] for number in reached]
         self._check_everything_is_there(present)
+        # Every rank decides alike: the number of lookups is the program's.
+        if all(collection.is_queued for collection in present) and all(
+            len(lookups) == 1 for lookups in delivered.values()
+        ):
+            tables = [tbe for collection in present for tbe in collection.tables]
+            self._queue.update(tables, {tbe: one for tbe, (one,) in delivered.items()})
+        else:
+            tables = self._update_now(present, delivered)
+        self.guard.after_update(reached)
+        # The next lookup may run on yet another stream.
+        updated = torch.cuda.current_stream().record_event() if self._events else None
+        for tbe in tables:
+            tbe.version += 1
+            tbe.updated = updated
+
+    def _update_now(
+        self,
+        present: Sequence[_Collection],
+        delivered: dict[CowClipTables, list[LookupGradient]],
+    ) -> set[CowClipTables]:
+        """Update the tables of some collections; returns them."""
+        self.check_queued(up_to_now=True)
         pending = self._pending(present, delivered)
         groups = [collection.groups for collection in present]
         if self._helen is None:
@@ -170,28 +229,21 @@ class BackwardUpdate:
             self._helen.first_pass(pending, groups)
         else:
             self._update(self._helen.second_pass(pending, groups), present)
-        self.guard.after_update(reached)
-        # The next lookup may run on yet another stream.
-        updated = torch.cuda.current_stream().record_event() if self._events else None
-        for tbe in {tbe for tbe, _ in pending}:
-            tbe.version += 1
-            tbe.updated = updated
+        return {tbe for tbe, _ in pending}
 
-    def _wait_for_lookups(self, delivered: dict[CowClipTables, list[list[RowGradients]]]) -> None:
+    def _wait_for_lookups(self, delivered: dict[CowClipTables, list[LookupGradient]]) -> None:
         if not self._events:
             return
         here = torch.cuda.current_stream()
         for event in self._events:
             here.wait_event(event)
-        for lookups in delivered.values():
-            for rows in chain.from_iterable(lookups):
-                for part in rows:
-                    part.record_stream(here)
+        for gradient in chain.from_iterable(delivered.values()):
+            gradient.record_stream(here)
 
     def _pending(
         self,
         present: Sequence[_Collection],
-        delivered: dict[CowClipTables, list[list[RowGradients]]],
+        delivered: dict[CowClipTables, list[LookupGradient]],
     ) -> list[tuple[CowClipTables, PendingUpdate]]:
         """What is to be updated: several lookups added up, replicated tables exchanged.
 
@@ -201,7 +253,8 @@ class BackwardUpdate:
         pending = []
         for collection in present:
             for tbe in collection.tables:
-                lookups = zip(*delivered.get(tbe, [tbe.no_gradients()]), strict=True)
+                sums = [tbe.row_gradients(lookup) for lookup in delivered.get(tbe, ())]
+                lookups = zip(*(sums or [tbe.no_gradients()]), strict=True)
                 for array, rows in zip(tbe.arrays, lookups, strict=True):
                     batch = merge_rows(rows)
                     if tbe.is_replicated:

@@ -24,11 +24,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.optim.helen import HelenSettings
 from stampede.optim.settings import UpdateSettings
+from stampede.optim.sharded.autograd import Reached
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.fused_optimizer import CowClipFusedOptimizer
 from stampede.optim.sharded.layout import CollectionLayout
 from stampede.optim.sharded.replicated import LookupWithoutDDP, ddp_without_cowclip, replicate
-from stampede.optim.sharded.tables import CowClipTables, Reached
+from stampede.optim.sharded.tables import CowClipTables
 from stampede.optim.table_array import TableShard
 from stampede.optim.table_init import TableInit, fill_shard_
 
@@ -79,7 +80,9 @@ class CowClipCollection:
                 tbe.owner = owner
                 # Helen moves rows between two lookups of a step.
                 if not helen:
-                    tbe.defer_steps()
+                    tbe.defer_steps(owner.queue_of(number))
+            # On every rank, whether it has tables or not.
+            self.register_state_dict_pre_hook(lambda *_: owner.check_queued(up_to_now=True))
             # A load that replaces the weights only must find no step still to be taken.
             self._register_load_state_dict_pre_hook(lambda *_: self._flush())
             for lookup in self._unwrapped_lookups():

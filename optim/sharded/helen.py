@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from stampede.optim.helen import HelenSettings, perturbation
+from stampede.optim.nonfinite import NonFiniteGradientError
 from stampede.optim.reduction import PendingUpdate
 from stampede.optim.rows import RowGradients
 from stampede.optim.table_array import TableArray
-from stampede.optim.update import NonFiniteGradientError
 
 if TYPE_CHECKING:
     from stampede.optim.sharded.tables import CowClipTables

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -11,37 +11,19 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from stampede.optim import native
-from stampede.optim.missed_steps import MissedSteps, can_miss_steps
-from stampede.optim.native import kernels
-from stampede.optim.rows import RowGradients, sum_by_row
+from stampede.optim import triton
+from stampede.optim.lookup import Lookup
+from stampede.optim.missed_steps import MissedSteps, can_miss_steps, is_replayable
+from stampede.optim.nonfinite import NonFiniteFlag
+from stampede.optim.rows import RowGradients
 from stampede.optim.settings import UpdateSettings
+from stampede.optim.sharded.autograd import LookUp
+from stampede.optim.sharded.lookups import ArrayLookup, LookupGradient, gradient_by_row
 from stampede.optim.table_array import TableArray, TableShard
 
 if TYPE_CHECKING:
     from stampede.optim.sharded.backward_update import BackwardUpdate
-
-
-class _ArrayLookup(NamedTuple):
-    """The part of a lookup that falls to one array.
-
-    Attributes:
-        array: the array.
-        positions: of its ids in the lookup.
-        columns: of its features in the pooled output.
-        ids: `[n]`, rows of their tables.
-        offsets: `[features * batch + 1]` where bags begin.
-        first_rows: `[features]` int64, first row of each feature's table in the array.
-    """
-
-    array: TableArray
-    positions: slice
-    columns: slice
-    ids: Tensor
-    offsets: Tensor
-    first_rows: Tensor
 
 
 class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
@@ -59,7 +41,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         version: number of updates, by which a lookup knows whether its rows are still current.
         updated: on a GPU, the end of the last update.
         row_counts: int64 `[3]`, touched, clipped and skipped rows since the start of the run.
-        owner: collects the gradients of a backward pass.
+        owner: collects the gradients of a backward pass; None until it is known.
     """
 
     arrays: list[TableArray]
@@ -68,7 +50,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     version: int
     updated: torch.cuda.Event | None
     row_counts: Tensor
-    owner: BackwardUpdate
+    owner: BackwardUpdate | None
 
     @classmethod
     def adopt(
@@ -103,33 +85,61 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         tbe.version = 0
         tbe.updated = None
         tbe.row_counts = torch.zeros(3, dtype=torch.int64, device=flat.device)
+        tbe.owner = None
         return tbe
 
-    def defer_steps(self) -> None:
-        """Let rows that are not in a batch take their steps later, where that is the same."""
+    def can_be_queued(self) -> bool:
+        """Whether the Triton kernels can update these tables, without a wait for the device."""
+        if self.is_replicated or len(self.arrays) != 1 or not triton.handles(self._stored()):
+            return False
+        from stampede.optim.triton.update import why_not
+
+        array = self.arrays[0]
+        settings = array.settings
+        # Norms of split rows need sums over ranks.
+        is_whole = not settings.clip.by_row or array.width == array.local_width
+        others_follow = not settings.moves_untouched_rows or is_replayable(settings)
+        return is_whole and others_follow and why_not(array) is None
+
+    def defer_steps(self, flag: NonFiniteFlag | None = None) -> None:
+        """Let rows that are not in a batch take their steps later, where that is the same.
+
+        Args:
+            flag: where updates are queued on a GPU, what forbids them.
+        """
         for array in self.arrays:
-            if can_miss_steps(array.weights, array.settings):
+            if flag is not None and is_replayable(array.settings):
+                array.missed = MissedSteps(array, defers=True, flag=flag)
+            elif flag is None and can_miss_steps(array.weights, array.settings):
                 array.missed = MissedSteps(array, defers=True)
 
-    def _catch_up(self, indices: Tensor, offsets: Tensor) -> None:
+    def rewind(self, step: int) -> None:
+        """The steps after `step` were queued but not taken."""
+        self.step_count.fill_(step)
+        for array in self.arrays:
+            if array.missed is not None:
+                array.missed.rewind(step)
+
+    def _catch_up(self, parts: list[ArrayLookup]) -> None:
         """Bring the rows of a lookup up to date."""
-        waiting = [array.missed for array in self.arrays if array.missed is not None]
-        for missed in waiting:
-            # It differs where the state was loaded.
-            missed.set_step(int(self.step_count))
-        if not any(missed.behind for missed in waiting):
-            return
-        for part in self._parts(indices, offsets):
-            if part.array.missed is not None:
-                part.array.missed.catch_up(part.array, part.ids, part.offsets, part.first_rows)
+        for array, _, _, lookup in parts:
+            if array.missed is not None:
+                # It differs where the state was loaded.
+                array.missed.set_step(int(self.step_count))
+                array.missed.catch_up(array, lookup)
 
     @torch.no_grad()
     def flush(self) -> None:
         """Bring all rows up to date; whoever reads the weights or states directly needs it.
 
         TorchRec calls it for a `state_dict`.
+
+        Raises:
+            NonFiniteGradientError: a step that was queued on a GPU was not finite.
         """
         super().flush()
+        if self.owner is not None:
+            self.owner.check_queued(up_to_now=True)
         for array in self.arrays:
             if array.missed is not None:
                 array.missed.flush(array)
@@ -167,7 +177,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         # Backward must reach also a rank without rows, whose weights require no gradient: the
         # collectives around it run on all ranks.
         anchor = torch.empty(0, requires_grad=True)
-        return _Lookup.apply(anchor, self, indices, offsets, per_sample_weights)
+        return LookUp.apply(anchor, self, indices, offsets, per_sample_weights)
 
     def prefetch(self, *_: Any, **__: Any) -> None:
         """Refused: rows fetched before the previous update would be out of date."""
@@ -176,28 +186,38 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             "update; use TrainPipelineSparseDist"
         )
 
-    def lookup(self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None) -> Tensor:
-        """FBGEMM's own lookup, without its backward."""
+    @torch.no_grad()
+    def lookup(
+        self,
+        parts: list[ArrayLookup],
+        indices: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None,
+    ) -> Tensor:
+        """FBGEMM's own lookup, without its backward.
+
+        Args:
+            parts: the same, array by array.
+        """
         if not self._stored().numel():
             # More ranks than rows: FBGEMM does not know where a table without rows lies.
             return self._nothing(offsets)
-        with torch.no_grad():
-            self._catch_up(indices, offsets)
-            if self._stored().dtype == torch.bfloat16:
-                # FBGEMM's lookup knows no bf16 on CPU.
-                return self._lookup_in_torch(indices, offsets, per_sample_weights)
-            return super().forward(indices, offsets, per_sample_weights)
+        self._catch_up(parts)
+        if self._stored().dtype == torch.bfloat16:
+            # FBGEMM's lookup knows no bf16 on CPU.
+            return self._lookup_in_torch(parts, per_sample_weights)
+        return super().forward(indices, offsets, per_sample_weights)
 
     def _lookup_in_torch(
-        self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None
+        self, parts: list[ArrayLookup], per_sample_weights: Tensor | None
     ) -> Tensor:
         """The lookup in plain torch, summed in float32."""
         outputs = []
-        for part in self._parts(indices, offsets):
-            features, lengths = len(part.first_rows), part.offsets.diff()
-            batch = len(lengths) // features
-            starts = part.first_rows.repeat_interleave(batch).repeat_interleave(lengths)
-            values = part.array.weights[part.ids + starts].float()
+        for part in parts:
+            lookup = part.lookup
+            features, batch, lengths = lookup.features, lookup.batch, lookup.offsets.diff()
+            starts = lookup.first_rows.repeat_interleave(batch).repeat_interleave(lengths)
+            values = part.array.weights[lookup.indices + starts].float()
             if self.pooling_mode == PoolingMode.NONE:
                 outputs.append(values)
                 continue
@@ -217,23 +237,17 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         return torch.zeros(batch if pooled else 0, columns, device=offsets.device)
 
     @torch.no_grad()
-    def row_gradients(
-        self, grad: Tensor, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None
-    ) -> list[RowGradients]:
-        """Sum the gradient of one lookup's output by row, for each array.
-
-        Args:
-            grad: `[batch, columns]` gradient of the pooled output, or `[ids, columns]` of a
-                sequence.
-            indices, offsets, per_sample_weights: the lookup's input.
-        """
+    def row_gradients(self, lookup: LookupGradient) -> list[RowGradients]:
+        """Sum the gradient of one lookup's output by row, for each array."""
         pooled = self.pooling_mode != PoolingMode.NONE
-        sums = []
-        for part in self._parts(indices, offsets):
-            weights = None if per_sample_weights is None else per_sample_weights[part.positions]
-            output = grad[:, part.columns] if pooled else grad[part.positions]
-            sums.append(self._array_gradients(part, output, weights))
-        return sums
+        return [
+            gradient_by_row(
+                part.array,
+                part.lookup,
+                lookup.grad[:, part.columns] if pooled else lookup.grad[part.positions],
+            )
+            for part in lookup.parts
+        ]
 
     def no_gradients(self) -> list[RowGradients]:
         """What a batch without ids would give, for each array."""
@@ -243,42 +257,9 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             for array in self.arrays
         ]
 
-    def _array_gradients(
-        self, part: _ArrayLookup, grad: Tensor, per_sample_weights: Tensor | None
-    ) -> RowGradients:
-        array, pooled = part.array, self.pooling_mode != PoolingMode.NONE
-        mean = self.pooling_mode == PoolingMode.MEAN
-        coefficients = None if per_sample_weights is None else per_sample_weights.float()
-        if native.handles(array.weights) and grad.dtype == torch.float32:
-            return RowGradients(
-                *kernels.sum_lookup(
-                    part.ids,
-                    part.offsets,
-                    part.first_rows,
-                    len(array.weights),
-                    grad,
-                    array.weights.shape[1],
-                    pooled=pooled,
-                    mean=mean,
-                    weights=coefficients if pooled else None,
-                )
-            )
-        bags, features = len(part.offsets) - 1, len(part.first_rows)
-        batch, lengths = bags // features, part.offsets.diff()
-        bag = torch.arange(bags, device=grad.device)
-        bag = torch.repeat_interleave(bag, lengths, output_size=part.ids.numel())
-        feature = bag // batch
-        rows = part.ids.to(torch.int64) + part.first_rows[feature]
-        if not pooled:
-            return sum_by_row(rows, grad)
-        if mean:
-            share = lengths.float().reciprocal()[bag]
-            coefficients = share if coefficients is None else share * coefficients
-        source = (bag - feature * batch) * features + feature
-        bags_grad = grad.reshape(batch * features, grad.shape[1] // features)
-        return sum_by_row(rows, bags_grad, source, coefficients)
-
-    def _parts(self, indices: Tensor, offsets: Tensor) -> list[_ArrayLookup]:
+    def parts(
+        self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None
+    ) -> list[ArrayLookup]:
         """What of a lookup falls to each array."""
         batch = (offsets.numel() - 1) // len(self.feature_table_map)
         features, columns = self._features_and_columns()
@@ -291,16 +272,19 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             zip(self.arrays, pairwise(features), strict=True)
         ):
             positions = slice(cuts[number], cuts[number + 1])
-            parts.append(
-                _ArrayLookup(
-                    array,
-                    positions,
-                    slice(columns[number], columns[number + 1]),
-                    indices[positions],
-                    offsets[first * batch : stop * batch + 1],
-                    self.hash_size_cumsum[first:stop] - self.hash_size_cumsum[first],
-                )
+            lookup = Lookup(
+                indices[positions],
+                offsets[first * batch : stop * batch + 1] - cuts[number],
+                self.hash_size_cumsum[first:stop] - self.hash_size_cumsum[first],
+                len(array.weights),
+                pooled=self.pooling_mode != PoolingMode.NONE,
+                mean=self.pooling_mode == PoolingMode.MEAN,
+                per_sample_weights=(
+                    None if per_sample_weights is None else per_sample_weights[positions]
+                ),
             )
+            output = slice(columns[number], columns[number + 1])
+            parts.append(ArrayLookup(array, positions, output, lookup))
         return parts
 
     def _features_and_columns(self) -> tuple[list[int], list[int]]:
@@ -337,60 +321,3 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             for shard, (first, stop) in zip(array.shards, pairwise(array.starts), strict=True):
                 found.append((shard, {n: s[first:stop] for n, s in array.states.items()}))
         return found
-
-
-class _Lookup(torch.autograd.Function):
-    """The lookup, with the hand-in of its gradient as backward."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        anchor: Tensor,
-        tbe: CowClipTables,
-        indices: Tensor,
-        offsets: Tensor,
-        per_sample_weights: Tensor | None,
-    ) -> Tensor:
-        # `anchor` requires a gradient, so that autograd calls backward; it is given none.
-        ctx.tbe = tbe
-        ctx.version = tbe.version
-        ctx.is_within_backward = torch._C._current_graph_task_id() != -1
-        ctx.save_for_backward(indices, offsets, per_sample_weights)
-        return tbe.lookup(indices, offsets, per_sample_weights)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
-        tbe = ctx.tbe
-        if ctx.version != tbe.version:
-            raise ValueError(
-                "tables with CowClip: these rows were looked up before the last update, so their "
-                "gradient is not that of the current weights. Semi-synchronous and prefetching "
-                "pipelines, and a second backward of one forward, are not supported; use "
-                "TrainPipelineSparseDist, or look up again after each backward"
-            )
-        if ctx.is_within_backward:
-            # Its rows would be updated apart from those of the pass around it.
-            raise ValueError(
-                "tables with CowClip: a lookup was repeated in a backward pass of its own; write "
-                "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
-            )
-        tbe.owner.deliver(tbe, tbe.row_gradients(grad, *ctx.saved_tensors))
-        return None, None, None, None, None
-
-
-class Reached(torch.autograd.Function):
-    """Passes a lookup's output on; tells in backward that the pass goes through the lookup."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, owner: BackwardUpdate, number: int) -> Tensor:
-        """The output, for the collection of that number."""
-        ctx.owner, ctx.number = owner, number
-        return output.view_as(output)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        """The gradient, as it came."""
-        ctx.owner.reach(ctx.number)
-        return grad, None, None

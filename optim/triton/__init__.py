@@ -7,6 +7,8 @@ can be.
 
 from importlib.util import find_spec
 
+from torch import Tensor
+
 
 def is_available() -> bool:
     """Whether the kernels can run: Triton is installed, and a GPU or its interpreter is there."""
@@ -16,3 +18,8 @@ def is_available() -> bool:
     from triton import knobs
 
     return torch.cuda.is_available() or bool(knobs.runtime.interpret)
+
+
+def handles(weights: Tensor) -> bool:
+    """Whether the kernels are to update a table with these weights."""
+    return weights.is_cuda and is_available()

@@ -30,6 +30,7 @@ def catch_up_range_(
     betas: tuple[float, float],
     l2: float,
     sizes: BlockSizes | None = None,
+    nonfinite: Tensor | None = None,
 ) -> None:
     """Bring rows `first_row` up to `stop_row` to step `now`, in place.
 
@@ -44,6 +45,7 @@ def catch_up_range_(
         betas: decay rates of the moments.
         l2: coefficient of `||w||^2` in the loss.
         sizes: of the programs; None for `block_sizes`.
+        nonfinite: `[1]` int32; unless it is 0 nothing is written. None for 0.
 
     Raises:
         ValueError: the rows do not exist, or `steps` does not reach up to `now`.
@@ -58,10 +60,12 @@ def catch_up_range_(
         (steps, first_step, now),
         betas,
         l2,
+        nonfinite,
         sizes,
     )
     # Afterwards: a row's columns are brought up to date by several programs, which all read it.
-    last[first_row:stop_row].clamp_(min=now)
+    reached = now if nonfinite is None else torch.where(nonfinite == 0, now, 0).to(last.dtype)
+    last[first_row:stop_row].clamp_(min=reached)
 
 
 def catch_up_rows_(
@@ -77,14 +81,15 @@ def catch_up_rows_(
     betas: tuple[float, float],
     l2: float,
     sizes: BlockSizes | None = None,
+    nonfinite: Tensor | None = None,
 ) -> None:
     """Bring the rows of a batch to step `now`, in place.
 
     Args:
         rows: `[capacity]` int64 distinct rows, see `SortedRuns`.
         count: `[1]` int32, how many of them there are.
-        weights, exp_avg, exp_avg_sq, last, steps, first_step, now, betas, l2, sizes: see
-            `catch_up_range_`.
+        weights, exp_avg, exp_avg_sq, last, steps, first_step, now, betas, l2, sizes, nonfinite:
+            see `catch_up_range_`.
     """
     capacity = rows.numel()
     _catch_up_(
@@ -93,11 +98,14 @@ def catch_up_rows_(
         (steps, first_step, now),
         betas,
         l2,
+        nonfinite,
         sizes,
     )
     if capacity:
         block = 256
-        _mark_rows[(triton.cdiv(capacity, block),)](last, rows, count, now, BLOCK=block)
+        _mark_rows[(triton.cdiv(capacity, block),)](
+            last, rows, count, now, nonfinite, GUARDED=nonfinite is not None, BLOCK=block
+        )
 
 
 def _catch_up_(
@@ -106,6 +114,7 @@ def _catch_up_(
     schedule: tuple[Tensor, int, int],
     betas: tuple[float, float],
     l2: float,
+    nonfinite: Tensor | None,
     sizes: BlockSizes | None,
 ) -> None:
     weights, _, _, last = state
@@ -136,7 +145,9 @@ def _catch_up_(
         1.0 - betas[0],
         float(betas[1]),
         1.0 - betas[1],
+        nonfinite,
         LISTED=which[0] is not None,
+        GUARDED=nonfinite is not None,
         DIM=dim,
         BLOCK=sizes.elements,
         num_warps=sizes.element_warps,
@@ -162,7 +173,9 @@ def _replay(
     rest1,
     beta2,
     rest2,
+    nonfinite,
     LISTED: tl.constexpr,
+    GUARDED: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -177,6 +190,8 @@ def _replay(
         row = first_row + place
     since = tl.load(last + row, mask=here, other=now)
     earliest = tl.maximum(tl.min(since, axis=0), first_step)
+    if GUARDED:
+        earliest = tl.where(tl.load(nonfinite) == 0, earliest, now)
     if earliest < now:
         at = row * DIM + (element - place * DIM)
         w = tl.load(weights + at, mask=here, other=0.0)
@@ -200,10 +215,15 @@ def _replay(
 
 
 @triton.jit(do_not_specialize=["now"])
-def _mark_rows(last, rows, count, now, BLOCK: tl.constexpr) -> None:
+def _mark_rows(
+    last, rows, count, now, nonfinite, GUARDED: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
     """Note that rows are at step `now`."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = place < tl.load(count)
     row = tl.load(rows + place, mask=here, other=0)
     since = tl.load(last + row, mask=here, other=now)
-    tl.store(last + row, tl.zeros([BLOCK], tl.int32) + now, mask=here & (since < now))
+    reached = tl.zeros([BLOCK], tl.int32) + now
+    if GUARDED:
+        reached = tl.where(tl.load(nonfinite) == 0, reached, 0)
+    tl.store(last + row, reached, mask=here & (since < reached))

@@ -5,13 +5,13 @@ from functools import cache
 import pytest
 
 from support.parity import run_cases
-from support.parity_cases import PLANS, base_optimizers, corners, drawn, every_plan, family
+from support.parity_cases import PLANS, base_optimizers, corners, drawn, every_plan, family, queued
 from support.parity_reference import deviation, state_deviation, train_reference
 from support.ranks import run_ranks
 
 # The largest deviation, of the largest movement, that float32 may make in 20 steps.
 TOLERANCE = 1e-4
-CASES = [*every_plan(), *family(), *base_optimizers(), *corners(), *drawn()]
+CASES = [*every_plan(), *family(), *base_optimizers(), *corners(), *drawn(), *queued()]
 CLIPPED = [case for case in CASES if case.arguments.get("granularity") != "none"]
 # Four processes are two nodes of two, or table-row-wise and grid never cross nodes.
 PROCESSES = {1: 1, 2: 2, 4: 2}

@@ -98,7 +98,7 @@ def test_no_row_waits_longer_than_the_window():
     gaps = []
 
     def look(step, tbe):
-        gaps.append(int(step + 1 - tbe.arrays[0].missed._last.min()))
+        gaps.append(int(step + 1 - tbe.arrays[0].missed.last.min()))
 
     trained("waiting", SETTINGS[0], 60, window=5, at_step=look)
     assert max(gaps) == 5 - 1

@@ -73,11 +73,12 @@ def main():
             catch_up._replay,
             sizes.element_warps,
             LISTED=on,
+            GUARDED=on,
             DIM=DIM,
             BLOCK=sizes.elements,
-            **({} if on else {"rows": None, "count": None}),
+            **({} if on else {"rows": None, "count": None, "nonfinite": None}),
         )
-    code["mark"] = compiled(catch_up._mark_rows, 4, BLOCK=256)
+    code["mark"] = compiled(catch_up._mark_rows, 4, GUARDED=True, BLOCK=256)
     words = ("fma.rn.f32", "div.rn.f32", "sqrt.rn.f32", "approx", "div.full", ".ftz")
     json.dump({k: {w: ptx.count(w) for w in words} for k, ptx in code.items()}, sys.stdout)
 

@@ -3,8 +3,8 @@
 import torch
 from hypothesis import strategies as st
 
+from stampede.optim.lookup import Lookup
 from stampede.optim.triton.block_sizes import BlockSizes
-from stampede.optim.triton.runs import Lookup
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -52,6 +52,7 @@ class Case:
         arguments: of the optimizer, flat: those of the clip too.
         empty_rank: one rank's part of every other batch has no ids.
         absent: ids of the upper half appear only in the first and the last step.
+        way: how the update is computed, see `support.updated_tables.computed`.
     """
 
     plan: tuple[str, ...] | str
@@ -67,6 +68,8 @@ class Case:
     absent: bool = True
     data_type: str = "FP32"
     gradient_scale: float = 1.0
+    # Where it makes no difference, rows take their steps later.
+    way: str = "waiting"
 
     def __hash__(self):
         return hash(repr(self))
@@ -259,9 +262,10 @@ def example_loss(values, targets):
 def run_cases(cases, local_world_size=None):
     """Several runs in one set of processes; every rank returns its results."""
     dist.init_process_group("gloo")
-    # Where it makes no difference, rows take their steps later.
-    with computed("waiting"):
-        results = [train_sharded(case, local_world_size) for case in cases]
+    results = []
+    for case in cases:
+        with computed(case.way):
+            results.append(train_sharded(case, local_world_size))
     # Not after an exception: the other ranks would wait for this one.
     dist.barrier()
     dist.destroy_process_group()

@@ -49,6 +49,17 @@ def every_plan():
     ]
 
 
+def queued():
+    """As on a GPU where whole rows lie on one rank; split and replicated ones need sums at once."""
+    plans = ("table_wise", "row_wise", ("table_wise", "row_wise", "column_wise", "data_parallel"))
+    return [
+        Case(plan=plan, tables=SUMS, arguments=arguments, weighted=weighted, steps=8, way="queued")
+        for plan in plans
+        for arguments, weighted in (({"columns": 10, "weight_decay": 0.1}, False),
+                                    ({"rows": "touched"}, True))
+    ]  # fmt: skip
+
+
 def family():
     """Every clip where rows are split by columns and rows, and where tables are replicated."""
     mixed = ("data_parallel", "grid_shard", "row_wise", "column_wise")

@@ -13,21 +13,22 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torchrec.distributed.types import ShardingEnv
 
-from stampede.optim import CowClip, CowClipTables, missed_steps, native
+from stampede.optim import CowClip, CowClipTables, missed_steps, native, triton
 from stampede.optim.settings import UpdateSettings
+from stampede.optim.sharded.autograd import Reached
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.layout import CollectionLayout
 from stampede.optim.sharded.misuse import MisuseGuard
-from stampede.optim.sharded.tables import Reached
 from stampede.optim.table_array import TableShard
 
 CLIP = CowClip(ratio=0.5, bound=1e-3)
 SETTINGS = UpdateSettings(l2=1e-4, clip=CLIP)
 LR = 1e-2
 
-# How an update may be computed: in plain torch, by the C++ kernels with a sweep of all rows, or
-# with rows that take their steps later.
-WAYS = ("torch", "kernels", "waiting")
+# How an update may be computed: in plain torch; by the C++ kernels, with a sweep of all rows or
+# with rows that take their steps later; or, as on a GPU, queued for Triton kernels, here
+# interpreted.
+WAYS = ("torch", "kernels", "waiting", "queued")
 
 
 @contextmanager
@@ -39,7 +40,10 @@ def computed(way, window=3):
         changed = {
             "kernels": {"FEWEST_ROWS": 1 << 60},
             "waiting": {"FEWEST_ROWS": 0, "ROWS_A_TOUCHED_ROW": 0, "WINDOW": window},
+            "queued": {"FEWEST_ROWS": 0, "WINDOW": window},
         }
+        if way == "queued":
+            stack.enter_context(mock.patch.object(triton, "handles", lambda _weights: True))
         for name, value in changed.get(way, {}).items():
             stack.enter_context(mock.patch.object(missed_steps, name, value))
         yield
@@ -71,7 +75,6 @@ class Tables:
             learning_rate=lr,
         )
         self.tbe = CowClipTables.adopt(tbe, shards, setting, dim or widths[0])
-        self.tbe.defer_steps()
         self.shards, self.widths, self.features = shards, widths, features
         names = tuple(sorted({shard.table for shard in shards}))
         layout = CollectionLayout(
@@ -87,6 +90,7 @@ class Tables:
             device=torch.device("cpu"),
         )
         self.tbe.owner = owner
+        self.tbe.defer_steps(owner.queue_of(number))
         # The owner does not keep its collections alive.
         self.tbe.collection = self
         self.tbe.register_forward_hook(lambda _m, _i, out: Reached.apply(out, owner, number))

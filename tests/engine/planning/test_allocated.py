@@ -39,7 +39,7 @@ def planned_and_real(folder, overrides, here):
             weights += array.weights.nbytes
             states += sum(state.nbytes for state in array.states.values())
             if array.missed is not None:
-                states += array.missed._last.nbytes
+                states += array.missed.last.nbytes
     moments = job.dense_optimizer.state.values()
     dense = sum(p.numel() for p in job.dense_parameters.values())
     assert work.dense_weight_bytes() == 4 * dense

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 from stampede.optim.helen import Helen
-from stampede.optim.update import NonFiniteGradientError
+from stampede.optim.nonfinite import NonFiniteGradientError
 from support.helen_model import Net, batch, closure_of, counts_of, largest_difference, logits, train
 from support.helen_reference import ReferenceHelen
 

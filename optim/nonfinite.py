@@ -1,0 +1,89 @@
+"""Losses and gradients that are not finite: the error, and a flag that is read without waiting."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# A flag is read so many steps after it was queued. By then the device is done with it, or else it
+# is so far behind that there is time to wait.
+LATE = 4
+
+
+class NonFiniteGradientError(ValueError):
+    """A NaN or an infinity in a gradient; no table that is updated together was changed.
+
+    Args:
+        message: what was found.
+        step: number of the step, counted from 1; None if it is the one being taken.
+    """
+
+    def __init__(self, message: str, step: int | None = None) -> None:
+        super().__init__(message)
+        self.step = step
+
+
+class _Queued(NamedTuple):
+    """The flag as it was at the end of a step, on its way to the host."""
+
+    step: int
+    value: Tensor
+    copied: torch.cuda.Event | None
+
+
+class NonFiniteFlag:
+    """Whether something was not finite, noted on the device and known on the host a little later.
+
+    Once it is set the kernels write nothing, so that the tables stay as they were before that step.
+
+    Args:
+        device: of the tables.
+
+    Attributes:
+        tensor: `[1]` int32 on the device; 0 while everything was finite.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.tensor = torch.zeros(1, dtype=torch.int32, device=device)
+        self._queued: deque[_Queued] = deque()
+
+    @property
+    def unread(self) -> set[int]:
+        """The steps of which nothing is known yet."""
+        return {queued.step for queued in self._queued}
+
+    def mark(self, values: Tensor) -> None:
+        """Set the flag if a value is not finite."""
+        self.tensor += (~torch.isfinite(values)).any()
+
+    def end_step(self, step: int) -> None:
+        """Send the flag to the host, as it is after the kernels queued so far."""
+        copied = None
+        if self.tensor.is_cuda:
+            value = torch.empty(1, dtype=torch.int32, pin_memory=True)
+            value.copy_(self.tensor, non_blocking=True)
+            copied = torch.cuda.current_stream().record_event()
+        else:
+            value = self.tensor.clone()
+        self._queued.append(_Queued(step, value, copied))
+
+    def bad_step(self, *, up_to_now: bool = False) -> int | None:
+        """The first step that was not finite, if it has arrived. The flag is clear afterwards.
+
+        Every rank gets the same answer in the same step: how far the device is plays no role.
+
+        Args:
+            up_to_now: wait for all steps that were queued.
+        """
+        while len(self._queued) > (0 if up_to_now else LATE):
+            step, value, copied = self._queued.popleft()
+            if copied is not None:
+                copied.synchronize()
+            if value.item():
+                self._queued.clear()
+                self.tensor.zero_()
+                return step
+        return None

@@ -1,0 +1,77 @@
+"""Forward and backward of lookups in fused tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from stampede.optim.sharded.lookups import LookupGradient
+
+if TYPE_CHECKING:
+    from stampede.optim.sharded.backward_update import BackwardUpdate
+    from stampede.optim.sharded.tables import CowClipTables
+
+
+class LookUp(torch.autograd.Function):
+    """The lookup, with the hand-in of its gradient as backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: Tensor,
+        tbe: CowClipTables,
+        indices: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None,
+    ) -> Tensor:
+        """The lookup's output."""
+        # `anchor` requires a gradient, so that autograd calls backward; it is given none.
+        ctx.tbe = tbe
+        ctx.version = tbe.version
+        ctx.is_within_backward = torch._C._current_graph_task_id() != -1
+        # Saved too, so that autograd sees if they are written over before backward.
+        ctx.save_for_backward(indices, offsets, per_sample_weights)
+        ctx.parts = tbe.parts(indices, offsets, per_sample_weights)
+        return tbe.lookup(ctx.parts, indices, offsets, per_sample_weights)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
+        """Hands the gradient in; see `BackwardUpdate`."""
+        tbe = ctx.tbe
+        if ctx.version != tbe.version:
+            raise ValueError(
+                "tables with CowClip: these rows were looked up before the last update, so their "
+                "gradient is not that of the current weights. Semi-synchronous and prefetching "
+                "pipelines, and a second backward of one forward, are not supported; use "
+                "TrainPipelineSparseDist, or look up again after each backward"
+            )
+        if ctx.is_within_backward:
+            # Its rows would be updated apart from those of the pass around it.
+            raise ValueError(
+                "tables with CowClip: a lookup was repeated in a backward pass of its own; write "
+                "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+            )
+        _ = ctx.saved_tensors
+        tbe.owner.deliver(tbe, LookupGradient(ctx.parts, grad))
+        return None, None, None, None, None
+
+
+class Reached(torch.autograd.Function):
+    """Passes a lookup's output on; tells in backward that the pass goes through the lookup."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, owner: BackwardUpdate, number: int) -> Tensor:
+        """The output, for the collection of that number."""
+        ctx.owner, ctx.number = owner, number
+        return output.view_as(output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        """The gradient, as it came."""
+        ctx.owner.reach(ctx.number)
+        return grad, None, None

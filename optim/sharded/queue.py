@@ -1,0 +1,137 @@
+"""Updates of tables that are queued on a GPU, without waiting for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stampede.optim.nonfinite import NonFiniteFlag, NonFiniteGradientError
+from stampede.optim.sharded.lookups import LookupGradient
+from stampede.optim.table_array import TableArray
+
+if TYPE_CHECKING:
+    from stampede.optim.sharded.tables import CowClipTables
+    from stampede.optim.triton.runs import SortedRuns
+    from stampede.optim.triton.sum_runs import RowSums
+
+
+def can_be_queued_everywhere(
+    here: bool, device: torch.device, everyone: dist.ProcessGroup | None
+) -> bool:
+    """Whether all ranks can queue the updates of a collection; all must ask.
+
+    Args:
+        here: whether this rank can.
+        everyone: all ranks; None for one process.
+    """
+    if everyone is None:
+        return here
+    able = torch.tensor(int(here), device=device)
+    dist.all_reduce(able, op=dist.ReduceOp.MIN, group=everyone)
+    return bool(able)
+
+
+class UpdateQueue:
+    """Updates by the Triton kernels, all of them or none in a step.
+
+    First all gradients are measured; a value that is not finite sets a flag, on all ranks; then
+    the kernels step the rows, unless the flag is set. The host reads the flag some steps later.
+
+    Args:
+        device: of the tables.
+        everyone: all ranks; None for one process.
+
+    Attributes:
+        flag: forbids the updates.
+    """
+
+    def __init__(self, device: torch.device, everyone: dist.ProcessGroup | None) -> None:
+        self.flag = NonFiniteFlag(device)
+        self._everyone = everyone
+        self._updates = 0
+        # Of each update that was not checked yet, the tables with the step they were at.
+        self._unchecked: dict[int, list[tuple[CowClipTables, int]]] = {}
+
+    @torch.no_grad()
+    def update(
+        self, tables: Sequence[CowClipTables], lookups: Mapping[CowClipTables, LookupGradient]
+    ) -> None:
+        """Queue a step of tables that `can_be_queued`.
+
+        Args:
+            tables: all that are to step; the loss need not depend on each of them.
+            lookups: with their gradients.
+
+        Raises:
+            NonFiniteGradientError: an earlier step was not finite; see `check`.
+        """
+        from stampede.optim.triton.update import measure_rows
+
+        # A gradient that was not finite in an earlier step has set it.
+        flag = self.flag.tensor
+        measured: dict[CowClipTables, tuple[SortedRuns, RowSums]] = {}
+        for tbe in tables:
+            if tbe in lookups:
+                parts, grad = lookups[tbe]
+                runs = parts[0].lookup.runs
+                measured[tbe] = runs, measure_rows(tbe.arrays[0], runs, grad, flag)
+        if self._everyone is not None:
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._everyone)
+        self._updates += 1
+        self._unchecked[self._updates] = [(tbe, int(tbe.step_count)) for tbe in tables]
+        for tbe in tables:
+            _step(tbe, tbe.arrays[0], measured.get(tbe), flag)
+        self.flag.end_step(self._updates)
+        self.check()
+
+    def check(self, *, up_to_now: bool = False) -> None:
+        """See `BackwardUpdate.check_queued`."""
+        bad = self.flag.bad_step(up_to_now=up_to_now)
+        if bad is None:
+            for number in [n for n in self._unchecked if n not in self.flag.unread]:
+                del self._unchecked[number]
+            return
+        undone = [self._unchecked[number] for number in sorted(self._unchecked) if number >= bad]
+        self._unchecked = {}
+        for before in reversed(undone):
+            for tbe, step in before:
+                tbe.rewind(step)
+        step = max((step for _, step in undone[0]), default=bad - 1) + 1
+        raise NonFiniteGradientError(
+            f"the loss, or the gradient of an embedding row, was not finite in step {step}; the "
+            "tables are as before that step, and the steps queued after it were not taken",
+            step,
+        )
+
+
+def _step(
+    tbe: CowClipTables,
+    array: TableArray,
+    measured: tuple[SortedRuns, RowSums] | None,
+    flag: Tensor,
+) -> None:
+    """Step the rows of the batch, and others as far as it is their turn."""
+    from stampede.optim.triton.update import step_rows_
+
+    lr, step, missed = tbe.get_learning_rate(), int(tbe.step_count) + 1, array.missed
+    if missed is not None:
+        missed.set_step(step - 1)
+        missed.begin_step(array, lr)
+    if measured is not None:
+        step_rows_(
+            array,
+            *measured,
+            lr=lr,
+            step=step,
+            nonfinite=flag,
+            row_counts=tbe.row_counts,
+            last=None if missed is None else missed.last,
+        )
+    if missed is not None:
+        # How many rows the batch holds is known on the device only.
+        missed.end_step(array, is_swept=False)
+    tbe.step_count += 1
