@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -72,7 +72,10 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     columns = model.front.columns.dim
     kind, arguments = table_optimizer(config, actual, columns, processes.device)
     apply_optimizer_in_backward(kind, model.front.ebc.parameters(), arguments)
-    number_weights = id(model.number_weights.weight) if model.number_weights else None
+    l2 = model.l2_terms()
+    if model.number_weights is not None:
+        # The numbers' first-order weights decay with the tables' l2.
+        l2[id(model.number_weights.weight)] = actual.embedding_l2
     sharders = cowclip_sharders(TableInit(config.model.init_std, columns, config.run.seed))
     plan = make_plan(
         model,
@@ -93,9 +96,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
         for name, parameter in sharded.named_parameters()
         if not hasattr(parameter, "_in_backward_optimizers")
     }
-    optimizer = _dense_optimizer(
-        config, actual, dense_parameters, lambda parameter: id(parameter) == number_weights
-    )
+    optimizer = _dense_optimizer(config, actual, dense_parameters.values(), l2)
     precision = processes.on_main(
         lambda: choose_precision(config.train.precision, processes.device)
     )
@@ -116,6 +117,7 @@ def build_model(config: Config, vocabulary_sizes: Mapping[str, int], numbers: in
         config.model.dim,
         config.model.hidden,
         config.run.seed,
+        config.model.options,
     )
 
 
@@ -128,19 +130,19 @@ def move_dense(model: CTRModel, device: torch.device) -> None:
 
 
 def _dense_optimizer(
-    config: Config,
-    actual: Hyperparameters,
-    parameters: dict[str, Tensor],
-    decays: Callable[[Tensor], bool],
+    config: Config, actual: Hyperparameters, parameters: Iterable[Tensor], l2: Mapping[int, float]
 ) -> DenseAdam:
-    """Adam for the dense layers; the numbers' first-order weights decay with the tables' l2."""
+    """Adam for the dense layers.
+
+    Args:
+        l2: coefficients of the parameters that have an L2 term, by `id`.
+    """
     dense = config.optim.dense
-    groups = [
-        {"params": [p for p in parameters.values() if not decays(p)], "l2": 0.0},
-        {"params": [p for p in parameters.values() if decays(p)], "l2": actual.embedding_l2},
-    ]
+    groups: dict[float, list[Tensor]] = {}
+    for parameter in parameters:
+        groups.setdefault(l2.get(id(parameter), 0.0), []).append(parameter)
     return DenseAdam(
-        [group for group in groups if group["params"]],
+        [{"params": group, "l2": coefficient} for coefficient, group in groups.items()],
         lr=actual.dense_lr,
         betas=dense.betas,
         eps=dense.eps,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from stampede.engine.config import Config, all_keys, load_config, to_yaml
+from stampede.engine.config import Config, all_keys, config_type, load_config, to_yaml
 from stampede.engine.planning.planner import Cluster
 from stampede.engine.planning.sizes import parse_bytes
 from stampede.engine.processes import launched_rank, launched_world_size
@@ -167,7 +167,7 @@ def _shipped(configs: Path) -> str:
 
 def _keys() -> str:
     lines = ["keys, with defaults:"]
-    for key in all_keys(Config):
+    for key in all_keys(config_type()):
         default = (
             "a section, see below" if isinstance(key.default, BaseModel) else repr(key.default)
         )

@@ -1,17 +1,40 @@
 """CTR networks over one embedding front."""
 
-from stampede.models import deepfm as _deepfm  # registers itself
+# Each registers its network.
+from stampede.models import (
+    autoint,
+    dcn,
+    dcnv2,
+    deepfm,
+    dlrm,
+    finalmlp,
+    fm,
+    lr,
+    masknet,
+    wide_deep,
+    xdeepfm,
+)
 from stampede.models.ctr_model import CTRModel
 from stampede.models.embedding_front import EmbeddingFront, StoredColumns, table_name
-from stampede.models.registry import NetworkShape, network_names, register
+from stampede.models.registry import (
+    Network,
+    NetworkShape,
+    NoOptions,
+    network,
+    network_names,
+    register,
+)
 
-del _deepfm
+del autoint, dcn, dcnv2, deepfm, dlrm, finalmlp, fm, lr, masknet, wide_deep, xdeepfm
 
 __all__ = [
     "CTRModel",
     "EmbeddingFront",
+    "Network",
     "NetworkShape",
+    "NoOptions",
     "StoredColumns",
+    "network",
     "network_names",
     "register",
     "table_name",

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.models.embedding_front import EmbeddingFront
-from stampede.models.mlp import glorot_normal_
+from stampede.models.mlp import linear
 from stampede.models.registry import NetworkShape, network
+from stampede.settings import Section, SettingsError
 
 
 class CTRModel(nn.Module):
@@ -19,6 +20,11 @@ class CTRModel(nn.Module):
     The first-order term is `sum_f w_f[id] + <w, x>`: a weight per id, stored beside its embedding,
     and `number_weights` for the numbers where there are any.
 
+    Attributes:
+        front: the tables.
+        network: the network.
+        numbers: number of numeric inputs.
+
     Args:
         name: registered name of the network.
         vocabulary_sizes: rows of each field's table, by field name.
@@ -26,6 +32,12 @@ class CTRModel(nn.Module):
         dim: width of the embeddings.
         hidden: widths of the MLP's hidden layers.
         seed: seed of the dense layers' initial weights.
+        options: of the network; by default its defaults.
+
+    Raises:
+        KeyError: there is no network of that name.
+        SettingsError: the options do not go with the data; or the network does not do what
+            `register` asks for.
     """
 
     def __init__(
@@ -36,19 +48,29 @@ class CTRModel(nn.Module):
         dim: int,
         hidden: Sequence[int],
         seed: int,
+        options: Section | None = None,
     ) -> None:
         super().__init__()
         registered = network(name)
         generator = torch.Generator().manual_seed(seed)
         self.front = EmbeddingFront(vocabulary_sizes, dim)
+        self.numbers = numbers
         shape = NetworkShape(len(vocabulary_sizes), dim, numbers, tuple(hidden))
-        self.network = registered.build(shape, generator)
+        # The same on every rank, also where a network takes torch's own initial weights.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            self.network = registered.build(shape, generator, options or registered.options())
+            _check_logits(name, self.network, shape)
         self.bias = nn.Parameter(torch.zeros(1))
         self.number_weights: nn.Linear | None = None
         self.first_order = registered.first_order
         if registered.first_order and numbers:
-            self.number_weights = nn.Linear(numbers, 1, bias=False)
-            glorot_normal_(self.number_weights.weight, generator)
+            self.number_weights = linear(numbers, 1, generator, bias=False)
+
+    def l2_terms(self) -> dict[int, float]:
+        """Coefficients of the network's own L2 terms, by `id` of the parameter."""
+        terms = getattr(self.network, "l2_terms", list)()
+        return {id(parameter): coefficient for parameter, coefficient in terms}
 
     def forward(self, sparse: KeyedJaggedTensor, dense: Tensor) -> Tensor:
         """Logits `[batch]` from ids and numbers `[batch, numbers]`."""
@@ -66,3 +88,28 @@ class CTRModel(nn.Module):
         if self.number_weights is not None:
             logits = logits + self.number_weights(dense).squeeze(1)
         return logits
+
+
+def _check_logits(name: str, module: nn.Module, shape: NetworkShape) -> None:
+    """Refuse a network that cannot be called, or whose logits would broadcast with others."""
+    samples = 2
+    was_training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            logits = module(
+                torch.zeros(samples, shape.fields, shape.dim), torch.zeros(samples, shape.numbers)
+            )
+    except Exception as failure:
+        raise SettingsError(
+            f"model.name: the network {name!r} fails for embeddings [{samples}, {shape.fields}, "
+            f"{shape.dim}] and numbers [{samples}, {shape.numbers}]: {type(failure).__name__}: "
+            f"{failure}"
+        ) from failure
+    module.train(was_training)
+    found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if found != [samples]:
+        raise SettingsError(
+            f"model.name: the network {name!r} returns {found} for {samples} samples; its forward "
+            "must return logits of shape [batch], one per sample"
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from stampede.models.fm import second_order
 from stampede.models.mlp import MLP
 from stampede.models.registry import NetworkShape, register
 
@@ -13,8 +14,6 @@ from stampede.models.registry import NetworkShape, register
 class DeepFM(nn.Module):
     """`sum_{i<j} <e_i, e_j> + MLP([e_1 .. e_F, x])`; the first-order term is the model's.
 
-    The second-order term is computed as `0.5 * sum((sum_i e_i)^2 - sum_i e_i^2)`.
-
     Args:
         shape: what comes in, and the widths of the MLP.
         generator: source of the initial weights.
@@ -22,10 +21,9 @@ class DeepFM(nn.Module):
 
     def __init__(self, shape: NetworkShape, generator: torch.Generator) -> None:
         super().__init__()
-        self.mlp = MLP(shape.fields * shape.dim + shape.numbers, shape.hidden, generator)
+        self.mlp = MLP(shape.inputs, shape.hidden, generator)
 
     def forward(self, embeddings: Tensor, dense: Tensor) -> Tensor:
         """Logits `[batch]` from embeddings `[batch, fields, dim]` and numbers `[batch, n]`."""
-        total = embeddings.sum(1)
-        second_order = 0.5 * (total.square() - embeddings.square().sum(1)).sum(1)
-        return second_order + self.mlp(torch.cat([embeddings.flatten(1), dense], 1))
+        deep = self.mlp(torch.cat([embeddings.flatten(1), dense], 1))
+        return second_order(embeddings) + deep

@@ -1,26 +1,49 @@
-"""A stack of dense layers, initialised as the reference's."""
+"""Stacks of dense layers, initialised as the reference's."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torchrec.modules import mlp as torchrec_mlp
 
 
 def glorot_normal_(weight: Tensor, generator: torch.Generator) -> Tensor:
     """Keras' Glorot normal, in place: normal with `std = sqrt(2 / (fan_in + fan_out))`, cut off
     at two standard deviations and widened so that the cut does not shrink the variance.
+
+    Dimensions before the last two count for both fans.
     """
-    fan_out, fan_in = weight.shape
+    fans = sum(weight.shape[-2:]) * math.prod(weight.shape[:-2])
     # Standard deviation of a unit normal cut off at +-2 (Keras' VarianceScaling).
-    std = math.sqrt(2.0 / (fan_in + fan_out)) / 0.87962566103423978
+    std = math.sqrt(2.0 / fans) / 0.87962566103423978
     return nn.init.trunc_normal_(weight, 0.0, std, -2 * std, 2 * std, generator=generator)
 
 
-class MLP(nn.Sequential):
+def linear(inputs: int, outputs: int, generator: torch.Generator, *, bias: bool) -> nn.Linear:
+    """A layer with Glorot-normal weights and, where it has one, a bias of zeros."""
+    layer = nn.Linear(inputs, outputs, bias=bias)
+    return initialize_(layer, generator)
+
+
+def initialize_(layers: nn.Module, generator: torch.Generator) -> nn.Module:
+    """Glorot-normal weights and biases of zeros for all `nn.Linear` within, in place."""
+    for layer in layers.modules():
+        if isinstance(layer, nn.Linear):
+            glorot_normal_(layer.weight, generator)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+    return layers
+
+
+def hidden_layers(inputs: int, widths: Sequence[int], generator: torch.Generator) -> nn.Module:
+    """ReLU layers: `[batch, inputs]` to `[batch, widths[-1]]`."""
+    return initialize_(torchrec_mlp.MLP(inputs, list(widths)), generator)
+
+
+class MLP(nn.Module):
     """ReLU layers, then one output without bias and activation.
 
     Args:
@@ -32,13 +55,10 @@ class MLP(nn.Sequential):
     """
 
     def __init__(self, inputs: int, hidden: Sequence[int], generator: torch.Generator) -> None:
-        widths = [inputs, *hidden]
-        layers: list[nn.Module] = []
-        for before, after in pairwise(widths):
-            layers += [nn.Linear(before, after), nn.ReLU()]
-            nn.init.zeros_(layers[-2].bias)
-        layers += [nn.Linear(widths[-1], 1, bias=False), nn.Flatten(0)]
-        super().__init__(*layers)
-        for layer in self:
-            if isinstance(layer, nn.Linear):
-                glorot_normal_(layer.weight, generator)
+        super().__init__()
+        self.hidden = hidden_layers(inputs, hidden, generator)
+        self.output = linear(hidden[-1], 1, generator, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits `[batch]`."""
+        return self.output(self.hidden(inputs)).squeeze(1)

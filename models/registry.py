@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
+
+from stampede.settings import Section, SettingsError
+
+
+class NoOptions(Section):
+    """Of a network that has none."""
 
 
 @dataclass(frozen=True)
@@ -25,30 +32,93 @@ class NetworkShape:
     numbers: int
     hidden: tuple[int, ...]
 
+    @property
+    def inputs(self) -> int:
+        """Width of all embeddings and numbers beside each other."""
+        return self.fields * self.dim + self.numbers
+
 
 @dataclass(frozen=True)
 class Network:
-    """A registered network.
+    """A registered network; see `register`.
 
     Attributes:
-        build: makes the module from a `NetworkShape` and a generator of initial weights. The
-            module maps (embeddings `[batch, fields, dim]`, dense `[batch, numbers]`) to logits
-            `[batch]`.
+        name: under which it is registered.
+        module: its class.
         first_order: whether the model adds the first-order term to the network's logits.
+        options: the section `model.options` of the configuration.
     """
 
-    build: Callable[[NetworkShape, torch.Generator], nn.Module]
+    name: str
+    module: Callable[..., nn.Module]
     first_order: bool
+    options: type[Section]
+
+    def build(self, shape: NetworkShape, generator: torch.Generator, options: Section) -> nn.Module:
+        """The module for a shape.
+
+        Args:
+            generator: source of the initial weights.
+            options: of the class `self.options`.
+
+        Raises:
+            SettingsError: the options do not go with the shape; or the class cannot be called.
+        """
+        arguments: list[Any] = [shape, generator]
+        if self.options is not NoOptions:
+            arguments.append(options)
+        try:
+            return self.module(*arguments)
+        except SettingsError:
+            raise
+        except Exception as failure:
+            names = "shape, generator, options"[: None if len(arguments) == 3 else -9]
+            raise SettingsError(
+                f"model.name: the network {self.name!r} cannot be built with ({names}): "
+                f"{type(failure).__name__}: {failure}"
+            ) from failure
 
 
 _NETWORKS: dict[str, Network] = {}
 
 
-def register(name: str, *, first_order: bool) -> Callable[[type[nn.Module]], type[nn.Module]]:
-    """Class decorator that makes a network available under `name`."""
+def register(
+    name: str, *, first_order: bool = False, options: type[Section] = NoOptions
+) -> Callable[[type[nn.Module]], type[nn.Module]]:
+    """Class decorator that makes a network available as `model.name`.
+
+    The class is called with a `NetworkShape`, a `torch.Generator` for initial weights and, where
+    it has any, its options. The module maps embeddings `[batch, fields, dim]` and numbers
+    `[batch, numbers]` to logits `[batch]`. A global batch is divided among processes, and on a CPU
+    into tiles, so a sample's logit must not depend on other samples (batch norm would see tiles).
+    It may have a method `l2_terms()` that returns pairs of a parameter and a coefficient c, for
+    `c * ||w||^2` in the loss.
+
+    Args:
+        name: a Python name that no other network has.
+        first_order: whether the model adds the first-order term, a weight per id and number.
+        options: keys of `model.options`, as fields of a `Section` with defaults and descriptions.
+
+    Raises:
+        SettingsError: the name is taken, or no name; the options are no `Section`.
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise SettingsError(f"register: found {name!r}; write a name: @register('my_network')")
+    if not (isinstance(options, type) and issubclass(options, Section)):
+        raise SettingsError(
+            f"register({name!r}): options is {options!r}; write a subclass of "
+            "stampede.settings.Section"
+        )
 
     def add(network: type[nn.Module]) -> type[nn.Module]:
-        _NETWORKS[name] = Network(network, first_order)
+        taken = _NETWORKS.get(name)
+        # A file that is executed again replaces what it had registered.
+        if taken is not None and taken.module.__module__ != network.__module__:
+            raise SettingsError(
+                f"register({name!r}): {taken.module.__module__} has a network of that name; "
+                "choose another"
+            )
+        _NETWORKS[name] = Network(name, network, first_order, options)
         return network
 
     return add

@@ -75,7 +75,7 @@ def test_folders_are_only_imported_as_parts_of_stampede():
 
 @pytest.mark.parametrize(
     "folder, others",
-    [("data", ["settings"]), ("models", []), ("optim", []), ("settings", [])],
+    [("data", ["settings"]), ("models", ["settings"]), ("optim", []), ("settings", [])],
 )
 def test_lower_folders_import_only_themselves(folder, others):
     own = f"stampede.{folder}"

@@ -10,7 +10,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from stampede.engine.config.sections import Config
+from stampede.engine.config.model import DEFAULT_NETWORK
+from stampede.engine.config.network_file import execute_network_file
+from stampede.engine.config.sections import Config, config_type
 from stampede.settings import SettingsError, parse_yaml, read_yaml, sentences
 
 
@@ -30,16 +32,18 @@ def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) 
         _apply(values, override)
     # An empty section (`train:` alone) is one with all defaults.
     values = {key: {} if value is None else value for key, value in values.items()}
+    execute_network_file(values.get("model"), path)
     for *sections, key, default in (
         ("run", "name", _name_of(path)),
+        ("model", "name", DEFAULT_NETWORK),
         ("data", "kind", "synthetic"),
         ("optim", "embedding", "optimizer", "adam"),
     ):
         _set_default(values, sections, key, default)
     try:
-        config = Config.model_validate(values)
+        config = config_type().model_validate(values)
     except ValidationError as failure:
-        raise SettingsError(f"{path}:\n" + "\n".join(sentences(failure, Config))) from None
+        raise SettingsError(f"{path}:\n" + "\n".join(sentences(failure, config_type()))) from None
     _check_run_name(config.run.name)
     for key, size in (
         ("train.batch_size", config.train.batch_size),

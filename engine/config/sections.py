@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import functools
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
 from stampede.engine.config.data import DataSection, RawSection, SyntheticSection
 from stampede.engine.config.embedding_optimizers import (
@@ -12,12 +13,13 @@ from stampede.engine.config.embedding_optimizers import (
     EmbeddingOptimSection,
 )
 from stampede.engine.config.evaluate import EvaluateSection
+from stampede.engine.config.model import ModelSection, registered_networks, section_of
 from stampede.engine.config.schedule import (
     DenseScheduleSection,
     PlateauSection,
     ScheduleSection,
 )
-from stampede.models import network_names
+from stampede.models import Network
 from stampede.optim import ScalingRule
 from stampede.optim.baselines import BASELINE_SHARDING_TYPES, BASELINES
 from stampede.optim.rules import EpsPlacement
@@ -38,19 +40,6 @@ class RunSection(Section):
         "auto", description="auto takes a GPU where there is one"
     )
     overwrite: bool = Field(False, description="delete an existing run folder of that name first")
-
-
-class ModelSection(Section):
-    """The network."""
-
-    name: Literal[tuple(network_names())] = Field("deepfm", description="network")  # type: ignore[valid-type]
-    dim: int = Field(10, ge=1, le=1024, description="width of the embeddings")
-    hidden: list[Annotated[int, Field(ge=1)]] = Field(
-        [400, 400, 400], min_length=1, description="widths of the MLP's hidden layers"
-    )
-    init_std: float = Field(
-        1e-2, ge=0, description="standard deviation of the embeddings' initial values"
-    )
 
 
 class DenseOptimSection(Section):
@@ -165,3 +154,15 @@ def _check_room_for_decay(part: str, schedule: ScheduleSection, epochs: int) -> 
             f"lasts as long as the training, train.epochs {epochs}; write a {key}.warmup below "
             f"{epochs}, more epochs, or {key}.decay: constant"
         )
+
+
+def config_type() -> type[Config]:
+    """`Config` with the options of every network that is registered now."""
+    return _config_type(registered_networks())
+
+
+# A class takes milliseconds to make, and configurations that are compared must have the same one.
+@functools.lru_cache
+def _config_type(networks: tuple[Network, ...]) -> type[Config]:
+    section = section_of(networks)
+    return create_model("Config", __base__=Config, __doc__=Config.__doc__, model=(section, ...))

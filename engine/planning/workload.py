@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stampede.engine.config import Config
+from stampede.engine.planning.activations import activation_bytes_per_sample
 from stampede.engine.planning.shards import PlacedShard
 from stampede.engine.planning.states import FLOAT, TableStates, table_states
 from stampede.engine.planning.tables import PlannedData, PlannedTable
@@ -30,11 +31,11 @@ class DenseLayers:
 
     Attributes:
         parameters: their number.
-        widths: of the layers' inputs and outputs, for the activations.
+        bytes_per_sample: what they keep in memory for a sample in forward and backward.
     """
 
     parameters: int
-    widths: tuple[int, ...]
+    bytes_per_sample: int
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,7 @@ class Workload:
         inputs = batch * (2 * ids + (data.numbers + 2) * FLOAT)
         # Embeddings as they come, in the order of the fields, and their gradient.
         pooled = 3 * batch * fields * self.columns * FLOAT
-        # Every layer's input, and of the widest layer the output before its ReLU and a gradient.
-        widths = self.dense.widths
-        layers = batch * (sum(widths) + 2 * max(widths)) * FLOAT
+        layers = batch * self.dense.bytes_per_sample
         # Gradients, and the buckets in which DDP adds them up.
         gradients = 2 * self.dense.parameters * FLOAT
         return round(inputs + pooled + layers + gradients)
@@ -162,12 +161,12 @@ def workload(config: Config, data: PlannedData, model: CTRModel, world_size: int
     columns = model.front.columns
     of_tables = {id(parameter) for parameter in model.front.ebc.parameters()}
     parameters = sum(p.numel() for p in model.parameters() if id(p) not in of_tables)
-    inputs = len(data.tables) * columns.dim + data.numbers
+    dense = DenseLayers(parameters, activation_bytes_per_sample(model))
     return Workload(
         data,
         columns.stored,
         table_states(config, columns.dim, columns.stored),
-        DenseLayers(parameters, (inputs, *config.model.hidden)),
+        dense,
         config.train.batch_size,
         world_size,
         passes(config),

@@ -40,10 +40,9 @@ def test_layers_start_as_keras_glorot_normal():
     assert weight.std().item() == pytest.approx((2 / 673) ** 0.5, rel=0.01)
     assert weight.abs().max() <= 2 * (2 / 673) ** 0.5 / 0.8796
     mlp = MLP(5, [4, 3], generator)
-    assert [tuple(m.weight.shape) for m in mlp if isinstance(m, nn.Linear)] == [
-        (4, 5), (3, 4), (1, 3),
-    ]  # fmt: skip
-    assert mlp[0].bias.abs().max() == 0 and mlp[-2].bias is None
+    layers = [module for module in mlp.modules() if isinstance(module, nn.Linear)]
+    assert [tuple(layer.weight.shape) for layer in layers] == [(4, 5), (3, 4), (1, 3)]
+    assert layers[0].bias.abs().max() == 0 and layers[-1].bias is None
 
 
 def test_networks_are_found_by_name():

@@ -1,12 +1,12 @@
 """Workloads and configurations for tests of plans."""
 
+from stampede.engine.build import build_model
 from stampede.engine.config import load_config
 from stampede.engine.planning.figures import figures
 from stampede.engine.planning.planner import Cluster
 from stampede.engine.planning.shards import placed_shards
 from stampede.engine.planning.tables import planned_data
 from stampede.engine.planning.workload import workload
-from stampede.models import CTRModel
 from support.paths import ROOT
 
 
@@ -19,14 +19,7 @@ def planned_config(*overrides, world_size=1, batch_size=64):
 def work_of(config, world_size=1):
     """The workload of a configuration."""
     data = planned_data(config)
-    model = CTRModel(
-        config.model.name,
-        data.vocabulary_sizes,
-        data.numbers,
-        config.model.dim,
-        config.model.hidden,
-        config.run.seed,
-    )
+    model = build_model(config, data.vocabulary_sizes, data.numbers)
     return workload(config, data, model, world_size)
 
 

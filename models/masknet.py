@@ -1,0 +1,112 @@
+"""MaskNet (arXiv 2102.07619): blocks that multiply their input by a mask made of the embeddings."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from stampede.models.mlp import MLP, hidden_layers, linear
+from stampede.models.number_embedding import NumberEmbedding
+from stampede.models.registry import NetworkShape, register
+from stampede.settings import Section
+
+
+class MaskNetOptions(Section):
+    """Options of MaskNet."""
+
+    structure: Literal["parallel", "serial"] = Field(
+        "parallel",
+        description="blocks beside each other under the MLP; or one after another instead of it, "
+        "of the widths model.hidden",
+    )
+    blocks: int = Field(5, ge=1, description="parallel: number of blocks")
+    width: int = Field(64, ge=1, description="parallel: width of a block")
+    reduction: float = Field(
+        1.0, gt=0, description="width of a mask's hidden layer, relative to the mask's"
+    )
+
+
+class MaskBlock(nn.Module):
+    """`relu(layer_norm(W (mask(z) * u)))` with `mask(z) = W_2 relu(W_1 z + b_1) + b_2` (eq. 3-10).
+
+    Args:
+        mask_inputs: width of z, all embeddings.
+        inputs: width of u.
+        outputs: width of the result.
+        reduction: width of the mask's hidden layer, relative to `inputs`.
+        generator: source of the initial weights.
+    """
+
+    def __init__(
+        self,
+        mask_inputs: int,
+        inputs: int,
+        outputs: int,
+        reduction: float,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        aggregated = max(1, int(inputs * reduction))
+        self.mask = nn.Sequential(
+            hidden_layers(mask_inputs, [aggregated], generator),
+            linear(aggregated, inputs, generator, bias=True),
+        )
+        self.layer = linear(inputs, outputs, generator, bias=False)
+        self.norm = nn.LayerNorm(outputs)
+
+    def forward(self, embeddings: Tensor, inputs: Tensor) -> Tensor:
+        """`[batch, outputs]` from z `[batch, mask_inputs]` and u `[batch, inputs]`."""
+        return functional.relu(self.norm(self.layer(self.mask(embeddings) * inputs)))
+
+
+@register("masknet", options=MaskNetOptions)
+class MaskNet(nn.Module):
+    """`MLP([block_1(z, n) .. block_K(z, n)])`, or `<w, block_K(z, .. block_1(z, n))>`.
+
+    z are all embeddings, numbers among them, see `NumberEmbedding`; n are the same, each
+    normalized (layer norm with weights of its own). There is no first-order term.
+
+    Args:
+        shape: what comes in, and the widths of the MLP or of serial blocks.
+        generator: source of the initial weights.
+        options: the blocks.
+    """
+
+    def __init__(
+        self, shape: NetworkShape, generator: torch.Generator, options: MaskNetOptions
+    ) -> None:
+        super().__init__()
+        fields = shape.fields + shape.numbers
+        inputs = fields * shape.dim
+        self.numbers = NumberEmbedding(shape.numbers, shape.dim, generator)
+        self.norm_weight = nn.Parameter(torch.ones(fields, shape.dim))
+        self.norm_bias = nn.Parameter(torch.zeros(fields, shape.dim))
+        self.is_serial = options.structure == "serial"
+        sizes = [(inputs, options.width)] * options.blocks
+        if self.is_serial:
+            sizes = list(pairwise([inputs, *shape.hidden]))
+        self.blocks = nn.ModuleList(
+            MaskBlock(inputs, before, after, options.reduction, generator)
+            for before, after in sizes
+        )
+        if self.is_serial:
+            self.output: nn.Module = linear(shape.hidden[-1], 1, generator, bias=False)
+        else:
+            self.output = MLP(options.blocks * options.width, shape.hidden, generator)
+
+    def forward(self, embeddings: Tensor, dense: Tensor) -> Tensor:
+        """Logits `[batch]` from embeddings `[batch, fields, dim]` and numbers `[batch, n]`."""
+        fields = self.numbers(embeddings, dense)
+        normed = functional.layer_norm(fields, fields.shape[2:])
+        inputs = (normed * self.norm_weight + self.norm_bias).flatten(1)
+        fields = fields.flatten(1)
+        if self.is_serial:
+            for block in self.blocks:
+                inputs = block(fields, inputs)
+            return self.output(inputs).squeeze(1)
+        return self.output(torch.cat([block(fields, inputs) for block in self.blocks], 1))

@@ -1,0 +1,29 @@
+"""Wide & Deep (arXiv 1606.07792): a linear model beside an MLP."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from stampede.models.mlp import MLP
+from stampede.models.registry import NetworkShape, register
+
+
+@register("wide_deep", first_order=True)
+class WideDeep(nn.Module):
+    """`MLP([e_1 .. e_F, x])`; the wide part is the model's first-order term.
+
+    As in the authors' code, the wide part has no crossed columns.
+
+    Args:
+        shape: what comes in, and the widths of the MLP.
+        generator: source of the initial weights.
+    """
+
+    def __init__(self, shape: NetworkShape, generator: torch.Generator) -> None:
+        super().__init__()
+        self.mlp = MLP(shape.inputs, shape.hidden, generator)
+
+    def forward(self, embeddings: Tensor, dense: Tensor) -> Tensor:
+        """Logits `[batch]` from embeddings `[batch, fields, dim]` and numbers `[batch, n]`."""
+        return self.mlp(torch.cat([embeddings.flatten(1), dense], 1))

@@ -1,0 +1,78 @@
+"""xDeepFM (arXiv 1803.05170): a compressed interaction network beside an MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from stampede.models.mlp import MLP, linear
+from stampede.models.registry import NetworkShape, register
+from stampede.settings import Section
+
+
+class XDeepFMOptions(Section):
+    """Options of xDeepFM."""
+
+    cin: list[Annotated[int, Field(ge=1)]] = Field(
+        [128, 128], min_length=1, description="feature maps of the layers of interactions"
+    )
+
+
+class CIN(nn.Module):
+    """Compressed interactions: `x^k_h = sum_ij W^{k,h}_ij (x^{k-1}_i * x^0_j)` (eq. 6).
+
+    * is by elements, x^0 the embeddings; no bias, no activation. Every map of every layer is
+    summed over its `dim` elements (eq. 7).
+
+    Args:
+        fields: number of fields.
+        maps: feature maps of each layer.
+        generator: source of the initial weights.
+    """
+
+    def __init__(self, fields: int, maps: Sequence[int], generator: torch.Generator) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            linear(before * fields, after, generator, bias=False)
+            for before, after in pairwise([fields, *maps])
+        )
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """`[batch, sum(maps)]` from embeddings `[batch, fields, dim]`."""
+        # The interactions of one element of the embeddings stand beside each other, so that a
+        # layer is one matrix product.
+        first = maps = embeddings.transpose(1, 2).contiguous()
+        sums = []
+        for layer in self.layers:
+            maps = layer((maps.unsqueeze(3) * first.unsqueeze(2)).flatten(2))
+            sums.append(maps.sum(1))
+        return torch.cat(sums, 1)
+
+
+@register("xdeepfm", first_order=True, options=XDeepFMOptions)
+class XDeepFM(nn.Module):
+    """`<w, CIN(e_1 .. e_F)> + MLP([e_1 .. e_F, x])` (eq. 9); the first-order term is the model's.
+
+    Args:
+        shape: what comes in, and the widths of the MLP.
+        generator: source of the initial weights.
+        options: the layers of interactions.
+    """
+
+    def __init__(
+        self, shape: NetworkShape, generator: torch.Generator, options: XDeepFMOptions
+    ) -> None:
+        super().__init__()
+        self.cin = CIN(shape.fields, options.cin, generator)
+        self.output = linear(sum(options.cin), 1, generator, bias=False)
+        self.mlp = MLP(shape.inputs, shape.hidden, generator)
+
+    def forward(self, embeddings: Tensor, dense: Tensor) -> Tensor:
+        """Logits `[batch]` from embeddings `[batch, fields, dim]` and numbers `[batch, n]`."""
+        deep = self.mlp(torch.cat([embeddings.flatten(1), dense], 1))
+        return self.output(self.cin(embeddings)).squeeze(1) + deep
