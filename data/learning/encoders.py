@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from stampede.data.learning import quantiles
+from stampede.data.formulas import bucket_rows
 from stampede.data.learning.hashing import bucket
 from stampede.data.learning.vocabulary import FIRST_ROW, MISSING_ROW, UNSEEN_ROW, RowsOfIds
 from stampede.data.prepared.manifest import FieldEntry
@@ -45,7 +45,7 @@ def vocabulary_encoder(name: str, values: pl.Series, multi: bool) -> Encoder:
 def quantile_encoder(name: str, edges: list[float]) -> Encoder:
     """Of numbers cut at `edges`."""
     entry = FieldEntry(name=name, rows=len(edges) + 2, missing_row=0)
-    return Encoder(entry, lambda numbers: quantiles.rows_of(numbers, edges))
+    return Encoder(entry, lambda numbers: bucket_rows(numbers, edges))
 
 
 def fixed_encoder(name: str, field: IdField) -> Encoder:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import polars as pl
 
+from stampede.data.formulas import filled, scaled
 from stampede.data.schema.columns import NumberField
 from stampede.settings import Section
 
@@ -47,22 +48,16 @@ class NumberRange(Section):
         )
 
 
-def filled(name: str, field: NumberField) -> pl.Expr:
-    """A column's values with missing ones filled, and `log1p` where asked for."""
-    value = pl.col(name).fill_null(field.fill)
-    return value.clip(lower_bound=0.0).log1p() if "log1p" in field.transform else value
-
-
 def ranges(chunk: pl.DataFrame, fields: Mapping[str, NumberField]) -> dict[str, NumberRange]:
     """Ranges of the numbers in some rows."""
     if not len(chunk) or not fields:
         return {name: NumberRange() for name in fields}
     found = chunk.lazy().select(
         pl.struct(
-            low=filled(name, field).min(),
-            high=filled(name, field).max(),
-            mean=filled(name, field).mean(),
-            squares=filled(name, field).var(ddof=0) * len(chunk),
+            low=_filled(name, field).min(),
+            high=_filled(name, field).max(),
+            mean=_filled(name, field).mean(),
+            squares=_filled(name, field).var(ddof=0) * len(chunk),
         ).alias(name)
         for name, field in fields.items()
     )
@@ -70,12 +65,12 @@ def ranges(chunk: pl.DataFrame, fields: Mapping[str, NumberField]) -> dict[str, 
     return {name: NumberRange(rows=len(chunk), **row[name]) for name in fields}
 
 
+def _filled(name: str, field: NumberField) -> pl.Expr:
+    return filled(pl.col(name), field.fill, field.transform)
+
+
 def transformed(name: str, field: NumberField, seen: NumberRange) -> pl.Expr:
     """The network's input of a column: Float32."""
-    value = filled(name, field)
-    if "minmax" in field.transform:
-        width = seen.high - seen.low
-        value = ((value - seen.low) / (width if width > 0 else 1.0)).clip(0.0, 1.0)
-    elif "standard" in field.transform:
-        value = (value - seen.mean) / (seen.deviation if seen.deviation > 0 else 1.0)
-    return value.cast(pl.Float32).alias(name)
+    value = _filled(name, field)
+    value = scaled(value, field.transform, seen.low, seen.high, seen.mean, seen.deviation)
+    return value.alias(name)

@@ -9,9 +9,6 @@ import polars as pl
 
 from stampede.data.learning.counts import COUNT, VALUE
 
-# Row 0 is for a missing number.
-_FIRST_ROW = 1
-
 
 def edges(counts: Iterable[pl.DataFrame], buckets: int) -> list[float]:
     """Values where a new bucket begins: the inner `buckets`-quantiles, exact, ties merged.
@@ -30,12 +27,3 @@ def edges(counts: Iterable[pl.DataFrame], buckets: int) -> list[float]:
     needed = np.array([-(-j * total // buckets) for j in range(1, buckets)], dtype=np.int64)
     found = np.unique(values[np.searchsorted(cumulative, needed)])
     return [float(edge) for edge in found if edge < values[-1]]
-
-
-def rows_of(numbers: pl.Series, found: list[float]) -> np.ndarray:
-    """Row of each number: `[n]` int64, 0 where it is missing."""
-    values = numbers.to_numpy()
-    rows = np.searchsorted(np.array(found), values, side="left") + _FIRST_ROW
-    if numbers.null_count():
-        rows[numbers.is_null().to_numpy()] = 0
-    return rows

@@ -3,5 +3,6 @@
 from stampede.data.raw.bad_rows import BadRow, BadRows
 from stampede.data.raw.files import expand
 from stampede.data.raw.log import Chunk, RawLog
+from stampede.data.raw.scoring import scoring_log
 
-__all__ = ["BadRow", "BadRows", "Chunk", "RawLog", "expand"]
+__all__ = ["BadRow", "BadRows", "Chunk", "RawLog", "expand", "scoring_log"]

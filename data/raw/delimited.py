@@ -49,6 +49,24 @@ class Delimited:
         """Rows of a file; `advanced` is told how many of its bytes have been read."""
         return max(count_lines(path, advanced) - (not self.columns), 0)
 
+    def names(self, path: Path, optional: str) -> list[str]:
+        """Names of a file's columns.
+
+        Args:
+            optional: a column that files without a header line may lack; the first line tells.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        first = next(read_blocks(path, BadRows("skip")), None)
+        if first is None:
+            return list(self.columns)
+        if not self.columns:
+            return self._header(path, first)[0]
+        line = first.data.partition(b"\n")[0].rstrip(b"\r").decode("utf-8", "replace")
+        without = [name for name in self.columns if name != optional]
+        return without if len(self._cells(line)) == len(without) else list(self.columns)
+
     def pieces(self, path: Path, used: set[str], bad_rows: BadRows) -> Iterator[Piece]:
         """A file in pieces that can be parsed independently.
 

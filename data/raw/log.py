@@ -109,18 +109,24 @@ class RawLog:
             before += _size(file)
 
     def _format(self, file: Path) -> Delimited | Parquet:
-        schema = self.schema
-        suffixes = [suffix for suffix in file.suffixes if suffix.lower() not in _COMPRESSED]
-        suffix = suffixes[-1].lower() if suffixes else ""
-        if schema.format == "parquet" or (
-            schema.format == "auto" and suffix in (".parquet", ".pq")
-        ):
-            return Parquet(schema.missing)
-        separator = schema.separator
-        if separator == "auto":
-            separator = "\t" if suffix in (".tsv", ".txt", ".tab") else ","
-        numeric = schema.numeric_columns() - {self._split_column}
-        return Delimited(separator, schema.quote, schema.columns, numeric, schema.missing)
+        return format_of(self.schema, file, self._split_column)
+
+
+def format_of(schema: Schema, file: Path, split_column: str | None = None) -> Delimited | Parquet:
+    """How a file of a schema is read.
+
+    Args:
+        split_column: a further column that is wanted as text.
+    """
+    suffixes = [suffix for suffix in file.suffixes if suffix.lower() not in _COMPRESSED]
+    suffix = suffixes[-1].lower() if suffixes else ""
+    if schema.format == "parquet" or (schema.format == "auto" and suffix in (".parquet", ".pq")):
+        return Parquet(schema.missing)
+    separator = schema.separator
+    if separator == "auto":
+        separator = "\t" if suffix in (".tsv", ".txt", ".tab") else ","
+    numeric = schema.numeric_columns() - {split_column}
+    return Delimited(separator, schema.quote, schema.columns, numeric, schema.missing)
 
 
 def _size(file: Path) -> int:

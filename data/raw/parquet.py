@@ -44,6 +44,11 @@ class Parquet:
         with _open(path) as file:
             return file.metadata.num_rows
 
+    def names(self, path: Path, _: str) -> list[str]:
+        """Names of a file's columns."""
+        with _open(path) as file:
+            return file.schema_arrow.names
+
     def pieces(self, path: Path, used: set[str], bad_rows: BadRows) -> Iterator[Piece]:
         """A file in pieces.
 

@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from stampede.data.errors import DataError
+from stampede.data.formulas import id_texts, part_of_time, seconds_of_time, stripped
 from stampede.data.raw.bad_rows import BadRow
 from stampede.data.raw.column_types import (
     LARGEST,
@@ -31,10 +32,6 @@ from stampede.data.schema.columns import (
 from stampede.data.schema.schema import Schema
 
 LABEL, WEIGHT, TIME, SPLIT = "#label", "#weight", "#time", "#split"
-
-_HOUR, _DAY, _WEEK = 3600, 86400, 7
-# 1970-01-01 was a Thursday; Monday is weekday 0.
-_THURSDAY = 3
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ def typed(
 
     Ids of vocabularies and hashes are String, or List(String) where a cell holds several; raw
     integers Int64 or List(Int64), numbers Float64, `#label` and `#weight` Float32, `#time` Int64
-    seconds since 1970, `#split` String. Null is missing.
+    seconds since 1970, `#split` String. Null is missing. What the schema lacks is not there.
 
     Returns:
         The columns, the numbers of their rows, and the bad rows.
@@ -111,7 +108,7 @@ def _first_of_each_line(bad: list[BadRow]) -> list[BadRow]:
 
 
 def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list[_Typed]:
-    columns = [_label(schema.label, types)]
+    columns = [] if schema.label is None else [_label(schema.label, types)]
     for name, field in schema.numbers.items():
         columns.append(_number(name, field.column or name, types))
     for name, field in schema.ids.items():
@@ -128,20 +125,12 @@ def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list
 
 def _float(column: str, types: pl.Schema) -> pl.Expr:
     """Float64; null for an empty cell, and for what is no number."""
-    return _stripped(column, types).cast(pl.Float64, strict=False)
-
-
-def _stripped(column: str, types: pl.Schema) -> pl.Expr:
-    """Text without blanks around it, as the csv parser reads numbers; null where none is left."""
-    if types[column] != pl.String:
-        return pl.col(column)
-    text = pl.col(column).str.strip_chars()
-    return pl.when(text != "").then(text)
+    return stripped(column, types[column]).cast(pl.Float64, strict=False)
 
 
 def _is_bad(column: str, types: pl.Schema, is_good: pl.Expr) -> pl.Expr:
     """Where there is a value that is not good."""
-    return _stripped(column, types).is_not_null() & ~is_good.fill_null(False)
+    return stripped(column, types[column]).is_not_null() & ~is_good.fill_null(False)
 
 
 def _label(label: Label, types: pl.Schema) -> _Typed:
@@ -173,19 +162,13 @@ def _weight(column: str, types: pl.Schema) -> _Typed:
 
 def _time(name: str, time: Time, types: pl.Schema) -> _Typed:
     check_type(time.column, types, "a time", is_time)
-    column = pl.col(time.column)
-    if types[time.column].is_temporal():
-        seconds = column.dt.epoch("s")
+    kind = types[time.column]
+    seconds = seconds_of_time(time.column, kind, time.format)
+    if kind.is_temporal():
         remedy = "write a time"
     elif time.format == "seconds":
-        seconds = _stripped(time.column, types).cast(pl.Int64, strict=False)
         remedy = "write whole seconds since 1970"
     else:
-        # Chrono takes no hour without minutes; the hour alone, as in Avazu, is a full hour.
-        text, format = column.cast(pl.String), time.format
-        if "%H" in format and "%M" not in format:
-            text, format = text + ":00", format + ":%M"
-        seconds = text.str.strptime(pl.Datetime("us"), format, strict=False).dt.epoch("s")
         remedy = f"write a time as {time.format}"
     return _Typed(name, time.column, seconds, seconds.is_null(), remedy)
 
@@ -193,10 +176,7 @@ def _time(name: str, time: Time, types: pl.Schema) -> _Typed:
 def _ids(name: str, field: IdField, schema: Schema, types: pl.Schema) -> _Typed:
     if isinstance(field, TimePart):
         seconds = _time(name, schema.time, types).values
-        if field.encode == "hour_of_day":
-            part = seconds.mod(_DAY) // _HOUR
-        else:
-            part = ((seconds // _DAY) + _THURSDAY).mod(_WEEK)
+        part = part_of_time(seconds, field.encode)
         # Bad times are told by the time column itself.
         return _Typed(name, schema.time.column, part, None, "")
     column = field.column or name
@@ -206,7 +186,7 @@ def _ids(name: str, field: IdField, schema: Schema, types: pl.Schema) -> _Typed:
         check_type(column, types, "an id (lists need ids." + name + ".separator)", is_scalar)
     else:
         check_type(column, types, "ids", is_list)
-    cells = _cells(field, column, types[column])
+    cells = id_texts(column, types[column], field.separator, field.max_ids)
     if isinstance(field, Integers):
         return _integers(name, column, field, cells, types)
     assert isinstance(field, Vocabulary | Hashed)
@@ -222,18 +202,3 @@ def _integers(name: str, column: str, field: Integers, cells: pl.Expr, types: pl
     numbers = cells.list.eval(pl.element().str.strip_chars().cast(pl.Int64, strict=False))
     wrong = numbers.list.eval(~pl.element().is_between(0, field.size - 1).fill_null(False))
     return _Typed(name, column, numbers, wrong.list.any().fill_null(False), remedy)
-
-
-def _cells(field: Vocabulary | Hashed | Integers, column: str, stored: pl.DataType) -> pl.Expr:
-    """Ids as text, a list of them where a cell may hold several; an empty cell is null."""
-    cells = pl.col(column)
-    if field.separator is None:
-        return cells.cast(pl.String)
-    if isinstance(stored, pl.Array):
-        cells = cells.arr.to_list()
-    if isinstance(stored, pl.List | pl.Array):
-        cells = cells.cast(pl.List(pl.String))
-    else:
-        cells = cells.cast(pl.String).str.split(field.separator)
-    cells = cells.list.eval(pl.element().filter(pl.element() != ""))
-    return cells if field.max_ids is None else cells.list.head(field.max_ids)

@@ -60,7 +60,9 @@ class Schema(Section):
     missing: list[str] = Field(
         [""], min_length=1, description="texts of a cell that mean that the value is missing"
     )
-    label: Annotated[Label, BeforeValidator(_label)] = Field(description="the label's column")
+    label: Annotated[Label | None, BeforeValidator(_label)] = Field(
+        description="the label's column; none only where samples are scored"
+    )
     ids: _Ids = Field(min_length=1, description="id fields by name")
     numbers: Annotated[dict[str, NumberField], BeforeValidator(_names_alone)] = Field(
         {}, description="numeric inputs by name"
@@ -99,14 +101,14 @@ class Schema(Section):
 
     def used_columns(self) -> set[str]:
         """Columns of the file that anything is made of."""
-        used = {self.label.column, *self.sources().values()}
-        used |= {column for column in (self.weight, self.time and self.time.column) if column}
-        return used
+        others = (self.label and self.label.column, self.weight, self.time and self.time.column)
+        return {*self.sources().values(), *(column for column in others if column)}
 
     def numeric_columns(self) -> set[str]:
         """Columns of the file whose cells are read as numbers only."""
         columns = self.sources()
-        numbers = {columns[name] for name in self.numbers} | {self.label.column}
+        numbers = {columns[name] for name in self.numbers}
+        numbers |= {self.label.column} if self.label else set()
         numbers |= {self.weight} if self.weight else set()
         texts = {columns[name] for name in columns if name in self.ids}
         return numbers - texts - {self.time.column if self.time else ""}
@@ -129,6 +131,9 @@ def load_schema(path: Path) -> Schema:
     """
     values = read_yaml(path, "write a schema as the README shows")
     try:
-        return Schema.model_validate(values)
+        schema = Schema.model_validate(values)
     except ValidationError as failure:
         raise SettingsError(f"{path}:\n" + "\n".join(sentences(failure, Schema))) from None
+    if schema.label is None:
+        raise SettingsError(f"{path}:\n  label: found nothing; write the name of its column")
+    return schema

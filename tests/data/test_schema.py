@@ -18,6 +18,7 @@ GOOD = "label: y\nids: [user]\n"
     "text, words",
     [
         ("ids: [user]", ["label: not given"]),
+        ("label:\nids: [user]", ["label: found nothing; write the name of its column"]),
         ("label: y", ["ids: not given"]),
         ("label: y\nids: {}", ["ids: found {}"]),
         (GOOD + "idz: 3", ["idz: unknown key; did you mean 'ids'?"]),
