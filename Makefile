@@ -3,12 +3,13 @@ PYTHON ?= $(shell .venv/bin/python -c '' 2>/dev/null && echo .venv/bin/python ||
 VENV_PYTHON := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test soak lint
+.PHONY: help setup train test soak bench lint
 
 help:
 	@echo "make train   set up .venv if needed, train configs/quickstart.yaml, print the result"
 	@echo "make test    set up .venv if needed, run the test suite except the soak tests"
 	@echo "make soak    set up .venv if needed, run the soak tests"
+	@echo "make bench   set up .venv if needed, measure the training speed; QUICK=1: in a minute"
 	@echo "make lint    set up .venv if needed, run ruff"
 	@echo "make setup   set up .venv only"
 	@echo "PYTHON=python3.12 make ...   use this Python (3.10 to 3.13) for .venv"
@@ -28,6 +29,9 @@ test: setup
 soak: setup
 	@$(VENV_PYTHON) -m pytest -m soak || { status=$$?; \
 	  [ $$status -eq 5 ] && echo "there are no soak tests" || exit $$status; }
+
+bench: setup
+	$(VENV_PYTHON) benchmarks $(if $(filter-out 0,$(QUICK)),--quick)
 
 lint: setup
 	$(VENV_PYTHON) -m ruff check .

@@ -1,24 +1,93 @@
-"""What a benchmark ran on."""
+"""What a benchmark ran on, and what else ran there meanwhile."""
 
 from __future__ import annotations
 
 import os
 import platform
+import resource
 import subprocess
+import time
 from importlib import metadata
 from pathlib import Path
 
+# Cores that this process may use; every timed process has as many threads.
+CORES = len(os.sched_getaffinity(0))
 
-def describe_machine() -> dict[str, str | int]:
-    """Processor, cores, versions and commit."""
-    cpu = platform.processor()
+# Instructions that decide how fast bf16 is.
+_BF16_FLAGS = ("avx512_bf16", "amx_bf16")
+
+
+def describe_machine() -> dict[str, str | int | list[str]]:
+    """Processor, cores, memory, versions and commit."""
+    cpu, flags = platform.processor(), set()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             cpu = line.split(":")[1].strip()
+        elif line.startswith("flags"):
+            flags = set(line.split(":")[1].split())
             break
     root = Path(__file__).resolve().parents[1]
     commit = subprocess.run(
         ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True
     ).stdout.strip()
     versions = {name: metadata.version(name) for name in ("torch", "torchrec", "numpy")}
-    return {"cpu": cpu, "cores": os.cpu_count() or 0, "commit": commit, **versions}
+    return {
+        "cpu": cpu,
+        "cores": CORES,
+        "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9),
+        "bf16_instructions": [flag for flag in _BF16_FLAGS if flag in flags],
+        "commit": commit,
+        "python": platform.python_version(),
+        **versions,
+    }
+
+
+class OtherProcesses:
+    """How much of the machine other processes took since this object was made.
+
+    What children use is known once they have ended; of processes that are no children of this one,
+    it must be told with `mine`.
+    """
+
+    def __init__(self) -> None:
+        self._start = self._now()
+        self._mine = 0.0
+
+    def mine(self, seconds: float) -> None:
+        """Processor time of a process that belongs to this benchmark."""
+        self._mine += seconds
+
+    def seconds(self) -> tuple[float, float]:
+        """Seconds since then, and the processor time of others in them, of all cores together."""
+        wall, busy, own = (now - then for now, then in zip(self._now(), self._start, strict=True))
+        return wall, max(busy - own - self._mine, 0.0)
+
+    def share(self, since: tuple[float, float] = (0.0, 0.0)) -> float:
+        """Share of all cores' time, 0 to 1.
+
+        Args:
+            since: what `seconds` said earlier.
+        """
+        wall, others = (now - then for now, then in zip(self.seconds(), since, strict=True))
+        return max(others, 0.0) / (wall * (os.cpu_count() or 1))
+
+    def _now(self) -> tuple[float, float, float]:
+        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+        # user, nice, system, idle, iowait, irq, softirq, steal (proc(5)).
+        user, nice, system, _, _, irq, softirq, steal = map(int, fields[:8])
+        ticks = user + nice + system + irq + softirq + steal
+        own = 0.0
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+            usage = resource.getrusage(who)
+            own += usage.ru_utime + usage.ru_stime
+        return time.perf_counter(), ticks / os.sysconf("SC_CLK_TCK"), own
+
+
+def memory_of_this_process() -> tuple[int, int]:
+    """Resident set now and its largest so far, in bytes.
+
+    `ru_maxrss` would count the memory of the process that started this one.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    values = dict(line.split(":", 1) for line in lines)
+    return tuple(int(values[key].split()[0]) * 1024 for key in ("VmRSS", "VmHWM"))

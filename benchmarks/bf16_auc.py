@@ -1,0 +1,129 @@
+"""Best test AUC with the dense layers in bf16 and in fp32, on the real Criteo sample.
+
+CowClip at batch 1024, five seeds, best epoch on the test part as in criteo_137k.py; means with
+their standard errors, and the paired differences of the seeds. No speed is measured: runs go side
+by side, one for each core.
+
+    python benchmarks/bf16_auc.py --data ../shared/data/criteo_kaggle_137k.tsv.gz
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from criteo_runs import CONFIG
+from launched import launch
+from machine import CORES
+from report import ROOT, Report, parse_options
+from tqdm import tqdm
+
+DATA = ROOT.parent / "shared/data/criteo_kaggle_137k.tsv.gz"
+PRECISIONS = ("fp32", "bf16")
+SEEDS = (1, 2, 3, 4, 5)
+
+# The best epoch is the second (benchmarks/results/criteo_137k.json).
+EPOCHS = 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=DATA, help="criteo_kaggle_137k.tsv.gz")
+    options = parse_options(parser, "bf16_auc")
+    if not options.data.exists():
+        sys.exit(f"error: {options.data}: no such file; name the Criteo sample with --data")
+    seeds, epochs = (SEEDS[:2], 1) if options.quick else (SEEDS, EPOCHS)
+    report = Report(options.out, options.quick)
+    with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
+        runs = measure(options.data, Path(scratch), seeds, epochs)
+    report.add(data=options.data.name, seeds=seeds, epochs=epochs, **summarize(runs))
+    print(table(summarize(runs)))
+    report.close()
+
+
+def measure(
+    data: Path, scratch: Path, seeds: tuple[int, ...], epochs: int
+) -> dict[str, list[dict]]:
+    """The summaries of all runs, by precision, in the order of the seeds."""
+
+    def train(precision: str, seed: int) -> dict:
+        folder = scratch / f"{precision}-{seed}"
+        return launch(
+            CONFIG,
+            [
+                f"data.path={data}",
+                f"data.cache={scratch / 'cache'}",
+                "evaluate.select_on=test",
+                "train.batch_size=1024",
+                f"train.epochs={epochs}",
+                f"train.precision={precision}",
+                f"run.seed={seed}",
+            ],
+            folder,
+            threads=1,
+        )
+
+    jobs = [(precision, seed) for seed in seeds for precision in PRECISIONS]
+    found: dict[str, list[dict]] = {precision: [] for precision in PRECISIONS}
+    # The first run prepares the data that the others share.
+    first = train(*jobs[0])
+    with ThreadPoolExecutor(CORES) as pool:
+        others = pool.map(lambda job: train(*job), jobs[1:])
+        done = tqdm(others, desc="bf16 AUC", unit="run", total=len(jobs) - 1, ncols=100)
+        for (precision, _), summary in zip(jobs, [first, *done], strict=True):
+            found[precision].append(summary)
+    return found
+
+
+def summarize(runs: dict[str, list[dict]]) -> dict:
+    """AUC of each seed, means, standard errors, and the differences bf16 - fp32.
+
+    Raises:
+        RuntimeError: a run did not compute in the precision that was asked for.
+    """
+    for precision, summaries in runs.items():
+        computed = {summary["dense_layers"] for summary in summaries}
+        if computed != {precision}:
+            raise RuntimeError(
+                f"train.precision={precision} was asked for, but a run computed in "
+                f"{', '.join(sorted(computed))}: bf16 is not faster here"
+            )
+    best = {p: [summary["best_auc"] for summary in summaries] for p, summaries in runs.items()}
+    differences = [b - a for a, b in zip(best["fp32"], best["bf16"], strict=True)]
+    return {
+        "best_auc": best,
+        "best_epochs": {p: [s["best_epoch"] for s in summaries] for p, summaries in runs.items()},
+        "mean": {p: statistics.mean(each) for p, each in best.items()},
+        "standard_error": {p: _standard_error(each) for p, each in best.items()},
+        "difference": statistics.mean(differences),
+        "standard_error_of_difference": _standard_error(differences),
+    }
+
+
+def _standard_error(values: list[float]) -> float:
+    """Of the mean of independent values."""
+    return statistics.stdev(values) / math.sqrt(len(values))
+
+
+def table(found: dict) -> str:
+    """For people."""
+    lines = [f"{'':<6}{'best test AUC of each seed':<40}{'mean':>8}{'standard error':>17}"]
+    for precision, best in found["best_auc"].items():
+        lines.append(
+            f"{precision:<6}{' '.join(f'{auc:.4f}' for auc in best):<40}"
+            f"{found['mean'][precision]:>8.4f}{found['standard_error'][precision]:>17.4f}"
+        )
+    lines.append(
+        f"bf16 - fp32: {found['difference']:+.4f}, standard error of the paired difference "
+        f"{found['standard_error_of_difference']:.4f}; bar: within 0.001"
+    )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

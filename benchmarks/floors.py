@@ -1,0 +1,134 @@
+"""What the machine can do at best: memory bandwidth, matrix products, the MLP alone.
+
+python benchmarks/floors.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from report import Report, parse_options
+from timing import interleaved, seconds_of
+from torch import nn
+
+from stampede.models.mlp import MLP
+
+# DeepFM's MLP over 26 fields of 10 columns and 13 numbers.
+INPUTS, HIDDEN = 26 * 10 + 13, (400, 400, 400)
+
+# Samples that pass through the layers at a time: the smallest batch, and what stays in cache.
+ROWS = (1024, 2048)
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = parse_options(parser, "floors")
+    report = Report(options.out, options.quick)
+    found = measure(options.quick)
+    report.add(floors=found)
+    print(table(found))
+    report.close()
+
+
+def measure(quick: bool = False) -> dict:
+    """Medians: bytes copied a second, floating-point operations a second, samples a second."""
+    repeats, passes = (2, 2) if quick else (7, 20)
+    contenders = {"copy": _copy(1 << (24 if quick else 28))}
+    for rows in ROWS:
+        for precision in PRECISIONS:
+            contenders[f"mlp {precision} {rows}"] = _mlp(rows, precision, passes)
+    for precision in PRECISIONS:
+        contenders[f"gemm {precision}"] = _products(max(ROWS), precision, passes)
+    seconds = {
+        name: statistics.median(taken) for name, taken in interleaved(contenders, repeats).items()
+    }
+    return {
+        # Each byte is read once and written once.
+        "copy_bytes_per_second": 2 * (1 << (24 if quick else 28)) / seconds["copy"],
+        "gemm_flops": {
+            precision: passes * max(ROWS) * _flops() / seconds[f"gemm {precision}"]
+            for precision in PRECISIONS
+        },
+        "mlp_samples_per_second": {
+            precision: {
+                str(rows): passes * rows / seconds[f"mlp {precision} {rows}"] for rows in ROWS
+            }
+            for precision in PRECISIONS
+        },
+    }
+
+
+def mlp_samples_per_second(found: dict, precision: str, batch: int) -> float:
+    """The MLP alone at a batch size; larger batches go through it in tiles."""
+    by_rows = found["mlp_samples_per_second"][precision]
+    return by_rows[str(min(batch, max(ROWS)))]
+
+
+def _flops() -> int:
+    """Of a sample's forward pass in the hidden layers."""
+    widths = (INPUTS, *HIDDEN)
+    return sum(2 * a * b for a, b in pairwise(widths))
+
+
+def _copy(size: int) -> Callable[[], float]:
+    source, target = torch.ones(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+    return lambda: seconds_of(lambda: target.copy_(source))
+
+
+def _products(rows: int, precision: str, passes: int) -> Callable[[], float]:
+    """The products of the hidden layers' forward pass, and nothing else."""
+    dtype = PRECISIONS[precision]
+    widths = (INPUTS, *HIDDEN)
+    factors = [
+        (torch.randn(rows, a, dtype=dtype), torch.randn(b, a, dtype=dtype))
+        for a, b in pairwise(widths)
+    ]
+
+    def run() -> None:
+        for _ in range(passes):
+            for batch, weight in factors:
+                nn.functional.linear(batch, weight)
+
+    return lambda: seconds_of(run)
+
+
+def _mlp(rows: int, precision: str, passes: int) -> Callable[[], float]:
+    """Forward and backward, in bf16 as the launcher does it."""
+    mlp = MLP(INPUTS, HIDDEN, torch.Generator().manual_seed(0))
+    batch = torch.randn(rows, INPUTS, requires_grad=True)
+
+    def run() -> None:
+        for _ in range(passes):
+            batch.grad = None
+            mlp.zero_grad(set_to_none=True)
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                out = mlp(batch)
+            out.float().sum().backward()
+
+    return lambda: seconds_of(run)
+
+
+def table(found: dict) -> str:
+    """For people."""
+    flops, mlp = found["gemm_flops"], found["mlp_samples_per_second"]
+    copied = found["copy_bytes_per_second"] / 1e9
+    lines = [f"copy                        {copied:>9.1f} GB/s, read and written"]
+    for precision in PRECISIONS:
+        lines.append(f"MLP's products, {precision}        {flops[precision] / 1e9:>9,.0f} GFLOP/s")
+    for precision in PRECISIONS:
+        for rows, speed in mlp[precision].items():
+            lines.append(
+                f"MLP alone, {precision}, {int(rows):>5} rows{speed:>10,.0f} samples/s, "
+                "forward and backward"
+            )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""How a training step grows with the batch, with ids and with fields, and memory per id.
+
+launch.py's steps with CowClip and `rows: all` in fp32, the last flush included. Each point is a
+process of its own: its peak memory is that of training alone.
+
+    python benchmarks/growth.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+from pathlib import Path
+
+import torch
+from clicks import FIELDS, IDS, write_clicks
+from machine import CORES, memory_of_this_process
+from report import Report, parse_options
+from tqdm import tqdm
+from training import training
+
+from stampede.optim import local_cowclip_tables
+
+BATCH = 8192
+ROWS = 1 << 18
+
+# What is changed, the others staying at BATCH, IDS and FIELDS.
+SERIES = {
+    "batch": (1024, 4096, 16_384, 65_536, 131_072),
+    "ids": (1_000_000, 3_000_000, 10_000_000, 30_000_000),
+    "fields": (13, 26, 52),
+}
+QUICK = {"batch": (1024, 4096), "ids": (100_000, 1_000_000), "fields": (13, 26)}
+
+# At least as many steps, and at least as many samples.
+STEPS, SAMPLES = 4, 1 << 18
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = parse_options(parser, "growth")
+    series = QUICK if options.quick else SERIES
+    report = Report(options.out, options.quick)
+    found: dict[str, dict[str, dict]] = {name: {} for name in series}
+    points = [(name, value) for name, values in series.items() for value in values]
+    for name, value in tqdm(points, desc="growth", unit="point", ncols=100):
+        point = {"batch": BATCH, "ids": IDS, "fields": FIELDS, name: value}
+        if options.quick and name != "ids":
+            point["ids"] = QUICK["ids"][0]
+        rows = max(QUICK["batch"]) if options.quick else ROWS
+        clicks = write_clicks(options.folder, rows, point["ids"], point["fields"])
+        steps = 2 if options.quick else max(STEPS, SAMPLES // point["batch"])
+        found[name][str(value)] = in_a_process(clicks, point["batch"], steps)
+        report.add(batch=BATCH, ids=IDS, fields=FIELDS, rows=rows, growth=found)
+    print(table(found))
+    report.close()
+
+
+def in_a_process(clicks: Path, batch: int, steps: int) -> dict:
+    """`measure` in a new process."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        result = pool.apply(measure, (clicks, batch, steps))
+        # Ended and waited for, so that its processor time counts as this benchmark's.
+        pool.close()
+        pool.join()
+    return result
+
+
+def measure(clicks: Path, batch: int, steps: int) -> dict:
+    """Seconds a step, and memory."""
+    torch.set_num_threads(CORES)
+    before, _ = memory_of_this_process()
+    overrides = [f"train.batch_size={batch}"]
+    with training(clicks, overrides) as job:
+        job.seconds(2)
+        seconds = job.seconds(steps)
+        arrays = [a for tables in local_cowclip_tables(job.job.model) for a in tables.arrays]
+        held = sum(tensor.nbytes for array in arrays for tensor in array.all_tensors())
+        ids = sum(len(array.weights) for array in arrays)
+    _, peak = memory_of_this_process()
+    return {
+        "ids": ids,
+        "steps": steps,
+        "seconds_per_step": seconds / steps,
+        "samples_per_second": batch * steps / seconds,
+        "table_bytes": held,
+        "peak_bytes": peak,
+        "peak_bytes_of_training": peak - before,
+    }
+
+
+def bytes_per_id(by_ids: dict[str, dict]) -> float:
+    """What each further id takes of the peak, from the fewest ids to the most."""
+    fewest, most = (by_ids[key] for key in (min(by_ids, key=int), max(by_ids, key=int)))
+    return (most["peak_bytes"] - fewest["peak_bytes"]) / (most["ids"] - fewest["ids"])
+
+
+def table(found: dict[str, dict[str, dict]]) -> str:
+    """For people."""
+    lines = [f"{'':<8}{'':>12}{'ms a step':>12}{'samples/s':>12}{'tables':>12}{'peak memory':>14}"]
+    for name, points in found.items():
+        for value, one in points.items():
+            lines.append(
+                f"{name:<8}{int(value):>12,}{1e3 * one['seconds_per_step']:>12.1f}"
+                f"{one['samples_per_second']:>12,.0f}{one['table_bytes'] / 1e9:>9.2f} GB"
+                f"{one['peak_bytes'] / 1e9:>11.2f} GB"
+            )
+    held = {one["table_bytes"] // one["ids"] for one in found["ids"].values()}
+    lines.append(
+        f"an id's weights and moments are {', '.join(map(str, sorted(held)))} bytes; each further "
+        f"id adds {bytes_per_id(found['ids']):.0f} bytes to the peak"
+    )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""DeepFM as plain PyTorch users write it: nn.Embedding, autograd, torch's optimizers.
+
+It reads through stampede's reader, so that only the training differs. One process, one measurement;
+prints a line of JSON.
+
+    python benchmarks/peers/plain_pytorch.py FOLDER --batch 8192 --optimizer sparse_adam
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from itertools import accumulate, islice, pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from stampede.data import Batch, GlobalBatches, Order
+from stampede.data.prepared.reader import open_prepared
+
+DIM, HIDDEN = 10, (400, 400, 400)
+
+
+class DeepFM(nn.Module):
+    """All fields in one table, which is faster here than a table for each."""
+
+    def __init__(self, sizes: list[int], numbers: int, sparse: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(sum(sizes), DIM, sparse=sparse)
+        self.first_order = nn.Embedding(sum(sizes), 1, sparse=sparse)
+        nn.init.normal_(self.embedding.weight, std=1e-2)
+        nn.init.zeros_(self.first_order.weight)
+        starts = torch.tensor([0, *accumulate(sizes)][:-1])
+        self.register_buffer("starts", starts, persistent=False)
+        layers: list[nn.Module] = []
+        for before, after in pairwise([len(sizes) * DIM + numbers, *HIDDEN]):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        self.mlp = nn.Sequential(*layers, nn.Linear(HIDDEN[-1], 1))
+        self.numbers = nn.Linear(numbers, 1)
+
+    def forward(self, ids: Tensor, numbers: Tensor) -> Tensor:
+        rows = ids + self.starts
+        embedded = self.embedding(rows)
+        total = embedded.sum(1)
+        second_order = 0.5 * (total.square() - embedded.square().sum(1)).sum(1)
+        deep = self.mlp(torch.cat([embedded.flatten(1), numbers], 1)).squeeze(1)
+        first_order = self.first_order(rows).sum((1, 2)) + self.numbers(numbers).squeeze(1)
+        return first_order + second_order + deep
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--optimizer", choices=["sparse_adam", "dense_adam"], required=True)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--steps", type=int, help="at most; default: all of the epochs")
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    dataset = open_prepared(arguments.folder)
+    sizes = dataset.vocabulary_sizes
+    sparse = arguments.optimizer == "sparse_adam"
+    model = DeepFM(list(sizes.values()), dataset.numbers, sparse)
+    tables = [model.embedding.weight, model.first_order.weight]
+    kind = torch.optim.SparseAdam if sparse else torch.optim.Adam
+    dense = [p for name, p in model.named_parameters() if "mlp" in name or "numbers" in name]
+    optimizers = [kind(tables, lr=1e-4), torch.optim.Adam(dense, lr=1e-4)]
+    order = Order(dataset.train.rows, "global", 0, 0)
+    batches = GlobalBatches(dataset.train, list(sizes), arguments.batch, 0, 1, order)
+
+    def all_batches() -> Iterator[Batch]:
+        for _ in range(arguments.epochs):
+            yield from batches
+
+    samples, start = 0, time.perf_counter()
+    for batch in islice(all_batches(), arguments.steps):
+        ids = batch.sparse.values().view(len(sizes), -1).t()
+        logits = model(ids, batch.dense)
+        loss = functional.binary_cross_entropy_with_logits(logits, batch.label)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        samples += batch.samples
+    seconds = time.perf_counter() - start
+    print(json.dumps({"samples": samples, "seconds": seconds, "loss": loss.item()}))
+
+
+if __name__ == "__main__":
+    main()

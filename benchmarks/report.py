@@ -1,0 +1,84 @@
+"""What all benchmarks of `make bench` share: their options, and their results as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine import CORES, OtherProcesses, describe_machine
+
+from stampede.engine.run_folder import write_whole
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks/results"
+
+# Above it the timings are worth little.
+_QUIET = 0.05
+
+
+def parse_options(parser: argparse.ArgumentParser, name: str) -> argparse.Namespace:
+    """Add the options that all benchmarks have, and parse.
+
+    Args:
+        name: of the benchmark's results.
+    """
+    parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json", help="results")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=ROOT / "cache/benchmarks",
+        help="drawn clicks, which are kept, and unfinished runs",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="some seconds; the figures mean little"
+    )
+    options = parser.parse_args()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(CORES)
+    return options
+
+
+class Report:
+    """Results of a benchmark, written anew whenever a part of it is done.
+
+    Args:
+        out: JSON file.
+        quick: whether sizes were cut.
+
+    Attributes:
+        others: what else runs on the machine.
+    """
+
+    def __init__(self, out: Path, quick: bool = False) -> None:
+        self._out = out
+        self._quick = quick
+        self._machine = describe_machine()
+        self.others = OtherProcesses()
+        self._found: dict[str, Any] = {}
+
+    def add(self, **found: Any) -> None:
+        """Take in results under their names, and write the file."""
+        self._found.update(found)
+        report = {
+            "machine": {**self._machine, "other_processes": round(self.others.share(), 4)},
+            "quick": self._quick,
+            **self._found,
+        }
+        write_whole(self._out, json.dumps(report, indent=1) + "\n")
+
+    def close(self) -> None:
+        """Say how quiet the machine was."""
+        share = self.others.share()
+        print(f"\nother processes took {share:.1%} of the cores' time; results in {self._out}")
+        if share > _QUIET:
+            print(f"above {_QUIET:.0%} timings are not to be trusted", file=sys.stderr)
+
+
+def picture_path(out: Path) -> Path:
+    """The picture beside a JSON file."""
+    return out.with_suffix(".png")

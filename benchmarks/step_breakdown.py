@@ -1,0 +1,117 @@
+"""Where the time of a training step goes: data, lookup, dense layers, update, and the rest.
+
+Timers around what a step calls, in this process, as launch.py trains: the next batch; the lookup,
+with the steps that its rows had missed; the dense layers forward, backward and their Adam; the
+backward of the lookup, which updates the tables, with the last flush. The rest is the loss,
+gradients copied tile by tile, finiteness and Python.
+
+    python benchmarks/step_breakdown.py
+"""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from clicks import IDS, write_clicks
+from machine import CORES
+from matplotlib.figure import Figure
+from report import Report, parse_options, picture_path
+from timing import Stopwatch, seconds_of
+from torch import Tensor
+from training import Training, training
+
+PARTS = ("data", "lookup", "dense", "update", "other")
+
+# Steps of each batch size; a multiple of those after which no row waits any longer.
+STEPS = {1024: 256, 8192: 64, 65536: 16}
+
+ROWS = 1 << 19
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = parse_options(parser, "step_breakdown")
+    rows, ids = (65_536, 200_000) if options.quick else (ROWS, IDS)
+    steps = {1024: 16, 8192: 4} if options.quick else STEPS
+    clicks = write_clicks(options.folder, rows, ids)
+    report = Report(options.out, options.quick)
+    found: dict[str, dict] = {}
+    for precision in ("fp32", "bf16"):
+        for batch, count in steps.items():
+            overrides = [f"train.batch_size={batch}", f"train.precision={precision}"]
+            found[f"{batch} {precision}"] = measure(clicks, overrides, batch, count)
+            report.add(rows=rows, ids=ids, steps=steps, microseconds_per_sample=found)
+    print(table(found))
+    draw(found, picture_path(options.out))
+    report.close()
+
+
+def measure(clicks: Path, overrides: list[str], batch: int, steps: int) -> dict[str, float]:
+    """Microseconds a sample of each part, and of the whole step."""
+    watch = Stopwatch()
+    with training(clicks, overrides) as job, ExitStack() as stack:
+        for _ in range(3):
+            job.step()
+        job.flush()
+        watch_parts(watch, stack, job)
+        total = seconds_of(lambda: job.seconds(steps))
+    seconds = {part: watch.seconds.get(part, 0.0) for part in PARTS}
+    seconds["other"] = total - sum(seconds.values())
+    return {
+        part: 1e6 * taken / (steps * batch) for part, taken in [*seconds.items(), ("step", total)]
+    }
+
+
+def watch_parts(watch: Stopwatch, stack: ExitStack, job: Training) -> None:
+    """Have the parts of a step watched until the stack is closed."""
+
+    def kind(tensor: Tensor, *_: object, **__: object) -> str:
+        # The loss is a scalar; the looked-up rows are not.
+        return "update" if tensor.ndim else "dense"
+
+    for owner, attribute, name in (
+        (job, "next_batch", "data"),
+        (job.job.front, "lookup", "lookup"),
+        (job.job.ctr_model, "logits", "dense"),
+        (job.job.dense_optimizer, "step", "dense"),
+        (job, "flush", "update"),
+        (torch.Tensor, "backward", kind),
+    ):
+        stack.enter_context(watch.watching(owner, attribute, name))
+
+
+def table(found: dict[str, dict[str, float]]) -> str:
+    """For people."""
+    heads = "".join(f"{part:>9}" for part in PARTS)
+    lines = [
+        "microseconds a sample",
+        f"{'batch':>7}{'':>6}{heads}{'step':>9}{'samples/s':>12}",
+    ]
+    for name, parts in found.items():
+        batch, precision = name.split()
+        cells = "".join(f"{parts[part]:>9.2f}" for part in (*PARTS, "step"))
+        lines.append(f"{int(batch):>7,}{precision:>6}{cells}{1e6 / parts['step']:>12,.0f}")
+    return "\n".join(lines)
+
+
+def draw(found: dict[str, dict[str, float]], path: Path) -> None:
+    """Bars of the parts, one on top of the other."""
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots()
+    names = [f"{int(name.split()[0]):,}\n{name.split()[1]}" for name in found]
+    bottom = [0.0] * len(found)
+    for part in PARTS:
+        heights = [parts[part] for parts in found.values()]
+        axes.bar(names, heights, 0.6, bottom=bottom, label=part)
+        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+    axes.set(ylabel="microseconds a sample", title=f"A training step of DeepFM, {CORES} cores")
+    axes.legend(loc="upper right")
+    axes.grid(axis="y", alpha=0.3)
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

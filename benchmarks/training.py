@@ -1,0 +1,90 @@
+"""Training within this process, step by step, as the launcher does it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from stampede.data import Batch, GlobalBatches
+from stampede.engine.build import Job, build
+from stampede.engine.config import Config, load_config
+from stampede.engine.datasets import open_dataset
+from stampede.engine.learning_rates import learning_rates, set_learning_rates
+from stampede.engine.processes import Processes, launched_world_size, processes
+from stampede.engine.quiet import quiet_libraries
+from stampede.engine.reading import Reader
+from stampede.engine.step import train_step
+from stampede.optim import local_cowclip_tables
+
+DEEPFM = Path(__file__).with_name("deepfm.yaml")
+
+
+@dataclass
+class Training:
+    """A job whose steps can be taken one by one.
+
+    Attributes:
+        config, job, processes: what is trained, and by whom.
+        batches: of the training part, epoch after epoch.
+        steps: taken so far.
+    """
+
+    config: Config
+    job: Job
+    processes: Processes
+    batches: GlobalBatches
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        self._left: Iterator[Batch] = iter(())
+
+    def next_batch(self) -> Batch:
+        """The next batch; after the last of an epoch the first of the next."""
+        batch = next(self._left, None)
+        if batch is None:
+            self._left = iter(self.batches)
+            batch = next(self._left)
+        return batch
+
+    def step(self) -> None:
+        """Train on the next batch."""
+        batch = self.next_batch()
+        epoch = len(self.batches)
+        rates = learning_rates(
+            self.config, self.job.scaling.scaled, self.steps, epoch, epoch * 1000
+        )
+        set_learning_rates(self.job, rates)
+        self.steps += 1
+        train_step(self.job, batch, self.steps, self.processes)
+
+    def flush(self) -> None:
+        """Let all rows take the steps they have missed."""
+        for tables in local_cowclip_tables(self.job.model):
+            tables.flush()
+
+    def seconds(self, steps: int) -> float:
+        """Seconds of so many steps, and of the flush of all rows after them."""
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        self.flush()
+        return time.perf_counter() - start
+
+
+@contextmanager
+def training(clicks: Path, overrides: list[str]) -> Iterator[Training]:
+    """Build DeepFM on prepared clicks.
+
+    Args:
+        clicks: prepared folder.
+        overrides: of the configuration.
+    """
+    quiet_libraries()
+    config = load_config(DEEPFM, [f"data.path={clicks}", *overrides], launched_world_size())
+    with processes("cpu") as here:
+        dataset = open_dataset(config, here)
+        job = build(config, dataset, here)
+        yield Training(config, job, here, Reader(config, dataset, here).training())

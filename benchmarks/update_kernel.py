@@ -1,0 +1,249 @@
+"""The update of tables alone: ours beside FBGEMM's fused EXACT_ADAGRAD and plain PyTorch.
+
+26 tables, 2.6 million ids, 12 columns, the same ids and gradients for all. First the backward pass
+of one lookup with `rows: touched`, and which part of ours its kernels take (timed within it). Then
+`rows: all` over many steps, forward, backward and the last flush together: rows that take their
+steps later, and a sweep of all rows in each step.
+
+    python benchmarks/update_kernel.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import torch
+from clicks import FIELDS, IDS, cardinalities, drawn_ids
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    EmbeddingLocation,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from report import Report, parse_options
+from timing import Stopwatch, interleaved, seconds_of
+from torch import nn
+
+from stampede.optim import CowClip
+from stampede.optim.native import kernels
+from stampede.optim.settings import UpdateSettings
+from stampede.optim.table_array import TableShard
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from support.updated_tables import Tables, computed
+
+DIM, CLIPPED = 12, 10
+BATCHES = (1024, 8192, 65536)
+
+# Steps of a window of `rows: all`; a multiple of those after which no row waits any longer.
+STEPS = {1024: 256, 8192: 96, 65536: 32}
+# Plain PyTorch sweeps the whole table in every step, each time alike.
+TORCH_STEPS = 6
+
+KERNELS = {"sum_lookup": "sum by row", "measure_rows": "measure", "adam_rows_": "step"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = parse_options(parser, "update_kernel")
+    report = Report(options.out, options.quick)
+    batches = BATCHES[:2] if options.quick else BATCHES
+    ids = 200_000 if options.quick else IDS
+    backward, all_rows = {}, {}
+    for batch in batches:
+        backward[str(batch)] = measure_backward(batch, ids, repeats=3 if options.quick else 15)
+        report.add(columns=DIM, ids=ids, fields=FIELDS, backward=backward)
+    print(backward_table(backward))
+    for batch in batches:
+        steps, repeats = (8, 1) if options.quick else (STEPS[batch], 3)
+        all_rows[str(batch)] = measure_all_rows(batch, ids, steps, repeats)
+        report.add(all_rows=all_rows)
+    print(all_rows_table(all_rows))
+    report.close()
+
+
+class Lookups:
+    """Ids and gradients of several batches.
+
+    Args:
+        batch: samples of each.
+        sizes: rows of each table.
+        count: how many batches.
+    """
+
+    def __init__(self, batch: int, sizes: list[int], count: int) -> None:
+        ids = drawn_ids(np.random.default_rng(0), batch * count, sizes)
+        self.ids = [
+            torch.from_numpy(part.T.astype(np.int64).ravel()) for part in np.split(ids, count)
+        ]
+        self.offsets = torch.arange(batch * len(sizes) + 1)
+        draw = torch.Generator().manual_seed(0)
+        self.grad = torch.randn(batch, len(sizes) * DIM, generator=draw) / batch
+        distinct = [len(np.unique(column)) for column in ids[:batch].T]
+        self.distinct = sum(distinct)
+
+
+def ours(sizes: list[int], rows: str) -> nn.Module:
+    """Tables that are updated in their backward by CowClip with Adam."""
+    settings = UpdateSettings(l2=1e-5, clip=CowClip(columns=CLIPPED), rows=rows)
+    shards = [TableShard(f"t{i}", size) for i, size in enumerate(sizes)]
+    tables = Tables(shards, [DIM] * len(sizes), list(range(len(sizes))), setting=settings)
+    return _filled(tables.tbe)
+
+
+def fbgemms(sizes: list[int]) -> nn.Module:
+    """Tables that FBGEMM's fused Adagrad updates."""
+    specs = [(size, DIM, EmbeddingLocation.HOST, ComputeDevice.CPU) for size in sizes]
+    return _filled(
+        SplitTableBatchedEmbeddingBagsCodegen(
+            specs, optimizer=EmbOptimType.EXACT_ADAGRAD, learning_rate=1e-4, eps=1e-8
+        )
+    )
+
+
+def _filled(tables: SplitTableBatchedEmbeddingBagsCodegen) -> nn.Module:
+    draw = torch.Generator().manual_seed(1)
+    for weights in tables.split_embedding_weights():
+        weights.normal_(0.0, 1e-2, generator=draw)
+    return tables
+
+
+def measure_backward(batch: int, ids: int, repeats: int) -> dict:
+    """Seconds of the backward pass alone, the forward before each one not counted."""
+    sizes = cardinalities(ids)
+    lookups = Lookups(batch, sizes, repeats + 1)
+    mine = ours(sizes, "touched")
+    watch = Stopwatch()
+    parts: dict[str, list[float]] = {}
+
+    def watched() -> float:
+        with ExitStack() as stack:
+            for kernel, name in KERNELS.items():
+                stack.enter_context(watch.watching(kernels, kernel, name))
+            watch.reset()
+            seconds = run_ours()
+        parts_now = {**watch.seconds, "rest": seconds - sum(watch.seconds.values())}
+        for name, taken in parts_now.items():
+            parts.setdefault(name, []).append(taken)
+        return seconds
+
+    def in_torch() -> float:
+        with computed("torch"):
+            return run_torch()
+
+    run_ours = _backwards(mine, lookups)
+    with computed("torch"):
+        plain = ours(sizes, "touched")
+    run_torch = _backwards(plain, lookups)
+    contenders = {
+        "fbgemm": _backwards(fbgemms(sizes), lookups),
+        "stampede": watched,
+        "torch": in_torch,
+    }
+    seconds = interleaved(contenders, repeats)
+    return {
+        "distinct_ids": lookups.distinct,
+        "seconds": {name: statistics.median(taken) for name, taken in seconds.items()},
+        "all_seconds": seconds,
+        # The first backward, which sets things up, is in none of the others either.
+        "parts": {name: statistics.median(taken[1:]) for name, taken in parts.items()},
+    }
+
+
+def _backwards(tables: nn.Module, lookups: Lookups) -> Callable[[], float]:
+    position = 0
+
+    def run() -> float:
+        nonlocal position
+        out = tables(lookups.ids[position % len(lookups.ids)], lookups.offsets)
+        position += 1
+        return seconds_of(lambda: out.backward(lookups.grad))
+
+    return run
+
+
+def measure_all_rows(batch: int, ids: int, steps: int, repeats: int) -> dict:
+    """Seconds a step, forward and backward, of windows that end with a flush of all rows."""
+    sizes = cardinalities(ids)
+    lookups = Lookups(batch, sizes, min(steps, 64))
+    contenders = {"touched": _window(ours(sizes, "touched"), lookups, steps)}
+    contenders["deferred"] = _window(ours(sizes, "all"), lookups, steps)
+    with computed("kernels"):
+        swept = ours(sizes, "all")
+    contenders["swept"] = _window(swept, lookups, steps)
+    with computed("torch"):
+        plain = ours(sizes, "all")
+    few = min(steps, TORCH_STEPS)
+    run_torch = _window(plain, lookups, few)
+
+    def in_torch() -> float:
+        with computed("torch"):
+            return run_torch()
+
+    contenders["torch"] = in_torch
+    seconds = interleaved(contenders, repeats)
+    each = {name: few if name == "torch" else steps for name in seconds}
+    return {
+        "steps": steps,
+        "seconds_per_step": {
+            name: statistics.median(taken) / each[name] for name, taken in seconds.items()
+        },
+        "all_seconds": seconds,
+    }
+
+
+def _window(tables: nn.Module, lookups: Lookups, steps: int) -> Callable[[], float]:
+    def run() -> float:
+        start = time.perf_counter()
+        for step in range(steps):
+            out = tables(lookups.ids[step % len(lookups.ids)], lookups.offsets)
+            out.backward(lookups.grad)
+        tables.flush()
+        return time.perf_counter() - start
+
+    return run
+
+
+def backward_table(found: dict) -> str:
+    """For people; milliseconds."""
+    lines = [
+        "backward pass of a lookup, rows: touched, ms",
+        f"{'batch':>7}{'distinct ids':>14}{'FBGEMM':>9}{'ours':>9}{'ratio':>8}   "
+        f"{'sum by row':>10}{'measure':>9}{'step':>7}{'rest':>7}   {'plain PyTorch':>13}",
+    ]
+    for batch, one in found.items():
+        seconds, parts = one["seconds"], one["parts"]
+        ms = {name: 1e3 * value for name, value in {**seconds, **parts}.items()}
+        lines.append(
+            f"{int(batch):>7,}{one['distinct_ids']:>14,}{ms['fbgemm']:>9.2f}{ms['stampede']:>9.2f}"
+            f"{ms['stampede'] / ms['fbgemm']:>8.2f}   {ms['sum by row']:>10.2f}"
+            f"{ms['measure']:>9.2f}{ms['step']:>7.2f}{ms['rest']:>7.2f}   {ms['torch']:>13.1f}"
+        )
+    return "\n".join(lines)
+
+
+def all_rows_table(found: dict) -> str:
+    """For people; milliseconds a step."""
+    lines = [
+        "\nforward and backward, ms a step, the last flush included",
+        f"{'batch':>7}{'steps':>7}{'touched':>9}   {'all, taken later':>16}{'all, swept':>12}"
+        f"{'all, plain PyTorch':>20}   {'all / touched':>13}",
+    ]
+    for batch, one in found.items():
+        ms = {name: 1e3 * value for name, value in one["seconds_per_step"].items()}
+        lines.append(
+            f"{int(batch):>7,}{one['steps']:>7}{ms['touched']:>9.2f}   {ms['deferred']:>16.2f}"
+            f"{ms['swept']:>12.2f}{ms['torch']:>20.1f}   {ms['deferred'] / ms['touched']:>13.2f}"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

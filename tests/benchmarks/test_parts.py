@@ -1,0 +1,156 @@
+"""Every benchmark at a size of seconds: what it measures takes place, and adds up."""
+
+import re
+
+import pytest
+import torch
+
+from support.ranks import run_ranks
+
+OVERRIDES = ["train.batch_size=256", "model.hidden=[16,16]"]
+
+
+@pytest.mark.parametrize("make", ["ours", "fbgemms"])
+def test_contenders_of_the_update_change_the_rows_of_the_batch(make):
+    import update_kernel
+    from clicks import cardinalities
+
+    sizes = cardinalities(5000)
+    lookups = update_kernel.Lookups(32, sizes, 1)
+    tables = {"ours": lambda: update_kernel.ours(sizes, "touched")}.get(
+        make, lambda: update_kernel.fbgemms(sizes)
+    )()
+    before = [weights.clone() for weights in tables.split_embedding_weights()]
+    assert update_kernel._backwards(tables, lookups)() > 0
+    by_table = zip(before, tables.split_embedding_weights(), lookups.ids[0].split(32), strict=True)
+    for then, now, ids in by_table:
+        changed = (then != now).any(1).nonzero().flatten()
+        assert changed.tolist() == ids.unique().tolist()
+
+
+def test_the_parts_of_our_update_are_within_it():
+    import update_kernel
+
+    found = update_kernel.measure_backward(64, 5000, repeats=2)
+    assert set(found["seconds"]) == {"fbgemm", "stampede", "torch"}
+    assert set(found["parts"]) == {"sum by row", "measure", "step", "rest"}
+    assert min(found["parts"].values()) > 0
+    assert len(found["all_seconds"]["torch"]) == 2
+    line = update_kernel.backward_table({"64": found}).splitlines()[-1].split()
+    ratio = found["seconds"]["stampede"] / found["seconds"]["fbgemm"]
+    assert line[0] == "64" and line[4] == f"{ratio:.2f}"
+
+
+def test_all_rows_are_trained_in_four_ways():
+    import update_kernel
+
+    found = update_kernel.measure_all_rows(64, 5000, steps=3, repeats=1)
+    assert set(found["seconds_per_step"]) == {"touched", "deferred", "swept", "torch"}
+    assert "64" in update_kernel.all_rows_table({"64": found})
+
+
+def test_the_parts_of_a_step_are_the_whole_step(clicks, tmp_path):
+    import step_breakdown
+
+    parts = step_breakdown.measure(clicks, OVERRIDES, batch=256, steps=10)
+    assert sum(parts[name] for name in step_breakdown.PARTS) == pytest.approx(parts["step"])
+    # Nothing is left unwatched, and nothing is counted twice.
+    assert all(parts[name] > 0 for name in step_breakdown.PARTS)
+    assert parts["other"] < 0.6 * parts["step"]
+    step_breakdown.draw({"256 fp32": parts}, tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 1000
+    assert f"{parts['update']:.2f}" in step_breakdown.table({"256 fp32": parts})
+
+
+def test_growth_knows_the_memory_of_the_tables(clicks):
+    import growth
+
+    found = growth.measure(clicks, 256, 2)
+    # Weights and two moments of 12 columns.
+    assert found["table_bytes"] == 144 * found["ids"]
+    assert found["peak_bytes"] > found["table_bytes"]
+    more = {**found, "ids": found["ids"] + 1000, "peak_bytes": found["peak_bytes"] + 150_000}
+    assert growth.bytes_per_id({"1": found, "20": more}) == 150
+    assert "150 bytes to the peak" in growth.table({"ids": {"1": found, "20": more}})
+
+
+def test_ranks_wait_for_each_other_and_repeat_their_exchanges(clicks):
+    from communication import summarize, table
+    from exchanges import train_and_wait
+
+    overrides = [*OVERRIDES, "evaluate.batch_size=256", "sharding.plan=table_wise"]
+    ranks = run_ranks(2, train_and_wait, clicks, overrides, 3)
+    for rank in ranks:
+        assert 0 < rank["waited"] < rank["seconds"]
+        assert rank["alone"] > 0 and rank["processor_seconds"] > 0
+        # The dense layers' gradients: 5 fields of 10 columns and 13 numbers in.
+        dense = 63 * 16 + 16 + 16 * 16 + 16 + 16 + 1 + 13
+        assert 4 * dense <= rank["sent_bytes"]["all_reduce"] < 4 * dense + 200
+        assert rank["sent_bytes"]["all_to_all_single"] > 0
+    found = summarize(ranks, 3)
+    assert found["waits_per_step"] >= 3
+    assert f"{found['waiting_share']:.1%}" in table({"2 table_wise 256": found})
+
+
+def test_the_launcher_and_its_peer_train_on_the_same_clicks(clicks, tmp_path):
+    import end_to_end
+
+    speeds = {
+        one.name: end_to_end.train(one, clicks, tmp_path)
+        for one in (end_to_end.Contender(1024, "fp32"), end_to_end.Contender(1024, "sparse_adam"))
+    }
+    assert list(speeds) == ["1024 fp32 all", "1024 sparse_adam"]
+    assert min(speeds.values()) > 0
+    # The run folder, with its checkpoints, is gone.
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+def test_every_bar_has_a_contender_and_a_line_with_both_ratios(tmp_path):
+    import end_to_end
+
+    names = [one.name for batch in end_to_end.BATCHES for one in end_to_end.contenders(batch)]
+    assert set(end_to_end.BARS) <= set(names)
+    floors = {
+        "copy_bytes_per_second": 2e10,
+        "gemm_flops": {"fp32": 2e11, "bf16": 4e11},
+        "mlp_samples_per_second": {
+            "fp32": {"1024": 60e3, "2048": 70e3},
+            "bf16": {"1024": 120e3, "2048": 140e3},
+        },
+    }
+    speeds = {"8192 sparse_adam": 40e3, "8192 bf16 all": 100e3}
+    last = end_to_end.table(speeds, floors).splitlines()[2]
+    assert re.split(r"\s{2,}", last.strip()) == [
+        "8192", "stampede bf16 all", "100,000", "2.50", "4.0", "0.71", "3.50",
+    ]  # fmt: skip
+    end_to_end.draw(speeds, floors, tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 1000
+
+
+def test_a_run_that_fell_back_to_fp32_is_no_result_of_bf16():
+    import bf16_auc
+
+    def runs(precision, *best):
+        return [{"dense_layers": precision, "best_auc": auc, "best_epoch": 1} for auc in best]
+
+    found = bf16_auc.summarize({"fp32": runs("fp32", 0.7, 0.72), "bf16": runs("bf16", 0.71, 0.73)})
+    assert found["difference"] == pytest.approx(0.01)
+    assert found["standard_error"]["fp32"] == pytest.approx(0.01)
+    assert found["standard_error_of_difference"] == pytest.approx(0, abs=1e-12)
+    assert "+0.0100" in bf16_auc.table(found)
+    with pytest.raises(RuntimeError, match="computed in fp32"):
+        bf16_auc.summarize({"fp32": runs("fp32", 0.7, 0.72), "bf16": runs("fp32", 0.71, 0.73)})
+
+
+def test_floors_count_all_products_of_the_mlp():
+    import floors
+
+    assert floors._flops() == 2 * (273 * 400 + 400 * 400 + 400 * 400)
+    torch.manual_seed(0)
+    found = floors.measure(quick=True)
+    assert found["copy_bytes_per_second"] > 1e8
+    assert (
+        floors.mlp_samples_per_second(found, "fp32", 65536)
+        == (found["mlp_samples_per_second"]["fp32"]["2048"])
+    )
+    assert "samples/s" in floors.table(found)

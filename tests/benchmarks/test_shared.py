@@ -1,0 +1,115 @@
+"""What the benchmarks share: clicks, timers, the load of the machine, the process of each."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from stampede.data.prepared.reader import open_prepared
+from support.paths import ROOT
+
+
+@pytest.mark.parametrize("fields", [13, 26, 52])
+def test_tables_have_as_many_ids_as_asked_for(fields):
+    from clicks import cardinalities
+
+    sizes = cardinalities(2_600_000, fields)
+    assert len(sizes) == fields
+    assert sum(sizes) == pytest.approx(2_600_000, rel=1e-3)
+
+
+def test_ids_lie_in_their_tables_and_the_first_are_the_most_frequent():
+    from clicks import drawn_ids
+
+    ids = drawn_ids(np.random.default_rng(0), 20_000, [3, 1000])
+    assert ids.min(0).tolist() == [0, 0] and ids.max(0)[0] == 2 and ids.max(0)[1] < 1000
+    assert (np.diff(np.bincount(ids[:, 0])) < 0).all()
+    assert np.bincount(ids[:, 1])[:10].sum() > 0.3 * len(ids)
+
+
+def test_clicks_are_drawn_once(clicks):
+    from clicks import write_clicks
+
+    written = {path: path.stat().st_mtime_ns for path in clicks.iterdir()}
+    again = write_clicks(clicks.parent, rows=2048, ids=4000, fields=5)
+    assert {path: path.stat().st_mtime_ns for path in again.iterdir()} == written
+    assert open_prepared(again).train.rows == 2048
+
+
+def test_a_stopwatch_adds_up_and_puts_back():
+    from timing import Stopwatch
+
+    owner = SimpleNamespace(work=lambda seconds: time.sleep(seconds))
+    before, watch = owner.work, Stopwatch()
+    with watch.watching(owner, "work", lambda seconds: "long" if seconds > 0.03 else "short"):
+        for seconds in (0.01, 0.01, 0.05):
+            owner.work(seconds)
+    owner.work(0.05)
+    assert owner.work is before
+    assert watch.calls == {"short": 2, "long": 1}
+    assert watch.seconds["short"] >= 0.02 and watch.seconds["long"] >= 0.05
+    watch.reset()
+    assert watch.seconds == {}
+
+
+def test_contenders_take_turns_and_their_first_calls_do_not_count():
+    from timing import interleaved
+
+    order = []
+
+    def contender(name):
+        return lambda: order.append(name) or len(order)
+
+    found = interleaved({"a": contender("a"), "b": contender("b")}, repeats=2)
+    assert order == ["a", "b"] * 3
+    assert found == {"a": [3, 5], "b": [4, 6]}
+
+
+def test_a_child_is_another_process_until_it_has_ended():
+    from machine import OtherProcesses
+
+    others = OtherProcesses()
+    busy = "import time; end = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
+    with subprocess.Popen([sys.executable, "-c", busy]) as child:
+        # Its end is seen without reaping it.
+        while "Z" not in _state(child.pid):
+            time.sleep(0.02)
+        before = others.seconds()[1]
+    assert before - others.seconds()[1] > 0.3
+    taken = others.seconds()[1]
+    others.mine(taken)
+    assert others.seconds()[1] < taken
+
+
+def _state(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rsplit(")", 1)[1].split()[0]
+
+
+def test_a_report_grows_and_names_the_machine(tmp_path):
+    from report import Report
+
+    report = Report(tmp_path / "x.json", quick=True)
+    report.add(first=1)
+    report.add(second=[2])
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert (found["first"], found["second"], found["quick"]) == (1, [2], True)
+    assert {"cpu", "cores", "commit", "torch", "other_processes"} <= set(found["machine"])
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_benchmark_that_fails_or_hangs_is_ended():
+    spec = importlib.util.spec_from_file_location("bench", ROOT / "benchmarks/__main__.py")
+    bench = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    assert bench._run([sys.executable, "-c", ""], 60) == ""
+    assert "exit status 3" in bench._run([sys.executable, "-c", "raise SystemExit(3)"], 60)
+    start = time.monotonic()
+    assert "stopped" in bench._run([sys.executable, "-c", "import time; time.sleep(60)"], 0.5)
+    assert time.monotonic() - start < 30
+    assert all((ROOT / f"benchmarks/{name}.py").exists() for name in bench.BENCHMARKS)
