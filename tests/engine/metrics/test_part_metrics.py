@@ -1,0 +1,128 @@
+"""All metrics of a part: against other libraries, in any pieces, with any memory."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
+from torchrec.metrics.calibration import compute_calibration
+from torchrec.metrics.ne import compute_cross_entropy, compute_ne
+
+from stampede.engine.metrics import PartMetrics
+
+FURTHER = ["pr_auc", "normalized_entropy", "calibration", "calibration_buckets"]
+
+
+def drawn(rows, weighted, seed=0):
+    """Logits (with ties), labels, weights, groups and true probabilities."""
+    draw = np.random.default_rng(seed)
+    truth = draw.normal(-1, 1.5, rows).astype(np.float32)
+    probability = (1 / (1 + np.exp(-truth))).astype(np.float32)
+    labels = (draw.random(rows) < probability).astype(np.float32)
+    logits = (truth + draw.standard_normal(rows)).astype(np.float32).round(2)
+    weights = draw.integers(0, 5, rows).astype(np.float32) / 4 if weighted else None
+    weights = np.ones(rows, np.float32) if weights is None else weights
+    groups = (draw.zipf(1.3, rows) % 300).astype(np.int64)
+    return logits, labels, weights, groups, probability
+
+
+def measured(samples, memory=1e9, pieces=1, chosen=FURTHER, folder=None):
+    with PartMetrics(chosen, memory, folder, grouped=True, with_truth=True) as metrics:
+        for rows in np.array_split(np.arange(len(samples[0])), pieces):
+            metrics.add(*(column[rows] for column in samples))
+        return metrics.result()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_against_other_libraries(weighted):
+    logits, labels, weights, _, truth = samples = drawn(30_000, weighted)
+    found = measured(samples)
+    predictions = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    by_sklearn = {"sample_weight": weights}
+    assert found["samples"] == 30_000
+    for name, expected in (
+        ("auc", roc_auc_score(labels, logits, **by_sklearn)),
+        ("pr_auc", average_precision_score(labels, logits, **by_sklearn)),
+        ("logloss", log_loss(labels, predictions, **by_sklearn)),
+        ("attainable_auc", roc_auc_score(labels, truth, **by_sklearn)),
+    ):
+        assert found[name] == pytest.approx(expected, rel=1e-9), name
+    label, weight, predicted = (
+        torch.from_numpy(column).double() for column in (labels, weights, predictions)
+    )
+    entropy = compute_cross_entropy(label, predicted, weight, eta=1e-12).sum()
+    positive = (weight * label).sum()
+    by_torchrec = compute_ne(entropy, weight.sum(), positive, weight.sum() - positive, eta=1e-12)
+    assert found["normalized_entropy"] == pytest.approx(float(by_torchrec), rel=1e-6)
+    by_torchrec = compute_calibration((weight * predicted).sum(), positive)
+    assert found["calibration"] == pytest.approx(float(by_torchrec), rel=1e-6)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_buckets_hold_equally_many_and_equal_scores_share_one(weighted):
+    logits, labels, weights, *_ = samples = drawn(30_000, weighted)
+    found = pd.DataFrame(measured(samples)["calibration_buckets"])
+    # The position of the first equal score, the highest score first, decides.
+    position = pd.Series(-logits).rank(method="min") - 1
+    logits, labels, weights = (column.astype(np.float64) for column in (logits, labels, weights))
+    frame = pd.DataFrame({"bucket": (position * 10 // 30_000).astype(int), "w": weights})
+    frame["p"] = weights / (1 + np.exp(-logits))
+    frame["y"] = weights * labels
+    sums = frame.groupby("bucket").agg(
+        samples=("w", "size"), w=("w", "sum"), p=("p", "sum"), y=("y", "sum")
+    )[::-1]
+    assert found["samples"].tolist() == sums["samples"].tolist()
+    for name, total in (("mean_prediction", "p"), ("mean_label", "y")):
+        np.testing.assert_allclose(found[name], sums[total] / sums["w"], rtol=1e-9)
+    assert found["samples"].between(2500, 3500).all() and len(found) == 10
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("memory", [1.0, 400_000.0])
+def test_less_memory_gives_the_same(tmp_path, weighted, memory):
+    samples = drawn(30_000, weighted)
+    whole = measured(samples)
+    spilled = measured(samples, memory, pieces=11, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    buckets = [pd.DataFrame(found.pop("calibration_buckets")) for found in (whole, spilled)]
+    pd.testing.assert_frame_equal(*buckets, rtol=1e-12)
+    assert spilled == pytest.approx(whole, rel=1e-12)
+    if not weighted:
+        # Pairs are integers.
+        for name in ("auc", "attainable_auc"):
+            assert spilled[name] == whole[name]
+
+
+def test_groups_of_one_class_are_counted():
+    logits = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7], np.float32)
+    labels = np.array([0, 1, 1, 1, 0, 1, 0], np.float32)
+    groups = np.array([3, 3, 8, 8, 9, 1, 1])
+    found = measured((logits, labels, np.ones(7, np.float32), groups, logits))
+    assert (found["gauc"], found["gauc_groups"], found["gauc_left_out"]) == (0.5, 2, 2)
+
+
+def test_one_group_larger_than_the_memory(tmp_path):
+    logits, labels, weights, _, truth = drawn(30_000, weighted=False)
+    groups = np.where(np.arange(30_000) % 10, 7, 4)
+    found = measured((logits, labels, weights, groups, truth), 1.0, 5, folder=tmp_path)
+    expected = sum(
+        share * roc_auc_score(labels[groups == group], logits[groups == group])
+        for group, share in ((7, 0.9), (4, 0.1))
+    )
+    assert found["gauc"] == pytest.approx(expected, abs=1e-12)
+
+
+def test_what_is_not_chosen_is_not_there():
+    found = measured(drawn(100, False), chosen=["calibration"])
+    assert "calibration" in found and not {"pr_auc", "calibration_buckets"} & set(found)
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_one_class_leaves_metrics_undefined(label):
+    logits, _, weights, groups, truth = drawn(100, False)
+    found = measured((logits, np.full(100, label, np.float32), weights, groups, truth))
+    for name in ("auc", "attainable_auc", "normalized_entropy", "gauc"):
+        assert found[name] is None
+    assert (found["calibration"] is None) == (label == 0)
+    assert (found["pr_auc"] is None) == (label == 0)
+    assert found["logloss"] > 0 and found["gauc_groups"] == 0

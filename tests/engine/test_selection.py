@@ -1,0 +1,187 @@
+"""The best epoch, early stops, reduced rates: what evaluations decide."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stampede.engine.trainer as trainer
+from stampede.engine.checkpoint import Progress
+from stampede.engine.config.schedule import PlateauSection
+from stampede.engine.evaluate import Evaluation
+from stampede.engine.selection import Plateau, choose
+from stampede.settings import SettingsError
+from support.jobs import lines, run_small, small_config, without_times
+
+
+def summary_of(folder):
+    return json.loads((folder / "small/summary.json").read_text())
+
+
+def evaluations(folder, part):
+    return [line for line in lines(folder / "small") if line.get("part") == part]
+
+
+def rates(folder):
+    return [line["dense_lr"] for line in lines(folder / "small") if line["kind"] == "train"]
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Let the validation part have given AUCs, one evaluation after another."""
+
+    real = trainer.evaluate
+
+    def script(aucs):
+        values = iter(aucs)
+
+        def evaluate(model, batches, *others):
+            found = real(model, batches, *others)
+            # The small job's validation part has 100 rows, its test part 300.
+            if found.samples == 100:
+                found = Evaluation(next(values), *list(vars(found).values())[1:])
+            return found
+
+        monkeypatch.setattr(trainer, "evaluate", evaluate)
+
+    return script
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(0, 30), max_size=40),
+    st.sampled_from([0.1, 0.5]),
+    st.integers(0, 3),
+    st.sampled_from([0.0, 0.02]),
+)
+def test_a_plateau_is_torchs(scores, factor, patience, threshold):
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, "max", factor, patience, threshold, threshold_mode="abs", min_lr=0.03, eps=0
+    )
+    ours = Plateau()
+    section = PlateauSection(factor=factor, patience=patience, threshold=threshold, least=0.03)
+    for score in scores:
+        theirs.step(score / 30)
+        ours = ours.after(score / 30, section)
+        assert ours.fraction == pytest.approx(optimizer.param_groups[0]["lr"])
+
+
+def test_an_undefined_score_changes_no_plateau():
+    state = Plateau(0.7, 2, 0.5)
+    assert state.after(None, PlateauSection(factor=0.5, patience=0)) == state
+
+
+def test_training_stops_when_epochs_are_no_better(tmp_path, scripted, capsys):
+    scripted([0.6, 0.7, 0.7, 0.69])
+    run_small(tmp_path, ["train.epochs=10", "evaluate.patience=2", "checkpoint.keep=1"])
+    summary = summary_of(tmp_path)
+    assert (summary["epochs"], summary["best_epoch"], summary["stopped_early"]) == (4, 2, True)
+    assert summary["best_auc"] == evaluations(tmp_path, "test")[1]["auc"]
+    kept = {path.name for path in (tmp_path / "small/checkpoints").iterdir()}
+    assert kept == {"epoch_0002", "epoch_0004"}
+    printed = capsys.readouterr().out
+    assert "no better AUC on the validation part since epoch 2" in printed
+    assert "stopped early" in printed
+
+
+def test_a_run_that_stopped_early_stays_stopped_until_it_may_wait_longer(tmp_path, scripted):
+    scripted([0.7, 0.6])
+    overrides = ["train.epochs=4", "checkpoint.resume=auto"]
+    run_small(tmp_path, [*overrides, "evaluate.patience=1"])
+    before = without_times(tmp_path / "small")
+    run_small(tmp_path, [*overrides, "evaluate.patience=1"])
+    assert without_times(tmp_path / "small") == before
+    assert summary_of(tmp_path)["stopped_early"]
+    scripted([0.6, 0.71])
+    run_small(tmp_path, [*overrides, "evaluate.patience=3"])
+    summary = summary_of(tmp_path)
+    assert (summary["epochs"], summary["best_epoch"], summary["stopped_early"]) == (4, 4, False)
+
+
+def test_without_patience_all_epochs_are_trained(tmp_path, scripted):
+    scripted([0.7, 0.6, 0.6])
+    run_small(tmp_path, ["train.epochs=3"])
+    assert summary_of(tmp_path)["epochs"] == 3 and not summary_of(tmp_path)["stopped_early"]
+
+
+def test_evaluation_every_other_epoch_and_after_the_last(tmp_path):
+    run_small(tmp_path, ["train.epochs=5", "evaluate.every_epochs=2"])
+    assert [line["step"] for line in evaluations(tmp_path, "test")] == [16, 32, 40]
+    summary = summary_of(tmp_path)
+    assert summary["best_epoch"] in (2, 4, 5)
+    assert summary["auc"] == evaluations(tmp_path, "test")[-1]["auc"]
+
+
+PLATEAU = "optim.dense.plateau={factor: 0.5, patience: 1, threshold: 0.01}"
+
+
+def test_the_dense_rate_falls_on_a_plateau(tmp_path, scripted, capsys):
+    aucs = [0.6, 0.7, 0.705, 0.7, 0.72, 0.72, 0.72, 0.72]
+    scripted(aucs)
+    run_small(tmp_path, ["train.epochs=4", "evaluate.every=4", "train.log_every=4", PLATEAU,
+                         "optim.dense.schedule.warmup=0"])  # fmt: skip
+    # A line after each evaluation, but for the last; a quarter of the base batch halves the rate.
+    fractions = [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.25]
+    assert rates(tmp_path) == pytest.approx([5e-4 * fraction for fraction in fractions])
+    assert "0.5 of their scheduled rate" in capsys.readouterr().out
+
+
+def test_a_plateau_goes_on_after_a_resume(tmp_path, scripted):
+    aucs = [0.7, 0.6, 0.6, 0.6, 0.6]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder in (whole, parts):
+        folder.mkdir()
+    scripted(aucs)
+    run_small(whole, ["train.epochs=5", PLATEAU])
+    scripted(aucs)
+    run_small(parts, ["train.epochs=2", PLATEAU])
+    run_small(parts, ["train.epochs=5", PLATEAU, "checkpoint.resume=auto"])
+    assert without_times(parts / "small") == without_times(whole / "small")
+    assert rates(whole)[-1] == pytest.approx(5e-4 / 2) and rates(whole)[10] == 5e-4
+
+
+def test_selecting_on_the_test_part_is_told_everywhere(tmp_path, capsys):
+    run_small(tmp_path, ["evaluate.select_on=test"])
+    assert summary_of(tmp_path)["selected_on"] == "test"
+    assert "chosen on the test part itself: optimistic" in capsys.readouterr().out
+    run_small(tmp_path, ["run.overwrite=true"])
+    assert summary_of(tmp_path)["selected_on"] == "validation"
+    printed = capsys.readouterr().out
+    assert "chosen on the validation part" in printed and "optimistic" not in printed
+
+
+def test_the_last_epoch_counts_where_the_auc_is_undefined():
+    progress = Progress()
+    for progress.epoch in (1, 2, 3):
+        choose(progress, {"test": Evaluation(None, 0.5, None, 10)}, "test")
+    assert progress.best_epoch == 3 and progress.waited == 0
+
+
+def test_metrics_reach_the_files_and_the_table(tmp_path, capsys):
+    run_small(tmp_path, ["evaluate.group_by=C6"])
+    names = {"pr_auc", "normalized_entropy", "calibration", "calibration_buckets", "gauc",
+             "gauc_groups", "gauc_left_out"}  # fmt: skip
+    summary = summary_of(tmp_path)
+    assert names < summary.keys()
+    assert names < evaluations(tmp_path, "validation")[-1].keys()
+    last = evaluations(tmp_path, "test")[-1]
+    assert all(summary[name] == last[name] for name in names)
+    assert summary["gauc_groups"] + summary["gauc_left_out"] <= 24
+    assert sum(bucket["samples"] for bucket in summary["calibration_buckets"]) == 300
+    printed = capsys.readouterr().out
+    for shown in ("test PR-AUC", "norm. entropy", "calibration", "test GAUC", "one class left out"):
+        assert shown in printed
+    run_small(tmp_path, ["run.overwrite=true", "evaluate.metrics=[calibration]"])
+    assert names & summary_of(tmp_path).keys() == {"calibration"}
+
+
+def test_groups_must_be_an_id_field(tmp_path):
+    with pytest.raises(SettingsError, match=r"evaluate.group_by: 'user' is no id field.*C1, C2"):
+        run_small(tmp_path, ["evaluate.group_by=user"])
+    with pytest.raises(SettingsError, match=r"'gauc' but group_by is not given"):
+        small_config(tmp_path, "evaluate.metrics=[gauc]")
+    with pytest.raises(SettingsError, match=r"found 'aucc'.*did you mean 'auc'"):
+        small_config(tmp_path, "evaluate.metrics=[aucc]")

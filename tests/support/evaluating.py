@@ -1,0 +1,59 @@
+"""Evaluations of scores that are known beforehand, in one process or in several."""
+
+import resource
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+import stampede.engine.evaluate as evaluation
+from stampede.data import GlobalBatches
+from stampede.data.prepared.reader import open_prepared
+from stampede.engine.config.evaluate import EvaluateSection
+from stampede.engine.errors import TrainingStoppedError
+from stampede.engine.processes import processes
+from support.prepared import drawn_fields, drawn_rows, write_prepared
+
+BATCH = 128
+
+
+def scored_rows(rows, weighted, seed=0):
+    """Rows whose first number is their score, with ties; `ids[:, 0]` makes 40 groups."""
+    arrays = drawn_rows(rows, weight=weighted, vocabulary=40, seed=seed)
+    draw = np.random.default_rng(seed)
+    arrays["numbers"][:, 0] = (arrays["label"] + draw.normal(-1, 1, rows)).round(2)
+    return arrays
+
+
+def write_scored(folder: Path, rows, weighted):
+    return write_prepared(
+        folder,
+        {"train": scored_rows(10, weighted), "test": scored_rows(rows, weighted, seed=1)},
+        drawn_fields(vocabulary=40),
+    )
+
+
+class KnownScores(nn.Module):
+    def forward(self, sparse, dense):
+        return dense[:, 0]
+
+
+def evaluate_known(folder, settings, scratch=None, together=500):
+    """The evaluation of the test part by this rank, as the engine does it."""
+    evaluation._TOGETHER = together
+    with processes("cpu") as here:
+        dataset = open_prepared(folder)
+        fields = list(dataset.vocabulary_sizes)
+        batches = GlobalBatches(dataset.test, fields, BATCH, here.rank, here.world_size)
+        section = EvaluateSection(**settings)
+        return evaluation.evaluate(KnownScores(), batches, here, section, scratch)
+
+
+def evaluate_with_a_full_disk(folder, settings, scratch):
+    """What the error says, and what is left in the folder."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
+    try:
+        evaluate_known(folder, settings, scratch)
+    except TrainingStoppedError as failure:
+        return str(failure), sorted(path.name for path in scratch.iterdir())
+    return None
