@@ -1,0 +1,118 @@
+"""Networks against implementations that no one here wrote; see fixtures/README.md."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.models.dlrm import DLRM
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from stampede.models import CTRModel, network, network_names
+
+FIXTURES = sorted((Path(__file__).parent / "fixtures").glob("*.npz"))
+# Followed by the authors' own code in test_golden_networks.
+GOLDEN = {"deepfm", "wide_deep", "dcn"}
+
+
+class Recorded:
+    """A fixture, and the model of ours that it is about."""
+
+    def __init__(self, path):
+        self.arrays = {name: array for name, array in np.load(path).items()}
+        self.settings = json.loads(str(self.arrays["settings"]))
+        self.tables = torch.from_numpy(self.arrays["tables"])
+        self.numbers = torch.from_numpy(self.arrays["numbers"])
+        self.logits = torch.from_numpy(self.arrays["logits"])
+        fields, rows, width = self.tables.shape
+        name = self.settings["name"]
+        self.model = CTRModel(
+            name,
+            {f"C{field}": rows for field in range(fields)},
+            self.numbers.shape[1],
+            width - 1,
+            self.settings["hidden"],
+            0,
+            network(name).options.model_validate(self.settings["options"]),
+        )
+        weights = {
+            name.removeprefix("w/"): torch.from_numpy(array)
+            for name, array in self.arrays.items()
+            if name.startswith("w/")
+        }
+        missing, unknown = self.model.load_state_dict(weights, strict=False)
+        assert not unknown and all(name.startswith("front.") for name in missing)
+
+    def ours(self):
+        """Our logits."""
+        ids = torch.from_numpy(self.arrays["ids"]).long()
+        rows = torch.zeros(*ids.shape, self.model.front.columns.stored)
+        fields = torch.arange(ids.shape[1])
+        rows[..., : self.tables.shape[2]] = self.tables[fields, ids]
+        with torch.no_grad():
+            return self.model.logits(rows.flatten(1), self.numbers)
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
+def test_logits(path):
+    recorded = Recorded(path)
+    assert recorded.logits.std() > 0.1
+    torch.testing.assert_close(recorded.ours(), recorded.logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
+def test_every_weight_counts(path):
+    recorded = Recorded(path)
+    before = recorded.ours()
+    for name, parameter in recorded.model.named_parameters():
+        if name.startswith("front."):
+            continue
+        kept = parameter.detach().clone()
+        with torch.no_grad():
+            parameter += 0.1 * torch.randn_like(parameter)
+        assert not torch.allclose(recorded.ours(), before, atol=1e-6), name
+        with torch.no_grad():
+            parameter.copy_(kept)
+
+
+def test_all_networks_are_compared():
+    names = {Recorded(path).settings["name"] for path in FIXTURES}
+    assert names | GOLDEN == set(network_names())
+
+
+def test_dlrm_is_torchrecs():
+    """TorchRec's whole model, from ids to logits, with the same weights."""
+    sizes, numbers, dim = {"C1": 7, "C2": 5, "C3": 3}, 2, 4
+    options = network("dlrm").options(bottom=[6])
+    ours = CTRModel("dlrm", sizes, numbers, dim, [8, 5], 0, options)
+    tables = [
+        EmbeddingBagConfig(name=name, embedding_dim=dim, num_embeddings=rows, feature_names=[name])
+        for name, rows in sizes.items()
+    ]
+    theirs = DLRM(EmbeddingBagCollection(tables=tables), numbers, [6, dim], [8, 5, 1])
+    state = theirs.state_dict()
+    weights = ours.state_dict()
+    for key in state:
+        for there, here in (
+            ("dense_arch.model", "network.bottom"),
+            ("over_arch.model.0", "network.top.hidden"),
+        ):
+            if key.startswith(there):
+                state[key] = weights[key.replace(there, here)]
+    state["over_arch.model.1.weight"] = weights["network.top.output.weight"]
+    theirs.load_state_dict(state)
+    with torch.no_grad():
+        theirs.over_arch.model[1].bias.fill_(0.3)
+        ours.bias.fill_(0.3)
+    ids = torch.tensor([[0, 4, 2], [6, 1, 0], [3, 3, 1]])
+    features = KeyedJaggedTensor(
+        keys=list(sizes), values=ids.T.reshape(-1), lengths=torch.ones(9, dtype=torch.int32)
+    )
+    dense = torch.rand(3, numbers)
+    rows = torch.zeros(3, 3, ours.front.columns.stored)
+    for field, name in enumerate(sizes):
+        table = theirs.sparse_arch.embedding_bag_collection.embedding_bags[name].weight
+        rows[:, field, :dim] = table[ids[:, field]].detach()
+    torch.testing.assert_close(ours.logits(rows.flatten(1), dense), theirs(dense, features)[:, 0])
