@@ -24,7 +24,7 @@ from stampede.models import StoredColumns, table_name
 _MANIFEST = "manifest.json"
 
 # Sections and keys that may differ between a checkpoint and the run that continues it.
-_FREE = ("optim.embedding.lr", "optim.embedding.schedule.", "optim.dense.lr",
+_FREE = ("model.import", "optim.embedding.lr", "optim.embedding.schedule.", "optim.dense.lr",
          "optim.dense.schedule.", "optim.dense.plateau.", "run.name", "run.dir", "run.device",
          "run.overwrite", "data.path", "data.cache", "data.residence", "data.memory_gb",
          "train.epochs", "train.log_every", "evaluate.batch_size", "evaluate.every",

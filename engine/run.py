@@ -26,6 +26,8 @@ def run(config: Config) -> None:
     folder = RunFolder(Path(config.run.dir) / config.run.name)
     with processes(config.run.device) as here, folder:
         here.on_main(lambda: folder.reserve(config))
+        if here.is_main and config.model.import_file:
+            print(f"model.import: {config.model.import_file} was executed")
         newest, changed = None, []
         if config.checkpoint.resume == "auto":
             newest = here.on_main(lambda: checkpoint.newest(folder.checkpoints))

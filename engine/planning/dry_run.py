@@ -112,6 +112,8 @@ def print_dry_run(config: Config, cluster: Cluster, out: Path | None) -> None:
         DoesNotFitError: a rank has not the memory it needs.
         SettingsError, DataError: as `dry_run`; or the file cannot be written.
     """
+    if config.model.import_file:
+        print(f"model.import: {config.model.import_file} was executed")
     done = dry_run(config, cluster)
     print(report(done), flush=True)
     if out is not None:
