@@ -8,22 +8,38 @@ from collections.abc import Iterable
 from tqdm import tqdm
 
 
-def progress_bar(total_samples: int, done_samples: int, enabled: bool) -> tqdm:
+def progress_bar(
+    total: int,
+    done: int,
+    enabled: bool,
+    what: str = "training",
+    unit: str = "samples",
+    delay: float = 0.0,
+) -> tqdm:
     """A bar over all samples of the run, with ETA and samples/s.
 
     In a log file, where a bar cannot be redrawn, it prints a line every 10 seconds.
+
+    Args:
+        total, done: units in all, and those done already.
+        enabled: whether anything is shown.
+        what: is done.
+        unit: what is counted.
+        delay: seconds before it appears; one that does is removed at its end.
     """
     terminal = sys.stderr.isatty()
     return tqdm(
-        total=total_samples,
-        initial=done_samples,
-        unit=" samples",
+        total=total,
+        initial=done,
+        unit=f" {unit}",
         unit_scale=True,
         disable=not enabled,
         mininterval=0.5 if terminal else 10.0,
         dynamic_ncols=terminal,
         ncols=None if terminal else 100,
-        desc="training",
+        desc=what,
+        delay=delay,
+        leave=not delay,
     )
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from stampede.data import Batch, GlobalBatches
 from stampede.engine.config.evaluate import EvaluateSection
+from stampede.engine.console import progress_bar
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.metrics import PartMetrics
 from stampede.engine.processes import Processes
@@ -78,14 +78,15 @@ def evaluate(
     """
     settings = settings or EvaluateSection()
     model.eval()
-    progress = tqdm(
-        batches.epoch(0), "evaluating", len(batches), leave=False, delay=5.0,
-        disable=not processes.is_main, mininterval=1.0,
-    )  # fmt: skip
-    with _Scores(processes, settings, scratch) as scores:
-        for batch in progress:
+    shown = processes.is_main
+    with (
+        _Scores(processes, settings, scratch) as scores,
+        progress_bar(len(batches), 0, shown, "evaluating", "batches", delay=5.0) as bar,
+    ):
+        for batch in batches.epoch(0):
             batch = batch.to(processes.device, non_blocking=True)
             scores.add(batch, model(batch.sparse, batch.dense).float())
+            bar.update()
         found = scores.metrics()
     model.train()
     return Evaluation(

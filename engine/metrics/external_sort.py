@@ -111,14 +111,17 @@ class ExternalSort:
         sizes = [run.size for run in self._runs]
         before = [0] * len(self._runs)
         for after in [*self._cuts(), sizes]:
-            parts = [
-                self._read(run, start, stop)
-                for run, start, stop in zip(self._runs, before, after, strict=True)
-                if start < stop
-            ]
+            counts = [stop - start for start, stop in zip(before, after, strict=True)]
+            records = np.empty((len(self._runs[0].index), sum(counts)), np.uint64)
+            filled = 0
+            for run, start, count in zip(self._runs, before, counts, strict=True):
+                self._read(run, start, records[:, filled : filled + count])
+                filled += count
             before = after
-            if parts:
-                yield _sort(np.concatenate(parts, axis=1))
+            if filled:
+                yield _sort(records)
+            # Freed before the next range is read.
+            del records
 
     def _cuts(self) -> Iterator[list[int]]:
         """Positions in all runs that divide the merged records into ranges.
@@ -145,17 +148,17 @@ class ExternalSort:
         if entry == 0:
             return 0
         start = (entry - 1) * self._step
-        block = self._read(run, start, min(run.size, start + self._step))
+        count = min(self._step, run.size - start)
+        block = np.empty((len(run.index), count), np.uint64)
+        self._read(run, start, block)
         return start + _position(block, record, side)
 
-    def _read(self, run: _Run, start: int, stop: int) -> np.ndarray:
-        """Records `start` to `stop - 1` of a run."""
-        records = np.empty((run.index.shape[0], stop - start), np.uint64)
+    def _read(self, run: _Run, start: int, records: np.ndarray) -> None:
+        """Fill `[columns, n]` with the records of a run from `start` on."""
         for number, column in enumerate(records):
             self._file.seek(run.offset + 8 * (number * run.size + start))
             if self._file.readinto(column) != column.nbytes:
                 raise OSError("the file of sorted scores was cut short")
-        return records
 
 
 def _sort(records: np.ndarray) -> np.ndarray:
