@@ -56,16 +56,16 @@ class CTRModel(nn.Module):
         self.front = EmbeddingFront(vocabulary_sizes, dim)
         self.numbers = numbers
         shape = NetworkShape(len(vocabulary_sizes), dim, numbers, tuple(hidden))
+        self.bias = nn.Parameter(torch.zeros(1))
+        self.number_weights: nn.Linear | None = None
+        self.first_order = registered.first_order
         # The same on every rank, also where a network takes torch's own initial weights.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             self.network = registered.build(shape, generator, options or registered.options())
             _check_logits(name, self.network, shape)
-        self.bias = nn.Parameter(torch.zeros(1))
-        self.number_weights: nn.Linear | None = None
-        self.first_order = registered.first_order
-        if registered.first_order and numbers:
-            self.number_weights = linear(numbers, 1, generator, bias=False)
+            if registered.first_order and numbers:
+                self.number_weights = linear(numbers, 1, generator, bias=False)
 
     def l2_terms(self) -> dict[int, float]:
         """Coefficients of the network's own L2 terms, by `id` of the parameter."""

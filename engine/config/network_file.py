@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import traceback
 import types
@@ -11,6 +12,9 @@ from typing import Any
 
 from stampede.models import network, network_names
 from stampede.settings import SettingsError
+
+# Names of the modules that files were executed as, by path and by content.
+_MODULES: dict[str, str] = {}
 
 
 def execute_network_file(model: Any, config_path: Path) -> None:
@@ -65,14 +69,20 @@ def _registered() -> Mapping[str, Any]:
 
 
 def _execute(path: Path) -> None:
-    # Not among the modules that can be imported: its name must not hide one of them.
-    module = types.ModuleType(f"model.import:{path}")
+    source = path.read_bytes()
+    # Not among the modules that can be imported: its name must not hide one of them. A changed
+    # file, or the same in another place, is the same module and may register the same networks.
+    keys = (str(path), hashlib.sha256(source).hexdigest())
+    known = [_MODULES[key] for key in keys if key in _MODULES]
+    name = known[0] if known else f"model.import:{path}"
+    _MODULES.update(dict.fromkeys(keys, name))
+    module = types.ModuleType(name)
     module.__file__ = str(path)
     # Dataclasses and pickle look their module up here.
     sys.modules[module.__name__] = module
     sys.path.insert(0, str(path.parent))
     try:
-        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+        exec(compile(source, str(path), "exec"), module.__dict__)
     except (Exception, SystemExit) as failure:
         raise SettingsError(
             f"model.import: {path}{_line(failure, path)}: {type(failure).__name__}: {failure}"

@@ -1,0 +1,166 @@
+"""What holds for every network, whatever its options."""
+
+import pytest
+import torch
+from torch import nn
+
+from stampede.models import CTRModel, NetworkShape, network, network_names, register
+from stampede.models.registry import _NETWORKS
+from stampede.settings import SettingsError
+
+# Every network, and its options that change what it is made of.
+VARIANTS = [
+    *((name, {}) for name in network_names() if network(name).module.__module__ != "__main__"),
+    ("dcnv2", {"cross": "full"}),
+    ("dcnv2", {"experts": 1}),
+    ("autoint", {"deep": True}),
+    ("finalmlp", {"heads": 2, "second": [6], "gates": None}),
+    ("finalmlp", {"gates": []}),
+    ("masknet", {"structure": "serial", "reduction": 0.5}),
+]
+EVERY_VARIANT = pytest.mark.parametrize(
+    "name, options", VARIANTS, ids=lambda value: value if isinstance(value, str) else str(value)
+)
+SIZES = {"C1": 5, "C2": 7, "C3": 3}
+
+
+def model(name, options=None, numbers=2, sizes=SIZES, seed=0, hidden=(8, 6)):
+    checked = network(name).options.model_validate(options or {})
+    return CTRModel(name, sizes, numbers, 4, hidden, seed, checked)
+
+
+def dense_weights(built):
+    return {name: p for name, p in built.named_parameters() if not name.startswith("front.")}
+
+
+@EVERY_VARIANT
+@pytest.mark.parametrize("numbers", [0, 2])
+def test_a_logit_depends_on_its_sample_alone(name, options, numbers):
+    built = model(name, options, numbers)
+    rows, dense = torch.randn(5, 3 * built.front.columns.stored), torch.randn(5, numbers)
+    together = built.logits(rows, dense)
+    assert together.shape == (5,) and together.std() > 0
+    alone = [built.logits(rows[i : i + 1], dense[i : i + 1]) for i in range(5)]
+    torch.testing.assert_close(torch.cat(alone), together, rtol=1e-5, atol=1e-5)
+
+
+@EVERY_VARIANT
+def test_the_seed_alone_decides_the_initial_weights(name, options):
+    torch.manual_seed(1)
+    one = dense_weights(model(name, options))
+    torch.manual_seed(2)
+    drawn = torch.get_rng_state()
+    other = dense_weights(model(name, options))
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(torch.equal(weight, other[key]) for key, weight in one.items())
+    changed = dense_weights(model(name, options, seed=3))
+    assert all(
+        not torch.equal(weight, changed[key])
+        for key, weight in one.items()
+        if weight.ndim > 1 and "norm" not in key and "bias" not in key
+    )
+
+
+@EVERY_VARIANT
+def test_kernels_start_as_glorot_normal_and_biases_as_zeros(name, options):
+    built = model(name, options, hidden=(64, 64))
+    for key, weight in dense_weights(built).items():
+        if "norm" in key:
+            assert torch.equal(weight, torch.full_like(weight, float("weight" in key)))
+        elif "bias" in key:
+            assert weight.abs().max() == 0
+        elif weight.numel() > 500:
+            fans = sum(weight.shape[-2:]) * weight[..., 0, 0].numel()
+            assert weight.std().item() == pytest.approx((2 / fans) ** 0.5, rel=0.1), key
+
+
+def test_gates_of_experts_start_as_glorot_uniform():
+    built = model("dcnv2", sizes={f"C{i}": 2 for i in range(100)})
+    gate = built.network.cross.gates[2].weight
+    largest = (6 / (402 + 1)) ** 0.5
+    assert 0.9 * largest < gate.abs().max() <= largest
+    assert gate.std().item() == pytest.approx(largest / 3**0.5, rel=0.1)
+
+
+def test_l2_is_for_the_matrices_of_cross_layers():
+    def decaying(name, **options):
+        built = model(name, options)
+        names = {id(p): key.removeprefix("network.cross.") for key, p in built.named_parameters()}
+        return {names[at]: value for at, value in built.l2_terms().items()}
+
+    assert decaying("dcn", layers=2) == {"kernels.0": 1e-5, "kernels.1": 1e-5}
+    assert decaying("dcnv2", layers=1, l2=0.1) == {f"{m}_kernels.0": 0.1 for m in "UVC"}
+    assert decaying("dcnv2", layers=1, cross="full") == {"kernels.0": 1e-5}
+    assert decaying("deepfm") == {}
+
+
+@pytest.mark.parametrize(
+    "name, options, sizes, numbers, words",
+    [
+        ("finalmlp", {"heads": 4}, SIZES, 2, "model.hidden: its last width, 6, does not divide"),
+        ("finalmlp", {"heads": 3, "second": [6, 5]}, SIZES, 2, "model.options.second: its last"),
+        ("dlrm", {}, {"C1": 5}, 0, "one id field and no numbers"),
+    ],
+)
+def test_options_that_do_not_go_with_the_shape(name, options, sizes, numbers, words):
+    with pytest.raises(SettingsError, match=words):
+        model(name, options, numbers, sizes)
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Networks that are registered during the test are gone after it."""
+    monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
+
+
+class Mean(nn.Module):
+    """Uses torch's own initial weights."""
+
+    def __init__(self, shape: NetworkShape, generator):
+        super().__init__()
+        self.layer = nn.Linear(shape.dim, 1)
+        self.drop = nn.Dropout()
+
+    def forward(self, embeddings, dense):
+        return self.layer(self.drop(embeddings.mean(1))).squeeze(1)
+
+
+@pytest.mark.usefixtures("registered")
+def test_torchs_own_initial_weights_depend_on_the_seed_alone():
+    register("mean")(Mean)
+    torch.manual_seed(1)
+    one = model("mean").network
+    torch.manual_seed(2)
+    assert torch.equal(model("mean").network.layer.weight, one.layer.weight)
+    assert not torch.equal(model("mean", seed=1).network.layer.weight, one.layer.weight)
+    assert one.training
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"forward": lambda self, e, d: self.layer(e.mean(1))}, r"returns \[2, 1\] for 2 samples"),
+        ({"forward": lambda self, e, d: None}, "returns NoneType for 2 samples"),
+        ({"forward": lambda self, e, d: e @ d}, r"fails for .* \[2, 3, 4\].*: RuntimeError: "),
+        ({"__init__": lambda self: None}, r"cannot be built with \(shape, generator\): TypeError"),
+    ],
+)
+def test_a_network_that_cannot_be_used_is_refused(change, words):
+    register("broken")(type("Broken", (Mean,), change))
+    with pytest.raises(SettingsError, match=words):
+        model("broken")
+
+
+@pytest.mark.usefixtures("registered")
+def test_names_and_options_are_checked():
+    with pytest.raises(SettingsError, match=r"register\('deepfm'\).*stampede.models.deepfm"):
+        register("deepfm")(Mean)
+    with pytest.raises(SettingsError, match=r"write a name"):
+        register(Mean)
+    with pytest.raises(SettingsError, match=r"stampede.settings.Section"):
+        register("mean", options=dict)
+    register("mean")(Mean)
+    register("mean")(Mean)
+    with pytest.raises(KeyError, match=r"no network 'maen'; there are .*mean"):
+        network("maen")
