@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,13 +121,19 @@ def newest(folder: Path) -> Path | None:
     return max((path.parent for path in folder.glob(f"epoch_*/{_MANIFEST}")), default=None)
 
 
+def checkpoint_of(folder: Path, epoch: int) -> Path | None:
+    """The whole checkpoint of an epoch in a run's `checkpoints` folder, if it is there."""
+    path = folder / _name(epoch)
+    return path if (path / _MANIFEST).is_file() else None
+
+
 def changes(path: Path, config: Config, processes: Processes) -> list[str]:
     """What was changed in the configuration since a checkpoint, line by line.
 
     Raises:
         RunFolderError: a change does not allow to continue, or the checkpoint is damaged.
     """
-    manifest = _read_manifest(path)
+    manifest = read_manifest(path)
     changed = _check_same_job(path, manifest["config"], config)
     if manifest["world_size"] != processes.world_size:
         changed.append(f"processes: {manifest['world_size']} then, {processes.world_size} now")
@@ -142,27 +149,48 @@ def load(path: Path, job: Job, dataset: Dataset) -> Progress:
     Raises:
         RunFolderError: it is damaged, or belongs to another job.
     """
-    manifest = _read_manifest(path)
+    manifest = read_manifest(path)
     if manifest["data"] != _fingerprint(dataset):
         raise RunFolderError(
             f"{path}: the checkpoint was made on other data (ids or numbers of rows differ); "
             "use the same data, or another run.name"
         )
     state = _state(job)
-    try:
-        dcp.load(state, checkpoint_id=str(path))
-    except (CheckpointException, OSError, ValueError, RuntimeError) as failure:
-        raise RunFolderError(
-            f"{path}: damaged checkpoint ({_reason(failure)}); delete it to use the one before"
-        ) from None
+    read_tensors(path, state)
     job.model.load_state_dict(state["model"])
     # FBGEMM's own Adam counts its steps outside of its state.
     job.model.fused_optimizer.set_optimizer_step(manifest["progress"].step)
     return manifest["progress"]
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest with its parts checked to be there, the progress as `Progress`."""
+def read_tensors(path: Path, state: dict[str, Any], *, alone: bool = False) -> None:
+    """Fill tensors from a checkpoint, whatever its plan and number of ranks were.
+
+    Args:
+        path: the checkpoint.
+        state: tensors as `save` wrote them, or some of them; written in place.
+        alone: whether this process reads alone; else all ranks must call it.
+
+    Raises:
+        RunFolderError: the checkpoint is damaged or lacks one of them.
+    """
+    try:
+        with warnings.catch_warnings():
+            # That no process group is there is as it should be.
+            warnings.simplefilter("ignore", UserWarning)
+            dcp.load(state, checkpoint_id=str(path), no_dist=alone)
+    except (CheckpointException, OSError, ValueError, RuntimeError) as failure:
+        raise RunFolderError(
+            f"{path}: damaged checkpoint ({_reason(failure)}); delete it to use the one before"
+        ) from None
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """A checkpoint's manifest with its parts checked to be there, the progress as `Progress`.
+
+    Raises:
+        RunFolderError: it is damaged, or no checkpoint.
+    """
     try:
         manifest = json.loads((path / _MANIFEST).read_text())
         manifest["progress"] = Progress(**manifest["progress"])

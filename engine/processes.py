@@ -70,6 +70,31 @@ def launched_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def choose_device(asked: str, key: str) -> torch.device:
+    """The device of this process; a GPU is made the current one.
+
+    Args:
+        asked: `auto`, `cpu` or `cuda`.
+        key: where it was asked for, for the message.
+
+    Raises:
+        SettingsError: a GPU is asked for and there is none.
+    """
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise SettingsError(f"{key}: found 'cuda' but no GPU is available; write 'cpu' or 'auto'")
+    if asked == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if local_rank >= torch.cuda.device_count():
+        raise SettingsError(
+            f"{local_rank + 1} or more processes were started on this machine, which has "
+            f"{torch.cuda.device_count()} GPUs; start one per GPU, or write run.device=cpu"
+        )
+    chosen = torch.device("cuda", local_rank)
+    torch.cuda.set_device(chosen)
+    return chosen
+
+
 @contextmanager
 def processes(device: str) -> Iterator[Processes]:
     """The process group, gloo on CPU and NCCL on GPU, for the duration of the context.
@@ -80,23 +105,9 @@ def processes(device: str) -> Iterator[Processes]:
     Raises:
         SettingsError: a GPU is asked for and there is none.
     """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise SettingsError(
-            "run.device: found 'cuda' but no GPU is available; write 'cpu' or 'auto'"
-        )
-    on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-    chosen = torch.device("cpu")
-    if on_gpu:
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        if local_rank >= torch.cuda.device_count():
-            raise SettingsError(
-                f"{local_rank + 1} or more processes were started on this machine, which has "
-                f"{torch.cuda.device_count()} GPUs; start one per GPU, or write run.device=cpu"
-            )
-        chosen = torch.device("cuda", local_rank)
-        torch.cuda.set_device(chosen)
+    chosen = choose_device(device, "run.device")
     # Checkpoints exchange CPU tensors also where training runs on GPUs.
-    backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     if "RANK" in os.environ:
         dist.init_process_group(backend)
     else:

@@ -9,6 +9,7 @@ from stampede.engine.build import build
 from stampede.engine.checkpoint import Progress
 from stampede.engine.config import Config
 from stampede.engine.datasets import open_dataset
+from stampede.engine.inference.inputs import keep_inputs
 from stampede.engine.plan import describe_plan
 from stampede.engine.processes import processes
 from stampede.engine.run_folder import RunFolder
@@ -41,6 +42,7 @@ def run(config: Config) -> None:
             here.on_main(lambda: folder.write_config(config))
         else:
             here.on_main(lambda: folder.claim(config))
+        here.on_main(lambda: keep_inputs(config, folder.path))
         # A run that was killed may have logged steps that will be done again.
         here.on_main(lambda: folder.cut_after(progress.step))
         plan = describe_plan(job.model.plan)

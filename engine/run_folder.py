@@ -18,8 +18,6 @@ from stampede.engine.config import Config, to_yaml
 from stampede.engine.curve import draw_curve
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 
-_CONFIG = "config.yaml"
-
 
 class RunFolder:
     """Files of one run; only rank 0 writes, and opens it.
@@ -47,6 +45,11 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""
         return self.path / "checkpoints"
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
 
     @property
     def metrics(self) -> Path:
@@ -101,7 +104,7 @@ class RunFolder:
                 os.replace(self.path, deleted)
                 shutil.rmtree(deleted)
             self.path.mkdir(exist_ok=True)
-            if not (self.path / _CONFIG).exists():
+            if not self.config_file.exists():
                 self.write_config(config)
             self.checkpoints.mkdir(exist_ok=True)
         except OSError as failure:
@@ -117,16 +120,16 @@ class RunFolder:
             )
         # A kill may have left an unfinished file, whose name begins with a dot.
         content = [path for path in self.path.iterdir() if not path.name.startswith(".")]
-        if content and not (self.path / _CONFIG).is_file():
+        if content and not self.config_file.is_file():
             raise RunFolderError(
-                f"{self.path} holds no {_CONFIG}, so it is not a run folder and is left alone; "
-                "choose another run.name"
+                f"{self.path} holds no {self.config_file.name}, so it is not a run folder and is "
+                "left alone; choose another run.name"
             )
 
     def write_config(self, config: Config) -> None:
         """Write the resolved configuration."""
         with self._writing():
-            write_whole(self.path / _CONFIG, to_yaml(config))
+            write_whole(self.config_file, to_yaml(config))
 
     def log(self, line: dict[str, Any]) -> None:
         """Append a line to `metrics.jsonl` and its numbers to TensorBoard.

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
+from stampede.engine.checkpoint import read_tensors
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import Processes
 from stampede.models import StoredColumns, table_name
@@ -38,7 +37,7 @@ def read_field(checkpoint: Path, field: str) -> FieldWeights:
         field: name of the id field.
 
     Raises:
-        RunFolderError: that is no checkpoint, or it has no such field.
+        RunFolderError: that is no whole checkpoint, or it has no such field.
     """
     try:
         tables = json.loads((checkpoint / "manifest.json").read_text())["tables"]
@@ -49,10 +48,7 @@ def read_field(checkpoint: Path, field: str) -> FieldWeights:
         raise RunFolderError(f"{checkpoint} has no field {field!r}; it has {fields}")
     table = tables[table_name(field)]
     stored = torch.empty(table["rows"], table["columns"]["padding"][1])
-    with warnings.catch_warnings():
-        # That no process group is there is as it should be.
-        warnings.simplefilter("ignore", UserWarning)
-        dcp.load({"model": {_key(field): stored}}, checkpoint_id=str(checkpoint), no_dist=True)
+    read_tensors(checkpoint, {"model": {_key(field): stored}}, alone=True)
     return FieldWeights(*StoredColumns(table["columns"]["embedding"][1]).split(stored))
 
 

@@ -36,17 +36,22 @@ def open_prepared(folder: Path) -> Dataset:
     return Dataset(
         vocabulary_sizes={entry.name: entry.rows for entry in manifest.fields},
         numbers=len(manifest.numbers),
-        train=_open_part(folder, manifest, "train"),
+        train=open_part(folder, manifest, "train"),
         validation=(
-            _open_part(folder, manifest, "validation") if manifest.rows("validation") else None
+            open_part(folder, manifest, "validation") if manifest.rows("validation") else None
         ),
-        test=_open_part(folder, manifest, "test"),
+        test=open_part(folder, manifest, "test"),
         multi=tuple(entry.name for entry in manifest.multi()),
         has_weight=manifest.has_weight,
     )
 
 
-def _open_part(folder: Path, manifest: Manifest, part: PartName) -> ShardedPart:
+def open_part(folder: Path, manifest: Manifest, part: PartName) -> ShardedPart:
+    """A part of a prepared folder, memory-mapped.
+
+    Raises:
+        DataError: a file of it is absent or not as the manifest says.
+    """
     return ShardedPart(
         tuple(_open_shard(folder, manifest, shard) for shard in manifest.parts[part])
     )

@@ -2,63 +2,17 @@
 
 import numpy as np
 import pandas as pd
-import pyarrow
 import pytest
 
+from support.movies import MOVIES, movies, write_movies
 from support.prepared_arrays import arrays_of, manifest_of, vocabulary_of
 from support.preparing import PARTS, prepared, rows_by_pandas, sequential_parts
-
-MOVIES = """
-label: {column: rating, at_least: 4}
-ids:
-  user: {min_count: 2}
-  movie: {max_size: 5}
-  genres: {separator: "|", max_ids: 2}
-  city: {encode: hash, buckets: 7, seed: 3}
-  slot: {encode: integer, size: 12}
-  age_group: {encode: quantiles, column: age, buckets: 4}
-  weekday: {encode: weekday}
-numbers:
-  age: {fill: 30, transform: [log1p, standard]}
-weight: importance
-time: {column: when, format: "%Y-%m-%d %H:%M:%S"}
-"""
-
-
-def movies(rows=400):
-    draw = np.random.default_rng(5)
-    genres = ["comedy", "drama", "crime", "war"]
-    frame = pd.DataFrame(
-        {
-            "rating": draw.integers(1, 6, rows),
-            "user": draw.zipf(1.5, rows) % 60,
-            "movie": draw.zipf(1.4, rows) % 40,
-            "genres": [
-                "|".join(draw.choice(genres, draw.integers(0, 4), replace=False))
-                for _ in range(rows)
-            ],
-            "city": draw.choice(["Köln", "Paris, Texas", "Oslo", ""], rows),
-            "slot": draw.integers(0, 12, rows),
-            "age": pd.Series(draw.integers(15, 80, rows)).mask(draw.random(rows) < 0.2),
-            "importance": draw.random(rows).round(3),
-            "when": pd.Timestamp("2024-02-27") + pd.to_timedelta(draw.integers(0, 9**6, rows), "s"),
-        }
-    )
-    return frame
 
 
 @pytest.mark.parametrize("form", ["csv", "csv.gz", "csv.zst", "tsv", "parquet"])
 def test_table_with_every_kind_of_column(tmp_path, form):
     frame, rows = movies(), 400
-    path = tmp_path / f"log.{form}"
-    if form == "parquet":
-        stored = frame.assign(genres=frame["genres"].map(lambda t: t.split("|") if t else None))
-        stored.to_parquet(path, row_group_size=70)
-    elif form == "csv.zst":
-        with pyarrow.output_stream(path, compression="zstd") as file:
-            file.write(frame.to_csv(index=False).encode())
-    else:
-        frame.to_csv(path, index=False, sep="\t" if form == "tsv" else ",")
+    path = write_movies(tmp_path / f"log.{form}", frame)
     (tmp_path / "schema.yaml").write_text(MOVIES)
     folder = prepared(
         tmp_path / "out",

@@ -1,0 +1,1 @@
+"""Scores of trained models: from a checkpoint, and in packages that need no stampede."""

@@ -1,0 +1,144 @@
+"""What a run learned about its inputs, kept in its folder: schema, vocabularies, ranges."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from stampede.data import DataError
+from stampede.data.learning import Learned
+from stampede.data.learning.learned import load
+from stampede.data.prepared.manifest import MANIFEST, Manifest, read_manifest
+from stampede.data.writing import LEARNED_FOLDER
+from stampede.engine.config import Config
+from stampede.engine.config.data import PreparedSection, RawSection
+from stampede.engine.datasets import data_folder
+from stampede.engine.errors import RunFolderError
+from stampede.settings import SettingsError
+
+# In the run folder: a prepared folder without rows.
+INPUTS = "inputs"
+
+
+def keep_inputs(config: Config, run: Path) -> None:
+    """Keep a run's schema, vocabularies and ranges in its folder, unless they are there.
+
+    The prepared data may be deleted afterwards. Synthetic clicks have nothing to keep. The files
+    are linked where the file system can, which takes no space.
+
+    Raises:
+        RunFolderError: they cannot be written.
+    """
+    kept = run / INPUTS
+    if kept.exists() or not isinstance(config.data, RawSection | PreparedSection):
+        return
+    folder = data_folder(config)
+    unfinished = run / f".{INPUTS}.tmp"
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        if (folder / LEARNED_FOLDER).is_dir():
+            shutil.copytree(
+                folder / LEARNED_FOLDER, unfinished / LEARNED_FOLDER, copy_function=_link
+            )
+        manifest = read_manifest(folder).model_copy(update={"parts": {}})
+        (unfinished / MANIFEST).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
+        os.replace(unfinished, kept)
+    except OSError as failure:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise RunFolderError(
+            f"{kept}: cannot be written ({failure.strerror or failure}); make room there, or set "
+            "run.dir to another folder"
+        ) from None
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def inputs_folder(config: Config, run: Path) -> Path | None:
+    """The prepared folder, perhaps without rows, that says what a run's inputs are.
+
+    Returns:
+        None for a run on synthetic clicks.
+
+    Raises:
+        RunFolderError: the run is older than this and its prepared data are gone.
+    """
+    if not isinstance(config.data, RawSection | PreparedSection):
+        return None
+    if (run / INPUTS).is_dir():
+        return run / INPUTS
+    try:
+        folder = data_folder(config)
+    except (DataError, SettingsError) as failure:
+        raise RunFolderError(
+            f"{run}: the vocabularies of the run were not kept in it ({run / INPUTS} is absent) "
+            f"and its prepared data are not found either: {failure}"
+        ) from None
+    return folder
+
+
+def check_same_inputs(
+    found: Manifest, trained: Mapping[str, int], numbers: int, where: Path, model: Path
+) -> None:
+    """Refuse data whose fields are not those that a model was trained on.
+
+    Args:
+        found: the data's.
+        trained: rows of the model's tables, by field.
+        numbers: of the model.
+        where: the data, for the message.
+        model: the checkpoint, for the message.
+
+    Raises:
+        DataError: names the first difference.
+    """
+    fields = {entry.name: entry.rows for entry in found.fields}
+    for name, rows in trained.items():
+        if name not in fields:
+            has = ", ".join(fields)
+            raise DataError(f"{where}: no id field {name!r}, which {model} needs; it has {has}")
+        if fields[name] != rows:
+            raise DataError(
+                f"{where}: the table of {name!r} has {fields[name]:,} rows, but {rows:,} in "
+                f"{model}: its vocabulary is another one. Score the raw files, or prepare them "
+                "with `python -m stampede.data.apply`"
+            )
+    if list(fields) != list(trained):
+        raise DataError(
+            f"{where}: the id fields are {', '.join(fields)}, but in {model} they are "
+            f"{', '.join(trained)}"
+        )
+    if len(found.numbers) != numbers:
+        raise DataError(f"{where}: {len(found.numbers)} numbers, but {numbers} in {model}")
+
+
+def check_same_vocabularies(found: Manifest, kept: Manifest, where: Path) -> None:
+    """Refuse prepared data whose rows of tables mean other ids than those of a run.
+
+    Raises:
+        DataError: they do.
+    """
+    learned, theirs = (
+        {Path(entry.name).name: entry.sha256 for entry in manifest.learned}
+        for manifest in (kept, found)
+    )
+    differing = sorted(name for name in learned if theirs.get(name, learned[name]) != learned[name])
+    if learned and theirs and differing:
+        raise DataError(
+            f"{where}: its {differing[0]} is not the one that the model was trained with, so its "
+            "ids mean something else. Score the raw files, or prepare them with "
+            "`python -m stampede.data.apply`"
+        )
+
+
+def read_learned(folder: Path) -> Learned | None:
+    """What turns raw rows into inputs; None where nobody knows, as of imported arrays."""
+    learned = folder / LEARNED_FOLDER
+    return load(learned) if learned.is_dir() else None

@@ -1,0 +1,174 @@
+"""From a trained model and rows to a file of scores."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stampede.data import DataError
+from stampede.data.prepared.manifest import MANIFEST, PartName, read_manifest
+from stampede.data.progress import RowProgress
+from stampede.data.raw import BadRows
+from stampede.data.raw.bad_rows import OnBadRow
+from stampede.engine.config.data import SyntheticSection
+from stampede.engine.datasets import data_folder, open_dataset
+from stampede.engine.errors import RunFolderError
+from stampede.engine.inference.inputs import (
+    check_same_inputs,
+    check_same_vocabularies,
+    inputs_folder,
+    read_learned,
+)
+from stampede.engine.inference.model import Scored, Scorer, whole_model
+from stampede.engine.inference.rows import (
+    Piece,
+    Rows,
+    rows_of_dataset,
+    rows_of_files,
+    rows_of_folder,
+)
+from stampede.engine.inference.score_file import ScoreFile
+from stampede.engine.inference.trained import Trained
+from stampede.engine.metrics import PartMetrics
+from stampede.engine.processes import choose_device
+
+# Stands for the data that the run was trained and tested on.
+OWN_DATA = "@run"
+
+# Bytes that sorting for the AUC may take.
+_METRICS_MEMORY = 5e8
+
+
+@dataclass(frozen=True)
+class PredictionOptions:
+    """How rows are scored.
+
+    Attributes:
+        part: of prepared data.
+        on_bad_row: of raw files.
+        with_label: whether label and weight are read where they are there.
+        batch_size: samples scored at a time.
+        device: `auto`, `cpu` or `cuda`.
+        overwrite: whether an existing output is replaced.
+    """
+
+    part: PartName = "test"
+    on_bad_row: OnBadRow = "error"
+    with_label: bool = True
+    batch_size: int = 8192
+    device: str = "auto"
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What was done.
+
+    Attributes:
+        rows, bad_rows: scored, and left out.
+        bad_rows_file: where these are; None where there are none.
+        seconds: that scoring took, without loading the model.
+        metrics: `auc` and `logloss` where there are labels, None where undefined.
+    """
+
+    rows: int
+    bad_rows: int
+    bad_rows_file: Path | None
+    seconds: float
+    metrics: dict[str, Any]
+
+
+def predict(
+    trained: Trained, inputs: list[str], output: Path, options: PredictionOptions
+) -> Prediction:
+    """Score rows, in order, in bounded memory; the file appears when it is whole.
+
+    Args:
+        trained: the model.
+        inputs: raw files or globs of them; one prepared folder; or `OWN_DATA`.
+        output: a `.parquet` file, see `ScoreFile`.
+
+    Raises:
+        DataError: the inputs cannot be used, or are not those that the model was trained on.
+        RunFolderError: the run cannot be used, or the output cannot be written.
+        SettingsError: there is no such device.
+    """
+    with ScoreFile(output, options.overwrite) as file:
+        bad_rows = BadRows(options.on_bad_row, file.unfinished_bad_rows)
+        rows = _rows(trained, inputs, options, bad_rows)
+        if any(Path(name).resolve() == output.resolve() for name in rows.files):
+            raise RunFolderError(f"{output}: is an input too; write another name for the output")
+        scorer = Scorer(
+            whole_model(trained, choose_device(options.device, "--device")), options.batch_size
+        )
+        about = {"checkpoint": str(trained.checkpoint), "epoch": str(trained.epoch)}
+        file.begin(rows.files, rows.has_label, rows.has_weight, about)
+        started = time.perf_counter()
+        with PartMetrics((), _METRICS_MEMORY, output.parent) as metrics:
+            with RowProgress("scoring", rows.size) as progress:
+                for piece in rows.pieces():
+                    _score(scorer, piece, file, metrics if rows.has_label else None)
+                    progress.advance_to(piece.position, len(piece.rows))
+            found = metrics.result() if rows.has_label and file.rows else {}
+        seconds = time.perf_counter() - started
+    return Prediction(
+        rows=file.rows,
+        bad_rows=bad_rows.count,
+        bad_rows_file=file.bad_rows if bad_rows.count else None,
+        seconds=seconds,
+        metrics={name: found[name] for name in ("auc", "logloss") if name in found},
+    )
+
+
+def _score(scorer: Scorer, piece: Piece, file: ScoreFile, metrics: PartMetrics | None) -> None:
+    columns = Scored(*map(np.concatenate, zip(*scorer.scored(piece.part), strict=True)))
+    if metrics is not None:
+        metrics.add(*columns)
+    file.append(piece.file, piece.rows, *columns)
+
+
+def _rows(
+    trained: Trained, inputs: list[str], options: PredictionOptions, bad_rows: BadRows
+) -> Rows:
+    kept = inputs_folder(trained.config, trained.run)
+    if inputs == [OWN_DATA]:
+        return _own_rows(trained, options.part)
+    folders = [Path(name) for name in inputs if Path(name).is_dir()]
+    if folders and len(inputs) > 1:
+        raise DataError(f"{folders[0]}: is a folder; write one prepared folder, or files")
+    if folders and (folders[0] / MANIFEST).exists():
+        return _prepared_rows(trained, kept, folders[0], options.part)
+    learned = None if kept is None else read_learned(kept)
+    if learned is None:
+        raise DataError(
+            f"{inputs[0]}: the run was trained on data whose ids were rows of tables already, so "
+            f"nobody knows what raw values mean; write a prepared folder, or {OWN_DATA} for its "
+            "own data"
+        )
+    manifest = read_manifest(kept)
+    check_same_inputs(manifest, trained.vocabulary_sizes, trained.numbers, kept, trained.checkpoint)
+    return rows_of_files(
+        inputs, learned, manifest.numbers_dtype, bad_rows, with_label=options.with_label
+    )
+
+
+def _own_rows(trained: Trained, part: PartName) -> Rows:
+    data = trained.config.data
+    if isinstance(data, SyntheticSection):
+        # It is made by no other process.
+        return rows_of_dataset(open_dataset(trained.config, None), part)
+    return _prepared_rows(trained, None, data_folder(trained.config), part)
+
+
+def _prepared_rows(trained: Trained, kept: Path | None, folder: Path, part: PartName) -> Rows:
+    manifest = read_manifest(folder)
+    check_same_inputs(
+        manifest, trained.vocabulary_sizes, trained.numbers, folder, trained.checkpoint
+    )
+    if kept is not None:
+        check_same_vocabularies(manifest, read_manifest(kept), folder)
+    return rows_of_folder(folder, part)

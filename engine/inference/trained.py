@@ -1,0 +1,105 @@
+"""A trained model: a checkpoint, the configuration of its run, what its inputs are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stampede.engine.checkpoint import checkpoint_of, newest, read_manifest
+from stampede.engine.config import Config, load_config
+from stampede.engine.errors import RunFolderError
+from stampede.engine.run_folder import RunFolder
+
+BEST, NEWEST = "best", "newest"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A checkpoint and its run.
+
+    Attributes:
+        run: the run folder.
+        checkpoint: folder of the checkpoint.
+        epoch: epochs trained.
+        config: of the run.
+        vocabulary_sizes: rows of each field's table, by field name.
+        numbers: number of numeric inputs.
+    """
+
+    run: Path
+    checkpoint: Path
+    epoch: int
+    config: Config
+    vocabulary_sizes: Mapping[str, int]
+    numbers: int
+
+
+def open_trained(path: Path, epoch: str | None = None) -> Trained:
+    """A checkpoint of a run.
+
+    Args:
+        path: a run folder, or a checkpoint in it.
+        epoch: which checkpoint of a run folder: `best`, which is the default, `newest`, or the
+            number of an epoch.
+
+    Raises:
+        RunFolderError: there is no such run or checkpoint, or it is damaged.
+        SettingsError: the configuration of the run cannot be used.
+    """
+    if not path.exists():
+        raise RunFolderError(f"{path}: there is no such run folder or checkpoint")
+    checkpoint = _choose(path.absolute(), epoch)
+    run = RunFolder(checkpoint.parent.parent)
+    if not run.config_file.is_file():
+        raise RunFolderError(
+            f"{checkpoint}: is not in a run folder ({run.config_file} is absent); a checkpoint "
+            "stays where the run wrote it"
+        )
+    manifest = read_manifest(checkpoint)
+    return Trained(
+        run=run.path,
+        checkpoint=checkpoint,
+        epoch=manifest["progress"].epoch,
+        config=load_config(run.config_file),
+        vocabulary_sizes=manifest["data"]["vocabulary_sizes"],
+        numbers=manifest["data"]["numbers"],
+    )
+
+
+def _choose(path: Path, epoch: str | None) -> Path:
+    above = path.parent.parent
+    if path.parent == RunFolder(above).checkpoints:
+        if epoch is not None:
+            raise RunFolderError(
+                f"{path} is the checkpoint of one epoch; leave --epoch out, or write the run "
+                f"folder {above}"
+            )
+        return path
+    folder = RunFolder(path).checkpoints
+    last = newest(folder)
+    if last is None:
+        raise RunFolderError(
+            f"{path}: no checkpoint in it ({folder} holds none); write a run folder such as "
+            "runs/quickstart, trained for an epoch or more"
+        )
+    if epoch == NEWEST:
+        return last
+    if epoch in (None, BEST):
+        best = read_manifest(last)["progress"].best_epoch
+        # Before the first evaluation no epoch is the best.
+        return _existing(folder, best) if best else last
+    if not epoch.isdecimal():
+        raise RunFolderError(f"--epoch: found {epoch!r}; write best, newest, or a number")
+    return _existing(folder, int(epoch))
+
+
+def _existing(folder: Path, epoch: int) -> Path:
+    found = checkpoint_of(folder, epoch)
+    if found is None:
+        there = ", ".join(sorted(path.name for path in folder.glob("epoch_*"))) or "none"
+        raise RunFolderError(
+            f"{folder}: no whole checkpoint of epoch {epoch}; there are: {there} "
+            "(checkpoint.keep says how many a run keeps)"
+        )
+    return found

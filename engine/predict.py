@@ -1,0 +1,120 @@
+"""Score rows: `python -m stampede.engine.predict CHECKPOINT INPUT... OUTPUT.parquet`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from stampede.engine.quiet import quiet_libraries
+
+quiet_libraries()
+
+from stampede.data.command import exit_status  # noqa: E402
+from stampede.data.prepared.manifest import PARTS  # noqa: E402
+from stampede.data.raw.bad_rows import OnBadRow  # noqa: E402
+from stampede.engine.console import readable_auc, table  # noqa: E402
+from stampede.engine.errors import RunFolderError  # noqa: E402
+from stampede.engine.inference.prediction import (  # noqa: E402
+    OWN_DATA,
+    Prediction,
+    PredictionOptions,
+    predict,
+)
+from stampede.engine.inference.trained import Trained, open_trained  # noqa: E402
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status: 2 for a user's mistake."""
+    parser = _parser()
+    given = parser.parse_intermixed_args(arguments)
+    if given.batch_size < 1:
+        parser.error(f"--batch-size: found {given.batch_size}; write a number of at least 1")
+    return exit_status(lambda: _predict(given), RunFolderError)
+
+
+def _predict(given: argparse.Namespace) -> None:
+    trained = open_trained(Path(given.checkpoint), given.epoch)
+    options = PredictionOptions(
+        part=given.part,
+        on_bad_row=given.on_bad_row,
+        with_label=not given.ignore_label,
+        batch_size=given.batch_size,
+        device=given.device,
+        overwrite=given.overwrite,
+    )
+    output = Path(given.output)
+    print(_described(predict(trained, given.inputs, output, options), trained, output))
+
+
+def _described(done: Prediction, trained: Trained, output: Path) -> str:
+    rate = done.rows / max(done.seconds, 1e-9)
+    rows = [
+        ("scores", str(output)),
+        ("model", f"{trained.run}, epoch {trained.epoch}"),
+        ("rows", f"{done.rows:,}, {rate:,.0f} rows/s"),
+    ]
+    if done.bad_rows_file is not None:
+        rows.append(("bad rows", f"{done.bad_rows:,} left out, see {done.bad_rows_file}"))
+    if done.metrics:
+        rows.append(("AUC", readable_auc(done.metrics["auc"])))
+    if done.metrics.get("logloss") is not None:
+        rows.append(("logloss", f"{done.metrics['logloss']:.4f}"))
+    return table(rows)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m stampede.engine.predict",
+        description="Score rows with a trained model, in their order. The output has the columns\n"
+        "  file    name of the input file, where there are files\n"
+        "  row     number of the row in its file, or in its part, from 0; rows that are left out\n"
+        "          have a number too, so that it tells which row a score is of\n"
+        "  score   probability of a click\n"
+        "  label, weight   where the input has them",
+        epilog="example:\n"
+        "  python -m stampede.engine.predict runs/criteo 'day_*.gz' scores.parquet",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help="a run folder, or a checkpoint in it")
+    add(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="raw files as the run was trained on (csv, tsv, parquet; .gz, .zst; globs), label or "
+        f"not; or a prepared folder; or {OWN_DATA}, the run's own data",
+    )
+    add("output", metavar="OUTPUT.parquet", help="file for the scores")
+    add(
+        "--epoch",
+        metavar="EPOCH",
+        help="checkpoint of a run folder: best (default), newest, or a number",
+    )
+    add(
+        "--part",
+        choices=PARTS,
+        default="test",
+        help=f"of a prepared folder or {OWN_DATA}; default test",
+    )
+    add(
+        "--on-bad-row",
+        choices=get_args(OnBadRow),
+        default="error",
+        help="a row that cannot be read: error (default), or skip: left out and written aside",
+    )
+    add(
+        "--ignore-label",
+        action="store_true",
+        help="do not look at label and weight, where they are there but mean nothing",
+    )
+    add("--batch-size", type=int, default=8192, metavar="N", help="samples at a time; 8192")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="default auto")
+    add("--overwrite", action="store_true", help="replace OUTPUT.parquet if it is there")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

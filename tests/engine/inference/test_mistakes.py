@@ -1,0 +1,107 @@
+"""What cannot be scored is refused with a sentence; nothing half-written is left."""
+
+import pyarrow.parquet
+import pytest
+
+from stampede.engine import predict as command
+from stampede.engine.inference.trained import open_trained
+from support.movie_runs import prepare_movies, rows_of_test_part, train_on_movies
+from support.movies import movies, write_movies
+from support.predicting import predict
+
+
+@pytest.fixture
+def log(tmp_path):
+    return write_movies(tmp_path / "log.csv", rows_of_test_part())
+
+
+def refused(tmp_path, *arguments):
+    """What is said; the folder is as it was before."""
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    status, said = predict(*arguments)
+    assert status == 2 and said.count("error: ") == 1
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+    return said
+
+
+def test_runs_that_are_not_there(trained_run, tmp_path, log):
+    out = tmp_path / "s.parquet"
+    said = refused(tmp_path, tmp_path / "nowhere", log, out)
+    assert "nowhere: there is no such run folder or checkpoint" in said
+    (tmp_path / "empty").mkdir()
+    assert "no checkpoint in it" in refused(tmp_path, tmp_path / "empty", log, out)
+    said = refused(tmp_path, trained_run, log, out, "--epoch", "7")
+    assert "no whole checkpoint of epoch 7; there are: epoch_0001, epoch_0002, epoch_0003" in said
+    said = refused(tmp_path, trained_run, log, out, "--epoch", "last")
+    assert "write best, newest, or a number" in said
+    said = refused(tmp_path, open_trained(trained_run).checkpoint, log, out, "--epoch", "1")
+    assert "leave --epoch out" in said
+
+
+def test_a_damaged_checkpoint(tmp_path, log):
+    run = train_on_movies(prepare_movies(tmp_path))
+    for shard in (run / "checkpoints/epoch_0001").glob("*.distcp"):
+        shard.write_bytes(shard.read_bytes()[:1000])
+    assert "damaged checkpoint" in refused(tmp_path, run, log, tmp_path / "s.parquet")
+
+
+@pytest.mark.parametrize("column", ["user", "genres", "age", "when"])
+def test_a_column_that_is_absent(trained_run, tmp_path, column):
+    log = write_movies(tmp_path / "log.csv", rows_of_test_part().drop(columns=column))
+    said = refused(tmp_path, trained_run, log, tmp_path / "s.parquet")
+    assert f"log.csv: no column {column!r}; its header line has rating" in said
+
+
+def test_inputs_that_cannot_be_used(trained_run, tmp_path, log):
+    out = tmp_path / "s.parquet"
+    assert "no such file or glob" in refused(tmp_path, trained_run, tmp_path / "no*.csv", out)
+    assert "is a folder; write its files" in refused(tmp_path, trained_run, tmp_path, out)
+    said = refused(tmp_path, trained_run, tmp_path, log, out)
+    assert "write one prepared folder, or files" in said
+
+
+def test_another_vocabulary(trained_run, tmp_path):
+    (tmp_path / "other").mkdir()
+    prepare_movies(tmp_path / "other")
+    write_movies(tmp_path / "other/log.csv", movies(700))
+    other = train_on_movies(tmp_path / "other")
+    (folder,) = (tmp_path / "other/cache").iterdir()
+    said = refused(tmp_path, trained_run, folder, tmp_path / "s.parquet")
+    assert "the table of 'user' has" in said and "stampede.data.apply" in said
+    # Tables of the same sizes whose rows mean other ids.
+    kept = (other / "inputs/manifest.json").read_text()
+    (other / "inputs/manifest.json").write_text(kept.replace('"sha256": "', '"sha256": "0'))
+    said = refused(tmp_path, other, folder, tmp_path / "s.parquet")
+    assert "is not the one that the model was trained with" in said
+
+
+def test_outputs_that_cannot_be_written(trained_run, tmp_path, log, monkeypatch):
+    assert "write a NAME.parquet" in refused(tmp_path, trained_run, log, tmp_path / "s.csv")
+    (tmp_path / "old.parquet").write_text("old")
+    said = refused(tmp_path, trained_run, log, tmp_path / "old.parquet")
+    assert "is there already; write --overwrite, or another name" in said
+    (tmp_path / "folder.parquet").mkdir()
+    said = refused(tmp_path, trained_run, log, tmp_path / "folder.parquet", "--overwrite")
+    assert "is a folder" in said
+    said = refused(tmp_path, trained_run, log, log / "s.parquet")
+    assert "log.csv/s.parquet: cannot be written (File exists)" in said
+    parquet = write_movies(tmp_path / "log.parquet", rows_of_test_part())
+    said = refused(tmp_path, trained_run, parquet, parquet, "--overwrite")
+    assert "log.parquet: is an input too" in said
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pyarrow.parquet.ParquetWriter, "write_table", full)
+    said = refused(tmp_path, trained_run, log, tmp_path / "old.parquet", "--overwrite")
+    assert "cannot be written (No space left on device)" in said and "are free there" in said
+    monkeypatch.undo()
+    status, _ = predict(trained_run, log, tmp_path / "old.parquet", "--overwrite")
+    assert status == 0 and len(pyarrow.parquet.read_table(tmp_path / "old.parquet")) == 60
+
+
+def test_options(trained_run, log, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        predict(trained_run, log, tmp_path / "s.parquet", "--batch-size", 0)
+    text = command._parser().format_help()
+    assert "@run" in text and max(map(len, text.splitlines())) <= 100

@@ -1,0 +1,159 @@
+"""Scores of raw files, prepared folders and a run's own data."""
+
+import shutil
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet
+import pytest
+
+from stampede.data.application import apply_learned
+from stampede.data.raw import blocks
+from stampede.data.writing import WritingOptions
+from stampede.engine.inference import rows as inference_rows
+from support.jobs import run_small
+from support.movie_runs import (
+    ROWS,
+    prepare_movies,
+    rows_of_test_part,
+    summary_of,
+    train_on_movies,
+)
+from support.movies import write_movies
+from support.predicting import auc_of, predict, scores, train_as_ranks
+from support.ranks import run_ranks
+
+
+@pytest.mark.parametrize("form", ["csv", "csv.gz", "csv.zst", "tsv", "parquet"])
+def test_the_auc_is_that_of_the_run(trained_run, tmp_path, form):
+    path = write_movies(tmp_path / f"log.{form}", rows_of_test_part())
+    found = scores(trained_run, [path], tmp_path)
+    assert found.columns == ["file", "row", "score", "label", "weight"]
+    assert found["row"].to_list() == list(range(ROWS // 10))
+    assert found["file"].unique().to_list() == [str(path)]
+    assert auc_of(found) == pytest.approx(summary_of(trained_run)["best_auc"], abs=1e-6)
+
+
+def test_a_file_has_the_scores_of_its_rows_in_whatever_pieces(trained_run, tmp_path, monkeypatch):
+    frame = rows_of_test_part()
+    whole = scores(trained_run, [write_movies(tmp_path / "log.csv", frame)], tmp_path)
+    for i, part in enumerate((frame[:17], frame[17:18], frame[18:])):
+        write_movies(tmp_path / f"part_{i + 9}.csv", part)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 200)
+    parts = scores(trained_run, [tmp_path / "part_*.csv"], tmp_path, "--batch-size", 7)
+    assert parts["row"].to_list() == [*range(17), 0, *range(len(frame) - 18)]
+    names = [str(tmp_path / f"part_{i}.csv") for i in (9, 10, 11)]
+    assert parts["file"].to_list() == np.repeat(names, [17, 1, len(frame) - 18]).tolist()
+    np.testing.assert_allclose(parts["score"], whole["score"], rtol=1e-6)
+    # They are written as they come.
+    assert pyarrow.parquet.ParquetFile(tmp_path / "scores.parquet").num_row_groups > 5
+
+
+def test_rows_without_label_have_the_same_scores(trained_run, tmp_path):
+    frame = rows_of_test_part()
+    whole = scores(trained_run, [write_movies(tmp_path / "log.csv", frame)], tmp_path)
+    bare = write_movies(tmp_path / "bare.csv", frame.drop(columns=["rating", "importance"]))
+    for options in ([bare], [tmp_path / "log.csv", "--ignore-label"]):
+        found = scores(trained_run, options[:1], tmp_path, *options[1:])
+        assert found.columns == ["file", "row", "score"]
+        assert found["score"].to_list() == whole["score"].to_list()
+
+
+def test_the_data_may_be_gone(tmp_path):
+    run = train_on_movies(prepare_movies(tmp_path))
+    shutil.rmtree(tmp_path / "cache")
+    for name in ("log.csv", "schema.yaml"):
+        (tmp_path / name).unlink()
+    found = scores(run, [write_movies(tmp_path / "new.csv", rows_of_test_part())], tmp_path)
+    assert auc_of(found) == pytest.approx(summary_of(run)["best_auc"], abs=1e-6)
+
+
+def test_numbers_are_as_narrow_as_in_training(tmp_path):
+    run = train_on_movies(prepare_movies(tmp_path), "data.numbers_dtype=float16")
+    raw = scores(run, [write_movies(tmp_path / "new.csv", rows_of_test_part())], tmp_path)
+    own = scores(run, ["@run"], tmp_path)
+    np.testing.assert_allclose(raw["score"], own["score"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "world_size, plan", [(2, "row_wise"), (2, "data_parallel"), (4, "grid_shard")]
+)
+def test_checkpoints_of_several_ranks(tmp_path, world_size, plan):
+    prepare_movies(tmp_path)
+    run_ranks(world_size, train_as_ranks, str(tmp_path), plan, world_size, ranks_per_node=2)
+    run = tmp_path / "movies"
+    found = scores(run, [write_movies(tmp_path / "new.csv", rows_of_test_part())], tmp_path)
+    assert auc_of(found) == pytest.approx(summary_of(run)["best_auc"], abs=1e-6)
+
+
+def test_the_epoch_is_chosen(trained_run, tmp_path):
+    path = write_movies(tmp_path / "log.csv", rows_of_test_part())
+    summary = summary_of(trained_run)
+    assert summary["best_epoch"] == 1
+
+    def of(run, *options):
+        return auc_of(scores(run, [path], tmp_path, *options))
+
+    best, last = (pytest.approx(summary[name], abs=1e-6) for name in ("best_auc", "auc"))
+    assert summary["auc"] != best
+    for options in ([], ["--epoch", "best"], ["--epoch", "1"]):
+        assert of(trained_run, *options) == best
+    for options in (["--epoch", "newest"], ["--epoch", "3"]):
+        assert of(trained_run, *options) == last
+    assert of(trained_run / "checkpoints/epoch_0003") == last
+
+
+def test_a_prepared_folder(trained_run, tmp_path):
+    path = write_movies(tmp_path / "log.csv", rows_of_test_part())
+    raw = scores(trained_run, [path], tmp_path)
+    apply_learned(trained_run / "inputs", str(path), WritingOptions(), tmp_path / "prepared")
+    found = scores(trained_run, [tmp_path / "prepared"], tmp_path)
+    assert found.columns == ["row", "score", "label", "weight"]
+    assert found.equals(raw.drop("file"))
+
+
+def test_the_parts_of_the_own_data(trained_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(inference_rows, "_PIECE", 100)
+    sizes = {part: len(scores(trained_run, ["@run"], tmp_path, "--part", part)) for part in (
+        "train", "validation", "test")}  # fmt: skip
+    assert sizes == {"train": 432, "validation": 108, "test": 60}
+    assert auc_of(scores(trained_run, ["@run"], tmp_path)) == pytest.approx(
+        summary_of(trained_run)["best_auc"], abs=1e-6
+    )
+
+
+def test_synthetic_clicks(tmp_path):
+    run_small(tmp_path, [])
+    found = scores(tmp_path / "small", ["@run"], tmp_path).with_columns(weight=1.0)
+    assert auc_of(found) == pytest.approx(summary_of(tmp_path / "small")["best_auc"], abs=1e-6)
+    log = write_movies(tmp_path / "log.csv", rows_of_test_part())
+    status, said = predict(tmp_path / "small", log, tmp_path / "new.parquet")
+    assert status == 2 and "write a prepared folder, or @run" in said
+
+
+def test_a_row_left_out_does_not_move_others(trained_run, tmp_path):
+    frame = rows_of_test_part()
+    whole = scores(trained_run, [write_movies(tmp_path / "log.csv", frame)], tmp_path)
+    lines = (tmp_path / "log.csv").read_text().splitlines()
+    for row in (3, 20):
+        lines[row + 1] = "5,too,few"
+    (tmp_path / "bad.csv").write_text("\n".join(lines) + "\n")
+    status, said = predict(trained_run, tmp_path / "bad.csv", tmp_path / "new.parquet")
+    assert status == 2 and "bad.csv: line 5: found 3 columns" in said
+    assert not (tmp_path / "new.parquet").exists()
+    found = scores(trained_run, [tmp_path / "bad.csv"], tmp_path, "--on-bad-row", "skip")
+    kept = whole.filter(~pl.col("row").is_in([3, 20]))
+    assert found.drop("file").equals(kept.drop("file"))
+    aside = (tmp_path / "scores.bad_rows.jsonl").read_text().splitlines()
+    assert ['"line": 5' in line for line in aside] == [True, False]
+
+
+def test_what_is_said(trained_run, tmp_path):
+    path = write_movies(tmp_path / "log.csv", rows_of_test_part())
+    status, said = predict(trained_run, path, tmp_path / "s.parquet")
+    auc = summary_of(trained_run)["best_auc"]
+    assert status == 0
+    for words in (f"{trained_run}, epoch 1", "60, ", "rows/s", f"{auc:.4f}", "logloss"):
+        assert words in said, said
+    metadata = pl.read_parquet_metadata(tmp_path / "s.parquet")
+    assert metadata["checkpoint"].endswith("epoch_0001") and metadata["epoch"] == "1"

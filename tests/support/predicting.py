@@ -1,0 +1,40 @@
+"""Predictions in this process, and what is in their files."""
+
+import contextlib
+import io
+from pathlib import Path
+
+import polars as pl
+from sklearn.metrics import roc_auc_score
+
+from stampede.engine.predict import main
+from support.movie_runs import prepare_movies, train_on_movies
+
+
+def predict(*arguments):
+    """Exit status of the command, and what it said."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main([*map(str, arguments)])
+    return status, out.getvalue() + err.getvalue()
+
+
+def scores(run, inputs, folder, *options):
+    """The scores of some inputs."""
+    output = folder / "scores.parquet"
+    status, said = predict(run, *inputs, output, "--overwrite", *options)
+    assert status == 0, said
+    return pl.read_parquet(output)
+
+
+def auc_of(frame):
+    """Weighted, by scikit-learn."""
+    return roc_auc_score(frame["label"], frame["score"], sample_weight=frame["weight"])
+
+
+def train_as_ranks(folder: str, plan: str, world_size: int) -> None:
+    """A run as a rank of several."""
+    train_on_movies(Path(folder), f"sharding.plan={plan}", world_size=world_size)
+
+
+__all__ = ["auc_of", "predict", "prepare_movies", "scores", "train_as_ranks"]
