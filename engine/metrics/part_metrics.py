@@ -135,9 +135,11 @@ class PartMetrics:
             "calibration_buckets": buckets.table,
         }
         found |= {name: value() for name, value in further.items() if name in self._chosen}
+        found |= self._grouped()
+        # A logloss that is not finite is to be seen as what it is.
         return {
-            name: None if isinstance(value, float) and math.isnan(value) else value
-            for name, value in {**found, **self._grouped()}.items()
+            name: None if name != "logloss" and _is_nan(value) else value
+            for name, value in found.items()
         }
 
     def _attainable(self) -> float | None:
@@ -159,3 +161,7 @@ class PartMetrics:
 
     def _distinct(self, name: str) -> Iterator[Scores]:
         return distinct_scores(self._sorts[name].sorted(), self._weighted)
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)

@@ -126,3 +126,11 @@ def test_one_class_leaves_metrics_undefined(label):
     assert (found["calibration"] is None) == (label == 0)
     assert (found["pr_auc"] is None) == (label == 0)
     assert found["logloss"] > 0 and found["gauc_groups"] == 0
+
+
+def test_a_logloss_that_is_not_finite_is_said():
+    logits, labels, weights, groups, truth = drawn(100, False)
+    for poison in (np.nan, np.inf):
+        logits[3] = poison
+        labels[3] = 0
+        assert not np.isfinite(measured((logits, labels, weights, groups, truth))["logloss"])
