@@ -24,7 +24,8 @@ class Batch(Pipelineable):
         weight: `[n]` float32, what a sample counts for in the loss: 1 where the data have no
             weights, 0 for padding.
         global_samples: samples of the whole global batch, padding not counted.
-        global_weight: sum of the weights of the whole global batch; default: `global_samples`.
+        global_weight: sum of the weights of the whole global batch, a float64 scalar where the
+            weights lie on a GPU; default: `global_samples`.
         samples: how many of this rank's are no padding; default: all.
         true_probability: `[n]` float32, the probability that the label was drawn with, where the
             data know it.
@@ -35,7 +36,7 @@ class Batch(Pipelineable):
     label: Tensor
     weight: Tensor
     global_samples: int
-    global_weight: float | None = None
+    global_weight: float | Tensor | None = None
     samples: int | None = None
     true_probability: Tensor | None = None
 

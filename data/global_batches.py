@@ -207,7 +207,7 @@ class GlobalBatches:
         run_tasks(fill, cuts)
         return torch.from_numpy(rows)
 
-    def _global_weight(self, epoch: int, start: int, samples: int, read: Samples) -> float:
+    def _global_weight(self, epoch: int, start: int, samples: int, read: Samples) -> float | Tensor:
         """Every rank reads all weights of a global batch, which spares an exchange."""
         weights = read.weight
         if weights is None:
@@ -217,7 +217,8 @@ class GlobalBatches:
         if weights.device.type == "cpu":
             # Threads of OpenMP would wait for each other on a busy machine, far longer than this.
             return float(weights.numpy().sum(dtype=np.float64))
-        return float(weights.double().sum())
+        # Without a wait for it.
+        return weights.double().sum()
 
     def _ones_of(self, shape: tuple[int, ...]) -> Tensor:
         """Ones that all batches of a size share: filling them takes a fifth of a batch's time."""

@@ -21,11 +21,13 @@ from stampede.engine.scaled import scaled_hyperparameters
 from stampede.engine.table_optimizer import table_optimizer
 from stampede.models import CTRModel, EmbeddingFront
 from stampede.optim import (
+    BackwardUpdate,
     DenseAdam,
     Hyperparameters,
     Scaled,
     TableInit,
     cowclip_sharders,
+    table_update,
 )
 
 
@@ -40,6 +42,7 @@ class Job:
         scaling: settings at the base batch size, and at the configured one.
         precision: of the dense layers.
         passes: forward and backward passes of a step.
+        table_update: what updates the tables in backward; None for FBGEMM's own optimizers.
     """
 
     model: DistributedModelParallel
@@ -48,6 +51,7 @@ class Job:
     scaling: Scaled
     precision: DensePrecision
     passes: int = 1
+    table_update: BackwardUpdate | None = None
 
     @property
     def ctr_model(self) -> CTRModel:
@@ -100,7 +104,15 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     precision = processes.on_main(
         lambda: choose_precision(config.train.precision, processes.device)
     )
-    return Job(sharded, dense_parameters, optimizer, scaling, precision, passes(config))
+    return Job(
+        sharded,
+        dense_parameters,
+        optimizer,
+        scaling,
+        precision,
+        passes(config),
+        table_update(sharded),
+    )
 
 
 def build_model(config: Config, vocabulary_sizes: Mapping[str, int], numbers: int) -> CTRModel:

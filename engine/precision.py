@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -19,24 +21,39 @@ class DensePrecision:
     Attributes:
         is_bf16: whether matrix products take bfloat16 inputs; sums and weights are float32.
         reason: for the log.
+        is_tf32: whether a GPU rounds the inputs of float32 products to TF32.
     """
 
     is_bf16: bool
     reason: str
+    is_tf32: bool = False
 
-    def autocast(self, device: torch.device) -> torch.autocast:
-        """The context of the dense layers' forward."""
-        return torch.autocast(device.type, torch.bfloat16, enabled=self.is_bf16)
+    @contextmanager
+    def computing(self, device: torch.device) -> Iterator[None]:
+        """The context of the dense layers' forward and backward."""
+        before = torch.get_float32_matmul_precision()
+        if self.is_tf32:
+            torch.set_float32_matmul_precision("high")
+        try:
+            with torch.autocast(device.type, torch.bfloat16, enabled=self.is_bf16):
+                yield
+        finally:
+            if self.is_tf32:
+                torch.set_float32_matmul_precision(before)
 
 
 def choose_precision(asked: Precision, device: torch.device) -> DensePrecision:
-    """bf16 where it is asked for and not slower.
+    """TF32 where it is asked for and known; bf16 where it is asked for and not slower.
 
     On a CPU without instructions for it, bf16 is many times slower than float32; so there the
     two are measured on a layer's products.
     """
     if asked == "fp32":
         return DensePrecision(False, "fp32")
+    if asked == "tf32":
+        if device.type == "cuda":
+            return DensePrecision(False, "tf32", is_tf32=True)
+        return DensePrecision(False, "fp32 instead of tf32, which a CPU does not know")
     if device.type == "cuda":
         return DensePrecision(True, "bf16")
     ratio = _speed_of_bf16()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -10,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from stampede.data import Batch
+from stampede.engine.ahead import SentBatch
 from stampede.engine.build import Job
 from stampede.engine.dense_gradients import average_gradients_
 from stampede.engine.errors import TrainingStoppedError
@@ -28,36 +31,54 @@ WHAT_TO_TRY = (
 TILE_ROWS = 2048
 
 
-def train_step(job: Job, batch: Batch, step: int, processes: Processes) -> float:
+def train_step(job: Job, sent: SentBatch, step: int, processes: Processes) -> Tensor:
     """Forward, backward with the update of the tables, update of the dense layers.
 
     Args:
-        batch: this rank's part of the global batch.
+        sent: this rank's part of the global batch.
         step: number of this step, counted from 1.
 
     Returns:
-        Mean loss over the global batch, weighted where samples have weights, the same on every
-        rank; 0 where all weights are.
+        Mean loss over the global batch, float64 scalar on the device, weighted where samples have
+        weights, the same on every rank; 0 where all weights are.
 
     Raises:
-        TrainingStoppedError: the loss is not finite; nothing was updated in this step.
+        TrainingStoppedError: a loss or a gradient is not finite; nothing was updated in that step
+            and since. Where updates are queued on a GPU it is raised some steps later.
     """
-    # From page-locked memory this only queues the copy; the device makes it before the forward.
-    batch = batch.to(processes.device, non_blocking=True)
-    rows = job.front.lookup(batch.sparse)
-    local, grad = _dense_pass(job, batch, rows.detach(), processes)
-    dist.all_reduce(local)
-    loss = local.item()
-    if not math.isfinite(loss):
+    batch = sent.batch
+    rows = job.front.lookup_sent(sent.ids)
+    loss, grad = _dense_pass(job, batch, rows.detach(), processes)
+    dist.all_reduce(loss)
+    flag = job.table_update.flag if job.table_update else None
+    if flag is not None:
+        flag.mark(loss)
+    elif not math.isfinite(loss):
         raise TrainingStoppedError(
             f"the loss is {loss} at step {step}; the weights are as before this step. {WHAT_TO_TRY}"
         )
-    _update_tables(rows, grad, step)
-    if job.passes == 2:
-        _second_pass(job, batch, step, processes)
+    with stopping(step):
+        rows.backward(grad)
+        if job.passes == 2:
+            _second_pass(job, batch, processes)
     average_gradients_(job.dense_parameters.values(), processes.world_size)
-    job.dense_optimizer.step()
+    job.dense_optimizer.step(found_inf=None if flag is None else flag.found_inf())
     return loss
+
+
+@contextmanager
+def stopping(step: int) -> Iterator[None]:
+    """Within it a gradient that is not finite stops the training, with what the user can do.
+
+    Args:
+        step: the current one, where the gradient does not tell of which it is.
+    """
+    try:
+        yield
+    except NonFiniteGradientError as failure:
+        raise TrainingStoppedError(
+            f"step {failure.step or step}: {failure}. {WHAT_TO_TRY}"
+        ) from None
 
 
 def _dense_pass(
@@ -79,7 +100,7 @@ def _dense_pass(
     grad = torch.empty_like(rows)
     total = torch.zeros((), dtype=torch.float64, device=rows.device)
     size = TILE_ROWS if rows.device.type == "cpu" else max(len(rows), 1)
-    with job.precision.autocast(rows.device):
+    with job.precision.computing(rows.device):
         for first in range(0, len(rows), size):
             tile = slice(first, first + size)
             part = rows[tile].requires_grad_()
@@ -98,24 +119,19 @@ def _sample_weights(batch: Batch) -> Tensor:
     """What each sample's loss counts for in the weighted mean over the global batch, `[n]`."""
     # Weights are brought to a mean of 1 first, as a loss times a very large or a very small one is
     # no float32. A batch without any weight teaches nothing: its loss is 0.
-    scale = batch.global_samples / (batch.global_weight or 1.0)
+    total = batch.global_weight
+    # On a GPU it stays there.
+    total = torch.where(total == 0, 1.0, total) if isinstance(total, Tensor) else total or 1.0
+    scale = batch.global_samples / total
     return (batch.weight.double() * scale).float() / batch.global_samples
 
 
-def _update_tables(rows: Tensor, grad: Tensor, step: int) -> None:
-    """Backward through the lookup, which updates the tables."""
-    try:
-        rows.backward(grad)
-    except NonFiniteGradientError as failure:
-        raise TrainingStoppedError(f"step {step}: {failure}. {WHAT_TO_TRY}") from None
-
-
-def _second_pass(job: Job, batch: Batch, step: int, processes: Processes) -> None:
+def _second_pass(job: Job, batch: Batch, processes: Processes) -> None:
     """Helen's second pass, at the moved rows; the dense layers keep the first one's gradient."""
     parameters = list(job.dense_parameters.values())
     first = [parameter.grad for parameter in parameters]
     rows = job.front.lookup(batch.sparse)
     _, grad = _dense_pass(job, batch, rows.detach(), processes)
-    _update_tables(rows, grad, step)
+    rows.backward(grad)
     for parameter, kept in zip(parameters, first, strict=True):
         parameter.grad = kept

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from stampede.data import Batch, Dataset, GlobalBatches
+from stampede.data import Dataset, GlobalBatches
 from stampede.engine import checkpoint
+from stampede.engine.ahead import sent_ahead
 from stampede.engine.build import Job
 from stampede.engine.checkpoint import Progress
 from stampede.engine.config import Config
@@ -23,7 +26,7 @@ from stampede.engine.processes import Processes
 from stampede.engine.reading import Reader
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.selection import Plateau, choose, stops_early
-from stampede.engine.step import WHAT_TO_TRY, train_step
+from stampede.engine.step import WHAT_TO_TRY, stopping, train_step
 from stampede.engine.summary import clipped_share
 from stampede.optim import local_cowclip_tables
 
@@ -79,17 +82,21 @@ class Trainer:
         progress, every = self.progress, self.config.evaluate.every
         start = time.perf_counter()
         since_log = (start, progress.samples)
-        for index, batch in enumerate(batches):
+        for index, sent in enumerate(sent_ahead(batches, self.job.front, self.processes.device)):
             rates = self._learning_rates(len(batches))
             set_learning_rates(self.job, rates)
-            loss = self._step(batch)
+            with self._noting_a_stop(progress.step + 1):
+                loss = train_step(self.job, sent, progress.step + 1, self.processes)
             progress.step += 1
-            progress.samples += batch.global_samples
-            bar.update(batch.global_samples)
-            bar.set_postfix(loss=f"{loss:.4f}", epoch=epoch + 1, refresh=False)
+            progress.samples += sent.batch.global_samples
+            bar.update(sent.batch.global_samples)
             last = index + 1 == len(batches)
-            if progress.step % self.config.train.log_every == 0 or last:
-                since_log = self._log_training(epoch, loss, rates, since_log)
+            logs = progress.step % self.config.train.log_every == 0 or last
+            # To read a GPU's loss is to wait for it.
+            if logs or not loss.is_cuda:
+                bar.set_postfix(loss=f"{loss.item():.4f}", epoch=epoch + 1, refresh=False)
+            if logs:
+                since_log = self._log_training(epoch, loss.item(), rates, since_log)
             if every and progress.step % every == 0 and not last:
                 self._flush_tables()
                 progress.train_seconds += time.perf_counter() - start
@@ -101,13 +108,18 @@ class Trainer:
 
     def _flush_tables(self) -> None:
         """Let all rows take the steps they have missed, which is part of the time of training."""
-        for tables in local_cowclip_tables(self.job.model):
-            tables.flush()
+        step = self.progress.step
+        with self._noting_a_stop(step), stopping(step):
+            # On every rank, whether it has tables or not.
+            if self.job.table_update is not None:
+                self.job.table_update.check_queued(up_to_now=True)
+            for tables in local_cowclip_tables(self.job.model):
+                tables.flush()
 
-    def _step(self, batch: Batch) -> float:
-        step = self.progress.step + 1
+    @contextmanager
+    def _noting_a_stop(self, step: int) -> Iterator[None]:
         try:
-            return train_step(self.job, batch, step, self.processes)
+            yield
         except TrainingStoppedError as stop:
             line = {"kind": "stopped", "step": step, "reason": str(stop)}
             self.processes.on_main(lambda: self.folder.log(line))

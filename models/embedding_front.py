@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torchrec.distributed.types import Awaitable
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
@@ -41,6 +43,18 @@ class StoredColumns:
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Embedding `[..., dim]` and first-order weight `[..., 1]` of stored rows."""
         return rows[..., : self.dim], rows[..., self.dim : self.dim + 1]
+
+
+class SentIds(NamedTuple):
+    """Ids of a batch on their way to the ranks that own their rows.
+
+    Attributes:
+        context: what TorchRec notes of them.
+        ids: on arrival, those that this rank owns.
+    """
+
+    context: Any
+    ids: Awaitable[Any]
 
 
 class EmbeddingFront(nn.Module):
@@ -78,6 +92,16 @@ class EmbeddingFront(nn.Module):
             sparse: ids of all fields, `batch` bags each.
         """
         return _in_order(self.ebc(sparse), self.fields)
+
+    def send(self, sparse: KeyedJaggedTensor) -> SentIds:
+        """Start to send a batch's ids; for a front that is sharded. See `lookup_sent`."""
+        context = self.ebc.create_context()
+        return SentIds(context, self.ebc.input_dist(context, sparse).wait())
+
+    def lookup_sent(self, sent: SentIds) -> Tensor:
+        """What `lookup` gives, of ids that were sent before; each can be looked up once."""
+        pooled = self.ebc.compute_and_output_dist(sent.context, sent.ids.wait())
+        return _in_order(pooled, self.fields)
 
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings `[batch, fields, dim]` and first-order weights `[batch, fields]` of rows."""

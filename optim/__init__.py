@@ -19,9 +19,16 @@ from stampede.optim.schedules import Schedule, learning_rate
 from stampede.optim.table_init import TableInit
 
 if TYPE_CHECKING or sys.modules.get("torchrec"):
-    from stampede.optim.sharded import CowClipTables, cowclip_sharders, local_cowclip_tables
+    from stampede.optim.sharded import (
+        BackwardUpdate,
+        CowClipTables,
+        cowclip_sharders,
+        local_cowclip_tables,
+        table_update,
+    )
 
 __all__ = [
+    "BackwardUpdate",
     "CowClip",
     "CowClipAdagrad",
     "CowClipAdam",
@@ -41,12 +48,21 @@ __all__ = [
     "learning_rate",
     "local_cowclip_tables",
     "scale",
+    "table_update",
 ]
+
+_NEED_TORCHREC = (
+    "BackwardUpdate",
+    "CowClipTables",
+    "cowclip_sharders",
+    "local_cowclip_tables",
+    "table_update",
+)
 
 
 def __getattr__(name: str) -> Any:
     """What needs TorchRec is imported when it is asked for: plain PyTorch does without."""
-    if name in ("CowClipTables", "cowclip_sharders", "local_cowclip_tables"):
+    if name in _NEED_TORCHREC:
         from stampede.optim import sharded
 
         return getattr(sharded, name)

@@ -46,8 +46,16 @@ class DenseAdam(torch.optim.Optimizer):
             }
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
-        """One step of every parameter that has a gradient."""
+    def step(
+        self, closure: Callable[[], Tensor] | None = None, *, found_inf: Tensor | None = None
+    ) -> Tensor | None:
+        """One step of every parameter that has a gradient.
+
+        Args:
+            closure: computes the loss anew.
+            found_inf: `[1]` float32 on the parameters' device; parameters and moments stay as they
+                are if it is 1. None for 0.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -72,5 +80,6 @@ class DenseAdam(torch.optim.Optimizer):
                     eps=group["eps"],
                     eps_placement=group["eps_placement"],
                     l2=group["l2"],
+                    found_inf=found_inf,
                 )
         return loss

@@ -59,6 +59,10 @@ class NonFiniteFlag:
         """Set the flag if a value is not finite."""
         self.tensor += (~torch.isfinite(values)).any()
 
+    def found_inf(self) -> Tensor:
+        """`[1]` float32, 1 if it is set: torch's fused optimizers then leave all as it is."""
+        return (self.tensor > 0).float()
+
     def end_step(self, step: int) -> None:
         """Send the flag to the host, as it is after the kernels queued so far."""
         copied = None

@@ -26,7 +26,7 @@ from stampede.optim.rules import EpsPlacement
 from stampede.optim.sharded.supported import SHARDING_TYPES
 from stampede.settings import Beta, Section, Seed
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "tf32", "bf16"]
 _Plan = Literal[("auto", *SHARDING_TYPES)]
 
 
@@ -81,7 +81,7 @@ class TrainSection(Section):
     epochs: int = Field(1, ge=1, description="passes over the training rows")
     precision: Precision = Field(
         "fp32",
-        description="of the dense layers; bf16 is taken where it is faster",
+        description="of the dense layers; tf32 is for GPUs, bf16 is taken where it is faster",
     )
     log_every: int = Field(20, ge=1, description="steps between two lines of metrics.jsonl")
 

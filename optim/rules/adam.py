@@ -161,6 +161,7 @@ def adam_(
     eps: float,
     eps_placement: EpsPlacement,
     l2: float = 0.0,
+    found_inf: Tensor | None = None,
 ) -> None:
     """One Adam step on lists of tensors, in place, in one fused pass over memory.
 
@@ -173,6 +174,7 @@ def adam_(
             position have one shape, floating dtype and device.
         step: number of this step, counted from 1, the same for all.
         l2: coefficient of `||w||^2` in the loss.
+        found_inf: `[1]` float32 on the device; nothing is changed if it is 1. None for 0.
     """
     if not params:
         return
@@ -192,4 +194,5 @@ def adam_(
         eps=torch_eps(eps, eps_placement, betas[1], step),
         amsgrad=False,
         maximize=False,
+        found_inf=found_inf,
     )

@@ -1,10 +1,17 @@
 """CowClip inside TorchRec's sharded tables."""
 
-from stampede.optim.sharded.collections import local_cowclip_tables
+from stampede.optim.sharded.backward_update import BackwardUpdate
+from stampede.optim.sharded.collections import local_cowclip_tables, table_update
 from stampede.optim.sharded.sharders import cowclip_sharders
 from stampede.optim.sharded.tables import CowClipTables
 from stampede.optim.sharded.unmatched import explain_unmatched_optimizers
 
 explain_unmatched_optimizers()
 
-__all__ = ["CowClipTables", "cowclip_sharders", "local_cowclip_tables"]
+__all__ = [
+    "BackwardUpdate",
+    "CowClipTables",
+    "cowclip_sharders",
+    "local_cowclip_tables",
+    "table_update",
+]

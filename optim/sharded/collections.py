@@ -63,6 +63,7 @@ class CowClipCollection:
         # TorchRec's constructor calls the methods below, which read these.
         self._settings = settings
         self._table_init = init
+        self._owner = owner
         self._names = {table: f"{arguments['module_fqn'] or ''}.{table}" for table in settings}
         with ddp_without_cowclip():
             super().__init__(**arguments)
@@ -151,6 +152,11 @@ class CowClipCollection:
             "new model with the other plan"
         )
 
+    @property
+    def owner(self) -> BackwardUpdate:
+        """What updates the tables."""
+        return self._owner
+
     def cowclip_tables(self) -> list[CowClipTables]:
         """The tables of this rank that an optimizer with CowClip updates."""
         tables = [kernel.emb_module for kernel in self._kernels()]
@@ -214,6 +220,17 @@ def local_cowclip_tables(model: nn.Module) -> list[CowClipTables]:
         if isinstance(module, CowClipCollection)
         for tables in module.cowclip_tables()
     ]
+
+
+def table_update(model: nn.Module) -> BackwardUpdate | None:
+    """What updates the tables of a model that was sharded with `cowclip_sharders`.
+
+    The same on every rank, whether it has tables or not; None in a model without such tables.
+    """
+    for module in model.modules():
+        if isinstance(module, CowClipCollection):
+            return module.owner
+    return None
 
 
 def _refuse_what_is_lost(features: KeyedJaggedTensor) -> None:

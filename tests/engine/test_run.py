@@ -12,6 +12,7 @@ import torch
 
 import stampede.engine.run as engine_run
 from stampede.data import GlobalBatches
+from stampede.engine.ahead import send
 from stampede.engine.build import build
 from stampede.engine.config import load_config
 from stampede.engine.datasets import open_dataset
@@ -118,7 +119,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path, poison):
         dataset = open_dataset(config, here)
         job = build(config, dataset, here)
         batches = GlobalBatches(dataset.train, list(dataset.vocabulary_sizes), 256, 0, 1).epoch(0)
-        train_step(job, next(batches), 1, here)
+        train_step(job, send(next(batches), job.front, here.device), 1, here)
         batch = next(batches)
         batch.dense[3, 0] = poison
         before = [
@@ -126,7 +127,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path, poison):
             *(t.weights_tensor().clone() for t in local_cowclip_tables(job.model)),
         ]
         with pytest.raises(TrainingStoppedError, match=r"step 2.*optim.dense.lr"):
-            train_step(job, batch, 2, here)
+            train_step(job, send(batch, job.front, here.device), 2, here)
         after = [
             *job.dense_parameters.values(),
             *(t.weights_tensor() for t in local_cowclip_tables(job.model)),

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from stampede.data import GlobalBatches
+from stampede.engine.ahead import send, sent_ahead
 from stampede.engine.build import build
 from stampede.engine.config import Config, load_config
 from stampede.engine.datasets import open_dataset
@@ -63,7 +64,8 @@ def train_an_epoch(config: Config) -> Trained:
         job = build(config, dataset, here)
         reader = Reader(config, dataset, here)
         losses = [
-            train_step(job, batch, step, here) for step, batch in enumerate(reader.training(), 1)
+            train_step(job, sent, step, here).item()
+            for step, sent in enumerate(sent_ahead(reader.training(), job.front, here.device), 1)
         ]
         evaluation = evaluate(job.model, reader.evaluation(reader.dataset.test), here)
         tables = {
@@ -105,7 +107,7 @@ def poison_rank_1(folder):
             weights += [t.weights_tensor() for t in local_cowclip_tables(job.model)]
             before = [w.clone() for w in weights]
             try:
-                train_step(job, batch, step, here)
+                train_step(job, send(batch, job.front, here.device), step, here)
             except TrainingStoppedError as stop:
                 same = all(torch.equal(*pair) for pair in zip(before, weights, strict=True))
                 return str(stop), same

@@ -1,6 +1,8 @@
 """A TBE whose tables are updated in backward, trained beside float64 plain PyTorch."""
 
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from importlib import import_module
 from unittest import mock
 
 import torch
@@ -44,9 +46,19 @@ def computed(way, window=3):
         }
         if way == "queued":
             stack.enter_context(mock.patch.object(triton, "handles", lambda _weights: True))
+            for name in ("sum_runs", "update_rows", "catch_up"):
+                kernels = import_module(f"stampede.optim.triton.{name}")
+                stack.enter_context(mock.patch.object(kernels, "block_sizes", _large_blocks))
         for name, value in changed.get(way, {}).items():
             stack.enter_context(mock.patch.object(missed_steps, name, value))
         yield
+
+
+def _large_blocks(dim, occurrences):
+    """The interpreter takes as long for a large program as for a small one."""
+    from stampede.optim.triton.block_sizes import block_sizes
+
+    return replace(block_sizes(dim, occurrences), runs=1024, unroll=1, rows=1024, elements=1 << 14)
 
 
 class Tables:

@@ -5,6 +5,7 @@ from itertools import accumulate
 import pytest
 from torch.profiler import ProfilerActivity, profile
 
+from stampede.engine.ahead import send
 from stampede.engine.build import build
 from stampede.engine.datasets import open_dataset
 from stampede.engine.processes import processes
@@ -85,6 +86,7 @@ def test_a_step_takes_no_more_than_its_estimate(tmp_path, optimizer):
         job = build(config, dataset, here)
         _, found = figures_of(config, job.model.plan, 1)
         first, second, *_ = Reader(config, dataset, here).training()
+        first, second = (send(batch, job.front, here.device) for batch in (first, second))
         train_step(job, first, 1, here)
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
             train_step(job, second, 2, here)

@@ -1,0 +1,49 @@
+"""In which precision the dense layers compute, and who decides."""
+
+import pytest
+import torch
+
+from stampede.engine import precision
+from stampede.engine.precision import choose_precision
+from support.jobs import run_small, small_config, train_an_epoch
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize("speed, is_bf16", [(2.5, True), (0.4, False)])
+def test_bf16_is_taken_where_it_is_faster(monkeypatch, speed, is_bf16):
+    monkeypatch.setattr(precision, "_speed_of_bf16", lambda: speed)
+    chosen = choose_precision("bf16", CPU)
+    assert chosen.is_bf16 == is_bf16
+    assert "2.5 times" in chosen.reason
+    with chosen.computing(CPU):
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+    assert product.dtype == (torch.bfloat16 if is_bf16 else torch.float32)
+
+
+def test_the_speed_of_bf16_is_measured():
+    assert 0 < precision._speed_of_bf16(rows=64, width=32, repeats=1) < 1e3
+
+
+def test_tf32_is_for_gpus_and_does_not_stay():
+    assert not choose_precision("tf32", CPU).is_tf32
+    chosen = choose_precision("tf32", GPU)
+    before = torch.get_float32_matmul_precision()
+    with chosen.computing(CPU):
+        assert torch.get_float32_matmul_precision() == "high"
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_the_choice_is_said(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(precision, "_speed_of_bf16", lambda: 3.0)
+    run_small(tmp_path, ["train.precision=bf16"])
+    assert "dense layers in bf16, 3.0 times as fast as fp32 on this CPU" in capsys.readouterr().out
+
+
+def test_bf16_trains_to_nearly_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(precision, "_speed_of_bf16", lambda: 3.0)
+    exact = train_an_epoch(small_config(tmp_path))
+    rounded = train_an_epoch(small_config(tmp_path, "train.precision=bf16"))
+    assert rounded.losses != exact.losses
+    assert rounded.losses == pytest.approx(exact.losses, rel=2e-2)
+    assert rounded.evaluation.logloss == pytest.approx(exact.evaluation.logloss, rel=2e-2)

@@ -1,0 +1,76 @@
+"""Runs whose tables are updated as on a GPU: queued, here for Triton's interpreter."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from stampede.data import GlobalBatches
+from stampede.engine.ahead import send
+from stampede.engine.build import build
+from stampede.engine.datasets import open_dataset
+from stampede.engine.errors import TrainingStoppedError
+from stampede.engine.processes import processes
+from stampede.engine.step import train_step
+from stampede.optim import local_cowclip_tables, nonfinite
+from support.jobs import lines, run_small, small_config
+from support.updated_tables import computed
+
+# The interpreter takes its time.
+FEW = [
+    *("data.rows=100", "data.test_rows=100", "data.scale=0.00002", "data.validation_fraction=0"),
+    *("train.batch_size=25", "evaluate.select_on=test"),
+]
+
+
+def test_a_run_is_that_of_the_cpu(tmp_path):
+    found = {}
+    for way in ("kernels", "queued"):
+        folder = tmp_path / way
+        folder.mkdir()
+        with computed(way):
+            run_small(folder, [*FEW, "evaluate.every=2"])
+        found[way] = lines(folder / "small")
+    for one, other in zip(*found.values(), strict=True):
+        for key in ("loss", "logloss", "auc", "clipped_share"):
+            if key in one:
+                assert one[key] == pytest.approx(other[key], rel=1e-5)
+
+
+def test_a_loss_that_is_not_finite_is_named_by_its_step_some_steps_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(nonfinite, "LATE", 1)
+    config = small_config(tmp_path, *FEW, "train.batch_size=10")
+    with processes("cpu") as here, computed("queued"):
+        dataset = open_dataset(config, here)
+        job = build(config, dataset, here)
+        batches = GlobalBatches(dataset.train, list(dataset.vocabulary_sizes), 10, 0, 1)
+        weights = [*job.dense_parameters.values(), *local_cowclip_tables(job.model)]
+        before = None
+        with pytest.raises(TrainingStoppedError, match=r"step 3: .*optim.dense.lr"):
+            for step, batch in enumerate(batches.epoch(0), 1):
+                if step == 3:
+                    batch.dense[1, 0] = float("nan")
+                    before = [_values(held) for held in weights]
+                train_step(job, send(batch, job.front, here.device), step, here)
+        assert step == 3 + 1
+        assert all(map(torch.equal, before, [_values(held) for held in weights]))
+
+
+def _values(held):
+    whole = held.weights_tensor() if hasattr(held, "weights_tensor") else held
+    return whole.detach().clone()
+
+
+def test_the_end_of_an_epoch_tells_of_its_last_steps(tmp_path, monkeypatch):
+    read = GlobalBatches._batch
+
+    def poisoned(batches, epoch, start):
+        batch = read(batches, epoch, start)
+        if start == 75 and batches._batch_size == 25:
+            batch.dense[0, 0] = float("nan")
+        return batch
+
+    monkeypatch.setattr(GlobalBatches, "_batch", poisoned)
+    with computed("queued"), pytest.raises(TrainingStoppedError, match="step 4: "):
+        run_small(tmp_path, FEW)
+    assert lines(tmp_path / "small")[-1]["kind"] == "stopped"
