@@ -21,7 +21,9 @@ class LossSums:
     def add(self, logits: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> None:
         """Take samples: logits, labels 0 or 1, weights not negative, `[n]` each."""
         logits, labels, weights = (array.astype(np.float64) for array in (logits, labels, weights))
-        losses = np.logaddexp(0.0, (1.0 - 2.0 * labels) * logits)
+        # Of logits that are no numbers the trainer tells the user.
+        with np.errstate(invalid="ignore"):
+            losses = np.logaddexp(0.0, (1.0 - 2.0 * labels) * logits)
         self._weight += float(weights.sum())
         self._positive += float((weights * labels).sum())
         self._loss += float((weights * losses).sum())
