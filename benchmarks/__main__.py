@@ -31,6 +31,9 @@ BENCHMARKS = {
     "bf16_auc": 15,
 }
 
+# Seconds in which an interrupted benchmark removes what it has written aside.
+_GRACE = 20
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -86,8 +89,12 @@ def _run(command: list[str], seconds: float) -> str:
     finally:
         # Also where this process is interrupted.
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait()
+            os.killpg(process.pid, signal.SIGINT)
+            try:
+                process.wait(_GRACE)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     return f"failed with exit status {status}" if status else ""
 
 

@@ -40,7 +40,9 @@ def main() -> None:
     clicks = write_clicks(options.folder, rows, ids)
     report = Report(options.out, options.quick)
     found: dict[str, dict] = {}
-    points = [(n, plan, batch) for n in ranks for plan in plans for batch in steps]
+    points = [(n, plan, batch) for n in ranks for batch in steps for plan in plans]
+    # How rows are split matters less where the dense layers take most of the step.
+    points = [point for point in points if point[1:] != ("row_wise", max(STEPS))]
     for world_size, plan, batch in tqdm(points, desc="communication", unit="run", ncols=100):
         overrides = [f"train.batch_size={batch}", f"sharding.plan={plan}"]
         overrides.append(f"evaluate.batch_size={batch}")

@@ -16,35 +16,26 @@ import json
 import statistics
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import floors
 from clicks import FIELDS, IDS, write_clicks
 from launched import KEEP_MEMORY, launch, run_program
-from machine import CORES
-from matplotlib.figure import Figure
+from machine import CORES, QUIET, wait_for_quiet
 from report import ROOT, Report, parse_options, picture_path
+from speeds import draw, table
 from tqdm import tqdm
 from training import DEEPFM
 
 PEER = ROOT / "benchmarks/peers/plain_pytorch.py"
 
-# Training rows. An epoch is 512 steps at batch 1024; at larger batches two epochs are trained.
+# Training rows. An epoch is 512 steps at batch 1024, 64 at 8192.
 ROWS = 1 << 19
+EPOCHS = {1024: 1, 8192: 1, 65536: 2}
 
 BATCHES = (1024, 8192, 65536)
-
-# Smallest ratio to SparseAdam at its default allocator (issue 5).
-BARS = {
-    "1024 fp32 touched": 1.3,
-    "1024 fp32 all": 1.0,
-    "8192 fp32 all": 1.7,
-    "8192 bf16 all": 4.0,
-    "65536 fp32 all": 2.2,
-    "65536 bf16 all": 5.0,
-}
 
 # Dense Adam passes through the whole table in every step, each time alike.
 DENSE_STEPS = {1024: 100, 8192: 40, 65536: 8}
@@ -89,7 +80,8 @@ def contenders(batch: int) -> list[Contender]:
         found.append(Contender(batch, "fp32", rows="touched"))
         found.append(Contender(batch, "bf16", rows="touched", repeats=1))
     found.append(Contender(batch, "sparse_adam", keeps_memory=True, repeats=1))
-    found.append(Contender(batch, "fp32", keeps_memory=True, repeats=1))
+    if batch == max(BATCHES):
+        found.append(Contender(batch, "fp32", keeps_memory=True, repeats=1))
     found.append(Contender(batch, "dense_adam", repeats=1))
     return found
 
@@ -98,6 +90,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, help="runs of each contender; default: 3")
     parser.add_argument("--batches", type=int, nargs="+", help="default: 1024 8192 65536")
+    parser.add_argument(
+        "--again",
+        type=int,
+        default=10,
+        help=f"do so many runs again where other processes took more than {QUIET:.0%} of the cores",
+    )
+    parser.add_argument(
+        "--wait", type=float, default=0.0, help="seconds to wait for a quiet machine before a run"
+    )
     options = parse_options(parser, "end_to_end")
     rows, ids = (16_384, 200_000) if options.quick else (ROWS, IDS)
     repeats = options.repeats or (1 if options.quick else 3)
@@ -106,7 +107,12 @@ def main() -> None:
     if options.quick:
         wanted = [one for one in wanted if not one.keeps_memory and one.rows == "all"]
     report = Report(options.out, options.quick)
-    found = measure(options.folder, wanted, rows, ids, repeats, report)
+    turns = [one for turn in range(repeats) for one in wanted if turn < one.repeats]
+    again = 0 if options.quick else options.again
+    clicks = write_clicks(options.folder, rows, ids)
+    report.add(rows=rows, ids=ids, fields=FIELDS)
+    with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
+        found = measure(clicks, Path(scratch), turns, report, again, options.wait)
     print(table(found["samples_per_second"], found["floors"]))
     draw(found["samples_per_second"], found["floors"], picture_path(options.out))
     report.close()
@@ -114,53 +120,74 @@ def main() -> None:
         sys.exit(f"error: {len(found['failed'])} runs failed")
 
 
+@dataclass(frozen=True)
+class Run:
+    """One measurement.
+
+    Attributes:
+        samples_per_second: of training.
+        other_processes: share of the cores that they took meanwhile.
+    """
+
+    samples_per_second: float
+    other_processes: float
+
+
 def measure(
-    folder: Path, wanted: list[Contender], rows: int, ids: int, repeats: int, report: Report
+    clicks: Path, scratch: Path, turns: list[Contender], report: Report, again: int, wait: float
 ) -> dict[str, Any]:
-    """Let all contenders take turns; the report grows after each turn.
+    """Let contenders take turns; the report grows after each run.
 
     Args:
-        folder: for clicks and runs.
-        wanted: the contenders.
-        rows: training rows.
-        ids: of all fields.
-        repeats: turns.
+        clicks: prepared folder.
+        scratch: for the runs.
+        turns: who runs, in this order.
+        again: how many runs are done again, at the end, where the machine was not quiet.
+        wait: seconds to wait for a quiet machine before a run.
 
     Returns:
         What was added to the report.
     """
-    clicks = write_clicks(folder, rows, ids)
-    runs: dict[str, list[float]] = {one.name: [] for one in wanted}
-    busy: dict[str, list[float]] = {one.name: [] for one in wanted}
-    turns = [one for turn in range(repeats) for one in wanted if turn < one.repeats]
+    runs: dict[str, list[Run]] = {one.name: [] for one in turns}
     measured_floors: list[dict] = []
     failed: list[str] = []
     found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        for position, one in enumerate(tqdm(turns, desc="end to end", unit="run", ncols=100)):
-            if position % len(wanted) == 0:
-                measured_floors.append(floors.measure(quick=rows < ROWS))
+    waiting = list(turns)
+    with tqdm(total=len(turns), desc="end to end", unit="run", ncols=100) as bar:
+        while waiting:
+            one = waiting.pop(0)
+            wait_for_quiet(wait)
+            # At the beginning of each round.
+            if one == turns[0] or not measured_floors:
+                measured_floors.append(floors.measure(quick=report.quick))
             before = report.others.seconds()
             try:
-                runs[one.name].append(train(one, clicks, Path(scratch)))
+                speed = train(one, clicks, scratch)
             except RuntimeError as failure:
                 failed.append(f"{one.name}: {failure}")
                 tqdm.write(failed[-1])
-            busy[one.name].append(round(report.others.share(since=before), 3))
+            else:
+                run = Run(speed, round(report.others.share(since=before), 3))
+                runs[one.name].append(run)
+                if run.other_processes > QUIET and again:
+                    again -= 1
+                    waiting.append(one)
+                    bar.total += 1
+            bar.update()
             found = {
-                "rows": rows,
-                "ids": ids,
-                "fields": FIELDS,
                 "floors": _median_of(measured_floors),
-                "samples_per_second": {
-                    name: statistics.median(each) for name, each in runs.items() if each
-                },
-                "each_run": runs,
-                "other_processes": busy,
+                "samples_per_second": {n: quiet_median(each) for n, each in runs.items() if each},
+                "runs": {name: [asdict(run) for run in each] for name, each in runs.items()},
                 "failed": failed,
             }
             report.add(**found)
     return found
+
+
+def quiet_median(runs: list[Run]) -> float:
+    """Median samples/s of the runs that no other process disturbed; of all where there is none."""
+    quiet = [run for run in runs if run.other_processes <= QUIET]
+    return statistics.median(run.samples_per_second for run in quiet or runs)
 
 
 def train(one: Contender, clicks: Path, scratch: Path) -> float:
@@ -170,7 +197,7 @@ def train(one: Contender, clicks: Path, scratch: Path) -> float:
         RuntimeError: it failed, or did not compute as asked.
     """
     environment = KEEP_MEMORY if one.keeps_memory else {}
-    epochs = 1 if one.batch == BATCHES[0] else 2
+    epochs = EPOCHS[one.batch]
     if one.is_ours:
         summary = launch(
             DEEPFM,
@@ -203,59 +230,6 @@ def _median_of(measured: list[Any]) -> Any:
     if isinstance(measured[0], dict):
         return {key: _median_of([one[key] for one in measured]) for key in measured[0]}
     return statistics.median(measured)
-
-
-def table(speeds: dict[str, float], measured_floors: dict) -> str:
-    """For people: what is reached, beside the bars and beside what the MLP alone takes."""
-    lines = [
-        f"{'batch':>6}  {'trainer':<30}{'samples/s':>10}{'/ SparseAdam':>14}{'bar':>5}"
-        f"{'/ MLP alone':>13}{'MLP alone / SparseAdam':>24}"
-    ]
-    for name, speed in speeds.items():
-        batch, trainer, *rest = name.split()
-        peer = speeds.get(f"{batch} sparse_adam")
-        precision = trainer if trainer in floors.PRECISIONS else "fp32"
-        floor = floors.mlp_samples_per_second(measured_floors, precision, int(batch))
-        bar = BARS.get(name)
-        shown = trainer if trainer not in floors.PRECISIONS else f"stampede {trainer}"
-        lines.append(
-            f"{int(batch):>6}  {' '.join([shown, *rest]):<30}{speed:>10,.0f}"
-            f"{'' if peer is None else f'{speed / peer:.2f}':>14}"
-            f"{'' if bar is None else f'{bar:.1f}':>5}{speed / floor:>13.2f}"
-            f"{'' if peer is None else f'{floor / peer:.2f}':>24}"
-        )
-    return "\n".join([*lines, "", floors.table(measured_floors)])
-
-
-def draw(speeds: dict[str, float], measured_floors: dict, path: Path) -> None:
-    """Samples/s by batch size, with the MLP alone as a line above each bar."""
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    axes = figure.subplots()
-    batches = sorted({int(name.split()[0]) for name in speeds})
-    shown = {
-        "dense_adam": ("plain PyTorch, dense Adam", "0.8"),
-        "sparse_adam": ("plain PyTorch, SparseAdam", "0.6"),
-        "fp32 all": ("stampede, fp32", "tab:blue"),
-        "bf16 all": ("stampede, bf16", "tab:orange"),
-    }
-    width = 0.8 / len(shown)
-    for number, (key, (label, color)) in enumerate(shown.items()):
-        places = [place + number * width for place in range(len(batches))]
-        heights = [speeds.get(f"{batch} {key}", 0.0) / 1e3 for batch in batches]
-        axes.bar(places, heights, width, label=label, color=color)
-        if key.endswith("all"):
-            tops = [
-                floors.mlp_samples_per_second(measured_floors, key.split()[0], batch) / 1e3
-                for batch in batches
-            ]
-            left, right = ([p + side * width / 2 for p in places] for side in (-1, 1))
-            axes.hlines(tops, left, right, color="black", linewidth=1.5)
-    axes.plot([], [], color="black", label="the MLP alone")
-    axes.set_xticks([p + 1.5 * width for p in range(len(batches))], [f"{b:,}" for b in batches])
-    axes.set(xlabel="batch", ylabel="thousand samples/s", title=f"DeepFM, {CORES} cores")
-    axes.legend(loc="upper left")
-    axes.grid(axis="y", alpha=0.3)
-    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

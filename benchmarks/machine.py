@@ -13,6 +13,9 @@ from pathlib import Path
 # Cores that this process may use; every timed process has as many threads.
 CORES = len(os.sched_getaffinity(0))
 
+# Above this share of other processes timings are worth little.
+QUIET = 0.05
+
 # Instructions that decide how fast bf16 is.
 _BF16_FLAGS = ("avx512_bf16", "amx_bf16")
 
@@ -81,6 +84,21 @@ class OtherProcesses:
             usage = resource.getrusage(who)
             own += usage.ru_utime + usage.ru_stime
         return time.perf_counter(), ticks / os.sysconf("SC_CLK_TCK"), own
+
+
+def wait_for_quiet(limit: float, period: float = 2.0) -> None:
+    """Wait until other processes leave the cores alone for a while.
+
+    Args:
+        limit: seconds to wait at most.
+        period: how long it must be quiet.
+    """
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        others = OtherProcesses()
+        time.sleep(period)
+        if others.share() <= QUIET:
+            return
 
 
 def memory_of_this_process() -> tuple[int, int]:

@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import CORES, OtherProcesses, describe_machine
+from machine import CORES, QUIET, OtherProcesses, describe_machine
 
 from stampede.engine.run_folder import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
-
-# Above it the timings are worth little.
-_QUIET = 0.05
 
 
 def parse_options(parser: argparse.ArgumentParser, name: str) -> argparse.Namespace:
@@ -51,12 +48,13 @@ class Report:
         quick: whether sizes were cut.
 
     Attributes:
+        quick: the same.
         others: what else runs on the machine.
     """
 
     def __init__(self, out: Path, quick: bool = False) -> None:
         self._out = out
-        self._quick = quick
+        self.quick = quick
         self._machine = describe_machine()
         self.others = OtherProcesses()
         self._found: dict[str, Any] = {}
@@ -66,7 +64,7 @@ class Report:
         self._found.update(found)
         report = {
             "machine": {**self._machine, "other_processes": round(self.others.share(), 4)},
-            "quick": self._quick,
+            "quick": self.quick,
             **self._found,
         }
         write_whole(self._out, json.dumps(report, indent=1) + "\n")
@@ -75,8 +73,8 @@ class Report:
         """Say how quiet the machine was."""
         share = self.others.share()
         print(f"\nother processes took {share:.1%} of the cores' time; results in {self._out}")
-        if share > _QUIET:
-            print(f"above {_QUIET:.0%} timings are not to be trusted", file=sys.stderr)
+        if share > QUIET:
+            print(f"above {QUIET:.0%} timings are not to be trusted", file=sys.stderr)
 
 
 def picture_path(out: Path) -> Path:

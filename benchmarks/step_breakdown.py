@@ -1,9 +1,9 @@
 """Where the time of a training step goes: data, lookup, dense layers, update, and the rest.
 
 Timers around what a step calls, in this process, as launch.py trains: the next batch; the lookup,
-with the steps that its rows had missed; the dense layers forward, backward and their Adam; the
-backward of the lookup, which updates the tables, with the last flush. The rest is the loss,
-gradients copied tile by tile, finiteness and Python.
+with the sending of ids and the steps that its rows had missed; the dense layers forward, backward
+and their Adam; the backward of the lookup, which updates the tables, with the last flush. The rest
+is the loss, gradients copied tile by tile, learning rates, finiteness and Python.
 
     python benchmarks/step_breakdown.py
 """
@@ -73,8 +73,9 @@ def watch_parts(watch: Stopwatch, stack: ExitStack, job: Training) -> None:
         return "update" if tensor.ndim else "dense"
 
     for owner, attribute, name in (
-        (job, "next_batch", "data"),
-        (job.job.front, "lookup", "lookup"),
+        (job, "read", "data"),
+        (job.job.front, "send", "lookup"),
+        (job.job.front, "lookup_sent", "lookup"),
         (job.job.ctr_model, "logits", "dense"),
         (job.job.dense_optimizer, "step", "dense"),
         (job, "flush", "update"),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stampede.data import Batch, GlobalBatches
+from stampede.engine.ahead import sent_ahead
 from stampede.engine.build import Job, build
 from stampede.engine.config import Config, load_config
 from stampede.engine.datasets import open_dataset
@@ -39,26 +40,29 @@ class Training:
     steps: int = 0
 
     def __post_init__(self) -> None:
-        self._left: Iterator[Batch] = iter(())
+        device = self.processes.device
+        self._sent = sent_ahead(self._epochs(), self.job.front, device)
 
-    def next_batch(self) -> Batch:
-        """The next batch; after the last of an epoch the first of the next."""
-        batch = next(self._left, None)
-        if batch is None:
-            self._left = iter(self.batches)
-            batch = next(self._left)
-        return batch
+    def _epochs(self) -> Iterator[Batch]:
+        while True:
+            batches = iter(self.batches)
+            while (batch := self.read(batches)) is not None:
+                yield batch
+
+    def read(self, batches: Iterator[Batch]) -> Batch | None:
+        """The next batch of an epoch; None after its last."""
+        return next(batches, None)
 
     def step(self) -> None:
         """Train on the next batch."""
-        batch = self.next_batch()
+        sent = next(self._sent)
         epoch = len(self.batches)
         rates = learning_rates(
             self.config, self.job.scaling.scaled, self.steps, epoch, epoch * 1000
         )
         set_learning_rates(self.job, rates)
         self.steps += 1
-        train_step(self.job, batch, self.steps, self.processes)
+        train_step(self.job, sent, self.steps, self.processes)
 
     def flush(self) -> None:
         """Let all rows take the steps they have missed."""

@@ -1,0 +1,127 @@
+"""The results of `end_to_end.py` as a table and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import floors
+from machine import CORES
+from matplotlib.figure import Figure
+
+# Smallest ratio to SparseAdam at its default allocator (issue 5).
+BARS = {
+    "1024 fp32 touched": 1.3,
+    "1024 fp32 all": 1.0,
+    "8192 fp32 all": 1.7,
+    "8192 bf16 all": 4.0,
+    "65536 fp32 all": 2.2,
+    "65536 bf16 all": 5.0,
+}
+
+
+class Line(NamedTuple):
+    """A contender beside its peer and its floor.
+
+    Attributes:
+        batch: global batch size.
+        trainer: what trains, for people.
+        speed: samples/s.
+        to_peer: ratio to SparseAdam with the default allocator, where that was measured.
+        bar: smallest ratio asked for, where there is one.
+        to_floor: share of what the MLP alone reaches in that precision.
+        floor_to_peer: the ratio that the MLP alone would reach.
+    """
+
+    batch: int
+    trainer: str
+    speed: float
+    to_peer: float | None
+    bar: float | None
+    to_floor: float
+    floor_to_peer: float | None
+
+
+def lines(speeds: dict[str, float], measured_floors: dict) -> Iterator[Line]:
+    """A line for each contender."""
+    for name, speed in speeds.items():
+        batch, trainer, *rest = name.split()
+        peer = speeds.get(f"{batch} sparse_adam")
+        ours = trainer in floors.PRECISIONS
+        precision = trainer if ours else "fp32"
+        floor = floors.mlp_samples_per_second(measured_floors, precision, int(batch))
+        yield Line(
+            int(batch),
+            " ".join([f"stampede {trainer}" if ours else trainer, *rest]),
+            speed,
+            None if peer is None else speed / peer,
+            BARS.get(name),
+            speed / floor,
+            None if peer is None else floor / peer,
+        )
+
+
+def table(speeds: dict[str, float], measured_floors: dict) -> str:
+    """What is reached, beside the bars and beside what the MLP alone takes."""
+    shown = [
+        f"{'batch':>6}  {'trainer':<30}{'samples/s':>10}{'/ SparseAdam':>14}{'bar':>5}"
+        f"{'/ MLP alone':>13}{'MLP alone / SparseAdam':>24}"
+    ]
+    for line in lines(speeds, measured_floors):
+        shown.append(
+            f"{line.batch:>6}  {line.trainer:<30}{line.speed:>10,.0f}"
+            f"{cell(line.to_peer):>14}{cell(line.bar, 1):>5}{cell(line.to_floor):>13}"
+            f"{cell(line.floor_to_peer):>24}"
+        )
+    return "\n".join([*shown, *all_beside_touched(speeds), "", floors.table(measured_floors)])
+
+
+def all_beside_touched(speeds: dict[str, float]) -> list[str]:
+    """What `rows: all` costs, a sentence for each batch size where both were measured."""
+    found = []
+    for name, touched in speeds.items():
+        batch, precision, *rows = name.split()
+        everything = speeds.get(f"{batch} {precision} all")
+        if rows == ["touched"] and everything:
+            found.append(
+                f"batch {int(batch):,}, {precision}: `rows: all` takes {touched / everything:.2f} "
+                "times as long as `touched`" + (", bar 1.15" if int(batch) == 65536 else "")
+            )
+    return found
+
+
+def cell(value: float | None, digits: int = 2) -> str:
+    """A figure, or nothing."""
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def draw(speeds: dict[str, float], measured_floors: dict, path: Path) -> None:
+    """Samples/s by batch size, with the MLP alone as a line above each bar."""
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots()
+    batches = sorted({int(name.split()[0]) for name in speeds})
+    shown = {
+        "dense_adam": ("plain PyTorch, dense Adam", "0.8"),
+        "sparse_adam": ("plain PyTorch, SparseAdam", "0.6"),
+        "fp32 all": ("stampede, fp32", "tab:blue"),
+        "bf16 all": ("stampede, bf16", "tab:orange"),
+    }
+    width = 0.8 / len(shown)
+    for number, (key, (label, color)) in enumerate(shown.items()):
+        places = [place + number * width for place in range(len(batches))]
+        heights = [speeds.get(f"{batch} {key}", 0.0) / 1e3 for batch in batches]
+        axes.bar(places, heights, width, label=label, color=color)
+        if key.endswith("all"):
+            tops = [
+                floors.mlp_samples_per_second(measured_floors, key.split()[0], batch) / 1e3
+                for batch in batches
+            ]
+            left, right = ([p + side * width / 2 for p in places] for side in (-1, 1))
+            axes.hlines(tops, left, right, color="black", linewidth=1.5)
+    axes.plot([], [], color="black", label="the MLP alone")
+    axes.set_xticks([p + 1.5 * width for p in range(len(batches))], [f"{b:,}" for b in batches])
+    axes.set(xlabel="batch", ylabel="thousand samples/s", title=f"DeepFM, {CORES} cores")
+    axes.legend(loc="upper left")
+    axes.grid(axis="y", alpha=0.3)
+    figure.savefig(path, dpi=120)
