@@ -4,23 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from stampede.models import CTRModel, NetworkShape, network, network_names, register
+from stampede.models import CTRModel, NetworkShape, network, register
 from stampede.models.registry import _NETWORKS
 from stampede.settings import SettingsError
+from support.networks import VARIANTS, variant_id
 
-# Every network, and its options that change what it is made of.
-VARIANTS = [
-    *((name, {}) for name in network_names() if network(name).module.__module__ != "__main__"),
-    ("dcnv2", {"cross": "full"}),
-    ("dcnv2", {"experts": 1}),
-    ("autoint", {"deep": True}),
-    ("finalmlp", {"heads": 2, "second": [6], "gates": None}),
-    ("finalmlp", {"gates": []}),
-    ("masknet", {"structure": "serial", "reduction": 0.5}),
-]
-EVERY_VARIANT = pytest.mark.parametrize(
-    "name, options", VARIANTS, ids=lambda value: value if isinstance(value, str) else str(value)
-)
+EVERY_VARIANT = pytest.mark.parametrize("name, options", VARIANTS, ids=variant_id)
 SIZES = {"C1": 5, "C2": 7, "C3": 3}
 
 

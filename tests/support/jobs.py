@@ -13,7 +13,7 @@ from stampede.engine.config import Config, load_config
 from stampede.engine.datasets import open_dataset
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.evaluate import Evaluation, evaluate
-from stampede.engine.processes import processes
+from stampede.engine.processes import Processes, processes
 from stampede.engine.reading import Reader
 from stampede.engine.run import run
 from stampede.engine.step import train_step
@@ -60,19 +60,24 @@ class Trained(NamedTuple):
 def train_an_epoch(config: Config) -> Trained:
     """Train step by step, then evaluate the test part; also as a rank of several."""
     with processes("cpu") as here:
-        dataset = open_dataset(config, here)
-        job = build(config, dataset, here)
-        reader = Reader(config, dataset, here)
-        losses = [
-            train_step(job, sent, step, here).item()
-            for step, sent in enumerate(sent_ahead(reader.training(), job.front, here.device), 1)
-        ]
-        evaluation = evaluate(job.model, reader.evaluation(reader.dataset.test), here)
-        tables = {
-            f: gather_field(job.model, f, config.model.dim, here) for f in dataset.vocabulary_sizes
-        }
-        dense = {name: p.detach().clone() for name, p in job.dense_parameters.items()}
-        plan = {p.sharding_type for m in job.model.plan.plan.values() for p in m.values()}
+        return train_an_epoch_in(here, config)
+
+
+def train_an_epoch_in(here: Processes, config: Config) -> Trained:
+    """The same in processes that are joined already."""
+    dataset = open_dataset(config, here)
+    job = build(config, dataset, here)
+    reader = Reader(config, dataset, here)
+    losses = [
+        train_step(job, sent, step, here).item()
+        for step, sent in enumerate(sent_ahead(reader.training(), job.front, here.device), 1)
+    ]
+    evaluation = evaluate(job.model, reader.evaluation(reader.dataset.test), here)
+    tables = {
+        f: gather_field(job.model, f, config.model.dim, here) for f in dataset.vocabulary_sizes
+    }
+    dense = {name: p.detach().clone() for name, p in job.dense_parameters.items()}
+    plan = {p.sharding_type for m in job.model.plan.plan.values() for p in m.values()}
     return Trained(losses, evaluation, tables, dense, plan)
 
 
