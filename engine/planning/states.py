@@ -15,7 +15,7 @@ from stampede.engine.scaled import scaled_hyperparameters
 from stampede.engine.table_optimizer import table_optimizer
 from stampede.optim import Helen
 from stampede.optim.baselines import BASELINES
-from stampede.optim.rules import Adam
+from stampede.optim.missed_steps import is_replayable
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
 
@@ -51,20 +51,13 @@ class TableStates:
 
     @property
     def counts_steps(self) -> bool:
-        """Whether a row keeps the number of the step it is at, see `can_miss_steps`.
+        """Whether a row keeps the number of the step it is at, see `MissedSteps`.
 
         Counted for every device, also for those that have no kernel to make up for missed steps.
         """
-        settings = self.settings
-        return (
-            settings is not None
-            # Helen's rows take all their steps at once.
-            and self.optimizer != "helen"
-            and type(settings.rule) is Adam
-            and settings.moves_untouched_rows
-            and not settings.needs_all_rows
-            and not settings.clip.by_table
-        )
+        # Helen's rows take all their steps at once.
+        waits = self.settings is not None and self.optimizer != "helen"
+        return waits and is_replayable(self.settings)
 
     @property
     def values_per_row(self) -> int:
