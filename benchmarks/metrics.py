@@ -1,0 +1,124 @@
+"""Seconds and memory of exact metrics, in memory and beyond it, beside scikit-learn's AUC.
+
+Scores as a model's, one click in five samples; groups as users are, Zipf-distributed over a million
+ids. `ranking` is AUC, PR-AUC, logloss, normalized entropy and calibration in one; `groups` is GAUC
+on top of them. Every case is a process of its own; samples come 131072 at a time, and making them
+is not counted. Cases take turns; the fastest of them is reported, with the processor time it took.
+
+    OMP_NUM_THREADS=1 python benchmarks/metrics.py --out benchmarks/results/metrics.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from machine import OtherProcesses, describe_machine, memory_of_this_process
+from sklearn.metrics import roc_auc_score
+
+from stampede.engine.metrics import PartMetrics
+
+AT_A_TIME = 1 << 17
+REPEATS = 2
+FURTHER = ["pr_auc", "normalized_entropy", "calibration", "calibration_buckets"]
+# By name: bytes of memory, or None for scikit-learn; whether there are groups.
+CASES = {
+    "ranking, 1 GB": (1e9, False),
+    "ranking, 0.05 GB": (5e7, False),
+    "groups, 1 GB": (1e9, True),
+    "groups, 0.2 GB": (2e8, True),
+    "scikit-learn's AUC": (None, False),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, nargs="+", default=[10_000_000, 20_000_000])
+    parser.add_argument("--scratch", type=Path, help="folder for what does not fit; default: /tmp")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    others, found = OtherProcesses(), {}
+    for rows in arguments.rows:
+        for _ in range(REPEATS):
+            for name, case in CASES.items():
+                with multiprocessing.get_context("spawn").Pool(1) as alone:
+                    one = alone.apply(measure, (rows, *case, arguments.scratch))
+                best = found.setdefault(name, {}).setdefault(str(rows), one)
+                for key in ("seconds", "processor_seconds"):
+                    best[key] = min(best[key], one[key])
+        for name in CASES:
+            best = found[name][str(rows)]
+            print(
+                f"{rows:>11,} rows  {name:<20}{best['seconds']:>7.2f} s"
+                f"{best['processor_seconds']:>7.2f} s{best['memory_gb']:>7.2f} GB"
+                f"  AUC {best['auc']:.6f}",
+                flush=True,
+            )
+    report = {
+        "machine": describe_machine(),
+        "others_share_of_cores": others.share(),
+        "cases": found,
+    }
+    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+class Stopwatch:
+    """Seconds and processor seconds within its contexts."""
+
+    def __init__(self) -> None:
+        self.seconds = self.processor = 0.0
+
+    def __enter__(self) -> None:
+        self.seconds -= time.perf_counter()
+        self.processor -= time.process_time()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter()
+        self.processor += time.process_time()
+
+
+def measure(rows: int, memory: float | None, grouped: bool, scratch: Path | None) -> dict:
+    """Seconds, what memory the metrics take beside the samples of a piece, and the AUC."""
+    watch, pieces = Stopwatch(), samples(rows, grouped)
+    if memory is None:
+        pieces = list(pieces)
+        logits, labels = (np.concatenate([piece[column] for piece in pieces]) for column in (0, 1))
+        del pieces
+        before = memory_of_this_process()[1]
+        with watch:
+            auc = float(roc_auc_score(labels, logits))
+    else:
+        before = 0
+        with PartMetrics(FURTHER, memory, scratch, grouped=grouped) as metrics:
+            for piece in pieces:
+                before = before or memory_of_this_process()[1]
+                with watch:
+                    metrics.add(*piece)
+            with watch:
+                auc = metrics.result()["auc"]
+    return {
+        "seconds": watch.seconds,
+        "processor_seconds": watch.processor,
+        "memory_gb": (memory_of_this_process()[1] - before) / 1e9,
+        "auc": auc,
+    }
+
+
+def samples(rows: int, grouped: bool) -> Iterator[tuple[np.ndarray | None, ...]]:
+    """Logits, labels, weights and groups, piece by piece."""
+    draw = np.random.default_rng(0)
+    for start in range(0, rows, AT_A_TIME):
+        count = min(AT_A_TIME, rows - start)
+        logits = draw.standard_normal(count, dtype=np.float32)
+        labels = draw.random(count, dtype=np.float32) < 1 / (1 + np.exp(1.6 - logits))
+        groups = draw.zipf(1.2, count) % 1_000_000 if grouped else None
+        yield logits, labels.astype(np.float32), np.ones(count, np.float32), groups
+
+
+if __name__ == "__main__":
+    main()
