@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 
 from criteo_runs import CONFIG
@@ -72,13 +73,16 @@ def measure(
 
     jobs = [(precision, seed) for seed in seeds for precision in PRECISIONS]
     found: dict[str, list[dict]] = {precision: [] for precision in PRECISIONS}
-    # The first run prepares the data that the others share.
-    first = train(*jobs[0])
-    with ThreadPoolExecutor(CORES) as pool:
+    with (
+        tqdm(desc="bf16 AUC", unit="run", total=len(jobs), ncols=100) as bar,
+        ThreadPoolExecutor(CORES) as pool,
+    ):
+        # The first run prepares the data that the others share.
+        first = train(*jobs[0])
         others = pool.map(lambda job: train(*job), jobs[1:])
-        done = tqdm(others, desc="bf16 AUC", unit="run", total=len(jobs) - 1, ncols=100)
-        for (precision, _), summary in zip(jobs, [first, *done], strict=True):
+        for (precision, _), summary in zip(jobs, chain([first], others), strict=True):
             found[precision].append(summary)
+            bar.update()
     return found
 
 

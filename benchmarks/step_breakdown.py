@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from report import Report, parse_options, picture_path
 from timing import Stopwatch, seconds_of
 from torch import Tensor
+from tqdm import tqdm
 from training import Training, training
 
 PARTS = ("data", "lookup", "dense", "update", "other")
@@ -39,11 +40,11 @@ def main() -> None:
     clicks = write_clicks(options.folder, rows, ids)
     report = Report(options.out, options.quick)
     found: dict[str, dict] = {}
-    for precision in ("fp32", "bf16"):
-        for batch, count in steps.items():
-            overrides = [f"train.batch_size={batch}", f"train.precision={precision}"]
-            found[f"{batch} {precision}"] = measure(clicks, overrides, batch, count)
-            report.add(rows=rows, ids=ids, steps=steps, microseconds_per_sample=found)
+    points = [(batch, precision) for precision in ("fp32", "bf16") for batch in steps]
+    for batch, precision in tqdm(points, desc="step breakdown", unit="run", ncols=100):
+        overrides = [f"train.batch_size={batch}", f"train.precision={precision}"]
+        found[f"{batch} {precision}"] = measure(clicks, overrides, batch, steps[batch])
+        report.add(rows=rows, ids=ids, steps=steps, microseconds_per_sample=found)
     print(table(found))
     draw(found, picture_path(options.out))
     report.close()

@@ -30,6 +30,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from report import Report, parse_options
 from timing import Stopwatch, interleaved, seconds_of
 from torch import nn
+from tqdm import tqdm
 
 from stampede.optim import CowClip
 from stampede.optim.native import kernels
@@ -57,11 +58,11 @@ def main() -> None:
     batches = BATCHES[:2] if options.quick else BATCHES
     ids = 200_000 if options.quick else IDS
     backward, all_rows = {}, {}
-    for batch in batches:
+    for batch in tqdm(batches, desc="backward", unit="batch size", ncols=100):
         backward[str(batch)] = measure_backward(batch, ids, repeats=3 if options.quick else 15)
         report.add(columns=DIM, ids=ids, fields=FIELDS, backward=backward)
     print(backward_table(backward))
-    for batch in batches:
+    for batch in tqdm(batches, desc="rows: all", unit="batch size", ncols=100):
         steps, repeats = (8, 1) if options.quick else (STEPS[batch], 3)
         all_rows[str(batch)] = measure_all_rows(batch, ids, steps, repeats)
         report.add(all_rows=all_rows)
