@@ -102,3 +102,13 @@ def id_texts(column: str, kind: pl.DataType, separator: str | None, max_ids: int
         cells = cells.cast(pl.String).str.split(separator)
     cells = cells.list.eval(pl.element().filter(pl.element() != ""))
     return cells if max_ids is None else cells.list.head(max_ids)
+
+
+def flattened(cells: pl.Series) -> tuple[np.ndarray, pl.Series]:
+    """Ids of cells that hold several, and how many each has, `[n]` int64.
+
+    A cell without an id has one, null.
+    """
+    lengths = cells.list.len().fill_null(0).to_numpy().astype(np.int64)
+    # Of an empty list, as of null, explode leaves one null.
+    return np.maximum(lengths, 1), cells.explode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import polars as pl
 from pydantic import ValidationError
 
 from stampede.data.errors import DataError
+from stampede.data.formulas import flattened
 from stampede.data.learning.counts import VALUE
 from stampede.data.learning.distinct import Distinct, distinct_ids
 from stampede.data.learning.encoders import (
@@ -30,8 +30,15 @@ from stampede.settings import Section
 LEARNED = "learned.json"
 
 
-class _Saved(Section):
-    """The content of `learned.json`; vocabularies stand in files of their own."""
+class Saved(Section):
+    """The content of `learned.json`.
+
+    Attributes:
+        schema_: of the rows.
+        ranges: of every number, by name.
+        quantiles: inner edges of the fields cut at quantiles, by name.
+        vocabularies: file of each vocabulary, in the same folder, by field.
+    """
 
     schema_: Schema
     ranges: dict[str, NumberRange]
@@ -137,11 +144,8 @@ class Learned:
 
     def _bag(self, entry: FieldEntry, frame: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
         """A cell without an id has one, the missing value's."""
-        column = frame[entry.name]
-        lengths = column.list.len().fill_null(0).to_numpy().astype(np.int64)
-        # Of an empty list, as of null, one null is left.
-        values = self._encoders[entry.name].rows(column.explode())
-        return np.maximum(lengths, 1), values.astype(self.ids_dtype)
+        lengths, ids = flattened(frame[entry.name])
+        return lengths, self._encoders[entry.name].rows(ids).astype(self.ids_dtype)
 
 
 def save(
@@ -152,7 +156,7 @@ def save(
     vocabularies: Mapping[str, str],
 ) -> None:
     """Write `learned.json`; `vocabularies` names the file of each such field."""
-    saved = _Saved(
+    saved = Saved(
         schema_=schema,
         ranges=dict(ranges),
         quantiles=dict(quantiles),
@@ -161,16 +165,30 @@ def save(
     (folder / LEARNED).write_text(saved.model_dump_json(indent=1), encoding="utf-8")
 
 
-def load(folder: Path) -> Learned:
-    """What `save` and the vocabularies' files say.
+def read_saved(folder: Path) -> Saved:
+    """What `save` wrote.
 
     Raises:
         DataError: the folder is damaged.
     """
     path = folder / LEARNED
     try:
-        saved = _Saved.model_validate_json(path.read_bytes())
-        schema = saved.schema_
+        return Saved.model_validate_json(path.read_bytes())
+    except OSError as failure:
+        raise _damaged(path, failure) from None
+    except ValidationError as failure:
+        raise _damaged(path, failure.errors(include_url=False)[0]["msg"]) from None
+
+
+def load(folder: Path) -> Learned:
+    """What `save` and the vocabularies' files say.
+
+    Raises:
+        DataError: the folder is damaged.
+    """
+    saved = read_saved(folder)
+    schema = saved.schema_
+    try:
         encoders = {}
         for name, field in schema.ids.items():
             if isinstance(field, Vocabulary):
@@ -181,11 +199,12 @@ def load(folder: Path) -> Learned:
             else:
                 encoders[name] = fixed_encoder(name, field)
         return Learned(schema, encoders, saved.ranges)
-    except (OSError, KeyError, json.JSONDecodeError, pl.exceptions.PolarsError) as failure:
-        raise DataError(f"{path}: damaged ({failure}); prepare the data again") from None
-    except ValidationError as failure:
-        reason = failure.errors(include_url=False)[0]["msg"]
-        raise DataError(f"{path}: damaged ({reason}); prepare the data again") from None
+    except (OSError, KeyError, pl.exceptions.PolarsError) as failure:
+        raise _damaged(folder / LEARNED, failure) from None
+
+
+def _damaged(path: Path, reason: object) -> DataError:
+    return DataError(f"{path}: damaged ({reason}); prepare the data again")
 
 
 def _plain(name: str) -> str:

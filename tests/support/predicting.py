@@ -8,15 +8,20 @@ import polars as pl
 from sklearn.metrics import roc_auc_score
 
 from stampede.engine.predict import main
-from support.movie_runs import prepare_movies, train_on_movies
+from support.movie_runs import train_on_movies
 
 
-def predict(*arguments):
-    """Exit status of the command, and what it said."""
+def run_command(main, *arguments):
+    """Exit status of a command, and what it said."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main([*map(str, arguments)])
     return status, out.getvalue() + err.getvalue()
+
+
+def predict(*arguments):
+    """The same of stampede.engine.predict."""
+    return run_command(main, *arguments)
 
 
 def scores(run, inputs, folder, *options):
@@ -35,6 +40,3 @@ def auc_of(frame):
 def train_as_ranks(folder: str, plan: str, world_size: int) -> None:
     """A run as a rank of several."""
     train_on_movies(Path(folder), f"sharding.plan={plan}", world_size=world_size)
-
-
-__all__ = ["auc_of", "predict", "prepare_movies", "scores", "train_as_ranks"]

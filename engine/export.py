@@ -1,0 +1,75 @@
+"""Export a model: `python -m stampede.engine.export CHECKPOINT OUT`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from stampede.engine.quiet import quiet_libraries
+
+quiet_libraries()
+
+from stampede.data.command import exit_status  # noqa: E402
+from stampede.engine.console import readable_bytes, table  # noqa: E402
+from stampede.engine.errors import RunFolderError  # noqa: E402
+from stampede.engine.inference.packaging import export  # noqa: E402
+from stampede.engine.inference.row_types import RowType  # noqa: E402
+from stampede.engine.inference.trained import open_trained  # noqa: E402
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status: 2 for a user's mistake."""
+    given = _parser().parse_args(arguments)
+    return exit_status(lambda: _export(given), RunFolderError)
+
+
+def _export(given: argparse.Namespace) -> None:
+    trained = open_trained(Path(given.checkpoint), given.epoch)
+    folder = Path(given.out)
+    export(trained, folder, given.rows, given.overwrite)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    rows = [
+        ("package", str(folder)),
+        ("model", f"{trained.config.model.name} of {trained.run}, epoch {trained.epoch}"),
+        ("tables", f"{len(trained.vocabulary_sizes)} tables in {given.rows}"),
+        ("size", readable_bytes(size)),
+        ("to score", f"see the first lines of {folder / 'load.py'}"),
+    ]
+    print(table(rows))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m stampede.engine.export",
+        description="Write a trained model as a folder that scores without stampede: dense layers\n"
+        "(torch.export), tables (safetensors), vocabularies, and load.py, which needs torch,\n"
+        "safetensors, polars and numpy.",
+        epilog="example:\n"
+        "  python -m stampede.engine.export runs/criteo model --rows int8\n"
+        "  cd model && python -c 'from load import load; print(load().columns)'",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help="a run folder, or a checkpoint in it")
+    add("out", metavar="OUT", help="new folder for the package")
+    add(
+        "--epoch",
+        metavar="EPOCH",
+        help="checkpoint of a run folder: best (default), newest, or a number",
+    )
+    add(
+        "--rows",
+        choices=get_args(RowType),
+        default="fp32",
+        help="how the tables' rows are stored: fp32 (default), exact; fp16; int8 with a scale per "
+        "row",
+    )
+    add("--overwrite", action="store_true", help="replace an exported package in OUT")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

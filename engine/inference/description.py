@@ -1,0 +1,119 @@
+"""What the inputs of a model are made of, for the loader of an exported package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stampede.data.learning.learned import Saved, read_saved
+from stampede.data.learning.vocabulary import FIRST_ROW
+from stampede.data.prepared.manifest import FieldEntry, Manifest, read_manifest
+from stampede.data.schema.columns import Hashed, IdField, Integers, Quantiles, TimePart, Vocabulary
+from stampede.data.writing import LEARNED_FOLDER
+from stampede.engine.inference.inputs import check_same_inputs
+from stampede.engine.inference.trained import Trained
+
+# Ids of fields whose values are rows of their tables already.
+_ROWS = "rows"
+
+
+def described_inputs(trained: Trained, kept: Path | None) -> dict[str, Any]:
+    """Id fields and numbers in the model's order, and how they are made of columns.
+
+    Args:
+        trained: the model.
+        kept: what `inputs_folder` found.
+
+    Raises:
+        DataError: the vocabularies are damaged, or not the model's.
+    """
+    if kept is None:
+        # Synthetic clicks.
+        entries = [FieldEntry(name=n, rows=rows) for n, rows in trained.vocabulary_sizes.items()]
+        return _of_rows(entries, [f"I{i + 1}" for i in range(trained.numbers)])
+    manifest = read_manifest(kept)
+    check_same_inputs(manifest, trained.vocabulary_sizes, trained.numbers, kept, trained.checkpoint)
+    if not (kept / LEARNED_FOLDER).is_dir():
+        return _of_rows(manifest.fields, manifest.numbers)
+    return _of_columns(manifest, read_saved(kept / LEARNED_FOLDER))
+
+
+def vocabulary_files(kept: Path | None) -> Mapping[str, str]:
+    """File of each vocabulary in the folder of what was learned, by field."""
+    if kept is None or not (kept / LEARNED_FOLDER).is_dir():
+        return {}
+    return read_saved(kept / LEARNED_FOLDER).vocabularies
+
+
+def _of_rows(entries: list[FieldEntry], numbers: list[str]) -> dict[str, Any]:
+    return {
+        "fields": [
+            {
+                **_common(entry, entry.name, "," if entry.multi else None, None),
+                "encode": _ROWS,
+                "size": entry.rows,
+            }
+            for entry in entries
+        ],
+        "numbers": [
+            {"name": name, "column": name, "fill": 0.0, "transform": [], **_seen(0, 0, 0, 0)}
+            for name in numbers
+        ],
+        "numbers_dtype": "float32",
+        "missing": [""],
+        "time": None,
+    }
+
+
+def _of_columns(manifest: Manifest, saved: Saved) -> dict[str, Any]:
+    schema = saved.schema_
+    timed = any(isinstance(field, TimePart) for field in schema.ids.values())
+    numbers = []
+    for name, field in schema.numbers.items():
+        seen = saved.ranges[name]
+        numbers.append(
+            {
+                "name": name,
+                "column": field.column or name,
+                "fill": field.fill,
+                "transform": field.transform,
+                **_seen(seen.low, seen.high, seen.mean, seen.deviation),
+            }
+        )
+    return {
+        "fields": [_field(entry, schema.ids[entry.name], saved) for entry in manifest.fields],
+        "numbers": numbers,
+        "numbers_dtype": manifest.numbers_dtype,
+        "missing": schema.missing,
+        "time": schema.time.model_dump() if timed else None,
+    }
+
+
+def _field(entry: FieldEntry, field: IdField, saved: Saved) -> dict[str, Any]:
+    if isinstance(field, TimePart):
+        return {**_common(entry, None, None, None), "encode": field.encode}
+    column = field.column or entry.name
+    if isinstance(field, Quantiles):
+        edges = saved.quantiles[entry.name]
+        return {**_common(entry, column, None, None), "encode": field.encode, "edges": edges}
+    common = {
+        **_common(entry, column, field.separator, field.max_ids),
+        "encode": field.encode,
+    }
+    if isinstance(field, Hashed):
+        return {**common, "buckets": field.buckets, "seed": field.seed}
+    if isinstance(field, Integers):
+        return {**common, "size": field.size}
+    assert isinstance(field, Vocabulary)
+    return {**common, "first_row": FIRST_ROW}
+
+
+def _common(
+    entry: FieldEntry, column: str | None, separator: str | None, max_ids: int | None
+) -> dict[str, Any]:
+    return {**entry.model_dump(), "column": column, "separator": separator, "max_ids": max_ids}
+
+
+def _seen(low: float, high: float, mean: float, deviation: float) -> dict[str, float]:
+    return {"low": low, "high": high, "mean": mean, "deviation": deviation}

@@ -1,0 +1,126 @@
+"""A folder that holds all that scoring needs, and a loader that needs no stampede."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from tqdm import tqdm
+
+from stampede.data import DataError, formulas
+from stampede.data.learning import hashing
+from stampede.data.learning.counts import VALUE
+from stampede.data.prepared.whole_folder import make_whole
+from stampede.data.writing import LEARNED_FOLDER
+from stampede.engine.errors import RunFolderError
+from stampede.engine.inference.dense_part import export_dense_part
+from stampede.engine.inference.description import described_inputs, vocabulary_files
+from stampede.engine.inference.inputs import inputs_folder
+from stampede.engine.inference.model import dense_model
+from stampede.engine.inference.row_types import RowType, stored_rows
+from stampede.engine.inference.trained import Trained
+from stampede.engine.run_folder import to_json
+from stampede.engine.tables import read_field
+
+PACKAGE = "package.json"
+
+_LOADER = Path(__file__).parent / "package"
+_FORMAT = 1
+
+
+def export(trained: Trained, folder: Path, rows: RowType, overwrite: bool) -> None:
+    """Write a package; it appears when it is whole.
+
+    `package.json` says what the inputs are, `dense.pt2` is the dense part, `tables/` and
+    `vocabularies/` have a file for each field, and `load.py` is the loader.
+
+    Args:
+        trained: the model.
+        folder: a new one.
+        rows: how tables are stored, see `stored_rows`.
+        overwrite: whether an existing package is replaced.
+
+    Raises:
+        RunFolderError: the folder is there, or the run cannot be used.
+        DataError: the folder cannot be written.
+    """
+    _check_folder(folder, overwrite)
+    fresh = folder.with_name(f".{folder.name}.new") if folder.exists() else folder
+    if fresh != folder:
+        shutil.rmtree(fresh, ignore_errors=True)
+    make_whole(fresh, lambda unfinished: _fill(unfinished, trained, rows))
+    if fresh != folder:
+        # Under another name first: a kill must not leave half a package behind.
+        deleted = folder.with_name(f".{folder.name}.deleted")
+        shutil.rmtree(deleted, ignore_errors=True)
+        os.replace(folder, deleted)
+        os.replace(fresh, folder)
+        shutil.rmtree(deleted)
+
+
+def _check_folder(folder: Path, overwrite: bool) -> None:
+    if not folder.exists():
+        return
+    if not overwrite:
+        raise RunFolderError(f"{folder}: is there already; write --overwrite, or another folder")
+    if not (folder / PACKAGE).is_file():
+        raise RunFolderError(
+            f"{folder}: is no exported package ({PACKAGE} is absent) and is left alone; write "
+            "another folder"
+        )
+
+
+def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
+    kept = inputs_folder(trained.config, trained.run)
+    about = {
+        "format": _FORMAT,
+        "stampede": metadata.version("stampede"),
+        "torch": torch.__version__,
+        "checkpoint": str(trained.checkpoint),
+        "epoch": trained.epoch,
+        "network": trained.config.model.name,
+        "dim": trained.config.model.dim,
+        "rows": rows,
+        **described_inputs(trained, kept),
+    }
+    (folder / PACKAGE).write_text(to_json(about, indent=1) + "\n", encoding="utf-8")
+    for source in (*_LOADER.glob("*.py"), Path(formulas.__file__), Path(hashing.__file__)):
+        shutil.copyfile(source, folder / source.name)
+    torch.export.save(export_dense_part(dense_model(trained)), folder / "dense.pt2")
+    _write_vocabularies(folder / "vocabularies", kept)
+    _write_tables(folder / "tables", trained, rows, about)
+
+
+def _write_vocabularies(folder: Path, kept: Path | None) -> None:
+    folder.mkdir()
+    for name, file in vocabulary_files(kept).items():
+        path = kept / LEARNED_FOLDER / Path(file).name
+        try:
+            pl.scan_parquet(path).select(VALUE).sink_parquet(folder / f"{name}.parquet")
+        except (FileNotFoundError, pl.exceptions.PolarsError) as failure:
+            raise DataError(f"{path}: damaged ({failure}); train again") from None
+
+
+def _write_tables(folder: Path, trained: Trained, rows: RowType, about: Mapping[str, Any]) -> None:
+    folder.mkdir()
+    # One table after the other: the largest alone must fit into memory.
+    for field in tqdm(about["fields"], "exporting tables", unit=" tables", delay=1):
+        name = field["name"]
+        tensors = stored_rows(read_field(trained.checkpoint, name), rows, name)
+        path = folder / f"{name}.safetensors"
+        try:
+            save_file(tensors, path)
+            # It is made for its owner only.
+            shutil.copymode(folder.parent / PACKAGE, path)
+        except SafetensorError as failure:
+            full = "os error 28" in str(failure)
+            raise OSError(errno.ENOSPC if full else errno.EIO, str(failure)) from None

@@ -1,0 +1,56 @@
+"""Exported packages, loaded in this process or where stampede cannot be imported."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+# Scores what the standard input says, with nothing of stampede and what it trains with.
+_ALONE = """
+import json, sys
+
+HIDDEN = {"stampede", "torchrec", "fbgemm_gpu"}
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in HIDDEN:
+            raise ModuleNotFoundError(f"hidden: {name}", name=name)
+
+sys.meta_path.insert(0, Hidden())
+try:
+    import stampede
+except ModuleNotFoundError:
+    pass
+else:
+    raise SystemExit("stampede is not hidden")
+
+sys.path.insert(0, sys.argv[1])
+from load import load
+
+model = load()
+found = [model.logits(samples).tolist() for samples in json.load(sys.stdin)]
+assert not HIDDEN & set(sys.modules), HIDDEN & set(sys.modules)
+print(json.dumps(found))
+"""
+
+
+def logits_alone(package, inputs, cwd):
+    """Logits of each of some inputs, computed by a process without stampede."""
+    done = subprocess.run(
+        [sys.executable, "-c", _ALONE, str(package)],
+        input=json.dumps(inputs),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def loaded(package):
+    """The package's model, by its own load.py."""
+    spec = importlib.util.spec_from_file_location("load_of_a_package", package / "load.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.load()
