@@ -20,6 +20,10 @@ from stampede.engine.run_folder import write_whole
 # The tables stand between these in README.md.
 BEGIN, END = "<!-- benchmarks/readme_tables.py -->", "<!-- end -->"
 
+NOTHING = (
+    "Nothing is measured yet: `make bench`, then `python benchmarks/readme_tables.py --write`."
+)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -54,7 +58,7 @@ def tables(results: Path) -> str:
             found = json.loads(path.read_text())
             if not found["quick"]:
                 parts.append(make(found))
-    return "\n\n".join(parts)
+    return "\n\n".join(parts) or NOTHING
 
 
 def _markdown(heads: list[str], rows: list[list[str]]) -> str:
@@ -123,7 +127,12 @@ def _update_kernel(found: dict) -> str:
         )
     heads = ["batch", "distinct ids", "FBGEMM", "ours", "ratio", "plain PyTorch"]
     heads += ["`touched`", "`all`", "`all`, swept"]
-    return "The update alone, milliseconds:\n\n" + _markdown(heads, rows)
+    said = (
+        "The update of the tables alone, milliseconds: the backward pass of a lookup beside FBGEMM's "
+        "fused Adagrad and plain PyTorch, `rows: touched`; then forward and backward of a step "
+        "with the last flush, for each `rows`, and `all` with a sweep in every step:"
+    )
+    return f"{said}\n\n{_markdown(heads, rows)}"
 
 
 def _step_breakdown(found: dict) -> str:
@@ -178,7 +187,12 @@ def _communication(found: dict) -> str:
             ]
         )
     heads = ["processes", "plan", "batch", "ms a step", "waiting", "exchange", "MB a rank sends"]
-    return "Communication:\n\n" + _markdown(heads, rows)
+    said = (
+        "Several gloo processes of a thread each on these cores: how long a rank is blocked in "
+        "collectives, waiting for slower ranks included, and how long the same exchanges take by "
+        "themselves, as shares of the step:"
+    )
+    return f"{said}\n\n{_markdown(heads, rows)}"
 
 
 def _bf16_auc(found: dict) -> str:

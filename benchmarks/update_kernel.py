@@ -32,7 +32,7 @@ from timing import Stopwatch, interleaved, seconds_of
 from torch import nn
 from tqdm import tqdm
 
-from stampede.optim import CowClip
+from stampede.optim import CowClip, native
 from stampede.optim.native import kernels
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableShard
@@ -54,6 +54,8 @@ KERNELS = {"sum_lookup": "sum by row", "measure_rows": "measure", "adam_rows_": 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options = parse_options(parser, "update_kernel")
+    if not native.available():
+        sys.exit("error: the CPU kernels cannot be compiled here: a C++17 compiler must be in PATH")
     report = Report(options.out, options.quick)
     batches = BATCHES[:2] if options.quick else BATCHES
     ids = 200_000 if options.quick else IDS

@@ -191,7 +191,7 @@ def test_results_become_tables_of_the_readme(tmp_path):
     assert "| 65,536 | stampede fp32 all | 50,000 | 1.25 | 2.2 | 0.71 | 1.75 |" in lines
     assert "takes 1.10 times as long as `touched`, bar 1.15" in lines[-1]
     (tmp_path / "end_to_end.json").write_text(json.dumps({**found, "quick": True}))
-    assert readme_tables.tables(tmp_path) == ""
+    assert readme_tables.tables(tmp_path) == readme_tables.NOTHING
 
 
 def test_the_readme_shows_the_committed_results():
