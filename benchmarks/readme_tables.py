@@ -20,9 +20,7 @@ from stampede.engine.run_folder import write_whole
 # The tables stand between these in README.md.
 BEGIN, END = "<!-- benchmarks/readme_tables.py -->", "<!-- end -->"
 
-NOTHING = (
-    "Nothing is measured yet: `make bench`, then `python benchmarks/readme_tables.py --write`."
-)
+NOTHING = "Not measured yet: `make bench`, then `python benchmarks/readme_tables.py --write`."
 
 
 def main() -> None:
@@ -39,7 +37,7 @@ def main() -> None:
     if readme.count(BEGIN) != 1 or readme.count(END) != 1:
         sys.exit(f"error: {path}: write one line {BEGIN} and one line {END}")
     before, rest = readme.split(BEGIN)
-    write_whole(path, f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
+    write_whole(path, f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")
 
 
 def tables(results: Path) -> str:
@@ -128,9 +126,9 @@ def _update_kernel(found: dict) -> str:
     heads = ["batch", "distinct ids", "FBGEMM", "ours", "ratio", "plain PyTorch"]
     heads += ["`touched`", "`all`", "`all`, swept"]
     said = (
-        "The update of the tables alone, milliseconds: the backward pass of a lookup beside FBGEMM's "
-        "fused Adagrad and plain PyTorch, `rows: touched`; then forward and backward of a step "
-        "with the last flush, for each `rows`, and `all` with a sweep in every step:"
+        "The update of the tables alone, milliseconds: the backward pass of a lookup beside "
+        "FBGEMM's fused Adagrad and plain PyTorch, `rows: touched`; then forward and backward of a "
+        "step with the last flush, for each `rows`, and `all` with a sweep in every step:"
     )
     return f"{said}\n\n{_markdown(heads, rows)}"
 
