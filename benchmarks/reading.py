@@ -15,14 +15,14 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
 from machine import describe_machine
+from timing import interleaved, seconds_of
 
 from stampede.data import GlobalBatches, Order
 from stampede.data.prepared.part import ShardedPart
@@ -89,13 +89,14 @@ def measure(folder: Path, rows: int, epochs: int) -> dict[str, float]:
         "numpy take": numpy_loader(one, lambda array, chosen: array.take(chosen, 0)),
         "numpy fancy indexing": numpy_loader(one, lambda array, chosen: array[chosen]),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in readers}
-    for epoch in range(epochs + 1):
-        for name, read_epoch in readers.items():
-            start = time.perf_counter()
-            read_epoch(epoch)
-            seconds[name].append(time.perf_counter() - start)
-    return {name: rows / statistics.median(times[1:]) for name, times in seconds.items()}
+    seconds = interleaved({name: _epochs(read) for name, read in readers.items()}, epochs)
+    return {name: rows / statistics.median(times) for name, times in seconds.items()}
+
+
+def _epochs(read_epoch: Callable[[int], None]) -> Callable[[], float]:
+    """Each call reads the next epoch."""
+    numbers = count()
+    return lambda: seconds_of(lambda: read_epoch(next(numbers)))
 
 
 def loader(part: ShardedPart, shuffle: str, ahead: int = 0, bags: int = 0) -> Callable[[int], None]:
