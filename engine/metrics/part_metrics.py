@@ -26,6 +26,9 @@ Metric = Literal[
     "calibration_buckets",
     "gauc",
 ]
+# Bytes that are needed besides, for what is computed from a chunk of records.
+_BESIDES = 3e7
+
 # Records that are kept in memory in any case.
 _LEAST = 1000
 
@@ -38,7 +41,7 @@ class PartMetrics:
 
     Args:
         chosen: which; AUC and logloss are computed in any case.
-        memory: bytes that sorting may take.
+        memory: bytes that all of this may take, from some 60 MB on.
         scratch: folder for the unnamed file; default: the system's for temporary files.
         grouped: whether the samples have groups.
         with_truth: whether the samples have true probabilities.
@@ -61,7 +64,7 @@ class PartMetrics:
             columns["group"] = 2
         # They are all filled before the first one is read.
         record = sum(PEAK_BYTES[count] for count in columns.values())
-        capacity = max(_LEAST, int(memory / record))
+        capacity = max(_LEAST, int(max(memory - _BESIDES, memory / 2) / record))
         self._sorts = {
             name: ExternalSort(count, capacity, scratch) for name, count in columns.items()
         }

@@ -134,3 +134,11 @@ def test_a_logloss_that_is_not_finite_is_said():
         logits[3] = poison
         labels[3] = 0
         assert not np.isfinite(measured((logits, labels, weights, groups, truth))["logloss"])
+
+
+def test_weights_that_only_some_pieces_have_count():
+    logits, labels, weights, groups, truth = drawn(1000, False)
+    weights[:500] = np.random.default_rng(1).integers(0, 3, 500)
+    found = measured((logits, labels, weights, groups, truth), pieces=2)
+    expected = roc_auc_score(labels, logits, sample_weight=weights)
+    assert found["auc"] == pytest.approx(expected, abs=1e-12)
