@@ -6,6 +6,9 @@ import pytest
 
 from stampede.engine.config import load_config
 from stampede.engine.datasets import open_dataset
+from stampede.models import network, network_names
+from stampede.models.registry import _NETWORKS
+from stampede.settings import parse_yaml
 from support.paths import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -13,14 +16,36 @@ PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.S)
 
 
 @pytest.mark.parametrize("block", PYTHON_BLOCKS, ids=range(len(PYTHON_BLOCKS)))
-def test_python_blocks_run(block):
+def test_python_blocks_run(block, monkeypatch):
+    # A network that is registered here is gone afterwards.
+    monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
     exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
 
 
-def test_there_is_an_example_for_torchrec_and_one_for_plain_pytorch():
-    assert len(PYTHON_BLOCKS) == 2
-    assert "cowclip_sharders" in PYTHON_BLOCKS[0]
-    assert "sparse=True" in PYTHON_BLOCKS[1]
+def test_there_are_examples_of_a_network_for_torchrec_and_for_plain_pytorch():
+    network, torchrec, plain = PYTHON_BLOCKS
+    assert network in (ROOT / "examples/own_network/fwfm.py").read_text(encoding="utf-8")
+    assert "cowclip_sharders" in torchrec
+    assert "sparse=True" in plain
+
+
+def test_the_table_of_networks_holds_all_with_their_options():
+    rows = re.findall(r"^\| (`[^|]*) \| \[[^|]* \| ?([^|]*)\|$", README, flags=re.M)
+    shown = {
+        name: dict(re.findall(r"`(\w+): ([^`]*)`", options))
+        for names, options in rows
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    ours = {
+        name: network(name)
+        for name in network_names()
+        if network(name).module.__module__.startswith("stampede.")
+    }
+    assert shown.keys() == ours.keys()
+    for name, found in ours.items():
+        defaults = {key: parse_yaml(text, "README") for key, text in shown[name].items()}
+        assert found.options(**defaults) == found.options()
+        assert defaults.keys() == found.options.model_fields.keys()
 
 
 def test_the_shape_it_shows_is_that_of_the_quickstart():
