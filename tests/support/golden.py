@@ -12,6 +12,7 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.data import Batch, Dataset
+from stampede.engine.ahead import send
 from stampede.engine.build import Job, build
 from stampede.engine.config import Config, load_config
 from stampede.engine.learning_rates import learning_rates, set_learning_rates
@@ -190,7 +191,7 @@ def train_with_the_engine(path: Path, *overrides: str) -> Trajectory:
             )
             full = job.scaling.scaled
             set_learning_rates(job, learning_rates(config, full, step - 1, 1, golden.meta["steps"]))
-            train_step(job, batch, step, here)
+            train_step(job, send(batch, job.front, here.device), step, here)
             if step in CHECKED_STEPS:
                 weights: Weights = {
                     ("dense", name): p.detach().clone() for name, p in job.dense_parameters.items()

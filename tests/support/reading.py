@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from stampede.engine.ahead import send
 from stampede.engine.build import build
 from stampede.engine.config import load_config
 from stampede.engine.datasets import open_dataset
@@ -83,6 +84,6 @@ def first_loss_and_its_parts(folder, data):
         with torch.no_grad():
             logits = job.model(batch.sparse, batch.dense)
         parts = [np.asarray(part) for part in (logits, batch.label, batch.weight)]
-        loss = train_step(job, batch, 1, here)
+        loss = train_step(job, send(batch, job.front, here.device), 1, here).item()
         finite = all(bool(p.isfinite().all()) for p in job.dense_parameters.values())
         return loss, parts, finite
