@@ -109,7 +109,7 @@ def _unknown_key(path: str, place: _Place, root: type[BaseModel]) -> str:
         elsewhere = [k.path for k in all_keys(root) if k.path.split(".")[-1] == unknown]
         hint = f"did you mean {elsewhere[0]!r}? " if elsewhere and path not in elsewhere else ""
     kind = f" with {place.chosen}" if place.chosen else ""
-    return f"{path}: unknown key{kind}; {hint}allowed here: {', '.join(siblings)}"
+    return f"{path}: unknown key{kind}; {hint}allowed here: {', '.join(siblings) or 'none'}"
 
 
 def _nearest_of_literal(found: Any, expected: str) -> str:

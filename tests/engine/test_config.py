@@ -32,6 +32,14 @@ BAD = [
     ("sharding:\n  plan: rowwise", ["sharding.plan: found 'rowwise'", "did you mean 'row_wise'?"]),
     ("data:\n  kind: criteo", ["data.kind: found 'criteo'", "'synthetic', 'criteo_kaggle'"]),
     ("model:\n  name: deepmf", ["model.name: found 'deepmf'", "'deepfm'"]),
+    (
+        "model:\n  name: dcnv2\n  options: {expert: 2}",
+        ["model.options.expert: unknown key with name: dcnv2", "'experts'", "rank"],
+    ),
+    ("model:\n  options: {layers: 2}", ["model.options.layers: unknown key", "here: none"]),
+    ("model:\n  name: dcn\n  options: {layers: 0}", ["model.options.layers: found 0"]),
+    ("model:\n  name: dcn\n  options: 3", ["model.options: found 3", "a section with keys"]),
+    ("model:\n  name: masknet\n  options: {structure: serail}", ["did you mean 'serial'?"]),
     ("data:\n  validation_fraction: 0", ["evaluate.select_on", "data.validation_fraction"]),
     ("optim:\n  dense:\n    betas: [0.9, 1.0]", ["optim.dense.betas", "less than 1"]),
     ("optim:\n  dense:\n    eps: 0", ["optim.dense.eps", "greater than 0"]),
@@ -118,6 +126,15 @@ def test_the_printed_configuration_is_whole_and_reads_back(path, tmp_path):
     printed.write_text(to_yaml(config))
     assert load_config(printed) == config
     assert set(yaml.safe_load(printed.read_text())) == set(Config.model_fields)
+
+
+def test_the_help_names_the_options_of_networks():
+    keys = {(key.path, key.kinds): key for key in all_keys(config_type())}
+    assert keys["model.options.rank", "model.name: dcnv2"].default == 32
+    assert keys["model.options.layers", "model.name: dcn, dcnv2"].default == 3
+    name = keys["model.name", ""]
+    assert name.default == "deepfm"
+    assert name.description.startswith("network; one of deepfm, autoint, dcn,")
 
 
 def test_every_field_is_described():

@@ -14,6 +14,7 @@ from stampede.engine.step import train_step
 from stampede.optim import local_cowclip_tables
 from stampede.optim.sharded.supported import SHARDING_TYPES
 from support.jobs import small_config
+from support.networks import OURS
 from support.planning import figures_of
 from support.ranks import run_ranks
 
@@ -57,6 +58,12 @@ def test_one_rank(tmp_path, optimizer, rows):
     planned, real = on_one_rank(tmp_path, overrides)
     assert planned == real
     assert real[0] > 1e6
+
+
+@pytest.mark.parametrize("name", [name for name in OURS if name != "deepfm"])
+def test_networks(tmp_path, name):
+    planned, real = on_one_rank(tmp_path, [f"model.name={name}", "data.scale=0.0001"])
+    assert planned == real
 
 
 @pytest.mark.parametrize("granularity", ["none", "field_adaptive", "cowclip"])
