@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stampede.engine.checkpoint import Progress
+from stampede.engine.config import Config
 from stampede.engine.config.evaluate import EvaluateSection
 from stampede.engine.config.schedule import PlateauSection
 from stampede.engine.evaluate import Evaluation
@@ -41,6 +42,11 @@ class Plateau:
             return Plateau(self.best, self.waited + 1, self.fraction)
         reduced = max(self.fraction * settings.factor, settings.least)
         return Plateau(self.best, 0, min(reduced, self.fraction))
+
+
+def is_evaluated(epoch: int, config: Config) -> bool:
+    """Whether an epoch, counted from 1, ends with an evaluation; the last one does."""
+    return epoch % config.evaluate.every_epochs == 0 or epoch == config.train.epochs
 
 
 def choose(progress: Progress, results: Mapping[str, Evaluation], select_on: str) -> None:

@@ -25,7 +25,7 @@ from stampede.engine.learning_rates import LearningRates, learning_rates, set_le
 from stampede.engine.processes import Processes
 from stampede.engine.reading import Reader
 from stampede.engine.run_folder import RunFolder
-from stampede.engine.selection import Plateau, choose, stops_early
+from stampede.engine.selection import Plateau, choose, is_evaluated, stops_early
 from stampede.engine.step import WHAT_TO_TRY, stopping, train_step
 from stampede.engine.summary import clipped_share
 from stampede.optim import local_cowclip_tables
@@ -67,15 +67,17 @@ class Trainer:
                 self._train_epoch(epoch, batches, bar)
                 self.progress.epoch = epoch + 1
                 self.progress.reader = self._reader.state_dict(batches)
-                self._evaluate_epoch()
-                checkpoint.save(
-                    self.folder.checkpoints,
-                    self.job,
-                    self.progress,
-                    self.config,
-                    self.dataset,
-                    self.processes,
-                )
+                if is_evaluated(epoch + 1, self.config):
+                    # Nothing is saved unseen: weights may have diverged in the last step.
+                    self._evaluate_epoch()
+                    checkpoint.save(
+                        self.folder.checkpoints,
+                        self.job,
+                        self.progress,
+                        self.config,
+                        self.dataset,
+                        self.processes,
+                    )
         return self.progress
 
     def _train_epoch(self, epoch: int, batches: GlobalBatches, bar: tqdm) -> None:
@@ -206,10 +208,8 @@ class Trainer:
             )
 
     def _evaluate_epoch(self) -> None:
-        """Evaluate after an epoch where that is due, and decide what follows from it."""
+        """Evaluate after an epoch, and decide what follows from it."""
         progress, settings = self.progress, self.config.evaluate
-        if progress.epoch % settings.every_epochs and progress.epoch < self.config.train.epochs:
-            return
         results = self._evaluate_all()
         choose(progress, results, settings.select_on)
         if self.processes.is_main:

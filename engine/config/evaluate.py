@@ -17,7 +17,7 @@ class EvaluateSection(Section):
         0, ge=0, description="steps between further evaluations within an epoch; 0: none"
     )
     every_epochs: int = Field(
-        1, ge=1, description="epochs between evaluations; the last epoch is always evaluated"
+        1, ge=1, description="epochs between evaluations and checkpoints; the last epoch has both"
     )
     batch_size: int = Field(8192, ge=1, description="samples of a global batch, over all ranks")
     select_on: Literal["validation", "test"] = Field(

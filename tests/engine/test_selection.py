@@ -110,6 +110,9 @@ def test_without_patience_all_epochs_are_trained(tmp_path, scripted):
 def test_evaluation_every_other_epoch_and_after_the_last(tmp_path):
     run_small(tmp_path, ["train.epochs=5", "evaluate.every_epochs=2"])
     assert [line["step"] for line in evaluations(tmp_path, "test")] == [16, 32, 40]
+    # What was not evaluated may have diverged, and is not saved.
+    kept = {path.name for path in (tmp_path / "small/checkpoints").iterdir()}
+    assert {"epoch_0004", "epoch_0005"} <= kept <= {"epoch_0002", "epoch_0004", "epoch_0005"}
     summary = summary_of(tmp_path)
     assert summary["best_epoch"] in (2, 4, 5)
     assert summary["auc"] == evaluations(tmp_path, "test")[-1]["auc"]
