@@ -3,7 +3,11 @@
 import json
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from stampede.engine.config import Config
+from stampede.engine.dense_gradients import average_gradients_
 from stampede.engine.processes import processes
 from stampede.models import network, network_names
 from support.jobs import Trained, small_config, train_an_epoch_in
@@ -65,3 +69,12 @@ def network_config(
         *overrides,
         world_size=world_size,
     )
+
+
+def averaged_gradients() -> list[Tensor]:
+    """Means over two ranks, of which each gives a gradient to another one of three parameters."""
+    with processes("cpu") as here:
+        parameters = [torch.nn.Parameter(torch.ones(size)) for size in (2, 3, 4)]
+        (parameters[here.rank].sum() * 4).backward()
+        average_gradients_(parameters, here.world_size)
+    return [parameter.grad for parameter in parameters]
