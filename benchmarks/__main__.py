@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from bf16_auc import DATA
-from machine import CORES
+from machine import CORES, describe_machine
 from report import RESULTS, ROOT
 
 # In this order, with the minutes after which something must be wrong.
@@ -61,6 +61,9 @@ def main() -> None:
     for name in options.only:
         if name == "bf16_auc" and not options.data.exists():
             print(f"\n== {name}: left out, {options.data} is not there (--data FILE)", flush=True)
+            continue
+        if name == "bf16_auc" and not describe_machine()["bf16_instructions"]:
+            print(f"\n== {name}: left out, this CPU has no instructions for bf16", flush=True)
             continue
         print(f"\n== {name}", flush=True)
         command = [sys.executable, ROOT / "benchmarks" / f"{name}.py"]

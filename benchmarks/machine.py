@@ -17,7 +17,7 @@ CORES = len(os.sched_getaffinity(0))
 QUIET = 0.05
 
 # Instructions that decide how fast bf16 is.
-_BF16_FLAGS = ("avx512_bf16", "amx_bf16")
+_BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
 
 
 def describe_machine() -> dict[str, str | int | list[str]]:
@@ -26,7 +26,7 @@ def describe_machine() -> dict[str, str | int | list[str]]:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             cpu = line.split(":")[1].strip()
-        elif line.startswith("flags"):
+        elif line.startswith(("flags", "Features")):
             flags = set(line.split(":")[1].split())
             break
     root = Path(__file__).resolve().parents[1]
