@@ -10,9 +10,10 @@ from pathlib import Path
 
 from stampede.data import Batch, GlobalBatches
 from stampede.engine.ahead import sent_ahead
-from stampede.engine.build import Job, build
+from stampede.engine.build import build
 from stampede.engine.config import Config, load_config
 from stampede.engine.datasets import open_dataset
+from stampede.engine.job import Job
 from stampede.engine.learning_rates import learning_rates, set_learning_rates
 from stampede.engine.processes import Processes, launched_world_size, processes
 from stampede.engine.quiet import quiet_libraries

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,56 +11,22 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 from stampede.data import Dataset
 from stampede.engine.config import Config
+from stampede.engine.job import Job
 from stampede.engine.plan import make_plan, sharding_types
 from stampede.engine.planning.tables import planned_data
 from stampede.engine.planning.workload import passes, workload
-from stampede.engine.precision import DensePrecision, choose_precision
+from stampede.engine.precision import choose_precision
 from stampede.engine.processes import Processes
 from stampede.engine.scaled import scaled_hyperparameters
 from stampede.engine.table_optimizer import table_optimizer
-from stampede.models import CTRModel, EmbeddingFront
+from stampede.models import CTRModel
 from stampede.optim import (
-    BackwardUpdate,
     DenseAdam,
     Hyperparameters,
-    Scaled,
     TableInit,
     cowclip_sharders,
     table_update,
 )
-
-
-@dataclass
-class Job:
-    """What is trained.
-
-    Attributes:
-        model: the sharded model; its tables are updated in backward.
-        dense_parameters: parameters of the dense layers, by name.
-        dense_optimizer: their optimizer.
-        scaling: settings at the base batch size, and at the configured one.
-        precision: of the dense layers.
-        passes: forward and backward passes of a step.
-        table_update: what updates the tables in backward; None for FBGEMM's own optimizers.
-    """
-
-    model: DistributedModelParallel
-    dense_parameters: dict[str, Tensor]
-    dense_optimizer: DenseAdam
-    scaling: Scaled
-    precision: DensePrecision
-    passes: int = 1
-    table_update: BackwardUpdate | None = None
-
-    @property
-    def ctr_model(self) -> CTRModel:
-        """The model within."""
-        return self.model.module
-
-    @property
-    def front(self) -> EmbeddingFront:
-        """The model's tables."""
-        return self.ctr_model.front
 
 
 def build(config: Config, dataset: Dataset, processes: Processes) -> Job:

@@ -14,10 +14,10 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from stampede.data import Dataset
-from stampede.engine.build import Job
 from stampede.engine.config import Config
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
+from stampede.engine.job import Job
 from stampede.engine.processes import Processes
 from stampede.engine.run_folder import to_json
 from stampede.models import StoredColumns, table_name

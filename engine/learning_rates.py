@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from stampede.engine.build import Job
 from stampede.engine.config import Config
+from stampede.engine.job import Job
 from stampede.optim import Hyperparameters, learning_rate
 
 

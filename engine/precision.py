@@ -6,12 +6,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from stampede.engine.config import Precision
+Precision = Literal["fp32", "tf32", "bf16"]
 
 
 @dataclass(frozen=True)

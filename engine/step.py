@@ -13,9 +13,9 @@ from torch.nn import functional
 
 from stampede.data import Batch
 from stampede.engine.ahead import SentBatch
-from stampede.engine.build import Job
 from stampede.engine.dense_gradients import average_gradients_
 from stampede.engine.errors import TrainingStoppedError
+from stampede.engine.job import Job
 from stampede.engine.processes import Processes
 from stampede.optim import NonFiniteGradientError
 

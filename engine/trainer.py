@@ -15,12 +15,12 @@ from tqdm import tqdm
 from stampede.data import Dataset, GlobalBatches
 from stampede.engine import checkpoint
 from stampede.engine.ahead import sent_ahead
-from stampede.engine.build import Job
 from stampede.engine.checkpoint import Progress
 from stampede.engine.config import Config
 from stampede.engine.console import progress_bar, readable_auc
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.evaluate import Evaluation, evaluate
+from stampede.engine.job import Job
 from stampede.engine.learning_rates import LearningRates, learning_rates, set_learning_rates
 from stampede.engine.processes import Processes
 from stampede.engine.reading import Reader

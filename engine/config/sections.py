@@ -19,6 +19,7 @@ from stampede.engine.config.schedule import (
     PlateauSection,
     ScheduleSection,
 )
+from stampede.engine.precision import Precision
 from stampede.models import Network
 from stampede.optim import ScalingRule
 from stampede.optim.baselines import BASELINE_SHARDING_TYPES, BASELINES
@@ -26,7 +27,6 @@ from stampede.optim.rules import EpsPlacement
 from stampede.optim.sharded.supported import SHARDING_TYPES
 from stampede.settings import Beta, Section, Seed
 
-Precision = Literal["fp32", "tf32", "bf16"]
 _Plan = Literal[("auto", *SHARDING_TYPES)]
 
 

@@ -13,8 +13,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.data import Batch, Dataset
 from stampede.engine.ahead import send
-from stampede.engine.build import Job, build
+from stampede.engine.build import build
 from stampede.engine.config import Config, load_config
+from stampede.engine.job import Job
 from stampede.engine.learning_rates import learning_rates, set_learning_rates
 from stampede.engine.processes import processes
 from stampede.engine.step import train_step

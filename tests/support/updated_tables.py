@@ -74,16 +74,21 @@ class Tables:
         dim=None,
         lr=LR,
         precision=SparseType.FP32,
+        device="cpu",
     ):
+        self.device = torch.device(device)
+        place = (EmbeddingLocation.HOST, ComputeDevice.CPU)
+        if self.device.type == "cuda":
+            place = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
         tbe = SplitTableBatchedEmbeddingBagsCodegen(
             [
-                (shard.rows, columns, EmbeddingLocation.HOST, ComputeDevice.CPU)
+                (shard.rows, columns, *place)
                 for shard, columns in zip(shards, widths, strict=True)
             ],
             feature_table_map=features,
             pooling_mode=pooling,
             weights_precision=precision,
-            device=torch.device("cpu"),
+            device=self.device,
             learning_rate=lr,
         )
         self.tbe = CowClipTables.adopt(tbe, shards, setting, dim or widths[0])
@@ -99,7 +104,7 @@ class Tables:
             dict.fromkeys(names, setting),
             helen={},
             env=ShardingEnv.from_local(1, 0),
-            device=torch.device("cpu"),
+            device=self.device,
         )
         self.tbe.owner = owner
         self.tbe.defer_steps(owner.queue_of(number))
@@ -115,14 +120,14 @@ class Tables:
         """Random weights, row norms over three decades; returns them as whole tables."""
         for weights in self.tbe.split_embedding_weights():
             scale = 10.0 ** -torch.randint(0, 3, (len(weights), 1), generator=draw)
-            weights.copy_(torch.randn(weights.shape, generator=draw) * scale)
+            weights.copy_((torch.randn(weights.shape, generator=draw) * scale).to(weights.device))
         return self.whole_tables()
 
     def whole_tables(self):
         pieces = zip(self.shards, self.tbe.split_embedding_weights(), strict=True)
         whole = {}
         for shard, weights in sorted(pieces, key=lambda piece: piece[0].column_offset):
-            whole.setdefault(shard.table, []).append(weights.double())
+            whole.setdefault(shard.table, []).append(weights.double().cpu())
         return {name: torch.cat(parts, 1) for name, parts in whole.items()}
 
     def train(self, draw, reference, batch, weighted=False, mean=False, sequence=False):
@@ -140,9 +145,10 @@ class Tables:
         indices = torch.cat([ids_of[key] for key in keys])
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
         factors = torch.cat([factors_of[key] for key in keys]) if weighted else None
-        output = self.tbe(indices, offsets, factors)
+        inputs = [None if t is None else t.to(self.device) for t in (indices, offsets, factors)]
+        output = self.tbe(*inputs)
         upstream = torch.randn(output.shape, generator=draw)
-        output.backward(upstream)
+        output.backward(upstream.to(self.device))
 
         grads = {n: torch.zeros_like(w) for n, w in reference.weights.items()}
         counts = {n: torch.zeros(len(g), dtype=torch.int64) for n, g in grads.items()}
@@ -160,7 +166,7 @@ class Tables:
                 expected[place] += factor * reference.weights[shard.table][indices[i], stored]
                 grads[shard.table][indices[i], stored] += factor * upstream[place]
                 counts[shard.table][indices[i]] += shard.column_offset == 0
-        torch.testing.assert_close(output.double(), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(output.double().cpu(), expected, rtol=1e-4, atol=1e-5)
         reference.step(grads, counts, lr=LR)
 
     def _feature_of_table(self, position):

@@ -1,0 +1,89 @@
+"""A DeepFM with CowClip, from the parts of stampede that read no files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from stampede.data.synthetic import NUMBERS
+from stampede.engine.job import Job
+from stampede.engine.precision import Precision, choose_precision
+from stampede.models import CTRModel, table_name
+from stampede.optim import (
+    CowClip,
+    CowClipAdam,
+    DenseAdam,
+    Hyperparameters,
+    Scaled,
+    TableInit,
+    cowclip_sharders,
+    table_update,
+)
+
+DIM, HIDDEN = 10, (400, 400, 400)
+
+# Nothing is scaled here.
+RATES, BATCH = Hyperparameters(embedding_lr=1e-3, embedding_l2=1e-5, dense_lr=1e-3), 1024
+
+
+def deepfm(
+    sizes: Sequence[int],
+    device: torch.device,
+    *,
+    precision: Precision = "fp32",
+    rows: str = "all",
+    hidden: Sequence[int] = HIDDEN,
+) -> Job:
+    """A job on one device; a process group of one process must be there.
+
+    Args:
+        sizes: rows of each field's table.
+        precision, rows: as in the configuration.
+    """
+    vocabulary = {f"C{field + 1}": size for field, size in enumerate(sizes)}
+    model = CTRModel("deepfm", vocabulary, NUMBERS, DIM, hidden, seed=0)
+    arguments = {
+        "lr": RATES.embedding_lr,
+        "l2": RATES.embedding_l2,
+        "clip": CowClip(columns=DIM),
+        "rows": rows,
+    }
+    apply_optimizer_in_backward(CowClipAdam, model.front.ebc.parameters(), arguments)
+    sharders = cowclip_sharders(TableInit(1e-4, DIM, 0))
+    on_device = ParameterConstraints(
+        sharding_types=["table_wise"], compute_kernels=[EmbeddingComputeKernel.FUSED.value]
+    )
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=1, compute_device=device.type),
+        constraints={table_name(field): on_device for field in vocabulary},
+    )
+    for child in model.children():
+        if child is not model.front:
+            child.to(device)
+    model.bias.data = model.bias.data.to(device)
+    sharded = DistributedModelParallel(
+        model,
+        device=device,
+        plan=planner.plan(model, sharders),
+        sharders=sharders,
+        init_data_parallel=False,
+    )
+    dense = {
+        name: parameter
+        for name, parameter in sharded.named_parameters()
+        if not hasattr(parameter, "_in_backward_optimizers")
+    }
+    return Job(
+        sharded,
+        dense,
+        DenseAdam(dense.values(), lr=RATES.dense_lr),
+        Scaled("none", BATCH, BATCH, RATES, RATES),
+        choose_precision(precision, device),
+        table_update=table_update(sharded),
+    )

@@ -1,0 +1,66 @@
+"""The parts of `benchmarks/gpu.sh`: correctness first, then the one that is asked for.
+
+Started by `benchmarks/gpu.sh`, which says where everything lies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import correctness
+import profile_steps
+import torch
+import training
+import update
+from machine import describe_machine
+
+PARTS = {"update": update.measure, "training": training.measure, "profile": profile_steps.measure}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=["correctness", *PARTS, "all"])
+    parser.add_argument("--out", type=Path, required=True, help="JSON, written after each part")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--quick", action="store_true", help="small sizes; figures mean little")
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("no GPU here; --device cpu --quick shows that the script works")
+    device = torch.device(options.device)
+    found = {"machine": _machine(device), "quick": options.quick}
+    wrong = correctness.check(device, options.quick)
+    found["correctness"] = wrong
+    failed = [name for name, what in wrong.items() if what != "ok"]
+    for name, measure in PARTS.items():
+        if options.part in (name, "all") and not failed:
+            found[name] = measure(device, options.quick)
+        _write(options.out, found)
+    if failed:
+        print(f"error: wrong on this machine: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _machine(device: torch.device) -> dict:
+    found = describe_machine()
+    if device.type == "cuda":
+        import triton
+
+        found |= {
+            "gpu": torch.cuda.get_device_name(),
+            "cuda": torch.version.cuda,
+            "triton": triton.__version__,
+        }
+    return found
+
+
+def _write(out: Path, found: dict) -> None:
+    whole = out.with_suffix(".tmp")
+    whole.write_text(json.dumps(found, indent=1) + "\n")
+    whole.replace(out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

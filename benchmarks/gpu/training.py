@@ -1,0 +1,154 @@
+"""Training of DeepFM on clicks that lie on the device, and what the device can do at best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+from clicks import cardinalities
+from clock import seconds_until_done
+from job import DIM, HIDDEN, deepfm
+from resident_clicks import ResidentClicks
+
+from stampede.data import Batch, GlobalBatches, Order
+from stampede.data.synthetic import NUMBERS
+from stampede.engine.ahead import sent_ahead
+from stampede.engine.job import Job
+from stampede.engine.processes import Processes, processes
+from stampede.engine.step import train_step
+from stampede.optim import local_cowclip_tables
+
+IDS, BATCHES = 33_800_000, (8192, 32768, 131072, 524288)
+# The paper's training: 10 epochs of nine tenths of Criteo Kaggle.
+PAPER_SAMPLES = 413e6
+STEPS, WARM_UP = 500, 20
+FLOAT = 4
+
+
+def measure(device: torch.device, quick: bool = False) -> dict:
+    """Samples a second by batch size, precision and rows, beside floors of the same run.
+
+    A window of steps ends with a flush of all rows, which counts. `share_of_gemm` is the time that
+    the MLP's matrix products alone would take at the measured rate, of a step's; `share_of_copy`
+    the same for the bytes that lookup and update must move, at the measured bandwidth.
+    """
+    sizes = cardinalities(20_000 if quick else IDS)
+    batches, steps, rows = ((256,), 6, 4096) if quick else (BATCHES, STEPS, 1 << 25)
+    floors = _floors(device, quick)
+    found: dict = {"floors": floors, "ids": sum(sizes), "runs": []}
+    with processes(device.type) as here:
+        clicks = ResidentClicks(rows, sizes, device)
+        for precision in ("tf32", "bf16"):
+            for kept in ("all", "touched"):
+                job = deepfm(sizes, device, precision=precision, rows=kept)
+                for batch in batches:
+                    run = _run(job, clicks, batch, steps, here)
+                    run |= {"precision": precision, "rows": kept}
+                    run |= _shares(run, batch, precision, floors)
+                    found["runs"].append(run)
+                    print(_line(run), flush=True)
+                del job
+    return found
+
+
+def _run(
+    job: Job, clicks: ResidentClicks, batch: int, steps: int, here: Processes
+) -> dict[str, Any]:
+    fields = list(job.front.fields)
+    order = Order(clicks.rows, "global", 0, 0)
+    batches = GlobalBatches(clicks, fields, batch, 0, 1, order)
+    source = sent_ahead(_endless(batches), job.front, here.device)
+    number = 0
+
+    def train(count: int) -> None:
+        nonlocal number
+        for _ in range(count):
+            number += 1
+            train_step(job, next(source), number, here)
+        for tables in local_cowclip_tables(job.model):
+            tables.flush()
+
+    train(min(WARM_UP, steps))
+    if here.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    for tables in local_cowclip_tables(job.model):
+        tables.row_counts.zero_()
+    seconds = seconds_until_done(lambda: train(steps), here.device)
+    touched = sum(int(t.row_counts[0]) for t in local_cowclip_tables(job.model)) / steps
+    speed = steps * batch / seconds
+    found = {
+        "batch": batch,
+        "steps": steps,
+        "samples_per_second": speed,
+        "seconds_for_413_million": PAPER_SAMPLES / speed,
+        "distinct_rows_a_step": touched,
+    }
+    if here.device.type == "cuda":
+        found["peak_bytes"] = torch.cuda.max_memory_allocated()
+    return found
+
+
+def _endless(batches: GlobalBatches) -> Iterator[Batch]:
+    while True:
+        yield from batches
+
+
+def _floors(device: torch.device, quick: bool) -> dict:
+    """Bytes a second of a copy, read and written; operations a second of the MLP's products."""
+    size = 1 << (24 if quick else 32)
+    found = {"copy_bytes_per_second": 2 * size / _copy_seconds(size, device), "gemm_flops": {}}
+    samples = 512 if quick else 131072
+    for precision, dtype in (("tf32", torch.float32), ("bf16", torch.bfloat16)):
+        pairs = [
+            (
+                torch.randn(samples, before, device=device, dtype=dtype),
+                torch.randn(before, after, device=device, dtype=dtype),
+            )
+            for before, after in pairwise(_widths())
+        ]
+        allowed = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        taken = [
+            seconds_until_done(lambda pairs=pairs: [a @ b for a, b in pairs], device)
+            for _ in range(10)
+        ]
+        torch.set_float32_matmul_precision(allowed)
+        found["gemm_flops"][precision] = samples * _flops() / min(taken[2:])
+    return found
+
+
+def _copy_seconds(size: int, device: torch.device) -> float:
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return min([seconds_until_done(lambda: target.copy_(source), device) for _ in range(6)][1:])
+
+
+def _shares(run: dict, batch: int, precision: str, floors: dict) -> dict[str, float]:
+    step = batch / run["samples_per_second"]
+    # Backward has two products for each of forward.
+    products = 3 * batch * _flops() / floors["gemm_flops"][precision]
+    row = 12 * FLOAT
+    lookups = 26 * batch
+    # Lookup: an id and a row are read, the row is written; its gradient is written and read. Of
+    # each distinct row weights and two moments are read and written.
+    moved = lookups * (8 + 4 * row) + run["distinct_rows_a_step"] * 6 * row
+    copies = moved / floors["copy_bytes_per_second"]
+    return {"share_of_gemm": products / step, "share_of_copy": copies / step}
+
+
+def _widths() -> tuple[int, ...]:
+    return (26 * DIM + NUMBERS, *HIDDEN)
+
+
+def _flops() -> int:
+    return sum(2 * before * after for before, after in pairwise(_widths()))
+
+
+def _line(run: dict) -> str:
+    return (
+        f"{run['precision']} rows {run['rows']:<7} batch {run['batch']:>7,}: "
+        f"{run['samples_per_second'] / 1e6:8.2f} M samples/s, 413 M in "
+        f"{run['seconds_for_413_million']:7.1f} s"
+    )
