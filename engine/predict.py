@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,8 +61,9 @@ def _described(done: Prediction, trained: Trained, output: Path) -> str:
         rows.append(("bad rows", f"{done.bad_rows:,} left out, see {done.bad_rows_file}"))
     if done.metrics:
         rows.append(("AUC", readable_auc(done.metrics["auc"])))
-    if done.metrics.get("logloss") is not None:
-        rows.append(("logloss", f"{done.metrics['logloss']:.4f}"))
+        logloss = done.metrics["logloss"]
+        # Without any weight it is no number.
+        rows.append(("logloss", "undefined" if math.isnan(logloss) else f"{logloss:.4f}"))
     return table(rows)
 
 

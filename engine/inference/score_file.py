@@ -14,6 +14,7 @@ import pyarrow.parquet
 
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import RunFolderError
+from stampede.engine.metrics.calibration import probability
 
 _FILE = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
 
@@ -104,7 +105,7 @@ class ScoreFile:
         weight: np.ndarray,
     ) -> None:
         """Write some rows, `[n]` each, of one file."""
-        score = 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
+        score = probability(logits)
         columns = {"row": rows, "score": score, "label": label, "weight": weight}
         if len(self._files):
             indices = pyarrow.array(np.full(len(rows), file, dtype=np.int32))

@@ -174,4 +174,4 @@ def _table_rows(ids: Any, field: Mapping[str, Any]) -> np.ndarray:
 
 
 def _probability(logits: np.ndarray) -> np.ndarray:
-    return 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
+    return torch.from_numpy(logits).double().sigmoid().numpy()

@@ -157,3 +157,10 @@ def test_what_is_said(trained_run, tmp_path):
         assert words in said, said
     metadata = pl.read_parquet_metadata(tmp_path / "s.parquet")
     assert metadata["checkpoint"].endswith("epoch_0001") and metadata["epoch"] == "1"
+
+
+def test_metrics_that_are_undefined(trained_run, tmp_path):
+    frame = rows_of_test_part()[:5].assign(rating=5, importance=0)
+    path = write_movies(tmp_path / "log.csv", frame)
+    status, said = predict(trained_run, path, tmp_path / "s.parquet")
+    assert status == 0 and said.count("undefined") == 2
