@@ -81,10 +81,7 @@ class Tables:
         if self.device.type == "cuda":
             place = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
         tbe = SplitTableBatchedEmbeddingBagsCodegen(
-            [
-                (shard.rows, columns, *place)
-                for shard, columns in zip(shards, widths, strict=True)
-            ],
+            [(shard.rows, columns, *place) for shard, columns in zip(shards, widths, strict=True)],
             feature_table_map=features,
             pooling_mode=pooling,
             weights_precision=precision,

@@ -175,6 +175,35 @@ def test_every_network_is_exported_for_any_number_of_samples(name):
             assert torch.equal(program(rows, numbers), part(rows, numbers))
 
 
+OWN = """
+from torch import nn
+from stampede.models import register
+
+@register("own_network")
+class Own(nn.Module):
+    def __init__(self, shape, generator):
+        super().__init__()
+        self.layer = nn.Linear(shape.inputs, 1)
+
+    def forward(self, embeddings, dense):
+        return self.layer(nn.functional.pad(embeddings.flatten(1), [0, dense.shape[1]])).squeeze(1)
+"""
+
+
+def test_a_network_of_the_users_own(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    run_small(tmp_path, [f"model.import={tmp_path}/own.py", "model.name=own_network"])
+    export(open_trained(tmp_path / "small"), tmp_path / "package", "fp32", overwrite=False)
+    drawn = open_test_part(tmp_path / "small")
+    expected = scores(tmp_path / "small", ["@run"], tmp_path)["score"].to_numpy()[:50]
+    # The package has no need of it.
+    (tmp_path / "own.py").unlink()
+    model = loaded(tmp_path / "package")
+    ids = {name: drawn.ids[:, i].numpy() for i, name in enumerate(model.fields)}
+    found = model.score_rows(ids, drawn.dense.numpy())
+    np.testing.assert_allclose(found, expected, atol=1e-7)
+
+
 class Deciding(nn.Module):
     def forward(self, embeddings, dense):
         return embeddings.sum((1, 2)) if embeddings.sum() > 0 else dense.sum(1)

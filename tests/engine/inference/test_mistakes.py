@@ -1,5 +1,7 @@
 """What cannot be scored is refused with a sentence; nothing half-written is left."""
 
+import shutil
+
 import pyarrow.parquet
 import pytest
 
@@ -43,6 +45,17 @@ def test_a_damaged_checkpoint(tmp_path, log):
     for shard in (run / "checkpoints/epoch_0001").glob("*.distcp"):
         shard.write_bytes(shard.read_bytes()[:1000])
     assert "damaged checkpoint" in refused(tmp_path, run, log, tmp_path / "s.parquet")
+
+
+def test_a_run_without_its_vocabularies(tmp_path):
+    run = train_on_movies(prepare_movies(tmp_path))
+    log = write_movies(tmp_path / "new.csv", rows_of_test_part())
+    shutil.rmtree(run / "inputs")
+    # As runs of earlier versions were: the prepared data still know.
+    assert predict(run, log, tmp_path / "s.parquet")[0] == 0
+    shutil.rmtree(tmp_path / "cache")
+    said = refused(tmp_path, run, log, tmp_path / "t.parquet")
+    assert "the vocabularies of the run were not kept in it" in said and "not prepared yet" in said
 
 
 @pytest.mark.parametrize("column", ["user", "genres", "age", "when"])
