@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.metrics import gauc, logloss
 from support.evaluating import (
     evaluate_known,
@@ -56,6 +57,12 @@ def test_a_full_disk_stops_all_ranks_with_a_sentence(tmp_path):
     for word in (str(tmp_path / "scratch"), "File too large", "evaluate.memory_gb", "resume=auto"):
         assert word in message
     assert left == []
+
+
+def test_scores_are_kept_in_the_folder_that_is_given(tmp_path):
+    folder = write_scored(tmp_path / "data", 2000, weighted=False)
+    with pytest.raises(TrainingStoppedError, match="absent"):
+        evaluate_known(folder, {"memory_gb": 1e-6}, tmp_path / "absent")
 
 
 def test_ranks_stop_early_and_reduce_rates_together(tmp_path):

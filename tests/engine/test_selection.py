@@ -75,15 +75,15 @@ def test_an_undefined_score_changes_no_plateau():
 
 
 def test_training_stops_when_epochs_are_no_better(tmp_path, scripted, capsys):
-    scripted([0.6, 0.7, 0.7, 0.69])
+    scripted([0.7, 0.69, 0.71, 0.71, 0.7])
     run_small(tmp_path, ["train.epochs=10", "evaluate.patience=2", "checkpoint.keep=1"])
     summary = summary_of(tmp_path)
-    assert (summary["epochs"], summary["best_epoch"], summary["stopped_early"]) == (4, 2, True)
-    assert summary["best_auc"] == evaluations(tmp_path, "test")[1]["auc"]
+    assert (summary["epochs"], summary["best_epoch"], summary["stopped_early"]) == (5, 3, True)
+    assert summary["best_auc"] == evaluations(tmp_path, "test")[2]["auc"]
     kept = {path.name for path in (tmp_path / "small/checkpoints").iterdir()}
-    assert kept == {"epoch_0002", "epoch_0004"}
+    assert kept == {"epoch_0003", "epoch_0005"}
     printed = capsys.readouterr().out
-    assert "no better AUC on the validation part since epoch 2" in printed
+    assert "no better AUC on the validation part since epoch 3" in printed
     assert "stopped early" in printed
 
 
