@@ -229,6 +229,8 @@ class GlobalBatches:
     def _jagged(self, read: Samples, padding: int) -> KeyedJaggedTensor:
         ids, rows = read.ids.T, len(read.label)
         values, lengths = ids.reshape(-1), self._ones_of(tuple(ids.shape))
+        # Told, as TorchRec would otherwise wait for a GPU that counts them.
+        ids_of_fields = None if read.bags else [rows] * len(self._fields)
         if read.bags:
             values = torch.cat([values, *(bag.values.to(values.dtype) for bag in read.bags)])
             lengths = torch.cat([lengths, torch.stack([bag.lengths.int() for bag in read.bags])])
@@ -239,6 +241,7 @@ class GlobalBatches:
             values=values,
             lengths=lengths.reshape(-1),
             stride=rows + padding,
+            length_per_key=ids_of_fields,
         )
 
 

@@ -17,7 +17,11 @@ import training
 import update
 from machine import describe_machine
 
-PARTS = {"update": update.measure, "training": training.measure, "profile": profile_steps.measure}
+PARTS = {
+    "update": table_update.measure,
+    "training": deepfm_training.measure,
+    "profile": profile_steps.measure,
+}
 
 
 def main() -> int:

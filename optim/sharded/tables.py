@@ -272,9 +272,10 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             zip(self.arrays, pairwise(features), strict=True)
         ):
             positions = slice(cuts[number], cuts[number + 1])
+            bags = offsets[first * batch : stop * batch + 1]
             lookup = Lookup(
                 indices[positions],
-                offsets[first * batch : stop * batch + 1] - cuts[number],
+                bags - cuts[number] if cuts[number] else bags,
                 self.hash_size_cumsum[first:stop] - self.hash_size_cumsum[first],
                 len(array.weights),
                 pooled=self.pooling_mode != PoolingMode.NONE,

@@ -50,6 +50,16 @@ def test_synthetic_batches_do_not_depend_on_the_ranks():
         assert torch.equal(two, one)
 
 
+@pytest.mark.parametrize("rows, world_size", [(16, 1), (11, 4)])
+def test_batches_know_how_many_ids_a_field_has(rows, world_size):
+    """TorchRec would count them, which on a GPU is a wait."""
+    for rank in range(world_size):
+        for batch in GlobalBatches(numbered(rows), FIELDS, 8, rank, world_size):
+            told = batch.sparse.length_per_key_or_none()
+            lengths = batch.sparse.lengths().view(len(FIELDS), -1)
+            assert told == lengths.sum(1).tolist()
+
+
 def test_memory_does_not_grow_with_synthetic_rows():
     peaks = []
     for rows in (20_000, 200_000):
