@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import correctness
+import deepfm_training
 import profile_steps
+import table_update
 import torch
-import training
-import update
 from machine import describe_machine
 
 PARTS = {
