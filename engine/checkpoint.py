@@ -244,7 +244,7 @@ def _fingerprint(dataset: Dataset) -> dict[str, Any]:
 
 def _check_same_job(path: Path, saved: dict[str, Any], config: Config) -> list[str]:
     """The harmless changes; raises RunFolderError for others."""
-    before, now = _flat(saved), _flat(config.model_dump(mode="json"))
+    before, now = flat_keys(saved), flat_keys(config.model_dump(mode="json"))
     differing = {
         key: f"{key}: {before.get(key)!r} in the checkpoint, {now.get(key)!r} now"
         for key in sorted(before.keys() | now.keys())
@@ -260,12 +260,13 @@ def _check_same_job(path: Path, saved: dict[str, Any], config: Config) -> list[s
     return [line for key, line in differing.items() if key not in _NOT_WORTH_TELLING]
 
 
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+def flat_keys(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Values of nested sections by dotted key, such as `train.batch_size`."""
     if not isinstance(values, dict):
         return {prefix[:-1]: values}
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat.update(_flat(value, f"{prefix}{key}."))
+        flat.update(flat_keys(value, f"{prefix}{key}."))
     return flat
 
 

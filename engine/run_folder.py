@@ -57,6 +57,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def summary(self) -> Path:
+        """The result, once the run has ended."""
+        return self.path / "summary.json"
+
+    @property
     def curve(self) -> Path:
         """Picture of the learning curve."""
         return self.path / "curve.png"
@@ -166,7 +171,7 @@ class RunFolder:
     def write_results(self, summary: dict[str, Any], title: str) -> None:
         """Write `summary.json` and `curve.png`."""
         with self._writing():
-            write_whole(self.path / "summary.json", to_json(summary, indent=2) + "\n")
+            write_whole(self.summary, to_json(summary, indent=2) + "\n")
             draw_curve(self.lines(), title, self.curve)
 
     @contextmanager
@@ -202,11 +207,11 @@ def _finite(values: Any) -> Any:
     return values
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file so that it is never seen half-written."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file, text in UTF-8, so that it is never seen half-written."""
     unfinished = path.with_name(f".{path.name}.tmp")
     try:
-        unfinished.write_text(text, encoding="utf-8")
+        unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(unfinished, path)
     except OSError:
         unfinished.unlink(missing_ok=True)

@@ -185,8 +185,13 @@ class Trainer:
                 self.folder.path,
             )
             results[name] = result
-            where = {"kind": "evaluation", "part": name, "step": self.progress.step}
-            line = {**where, **result.as_dict()}
+            line = {
+                "kind": "evaluation",
+                "part": name,
+                "step": self.progress.step,
+                "train_seconds": self.progress.train_seconds,
+                **result.as_dict(),
+            }
             self.processes.on_main(lambda line=line: self.folder.log(line))
             if not math.isfinite(result.logloss):
                 raise TrainingStoppedError(

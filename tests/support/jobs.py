@@ -93,7 +93,7 @@ def lines(run: Path):
 
 def without_times(run: Path):
     return [
-        {key: value for key, value in line.items() if not key.endswith("_per_second")}
+        {key: value for key, value in line.items() if not key.endswith(("_per_second", "_seconds"))}
         for line in lines(run)
     ]
 

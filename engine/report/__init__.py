@@ -1,0 +1,1 @@
+"""What runs recorded, as one page of pictures and tables."""

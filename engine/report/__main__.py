@@ -1,0 +1,63 @@
+"""Show runs: `python -m stampede.engine.report runs/...`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from stampede.engine.quiet import quiet_libraries
+
+quiet_libraries()
+
+from stampede.data.command import exit_status  # noqa: E402
+from stampede.engine.console import table  # noqa: E402
+from stampede.engine.errors import RunFolderError  # noqa: E402
+from stampede.engine.report.run_records import open_runs  # noqa: E402
+from stampede.engine.report.writing import PAGE, write_report  # noqa: E402
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status: 2 for a user's mistake."""
+    given = _parser().parse_args(arguments)
+    return exit_status(lambda: _report(given), RunFolderError)
+
+
+def _report(given: argparse.Namespace) -> None:
+    runs = open_runs([Path(path) for path in given.runs])
+    folder = Path(given.out)
+    lacking = write_report(runs, folder)
+    print(table([("runs", f"{len(runs):,}"), ("report", str(folder / PAGE))]))
+    for sentence in lacking:
+        print(f"  {sentence}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m stampede.engine.report",
+        description="Write one HTML page on training runs, and its pictures as PNG: learning "
+        "curves, AUC against\nbatch size and training time, calibration, clipped rows, norms of "
+        "the embeddings, results and\ndifferences of the configurations. What runs did not record "
+        "is left out and said.",
+        epilog="examples:\n"
+        "  python -m stampede.engine.report runs/quickstart\n"
+        "  python -m stampede.engine.report runs/criteo-1024 runs/criteo-8192 --out criteo\n"
+        "  python -m stampede.engine.report runs          all runs in a folder",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="run folders, or folders of run folders"
+    )
+    parser.add_argument(
+        "--out",
+        default="report",
+        metavar="FOLDER",
+        help="folder for the page and the pictures; an earlier report in it is replaced; default: "
+        "report",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""Writes a report: its page and its pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+
+from stampede.engine.errors import RunFolderError
+from stampede.engine.report.batch_size import draw_batch_size
+from stampede.engine.report.calibration import draw_calibration
+from stampede.engine.report.clipping import draw_clipped
+from stampede.engine.report.differences import difference_table
+from stampede.engine.report.drawing import Drawing
+from stampede.engine.report.embedding_norms import draw_embedding_norms
+from stampede.engine.report.learning_curves import draw_auc, draw_loss
+from stampede.engine.report.page import Table, page
+from stampede.engine.report.results import result_table
+from stampede.engine.report.run_records import RunRecord
+from stampede.engine.report.wall_time import draw_wall_time
+from stampede.engine.run_folder import write_whole
+
+PAGE = "report.html"
+
+_DRAWN: tuple[Callable[[Sequence[RunRecord]], Drawing], ...] = (
+    partial(draw_auc, part="test"),
+    partial(draw_auc, part="validation"),
+    draw_loss,
+    draw_wall_time,
+    draw_batch_size,
+    draw_calibration,
+    draw_clipped,
+    draw_embedding_norms,
+)
+
+
+def write_report(runs: Sequence[RunRecord], folder: Path) -> list[str]:
+    """Write `report.html` and a PNG for each picture.
+
+    Pictures of an earlier report that this one lacks are deleted, other files left alone.
+
+    Args:
+        folder: made where it is not there.
+
+    Returns:
+        A sentence for each thing that the report lacks.
+
+    Raises:
+        RunFolderError: a checkpoint is damaged, or the folder cannot be written.
+    """
+    notes = [f"{run.label} {run.state()}" for run in runs if run.state() is not None]
+    drawings = [draw(runs) for draw in _DRAWN]
+    pictures = {d.name: _png(d) for d in drawings if d.figure is not None}
+    what = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
+    text = page(
+        f"stampede: {what}",
+        "Numbers and pictures of what training runs recorded; dashes and markers tell runs apart.",
+        notes,
+        _tables(runs),
+        drawings,
+        pictures,
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for drawing in drawings:
+            if drawing.figure is None:
+                (folder / f"{drawing.name}.png").unlink(missing_ok=True)
+            else:
+                write_whole(folder / f"{drawing.name}.png", pictures[drawing.name])
+        write_whole(folder / PAGE, text)
+    except OSError as failure:
+        raise RunFolderError(
+            f"{folder}: the report cannot be written ({failure.strerror or failure}); choose "
+            "another folder with --out"
+        ) from None
+    return [*notes, *(f"{d.title}: {sentence}" for d in drawings for sentence in d.left_out)]
+
+
+def _tables(runs: Sequence[RunRecord]) -> list[Table]:
+    results = Table("Results", "What each run ended with.", *result_table(runs))
+    title = "Configuration"
+    if len(runs) == 1:
+        values = [[key, str(value)] for key, value in runs[0].config.items()]
+        return [results, Table(title, "All keys.", ["key", "value"], values)]
+    title = "Differences of the configurations"
+    header, rows = difference_table(runs)
+    if len(header) == 1:
+        return [results, Table(title, "All runs have the same configuration.")]
+    return [results, Table(title, "All other keys are equal.", header, rows)]
+
+
+def _png(drawing: Drawing) -> bytes:
+    file = BytesIO()
+    # Twice the pixels of a page, for sharp text where a screen has them.
+    drawing.figure.savefig(file, dpi=180, format="png", metadata={"Software": None})
+    return file.getvalue()

@@ -1,0 +1,142 @@
+"""The command: one page that needs nothing else, its pictures, sentences for mistakes."""
+
+import base64
+import json
+import shutil
+from html.parser import HTMLParser
+
+import pytest
+
+from stampede.engine.report.__main__ import main
+
+NAMES = {
+    "auc_test", "auc_validation", "loss", "auc_wall_time", "auc_batch_size", "calibration",
+    "clipped", "embedding_norms",
+}  # fmt: skip
+
+
+class Page(HTMLParser):
+    """What a page shows, and whether its tags are closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.references, self.text = [], [], [], ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self.references += [v for k, v in attributes if k in ("src", "href", "srcset", "data")]
+        if tag not in ("meta", "link", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data if self.open[-1:] != ["style"] else ""
+
+
+def report(capsys, *arguments):
+    status = main([str(argument) for argument in arguments])
+    printed = capsys.readouterr()
+    return status, printed.out + printed.err
+
+
+@pytest.fixture
+def unfinished(run_folders, tmp_path):
+    run = tmp_path / "<b>unfinished"
+    shutil.copytree(run_folders / "b256", run)
+    (run / "summary.json").unlink()
+    return run
+
+
+def test_a_page_of_several_runs(run_folders, unfinished, tmp_path, capsys):
+    out = tmp_path / "new/report"
+    status, said = report(capsys, run_folders, unfinished, run_folders / "b256", "--out", out)
+    assert status == 0 and str(out / "report.html") in said
+    text = (out / "report.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert not page.open
+    assert {path.name for path in out.iterdir()} == {"report.html", *(f"{n}.png" for n in NAMES)}
+    # Everything is inside, each picture is that of its file.
+    assert all(reference.startswith("data:") for reference in page.references)
+    for lacking in ("<script", "@import", "url(", "http"):
+        assert lacking not in text
+    pictures = [attributes["src"] for tag, attributes in page.tags if tag == "img"]
+    files = [base64.b64decode(source.removeprefix("data:image/png;base64,")) for source in pictures]
+    assert sorted(files) == sorted((out / f"{name}.png").read_bytes() for name in NAMES)
+    # Runs are there once each, what is unfinished is said.
+    cells = [part.strip() for part in page.text.split("\n")]
+    assert sum(cell.startswith("b256deepfm256") for cell in cells) == 1
+    assert sum(cell.startswith("b512deepfm512") for cell in cells) == 1
+    sentence = "is not finished (no summary.json); what is shown ends at step 16"
+    assert f"<b>unfinished {sentence}" in page.text and sentence in said
+    assert "<b>" not in text and "&lt;b&gt;unfinished" in text
+    assert any(a.get("name") == "viewport" for _, a in page.tags)
+    auc = json.loads((run_folders / "b512/summary.json").read_text())["auc"]
+    assert f"{auc:.4f}" in page.text
+
+
+def test_a_page_of_one_run_replaces_one_of_several(run_folders, tmp_path, capsys):
+    (tmp_path / "auc_batch_size.png").write_text("of an earlier report")
+    (tmp_path / "mine.txt").write_text("mine")
+    assert report(capsys, run_folders / "b256", "--out", tmp_path)[0] == 0
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert "AUC against batch size: It takes finished runs of two batch sizes" in page.text
+    assert "optim.embedding.clip.granularity" in page.text
+    assert not (tmp_path / "auc_batch_size.png").exists()
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_why_a_run_stopped(unfinished, tmp_path, capsys):
+    with (unfinished / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "stopped", "step": 17, "reason": "the loss is nan"}\n{"half')
+    said = report(capsys, unfinished, "--out", tmp_path / "out")[1]
+    assert "<b>unfinished stopped at step 17: the loss is nan" in said
+
+
+def damaged_summary(run):
+    (run / "summary.json").write_text("{")
+
+
+def damaged_line(run):
+    (run / "metrics.jsonl").write_text('{"kind": "train"}\n')
+
+
+def foreign_config(run):
+    (run / "config.yaml").write_text("a: 1\n")
+
+
+def damaged_checkpoint(run):
+    for path in (run / "checkpoints").glob("*/manifest.json"):
+        path.write_text("{}")
+
+
+@pytest.mark.parametrize(
+    "damage, sentence",
+    [
+        (shutil.rmtree, "there is no such run folder; write a run folder such as"),
+        (lambda run: (run / "config.yaml").unlink(), "holds no config.yaml, nor does a folder in"),
+        (damaged_summary, "summary.json: is damaged"),
+        (damaged_line, "metrics.jsonl: is damaged (no 'step')"),
+        (foreign_config, "train.batch_size is absent"),
+        (damaged_checkpoint, "damaged checkpoint"),
+    ],
+)
+def test_mistakes(run_folders, tmp_path, capsys, damage, sentence):
+    run, out = tmp_path / "run", tmp_path / "out"
+    shutil.copytree(run_folders / "b256", run)
+    damage(run)
+    status, said = report(capsys, run, "--out", out)
+    assert status == 2 and said.count("error: ") == 1
+    assert sentence in said and not out.exists()
+
+
+def test_a_folder_that_cannot_be_written(run_folders, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    status, said = report(capsys, run_folders / "b256", "--out", tmp_path / "file/out")
+    assert status == 2 and "choose another folder with --out" in said
+    status, said = report(capsys, tmp_path / "file", "--out", tmp_path / "out")
+    assert status == 2 and "is a file; write a run folder" in said
