@@ -72,6 +72,19 @@ def _synthetic(section: SyntheticSection, selects: bool) -> Dataset:
     return clicks.dataset(section.rows, section.test_rows, int(section.rows * fraction))
 
 
+def check_files(config: Config) -> None:
+    """Check that the files of raw logs are there, without preparing them.
+
+    Raises:
+        SettingsError: no file is given.
+        DataError: a file is absent.
+    """
+    if isinstance(config.data, RawSection | PreparedSection):
+        _check_path(config.data)
+    if isinstance(config.data, RawSection):
+        _source(config.data)
+
+
 def data_folder(config: Config) -> Path:
     """The folder with the prepared data, without preparing them.
 

@@ -8,7 +8,7 @@ from stampede.engine.config import Config, all_keys, config_type, load_config, t
 from stampede.settings import SettingsError
 from support.paths import ROOT
 
-CONFIGS = sorted((ROOT / "configs").glob("**/*.yaml"))
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 # The YAML, and words of the sentence it gets.
 BAD = [

@@ -1,0 +1,43 @@
+"""How a run ends: its exit status, and the sentence for what went wrong."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+from stampede.data import DataError
+from stampede.engine.errors import DoesNotFitError, RunFolderError, TrainingStoppedError
+from stampede.engine.processes import launched_rank
+from stampede.settings import SettingsError
+
+MISTAKE, STOPPED, INTERRUPTED = 2, 1, 130
+
+
+def exit_status(action: Callable[[], None]) -> int:
+    """Do it as one of the processes of a run.
+
+    Returns:
+        0; 2 for a user's mistake, 1 for a failed run, 130 for an interrupt.
+    """
+    try:
+        action()
+    except (SettingsError, DataError, RunFolderError) as mistake:
+        return _complain(mistake, MISTAKE)
+    except (TrainingStoppedError, DoesNotFitError) as stop:
+        return _complain(stop, STOPPED)
+    except KeyboardInterrupt:
+        print("stopped; checkpoint.resume=auto continues from the newest checkpoint")
+        return INTERRUPTED
+    return 0
+
+
+def _complain(failure: Exception, status: int) -> int:
+    if launched_rank() == 0:
+        print(f"error: {failure}", file=sys.stderr, flush=True)
+    elif not getattr(failure, "known_to_all_ranks", False):
+        print(f"error on rank {launched_rank()}: {failure}", file=sys.stderr, flush=True)
+    else:
+        # torchrun ends all processes as soon as one does; rank 0 is to speak first.
+        time.sleep(2)
+    return status

@@ -1,0 +1,1 @@
+"""Experiments: grids and studies of runs, their tables and pictures."""

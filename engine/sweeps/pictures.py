@@ -1,0 +1,105 @@
+"""Results as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from stampede.engine.sweeps.results import Mean, Result, mean
+from stampede.engine.sweeps.sweep import Sweep
+from stampede.engine.sweeps.table import axes_of
+
+# Told apart in black and white too.
+_STYLES = ("o-", "s--", "^-.", "D:", "v-", "P--", "X-.", "*:", "<-", ">--")
+
+
+def draw(sweep: Sweep, found: Sequence[Result], folder: Path) -> list[Path]:
+    """Draw test AUC and training time of a grid, or the course of a study; the PNG files."""
+    found = [one for one in found if one.done]
+    if not found:
+        return []
+    if sweep.study:
+        return [_draw_study(sweep, found, folder / "study.png")]
+    x = sweep.section.report.x or axes_of(found)[-1]
+    return [
+        _draw_grid(found, x, "auc", "test AUC", folder / "auc.png"),
+        _draw_grid(found, x, "train_seconds", "training time, s", folder / "seconds.png"),
+    ]
+
+
+def _draw_grid(found: Sequence[Result], x: str, metric: str, name: str, path: Path) -> Path:
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    along = list(dict.fromkeys(one.point.labels[x] for one in found))
+    lines: dict[str, list[Result]] = {}
+    for one in found:
+        others = [text for axis, text in one.point.labels.items() if axis != x]
+        lines.setdefault(" / ".join(others), []).append(one)
+    for number, (title, of_line) in enumerate(lines.items()):
+        style = _STYLES[number % len(_STYLES)]
+        points = [(along.index(one.point.labels[x]), _seen(one, metric)) for one in of_line]
+        # Side by side, so that error bars can be told apart.
+        shift = 0.06 * (number - (len(lines) - 1) / 2)
+        axes.errorbar(
+            [place + shift for place, _ in points],
+            [seen.value for _, seen in points],
+            [seen.error or 0.0 for _, seen in points],
+            fmt=style,
+            capsize=3,
+            label=title or None,
+        )
+        if metric == "auc" and any(one.published is not None for one in of_line):
+            given = [(p, o.published) for (p, _), o in zip(points, of_line, strict=True)]
+            axes.plot(
+                [place + shift for place, value in given if value is not None],
+                [value for _, value in given if value is not None],
+                style[0],
+                markerfacecolor="none",
+                color="gray",
+                label=f"{title} published".strip(),
+            )
+    axes.set_xticks(range(len(along)), along)
+    axes.set(xlabel=x, ylabel=name)
+    parts = " and ".join(sorted({one.selected_on for one in found}))
+    axes.set_title(f"best epoch chosen on the {parts} part; bars: standard error", fontsize=9)
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="best", fontsize=8)
+    return _save(figure, path)
+
+
+def _seen(one: Result, metric: str) -> Mean:
+    return mean([outcome.metrics[metric] for outcome in one.done])
+
+
+def _draw_study(sweep: Sweep, found: Sequence[Result], path: Path) -> Path:
+    names = list(sweep.study.parameters)
+    figure = Figure(figsize=(4 * (len(names) + 1), 3.8), layout="constrained")
+    course, *scatters = figure.subplots(1, len(names) + 1, sharey=True)
+    in_order = sorted(found, key=lambda one: one.point.name)
+    values = [one.sought.value for one in in_order]
+    better = max if sweep.study.direction == "maximize" else min
+    best = [better(values[: end + 1]) for end in range(len(values))]
+    numbers = [int(one.point.name.removeprefix("trial")) for one in in_order]
+    course.plot(numbers, values, "ko", markersize=4, label="trial")
+    course.step(numbers, best, "k-", where="post", label="best so far")
+    parts = " and ".join(sorted({one.selected_on for one in found}))
+    course.set(xlabel="trial", ylabel=f"{sweep.study.metric} of the {parts} part")
+    course.legend(loc="best", fontsize=8)
+    for axes, name in zip(scatters, names, strict=True):
+        what = sweep.study.parameters[name]
+        labels = [one.point.labels[name] for one in in_order]
+        axes.plot(labels if what.choices else [float(text) for text in labels], values, "ko")
+        axes.set(xlabel=name, xscale="log" if what.log else axes.get_xscale())
+    for axes in (course, *scatters):
+        axes.grid(alpha=0.3)
+    return _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    unfinished = path.with_name(f".{path.name}.tmp")
+    figure.savefig(unfinished, dpi=120, format="png")
+    unfinished.replace(path)
+    return path

@@ -1,0 +1,118 @@
+"""A whole sweep: trials, tables, pictures."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tqdm import tqdm
+
+from stampede.engine.console import progress_bar
+from stampede.engine.datasets import check_files
+from stampede.engine.errors import RunFolderError, TrainingStoppedError
+from stampede.engine.run_folder import write_whole
+from stampede.engine.sweeps.pictures import draw
+from stampede.engine.sweeps.points import Point
+from stampede.engine.sweeps.process import Start
+from stampede.engine.sweeps.results import results
+from stampede.engine.sweeps.runner import Outcome, Runner
+from stampede.engine.sweeps.study import check_optuna, run_study
+from stampede.engine.sweeps.sweep import Sweep
+from stampede.engine.sweeps.table import to_csv, to_markdown
+
+
+def run_sweep(sweep: Sweep, start: Start, retry_failed: bool = False) -> list[Path]:
+    """Run all trials that are not done yet, then write tables and pictures.
+
+    Returns:
+        The files written.
+
+    Raises:
+        SettingsError, DataError, RunFolderError: the user's to mend.
+        TrainingStoppedError: every trial failed.
+    """
+    _check(sweep)
+    with _only_one(sweep.folder):
+        runner = Runner(sweep, start, retry_failed)
+        if sweep.study is None:
+            for trial in sweep.trials(sweep.points):
+                runner.known(trial)
+        outcomes = _run_all(sweep, runner)
+        found = results(sweep, outcomes)
+        files = [sweep.folder / "results.csv", sweep.folder / "results.md"]
+        write_whole(files[0], to_csv(sweep, found))
+        write_whole(files[1], to_markdown(sweep, found))
+        files += draw(sweep, found, sweep.folder)
+    if all(outcome.message for outcome in outcomes):
+        raise TrainingStoppedError(
+            f"all {len(outcomes)} trials failed, the first with: {outcomes[0].message}; see "
+            f"{sweep.runs}/*.log"
+        )
+    return files
+
+
+def _check(sweep: Sweep) -> None:
+    if sweep.study is not None:
+        check_optuna()
+    # Those of a study differ in values that Optuna has yet to choose.
+    for point in sweep.points or [Point({}, (), name="study")]:
+        check_files(sweep.config_of(point.trial(sweep.seeds[0])))
+
+
+def _run_all(sweep: Sweep, runner: Runner) -> list[Outcome]:
+    count = len(sweep.points) if sweep.study is None else sweep.study.trials
+    bar = progress_bar(count * len(sweep.seeds), 0, True, "sweep", "trials")
+    shown: set[str] = set()
+
+    def run_point(point: Point) -> list[Outcome]:
+        outcomes = []
+        for trial in sweep.trials([point]):
+            outcome = runner.known(trial)
+            if outcome is None:
+                tqdm.write(f"{trial.name} ...")
+                outcome = runner.run(trial)
+                tqdm.write(f"{trial.name}: {_said(outcome)}")
+            if trial.name not in shown:
+                shown.add(trial.name)
+                bar.update()
+            outcomes.append(outcome)
+        return outcomes
+
+    with bar:
+        if sweep.study is not None:
+            return run_study(sweep, run_point)
+        return [outcome for point in sweep.points for outcome in run_point(point)]
+
+
+def _said(outcome: Outcome) -> str:
+    if outcome.message:
+        return f"failed: {outcome.message}"
+    auc, seconds = outcome.metrics["auc"], outcome.metrics["train_seconds"]
+    epoch = f"epoch {outcome.metrics['best_epoch']}, chosen on the {outcome.selected_on} part"
+    return f"test AUC {auc:.4f} in {epoch}; trained {seconds:.0f} s"
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Make the folder and keep other sweeps out of it; the system frees it at any end."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+    except BlockingIOError:
+        raise RunFolderError(
+            f"{folder} is in use by another sweep; end it first, or write another --out"
+        ) from None
+    except OSError as failure:
+        raise RunFolderError(
+            f"{folder}: cannot be written ({failure.strerror or failure}); write another --out"
+        ) from None
+
+
+def shown(sweep: Sweep, files: Sequence[Path]) -> str:
+    """The table, and where the results are."""
+    table = (sweep.folder / "results.md").read_text(encoding="utf-8")
+    return f"{table}\nresults: " + ", ".join(str(file) for file in files)

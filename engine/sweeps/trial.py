@@ -1,0 +1,35 @@
+"""One trial, in a process that ends with the sweep's: `CONFIG.yaml [section.key=value ...]`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+from stampede.engine.quiet import quiet_libraries
+
+quiet_libraries()
+
+from stampede.engine.config import load_config  # noqa: E402
+from stampede.engine.exit_status import STOPPED, exit_status  # noqa: E402
+from stampede.engine.processes import launched_world_size  # noqa: E402
+from stampede.engine.run import run  # noqa: E402
+
+
+def main() -> int:
+    """Train; returns the exit status that the launcher has."""
+    threading.Thread(target=_end_with_the_sweep, daemon=True).start()
+    path, *overrides = sys.argv[1:]
+    return exit_status(lambda: run(load_config(Path(path), overrides, launched_world_size())))
+
+
+def _end_with_the_sweep() -> None:
+    # The sweep holds the other end of the pipe; the system closes it in whatever way it dies.
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os._exit(STOPPED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
