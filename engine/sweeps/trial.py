@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import threading
 from pathlib import Path
@@ -19,7 +20,8 @@ from stampede.engine.run import run  # noqa: E402
 
 def main() -> int:
     """Train; returns the exit status that the launcher has."""
-    threading.Thread(target=_end_with_the_sweep, daemon=True).start()
+    if stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
+        threading.Thread(target=_end_with_the_sweep, daemon=True).start()
     path, *overrides = sys.argv[1:]
     return exit_status(lambda: run(load_config(Path(path), overrides, launched_world_size())))
 

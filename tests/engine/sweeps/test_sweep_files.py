@@ -1,0 +1,107 @@
+"""Sweep files: those that are shipped, and wrong ones."""
+
+import re
+
+import pytest
+
+from stampede.engine.sweep import main
+from stampede.engine.sweeps.sweep import load_sweep
+from stampede.settings import SettingsError
+from support.paths import ROOT
+from support.sweeping import write_sweep
+
+SHIPPED = sorted((ROOT / "configs/sweeps").glob("*.yaml"))
+GRID = "grid: {train.epochs: [1, 2]}\n"
+
+# The file's text besides `config`, and words of the sentence it gets.
+BAD = [
+    ("", ["write a grid or a study"]),
+    ("gird: {}", ["gird: unknown key", "did you mean 'grid'?"]),
+    (GRID + "study: {parameters: {train.epochs: {low: 1, high: 3}}}", ["a grid or a study"]),
+    ("grid: {train.epochs: 3}", ["grid: train.epochs: found 3", "a list of values"]),
+    ("grid: {train.epochs: []}", ["grid: train.epochs: found []"]),
+    ("grid: {batch: [1, 2]}", ["grid: batch", "such as train.batch_size"]),
+    ("grid: {batch: {1K: train.batch_size=1024}}", ["grid: batch", "section.key=value"]),
+    ("grid: {train.epoch: [1]}", ["tiny.yaml: 1: ", "train.epoch: unknown key", "'epochs'"]),
+    ("grid: {train.epochs: [1, 0]}", ["tiny.yaml: 0: ", "greater than or equal to 1"]),
+    ("grid: {run.seed: [1, 2]}", ["run.seed", "seeds in the file"]),
+    ("grid: {model.name: [deepfm, deepfm]}", ["2 points", "deepfm-seed1"]),
+    (GRID + "seeds: []", ["seeds: found []", "a list that is not empty"]),
+    (GRID + "seeds: [1, 1]", ["seeds: found [1, 1]", "each seed once"]),
+    (GRID + "overrides: [train.epochs=3]", ["train.epochs=3", "the sweep varies train.epochs"]),
+    (GRID + "overrides: [run.name=x]", ["run.name", "a sweep sets it itself"]),
+    (GRID + "report: {metrics: [acu]}", ["report.metrics", "did you mean 'auc'?"]),
+    (GRID + "report: {x: batch}", ["report.x: 'batch' is no axis", "train.epochs"]),
+    (GRID + "published: {source: a, auc: {'3': 0.8}}", ["'3' is no point", "'1'"]),
+    (GRID + "small: {grid: {batch: {a: []}}}", ["small.grid.batch", "train.epochs"]),
+    ("study: {parameters: {}}", ["study.parameters"]),
+    ("study: {parameters: {a.b: {low: 1}}}", ["study.parameters.a.b", "low and high, or choices"]),
+    ("study: {parameters: {a.b: {low: 2, high: 1}}}", ["low is 2 and high 1"]),
+    ("study: {parameters: {a.b: {low: 0, high: 1, log: true}}}", ["a low above 0"]),
+    (
+        "study: {parameters: {a.b: {choices: [1]}}, metric: logloss}",
+        ["direction is 'maximize'", "write direction: minimize"],
+    ),
+]
+
+
+@pytest.mark.parametrize("text, words", BAD)
+def test_a_wrong_file_gets_a_sentence(text, words, tmp_path):
+    with pytest.raises(SettingsError) as raised:
+        load_sweep(write_sweep(tmp_path, text))
+    for word in words:
+        assert word in str(raised.value)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("small", [False, True])
+def test_shipped_sweeps_load_in_both_forms(path, small):
+    sweep = load_sweep(path, [] if small else ["data.path=train.txt"], small)
+    assert path.read_text().startswith("# ")
+    assert sweep.folder.name == path.stem + ("-small" if small else "")
+    trials = sweep.trials(sweep.points)
+    assert sweep.study or len(trials) >= 8
+    for trial in trials:
+        config = sweep.config_of(trial)
+        assert config.run.name == trial.name
+        assert config.run.seed == trial.seed
+        # Nothing is chosen on the test part unless that is asked for.
+        assert config.evaluate.select_on == "validation"
+        assert ("shared/data" in config.data.path) == small
+
+
+def test_published_figures_are_the_papers():
+    # Of the authors' README, in percent.
+    criteo = [80.86, 80.93, 80.97, 80.97, 80.94, 80.95, 80.96, 80.90]
+    avazu = [78.83, 78.82, 78.90, 79.06, 79.01, 78.82, 78.82, 78.80]
+    for name, figures in (("criteo_batch_size", criteo), ("avazu_batch_size", avazu)):
+        path = ROOT / f"configs/sweeps/{name}.yaml"
+        published = load_sweep(path, ["data.path=x"]).published.auc
+        assert [100 * value for value in published.values()] == pytest.approx(figures)
+        assert list(published) == [f"deepfm / {2**k}K" for k in range(8)]
+
+
+def test_mistakes_end_with_status_2_before_anything_is_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    grid = str(write_sweep(tmp_path, GRID))
+    (tmp_path / "job.yaml").write_text("data: {kind: criteo_kaggle}")
+    for arguments, words in (
+        (["absent.yaml"], "absent.yaml: no such file"),
+        ([grid], "data.path is not given"),
+        ([grid, "data.path=absent.tsv"], "absent.tsv"),
+        ([grid, "train.epochs=3"], "the sweep varies train.epochs"),
+        ([grid, "--small"], "no section `small`"),
+        ([grid, "--processes", "0"], "--processes: found 0"),
+    ):
+        assert main(arguments) == 2
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_help_names_every_key(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert all(len(line) <= 100 for line in text.splitlines())
+    for key in ("grid", "seeds", "study.parameters.low", "report.metrics", "small.overrides"):
+        assert re.search(rf"^  {re.escape(key)}$", text, flags=re.M), key

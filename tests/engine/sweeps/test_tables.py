@@ -1,0 +1,75 @@
+"""Tables of made-up outcomes."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from stampede.engine.sweeps.results import mean, results
+from stampede.engine.sweeps.runner import Outcome
+from stampede.engine.sweeps.sweep import load_sweep
+from stampede.engine.sweeps.table import to_csv, to_markdown
+from support.sweeping import write_sweep
+
+TEXT = """
+grid: {model.name: [deepfm, dcn], train.batch_size: [256, 512]}
+seeds: [1, 2, 3]
+published: {source: somewhere, auc: {deepfm / 512: 0.81}}
+"""
+
+
+def outcomes_of(sweep, selected_on="test"):
+    """AUC 0.7 + point/100 + seed/1000; the last trial failed."""
+    found = []
+    for number, trial in enumerate(sweep.trials(sweep.points)):
+        auc = 0.7 + number // 3 / 100 + trial.seed / 1000
+        metrics = {"auc": auc, "logloss": 0.5}
+        found.append(Outcome(trial, Path("x"), metrics, metrics, selected_on))
+    found[-1] = Outcome(found[-1].trial, Path("x"), {}, {}, message="out of memory | " + "x " * 99)
+    return found
+
+
+def test_mean_and_standard_error():
+    found = mean([1.0, 2.0, 6.0, None])
+    assert (found.value, found.seeds) == (3.0, 3)
+    assert found.error == pytest.approx(math.sqrt(((2**2 + 1 + 3**2) / 2) / 3))
+    assert mean([2.0]).error is None
+    assert mean([None]) is None
+
+
+def test_markdown_says_what_selected_and_what_others_published(tmp_path):
+    sweep = load_sweep(write_sweep(tmp_path, TEXT))
+    text = to_markdown(sweep, results(sweep, outcomes_of(sweep)))
+    lines = text.splitlines()
+    assert "chosen on the test part itself (evaluate.select_on=test): optimistic" in text.replace(
+        "\n", " "
+    )
+    (row,) = [line for line in lines if line.startswith("| deepfm") and "512" in line]
+    assert "0.7120 ± 0.0006" in row and row.rstrip(" |").endswith("0.8100")
+    (failed,) = [line for line in lines if line.startswith("| dcn") and "512" in line]
+    assert "2, 1 failed" in failed and "0.7315 ± 0.0005" in failed
+    assert "Published AUC: somewhere." in text
+    assert "- `dcn-512-seed3`: out of memory" in text
+    assert max(map(len, lines)) <= 100
+    table = [line for line in lines if line.startswith("|")]
+    assert len({len(line) for line in table}) == 1
+
+
+def test_csv_holds_numbers_in_full(tmp_path):
+    sweep = load_sweep(write_sweep(tmp_path, TEXT))
+    head, first, *_ = to_csv(sweep, results(sweep, outcomes_of(sweep))).splitlines()
+    assert head == (
+        "model.name,train.batch_size,auc_mean,auc_stderr,logloss_mean,logloss_stderr,"
+        "seeds,failed,selected_on,auc_published"
+    )
+    cells = first.split(",")
+    assert float(cells[2]) == pytest.approx(0.702) and float(cells[3]) == pytest.approx(
+        0.001 / math.sqrt(3)
+    )
+    assert cells[-4:] == ["3", "0", "test", ""]
+
+
+def test_an_undefined_metric_leaves_a_cell_empty(tmp_path):
+    sweep = load_sweep(write_sweep(tmp_path, TEXT + "report: {metrics: [auc, clipped_share]}"))
+    text = to_markdown(sweep, results(sweep, outcomes_of(sweep, "validation")))
+    assert "best on the validation part" in text and "None" not in text

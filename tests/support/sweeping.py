@@ -1,0 +1,53 @@
+"""Small sweeps, their trials in processes that are forked."""
+
+from pathlib import Path
+
+from stampede.engine.sweeps.run import run_sweep
+from stampede.engine.sweeps.sweep import load_sweep
+from support.forked import run_program
+from support.paths import ROOT
+
+JOB = """
+data: {scale: 0.0005, rows: 600, test_rows: 200}
+model: {hidden: [8], init_std: 1e-4}
+train: {batch_size: 256}
+optim: {dense: {lr: 1e-3}}
+"""
+TRIAL = ROOT / "engine/sweeps/trial.py"
+
+
+class Started:
+    """Runs trials in forked processes, and counts them.
+
+    Args:
+        die_at: number of the trial during which the sweep is killed.
+    """
+
+    def __init__(self, die_at: int | None = None) -> None:
+        self.names: list[str] = []
+        self._die_at = die_at
+
+    def __call__(self, arguments, log: Path) -> int:
+        name = next(a for a in reversed(arguments) if a.startswith("run.name="))
+        self.names.append(name.removeprefix("run.name=").strip('"'))
+        if len(self.names) == self._die_at:
+            raise SystemExit("killed")
+        done = run_program(TRIAL, arguments, Path.cwd(), timeout=100)
+        with log.open("a") as file:
+            file.write(done.stdout + done.stderr)
+        return done.returncode
+
+
+def write_sweep(folder: Path, text: str) -> Path:
+    """A sweep file beside its job."""
+    (folder / "job.yaml").write_text(JOB)
+    path = folder / "tiny.yaml"
+    path.write_text(f"config: job.yaml\n{text}")
+    return path
+
+
+def sweep(folder: Path, text: str, start: Started, **options):
+    """Run a sweep in a folder; the sweep."""
+    found = load_sweep(write_sweep(folder, text), (), folder=folder / "out")
+    run_sweep(found, start, **options)
+    return found
