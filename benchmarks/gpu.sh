@@ -6,6 +6,7 @@
 # PACKAGE_DIR holds FBGEMM, torchrec, pydantic and what they need, packed for that machine; where it
 # is `-`, they are installed already. Each part ends within 8 minutes. Whatever the part, the
 # correctness comes first: figures of kernels that compute something else are worth nothing.
+# PYTHON is the interpreter, python3 unless it is given.
 set -e
 package=${1:?"usage: sh benchmarks/gpu.sh PACKAGE_DIR [part] [OUT.json]"}
 part=${2:-all}
@@ -25,4 +26,4 @@ ln -s "$root"/stampede/__init__.py "$root"/data "$root"/engine "$root"/models "$
 export PYTHONPATH="$home:$root/tests:$root/benchmarks${PYTHONPATH:+:$PYTHONPATH}"
 
 mkdir -p "$(dirname "$out")"
-python3 "$root/benchmarks/gpu/run.py" "$part" --out "$out" ${GPU_OPTIONS:-}
+"${PYTHON:-python3}" "$root/benchmarks/gpu/run.py" "$part" --out "$out" ${GPU_OPTIONS:-}

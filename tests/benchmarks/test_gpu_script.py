@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from support.paths import ROOT
 def run_script(out, *options):
     return subprocess.run(
         ["sh", ROOT / "benchmarks/gpu.sh", "-", "all", out],
-        env={**os.environ, "GPU_OPTIONS": " ".join(options)},
+        env={**os.environ, "PYTHON": sys.executable, "GPU_OPTIONS": " ".join(options)},
         capture_output=True,
         text=True,
         timeout=500,
