@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -31,12 +31,19 @@ WHAT_TO_TRY = (
 TILE_ROWS = 2048
 
 
-def train_step(job: Job, sent: SentBatch, step: int, processes: Processes) -> Tensor:
+def train_step(
+    job: Job,
+    sent: SentBatch,
+    step: int,
+    processes: Processes,
+    watch: Callable[[Batch, Tensor, Tensor], None] | None = None,
+) -> Tensor:
     """Forward, backward with the update of the tables, update of the dense layers.
 
     Args:
         sent: this rank's part of the global batch.
         step: number of this step, counted from 1.
+        watch: is shown the batch, its looked-up rows and their gradient before these are updated.
 
     Returns:
         Mean loss over the global batch, float64 scalar on the device, weighted where samples have
@@ -57,6 +64,8 @@ def train_step(job: Job, sent: SentBatch, step: int, processes: Processes) -> Te
         raise TrainingStoppedError(
             f"the loss is {loss} at step {step}; the weights are as before this step. {WHAT_TO_TRY}"
         )
+    if watch is not None:
+        watch(batch, rows.detach(), grad)
     with stopping(step):
         rows.backward(grad)
         if job.passes == 2:

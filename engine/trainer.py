@@ -16,6 +16,7 @@ from stampede.data import Dataset, GlobalBatches
 from stampede.engine import checkpoint
 from stampede.engine.ahead import sent_ahead
 from stampede.engine.checkpoint import Progress
+from stampede.engine.clip_watch import ClipWatch
 from stampede.engine.config import Config
 from stampede.engine.console import progress_bar, readable_auc
 from stampede.engine.errors import TrainingStoppedError
@@ -56,6 +57,7 @@ class Trainer:
             RunFolderError, SettingsError, DataError: the data cannot be read as asked.
         """
         self._reader = Reader(self.config, self.dataset, self.processes)
+        self._watch = ClipWatch(self.config, self.job, self.processes)
         batches = self._reader.training()
         if self.progress.reader:
             self._reader.load_state_dict(batches, self.progress.reader)
@@ -88,8 +90,12 @@ class Trainer:
             rates = self._learning_rates(len(batches))
             set_learning_rates(self.job, rates)
             with self._noting_a_stop(progress.step + 1):
-                loss = train_step(self.job, sent, progress.step + 1, self.processes)
+                watch = self._watch if self._watch.watches(progress.step + 1) else None
+                loss = train_step(self.job, sent, progress.step + 1, self.processes, watch)
             progress.step += 1
+            if watch is not None:
+                line = {"kind": "clipping", "step": progress.step, **watch.take()}
+                self.processes.on_main(lambda line=line: self.folder.log(line))
             progress.samples += sent.batch.global_samples
             bar.update(sent.batch.global_samples)
             last = index + 1 == len(batches)

@@ -84,6 +84,12 @@ class TrainSection(Section):
         description="of the dense layers; tf32 is for GPUs, bf16 is taken where it is faster",
     )
     log_every: int = Field(20, ge=1, description="steps between two lines of metrics.jsonl")
+    clip_stats_every: int = Field(
+        0,
+        ge=0,
+        description="steps between counts of clipped rows by field and by occurrences of the id, "
+        "for the report; 0: none",
+    )
 
 
 class CheckpointSection(Section):
@@ -139,6 +145,13 @@ class Config(Section):
                 f"sharding.plan is {plan!r}, which is not exact with FBGEMM's own "
                 f"{optimizer!r}; write auto, {', '.join(BASELINE_SHARDING_TYPES)}, or another "
                 "optim.embedding.optimizer"
+            )
+        clip = getattr(self.optim.embedding, "clip", None)
+        if self.train.clip_stats_every and (clip is None or not clip.as_clip(None).by_row):
+            raise ValueError(
+                f"train.clip_stats_every is {self.train.clip_stats_every}, but "
+                f"optim.embedding.optimizer {optimizer!r} clips no single rows here; write 0, or "
+                "optim.embedding.clip.granularity: cowclip or row"
             )
         for part in ("embedding", "dense"):
             _check_room_for_decay(part, getattr(self.optim, part).schedule, self.train.epochs)

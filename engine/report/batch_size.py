@@ -53,7 +53,7 @@ def draw_batch_size(runs: Sequence[RunRecord]) -> Drawing:
     if len(sizes) > 6:
         axes.tick_params("x", labelrotation=45)
     axes.grid(alpha=0.3)
-    add_legend(figure, axes)
+    add_legend(figure)
     return Drawing(name, title, caption, figure, left_out)
 
 

@@ -41,7 +41,7 @@ def draw_calibration(runs: Sequence[RunRecord]) -> Drawing:
     axes.set(xlabel="mean prediction", ylabel="mean label", aspect="equal")
     axes.set(xlim=(low, high), ylim=(low, high))
     axes.grid(alpha=0.3)
-    add_legend(figure, axes)
+    add_legend(figure)
     return Drawing("calibration", title, caption, figure, left_out)
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from stampede.engine.report.run_records import RunRecord
@@ -47,13 +46,16 @@ def new_figure(curves: int, height: float = HEIGHT) -> Figure:
     return Figure(figsize=(_WIDTH, height + lines * _LEGEND_LINE), layout="constrained")
 
 
-def add_legend(figure: Figure, axes: Axes, side: str = "lower") -> None:
+def add_legend(figure: Figure, side: str = "lower") -> None:
     """A legend beneath the picture, or above with `upper`, where it hides nothing."""
-    handles, labels = axes.get_legend_handles_labels()
+    handles = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
     if handles:
-        shown = [shortened(label) for label in labels]
+        shown = [shortened(label) for label in handles]
         figure.legend(
-            handles,
+            list(handles.values()),
             shown,
             loc=f"outside {side} center",
             ncols=_columns(len(shown)),

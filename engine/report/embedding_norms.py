@@ -14,17 +14,16 @@ from stampede.engine.console import progress_bar
 from stampede.engine.errors import RunFolderError
 from stampede.engine.report.drawing import (
     Drawing,
-    add_legend,
     listed,
-    new_figure,
     not_shown,
-    shortened,
     with_styles,
 )
+from stampede.engine.report.panels import MOST_PANELS, finish_grid, panel_grid
 from stampede.engine.report.run_records import RunRecord
 from stampede.engine.tables import read_field
 
-_ACROSS, _MOST_PANELS, _PANEL, _BINS = 3, 30, 1.3, 10
+# To a power of ten.
+_BINS = 10
 
 # Rows of a table that are read whole; more of them want more memory than a report is worth.
 _MOST_ROWS = 20_000_000
@@ -62,34 +61,34 @@ def draw_embedding_norms(runs: Sequence[RunRecord]) -> Drawing:
     if small:
         left_out += (f"Not shown, fewer than {_FEWEST_IDS} ids: {listed(small)}.",)
     fields = sorted(sizes.keys() - {*large, *small}, key=lambda field: (-sizes[field], field))
-    if len(fields) > _MOST_PANELS:
-        left_out += (f"Of {len(fields)} fields, the {_MOST_PANELS} with the most ids are shown.",)
-        fields = fields[:_MOST_PANELS]
+    if len(fields) > MOST_PANELS:
+        left_out += (f"Of {len(fields)} fields, the {MOST_PANELS} with the most ids are shown.",)
+        fields = fields[:MOST_PANELS]
     if not fields:
         return Drawing(name, title, caption, None, left_out)
     # Panels in the order of the data.
     fields = [field for field in sizes if field in fields]
-    lines = -(-len(fields) // _ACROSS)
-    figure = new_figure(len(found), height=0.5 + lines * _PANEL)
-    panels = figure.subplots(lines, _ACROSS, squeeze=False, sharex=True).ravel()
+    figure, panels = panel_grid(
+        [f"{field}: {sizes[field]:,} ids" for field in fields],
+        len(found),
+        "norm of the embedding (logarithmic)",
+        "share of the ids",
+    )
     total = len(fields) * len(found)
     with progress_bar(total, 0, True, "reading tables", "tables", delay=5.0) as bar:
-        for panel, field in zip(panels, fields, strict=False):
+        for panel, field in zip(panels, fields, strict=True):
             zeros = 0
             for run, style, checkpoint in found:
                 if field in _sizes(checkpoint):
                     zeros += _draw_field(panel, checkpoint, field, run.label, style)
                 bar.update()
-            heading = shortened(f"{field}: {sizes[field]:,} ids", 24)
-            panel.set_title(heading + (f"\n{zeros:,} of norm 0" if zeros else ""), fontsize=9)
-            panel.tick_params(labelsize=8, labelbottom=True)
-            panel.grid(alpha=0.3)
-    for panel in panels[len(fields) :]:
-        panel.set_axis_off()
-    _label_norms(panels[: len(fields)])
-    figure.supxlabel("norm of the embedding (logarithmic)", fontsize=10)
-    figure.supylabel("share of the ids", fontsize=10)
-    add_legend(figure, panels[0], "upper")
+            if zeros:
+                panel.text(0.03, 0.93, f"{zeros:,} of norm 0", transform=panel.transAxes,
+                           va="top", fontsize=8)  # fmt: skip
+            # Norms at the ticks instead of their logarithms.
+            panel.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 3, 5, 10]))
+            panel.xaxis.set_major_formatter(lambda power, _: f"$10^{{{power:g}}}$")
+    finish_grid(figure, panels)
     return Drawing(name, title, caption, figure, left_out)
 
 
@@ -113,11 +112,3 @@ def _draw_field(panel: Axes, checkpoint: Path, field: str, label: str, style: di
         panel.plot(middles, shares, **{**style, "markersize": 3}, label=label,
                    markevery=max(1, len(middles) // 5))  # fmt: skip
     return int((norms == 0).sum())
-
-
-def _label_norms(panels: Sequence[Axes]) -> None:
-    """Norms at the ticks instead of their logarithms."""
-    for panel in panels:
-        panel.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 3, 5, 10]))
-        panel.xaxis.set_major_formatter(lambda power, _: f"$10^{{{power:g}}}$")
-        panel.set_ylim(bottom=0)

@@ -35,7 +35,7 @@ def draw_loss(runs: Sequence[RunRecord]) -> Drawing:
     axes.set(xlabel=SAMPLES, ylabel="logloss")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.grid(alpha=0.3)
-    add_legend(figure, axes)
+    add_legend(figure)
     return Drawing("loss", title, caption, figure, left_out)
 
 
@@ -63,7 +63,7 @@ def draw_auc(runs: Sequence[RunRecord], part: str) -> Drawing:
     axes.set(xlabel=SAMPLES, ylabel="AUC")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.grid(alpha=0.3)
-    add_legend(figure, axes)
+    add_legend(figure)
     return Drawing(name, title, caption, figure, left_out)
 
 

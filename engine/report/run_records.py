@@ -15,8 +15,11 @@ from stampede.settings import read_yaml
 
 _HINT = "write a run folder such as runs/quickstart, or a folder of run folders"
 
-# Keys that say how a run was started or kept, not what it computed.
-_NOT_COMPARED = ("run.name", "run.dir", "run.overwrite", "checkpoint.")
+# Keys that say how a run was started, logged or kept, not what it computed.
+_NOT_COMPARED = (
+    "run.name", "run.dir", "run.overwrite", "checkpoint.", "train.log_every",
+    "train.clip_stats_every",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

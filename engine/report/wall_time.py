@@ -27,7 +27,7 @@ def draw_wall_time(runs: Sequence[RunRecord]) -> Drawing:
         axes.plot(*zip(*points, strict=True), **style, label=run.label)
     axes.set(xlabel="seconds of training", ylabel="test AUC")
     axes.grid(alpha=0.3)
-    add_legend(figure, axes)
+    add_legend(figure)
     return Drawing("auc_wall_time", title, caption, figure, left_out)
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from stampede.engine.errors import RunFolderError
 from stampede.engine.report.batch_size import draw_batch_size
 from stampede.engine.report.calibration import draw_calibration
-from stampede.engine.report.clipping import draw_clipped
+from stampede.engine.report.clipped_rows import draw_by_count, draw_by_field
+from stampede.engine.report.clipped_share import draw_clipped
 from stampede.engine.report.differences import difference_table
 from stampede.engine.report.drawing import Drawing
 from stampede.engine.report.embedding_norms import draw_embedding_norms
@@ -31,6 +32,8 @@ _DRAWN: tuple[Callable[[Sequence[RunRecord]], Drawing], ...] = (
     draw_batch_size,
     draw_calibration,
     draw_clipped,
+    draw_by_count,
+    draw_by_field,
     draw_embedding_norms,
 )
 
@@ -86,8 +89,13 @@ def _tables(runs: Sequence[RunRecord]) -> list[Table]:
     title = "Differences of the configurations"
     header, rows = difference_table(runs)
     if len(header) == 1:
-        return [results, Table(title, "All runs have the same configuration.")]
-    return [results, Table(title, "All other keys are equal.", header, rows)]
+        return [results, Table(title, "All runs compute the same.")]
+    return [
+        results,
+        Table(
+            title, "All other keys are equal, but for names, logging and checkpoints.", header, rows
+        ),
+    ]
 
 
 def _png(drawing: Drawing) -> bytes:

@@ -11,7 +11,7 @@ from stampede.engine.report.__main__ import main
 
 NAMES = {
     "auc_test", "auc_validation", "loss", "auc_wall_time", "auc_batch_size", "calibration",
-    "clipped", "embedding_norms",
+    "clipped", "clipped_by_field", "clipped_by_count", "embedding_norms",
 }  # fmt: skip
 
 

@@ -8,7 +8,8 @@ from matplotlib.colors import to_rgb
 
 from stampede.engine.report.batch_size import draw_batch_size
 from stampede.engine.report.calibration import draw_calibration
-from stampede.engine.report.clipping import draw_clipped
+from stampede.engine.report.clipped_rows import draw_by_count, draw_by_field
+from stampede.engine.report.clipped_share import draw_clipped
 from stampede.engine.report.differences import difference_table
 from stampede.engine.report.drawing import styles
 from stampede.engine.report.embedding_norms import draw_embedding_norms
@@ -82,6 +83,26 @@ def test_clipped_rows(runs):
     assert curves(draw_clipped(runs))["b256"][-1][1] == runs[0].summary["clipped_share"]
 
 
+def panel_of(drawing, title):
+    return next(panel for panel in drawing.figure.axes if panel.get_title() == title)
+
+
+def test_clipped_rows_by_field_and_count(runs):
+    lines = runs[0].of_kind("clipping")
+    assert [line["step"] for line in lines] == [3, 6, 9, 12, 15]
+    drawing = draw_by_field(runs)
+    (line,) = panel_of(drawing, "C3").get_lines()
+    shares = [line["fields"]["C3"]["clipped"] / line["fields"]["C3"]["touched"] for line in lines]
+    assert max(shares) > 0
+    assert line.get_xydata().tolist() == [[3 * 256 * (i + 1), s] for i, s in enumerate(shares)]
+    assert drawing.left_out[0].endswith("(train.clip_stats_every asks for it): b512.")
+    assert drawing.left_out[1].startswith("Not shown, as no row was clipped: ")
+    (line,) = panel_of(draw_by_count(runs), "once").get_lines()
+    once = [line["counts"][0] for line in lines]
+    assert {count["from"] for count in once} == {1}
+    assert line.get_ydata().tolist() == [count["clipped"] / count["touched"] for count in once]
+
+
 def test_norms_are_those_of_the_best_epochs_tables(runs):
     drawing = draw_embedding_norms(runs[:1])
     panel = next(p for p in drawing.figure.axes if p.get_title().startswith("C3: "))
@@ -96,10 +117,13 @@ def test_norms_are_those_of_the_best_epochs_tables(runs):
 def test_what_was_not_recorded_is_said(runs):
     lines = [line for line in runs[0].lines if line["kind"] == "stopped"]
     bare = replace(runs[0], label="bare", lines=lines, summary={}, path=runs[0].path / "x")
-    for draw in (draw_loss, draw_wall_time, draw_calibration, draw_clipped, draw_embedding_norms):
+    for draw in (
+        draw_loss, draw_wall_time, draw_calibration, draw_clipped, draw_by_field, draw_by_count,
+        draw_embedding_norms,
+    ):  # fmt: skip
         drawing = draw([bare])
         assert drawing.figure is None and "bare" in drawing.left_out[0]
-        both = draw([runs[1], bare])
+        both = draw([runs[0], bare])
         assert both.figure is not None and both.left_out[0].endswith(": bare.")
 
 

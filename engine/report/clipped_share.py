@@ -38,7 +38,7 @@ def draw_clipped(runs: Sequence[RunRecord]) -> Drawing:
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    add_legend(figure, axes)
+    add_legend(figure)
     return Drawing("clipped", title, caption, figure, left_out)
 
 

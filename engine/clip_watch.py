@@ -1,0 +1,134 @@
+"""Whose gradients a step clips: rows by field, and by how often their id occurs in the batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stampede.data import Batch
+from stampede.engine.config import Config
+from stampede.engine.job import Job
+from stampede.engine.processes import Processes
+from stampede.optim.clip import row_factor
+
+_ABSENT, _SEVERAL = -1, -2
+
+
+class ClipWatch:
+    """Counts clipped rows in single steps, from what the step has computed anyway.
+
+    A sample's embedding of a field with one id is the row of that id, and the gradient of the row
+    is the sum of those of its samples. So neither the tables nor their update are touched. Fields
+    with several ids in a sample are left out, as their embeddings are sums of rows.
+
+    Args:
+        config: with a clip by row and `train.clip_stats_every`.
+        job: what is trained.
+        processes: all of which must watch the same steps.
+    """
+
+    def __init__(self, config: Config, job: Job, processes: Processes) -> None:
+        self._every = config.train.clip_stats_every
+        self._dim = config.model.dim
+        if self._every:
+            self._clip = config.optim.embedding.clip.as_clip(self._dim)
+        self._l2 = job.scaling.scaled.embedding_l2
+        self._front = job.front
+        self._processes = processes
+        self._found: dict[str, Any] | None = None
+
+    def watches(self, step: int) -> bool:
+        """Whether a step, counted from 1, is one to watch."""
+        return self._every > 0 and step % self._every == 0
+
+    def __call__(self, batch: Batch, rows: Tensor, grad: Tensor) -> None:
+        """Look at a step before it updates the tables; all ranks must call it.
+
+        Args:
+            batch: this rank's part of the global batch.
+            rows: looked-up rows, see `EmbeddingFront.lookup`.
+            grad: their gradient, still to be averaged over the ranks.
+        """
+        embeddings, _ = self._front.split(rows)
+        grads, _ = self._front.split(grad)
+        fields, left_out = {}, []
+        by_count: dict[int, list[int]] = {}
+        for index, field in enumerate(self._front.fields):
+            # Field by field, so that rank 0 holds one of the global batch at a time.
+            ids = self._gathered(_one_id(batch, field))
+            values = self._gathered(torch.cat([embeddings[:, index], grads[:, index]], 1))
+            if ids is None:
+                continue
+            if (ids == _SEVERAL).any():
+                left_out.append(field)
+                continue
+            clipped, counts = self._clipped(ids, values)
+            fields[field] = {"touched": len(counts), "clipped": int(clipped.sum())}
+            for power, (touched, held) in _by_power(clipped, counts).items():
+                sums = by_count.setdefault(power, [0, 0])
+                sums[0] += touched
+                sums[1] += held
+        self._found = {
+            "fields": fields,
+            "counts": [
+                {"from": 2**power, "touched": touched, "clipped": held}
+                for power, (touched, held) in sorted(by_count.items())
+            ],
+            "left_out": left_out,
+        }
+
+    def take(self) -> dict[str, Any] | None:
+        """What was found since the last call, complete on rank 0: `fields`, `counts`, `left_out`.
+
+        `counts` has the rows of all fields by the occurrences of their ids in the global batch,
+        `from` a power of two to below the next one.
+        """
+        found, self._found = self._found, None
+        return found
+
+    def _clipped(self, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether each distinct id's gradient is clipped, and its occurrences, `[n]` each."""
+        kept = ids != _ABSENT
+        distinct, place, counts = ids[kept].unique(return_inverse=True, return_counts=True)
+        weights, grads = values[kept].double().split(self._dim, 1)
+        summed = weights.new_zeros(len(distinct), self._dim).index_add_(0, place, grads)
+        row = torch.empty_like(summed).index_copy_(0, place, weights)
+        summed = summed / self._processes.world_size + 2 * self._l2 * row
+        factor = row_factor(
+            summed.square().sum(1), row.square().sum(1), counts, self._dim, self._clip
+        )
+        return factor < 1, counts
+
+    def _gathered(self, local: Tensor) -> Tensor | None:
+        """`[n, ...]` of all ranks, whose parts are padded to one size, on rank 0's CPU."""
+        local = local.detach().cpu().contiguous()
+        received = None
+        if self._processes.is_main:
+            received = [torch.empty_like(local) for _ in range(self._processes.world_size)]
+        dist.gather(local, received)
+        return None if received is None else torch.cat(received)
+
+
+def _one_id(batch: Batch, field: str) -> Tensor:
+    """The id of each sample, `[n]` int64; all are `_SEVERAL` if one sample has several."""
+    jagged = batch.sparse[field]
+    lengths, values = jagged.lengths().cpu(), jagged.values().cpu()
+    if (lengths > 1).any():
+        return torch.full((len(lengths),), _SEVERAL)
+    ids = torch.full((len(lengths),), _ABSENT)
+    ids[lengths == 1] = values.long()
+    return ids
+
+
+def _by_power(clipped: Tensor, counts: Tensor) -> dict[int, tuple[int, int]]:
+    """Touched and clipped rows by the whole part of the base-2 logarithm of their counts."""
+    # The exponent of a float is exact where a logarithm is rounded.
+    powers = torch.frexp(counts.double()).exponent.long() - 1
+    touched, held = powers.bincount(), powers.bincount(clipped.double())
+    return {
+        power: (int(touched[power]), int(held[power]))
+        for power in touched.nonzero().flatten().tolist()
+    }

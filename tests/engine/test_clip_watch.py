@@ -1,0 +1,86 @@
+"""Clipped rows by field and by count are those that the tables' update clipped."""
+
+import pytest
+
+from stampede.settings import SettingsError
+from support.jobs import lines, run_small, small_config, without_times
+from support.movie_runs import prepare_movies, train_on_movies
+from support.ranks import run_ranks
+
+EVERY_STEP = ["train.clip_stats_every=1", "train.log_every=1"]
+
+
+def sums(counts):
+    counts = list(counts)
+    return [sum(count[name] for count in counts) for name in ("touched", "clipped")]
+
+
+def watched(folder):
+    return [line for line in lines(folder / "small") if line["kind"] == "clipping"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["optim.embedding.l2=0.3"],
+        ["optim.embedding.clip={granularity: row, threshold: 0.001}"],
+    ],
+    ids=["cowclip", "row"],
+)
+def test_counts_are_those_of_the_update(tmp_path, options):
+    run_small(tmp_path, [*EVERY_STEP, *options])
+    found = watched(tmp_path)
+    assert [line["step"] for line in found] == list(range(1, 9))
+    touched = clipped = 0
+    shares = [line["clipped_share"] for line in lines(tmp_path / "small") if "loss" in line]
+    for line, share in zip(found, shares, strict=False):
+        now = sums(line["fields"].values())
+        assert now == sums(line["counts"])
+        touched, clipped = touched + now[0], clipped + now[1]
+        # Rows whose norm is the threshold but for rounding may fall on either side.
+        assert clipped / touched == pytest.approx(share, abs=2 / touched)
+    assert 0 < clipped < touched
+    assert found[0]["left_out"] == [] and len(found[0]["fields"]) == 26
+    # C9 has 3 ids; of 256 samples, some id has at least 86.
+    assert found[0]["fields"]["C9"]["touched"] == 3
+    assert max(count["from"] for count in found[0]["counts"]) >= 64
+
+
+def test_counts_do_not_depend_on_the_ranks(tmp_path):
+    options = ["train.clip_stats_every=3"]
+    run_small(tmp_path, options)
+    alone = watched(tmp_path)
+    assert [line["step"] for line in alone] == [3, 6]
+    for ranks in (2, 4):
+        folder = tmp_path / str(ranks)
+        folder.mkdir()
+        run_ranks(ranks, run_small, folder, options, ranks)
+        assert watched(folder) == alone
+
+
+def test_fields_with_several_ids_are_left_out(tmp_path):
+    run = train_on_movies(prepare_movies(tmp_path), "train.clip_stats_every=1")
+    found = [line for line in lines(run) if line["kind"] == "clipping"]
+    assert found and all(line["left_out"] == ["genres"] for line in found)
+    assert {"user"} <= found[0]["fields"].keys() and "genres" not in found[0]["fields"]
+    touched, _ = sums(found[0]["fields"].values())
+    assert touched > 0 and touched == sums(found[0]["counts"])[0]
+
+
+def test_training_is_the_same_to_the_last_bit(tmp_path):
+    runs = []
+    for every in (0, 2):
+        folder = tmp_path / str(every)
+        folder.mkdir()
+        run_small(folder, [f"train.clip_stats_every={every}"])
+        runs.append(without_times(folder / "small"))
+    assert runs[0] == [line for line in runs[1] if line["kind"] != "clipping"]
+    assert runs[0] != runs[1]
+
+
+@pytest.mark.parametrize(
+    "option", ["optim.embedding.optimizer=helen", "optim.embedding.clip={granularity: none}"]
+)
+def test_without_a_clip_by_row_there_is_nothing_to_count(tmp_path, option):
+    with pytest.raises(SettingsError, match=r"train\.clip_stats_every is 5, but"):
+        small_config(tmp_path, "train.clip_stats_every=5", option)
