@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stampede.engine.config import load_config, to_yaml
+from stampede.engine.config import load_config
+from stampede.engine.run_folder import RunFolder
+from stampede.engine.sweeps.measured import is_of
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs/criteo_kaggle.yaml"
@@ -35,9 +37,8 @@ def train(name: str, overrides: list[str], data: Path, runs: Path) -> dict:
         "checkpoint.keep=1",
     ]
     folder = runs / name
-    wanted = to_yaml(load_config(CONFIG, overrides))
-    done = (folder / "summary.json").exists() and (folder / "config.yaml").read_text() == wanted
-    if not done:
+    config = load_config(CONFIG, overrides)
+    if not ((folder / "summary.json").exists() and is_of(config, RunFolder(folder))):
         subprocess.run([sys.executable, ROOT / "launch.py", CONFIG, *overrides], check=True)
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     evaluations = [e for e in map(json.loads, lines) if e["kind"] == "evaluation"]

@@ -1,4 +1,4 @@
-"""What a finished run measured at its best epoch."""
+"""A run folder: what configuration it is of, and what was measured at its best epoch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from stampede.engine.config import Config, load_config, to_yaml
 from stampede.engine.run_folder import RunFolder
+from stampede.settings import SettingsError
 
 
 @dataclass(frozen=True)
@@ -36,3 +38,11 @@ def measured(folder: RunFolder) -> Measured:
     }
     selected_on = summary["selected_on"]
     return Measured({**summary, **at_best["test"]}, at_best[selected_on], selected_on)
+
+
+def is_of(config: Config, folder: RunFolder) -> bool:
+    """Whether a run folder is of a configuration; keys that came later have their defaults."""
+    try:
+        return to_yaml(load_config(folder.config_file)) == to_yaml(config)
+    except SettingsError:
+        return False

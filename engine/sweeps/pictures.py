@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from stampede.engine.sweeps.results import Mean, Result, mean
 from stampede.engine.sweeps.sweep import Sweep
-from stampede.engine.sweeps.table import axes_of
+from stampede.engine.sweeps.table import axes_of, shown_as
 
 # Told apart in black and white too.
 _STYLES = ("o-", "s--", "^-.", "D:", "v-", "P--", "X-.", "*:", "<-", ">--")
@@ -33,12 +33,15 @@ def _draw_grid(found: Sequence[Result], x: str, metric: str, name: str, path: Pa
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     along = list(dict.fromkeys(one.point.labels[x] for one in found))
+    # A line would say that names such as those of clips have an order.
+    in_order = all(text[:1].isdigit() for text in along)
     lines: dict[str, list[Result]] = {}
     for one in found:
         others = [text for axis, text in one.point.labels.items() if axis != x]
         lines.setdefault(" / ".join(others), []).append(one)
     for number, (title, of_line) in enumerate(lines.items()):
         style = _STYLES[number % len(_STYLES)]
+        style = style if in_order else style[0]
         points = [(along.index(one.point.labels[x]), _seen(one, metric)) for one in of_line]
         # Side by side, so that error bars can be told apart.
         shift = 0.06 * (number - (len(lines) - 1) / 2)
@@ -86,13 +89,16 @@ def _draw_study(sweep: Sweep, found: Sequence[Result], path: Path) -> Path:
     course.plot(numbers, values, "ko", markersize=4, label="trial")
     course.step(numbers, best, "k-", where="post", label="best so far")
     parts = " and ".join(sorted({one.selected_on for one in found}))
-    course.set(xlabel="trial", ylabel=f"{sweep.study.metric} of the {parts} part")
+    course.set(xlabel="trial", ylabel=f"{shown_as(sweep.study.metric)} of the {parts} part")
+    course.xaxis.get_major_locator().set_params(integer=True)
     course.legend(loc="best", fontsize=8)
     for axes, name in zip(scatters, names, strict=True):
         what = sweep.study.parameters[name]
         labels = [one.point.labels[name] for one in in_order]
         axes.plot(labels if what.choices else [float(text) for text in labels], values, "ko")
-        axes.set(xlabel=name, xscale="log" if what.log else axes.get_xscale())
+        axes.set_xlabel(name)
+        if what.log:
+            axes.set_xscale("log")
     for axes in (course, *scatters):
         axes.grid(alpha=0.3)
     return _save(figure, path)

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stampede.engine.config import Config, load_config, to_yaml
+from stampede.engine.config import Config, to_yaml
 from stampede.engine.errors import RunFolderError
 from stampede.engine.exit_status import INTERRUPTED
 from stampede.engine.run_folder import RunFolder, to_json, write_whole
-from stampede.engine.sweeps.measured import measured
+from stampede.engine.sweeps.measured import is_of, measured
 from stampede.engine.sweeps.points import Trial
 from stampede.engine.sweeps.process import Start
 from stampede.engine.sweeps.sweep import Sweep
-from stampede.settings import SettingsError
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Runner:
             return Outcome(trial, folder.path, {}, {}, message=failure["message"])
         if not folder.config_file.exists():
             return None
-        if not _is_of(config, folder):
+        if not is_of(config, folder):
             raise RunFolderError(
                 f"{folder.path} was made with another configuration than this sweep's now; write "
                 "another --out, or delete it to train it anew"
@@ -114,14 +113,6 @@ class Runner:
 
     def _folder(self, trial: Trial) -> RunFolder:
         return RunFolder(self._sweep.runs / trial.name)
-
-
-def _is_of(config: Config, folder: RunFolder) -> bool:
-    """Whether a run folder is of a configuration; keys that came later have their defaults."""
-    try:
-        return to_yaml(load_config(folder.config_file)) == to_yaml(config)
-    except SettingsError:
-        return False
 
 
 def _digest(config: Config) -> str:

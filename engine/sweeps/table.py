@@ -46,10 +46,10 @@ def to_markdown(sweep: Sweep, found: Sequence[Result]) -> str:
     columns = [(axis, [one.point.labels[axis] for one in found]) for axis in axes_of(found)]
     parts = sorted({one.selected_on for one in found if one.done})
     if sweep.study:
-        head = f"{_SHOWN.get(sweep.study.metric, sweep.study.metric)}, selecting part"
+        head = f"{shown_as(sweep.study.metric)}, selecting part"
         columns.append((head, [_shown(one.sought, sweep.study.metric) for one in found]))
     columns += [
-        (_SHOWN.get(metric, metric), [_shown(one.means[metric], metric) for one in found])
+        (shown_as(metric), [_shown(one.means[metric], metric) for one in found])
         for metric in metrics
     ]
     columns.append(("seeds", [_seeds(one) for one in found]))
@@ -71,6 +71,11 @@ def to_markdown(sweep: Sweep, found: Sequence[Result]) -> str:
 def axes_of(found: Sequence[Result]) -> list[str]:
     """What the points differ in."""
     return list(found[0].point.labels) if found else []
+
+
+def shown_as(metric: str) -> str:
+    """A metric's name for people."""
+    return _SHOWN.get(metric, metric)
 
 
 def _how(parts: Sequence[str], sweep: Sweep) -> str:
