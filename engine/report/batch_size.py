@@ -34,7 +34,7 @@ def draw_batch_size(runs: Sequence[RunRecord]) -> Drawing:
         reason = f"It takes finished runs of two batch sizes or more; here: {found}."
         return Drawing(name, title, caption, None, (*left_out, reason))
     settings = _settings(ended)
-    figure = new_figure(len(settings))
+    figure = new_figure()
     axes = figure.subplots()
     for (label, members), style in zip(settings.items(), styles(len(settings)), strict=True):
         by_size = defaultdict(list)
@@ -73,6 +73,7 @@ def _settings(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     short = [key.rsplit(".", 1)[1] for key in keys]
     names = [s if short.count(s) == 1 else key for s, key in zip(short, keys, strict=True)]
     return {
-        ", ".join(f"{n}={v}" for n, v in zip(names, values, strict=True)) or "all runs": members
+        ", ".join(f"{n}={v}" for n, v in zip(names, values, strict=True) if v != "null")
+        or ("others" if keys else "all runs"): members
         for values, members in found.items()
     }

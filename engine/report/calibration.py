@@ -26,7 +26,7 @@ def draw_calibration(runs: Sequence[RunRecord]) -> Drawing:
     )
     if not found:
         return Drawing("calibration", title, caption, None, left_out)
-    figure = new_figure(len(found) + 1, height=4.4)
+    figure = new_figure(4.4)
     axes = figure.subplots()
     values = [value for *_, points in found for point in points for value in point]
     low, high = min(values), max(values)

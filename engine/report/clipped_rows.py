@@ -74,7 +74,7 @@ def _draw(
         keys = keys[:MOST_PANELS]
     if not keys:
         return Drawing(name, title, caption, None, left_out)
-    figure, panels = panel_grid([panel_title(key) for key in keys], len(found), SAMPLES, "clipped")
+    figure, panels = panel_grid([panel_title(key) for key in keys], SAMPLES, "clipped")
     for panel, key in zip(panels, keys, strict=True):
         for run, style in found:
             points = [

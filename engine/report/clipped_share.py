@@ -28,7 +28,7 @@ def draw_clipped(runs: Sequence[RunRecord]) -> Drawing:
     )
     if not found:
         return Drawing("clipped", title, caption, None, left_out)
-    figure = new_figure(len(found))
+    figure = new_figure()
     axes = figure.subplots()
     for run, style, points in found:
         axes.plot(*zip(*points, strict=True), **style, markevery=sparse_markers(len(points)),

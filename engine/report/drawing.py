@@ -13,7 +13,10 @@ from stampede.engine.report.run_records import RunRecord
 
 # Inches: on a phone this shrinks to about 3.7, where its text is still as large as a footnote.
 _WIDTH, HEIGHT = 5.4, 3.4
-_LEGEND_LINE = 0.21
+_LEGEND_LINE = 0.19
+
+# Characters of a label of which two stand side by side.
+_NARROW = 22
 
 # Dark to light alternates, so that neighbours differ in print, too (Okabe and Ito's colours).
 _COLOURS = ("#000000", "#d55e00", "#0072b2", "#009e73", "#8c3b73", "#7f7f7f")
@@ -40,10 +43,9 @@ class Drawing:
     left_out: tuple[str, ...] = ()
 
 
-def new_figure(curves: int, height: float = HEIGHT) -> Figure:
-    """An empty figure with room for a legend of so many curves beneath it."""
-    lines = -(-curves // _columns(curves))
-    return Figure(figsize=(_WIDTH, height + lines * _LEGEND_LINE), layout="constrained")
+def new_figure(height: float = HEIGHT) -> Figure:
+    """An empty figure, in inches; `add_legend` makes room for the legend."""
+    return Figure(figsize=(_WIDTH, height), layout="constrained")
 
 
 def add_legend(figure: Figure, side: str = "lower") -> None:
@@ -52,20 +54,21 @@ def add_legend(figure: Figure, side: str = "lower") -> None:
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    if handles:
-        shown = [shortened(label) for label in handles]
-        figure.legend(
-            list(handles.values()),
-            shown,
-            loc=f"outside {side} center",
-            ncols=_columns(len(shown)),
-            frameon=False,
-            handlelength=4,
-        )
-
-
-def _columns(curves: int) -> int:
-    return 1 if curves < 4 else 2
+    if not handles:
+        return
+    shown = [shortened(label) for label in handles]
+    columns = 2 if len(shown) > 3 and max(map(len, shown)) <= _NARROW else 1
+    lines = -(-len(shown) // columns)
+    figure.set_figheight(figure.get_figheight() + lines * _LEGEND_LINE)
+    figure.legend(
+        list(handles.values()),
+        shown,
+        loc=f"outside {side} center",
+        ncols=columns,
+        frameon=False,
+        handlelength=4,
+        fontsize=9,
+    )
 
 
 def styles(count: int) -> list[dict[str, Any]]:
@@ -100,7 +103,7 @@ def sparse_markers(points: int) -> int:
     return max(1, points // 10)
 
 
-def shortened(text: str, most: int = 38) -> str:
+def shortened(text: str, most: int = 56) -> str:
     """A long name without its middle."""
     if len(text) <= most:
         return text

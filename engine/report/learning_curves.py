@@ -26,7 +26,7 @@ def draw_loss(runs: Sequence[RunRecord]) -> Drawing:
     left_out = not_shown(runs, [run for run, _ in found], "no training step was logged")
     if not found:
         return Drawing("loss", title, caption, None, left_out)
-    figure = new_figure(len(found))
+    figure = new_figure()
     axes = figure.subplots()
     for run, style in found:
         points = _losses(run)
@@ -56,7 +56,7 @@ def draw_auc(runs: Sequence[RunRecord], part: str) -> Drawing:
     # Runs on different data have different ones. A line would squeeze the curves beneath it.
     if len(attainable) == 1:
         caption += f" The true click probabilities would reach {attainable.pop():.4f}."
-    figure = new_figure(len(found))
+    figure = new_figure()
     axes = figure.subplots()
     for run, style in found:
         axes.plot(*zip(*_aucs(run, part), strict=True), **style, label=run.label)

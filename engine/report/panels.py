@@ -13,17 +13,14 @@ MOST_PANELS = 30
 _ACROSS, _HEIGHT = 3, 1.3
 
 
-def panel_grid(
-    titles: Sequence[str], curves: int, xlabel: str, ylabel: str
-) -> tuple[Figure, list[Axes]]:
+def panel_grid(titles: Sequence[str], xlabel: str, ylabel: str) -> tuple[Figure, list[Axes]]:
     """A panel for each title, all with one scale to the right.
 
     Args:
         titles: at least one; long ones are shortened.
-        curves: lines of the legend that `finish_grid` adds.
     """
     down = -(-len(titles) // _ACROSS)
-    figure = new_figure(curves, height=0.5 + down * _HEIGHT)
+    figure = new_figure(0.5 + down * _HEIGHT)
     panels = figure.subplots(down, _ACROSS, squeeze=False, sharex=True).ravel()
     for panel, title in zip(panels, titles, strict=False):
         panel.set_title(shortened(title, 24), fontsize=9)

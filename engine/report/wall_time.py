@@ -21,7 +21,7 @@ def draw_wall_time(runs: Sequence[RunRecord]) -> Drawing:
     )
     if not found:
         return Drawing("auc_wall_time", title, caption, None, left_out)
-    figure = new_figure(len(found))
+    figure = new_figure()
     axes = figure.subplots()
     for run, style, points in found:
         axes.plot(*zip(*points, strict=True), **style, label=run.label)

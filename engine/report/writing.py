@@ -24,6 +24,8 @@ from stampede.engine.run_folder import write_whole
 
 PAGE = "report.html"
 
+_MOST_CURVES = 20
+
 _DRAWN: tuple[Callable[[Sequence[RunRecord]], Drawing], ...] = (
     partial(draw_auc, part="test"),
     partial(draw_auc, part="validation"),
@@ -50,10 +52,16 @@ def write_report(runs: Sequence[RunRecord], folder: Path) -> list[str]:
         A sentence for each thing that the report lacks.
 
     Raises:
-        RunFolderError: a checkpoint is damaged, or the folder cannot be written.
+        RunFolderError: the folder cannot be written.
     """
     notes = [f"{run.label} {run.state()}" for run in runs if run.state() is not None]
-    drawings = [draw(runs) for draw in _DRAWN]
+    drawn = best(runs)
+    if len(drawn) < len(runs):
+        notes.append(
+            f"Of {len(runs)} runs, the pictures but that of batch sizes show the {len(drawn)} with "
+            "the best test AUC."
+        )
+    drawings = [draw(runs if draw is draw_batch_size else drawn) for draw in _DRAWN]
     pictures = {d.name: _png(d) for d in drawings if d.figure is not None}
     what = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
     text = page(
@@ -78,6 +86,13 @@ def write_report(runs: Sequence[RunRecord], folder: Path) -> list[str]:
             "another folder with --out"
         ) from None
     return [*notes, *(f"{d.title}: {sentence}" for d in drawings for sentence in d.left_out)]
+
+
+def best(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """As many as can be told apart in a picture, in their order."""
+    ranked = sorted(runs, key=lambda run: run.summary.get("best_auc") or 0, reverse=True)
+    kept = {run.path for run in ranked[:_MOST_CURVES]}
+    return [run for run in runs if run.path in kept]
 
 
 def _tables(runs: Sequence[RunRecord]) -> list[Table]:

@@ -3,11 +3,13 @@
 import base64
 import json
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
 from stampede.engine.report.__main__ import main
+from stampede.engine.report.writing import best
 
 NAMES = {
     "auc_test", "auc_validation", "loss", "auc_wall_time", "auc_batch_size", "calibration",
@@ -90,6 +92,16 @@ def test_a_page_of_one_run_replaces_one_of_several(run_folders, tmp_path, capsys
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+def test_of_many_runs_the_best_are_drawn(runs):
+    many = [
+        replace(runs[0], label=str(n), path=runs[0].path / str(n), summary={"best_auc": 0.5 + n})
+        for n in range(30)
+    ]
+    shown = best([runs[1], *many])
+    assert [run.label for run in shown] == [str(n) for n in range(10, 30)]
+    assert best(many[:3]) == many[:3]
+
+
 def test_why_a_run_stopped(unfinished, tmp_path, capsys):
     with (unfinished / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "stopped", "step": 17, "reason": "the loss is nan"}\n{"half')
@@ -109,11 +121,6 @@ def foreign_config(run):
     (run / "config.yaml").write_text("a: 1\n")
 
 
-def damaged_checkpoint(run):
-    for path in (run / "checkpoints").glob("*/manifest.json"):
-        path.write_text("{}")
-
-
 @pytest.mark.parametrize(
     "damage, sentence",
     [
@@ -122,7 +129,6 @@ def damaged_checkpoint(run):
         (damaged_summary, "summary.json: is damaged"),
         (damaged_line, "metrics.jsonl: is damaged (no 'step')"),
         (foreign_config, "train.batch_size is absent"),
-        (damaged_checkpoint, "damaged checkpoint"),
     ],
 )
 def test_mistakes(run_folders, tmp_path, capsys, damage, sentence):

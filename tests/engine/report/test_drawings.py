@@ -1,5 +1,6 @@
 """Pictures show what runs recorded, and leave out with a sentence what they did not."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -112,6 +113,30 @@ def test_norms_are_those_of_the_best_epochs_tables(runs):
     mean = (line.get_xdata() * line.get_ydata()).sum()
     assert mean == pytest.approx(norms.mean().item(), abs=0.05)
     assert drawing.left_out[0].startswith("Not shown, fewer than 50 ids: C6, C9")
+
+
+def damaged_manifest(run):
+    for path in run.glob("checkpoints/*/manifest.json"):
+        path.write_text("{}")
+
+
+def damaged_tables(run):
+    for path in run.glob("checkpoints/*/*.distcp"):
+        path.write_bytes(path.read_bytes()[:1000])
+
+
+@pytest.mark.parametrize("damage", [damaged_manifest, damaged_tables])
+def test_a_damaged_checkpoint_is_left_out(runs, tmp_path, damage):
+    shutil.copytree(runs[0].path, tmp_path / "run")
+    damage(tmp_path / "run")
+    damaged = replace(runs[0], label="damaged", path=tmp_path / "run")
+    drawing = draw_embedding_norms([damaged, runs[1]])
+    assert any(
+        sentence.startswith("damaged is not shown: ") and "damaged checkpoint" in sentence
+        for sentence in drawing.left_out
+    )
+    assert curves(drawing).keys() == {"b512"}
+    assert draw_embedding_norms([damaged]).figure is None
 
 
 def test_what_was_not_recorded_is_said(runs):
