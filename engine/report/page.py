@@ -23,7 +23,7 @@ figcaption, .note { font-size: 0.9rem; color: #333; }
   overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 0.88rem; font-variant-numeric: tabular-nums; }
-th, td { border-bottom: 1px solid #bbb; padding: 0.2rem 0.9rem 0.2rem 0; text-align: left;
+th, td { border-bottom: 1px solid #bbb; padding: 0.2rem 0.7rem 0.2rem 0; text-align: left;
   white-space: nowrap; }
 td.number { text-align: right; }
 th { border-bottom: 2px solid #111; vertical-align: bottom; }

@@ -22,6 +22,19 @@ _NOT_COMPARED = (
 )  # fmt: skip
 
 
+# What a report needs of a line of each kind, and of a summary.
+_OF_A_LINE = {
+    "train": ("step", "loss"),
+    "evaluation": ("step", "part", "auc"),
+    "clipping": ("step", "fields", "counts", "left_out"),
+    "stopped": ("step", "reason"),
+}
+_OF_A_SUMMARY = (
+    "auc", "logloss", "best_auc", "best_epoch", "selected_on", "samples_per_second",
+    "train_seconds", "epochs",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """What a run wrote.
@@ -142,7 +155,7 @@ def _read(path: Path, label: str) -> RunRecord:
     try:
         lines = folder.lines()
         for line in lines:
-            _ = line["kind"], line["step"], line["part"] if line["kind"] == "evaluation" else None
+            _check_keys(line, _OF_A_LINE.get(line["kind"], ("step",)))
     except (OSError, ValueError, KeyError, TypeError) as failure:
         raise RunFolderError(
             f"{folder.metrics}: is damaged ({_said(failure)}); repair the line or leave the run out"
@@ -151,12 +164,18 @@ def _read(path: Path, label: str) -> RunRecord:
     if folder.summary.is_file():
         try:
             summary = json.loads(folder.summary.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as failure:
+            _check_keys(summary, _OF_A_SUMMARY)
+        except (OSError, ValueError, KeyError, TypeError) as failure:
             raise RunFolderError(
                 f"{folder.summary}: is damaged ({_said(failure)}); delete it to show the run as an "
                 "unfinished one"
             ) from None
     return RunRecord(path, label, config, lines, summary)
+
+
+def _check_keys(values: dict[str, Any], keys: Sequence[str]) -> None:
+    for key in keys:
+        values[key]
 
 
 def _said(failure: Exception) -> str:

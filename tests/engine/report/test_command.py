@@ -113,8 +113,12 @@ def damaged_summary(run):
     (run / "summary.json").write_text("{")
 
 
+def poor_summary(run):
+    (run / "summary.json").write_text("{}")
+
+
 def damaged_line(run):
-    (run / "metrics.jsonl").write_text('{"kind": "train"}\n')
+    (run / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\n')
 
 
 def foreign_config(run):
@@ -127,7 +131,8 @@ def foreign_config(run):
         (shutil.rmtree, "there is no such run folder; write a run folder such as"),
         (lambda run: (run / "config.yaml").unlink(), "holds no config.yaml, nor does a folder in"),
         (damaged_summary, "summary.json: is damaged"),
-        (damaged_line, "metrics.jsonl: is damaged (no 'step')"),
+        (poor_summary, "summary.json: is damaged (no 'auc'); delete it to show"),
+        (damaged_line, "metrics.jsonl: is damaged (no 'loss')"),
         (foreign_config, "train.batch_size is absent"),
     ],
 )
