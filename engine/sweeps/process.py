@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -25,10 +26,17 @@ def start_on(processes: int) -> Start:
                 [*command, *arguments], stdin=subprocess.PIPE, stdout=said, stderr=said
             )
             try:
-                return trial.wait()
+                return _ended(trial)
             finally:
                 # After an interrupt: the trial ends when its input does.
                 trial.stdin.close()
                 trial.wait()
 
     return start
+
+
+def _ended(trial: subprocess.Popen) -> int:
+    # Polars lets system calls go on after an interrupt: one that lasts would never see it.
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return trial.wait(1.0)

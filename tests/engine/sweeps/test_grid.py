@@ -2,6 +2,7 @@
 
 import csv
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -83,7 +84,8 @@ def test_a_sweep_all_of_whose_trials_fail_says_why(tmp_path):
     assert rows_of(load_sweep(tmp_path / "tiny.yaml", folder=tmp_path / "out"))[0]["failed"] == "1"
 
 
-def test_a_trial_ends_with_its_sweep_and_another_goes_on(tmp_path):
+@pytest.mark.parametrize("how, ends_with", [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+def test_a_trial_ends_with_its_sweep(tmp_path, how, ends_with):
     path = write_sweep(tmp_path, "grid: {train.epochs: [100000]}")
     out = tmp_path / "out"
     command = [sys.executable, "-m", "stampede.engine.sweep", str(path), "--out", str(out)]
@@ -94,8 +96,9 @@ def test_a_trial_ends_with_its_sweep_and_another_goes_on(tmp_path):
         with pytest.raises(RunFolderError, match="in use by another sweep"):
             run_sweep(load_sweep(path, folder=out), start_on(1))
     finally:
-        process.kill()
-        process.wait()
+        process.send_signal(how)
+        status = process.wait(30)
+    assert status == ends_with
     trial = int(lock.read_text())
     assert trial != process.pid
     _wait_for(lambda: _is_gone(trial))
