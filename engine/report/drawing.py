@@ -60,7 +60,7 @@ def add_legend(figure: Figure, side: str = "lower") -> None:
     columns = 2 if len(shown) > 3 and max(map(len, shown)) <= _NARROW else 1
     lines = -(-len(shown) // columns)
     figure.set_figheight(figure.get_figheight() + lines * _LEGEND_LINE)
-    figure.legend(
+    legend = figure.legend(
         list(handles.values()),
         shown,
         loc=f"outside {side} center",
@@ -69,6 +69,9 @@ def add_legend(figure: Figure, side: str = "lower") -> None:
         handlelength=4,
         fontsize=9,
     )
+    for text in legend.get_texts():
+        # A name with dollar signs is no formula.
+        text.set_parse_math(False)
 
 
 def styles(count: int) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ def panel_grid(titles: Sequence[str], xlabel: str, ylabel: str) -> tuple[Figure,
     figure = new_figure(0.5 + down * _HEIGHT)
     panels = figure.subplots(down, _ACROSS, squeeze=False, sharex=True).ravel()
     for panel, title in zip(panels, titles, strict=False):
-        panel.set_title(shortened(title, 24), fontsize=9)
+        panel.set_title(shortened(title, 24), fontsize=9, parse_math=False)
         panel.tick_params(labelsize=8, labelbottom=True)
         panel.grid(alpha=0.3)
     for panel in panels[len(titles) :]:

@@ -47,7 +47,7 @@ def report(capsys, *arguments):
 
 @pytest.fixture
 def unfinished(run_folders, tmp_path):
-    run = tmp_path / "<b>unfinished"
+    run = tmp_path / "<b>unfinished$_{$"
     shutil.copytree(run_folders / "b256", run)
     (run / "summary.json").unlink()
     return run
@@ -73,8 +73,8 @@ def test_a_page_of_several_runs(run_folders, unfinished, tmp_path, capsys):
     assert sum(cell.startswith("b256deepfm256") for cell in cells) == 1
     assert sum(cell.startswith("b512deepfm512") for cell in cells) == 1
     sentence = "is not finished (no summary.json); what is shown ends at step 16"
-    assert f"<b>unfinished {sentence}" in page.text and sentence in said
-    assert "<b>" not in text and "&lt;b&gt;unfinished" in text
+    assert "<b>unfinished$_{$ " + sentence in page.text and sentence in said
+    assert "<b>" not in text and "&lt;b&gt;unfinished$_{$" in text
     assert any(a.get("name") == "viewport" for _, a in page.tags)
     auc = json.loads((run_folders / "b512/summary.json").read_text())["auc"]
     assert f"{auc:.4f}" in page.text
@@ -106,7 +106,7 @@ def test_why_a_run_stopped(unfinished, tmp_path, capsys):
     with (unfinished / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "stopped", "step": 17, "reason": "the loss is nan"}\n{"half')
     said = report(capsys, unfinished, "--out", tmp_path / "out")[1]
-    assert "<b>unfinished stopped at step 17: the loss is nan" in said
+    assert "<b>unfinished$_{$ stopped at step 17: the loss is nan" in said
 
 
 def damaged_summary(run):
