@@ -37,7 +37,9 @@ def measured(folder: RunFolder) -> Measured:
         if line["kind"] == "evaluation" and line["step"] == step
     }
     selected_on = summary["selected_on"]
-    return Measured({**summary, **at_best["test"]}, at_best[selected_on], selected_on)
+    # An evaluation has the seconds until then; those of a run are of all its epochs.
+    test = {**summary, **at_best["test"], "train_seconds": summary["train_seconds"]}
+    return Measured(test, at_best[selected_on], selected_on)
 
 
 def is_of(config: Config, folder: RunFolder) -> bool:

@@ -66,7 +66,8 @@ def _draw_grid(found: Sequence[Result], x: str, metric: str, name: str, path: Pa
     axes.set_xticks(range(len(along)), along)
     axes.set(xlabel=x, ylabel=name)
     parts = " and ".join(sorted({one.selected_on for one in found}))
-    axes.set_title(f"best epoch chosen on the {parts} part; bars: standard error", fontsize=9)
+    bars = "; bars: standard error" if any(_seen(one, metric).error for one in found) else ""
+    axes.set_title(f"best epoch chosen on the {parts} part{bars}", fontsize=9)
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="best", fontsize=8)

@@ -23,7 +23,9 @@ grid:
     too high: [optim.dense.lr=1e38, optim.dense.schedule.warmup=0]
   train.batch_size: [256]
 seeds: [1, 2]
+overrides: [train.epochs=2]
 keep_checkpoints: false
+report: {metrics: [auc, train_seconds]}
 """
 
 
@@ -42,14 +44,16 @@ def test_a_killed_grid_with_failing_trials_goes_on_where_it_was(tmp_path, capsys
     assert second.names == ["low-256-seed2", "too-high-256-seed1", "too-high-256-seed2"]
 
     low, high = rows_of(found)
-    each = []
+    each, seconds = [], []
     for seed in (1, 2):
         run = tmp_path / f"out/trials/low-256-seed{seed}"
         summary = json.loads((run / "summary.json").read_text())
         each.append(summary["best_auc"])
+        seconds.append(summary["train_seconds"])
         assert (run / "config.yaml").exists() and (run / "curve.png").exists()
         assert not (run / "checkpoints").exists()
     assert float(low["auc_mean"]) == pytest.approx(sum(each) / 2)
+    assert float(low["train_seconds_mean"]) == pytest.approx(sum(seconds) / 2)
     # Of two values the standard error is half of their distance.
     assert float(low["auc_stderr"]) == pytest.approx(abs(each[0] - each[1]) / 2)
     assert each[0] != each[1]
