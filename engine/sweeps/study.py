@@ -72,8 +72,8 @@ def check_optuna() -> None:
     """
     if optuna is None:
         raise SettingsError(
-            "a study needs Optuna, which is not installed; `pip install 'stampede[sweep]'` or "
-            "`pip install optuna`, or write a grid"
+            "a study needs Optuna, which is not installed; `pip install 'optuna>=4,<5'`, or write "
+            "a grid"
         )
 
 
