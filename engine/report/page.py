@@ -107,13 +107,19 @@ def _table(table: Table) -> str:
     if not table.rows:
         return text
     header = "".join(f"<th>{escape(cell)}</th>" for cell in table.header)
-    rows = "\n".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in table.rows)
+    classes = [""] + [_class(column) for column in list(zip(*table.rows, strict=True))[1:]]
+    rows = "\n".join(
+        "<tr>"
+        + "".join(f"<td{c}>{escape(cell)}</td>" for c, cell in zip(classes, row, strict=True))
+        + "</tr>"
+        for row in table.rows
+    )
     return (
         f'{text}\n<div class="scroll"><table>\n<thead><tr>{header}</tr></thead>\n'
         f"<tbody>\n{rows}\n</tbody>\n</table></div>"
     )
 
 
-def _cell(text: str) -> str:
-    kind = ' class="number"' if text[:1].isdigit() else ""
-    return f"<td{kind}>{escape(text)}</td>"
+def _class(column: Sequence[str]) -> str:
+    """Numbers stand to the right, where they are all that a column has."""
+    return ' class="number"' if all(cell[:1].isdigit() for cell in column if cell) else ""

@@ -12,7 +12,7 @@ from stampede.engine.report.batch_size import draw_batch_size
 from stampede.engine.report.calibration import draw_calibration
 from stampede.engine.report.clipped_rows import draw_by_count, draw_by_field
 from stampede.engine.report.clipped_share import draw_clipped
-from stampede.engine.report.differences import difference_table
+from stampede.engine.report.differences import difference_table, readable
 from stampede.engine.report.drawing import Drawing
 from stampede.engine.report.embedding_norms import draw_embedding_norms
 from stampede.engine.report.learning_curves import draw_auc, draw_loss
@@ -99,7 +99,7 @@ def _tables(runs: Sequence[RunRecord]) -> list[Table]:
     results = Table("Results", "What each run ended with.", *result_table(runs))
     title = "Configuration"
     if len(runs) == 1:
-        values = [[key, str(value)] for key, value in runs[0].config.items()]
+        values = [[key, readable(value)] for key, value in runs[0].config.items()]
         return [results, Table(title, "All keys.", ["key", "value"], values)]
     title = "Differences of the configurations"
     header, rows = difference_table(runs)

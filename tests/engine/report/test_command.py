@@ -86,7 +86,9 @@ def test_a_page_of_one_run_replaces_one_of_several(run_folders, tmp_path, capsys
     assert report(capsys, run_folders / "b256", "--out", tmp_path)[0] == 0
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert "AUC against batch size: It takes finished runs of two batch sizes" in page.text
-    assert "optim.embedding.clip.granularity" in page.text
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<td>optim.embedding.clip.threshold</td><td>null</td>" in text
+    assert '<td>b256</td><td>deepfm</td><td class="number">256</td>' in text
     assert not (tmp_path / "auc_batch_size.png").exists()
     assert (tmp_path / "mine.txt").read_text() == "mine"
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
