@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import resource
+import shutil
 import subprocess
 import time
 from importlib import metadata
@@ -30,9 +31,14 @@ def describe_machine() -> dict[str, str | int | list[str]]:
             flags = set(line.split(":")[1].split())
             break
     root = Path(__file__).resolve().parents[1]
-    commit = subprocess.run(
-        ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True
-    ).stdout.strip()
+    # A copy on another machine may know neither.
+    commit = os.environ.get("COMMIT", "")
+    if not commit and shutil.which("git"):
+        commit = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty"],
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
     versions = {name: metadata.version(name) for name in ("torch", "torchrec", "numpy")}
     return {
         "cpu": cpu,

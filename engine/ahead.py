@@ -18,18 +18,26 @@ class SentBatch(NamedTuple):
     Attributes:
         batch: the part.
         ids: to be looked up once.
+        ready: on a GPU, when the batch is there.
     """
 
     batch: Batch
     ids: SentIds
+    ready: torch.cuda.Event | None = None
+
+    def received(self) -> Batch:
+        """The batch, for the current stream."""
+        if self.ready is not None:
+            here = torch.cuda.current_stream()
+            here.wait_event(self.ready)
+            self.batch.record_stream(here)
+            self.ids.context.record_stream(here)
+        return self.batch
 
 
 def send(batch: Batch, front: EmbeddingFront, device: torch.device) -> SentBatch:
-    """Copy a batch to the device and send its ids; both go on while others compute."""
-    if device.type == "cuda" and batch.label.device != device:
-        batch = _copied_aside(batch, device)
-    else:
-        batch = batch.to(device)
+    """Copy a batch to the device and send its ids."""
+    batch = batch.to(device, non_blocking=True)
     return SentBatch(batch, front.send(batch.sparse))
 
 
@@ -40,30 +48,18 @@ def sent_ahead(
 
     The source is a batch further than its consumer.
     """
-    ahead = None
-    for batch in batches:
-        sent = send(batch, front, device)
+    source, ahead = iter(batches), None
+    # On a GPU all this happens on a stream of its own: TorchRec waits for the device when it sends
+    # ids, and on this stream the steps that are queued need not end first.
+    aside = torch.cuda.Stream(device) if device.type == "cuda" else None
+    while True:
+        with torch.cuda.stream(aside):
+            batch = next(source, None)
+            sent = None if batch is None else send(batch, front, device)
+            if sent is not None and aside is not None:
+                sent = sent._replace(ready=aside.record_event())
         if ahead is not None:
             yield ahead
+        if sent is None:
+            return
         ahead = sent
-    if ahead is not None:
-        yield ahead
-
-
-def _copied_aside(batch: Batch, device: torch.device) -> Batch:
-    """A copy, made on a stream of its own: the steps that are queued need not end first."""
-    here, aside = torch.cuda.current_stream(device), _copying(device)
-    with torch.cuda.stream(aside):
-        copied = batch.to(device, non_blocking=True)
-    here.wait_stream(aside)
-    copied.record_stream(here)
-    return copied
-
-
-_streams: dict[torch.device, torch.cuda.Stream] = {}
-
-
-def _copying(device: torch.device) -> torch.cuda.Stream:
-    if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device)
-    return _streams[device]

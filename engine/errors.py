@@ -6,9 +6,18 @@ class RunFolderError(Exception):
 
 
 class TrainingStoppedError(Exception):
-    """Training cannot go on, for example because the loss is not finite. Agreed by all ranks."""
+    """Training cannot go on, for example because the loss is not finite. Agreed by all ranks.
+
+    Args:
+        message: why.
+        step: number of the step that cannot be taken, where it is one.
+    """
 
     known_to_all_ranks = True
+
+    def __init__(self, message: str, step: int | None = None) -> None:
+        super().__init__(message)
+        self.step = step
 
 
 class DoesNotFitError(Exception):

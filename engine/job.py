@@ -23,7 +23,7 @@ class Job:
         scaling: settings at the base batch size, and at the configured one.
         precision: of the dense layers.
         passes: forward and backward passes of a step.
-        table_update: what updates the tables in backward; None for FBGEMM's own optimizers.
+        table_update: what updates tables with CowClip in backward.
     """
 
     model: DistributedModelParallel

@@ -51,12 +51,12 @@ def choose_precision(asked: Precision, device: torch.device) -> DensePrecision:
     """
     if asked == "fp32":
         return DensePrecision(False, "fp32")
-    if asked == "tf32":
-        if device.type == "cuda":
-            return DensePrecision(False, "tf32", is_tf32=True)
-        return DensePrecision(False, "fp32 instead of tf32, which a CPU does not know")
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        return DensePrecision(False, f"fp32 instead of {asked}, which this GPU does not know")
     if device.type == "cuda":
-        return DensePrecision(True, "bf16")
+        return DensePrecision(asked == "bf16", asked, is_tf32=asked == "tf32")
+    if asked == "tf32":
+        return DensePrecision(False, "fp32 instead of tf32, which a CPU does not know")
     ratio = _speed_of_bf16()
     if ratio > 1.0:
         return DensePrecision(True, f"bf16, {ratio:.1f} times as fast as fp32 on this CPU")

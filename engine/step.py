@@ -53,7 +53,7 @@ def train_step(
         TrainingStoppedError: a loss or a gradient is not finite; nothing was updated in that step
             and since. Where updates are queued on a GPU it is raised some steps later.
     """
-    batch = sent.batch
+    batch = sent.received()
     rows = job.front.lookup_sent(sent.ids)
     loss, grad = _dense_pass(job, batch, rows.detach(), processes)
     dist.all_reduce(loss)
@@ -62,7 +62,9 @@ def train_step(
         flag.mark(loss)
     elif not math.isfinite(loss):
         raise TrainingStoppedError(
-            f"the loss is {loss} at step {step}; the weights are as before this step. {WHAT_TO_TRY}"
+            f"the loss is {loss} at step {step}; the weights are as before this step. "
+            f"{WHAT_TO_TRY}",
+            step,
         )
     if watch is not None:
         watch(batch, rows.detach(), grad)
@@ -80,14 +82,13 @@ def stopping(step: int) -> Iterator[None]:
     """Within it a gradient that is not finite stops the training, with what the user can do.
 
     Args:
-        step: the current one, where the gradient does not tell of which it is.
+        step: the newest one.
     """
     try:
         yield
     except NonFiniteGradientError as failure:
-        raise TrainingStoppedError(
-            f"step {failure.step or step}: {failure}. {WHAT_TO_TRY}"
-        ) from None
+        bad = step - failure.ago
+        raise TrainingStoppedError(f"step {bad}: {failure}. {WHAT_TO_TRY}", bad) from None
 
 
 def _dense_pass(
@@ -106,7 +107,7 @@ def _dense_pass(
     """
     job.dense_optimizer.zero_grad(set_to_none=True)
     weight = _sample_weights(batch)
-    grad = torch.empty_like(rows)
+    grad = None
     total = torch.zeros((), dtype=torch.float64, device=rows.device)
     size = TILE_ROWS if rows.device.type == "cpu" else max(len(rows), 1)
     with job.precision.computing(rows.device):
@@ -119,9 +120,13 @@ def _dense_pass(
             )
             loss = (losses * weight[tile]).sum()
             (loss * processes.world_size).backward()
-            grad[tile] = part.grad
+            if size >= len(rows):
+                grad = part.grad
+            else:
+                grad = torch.empty_like(rows) if grad is None else grad
+                grad[tile] = part.grad
             total += loss.detach()
-    return total, grad
+    return total, torch.empty_like(rows) if grad is None else grad
 
 
 def _sample_weights(batch: Batch) -> Tensor:

@@ -123,13 +123,15 @@ class Trainer:
                 self.job.table_update.check_queued(up_to_now=True)
             for tables in local_cowclip_tables(self.job.model):
                 tables.flush()
+        if self.processes.device.type == "cuda":
+            torch.cuda.synchronize(self.processes.device)
 
     @contextmanager
     def _noting_a_stop(self, step: int) -> Iterator[None]:
         try:
             yield
         except TrainingStoppedError as stop:
-            line = {"kind": "stopped", "step": step, "reason": str(stop)}
+            line = {"kind": "stopped", "step": stop.step or step, "reason": str(stop)}
             self.processes.on_main(lambda: self.folder.log(line))
             raise
 

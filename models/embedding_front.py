@@ -100,7 +100,11 @@ class EmbeddingFront(nn.Module):
 
     def lookup_sent(self, sent: SentIds) -> Tensor:
         """What `lookup` gives, of ids that were sent before; each can be looked up once."""
-        pooled = self.ebc.compute_and_output_dist(sent.context, sent.ids.wait())
+        ids = sent.ids.wait()
+        if any(part.values().is_cuda for part in ids):
+            # They may have come on another stream.
+            ids.record_stream(torch.cuda.current_stream())
+        pooled = self.ebc.compute_and_output_dist(sent.context, ids)
         return _in_order(pooled, self.fields)
 
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:

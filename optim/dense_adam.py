@@ -54,7 +54,7 @@ class DenseAdam(torch.optim.Optimizer):
         Args:
             closure: computes the loss anew.
             found_inf: `[1]` float32 on the parameters' device; parameters and moments stay as they
-                are if it is 1. None for 0.
+                are if it is 1, but the step is counted. None for 0.
         """
         loss = None
         if closure is not None:

@@ -69,7 +69,7 @@ class Lookup:
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Keep the memory until what is queued on a stream is done."""
-        for tensor in (self.indices, self.offsets, self.per_sample_weights):
+        for tensor in (self.indices, self.offsets, self.first_rows, self.per_sample_weights):
             if tensor is not None:
                 tensor.record_stream(stream)
         if "runs" in self.__dict__:

@@ -55,7 +55,6 @@ class MissedSteps:
         self._flag = flag
         # Until it is known that a step was not taken, others have begun.
         self._history = StepHistory(WINDOW if flag is None else WINDOW + LATE + 1, device)
-        self._next_row = 0
 
     @property
     def is_queued(self) -> bool:
@@ -148,10 +147,12 @@ class MissedSteps:
         count = len(self.last)
         if not self.defers or is_swept:
             self.flush(array)
-        elif count:
-            stop = min(self._next_row + -(-count // WINDOW), count)
-            self._catch_up_range(array, range(self._next_row, stop))
-            self._next_row = stop % count
+        else:
+            # A function of the step, so that steps that are taken back change nothing.
+            size = -(-count // WINDOW)
+            first = self.step % WINDOW * size
+            if first < count:
+                self._catch_up_range(array, range(first, min(first + size, count)))
 
     def _catch_up_range(self, array: TableArray, rows: range) -> None:
         if self._flag is not None:

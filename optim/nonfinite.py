@@ -18,12 +18,12 @@ class NonFiniteGradientError(ValueError):
 
     Args:
         message: what was found.
-        step: number of the step, counted from 1; None if it is the one being taken.
+        ago: so many steps before the newest one; 0 if it was found in that one.
     """
 
-    def __init__(self, message: str, step: int | None = None) -> None:
+    def __init__(self, message: str, ago: int = 0) -> None:
         super().__init__(message)
-        self.step = step
+        self.ago = ago
 
 
 class _Queued(NamedTuple):

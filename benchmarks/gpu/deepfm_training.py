@@ -19,6 +19,7 @@ from stampede.engine.job import Job
 from stampede.engine.processes import Processes, processes
 from stampede.engine.step import train_step
 from stampede.optim import local_cowclip_tables
+from stampede.optim.missed_steps import WINDOW
 
 IDS, BATCHES = 33_800_000, (8192, 32768, 131072, 524288)
 # The paper's training: 10 epochs of nine tenths of Criteo Kaggle.
@@ -42,11 +43,11 @@ def measure(device: torch.device, quick: bool = False) -> dict:
         clicks = ResidentClicks(rows, sizes, device)
         for precision in ("tf32", "bf16"):
             for kept in ("all", "touched"):
-                job = deepfm(sizes, device, precision=precision, rows=kept)
+                job = deepfm(sizes, here.device, precision=precision, rows=kept)
                 for batch in batches:
                     run = _run(job, clicks, batch, steps, here)
                     run |= {"precision": precision, "rows": kept}
-                    run |= _shares(run, batch, precision, floors)
+                    run |= _shares(run, batch, precision, floors, sum(sizes))
                     found["runs"].append(run)
                     print(_line(run), flush=True)
                 del job
@@ -125,15 +126,17 @@ def _copy_seconds(size: int, device: torch.device) -> float:
     return min([seconds_until_done(lambda: target.copy_(source), device) for _ in range(6)][1:])
 
 
-def _shares(run: dict, batch: int, precision: str, floors: dict) -> dict[str, float]:
+def _shares(run: dict, batch: int, precision: str, floors: dict, ids: int) -> dict[str, float]:
     step = batch / run["samples_per_second"]
     # Backward has two products for each of forward.
     products = 3 * batch * _flops() / floors["gemm_flops"][precision]
     row = 12 * FLOAT
     lookups = 26 * batch
     # Lookup: an id and a row are read, the row is written; its gradient is written and read. Of
-    # each distinct row weights and two moments are read and written.
-    moved = lookups * (8 + 4 * row) + run["distinct_rows_a_step"] * 6 * row
+    # each distinct row weights and two moments are read and written, and so are those of the part
+    # of the table that is brought up to date.
+    waiting = ids / WINDOW if run["rows"] == "all" else 0
+    moved = lookups * (8 + 4 * row) + (run["distinct_rows_a_step"] + waiting) * 6 * row
     copies = moved / floors["copy_bytes_per_second"]
     return {"share_of_gemm": products / step, "share_of_copy": copies / step}
 

@@ -23,9 +23,9 @@ def measure(device: torch.device, quick: bool = False) -> list[dict]:
     activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
     with processes(device.type) as here:
         clicks = ResidentClicks((steps + warm_up + 1) * batch, sizes, device)
-        job = deepfm(sizes, device, precision="bf16")
+        job = deepfm(sizes, here.device, precision="bf16")
         batches = GlobalBatches(clicks, list(job.front.fields), batch, 0, 1, Order(clicks.rows))
-        source = sent_ahead(batches, job.front, device)
+        source = sent_ahead(batches, job.front, here.device)
         for number in range(1, warm_up + 1):
             train_step(job, next(source), number, here)
         with profile(activities=[activity]) as profiled:

@@ -32,6 +32,7 @@ class LookUp(torch.autograd.Function):
         ctx.tbe = tbe
         ctx.version = tbe.version
         ctx.is_within_backward = torch._C._current_graph_task_id() != -1
+        indices, offsets, per_sample_weights = tbe.checked(indices, offsets, per_sample_weights)
         # Saved too, so that autograd sees if they are written over before backward.
         ctx.save_for_backward(indices, offsets, per_sample_weights)
         ctx.parts = tbe.parts(indices, offsets, per_sample_weights)
@@ -56,7 +57,9 @@ class LookUp(torch.autograd.Function):
                 "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
             )
         _ = ctx.saved_tensors
-        tbe.owner.deliver(tbe, LookupGradient(ctx.parts, grad))
+        # Not to be held as long as the loss is.
+        parts, ctx.parts = ctx.parts, None
+        tbe.owner.deliver(tbe, LookupGradient(parts, grad))
         return None, None, None, None, None
 
 
@@ -64,14 +67,16 @@ class Reached(torch.autograd.Function):
     """Passes a lookup's output on; tells in backward that the pass goes through the lookup."""
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, owner: BackwardUpdate, number: int) -> Tensor:
-        """The output, for the collection of that number."""
-        ctx.owner, ctx.number = owner, number
+    def forward(
+        ctx: Any, output: Tensor, owner: BackwardUpdate, number: int, module: int = 0
+    ) -> Tensor:
+        """The output of a lookup module of the collection of that number."""
+        ctx.owner, ctx.place = owner, (number, module)
         return output.view_as(output)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         """The gradient, as it came."""
-        ctx.owner.reach(ctx.number)
-        return grad, None, None
+        ctx.owner.reach(*ctx.place)
+        return grad, None, None, None

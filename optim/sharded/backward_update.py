@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -74,7 +75,7 @@ class BackwardUpdate:
         self._collections: dict[int, _Collection] = {}
         self._next = 0
         self._pass: int | None = None
-        self._reached: set[int] = set()
+        self._reached: Counter[tuple[int, int]] = Counter()
         self._delivered: dict[CowClipTables, list[LookupGradient]] = {}
         self._events: list[torch.cuda.Event] = []
         self._everything: dist.ProcessGroup | None = None
@@ -173,17 +174,21 @@ class BackwardUpdate:
             self._helen.settings.update(helen)
             self.guard.passes = 2
 
-    def reach(self, number: int) -> None:
+    def reach(self, number: int, module: int = 0) -> None:
         """Note, from within backward, that a pass goes through a lookup of a collection.
 
         Every rank passes through it, also one without tables; so all take part in the update.
+
+        Args:
+            number: of the collection.
+            module: which of its lookup modules.
         """
         current = torch._C._current_graph_task_id()
         if current != self._pass:
             # What an interrupted pass left behind is not part of this one.
-            self._pass, self._reached, self._delivered, self._events = current, set(), {}, []
+            self._pass, self._reached, self._delivered, self._events = current, Counter(), {}, []
             Variable._execution_engine.queue_callback(self._finish)
-        self._reached.add(number)
+        self._reached[number, module] += 1
 
     def deliver(self, tbe: CowClipTables, lookup: LookupGradient) -> None:
         """Hand in the gradient of a lookup's output, from within backward, after `reach`."""
@@ -194,14 +199,14 @@ class BackwardUpdate:
 
     def _finish(self) -> None:
         delivered, self._delivered, self._pass = self._delivered, {}, None
-        reached = sorted(self._reached)
+        reached = sorted({number for number, _ in self._reached})
         self._wait_for_lookups(delivered)
         self.guard.before_update(reached)
         present = [self._collections[number] for number in reached]
         self._check_everything_is_there(present)
-        # Every rank decides alike: the number of lookups is the program's.
+        # Every rank decides alike, also one without tables: it passes through the modules, too.
         if all(collection.is_queued for collection in present) and all(
-            len(lookups) == 1 for lookups in delivered.values()
+            times == 1 for times in self._reached.values()
         ):
             tables = [tbe for collection in present for tbe in collection.tables]
             self._queue.update(tables, {tbe: one for tbe, (one,) in delivered.items()})
@@ -209,7 +214,8 @@ class BackwardUpdate:
             tables = self._update_now(present, delivered)
         self.guard.after_update(reached)
         # The next lookup may run on yet another stream.
-        updated = torch.cuda.current_stream().record_event() if self._events else None
+        on_gpu = any(tbe.row_counts.is_cuda for tbe in tables)
+        updated = torch.cuda.current_stream().record_event() if on_gpu else None
         for tbe in tables:
             tbe.version += 1
             tbe.updated = updated
@@ -220,7 +226,8 @@ class BackwardUpdate:
         delivered: dict[CowClipTables, list[LookupGradient]],
     ) -> set[CowClipTables]:
         """Update the tables of some collections; returns them."""
-        self.check_queued(up_to_now=True)
+        if self._queue is not None:
+            self._queue.settle()
         pending = self._pending(present, delivered)
         groups = [collection.groups for collection in present]
         if self._helen is None:

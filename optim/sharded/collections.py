@@ -86,10 +86,12 @@ class CowClipCollection:
             self.register_state_dict_pre_hook(lambda *_: owner.check_queued(up_to_now=True))
             # A load that replaces the weights only must find no step still to be taken.
             self._register_load_state_dict_pre_hook(lambda *_: self._flush())
-            for lookup in self._unwrapped_lookups():
+            for module, lookup in enumerate(self._unwrapped_lookups()):
                 # On every rank, whether it has tables or not.
                 lookup.register_forward_hook(
-                    lambda _module, _inputs, output: Reached.apply(output, owner, number)
+                    lambda _module, _inputs, output, module=module: Reached.apply(
+                        output, owner, number, module
+                    )
                 )
 
     def _create_lookups(self) -> None:
@@ -163,6 +165,8 @@ class CowClipCollection:
         return [tbe for tbe in tables if isinstance(tbe, CowClipTables)]
 
     def _flush(self) -> None:
+        # On every rank, whether it has tables or not.
+        self._owner.check_queued(up_to_now=True)
         for tbe in self.cowclip_tables():
             tbe.flush()
 
@@ -225,7 +229,7 @@ def local_cowclip_tables(model: nn.Module) -> list[CowClipTables]:
 def table_update(model: nn.Module) -> BackwardUpdate | None:
     """What updates the tables of a model that was sharded with `cowclip_sharders`.
 
-    The same on every rank, whether it has tables or not; None in a model without such tables.
+    The same on every rank, whether it has tables or not; None if no collection was sharded so.
     """
     for module in model.modules():
         if isinstance(module, CowClipCollection):

@@ -88,11 +88,25 @@ class UpdateQueue:
         self.flag.end_step(self._updates)
         self.check()
 
+    def settle(self) -> None:
+        """Before an update that is not queued: raise what was found up to now, on all ranks.
+
+        Raises:
+            NonFiniteGradientError: see `check`; or the flag was set for the step about to be taken.
+        """
+        self.check(up_to_now=True)
+        if self._everyone is not None:
+            dist.all_reduce(self.flag.tensor, op=dist.ReduceOp.MAX, group=self._everyone)
+        if self.flag.tensor.item():
+            self.flag.tensor.zero_()
+            raise NonFiniteGradientError("the loss is not finite; no table was changed")
+
     def check(self, *, up_to_now: bool = False) -> None:
         """See `BackwardUpdate.check_queued`."""
         bad = self.flag.bad_step(up_to_now=up_to_now)
+        unread = self.flag.unread
         if bad is None:
-            for number in [n for n in self._unchecked if n not in self.flag.unread]:
+            for number in [n for n in self._unchecked if n not in unread]:
                 del self._unchecked[number]
             return
         undone = [self._unchecked[number] for number in sorted(self._unchecked) if number >= bad]
@@ -100,11 +114,13 @@ class UpdateQueue:
         for before in reversed(undone):
             for tbe, step in before:
                 tbe.rewind(step)
-        step = max((step for _, step in undone[0]), default=bad - 1) + 1
+        ago = self._updates - bad
+        # A rank without tables knows no more than how long ago.
+        when = f"in step {undone[0][0][1] + 1}" if undone[0] else f"{ago} steps ago"
         raise NonFiniteGradientError(
-            f"the loss, or the gradient of an embedding row, was not finite in step {step}; the "
-            "tables are as before that step, and the steps queued after it were not taken",
-            step,
+            f"the loss, or the gradient of an embedding row, was not finite {when}; the tables are "
+            "as before that step, and the steps queued after it were not taken",
+            ago,
         )
 
 

@@ -132,12 +132,14 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     def flush(self) -> None:
         """Bring all rows up to date; whoever reads the weights or states directly needs it.
 
-        TorchRec calls it for a `state_dict`.
+        TorchRec calls it for a `state_dict`. With several ranks all must call it at one point.
 
         Raises:
             NonFiniteGradientError: a step that was queued on a GPU was not finite.
         """
         super().flush()
+        if self.updated is not None:
+            torch.cuda.current_stream().wait_event(self.updated)
         if self.owner is not None:
             self.owner.check_queued(up_to_now=True)
         for array in self.arrays:
@@ -185,6 +187,18 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             "tables with CowClip cannot be prefetched: the rows would be read before the previous "
             "update; use TrainPipelineSparseDist"
         )
+
+    def checked(
+        self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """A lookup's input, where rows are sorted before FBGEMM has looked at their ids.
+
+        On a GPU FBGEMM replaces ids outside their table by 0, and says so.
+        """
+        missed = [array.missed for array in self.arrays if array.missed is not None]
+        if not any(waiting.is_queued for waiting in missed):
+            return indices, offsets, per_sample_weights
+        return self.prepare_inputs(indices, offsets, per_sample_weights)[:3]
 
     @torch.no_grad()
     def lookup(

@@ -25,7 +25,16 @@ def test_the_speed_of_bf16_is_measured():
     assert 0 < precision._speed_of_bf16(rows=64, width=32, repeats=1) < 1e3
 
 
-def test_tf32_is_for_gpus_and_does_not_stay():
+def test_an_old_gpu_computes_in_fp32(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
+    for asked in ("tf32", "bf16"):
+        chosen = choose_precision(asked, GPU)
+        assert not (chosen.is_bf16 or chosen.is_tf32)
+        assert chosen.reason == f"fp32 instead of {asked}, which this GPU does not know"
+
+
+def test_tf32_is_for_gpus_and_does_not_stay(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert not choose_precision("tf32", CPU).is_tf32
     chosen = choose_precision("tf32", GPU)
     before = torch.get_float32_matmul_precision()

@@ -1,5 +1,7 @@
 """Runs whose tables are updated as on a GPU: queued, here for Triton's interpreter."""
 
+from unittest import mock
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.processes import processes
 from stampede.engine.step import train_step
 from stampede.optim import local_cowclip_tables, nonfinite
+from stampede.optim.sharded.queue import UpdateQueue
 from support.jobs import lines, run_small, small_config
 from support.updated_tables import computed
 
@@ -24,12 +27,14 @@ FEW = [
 
 
 def test_a_run_is_that_of_the_cpu(tmp_path):
-    found = {}
+    found, update = {}, UpdateQueue.update
     for way in ("kernels", "queued"):
         folder = tmp_path / way
         folder.mkdir()
-        with computed(way):
+        with computed(way), mock.patch.object(UpdateQueue, "update", autospec=True) as queued:
+            queued.side_effect = update
             run_small(folder, [*FEW, "evaluate.every=2"])
+        assert bool(queued.call_count) == (way == "queued")
         found[way] = lines(folder / "small")
     for one, other in zip(*found.values(), strict=True):
         for key in ("loss", "logloss", "auc", "clipped_share"):

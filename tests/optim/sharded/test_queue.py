@@ -121,11 +121,43 @@ def test_a_step_that_is_not_finite_is_named_later_and_undone(setting, poison):
             one_step(tbe, number)
         with pytest.raises(NonFiniteGradientError, match="step 5") as raised:
             one_step(tbe, 4 + LATE)
-        assert raised.value.step == 5
+        assert raised.value.ago == LATE
         assert_same_bits(state_of(tbe), trained("queued", setting, 4))
         for number in range(4, 6):
             one_step(tbe, number)
         assert_same_bits(state_of(tbe), trained("queued", setting, 6))
+
+
+def test_rows_that_wait_after_such_a_step_miss_nothing():
+    """Nothing is brought up to date at once: what waited before it waits on."""
+    window = 2 * LATE + 4
+
+    def run(poisoned):
+        with computed("queued", window):
+            tbe = made().tbe
+            for number in range(window + 3):
+                one_step(tbe, number)
+            if poisoned:
+                with pytest.raises(NonFiniteGradientError):
+                    one_step(tbe, 0, poison=float("nan"))
+                    for _ in range(LATE):
+                        one_step(tbe, 0)
+            for number in range(window + 3, 3 * window):
+                one_step(tbe, number)
+            return state_of(tbe)
+
+    assert_same_bits(run(poisoned=True), run(poisoned=False))
+
+
+def test_a_mark_forbids_also_a_step_that_is_not_queued():
+    with computed("queued"):
+        tbe = made().tbe
+        one_step(tbe, 0)
+        tbe.owner.flag.mark(torch.tensor(float("inf")))
+        with pytest.raises(NonFiniteGradientError, match="loss"):
+            one_step(tbe, 1, lookups=2)
+        one_step(tbe, 1)
+        assert_same_bits(state_of(tbe), trained("queued", SETTINGS[0], 2))
 
 
 @pytest.mark.parametrize("read", [lambda tbe: tbe.flush(), lambda tbe: tbe.weights_tensor()])
