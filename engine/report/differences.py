@@ -33,4 +33,4 @@ def readable(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list):
         return "[" + ", ".join(map(readable, value)) + "]"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return str(value)

@@ -139,6 +139,8 @@ def _labels(folders: list[Path]) -> list[str]:
     parts = 1
     while True:
         labels = ["/".join(folder.parts[-parts:]) for folder in folders]
+        # Matplotlib leaves labels that begin with an underscore out of legends.
+        labels = [f"./{label}" if label.startswith("_") else label for label in labels]
         if len(set(labels)) == len(labels):
             return labels
         parts += 1

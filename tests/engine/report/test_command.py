@@ -47,7 +47,7 @@ def report(capsys, *arguments):
 
 @pytest.fixture
 def unfinished(run_folders, tmp_path):
-    run = tmp_path / "<b>unfinished$_{$"
+    run = tmp_path / "_<b>unfinished$_{$"
     shutil.copytree(run_folders / "b256", run)
     (run / "summary.json").unlink()
     return run
@@ -73,7 +73,7 @@ def test_a_page_of_several_runs(run_folders, unfinished, tmp_path, capsys):
     assert sum(cell.startswith("b256deepfm256") for cell in cells) == 1
     assert sum(cell.startswith("b512deepfm512") for cell in cells) == 1
     sentence = "is not finished (no summary.json); what is shown ends at step 16"
-    assert "<b>unfinished$_{$ " + sentence in page.text and sentence in said
+    assert "./_<b>unfinished$_{$ " + sentence in page.text and sentence in said
     assert "<b>" not in text and "&lt;b&gt;unfinished$_{$" in text
     assert any(a.get("name") == "viewport" for _, a in page.tags)
     auc = json.loads((run_folders / "b512/summary.json").read_text())["auc"]

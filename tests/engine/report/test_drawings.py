@@ -157,6 +157,8 @@ def test_differences(runs):
         ["run", "train.batch_size"],
         [["b256", "256"], ["b512", "512"]],
     )
+    near = replace(runs[0], config={**runs[0].config, "optim.dense.lr": 1e-3 + 1e-12})
+    assert difference_table([runs[0], near])[0] == ["run", "optim.dense.lr"]
 
 
 def test_curves_differ_without_colour():
