@@ -28,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _export(given: argparse.Namespace) -> None:
     trained = open_trained(Path(given.checkpoint), given.epoch)
-    folder = Path(given.out)
+    # Absolute: the working folder itself may be replaced.
+    folder = Path(given.out).resolve()
     export(trained, folder, given.rows, given.overwrite)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     rows = [

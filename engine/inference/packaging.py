@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,9 @@ PACKAGE = "package.json"
 _LOADER = Path(__file__).parent / "package"
 _FORMAT = 1
 
+# Bytes that a file system takes.
+_LONGEST_NAME = 255
+
 
 def export(trained: Trained, folder: Path, rows: RowType, overwrite: bool) -> None:
     """Write a package; it appears when it is whole.
@@ -53,21 +59,40 @@ def export(trained: Trained, folder: Path, rows: RowType, overwrite: bool) -> No
         RunFolderError: the folder is there, or the run cannot be used.
         DataError: the folder cannot be written.
     """
+    # The working folder has no name, and a link could not be replaced.
+    folder = folder.resolve()
     _check_folder(folder, overwrite)
     fresh = folder.with_name(f".{folder.name}.new") if folder.exists() else folder
     if fresh != folder:
         shutil.rmtree(fresh, ignore_errors=True)
     make_whole(fresh, lambda unfinished: _fill(unfinished, trained, rows))
     if fresh != folder:
-        # Under another name first: a kill must not leave half a package behind.
-        deleted = folder.with_name(f".{folder.name}.deleted")
-        shutil.rmtree(deleted, ignore_errors=True)
-        os.replace(folder, deleted)
-        os.replace(fresh, folder)
-        shutil.rmtree(deleted)
+        try:
+            _replace(folder, fresh)
+        except OSError as failure:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise DataError(
+                f"{folder}: cannot be replaced ({failure.strerror or failure}); choose another "
+                "folder"
+            ) from None
+
+
+def _replace(folder: Path, fresh: Path) -> None:
+    """Put a new folder in the place of another."""
+    # Under another name first: a kill must not leave half a package behind.
+    deleted = folder.with_name(f".{folder.name}.deleted")
+    shutil.rmtree(deleted, ignore_errors=True)
+    os.replace(folder, deleted)
+    os.replace(fresh, folder)
+    shutil.rmtree(deleted, ignore_errors=True)
 
 
 def _check_folder(folder: Path, overwrite: bool) -> None:
+    room = _LONGEST_NAME - len("...new.unfinished")
+    if len(os.fsencode(folder.name)) > room:
+        raise RunFolderError(
+            f"{folder}: the name is too long; write one of at most {room} characters"
+        )
     if not folder.exists():
         return
     if not overwrite:
@@ -94,8 +119,11 @@ def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
     }
     (folder / PACKAGE).write_text(to_json(about, indent=1) + "\n", encoding="utf-8")
     for source in (*_LOADER.glob("*.py"), Path(formulas.__file__), Path(hashing.__file__)):
-        shutil.copyfile(source, folder / source.name)
-    torch.export.save(export_dense_part(dense_model(trained)), folder / "dense.pt2")
+        (folder / source.name).write_bytes(source.read_bytes())
+    dense = io.BytesIO()
+    # Into a file it would be written by C++, which has an error of its own for a full disk.
+    torch.export.save(export_dense_part(dense_model(trained)), dense)
+    (folder / "dense.pt2").write_bytes(dense.getbuffer())
     _write_vocabularies(folder / "vocabularies", kept)
     _write_tables(folder / "tables", trained, rows, about)
 
@@ -105,9 +133,11 @@ def _write_vocabularies(folder: Path, kept: Path | None) -> None:
     for name, file in vocabulary_files(kept).items():
         path = kept / LEARNED_FOLDER / Path(file).name
         try:
-            pl.scan_parquet(path).select(VALUE).sink_parquet(folder / f"{name}.parquet")
-        except (FileNotFoundError, pl.exceptions.PolarsError) as failure:
+            values = pl.read_parquet(path, columns=[VALUE])
+        except (OSError, pl.exceptions.PolarsError) as failure:
             raise DataError(f"{path}: damaged ({failure}); train again") from None
+        with _os_errors():
+            values.write_parquet(folder / f"{name}.parquet")
 
 
 def _write_tables(folder: Path, trained: Trained, rows: RowType, about: Mapping[str, Any]) -> None:
@@ -117,10 +147,18 @@ def _write_tables(folder: Path, trained: Trained, rows: RowType, about: Mapping[
         name = field["name"]
         tensors = stored_rows(read_field(trained.checkpoint, name), rows, name)
         path = folder / f"{name}.safetensors"
-        try:
+        with _os_errors():
             save_file(tensors, path)
-            # It is made for its owner only.
-            shutil.copymode(folder.parent / PACKAGE, path)
-        except SafetensorError as failure:
-            full = "os error 28" in str(failure)
-            raise OSError(errno.ENOSPC if full else errno.EIO, str(failure)) from None
+        # It is made for its owner only.
+        shutil.copymode(folder.parent / PACKAGE, path)
+
+
+@contextmanager
+def _os_errors() -> Iterator[None]:
+    """Raise as OSError what libraries in Rust say of the system."""
+    try:
+        yield
+    except (SafetensorError, pl.exceptions.PolarsError) as failure:
+        found = re.search(r"os error (\d+)", str(failure))
+        number = int(found[1]) if found else errno.EIO
+        raise OSError(number, os.strerror(number) if found else str(failure)) from None

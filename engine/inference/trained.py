@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ def open_trained(path: Path, epoch: str | None = None) -> Trained:
         RunFolderError: there is no such run or checkpoint, or it is damaged.
         SettingsError: the configuration of the run cannot be used.
     """
-    if not path.exists():
+    if not os.path.exists(path):
         raise RunFolderError(f"{path}: there is no such run folder or checkpoint")
     checkpoint = _choose(path.absolute(), epoch)
     run = RunFolder(checkpoint.parent.parent)
@@ -57,13 +58,20 @@ def open_trained(path: Path, epoch: str | None = None) -> Trained:
             "stays where the run wrote it"
         )
     manifest = read_manifest(checkpoint)
+    try:
+        sizes, numbers = (manifest["data"][name] for name in ("vocabulary_sizes", "numbers"))
+    except (KeyError, TypeError):
+        raise RunFolderError(
+            f"{checkpoint}: damaged checkpoint (its manifest does not say what data it was trained "
+            "on); delete it"
+        ) from None
     return Trained(
         run=run.path,
         checkpoint=checkpoint,
         epoch=manifest["progress"].epoch,
         config=load_config(run.config_file),
-        vocabulary_sizes=manifest["data"]["vocabulary_sizes"],
-        numbers=manifest["data"]["numbers"],
+        vocabulary_sizes=sizes,
+        numbers=numbers,
     )
 
 

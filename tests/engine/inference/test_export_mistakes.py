@@ -1,10 +1,16 @@
 """What an export and a package refuse."""
 
+import errno
+import json
+import resource
+import shutil
+from contextlib import contextmanager
+
 import pytest
-from safetensors import SafetensorError
 
 from stampede.engine import export as command
 from stampede.engine.inference import packaging
+from stampede.engine.inference.trained import open_trained
 from support.packages import loaded
 from support.predicting import run_command
 
@@ -34,14 +40,89 @@ def test_an_existing_folder_is_replaced_only_where_it_is_a_package(trained_run, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["package", "thesis"]
 
 
-def test_a_full_disk_leaves_nothing(trained_run, tmp_path, monkeypatch):
-    def full(*_):
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
+@contextmanager
+def no_file_beyond(size):
+    """The system writes no file of more bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    monkeypatch.setattr(packaging, "save_file", full)
-    status, said = export(trained_run, tmp_path / "package")
-    assert status == 2 and "No space left on device" in said and "free some space" in said
+
+def test_a_full_disk_leaves_nothing(trained_run, packages, tmp_path):
+    # Room for all that is written before the dense part.
+    size = (packages / "fp32/dense.pt2").stat().st_size
+    assert max(path.stat().st_size for path in (packages / "fp32").glob("*.[jp][sy]*")) < size - 1
+    with no_file_beyond(size - 1):
+        status, said = export(trained_run, tmp_path / "package")
+    assert status == 2 and f"{tmp_path}/package: cannot be written (File too large)" in said
     assert list(tmp_path.iterdir()) == []
+    # Not even for the loader, of which stampede's own files are the source.
+    with no_file_beyond((packages / "fp32/package.json").stat().st_size):
+        status, said = export(trained_run, tmp_path / "package")
+    assert status == 2 and f"{tmp_path}/package: cannot be written (File too large)" in said
+
+
+def test_a_disk_that_is_full_for_tables_and_vocabularies_alone(trained_run, tmp_path):
+    trained = open_trained(trained_run)
+    about = {"fields": [{"name": "user"}]}
+    (tmp_path / packaging.PACKAGE).write_text("")
+    with no_file_beyond(100):
+        with pytest.raises(OSError, match="File too large") as raised:
+            packaging._write_vocabularies(tmp_path / "vocabularies", trained_run / "inputs")
+        assert raised.value.errno == errno.EFBIG
+        with pytest.raises(OSError, match="File too large") as raised:
+            packaging._write_tables(tmp_path / "tables", trained, "fp32", about)
+        assert raised.value.errno == errno.EFBIG
+
+
+def test_a_vocabulary_that_is_damaged(trained_run, tmp_path):
+    run = shutil.copytree(trained_run, tmp_path / "run")
+    for path in (run / "inputs/learned").glob("*.parquet"):
+        path.write_bytes(b"PAR1")
+    status, said = export(run, tmp_path / "package")
+    assert status == 2 and "inputs/learned/" in said and "damaged" in said
+    assert not (tmp_path / "package").exists()
+
+
+def test_the_working_folder_is_replaced(trained_run, tmp_path, monkeypatch):
+    assert export(trained_run, tmp_path / "package")[0] == 0
+    (tmp_path / "link").symlink_to("package")
+    for folder in ("package", "link"):
+        monkeypatch.chdir(tmp_path / folder)
+        status, said = export(trained_run, ".", "--overwrite", "--rows", "int8")
+        assert status == 0 and f"{tmp_path}/package" in said
+    assert export(trained_run, tmp_path / "link", "--overwrite", "--rows", "fp16")[0] == 0
+    assert loaded(tmp_path / "package").about["rows"] == "fp16"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "package"]
+
+
+def test_a_package_that_cannot_be_moved_away(trained_run, tmp_path):
+    assert export(trained_run, tmp_path / "package")[0] == 0
+    (tmp_path / ".package.deleted").write_text("a file, which no folder can replace")
+    status, said = export(trained_run, tmp_path / "package", "--overwrite", "--rows", "int8")
+    assert status == 2 and "package: cannot be replaced (Not a directory)" in said
+    assert loaded(tmp_path / "package").about["rows"] == "fp32"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".package.deleted", "package"]
+
+
+@pytest.mark.parametrize("length", [239, 256])
+def test_a_name_that_is_too_long(trained_run, tmp_path, length):
+    status, said = export(trained_run, tmp_path / ("x" * length))
+    assert status == 2 and "the name is too long; write one of at most 238" in said
+    status, said = export(tmp_path / ("x" * length), tmp_path / "package")
+    assert status == 2 and "there is no such run folder" in said
+
+
+@pytest.mark.parametrize("data", [{}, [], {"numbers": 1}])
+def test_a_checkpoint_that_does_not_say_its_data(trained_run, tmp_path, data):
+    run = shutil.copytree(trained_run, tmp_path / "run")
+    manifest = run / "checkpoints/epoch_0001/manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "data": data}))
+    status, said = export(run, tmp_path / "package")
+    assert status == 2 and "epoch_0001: damaged checkpoint" in said and "delete it" in said
 
 
 def test_runs_that_cannot_be_used(trained_run, tmp_path):
