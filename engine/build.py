@@ -77,6 +77,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
         precision,
         passes(config),
         table_update(sharded),
+        config.run.seed,
     )
 
 

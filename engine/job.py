@@ -24,6 +24,7 @@ class Job:
         precision: of the dense layers.
         passes: forward and backward passes of a step.
         table_update: what updates tables with CowClip in backward.
+        seed: of what the dense layers draw in a step, as dropout does.
     """
 
     model: DistributedModelParallel
@@ -33,6 +34,7 @@ class Job:
     precision: DensePrecision
     passes: int = 1
     table_update: BackwardUpdate | None = None
+    seed: int = 0
 
     @property
     def ctr_model(self) -> CTRModel:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.models.embedding_front import EmbeddingFront
@@ -91,25 +92,41 @@ class CTRModel(nn.Module):
 
 
 def _check_logits(name: str, module: nn.Module, shape: NetworkShape) -> None:
-    """Refuse a network that cannot be called, or whose logits would broadcast with others."""
+    """Refuse a network that cannot be called, changes its inputs, or whose logits would broadcast.
+
+    It is tried as it is evaluated and as it is trained; its weights and buffers are left alone.
+    """
     samples = 2
     was_training = module.training
-    module.eval()
-    try:
-        with torch.no_grad():
-            logits = module(
-                torch.zeros(samples, shape.fields, shape.dim), torch.zeros(samples, shape.numbers)
+    for training in (False, True):
+        module.train(training)
+        inputs = {
+            "embeddings": torch.zeros(samples, shape.fields, shape.dim),
+            "numbers": torch.zeros(samples, shape.numbers),
+        }
+        # Counted by torch: zeros may be zeros still after they were changed.
+        before = {key: tensor._version for key, tensor in inputs.items()}
+        state = {key: buffer.clone() for key, buffer in module.named_buffers()}
+        try:
+            with torch.no_grad():
+                logits = functional_call(module, state, tuple(inputs.values()))
+        except Exception as failure:
+            raise SettingsError(
+                f"model.name: the network {name!r} fails for embeddings [{samples}, "
+                f"{shape.fields}, {shape.dim}] and numbers [{samples}, {shape.numbers}]: "
+                f"{type(failure).__name__}: {failure}"
+            ) from failure
+        found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        if found != [samples]:
+            raise SettingsError(
+                f"model.name: the network {name!r} returns {found} for {samples} samples; its "
+                "forward must return logits of shape [batch], one per sample"
             )
-    except Exception as failure:
-        raise SettingsError(
-            f"model.name: the network {name!r} fails for embeddings [{samples}, {shape.fields}, "
-            f"{shape.dim}] and numbers [{samples}, {shape.numbers}]: {type(failure).__name__}: "
-            f"{failure}"
-        ) from failure
+        changed = [key for key, tensor in inputs.items() if tensor._version != before[key]]
+        if changed:
+            raise SettingsError(
+                f"model.name: the network {name!r} changes its {changed[0]} in place; its forward "
+                f"must leave them as they are: write for example `x = {changed[0]} * 2` instead of "
+                f"`{changed[0]}.mul_(2)`, and nothing with inplace=True on them"
+            )
     module.train(was_training)
-    found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    if found != [samples]:
-        raise SettingsError(
-            f"model.name: the network {name!r} returns {found} for {samples} samples; its forward "
-            "must return logits of shape [batch], one per sample"
-        )

@@ -91,6 +91,7 @@ def register(
     it has any, its options. The module maps embeddings `[batch, fields, dim]` and numbers
     `[batch, numbers]` to logits `[batch]`. A global batch is divided among processes, and on a CPU
     into tiles, so a sample's logit must not depend on other samples (batch norm would see tiles).
+    It must not change its inputs in place.
     It may have a method `l2_terms()` that returns pairs of a parameter and a coefficient c, for
     `c * ||w||^2` in the loss.
 

@@ -1,0 +1,103 @@
+"""Networks that do what none of ours does: leave embeddings alone, change them, draw."""
+
+import pytest
+import torch
+from torch import nn
+
+from stampede.engine.build import build
+from stampede.engine.datasets import open_dataset
+from stampede.engine.planning.activations import activation_bytes_per_sample
+from stampede.engine.processes import processes
+from stampede.engine.tables import gather_field
+from stampede.models import CTRModel
+from stampede.models.registry import _NETWORKS
+from stampede.settings import SettingsError
+from support.jobs import run_small, small_config, train_an_epoch, without_times
+from support.own_networks import DRAWING, DROPPING, NUMBERS_ONLY, drawn_in_training, own_network
+from support.ranks import run_ranks
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    """Networks that are registered during a test are gone after it."""
+    monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
+
+
+# One tile, and several.
+@pytest.mark.parametrize("batch_size", [256, 4096])
+def test_embeddings_need_not_be_used_and_are_not_trained_then(tmp_path, batch_size):
+    config = small_config(
+        tmp_path,
+        *own_network(tmp_path, "numbers_only", NUMBERS_ONLY),
+        "data.rows=6000",
+        f"train.batch_size={batch_size}",
+        "optim.embedding.l2=0",
+    )
+    with processes("cpu") as here:
+        dataset = open_dataset(config, here)
+        job = build(config, dataset, here)
+        before = {f: gather_field(job.model, f, 10, here) for f in dataset.vocabulary_sizes}
+    trained = train_an_epoch(config)
+    assert trained.losses[-1] < 1 and trained.evaluation.auc > 0.5
+    for field, weights in before.items():
+        assert torch.equal(trained.tables[field].embedding, weights.embedding)
+
+
+def test_embeddings_that_are_not_used_are_planned_for(tmp_path):
+    config = small_config(tmp_path, *own_network(tmp_path, "numbers_only", NUMBERS_ONLY))
+    model = CTRModel(config.model.name, {"a": 7, "b": 9}, 2, 4, [8], 0)
+    assert activation_bytes_per_sample(model) >= 4
+
+
+CHANGES = {
+    "embeddings.mul_(2)": "embeddings",
+    "embeddings[:, 0] = 1.0": "embeddings",
+    "nn.functional.relu(embeddings.view(len(dense), -1), inplace=True)": "embeddings",
+    "nn.functional.dropout(embeddings, 0.5, self.training, inplace=True)": "embeddings",
+    "dense.add_(1)": "numbers",
+}
+
+
+@pytest.mark.parametrize("line", CHANGES)
+def test_a_network_that_changes_its_inputs_is_refused(tmp_path, line):
+    changed = NUMBERS_ONLY.replace("        return", f"        {line}\n        return")
+    with pytest.raises(SettingsError) as failure:
+        run_small(tmp_path, own_network(tmp_path, "numbers_only", changed))
+    said = str(failure.value)
+    assert f"the network 'numbers_only' changes its {CHANGES[line]} in place; its forward" in said
+    assert "must leave them as they are" in said
+
+
+def test_trying_a_network_leaves_its_state_alone(tmp_path):
+    text = NUMBERS_ONLY.replace("nn.Linear(shape.numbers, 1)", "nn.Sequential(nn.BatchNorm1d("
+                                "shape.numbers), nn.Linear(shape.numbers, 1))")  # fmt: skip
+    small_config(tmp_path, *own_network(tmp_path, "numbers_only", text))
+    model = CTRModel("numbers_only", {"a": 7}, 3, 4, [8], 0)
+    norm = next(module for module in model.modules() if isinstance(module, nn.BatchNorm1d))
+    assert norm.training and norm.num_batches_tracked == 0 and norm.running_var.eq(1).all()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_dropout_follows_the_seed_also_after_a_resume(tmp_path, ranks):
+    def trained(name, *overrides):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        # As other programs, a run before it, or a process of its own would leave it.
+        torch.seed()
+        arguments = [folder, [*network, *overrides], ranks]
+        run_ranks(ranks, run_small, *arguments) if ranks > 1 else run_small(*arguments)
+        return without_times(folder / "small")
+
+    network = own_network(tmp_path, "dropping", DROPPING)
+    whole = trained("whole", "train.epochs=2")
+    assert trained("again", "train.epochs=2") == whole
+    trained("parts")
+    assert trained("parts", "train.epochs=2", "checkpoint.resume=auto") == whole
+    assert trained("other", "train.epochs=2", "run.seed=1") != whole
+
+
+def test_ranks_and_steps_drop_different_samples(tmp_path):
+    network = own_network(tmp_path, "dropping", DRAWING)
+    drawn = run_ranks(2, drawn_in_training, tmp_path, network, 2)
+    assert [len(of_rank) for of_rank in drawn] == [7, 7]
+    assert len({value for of_rank in drawn for value in of_rank}) == 14
