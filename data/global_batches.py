@@ -47,6 +47,10 @@ class GlobalBatches:
         ahead: batches read ahead by a thread.
         pin: GPU for which batches are put into page-locked memory.
         before_reading: called with the epoch and the position of every batch before it is read.
+        unknown_rows: see `Dataset`.
+
+    Attributes:
+        unknown_rows: as given.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class GlobalBatches:
         ahead: int = 0,
         pin: torch.device | None = None,
         before_reading: Callable[[int, int], None] | None = None,
+        unknown_rows: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         if batch_size % world_size:
             raise ValueError(f"batch_size {batch_size} is not a multiple of {world_size} ranks")
@@ -75,11 +80,17 @@ class GlobalBatches:
         self._ahead = ahead
         self._pin = pin
         self._before_reading = before_reading
+        self.unknown_rows = unknown_rows or {}
         self._epoch = 0
         self._samples = 0
         # Of the newest iterator; only that one may move the position.
         self._generation = 0
         self._ones: dict[tuple[int, ...], Tensor] = {}
+
+    @property
+    def rows(self) -> int:
+        """Samples in an epoch, of all ranks together."""
+        return self._part.rows
 
     def __len__(self) -> int:
         """Batches in an epoch."""

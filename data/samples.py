@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -72,6 +72,8 @@ class Dataset:
         validation: part on which the best epoch is chosen, or None.
         multi: names of the multi-valued fields.
         has_weight: whether samples have weights.
+        unknown_rows: rows of a field's table that are no id's own, by field name: that of missing
+            values, and that which rare and unseen ids share.
         shuffle: whether an epoch is to visit the training rows in a new order; not where they were
             drawn independently.
     """
@@ -83,6 +85,7 @@ class Dataset:
     test: Part
     multi: tuple[str, ...] = ()
     has_weight: bool = False
+    unknown_rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     shuffle: bool = True
 
 

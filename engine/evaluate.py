@@ -74,13 +74,14 @@ def evaluate(
             system's for temporary files.
 
     Raises:
-        TrainingStoppedError: what does not fit into memory cannot be written.
+        TrainingStoppedError: what does not fit into memory cannot be written, or there is not as
+            much memory as `settings.memory_gb`.
     """
     settings = settings or EvaluateSection()
     model.eval()
     shown = processes.is_main
     with (
-        _Scores(processes, settings, scratch) as scores,
+        _Scores(processes, settings, scratch, batches) as scores,
         progress_bar(len(batches), 0, shown, "evaluating", "batches", delay=5.0) as bar,
     ):
         for batch in batches.epoch(0):
@@ -99,11 +100,17 @@ class _Scores:
     """Scores on their way to rank 0; each rank must make the same calls."""
 
     def __init__(
-        self, processes: Processes, settings: EvaluateSection, scratch: Path | None
+        self,
+        processes: Processes,
+        settings: EvaluateSection,
+        scratch: Path | None,
+        batches: GlobalBatches,
     ) -> None:
         self._processes = processes
         self._settings = settings
         self._scratch = scratch
+        self._rows = batches.rows
+        self._unknown_groups = batches.unknown_rows.get(settings.group_by, ())
         self._metrics: PartMetrics | None = None
         # Scores of some batches on this rank, and samples of the global batches they are of.
         self._floats: list[Tensor] = []
@@ -177,6 +184,12 @@ class _Scores:
                     "evaluate.memory_gb that they fit into, and continue with "
                     "checkpoint.resume=auto"
                 ) from None
+            except MemoryError as failure:
+                raise TrainingStoppedError(
+                    f"evaluate.memory_gb: found {self._settings.memory_gb:g}, but so much memory "
+                    f"is not free for the scores of an evaluation ({failure or 'out of memory'}); "
+                    "write less, and continue with checkpoint.resume=auto"
+                ) from None
 
         return self._processes.on_main(run)
 
@@ -188,6 +201,8 @@ class _Scores:
                 self._scratch,
                 grouped=groups is not None,
                 with_truth=len(floats) > 3,
+                samples=self._rows,
+                unknown_groups=self._unknown_groups,
             )
         logits, labels, weights, *truth = floats
         self._metrics.add(logits, labels, weights, None if groups is None else groups[0], *truth)

@@ -118,6 +118,7 @@ class Reader:
             ahead=_AHEAD if copied or from_disk else 0,
             pin=self._processes.device if copied else None,
             before_reading=Readahead(part, order) if from_disk else None,
+            unknown_rows=self.dataset.unknown_rows,
         )
 
 

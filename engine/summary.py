@@ -72,6 +72,9 @@ def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
         left_out = f"{summary['gauc_left_out']:,} of one class left out"
         groups = f"over {summary['gauc_groups']:,} groups, {left_out}"
         rows.append(("test GAUC", f"{readable_auc(summary['gauc'])} {groups}"))
+        if summary["gauc_unknown_samples"]:
+            unknown = f"{summary['gauc_unknown_samples']:,} samples"
+            rows.append(("not in GAUC", f"{unknown} whose id is missing, rare or unseen"))
     best = f"{readable_auc(summary['best_auc'])} in epoch {summary['best_epoch']}"
     chosen = f"{best}, chosen on the {summary['selected_on']} part"
     if summary["selected_on"] == "test":

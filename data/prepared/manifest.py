@@ -45,6 +45,11 @@ class FieldEntry(Section):
     unseen_row: Count | None = None
     multi: bool = False
 
+    @property
+    def unknown_rows(self) -> tuple[int, ...]:
+        """Rows that are no id's own."""
+        return tuple(row for row in (self.missing_row, self.unseen_row) if row is not None)
+
 
 class FileEntry(Section):
     """A file of the folder: its name, length in bytes and SHA-256."""
@@ -140,8 +145,11 @@ class Manifest(Section):
         return sum(shard.rows for shard in self.parts.get(part, []))
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path, remedy: str = "delete the folder to prepare it again") -> Manifest:
     """The manifest of a prepared folder.
+
+    Args:
+        remedy: what to do where it is damaged.
 
     Raises:
         DataError: it is absent, damaged, or of another format.
@@ -158,5 +166,5 @@ def read_manifest(folder: Path) -> Manifest:
         where = ".".join(map(str, first["loc"])) or "the file"
         raise DataError(
             f"{path}: damaged, or written by another version of stampede ({where}: "
-            f"{first['msg']}); delete the folder to prepare it again"
+            f"{first['msg']}); {remedy}"
         ) from None

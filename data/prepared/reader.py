@@ -43,6 +43,7 @@ def open_prepared(folder: Path) -> Dataset:
         test=open_part(folder, manifest, "test"),
         multi=tuple(entry.name for entry in manifest.multi()),
         has_weight=manifest.has_weight,
+        unknown_rows={entry.name: entry.unknown_rows for entry in manifest.fields},
     )
 
 

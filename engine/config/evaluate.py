@@ -37,7 +37,9 @@ class EvaluateSection(Section):
         "computed with it",
     )
     group_by: str = Field(
-        "", description="id field, such as the user's, whose ids are the groups of GAUC; '': none"
+        "",
+        description="id field of the model, such as the user's, whose ids are the groups of GAUC, "
+        "missing, rare and unseen ones left out; '': none",
     )
     memory_gb: float = Field(
         1.0,

@@ -45,6 +45,8 @@ class PartMetrics:
         scratch: folder for the unnamed file; default: the system's for temporary files.
         grouped: whether the samples have groups.
         with_truth: whether the samples have true probabilities.
+        samples: how many will come, at most; memory for no more of them is taken.
+        unknown_groups: groups whose samples are left out of GAUC, as they are of several groups.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class PartMetrics:
         *,
         grouped: bool = False,
         with_truth: bool = False,
+        samples: int | None = None,
+        unknown_groups: Collection[int] = (),
     ) -> None:
         self._chosen = frozenset(chosen)
         columns = {"score": 1}
@@ -65,12 +69,16 @@ class PartMetrics:
         # They are all filled before the first one is read.
         record = sum(PEAK_BYTES[count] for count in columns.values())
         capacity = max(_LEAST, int(max(memory - _BESIDES, memory / 2) / record))
+        if samples is not None:
+            capacity = min(capacity, max(_LEAST, samples))
         self._sorts = {
             name: ExternalSort(count, capacity, scratch) for name, count in columns.items()
         }
         self._loss = LossSums()
         self._samples = 0
         self._weighted = False
+        self._unknown_groups = np.array(list(unknown_groups), np.int64)
+        self._unknown_samples = 0
 
     def __enter__(self) -> PartMetrics:
         return self
@@ -106,16 +114,24 @@ class PartMetrics:
         keys = pack(logits, labels, weights)
         self._sorts["score"].add(keys[None])
         if groups is not None:
-            self._sorts["group"].add(np.stack([groups.astype(np.uint64), keys]))
+            self._add_groups(groups, keys)
         if truth is not None:
             self._sorts["truth"].add(pack(truth, labels, weights)[None])
+
+    def _add_groups(self, groups: np.ndarray, keys: np.ndarray) -> None:
+        unknown = np.isin(groups, self._unknown_groups)
+        if unknown.any():
+            self._unknown_samples += int(unknown.sum())
+            groups, keys = groups[~unknown], keys[~unknown]
+        self._sorts["group"].add(np.stack([groups.astype(np.uint64), keys]))
 
     def result(self) -> dict[str, Any]:
         """The metrics by name, once; None for what is undefined.
 
         `auc`, `logloss`, `attainable_auc` and `samples` are always there. With groups, so are
-        `gauc`, `gauc_groups`, how many it is the mean of, and `gauc_left_out`, groups that have one
-        class only. `calibration_buckets` is what `CalibrationBuckets.table` returns.
+        `gauc`, `gauc_groups`, how many it is the mean of, `gauc_left_out`, groups that have one
+        class only, and `gauc_unknown_samples`, those in `unknown_groups`. `calibration_buckets` is
+        what `CalibrationBuckets.table` returns.
 
         Raises:
             OSError: the unnamed file cannot be written or read.
@@ -160,7 +176,12 @@ class PartMetrics:
         for scores in self._distinct("group"):
             sums.add(scores)
         gauc = sums.finish()
-        return {"gauc": gauc, "gauc_groups": sums.groups, "gauc_left_out": sums.left_out}
+        return {
+            "gauc": gauc,
+            "gauc_groups": sums.groups,
+            "gauc_left_out": sums.left_out,
+            "gauc_unknown_samples": self._unknown_samples,
+        }
 
     def _distinct(self, name: str) -> Iterator[Scores]:
         return distinct_scores(self._sorts[name].sorted(), self._weighted)

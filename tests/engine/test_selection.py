@@ -166,13 +166,15 @@ def test_the_last_epoch_counts_where_the_auc_is_undefined():
 def test_metrics_reach_the_files_and_the_table(tmp_path, capsys):
     run_small(tmp_path, ["evaluate.group_by=C6"])
     names = {"pr_auc", "normalized_entropy", "calibration", "calibration_buckets", "gauc",
-             "gauc_groups", "gauc_left_out"}  # fmt: skip
+             "gauc_groups", "gauc_left_out", "gauc_unknown_samples"}  # fmt: skip
     summary = summary_of(tmp_path)
     assert names < summary.keys()
     assert names < evaluations(tmp_path, "validation")[-1].keys()
     last = evaluations(tmp_path, "test")[-1]
     assert all(summary[name] == last[name] for name in names)
     assert summary["gauc_groups"] + summary["gauc_left_out"] <= 24
+    # Each row of the table is one synthetic id.
+    assert summary["gauc_unknown_samples"] == 0
     assert sum(bucket["samples"] for bucket in summary["calibration_buckets"]) == 300
     printed = capsys.readouterr().out
     for shown in ("test PR-AUC", "norm. entropy", "calibration", "test GAUC", "one class left out"):
