@@ -33,53 +33,19 @@ def why_not(array: TableArray) -> str | None:
 
 
 @torch.no_grad()
-def fused_update_(
-    array: TableArray,
-    runs: SortedRuns,
-    grad: Tensor,
-    *,
-    lr: float,
-    step: int,
-    nonfinite: Tensor,
-    row_counts: Tensor | None = None,
-    last: Tensor | None = None,
-) -> None:
-    """One step of the batch's rows of one array, in place, without waiting for the device.
+def measure_rows(array: TableArray, runs: SortedRuns, grad: Tensor, nonfinite: Tensor) -> RowSums:
+    """First half of a step: gradients and squared norms of the batch's rows.
 
-    Other rows stay as they are: under `rows="all"` the caller sweeps them, or replays their steps
-    later (`catch_up_rows_`). Where several arrays must all change or all stay, or norms need sums
-    over column shards, take `measure_rows` of each and then `step_rows_` of each.
+    Where several arrays must all change or all stay, or norms need sums over column shards, it is
+    taken of each before `step_rows_` of each.
 
     Args:
         array: weights, states and settings; see `why_not`.
         runs: the lookup's ids, sorted by row.
         grad: gradient of the lookup's output, float: `[batch, features * dim]` of a pooled lookup,
             `[occurrences, dim]` of a sequence.
-        lr: learning rate.
-        step: number of this step, counted from 1.
         nonfinite: `[1]` int32 on the device; the number of rows whose gradient is not finite is
-            added to it, and unless it is 0 afterwards nothing is written.
-        row_counts: `[2]` or more, int64, on the device; touched and clipped rows are added to the
-            first two, if `array.counts_rows`.
-        last: `[rows]` int32, the step each row is at; becomes `step` in the batch's rows.
-
-    Raises:
-        ValueError: the kernels cannot update this array.
-    """
-    if array.settings.clip.by_row and array.width != array.local_width:
-        raise ValueError(
-            "the clipped columns are split, so norms need sums over the shards; take measure_rows, "
-            "add up the squares, then step_rows_"
-        )
-    sums = measure_rows(array, runs, grad, nonfinite)
-    step_rows_(
-        array, runs, sums, lr=lr, step=step, nonfinite=nonfinite, row_counts=row_counts, last=last
-    )
-
-
-@torch.no_grad()
-def measure_rows(array: TableArray, runs: SortedRuns, grad: Tensor, nonfinite: Tensor) -> RowSums:
-    """First half of `fused_update_`: gradients and squared norms of the batch's rows.
+            added to it.
 
     Raises:
         ValueError: the kernels cannot update this array.
@@ -110,10 +76,19 @@ def step_rows_(
     row_counts: Tensor | None = None,
     last: Tensor | None = None,
 ) -> None:
-    """Second half of `fused_update_`, whose arguments it takes: clip and step.
+    """Second half: clip the batch's rows and step them, in place, without waiting for the device.
+
+    Other rows stay as they are: under `rows="all"` the caller sweeps them, or replays their steps
+    later (`catch_up_rows_`).
 
     Args:
+        array, runs, nonfinite: as for `measure_rows`; unless `nonfinite` is 0 nothing is written.
         sums: of `measure_rows`, with squared norms over all columns of the rows.
+        lr: learning rate.
+        step: number of this step, counted from 1.
+        row_counts: `[2]` or more, int64, on the device; touched and clipped rows are added to the
+            first two, if `array.counts_rows`.
+        last: `[rows]` int32, the step each row is at; becomes `step` in the batch's rows.
     """
     settings, rule = array.settings, array.settings.rule
     update_rows_(

@@ -19,7 +19,7 @@ from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
 from stampede.optim.triton import update as fused
 from stampede.optim.triton.runs import sorted_runs
-from stampede.optim.triton.update import fused_update_, measure_rows, step_rows_, why_not
+from stampede.optim.triton.update import measure_rows, step_rows_, why_not
 from stampede.optim.triton.update_rows import threshold_terms
 from stampede.optim.update import update_
 from support.lookups import DEVICE, dense, lookups, random_gradient, random_lookup, small_blocks
@@ -33,6 +33,12 @@ CLIPS = [
 ]
 by_clip = {"argvalues": CLIPS, "ids": lambda clip: f"{clip.granularity}-{clip.variant}"}
 RULES = [Adam(), Adam((0.5, 0.9), 1e-3, "torch")]
+
+
+def fused_update_(array, runs, grad, *, nonfinite, **arguments):
+    """Both halves of a step of one array."""
+    sums = measure_rows(array, runs, grad, nonfinite)
+    step_rows_(array, runs, sums, nonfinite=nonfinite, **arguments)
 
 
 @pytest.fixture
@@ -260,14 +266,11 @@ def test_what_the_kernels_cannot_do_is_told(setting, dim, dtype, words):
         train(array, [(lookup, random_gradient(lookup, dim))], [1e-2])
 
 
-def test_frozen_rows_and_split_norms_are_told():
+def test_frozen_rows_are_told():
     lookup = random_lookup()
     array = make_array(lookup.rows, 4, UpdateSettings())
     array.frozen_row = 1
     assert why_not(array) == "a row is frozen"
-    array.frozen_row, array.width = None, 8
-    with pytest.raises(ValueError, match="norms need sums over the shards"):
-        train(array, [(lookup, random_gradient(lookup, 4))], [1e-2])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
