@@ -10,6 +10,7 @@ from stampede.engine.checkpoint import Progress
 from stampede.engine.config import Config
 from stampede.engine.datasets import open_dataset
 from stampede.engine.inference.inputs import keep_inputs
+from stampede.engine.network_copy import check_executed, keep_network
 from stampede.engine.plan import describe_plan
 from stampede.engine.processes import processes
 from stampede.engine.run_folder import RunFolder
@@ -34,6 +35,7 @@ def run(config: Config) -> None:
             newest = here.on_main(lambda: checkpoint.newest(folder.checkpoints))
         if newest is not None:
             changed = here.on_main(lambda: checkpoint.changes(newest, config, here))
+            here.on_main(lambda: check_executed(config, folder.path))
         dataset = open_dataset(config, here)
         job = build(config, dataset, here)
         progress = Progress()
@@ -43,6 +45,7 @@ def run(config: Config) -> None:
         else:
             here.on_main(lambda: folder.claim(config))
         here.on_main(lambda: keep_inputs(config, folder.path))
+        here.on_main(lambda: keep_network(config, folder.path, replace=newest is None))
         # A run that was killed may have logged steps that will be done again.
         here.on_main(lambda: folder.cut_after(progress.step))
         plan = describe_plan(job.model.plan)

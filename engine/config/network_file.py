@@ -16,6 +16,9 @@ from stampede.settings import SettingsError
 # Names of the modules that files were executed as, by path and by content.
 _MODULES: dict[str, str] = {}
 
+# What was executed last of each file, by path.
+_SOURCES: dict[str, bytes] = {}
+
 
 def execute_network_file(model: Any, config_path: Path) -> None:
     """Execute the file that the section `model` names under `import`, if any.
@@ -51,6 +54,15 @@ def execute_network_file(model: Any, config_path: Path) -> None:
         )
 
 
+def executed_source(path: str) -> bytes:
+    """The content of a file as it was when it was executed, whatever became of it since.
+
+    Args:
+        path: the value of `model.import` in a configuration that was loaded.
+    """
+    return _SOURCES[path]
+
+
 def _find(given: str, config_path: Path) -> Path:
     """The file, seen from the working folder or else from the configuration."""
     places = [Path(given), config_path.parent / given]
@@ -69,7 +81,7 @@ def _registered() -> Mapping[str, Any]:
 
 
 def _execute(path: Path) -> None:
-    source = path.read_bytes()
+    source = _SOURCES[str(path)] = path.read_bytes()
     # Not among the modules that can be imported: its name must not hide one of them. A changed
     # file, or the same in another place, is the same module and may register the same networks.
     keys = (str(path), hashlib.sha256(source).hexdigest())

@@ -10,6 +10,7 @@ from pathlib import Path
 from stampede.engine.checkpoint import checkpoint_of, newest, read_manifest
 from stampede.engine.config import Config, load_config
 from stampede.engine.errors import RunFolderError
+from stampede.engine.network_copy import check_unexecuted
 from stampede.engine.run_folder import RunFolder
 
 BEST, NEWEST = "best", "newest"
@@ -45,7 +46,8 @@ def open_trained(path: Path, epoch: str | None = None) -> Trained:
             number of an epoch.
 
     Raises:
-        RunFolderError: there is no such run or checkpoint, or it is damaged.
+        RunFolderError: there is no such run or checkpoint, it is damaged, or the file of its
+            network is not as it was.
         SettingsError: the configuration of the run cannot be used.
     """
     if not os.path.exists(path):
@@ -57,6 +59,7 @@ def open_trained(path: Path, epoch: str | None = None) -> Trained:
             f"{checkpoint}: is not in a run folder ({run.config_file} is absent); a checkpoint "
             "stays where the run wrote it"
         )
+    check_unexecuted(run.path, run.config_file)
     manifest = read_manifest(checkpoint)
     try:
         sizes, numbers = (manifest["data"][name] for name in ("vocabulary_sizes", "numbers"))
