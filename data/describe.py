@@ -104,7 +104,7 @@ def _raw(options: argparse.Namespace, out: Path, notes: list[str]) -> RawInput:
     out.mkdir(parents=True, exist_ok=True)
     aside = out / BAD_ROWS
     aside.unlink(missing_ok=True)
-    return RawInput(source, BadRows(options.on_bad_row, aside), options.rows)
+    return RawInput(source, BadRows(options.on_bad_row, aside, "--on-bad-row skip"), options.rows)
 
 
 def _stem(path: str) -> str:

@@ -98,7 +98,6 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--part",
         choices=PARTS,
-        default="test",
         help=f"of a prepared folder or {OWN_DATA}; default test",
     )
     add(

@@ -29,6 +29,8 @@ from stampede.settings import Section
 
 LEARNED = "learned.json"
 
+_REMEDY = "prepare the data again"
+
 
 class Saved(Section):
     """The content of `learned.json`.
@@ -165,8 +167,11 @@ def save(
     (folder / LEARNED).write_text(saved.model_dump_json(indent=1), encoding="utf-8")
 
 
-def read_saved(folder: Path) -> Saved:
+def read_saved(folder: Path, remedy: str = _REMEDY) -> Saved:
     """What `save` wrote.
+
+    Args:
+        remedy: what to do where it is damaged.
 
     Raises:
         DataError: the folder is damaged.
@@ -175,18 +180,21 @@ def read_saved(folder: Path) -> Saved:
     try:
         return Saved.model_validate_json(path.read_bytes())
     except OSError as failure:
-        raise _damaged(path, failure) from None
+        raise _damaged(path, failure, remedy) from None
     except ValidationError as failure:
-        raise _damaged(path, failure.errors(include_url=False)[0]["msg"]) from None
+        raise _damaged(path, failure.errors(include_url=False)[0]["msg"], remedy) from None
 
 
-def load(folder: Path) -> Learned:
+def load(folder: Path, remedy: str = _REMEDY) -> Learned:
     """What `save` and the vocabularies' files say.
+
+    Args:
+        remedy: what to do where the folder is damaged.
 
     Raises:
         DataError: the folder is damaged.
     """
-    saved = read_saved(folder)
+    saved = read_saved(folder, remedy)
     schema = saved.schema_
     try:
         encoders = {}
@@ -200,11 +208,11 @@ def load(folder: Path) -> Learned:
                 encoders[name] = fixed_encoder(name, field)
         return Learned(schema, encoders, saved.ranges)
     except (OSError, KeyError, pl.exceptions.PolarsError) as failure:
-        raise _damaged(folder / LEARNED, failure) from None
+        raise _damaged(folder / LEARNED, failure, remedy) from None
 
 
-def _damaged(path: Path, reason: object) -> DataError:
-    return DataError(f"{path}: damaged ({reason}); prepare the data again")
+def _damaged(path: Path, reason: object, remedy: str) -> DataError:
+    return DataError(f"{path}: damaged ({reason}); {remedy}")
 
 
 def _plain(name: str) -> str:

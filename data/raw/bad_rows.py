@@ -48,14 +48,18 @@ class BadRows:
     Args:
         policy: `error` raises at the first; `skip` leaves them out.
         aside: JSON lines file that gets them; None where they are only counted.
+        option: what a user writes to leave them out.
 
     Attributes:
         count: rows left out so far.
     """
 
-    def __init__(self, policy: OnBadRow, aside: Path | None = None) -> None:
+    def __init__(
+        self, policy: OnBadRow, aside: Path | None = None, option: str = "on_bad_row=skip"
+    ) -> None:
         self._policy = policy
         self._aside = aside
+        self._option = option
         self.count = 0
 
     def report(self, rows: Sequence[BadRow]) -> None:
@@ -68,7 +72,7 @@ class BadRows:
             return
         rows = sorted(rows, key=lambda row: row.line)
         if self._policy == "error":
-            raise DataError(f"{rows[0].sentence()} (or on_bad_row=skip to leave such rows out)")
+            raise DataError(f"{rows[0].sentence()} (or {self._option} to leave such rows out)")
         self.count += len(rows)
         if self._aside is not None:
             with self._aside.open("a", encoding="utf-8") as file:

@@ -57,8 +57,8 @@ def export_dense_part(model: CTRModel) -> ExportedProgram:
             # Without `strict`, `len(embeddings)` in a network would be taken for fixed.
             return torch.export.export(DensePart(model), inputs, dynamic_shapes=shapes, strict=True)
     except Exception as failure:
-        reason = str(failure).strip().splitlines()[0]
+        reason = ": ".join([type(failure).__name__, *str(failure).strip().splitlines()[:1]])
         raise RunFolderError(
-            f"torch.export cannot export the network {type(model.network).__name__}: "
-            f"{type(failure).__name__}: {reason}; its forward must not decide by values of tensors"
+            f"torch.export cannot export the network {type(model.network).__name__}: {reason}; its "
+            "forward must not decide by values of tensors"
         ) from failure

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stampede.data.learning.learned import Saved, read_saved
+from stampede.data.learning.learned import Saved
 from stampede.data.learning.vocabulary import FIRST_ROW
-from stampede.data.prepared.manifest import FieldEntry, Manifest, read_manifest
+from stampede.data.prepared.manifest import FieldEntry, Manifest
 from stampede.data.schema.columns import Hashed, IdField, Integers, Quantiles, TimePart, Vocabulary
-from stampede.data.writing import LEARNED_FOLDER
-from stampede.engine.inference.inputs import check_same_inputs
+from stampede.engine.inference.inputs import (
+    check_same_inputs,
+    read_kept_manifest,
+    read_kept_saved,
+)
 from stampede.engine.inference.trained import Trained
 
 # Ids of fields whose values are rows of their tables already.
@@ -31,22 +34,22 @@ def described_inputs(trained: Trained, kept: Path | None) -> dict[str, Any]:
     if kept is None:
         # Synthetic clicks.
         entries = [FieldEntry(name=n, rows=rows) for n, rows in trained.vocabulary_sizes.items()]
-        return _of_rows(entries, [f"I{i + 1}" for i in range(trained.numbers)])
-    manifest = read_manifest(kept)
+        return _of_rows(entries, [f"I{i + 1}" for i in range(trained.numbers)], "float32")
+    manifest = read_kept_manifest(kept)
     check_same_inputs(manifest, trained.vocabulary_sizes, trained.numbers, kept, trained.checkpoint)
-    if not (kept / LEARNED_FOLDER).is_dir():
-        return _of_rows(manifest.fields, manifest.numbers)
-    return _of_columns(manifest, read_saved(kept / LEARNED_FOLDER))
+    saved = read_kept_saved(kept)
+    if saved is None:
+        return _of_rows(manifest.fields, manifest.numbers, manifest.numbers_dtype)
+    return _of_columns(manifest, saved)
 
 
 def vocabulary_files(kept: Path | None) -> Mapping[str, str]:
     """File of each vocabulary in the folder of what was learned, by field."""
-    if kept is None or not (kept / LEARNED_FOLDER).is_dir():
-        return {}
-    return read_saved(kept / LEARNED_FOLDER).vocabularies
+    saved = None if kept is None else read_kept_saved(kept)
+    return {} if saved is None else saved.vocabularies
 
 
-def _of_rows(entries: list[FieldEntry], numbers: list[str]) -> dict[str, Any]:
+def _of_rows(entries: list[FieldEntry], numbers: list[str], dtype: str) -> dict[str, Any]:
     return {
         "fields": [
             {
@@ -60,7 +63,7 @@ def _of_rows(entries: list[FieldEntry], numbers: list[str]) -> dict[str, Any]:
             {"name": name, "column": name, "fill": 0.0, "transform": [], **_seen(0, 0, 0, 0)}
             for name in numbers
         ],
-        "numbers_dtype": "float32",
+        "numbers_dtype": dtype,
         "missing": [""],
         "time": None,
     }

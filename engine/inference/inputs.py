@@ -9,13 +9,14 @@ from pathlib import Path
 
 from stampede.data import DataError
 from stampede.data.learning import Learned
-from stampede.data.learning.learned import load
+from stampede.data.learning.learned import Saved, load, read_saved
 from stampede.data.prepared.manifest import MANIFEST, Manifest, read_manifest
 from stampede.data.writing import LEARNED_FOLDER
 from stampede.engine.config import Config
 from stampede.engine.config.data import PreparedSection, RawSection
 from stampede.engine.datasets import data_folder
 from stampede.engine.errors import RunFolderError
+from stampede.engine.run_folder import RunFolder
 from stampede.settings import SettingsError
 
 # In the run folder: a prepared folder without rows.
@@ -75,13 +76,44 @@ def inputs_folder(config: Config, run: Path) -> Path | None:
     if (run / INPUTS).is_dir():
         return run / INPUTS
     try:
-        folder = data_folder(config)
+        return own_folder(config, run)
     except (DataError, SettingsError) as failure:
         raise RunFolderError(
             f"{run}: the vocabularies of the run were not kept in it ({run / INPUTS} is absent) "
             f"and its prepared data are not found either: {failure}"
         ) from None
-    return folder
+
+
+def own_folder(config: Config, run: Path) -> Path:
+    """The prepared folder with the data of a run.
+
+    Raises:
+        DataError, SettingsError: they are not there.
+    """
+    try:
+        folder = data_folder(config)
+        if not folder.is_dir():
+            raise DataError(f"{folder}: no such folder; write where the prepared data are")
+        return folder
+    except (DataError, SettingsError) as failure:
+        data = config.data
+        keys = {"path": data.path} | {
+            key: getattr(data, key, "")
+            for key in ("schema_file", "cache", "validation_path", "test_path")
+        }
+        relative = [f"data.{key}: {path}" for key, path in keys.items() if _is_relative(path)]
+        if not relative:
+            raise
+        raise type(failure)(
+            f"{failure}\n{RunFolder(run).config_file} has paths that are relative to the folder "
+            f"where the run was started ({', '.join(relative)}), and this is {Path.cwd()}; run the "
+            "command there"
+        ) from None
+
+
+def _is_relative(path: str | list[str]) -> bool:
+    paths = [path] if isinstance(path, str) else path
+    return any(path and not Path(path).is_absolute() for path in paths)
 
 
 def check_same_inputs(
@@ -138,7 +170,39 @@ def check_same_vocabularies(found: Manifest, kept: Manifest, where: Path) -> Non
         )
 
 
-def read_learned(folder: Path) -> Learned | None:
-    """What turns raw rows into inputs; None where nobody knows, as of imported arrays."""
-    learned = folder / LEARNED_FOLDER
-    return load(learned) if learned.is_dir() else None
+def read_learned(kept: Path) -> Learned | None:
+    """What turns raw rows into inputs; None where nobody knows, as of imported arrays.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    learned = kept / LEARNED_FOLDER
+    return load(learned, remedy(kept)) if learned.is_dir() else None
+
+
+def read_kept_saved(kept: Path) -> Saved | None:
+    """What `read_learned` is made of.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    learned = kept / LEARNED_FOLDER
+    return read_saved(learned, remedy(kept)) if learned.is_dir() else None
+
+
+def read_kept_manifest(kept: Path) -> Manifest:
+    """The manifest of what `inputs_folder` found.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    return read_manifest(kept, remedy(kept))
+
+
+def remedy(kept: Path) -> str:
+    """What to do where the folder that `inputs_folder` found is damaged."""
+    if kept.name != INPUTS:
+        return f"delete {kept} and prepare the data again"
+    return (
+        f"delete {kept} to use the run's prepared data instead, if they are whole; or train again"
+    )

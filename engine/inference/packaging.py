@@ -27,7 +27,7 @@ from stampede.data.writing import LEARNED_FOLDER
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.dense_part import export_dense_part
 from stampede.engine.inference.description import described_inputs, vocabulary_files
-from stampede.engine.inference.inputs import inputs_folder
+from stampede.engine.inference.inputs import inputs_folder, remedy
 from stampede.engine.inference.model import dense_model
 from stampede.engine.inference.row_types import RowType, stored_rows
 from stampede.engine.inference.trained import Trained
@@ -135,7 +135,7 @@ def _write_vocabularies(folder: Path, kept: Path | None) -> None:
         try:
             values = pl.read_parquet(path, columns=[VALUE])
         except (OSError, pl.exceptions.PolarsError) as failure:
-            raise DataError(f"{path}: damaged ({failure}); train again") from None
+            raise DataError(f"{path}: damaged ({failure}); {remedy(kept)}") from None
         with _os_errors():
             values.write_parquet(folder / f"{name}.parquet")
 

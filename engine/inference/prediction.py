@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,14 @@ from stampede.data.progress import RowProgress
 from stampede.data.raw import BadRows
 from stampede.data.raw.bad_rows import OnBadRow
 from stampede.engine.config.data import SyntheticSection
-from stampede.engine.datasets import data_folder, open_dataset
+from stampede.engine.datasets import open_dataset
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.inputs import (
     check_same_inputs,
     check_same_vocabularies,
     inputs_folder,
+    own_folder,
+    read_kept_manifest,
     read_learned,
 )
 from stampede.engine.inference.model import Scored, Scorer, whole_model
@@ -39,6 +42,9 @@ from stampede.engine.processes import choose_device
 # Stands for the data that the run was trained and tested on.
 OWN_DATA = "@run"
 
+# That is scored unless another is asked for.
+_PART: PartName = "test"
+
 # Bytes that sorting for the AUC may take.
 _METRICS_MEMORY = 5e8
 
@@ -48,7 +54,7 @@ class PredictionOptions:
     """How rows are scored.
 
     Attributes:
-        part: of prepared data.
+        part: of prepared data; None: the test part, and raw files have none.
         on_bad_row: of raw files.
         with_label: whether label and weight are read where they are there.
         batch_size: samples scored at a time.
@@ -56,7 +62,7 @@ class PredictionOptions:
         overwrite: whether an existing output is replaced.
     """
 
-    part: PartName = "test"
+    part: PartName | None = None
     on_bad_row: OnBadRow = "error"
     with_label: bool = True
     batch_size: int = 8192
@@ -98,7 +104,7 @@ def predict(
         SettingsError: there is no such device.
     """
     with ScoreFile(output, options.overwrite) as file:
-        bad_rows = BadRows(options.on_bad_row, file.unfinished_bad_rows)
+        bad_rows = BadRows(options.on_bad_row, file.unfinished_bad_rows, "--on-bad-row skip")
         rows = _rows(trained, inputs, options, bad_rows)
         if any(Path(name).resolve() == output.resolve() for name in rows.files):
             raise RunFolderError(f"{output}: is an input too; write another name for the output")
@@ -135,13 +141,15 @@ def _rows(
     trained: Trained, inputs: list[str], options: PredictionOptions, bad_rows: BadRows
 ) -> Rows:
     kept = inputs_folder(trained.config, trained.run)
+    if OWN_DATA in inputs and len(inputs) > 1:
+        raise DataError(f"{OWN_DATA}: is the run's own data and stands alone; write it, or files")
     if inputs == [OWN_DATA]:
-        return _own_rows(trained, options.part)
-    folders = [Path(name) for name in inputs if Path(name).is_dir()]
+        return _own_rows(trained, options)
+    folders = [Path(name) for name in inputs if os.path.isdir(name)]
     if folders and len(inputs) > 1:
         raise DataError(f"{folders[0]}: is a folder; write one prepared folder, or files")
     if folders and (folders[0] / MANIFEST).exists():
-        return _prepared_rows(trained, kept, folders[0], options.part)
+        return _prepared_rows(trained, kept, folders[0], options)
     learned = None if kept is None else read_learned(kept)
     if learned is None:
         raise DataError(
@@ -149,26 +157,34 @@ def _rows(
             f"nobody knows what raw values mean; write a prepared folder, or {OWN_DATA} for its "
             "own data"
         )
-    manifest = read_manifest(kept)
+    if options.part is not None:
+        raise DataError(
+            f"--part {options.part}: raw files such as {inputs[0]} have no parts; leave it out, or "
+            f"write a prepared folder or {OWN_DATA}"
+        )
+    manifest = read_kept_manifest(kept)
     check_same_inputs(manifest, trained.vocabulary_sizes, trained.numbers, kept, trained.checkpoint)
     return rows_of_files(
         inputs, learned, manifest.numbers_dtype, bad_rows, with_label=options.with_label
     )
 
 
-def _own_rows(trained: Trained, part: PartName) -> Rows:
+def _own_rows(trained: Trained, options: PredictionOptions) -> Rows:
     data = trained.config.data
     if isinstance(data, SyntheticSection):
         # It is made by no other process.
-        return rows_of_dataset(open_dataset(trained.config, None), part)
-    return _prepared_rows(trained, None, data_folder(trained.config), part)
+        dataset = open_dataset(trained.config, None)
+        return rows_of_dataset(dataset, options.part or _PART, options.with_label)
+    return _prepared_rows(trained, None, own_folder(trained.config, trained.run), options)
 
 
-def _prepared_rows(trained: Trained, kept: Path | None, folder: Path, part: PartName) -> Rows:
+def _prepared_rows(
+    trained: Trained, kept: Path | None, folder: Path, options: PredictionOptions
+) -> Rows:
     manifest = read_manifest(folder)
     check_same_inputs(
         manifest, trained.vocabulary_sizes, trained.numbers, folder, trained.checkpoint
     )
     if kept is not None:
-        check_same_vocabularies(manifest, read_manifest(kept), folder)
-    return rows_of_folder(folder, part)
+        check_same_vocabularies(manifest, read_kept_manifest(kept), folder)
+    return rows_of_folder(folder, options.part or _PART, options.with_label)

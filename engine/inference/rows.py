@@ -118,8 +118,11 @@ def _encoded(chunk: Chunk, learned: Learned, numbers_dtype: str) -> ShardedPart:
     return ShardedPart((Shard(rows, tensors),))
 
 
-def rows_of_folder(folder: Path, part: PartName) -> Rows:
+def rows_of_folder(folder: Path, part: PartName, with_label: bool = True) -> Rows:
     """Rows of a part of a prepared folder.
+
+    Args:
+        with_label: whether label and weight are told.
 
     Raises:
         DataError: it has none, or is damaged.
@@ -127,11 +130,14 @@ def rows_of_folder(folder: Path, part: PartName) -> Rows:
     manifest = read_manifest(folder)
     if not manifest.rows(part):
         raise DataError(f"{folder}: the {part} part has no rows; write another --part")
-    return _rows_of_part(open_part(folder, manifest, part), manifest.has_weight)
+    return _rows_of_part(open_part(folder, manifest, part), with_label, manifest.has_weight)
 
 
-def rows_of_dataset(dataset: Dataset, part: PartName) -> Rows:
+def rows_of_dataset(dataset: Dataset, part: PartName, with_label: bool = True) -> Rows:
     """Rows of a part of an opened data set.
+
+    Args:
+        with_label: whether label and weight are told.
 
     Raises:
         DataError: it has none.
@@ -139,13 +145,13 @@ def rows_of_dataset(dataset: Dataset, part: PartName) -> Rows:
     found = getattr(dataset, part)
     if found is None:
         raise DataError(f"the run's data have no {part} part; write another --part")
-    return _rows_of_part(found, dataset.has_weight)
+    return _rows_of_part(found, with_label, dataset.has_weight)
 
 
-def _rows_of_part(part: Part, has_weight: bool) -> Rows:
+def _rows_of_part(part: Part, with_label: bool, has_weight: bool) -> Rows:
     def pieces() -> Iterator[Piece]:
         for start in range(0, part.rows, _PIECE):
             stop = min(start + _PIECE, part.rows)
             yield Piece(Slice(part, start, stop), np.arange(start, stop), 0, stop)
 
-    return Rows(pieces, part.rows, (), has_label=True, has_weight=has_weight)
+    return Rows(pieces, part.rows, (), with_label, with_label and has_weight)

@@ -16,6 +16,9 @@ from stampede.engine.console import readable_bytes
 from stampede.engine.errors import RunFolderError
 from stampede.engine.metrics.calibration import probability
 
+# Bytes that a file system takes.
+_LONGEST_NAME = 255
+
 _FILE = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
 
 
@@ -45,14 +48,23 @@ class ScoreFile:
     def __init__(self, path: Path, overwrite: bool) -> None:
         if path.suffix != ".parquet":
             raise RunFolderError(f"{path}: scores are written as Parquet; write a NAME.parquet")
-        if path.is_dir():
-            raise RunFolderError(f"{path}: is a folder; write the name of a file")
-        if path.exists() and not overwrite:
-            raise RunFolderError(f"{path}: is there already; write --overwrite, or another name")
         self.path = path
         self.bad_rows = path.with_suffix(".bad_rows.jsonl")
         self._unfinished = path.with_name(f".{path.name}.unfinished")
         self.unfinished_bad_rows = path.with_name(f".{self.bad_rows.name}.unfinished")
+        beyond = len(os.fsencode(self.unfinished_bad_rows.name)) - _LONGEST_NAME
+        if beyond > 0:
+            raise RunFolderError(
+                f"{path}: the name is too long; write one that is {beyond} characters shorter"
+            )
+        try:
+            is_folder, is_there = path.is_dir(), path.exists()
+        except OSError as failure:
+            raise self._cannot_write(failure) from None
+        if is_folder:
+            raise RunFolderError(f"{path}: is a folder; write the name of a file")
+        if is_there and not overwrite:
+            raise RunFolderError(f"{path}: is there already; write --overwrite, or another name")
         self._writer: pyarrow.parquet.ParquetWriter | None = None
         self.rows = 0
 
@@ -133,7 +145,7 @@ class ScoreFile:
 
     def _cannot_write(self, failure: OSError) -> RunFolderError:
         free = ""
-        if self.path.parent.is_dir():
+        if os.path.isdir(self.path.parent):
             free = f", {readable_bytes(shutil.disk_usage(self.path.parent).free)} are free there"
         return RunFolderError(
             f"{self.path}: cannot be written ({failure.strerror or failure}){free}; make room, or "

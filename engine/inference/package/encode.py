@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-# Columns by name, samples one after the other, or a table.
-Samples = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | pl.DataFrame
-
 # Beyond it a number is infinite once it is a float32.
 LARGEST = 3.4e38
+
+# Up to it a float tells all whole numbers apart.
+_LARGEST_WHOLE = 2.0**53
 
 
 def sibling(name: str) -> ModuleType:
@@ -27,7 +27,9 @@ def sibling(name: str) -> ModuleType:
     return module
 
 
-formulas, hashing = sibling("formulas"), sibling("hashing")
+formulas, hashing, raw_samples = sibling("formulas"), sibling("hashing"), sibling("samples")
+
+_PARTS_OF_TIME = ("hour_of_day", "weekday")
 
 
 class Encoded(NamedTuple):
@@ -64,24 +66,32 @@ class Encoder:
         }
         inputs = [*about["fields"], *about["numbers"]]
         timed = [about["time"]["column"]] if about["time"] else []
+        self._id_columns = {
+            field["column"]
+            for field in about["fields"]
+            if field["encode"] not in ("quantiles", *_PARTS_OF_TIME)
+        }
         self.columns = list(
             dict.fromkeys([column for field in inputs if (column := field["column"])] + timed)
         )
 
-    def __call__(self, samples: Samples) -> Encoded:
+    def __call__(self, samples: raw_samples.Samples) -> Encoded:
         """The inputs of samples.
 
         Raises:
             ValueError: a column is absent, or a value cannot be used.
         """
-        frame = _missing_as_null(_frame(samples, self.columns), self._about["missing"])
+        frame = raw_samples.table_of(samples, self.columns, self._id_columns)
+        frame = _missing_as_null(frame, self._about["missing"])
         found = [self._ids(field, frame) for field in self._about["fields"]]
         wanted = self._about["numbers"]
         numbers = np.empty((len(frame), len(wanted)), dtype=np.float32)
         for i, number in enumerate(wanted):
             numbers[:, i] = _scaled(_numbers(frame, number["column"]), number)
         numbers = numbers.astype(self._about["numbers_dtype"]).astype(np.float32)
-        return Encoded([ids for ids, _ in found], [lengths for _, lengths in found], numbers)
+        # Polars' own memory must not be written, which torch warns of.
+        ids = [np.require(ids, requirements="W") for ids, _ in found]
+        return Encoded(ids, [lengths for _, lengths in found], numbers)
 
     def _ids(
         self, field: Mapping[str, Any], frame: pl.DataFrame
@@ -90,19 +100,39 @@ class Encoder:
         encode, column = field["encode"], field["column"]
         if encode == "quantiles":
             return formulas.bucket_rows(_numbers(frame, column), field["edges"]), None
-        if encode in ("hour_of_day", "weekday"):
+        if encode in _PARTS_OF_TIME:
             return self._part_of_time(encode, frame), None
         if frame.schema[column] == pl.Null:
             frame = frame.with_columns(pl.col(column).cast(pl.String))
         kind = frame.schema[column]
         if isinstance(kind, pl.List | pl.Array) and not field["multi"]:
             raise ValueError(f"column {column}: found lists; write one id per sample")
+        frame = frame.with_columns(self._without_fractions(field, frame[column]))
+        kind = frame.schema[column]
         texts = formulas.id_texts(column, kind, field["separator"], field["max_ids"])
         cells = frame.select(texts).to_series()
         lengths = None
         if field["multi"]:
             lengths, cells = formulas.flattened(cells)
         return self._rows_of(field, cells), lengths
+
+    def _without_fractions(self, field: Mapping[str, Any], ids: pl.Series) -> pl.Series:
+        """Ids that are floats, as whole numbers are where some are missing, as whole numbers."""
+        if isinstance(ids.dtype, pl.Array):
+            ids = ids.arr.to_list()
+        is_list = isinstance(ids.dtype, pl.List)
+        if not (ids.dtype.inner if is_list else ids.dtype).is_float():
+            return ids
+        if field["encode"] == "vocabulary" and self._vocabularies[field["name"]].is_of_floats:
+            return ids
+        values = ids.explode() if is_list else ids
+        is_whole = (values % 1 == 0) & (values.abs() <= _LARGEST_WHOLE)
+        bad, remedy = values.is_not_null() & ~is_whole.fill_null(False), raw_samples.NO_ID
+        if field["encode"] == "hash":
+            # In the log it may have been 1 or 1.0, which have different hashes.
+            bad, remedy = values.is_not_null(), "write ids as text, as they are in the log"
+        _refuse(bad, values, field["column"], remedy)
+        return ids.cast(pl.List(pl.Int64) if is_list else pl.Int64)
 
     def _rows_of(self, field: Mapping[str, Any], texts: pl.Series) -> np.ndarray:
         """Row of each id; null is a missing one."""
@@ -130,10 +160,14 @@ class _Vocabulary:
     """Rows of ids, found by a 64-bit hash; no two ids of the vocabulary have the same.
 
     An id that is not in it has the hash of one that is with a chance of size / 2^64.
+
+    Attributes:
+        is_of_floats: whether ids of the log were floats, as Parquet files may have them.
     """
 
     def __init__(self, path: Path, field: Mapping[str, Any]) -> None:
         values = pl.read_parquet(path).to_series()
+        self.is_of_floats = bool(values.str.contains(r"^-?\d+\.\d+(e-?\d+)?$").any())
         self._unseen_row, self._seed = field["unseen_row"], 0
         hashes = values.hash(self._seed).to_numpy()
         while len(np.unique(hashes)) < len(hashes):
@@ -151,23 +185,6 @@ class _Vocabulary:
             at = np.searchsorted(self._hashes, hashes).clip(max=len(self._hashes) - 1)
             rows = np.where(self._hashes[at] == hashes, self._rows[at], rows)
         return rows[place]
-
-
-def _frame(samples: Samples, columns: list[str]) -> pl.DataFrame:
-    """The wanted columns."""
-    if isinstance(samples, pl.DataFrame | Mapping):
-        given = list(samples.columns if isinstance(samples, pl.DataFrame) else samples)
-    else:
-        given = [name for name in columns if all(name in sample for sample in samples)]
-        samples = {name: [sample[name] for sample in samples] for name in given}
-    absent = [name for name in columns if name not in given]
-    if absent:
-        raise ValueError(f"no column {absent[0]!r}; the model needs {', '.join(columns)}")
-    series = [pl.Series(name, samples[name], strict=False) for name in columns]
-    if len({len(column) for column in series}) > 1:
-        sizes = ", ".join(f"{column.name} {len(column)}" for column in series)
-        raise ValueError(f"columns of different lengths: {sizes}")
-    return pl.DataFrame(series)
 
 
 def _missing_as_null(frame: pl.DataFrame, missing: list[str]) -> pl.DataFrame:

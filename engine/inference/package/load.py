@@ -8,7 +8,8 @@
     model.score([{"C1": "68fd1e64", "I1": 3, ...}, {"C1": None, "I1": None, ...}])
 
 A sample's values are those of the raw log: text or numbers, lists where a cell holds several ids,
-None where a value is missing. `score_rows` takes ids that are rows of the tables already.
+None where a value is missing. Tables of polars and pandas will do too; `score_rows` takes ids that
+are rows of the model's tables already.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from encode import Encoded, Samples
+    from encode import Encoded
+    from samples import Samples
 
 HERE = Path(__file__).resolve().parent
 FORMAT = 1
@@ -86,8 +88,8 @@ class Model:
 
         Args:
             samples: values of the columns `columns`: by name, of one sample after the other, or
-                as a polars table.
-            batch_size: samples looked up at a time.
+                as a table of polars or pandas.
+            batch_size: samples looked up at a time, at least 1.
 
         Raises:
             ValueError: a column is absent, or a value cannot be used.
@@ -109,21 +111,23 @@ class Model:
             lengths: ids of each sample, `[n]`, of the fields that have several.
 
         Raises:
-            ValueError: a field is absent, an id is no row of its table, or lengths differ.
+            ValueError: a field is absent, an id is no row of its table, lengths differ or do not
+                sum to the ids, or a number is not finite.
         """
         lengths = lengths or {}
         absent = [name for name in self.fields if name not in ids]
         if absent:
             raise ValueError(f"no ids of {absent[0]!r}; the fields are {', '.join(self.fields)}")
+        other = [name for name in lengths if name not in self.fields]
+        if other:
+            raise ValueError(f"lengths of {other[0]!r}; the fields are {', '.join(self.fields)}")
         rows = [_table_rows(ids[field["name"]], field) for field in self.about["fields"]]
         counts = [
-            np.asarray(lengths[name], dtype=np.int64) if name in lengths else None
-            for name in self.fields
+            _lengths(lengths[name], len(found), name) if name in lengths else None
+            for name, found in zip(self.fields, rows, strict=True)
         ]
         sizes = {len(a) if n is None else len(n) for a, n in zip(rows, counts, strict=True)}
-        if numbers is None:
-            numbers = np.empty((max(sizes), 0))
-        numbers = np.ascontiguousarray(numbers, dtype=np.float32)
+        numbers = _numbers(np.empty((max(sizes), 0)) if numbers is None else numbers)
         if {*sizes, len(numbers)} != sizes or len(sizes) > 1:
             raise ValueError(f"found {sorted({*sizes, len(numbers)})} samples; write equally many")
         if numbers.shape[1] != len(self.numbers):
@@ -132,6 +136,8 @@ class Model:
 
     @torch.no_grad()
     def _logits(self, encoded: Encoded, batch_size: int) -> np.ndarray:
+        if batch_size < 1:
+            raise ValueError(f"batch_size: found {batch_size}; write a number of at least 1")
         numbers = torch.from_numpy(encoded.numbers)
         ends = [None if lengths is None else np.cumsum(lengths) for lengths in encoded.lengths]
         found = [np.empty(0, np.float32)]
@@ -167,10 +173,46 @@ def _rows(table: Mapping[str, Tensor], ids: Tensor) -> Tensor:
 
 
 def _table_rows(ids: Any, field: Mapping[str, Any]) -> np.ndarray:
-    ids = np.ascontiguousarray(ids, dtype=np.int64)
+    ids = _whole_numbers(ids, f"field {field['name']}")
     if len(ids) and (ids.min() < 0 or ids.max() >= field["rows"]):
         raise ValueError(f"field {field['name']}: an id is no row, 0 to {field['rows'] - 1}")
     return ids
+
+
+def _lengths(lengths: Any, ids: int, name: str) -> np.ndarray:
+    lengths = _whole_numbers(lengths, f"lengths of {name}")
+    if len(lengths) and lengths.min() < 0:
+        raise ValueError(f"lengths of {name}: found {lengths.min()}; write 0 or more")
+    if lengths.sum() != ids:
+        raise ValueError(
+            f"lengths of {name}: their sum is {lengths.sum()}, but there are {ids} ids"
+        )
+    return lengths
+
+
+def _whole_numbers(values: Any, what: str) -> np.ndarray:
+    """`[n]` int64, in memory that torch may have."""
+    values = np.asarray(values)
+    if values.ndim != 1 or (len(values) and values.dtype.kind not in "iu"):
+        raise ValueError(
+            f"{what}: found {list(values.shape)} {values.dtype}; write whole numbers, [n]"
+        )
+    return np.require(values, np.int64, ["C", "W"])
+
+
+def _numbers(values: Any) -> np.ndarray:
+    """`[n, numbers]` float32, in memory that torch may have."""
+    try:
+        with np.errstate(over="ignore"):
+            values = np.require(values, np.float32, ["C", "W"])
+    except (TypeError, ValueError) as failure:
+        raise ValueError(f"numbers: {failure}; write finite numbers") from None
+    if values.ndim != 2:
+        raise ValueError(f"numbers: found the shape {list(values.shape)}; write [n, numbers]")
+    if not np.isfinite(values).all():
+        found = values[~np.isfinite(values)][0]
+        raise ValueError(f"numbers: found {found}; write finite numbers, transformed")
+    return values
 
 
 def _probability(logits: np.ndarray) -> np.ndarray:

@@ -84,6 +84,7 @@ def test_a_vocabulary_that_is_damaged(trained_run, tmp_path):
         path.write_bytes(b"PAR1")
     status, said = export(run, tmp_path / "package")
     assert status == 2 and "inputs/learned/" in said and "damaged" in said
+    assert f"delete {run}/inputs to use the run's prepared data" in said
     assert not (tmp_path / "package").exists()
 
 
@@ -147,6 +148,16 @@ def test_files_are_readable_by_others(packages):
         ({"when": ["yesterday"]}, "column when: found 'yesterday'; write a time as %Y-%m-%d"),
         ({"user": [["1", "2"]]}, "column user: found lists; write one id per sample"),
         ({"city": ["Oslo", "Paris"]}, "columns of different lengths"),
+        ({"age": [float("nan")]}, "column age: found nan; write a finite number, or None"),
+        ({"user": [1.5]}, "column user: found 1.5; write an id as text or as a whole number"),
+        ({"user": [float("nan")]}, "column user: found nan; write an id as text"),
+        ({"user": [1e300]}, "column user: found 1e+300; write an id as text"),
+        ({"genres": [[1.5]]}, "column genres: found 1.5; write an id as text"),
+        ({"city": [7.0]}, "column city: found 7.0; write ids as text, as they are in the log"),
+        ({"user": ["a", 1.5]}, "column user: found 1.5; write an id as text"),
+        ({"genres": ["war", ["drama"]]}, "column genres: found lists beside single values"),
+        ({"user": "68fd1e64"}, "column user: found '68fd1e64'; write a list"),
+        ({"user": [object]}, "write text, numbers or lists"),
     ],
 )
 def test_values_that_cannot_be_used(packages, changes, words):
@@ -163,6 +174,51 @@ def test_an_absent_column_is_named(packages):
     for given in (samples, [{name: values[0] for name, values in samples.items()}]):
         with pytest.raises(ValueError, match="no column 'movie'; the model needs user, movie"):
             model.score(given)
+
+
+def test_samples_that_are_none(packages):
+    model = loaded(packages / "fp32")
+    with pytest.raises(ValueError, match=r"found the sample \['1'\]; write a sample as values by"):
+        model.score([["1"]])
+    with pytest.raises(ValueError, match="batch_size: found 0; write a number of at least 1"):
+        model.score(GOOD, batch_size=0)
+
+
+def rows_of_tables(model):
+    """Ids, lengths and numbers of two samples, which `score_rows` takes."""
+    ids = {name: [1, 2] for name in model.fields} | {"genres": [1, 2, 3]}
+    return {"ids": ids, "lengths": {"genres": [2, 1]}, "numbers": [[0.5], [0.25]]}
+
+
+@pytest.mark.parametrize(
+    "name, value, words",
+    [
+        ("genres", [1, 1], "lengths of genres: their sum is 2, but there are 3 ids"),
+        ("genres", [4, -1], "lengths of genres: found -1; write 0 or more"),
+        ("genres", [2.0, 1.0], "lengths of genres: found [2] float64; write whole numbers, [n]"),
+        ("town", [2, 1], "lengths of 'town'; the fields are user"),
+        ("numbers", [[float("nan")], [0]], "numbers: found nan; write finite numbers"),
+        ("numbers", [[1e39], [0]], "numbers: found inf; write finite numbers"),
+        ("numbers", [0.5, 0.25], "numbers: found the shape [2]; write [n, numbers]"),
+        ("numbers", [["old"], [0]], "could not convert string to float: 'old'"),
+        ("numbers", [[None], [object]], "numbers: "),
+        ("user", [1.0, 2.0], "field user: found [2] float64; write whole numbers, [n]"),
+        ("user", [[1, 2]], "field user: found [1, 2] int64; write whole numbers, [n]"),
+        ("user", [True, False], "field user: found [2] bool; write whole numbers"),
+        ("batch_size", -1, "batch_size: found -1; write a number of at least 1"),
+    ],
+)
+def test_rows_of_tables_that_cannot_be_used(packages, name, value, words):
+    model = loaded(packages / "fp32")
+    given = rows_of_tables(model)
+    assert model.score_rows(**given).shape == (2,)
+    if name in ("numbers", "batch_size"):
+        given[name] = value
+    else:
+        given["lengths" if name in ("genres", "town") else "ids"][name] = value
+    with pytest.raises(ValueError) as raised:
+        model.score_rows(**given)
+    assert words in str(raised.value)
 
 
 def test_everything_may_be_missing_but_the_time(packages):

@@ -1,6 +1,7 @@
 """What cannot be scored is refused with a sentence; nothing half-written is left."""
 
 import shutil
+from pathlib import Path
 
 import pyarrow.parquet
 import pytest
@@ -71,6 +72,44 @@ def test_inputs_that_cannot_be_used(trained_run, tmp_path, log):
     assert "is a folder; write its files" in refused(tmp_path, trained_run, tmp_path, out)
     said = refused(tmp_path, trained_run, tmp_path, log, out)
     assert "write one prepared folder, or files" in said
+    said = refused(tmp_path, trained_run, "@run", log, out)
+    assert "@run: is the run's own data and stands alone" in said
+    said = refused(tmp_path, trained_run, "x" * 300, log, out)
+    assert "no such file or glob" in said
+    for part in ("train", "test"):
+        said = refused(tmp_path, trained_run, log, out, "--part", part)
+        assert f"--part {part}: raw files such as {log} have no parts; leave it out" in said
+
+
+def test_what_a_run_kept_is_damaged(trained_run, tmp_path, log):
+    for name in ("learned/learned.json", "manifest.json"):
+        run = shutil.copytree(trained_run, tmp_path / Path(name).name)
+        (run / "inputs" / name).write_text("{")
+        out = tmp_path / f"{run.name}.parquet"
+        said = refused(tmp_path, run, log, out)
+        assert f"inputs/{name}: damaged" in said
+        assert f"delete {run}/inputs to use the run's prepared data" in said
+        assert "prepare" not in said.replace("prepared data", "")
+        # So it is.
+        shutil.rmtree(run / "inputs")
+        assert predict(run, log, out)[0] == 0
+
+
+def test_own_data_whose_paths_are_relative(tmp_path, monkeypatch):
+    prepare_movies(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run = train_on_movies(
+        tmp_path, "data.path=log.csv", "data.schema_file=schema.yaml", "data.cache=cache"
+    )
+    assert predict(run, "@run", tmp_path / "s.parquet")[0] == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    # What raw files need is in the run.
+    assert predict(run, tmp_path / "log.csv", tmp_path / "raw.parquet")[0] == 0
+    said = refused(tmp_path, run, "@run", tmp_path / "t.parquet")
+    assert "schema.yaml" in said and f"{run}/config.yaml has paths that are relative" in said
+    paths = "data.path: log.csv, data.schema_file: schema.yaml, data.cache: cache"
+    assert f"({paths}), and this is {tmp_path}/elsewhere; run the command there" in said
 
 
 def test_another_vocabulary(trained_run, tmp_path):
@@ -111,6 +150,18 @@ def test_outputs_that_cannot_be_written(trained_run, tmp_path, log, monkeypatch)
     monkeypatch.undo()
     status, _ = predict(trained_run, log, tmp_path / "old.parquet", "--overwrite")
     assert status == 0 and len(pyarrow.parquet.read_table(tmp_path / "old.parquet")) == 60
+
+
+def test_names_that_are_too_long(trained_run, tmp_path, log):
+    # With it the name of rows left out would have 255 bytes.
+    fits = "x" * (255 - len("..bad_rows.jsonl.unfinished"))
+    assert predict(trained_run, log, tmp_path / f"{fits}.parquet")[0] == 0
+    for name in ("x" + fits, "x" * 247, "x" * 300, "ü" * 125):
+        said = refused(tmp_path, trained_run, log, tmp_path / f"{name}.parquet")
+        beyond = len(name.encode()) - len(fits)
+        assert f"the name is too long; write one that is {beyond} characters shorter" in said
+    said = refused(tmp_path, trained_run, log, tmp_path / ("x" * 300) / "s.parquet")
+    assert "cannot be written (File name too long)" in said
 
 
 def test_options(trained_run, log, tmp_path, capsys):

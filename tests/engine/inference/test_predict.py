@@ -112,6 +112,25 @@ def test_a_prepared_folder(trained_run, tmp_path):
     assert found.equals(raw.drop("file"))
 
 
+def test_labels_are_ignored_wherever_they_are(trained_run, tmp_path):
+    path = write_movies(tmp_path / "log.csv", rows_of_test_part())
+    apply_learned(trained_run / "inputs", str(path), WritingOptions(), tmp_path / "prepared")
+    run_small(tmp_path, [])
+    for run, given in (
+        (trained_run, tmp_path / "prepared"),
+        (trained_run, "@run"),
+        (tmp_path / "small", "@run"),
+    ):
+        labelled = scores(run, [given], tmp_path)
+        found = scores(run, [given], tmp_path, "--ignore-label")
+        assert found.columns == ["row", "score"]
+        assert found.equals(labelled.select("row", "score"))
+        status, said = predict(
+            run, given, tmp_path / "bare.parquet", "--ignore-label", "--overwrite"
+        )
+        assert status == 0 and "AUC" not in said
+
+
 def test_the_parts_of_the_own_data(trained_run, tmp_path, monkeypatch):
     monkeypatch.setattr(inference_rows, "_PIECE", 100)
     sizes = {part: len(scores(trained_run, ["@run"], tmp_path, "--part", part)) for part in (
@@ -140,6 +159,7 @@ def test_a_row_left_out_does_not_move_others(trained_run, tmp_path):
     (tmp_path / "bad.csv").write_text("\n".join(lines) + "\n")
     status, said = predict(trained_run, tmp_path / "bad.csv", tmp_path / "new.parquet")
     assert status == 2 and "bad.csv: line 5: found 3 columns" in said
+    assert "(or --on-bad-row skip to leave such rows out)" in said
     assert not (tmp_path / "new.parquet").exists()
     found = scores(trained_run, [tmp_path / "bad.csv"], tmp_path, "--on-bad-row", "skip")
     kept = whole.filter(~pl.col("row").is_in([3, 20]))
