@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from stampede.engine.figures import to_png
 
-def draw_curve(lines: list[dict[str, Any]], title: str, path: Path) -> None:
+
+def draw_curve(lines: list[dict[str, Any]], title: str) -> bytes:
     """Draw training loss and evaluation AUC over steps.
 
     Args:
         lines: lines of `metrics.jsonl`.
         title: heading.
-        path: PNG to write.
+
+    Returns:
+        The content of a PNG file.
     """
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -40,4 +43,4 @@ def draw_curve(lines: list[dict[str, Any]], title: str, path: Path) -> None:
     for axes in (left, right):
         axes.grid(alpha=0.3)
     figure.suptitle(title)
-    figure.savefig(path, dpi=120)
+    return to_png(figure)

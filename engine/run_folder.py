@@ -18,6 +18,9 @@ from stampede.engine.config import Config, to_yaml
 from stampede.engine.curve import draw_curve
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 
+# Folder of a sweep that holds its run folders.
+TRIALS = "trials"
+
 
 class RunFolder:
     """Files of one run; only rank 0 writes, and opens it.
@@ -172,7 +175,7 @@ class RunFolder:
         """Write `summary.json` and `curve.png`."""
         with self._writing():
             write_whole(self.summary, to_json(summary, indent=2) + "\n")
-            draw_curve(self.lines(), title, self.curve)
+            write_whole(self.curve, draw_curve(self.lines(), title))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -47,7 +47,10 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="run folders, or folders of run folders"
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="run folders, folders of run folders, or those of sweeps",
     )
     parser.add_argument(
         "--out",

@@ -23,8 +23,12 @@ def draw_clipped(runs: Sequence[RunRecord]) -> Drawing:
     title = "Clipped rows"
     caption = "Share of the rows in all batches up to then whose gradient was clipped."
     found = [(run, style, _shares(run)) for run, style in with_styles(runs) if _shares(run)]
-    left_out = not_shown(
-        runs, [run for run, *_ in found], "the tables' optimizer does not count clipped rows"
+    logged = [run for run in runs if run.of_kind("train")]
+    left_out = (
+        *not_shown(runs, logged, "no step was logged"),
+        *not_shown(
+            logged, [run for run, *_ in found], "the tables' optimizer does not count clipped rows"
+        ),
     )
     if not found:
         return Drawing("clipped", title, caption, None, left_out)

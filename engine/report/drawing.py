@@ -9,6 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from stampede.engine.figures import as_written
 from stampede.engine.report.run_records import RunRecord
 
 # Inches: on a phone this shrinks to about 3.7, where its text is still as large as a footnote.
@@ -69,9 +70,7 @@ def add_legend(figure: Figure, side: str = "lower") -> None:
         handlelength=4,
         fontsize=9,
     )
-    for text in legend.get_texts():
-        # A name with dollar signs is no formula.
-        text.set_parse_math(False)
+    as_written(legend.get_texts())
 
 
 def styles(count: int) -> list[dict[str, Any]]:

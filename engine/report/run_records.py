@@ -10,7 +10,7 @@ from typing import Any
 
 from stampede.engine.checkpoint import checkpoint_of, flat_keys, newest, read_manifest
 from stampede.engine.errors import RunFolderError
-from stampede.engine.run_folder import RunFolder
+from stampede.engine.run_folder import TRIALS, RunFolder
 from stampede.settings import read_yaml
 
 _HINT = "write a run folder such as runs/quickstart, or a folder of run folders"
@@ -31,7 +31,7 @@ _OF_A_LINE = {
 }
 _OF_A_SUMMARY = (
     "auc", "logloss", "best_auc", "best_epoch", "selected_on", "samples_per_second",
-    "train_seconds", "epochs",
+    "train_seconds", "epochs", "steps",
 )  # fmt: skip
 
 
@@ -44,7 +44,7 @@ class RunRecord:
         label: short name, different for each run of a report.
         config: values of `config.yaml` by dotted key.
         lines: lines of `metrics.jsonl`.
-        summary: `summary.json`; empty where the run has not ended.
+        summary: `summary.json`; empty where the run has not ended, or was continued since.
     """
 
     path: Path
@@ -97,14 +97,17 @@ class RunRecord:
         last = self.lines[-1]["step"]
         if stops and stops[-1]["step"] >= last:
             return f"stopped at step {last}: {stops[-1]['reason']}"
-        return f"is not finished (no summary.json); what is shown ends at step {last:,}"
+        lacks = "no summary.json"
+        if RunFolder(self.path).summary.is_file():
+            lacks = "it was continued after summary.json was written"
+        return f"is not finished ({lacks}); what is shown ends at step {last:,}"
 
 
 def open_runs(paths: Sequence[Path]) -> list[RunRecord]:
     """Read runs, each once.
 
     Args:
-        paths: run folders, or folders of run folders.
+        paths: run folders, folders of run folders, or those of sweeps.
 
     Raises:
         RunFolderError: there is no run, or what it wrote cannot be read.
@@ -127,6 +130,8 @@ def _run_folders(path: Path) -> list[Path]:
         for child in path.iterdir()
         if not child.name.startswith(".") and RunFolder(child).config_file.is_file()
     )
+    if not found and (path / TRIALS).is_dir():
+        return _run_folders(path / TRIALS)
     if not found:
         raise RunFolderError(
             f"{path}: holds no config.yaml, nor does a folder in it, so there is no run; {_HINT}"
@@ -172,6 +177,8 @@ def _read(path: Path, label: str) -> RunRecord:
                 f"{folder.summary}: is damaged ({_said(failure)}); delete it to show the run as an "
                 "unfinished one"
             ) from None
+    if summary and lines and lines[-1]["step"] > summary["steps"]:
+        summary = {}
     return RunRecord(path, label, config, lines, summary)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 
 from stampede.engine.errors import RunFolderError
+from stampede.engine.figures import to_png
 from stampede.engine.report.batch_size import draw_batch_size
 from stampede.engine.report.calibration import draw_calibration
 from stampede.engine.report.clipped_rows import draw_by_count, draw_by_field
@@ -25,6 +25,9 @@ from stampede.engine.run_folder import write_whole
 PAGE = "report.html"
 
 _MOST_CURVES = 20
+
+# Twice the pixels of a page, for sharp text where a screen has them.
+_DPI = 180
 
 _DRAWN: tuple[Callable[[Sequence[RunRecord]], Drawing], ...] = (
     partial(draw_auc, part="test"),
@@ -62,7 +65,7 @@ def write_report(runs: Sequence[RunRecord], folder: Path) -> list[str]:
             "the best test AUC."
         )
     drawings = [draw(runs if draw is draw_batch_size else drawn) for draw in _DRAWN]
-    pictures = {d.name: _png(d) for d in drawings if d.figure is not None}
+    pictures = {d.name: to_png(d.figure, _DPI) for d in drawings if d.figure is not None}
     what = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
     text = page(
         f"stampede: {what}",
@@ -111,10 +114,3 @@ def _tables(runs: Sequence[RunRecord]) -> list[Table]:
             title, "All other keys are equal, but for names, logging and checkpoints.", header, rows
         ),
     ]
-
-
-def _png(drawing: Drawing) -> bytes:
-    file = BytesIO()
-    # Twice the pixels of a page, for sharp text where a screen has them.
-    drawing.figure.savefig(file, dpi=180, format="png", metadata={"Software": None})
-    return file.getvalue()
