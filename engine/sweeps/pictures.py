@@ -7,9 +7,12 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from stampede.engine.figures import as_written, to_png
+from stampede.engine.run_folder import write_whole
 from stampede.engine.sweeps.results import Mean, Result, mean
+from stampede.engine.sweeps.sections import shown_as
 from stampede.engine.sweeps.sweep import Sweep
-from stampede.engine.sweeps.table import axes_of, shown_as
+from stampede.engine.sweeps.table import axes_of
 
 # Told apart in black and white too.
 _STYLES = ("o-", "s--", "^-.", "D:", "v-", "P--", "X-.", "*:", "<-", ">--")
@@ -24,12 +27,14 @@ def draw(sweep: Sweep, found: Sequence[Result], folder: Path) -> list[Path]:
         return [_draw_study(sweep, found, folder / "study.png")]
     x = sweep.section.report.x or axes_of(found)[-1]
     return [
-        _draw_grid(found, x, "auc", "test AUC", folder / "auc.png"),
-        _draw_grid(found, x, "train_seconds", "training time, s", folder / "seconds.png"),
+        _draw_grid(sweep, found, x, "auc", "test AUC", folder / "auc.png"),
+        _draw_grid(sweep, found, x, "train_seconds", "training time, s", folder / "seconds.png"),
     ]
 
 
-def _draw_grid(found: Sequence[Result], x: str, metric: str, name: str, path: Path) -> Path:
+def _draw_grid(
+    sweep: Sweep, found: Sequence[Result], x: str, metric: str, name: str, path: Path
+) -> Path:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     along = list(dict.fromkeys(one.point.labels[x] for one in found))
@@ -42,18 +47,21 @@ def _draw_grid(found: Sequence[Result], x: str, metric: str, name: str, path: Pa
     for number, (title, of_line) in enumerate(lines.items()):
         style = _STYLES[number % len(_STYLES)]
         style = style if in_order else style[0]
+        of_line = [one for one in of_line if _seen(one, metric) is not None]
         points = [(along.index(one.point.labels[x]), _seen(one, metric)) for one in of_line]
         # Side by side, so that error bars can be told apart.
         shift = 0.06 * (number - (len(lines) - 1) / 2)
         axes.errorbar(
             [place + shift for place, _ in points],
-            [seen.value for _, seen in points],
-            [seen.error or 0.0 for _, seen in points],
+            [of_seeds.value for _, of_seeds in points],
+            [of_seeds.error or 0.0 for _, of_seeds in points],
             fmt=style,
             capsize=3,
-            label=title or None,
+            label=_legend_label(title) if title else None,
         )
-        if metric == "auc" and any(one.published is not None for one in of_line):
+        # A small form is of other data: beside figures of the whole its own would be one line.
+        published = metric == "auc" and not sweep.small
+        if published and any(one.published is not None for one in of_line):
             given = [(p, o.published) for (p, _), o in zip(points, of_line, strict=True)]
             axes.plot(
                 [place + shift for place, value in given if value is not None],
@@ -61,12 +69,14 @@ def _draw_grid(found: Sequence[Result], x: str, metric: str, name: str, path: Pa
                 style[0],
                 markerfacecolor="none",
                 color="gray",
-                label=f"{title} published".strip(),
+                label=_legend_label(f"{title} published".strip()),
             )
     axes.set_xticks(range(len(along)), along)
+    as_written(axes.get_xticklabels())
     axes.set(xlabel=x, ylabel=name)
     parts = " and ".join(sorted({one.selected_on for one in found}))
-    bars = "; bars: standard error" if any(_seen(one, metric).error for one in found) else ""
+    seen = [_seen(one, metric) for one in found]
+    bars = "; bars: standard error" if any(one and one.error for one in seen) else ""
     axes.set_title(f"best epoch chosen on the {parts} part{bars}", fontsize=9)
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
@@ -74,15 +84,20 @@ def _draw_grid(found: Sequence[Result], x: str, metric: str, name: str, path: Pa
     return _save(figure, path)
 
 
-def _seen(one: Result, metric: str) -> Mean:
-    return mean([outcome.metrics[metric] for outcome in one.done])
+def _seen(one: Result, metric: str) -> Mean | None:
+    return mean([outcome.metrics.get(metric) for outcome in one.done])
+
+
+def _legend_label(text: str) -> str:
+    # Matplotlib leaves labels that begin with an underscore out of legends.
+    return f" {text}" if text.startswith("_") else text
 
 
 def _draw_study(sweep: Sweep, found: Sequence[Result], path: Path) -> Path:
     names = list(sweep.study.parameters)
     figure = Figure(figsize=(4 * (len(names) + 1), 3.8), layout="constrained")
     course, *scatters = figure.subplots(1, len(names) + 1, sharey=True)
-    in_order = sorted(found, key=lambda one: one.point.name)
+    in_order = sorted((one for one in found if one.sought), key=lambda one: one.point.name)
     values = [one.sought.value for one in in_order]
     better = max if sweep.study.direction == "maximize" else min
     best = [better(values[: end + 1]) for end in range(len(values))]
@@ -96,7 +111,13 @@ def _draw_study(sweep: Sweep, found: Sequence[Result], path: Path) -> Path:
     for axes, name in zip(scatters, names, strict=True):
         what = sweep.study.parameters[name]
         labels = [one.point.labels[name] for one in in_order]
-        axes.plot(labels if what.choices else [float(text) for text in labels], values, "ko")
+        if what.choices:
+            different = list(dict.fromkeys(labels))
+            axes.plot([different.index(text) for text in labels], values, "ko")
+            axes.set_xticks(range(len(different)), different)
+            as_written(axes.get_xticklabels())
+        else:
+            axes.plot([float(text) for text in labels], values, "ko")
         axes.set_xlabel(name)
         if what.log:
             axes.set_xscale("log")
@@ -106,7 +127,9 @@ def _draw_study(sweep: Sweep, found: Sequence[Result], path: Path) -> Path:
 
 
 def _save(figure: Figure, path: Path) -> Path:
-    unfinished = path.with_name(f".{path.name}.tmp")
-    figure.savefig(unfinished, dpi=120, format="png")
-    unfinished.replace(path)
+    for axes in figure.axes:
+        legend = axes.get_legend()
+        named = legend.get_texts() if legend else []
+        as_written([axes.title, axes.xaxis.label, axes.yaxis.label, *named])
+    write_whole(path, to_png(figure))
     return path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ class Point:
     def trial(self, seed: int) -> Trial:
         """Its run with a seed."""
         parts = [self.name] if self.name else [_plain(text) for text in self.labels.values()]
-        return Trial(self, seed, "-".join([*parts, f"seed{seed}"]))
+        return Trial(self, seed, "-".join([*parts, f"seed{seed}"]).lstrip("_-"))
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,19 @@ def label(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def varied_keys(points: Sequence[Point]) -> set[str]:
-    """Keys of the configuration that the points set."""
-    return {text.partition("=")[0] for point in points for text in point.overrides}
+def keys_by_axis(grid: Grid) -> dict[str, set[str]]:
+    """Keys of the configuration that each axis sets."""
+    return {
+        axis: {
+            text.partition("=")[0] for _, overrides in _choices(axis, values) for text in overrides
+        }
+        for axis, values in grid.items()
+    }
+
+
+def values_of(point: Point) -> list[Any]:
+    """The values that a point gives its keys, in full."""
+    return [json.loads(text.partition("=")[2]) for text in point.overrides]
 
 
 def _choices(axis: str, values: Any) -> list[tuple[str, list[str]]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import shlex
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tqdm import tqdm
@@ -13,10 +15,12 @@ from stampede.engine.console import progress_bar
 from stampede.engine.datasets import check_files
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.run_folder import write_whole
+from stampede.engine.sweeps.files import writing
+from stampede.engine.sweeps.journal import NAME as JOURNAL
 from stampede.engine.sweeps.pictures import draw
 from stampede.engine.sweeps.points import Point
 from stampede.engine.sweeps.process import Start
-from stampede.engine.sweeps.results import results
+from stampede.engine.sweeps.results import Result, results
 from stampede.engine.sweeps.runner import Outcome, Runner
 from stampede.engine.sweeps.study import check_optuna, run_study
 from stampede.engine.sweeps.sweep import Sweep
@@ -42,15 +46,29 @@ def run_sweep(sweep: Sweep, start: Start, retry_failed: bool = False) -> list[Pa
         outcomes = _run_all(sweep, runner)
         found = results(sweep, outcomes)
         files = [sweep.folder / "results.csv", sweep.folder / "results.md"]
-        write_whole(files[0], to_csv(sweep, found))
-        write_whole(files[1], to_markdown(sweep, found))
-        files += draw(sweep, found, sweep.folder)
+        for file, text in zip(
+            files, (to_csv(sweep, found), to_markdown(sweep, found)), strict=True
+        ):
+            with writing(file):
+                write_whole(file, text)
+        files += _pictures(sweep, found)
     if all(outcome.message for outcome in outcomes):
+        again = "" if sweep.study else "; --retry-failed runs them again"
         raise TrainingStoppedError(
             f"all {len(outcomes)} trials failed, the first with: {outcomes[0].message}; see "
-            f"{sweep.runs}/*.log"
+            f"{sweep.runs}/*.log{again}"
         )
     return files
+
+
+def _pictures(sweep: Sweep, found: Sequence[Result]) -> list[Path]:
+    try:
+        return draw(sweep, found, sweep.folder)
+    except Exception as failure:
+        # Days of training end here: whatever matplotlib cannot draw, the tables are written.
+        said = str(failure).strip() or type(failure).__name__
+        print(f"no pictures, drawing failed: {said.splitlines()[0]}", file=sys.stderr)
+        return []
 
 
 def _check(sweep: Sweep) -> None:
@@ -82,7 +100,8 @@ def _run_all(sweep: Sweep, runner: Runner) -> list[Outcome]:
 
     with bar:
         if sweep.study is not None:
-            return run_study(sweep, run_point)
+            with writing(sweep.folder / JOURNAL):
+                return run_study(sweep, run_point)
         return [outcome for point in sweep.points for outcome in run_point(point)]
 
 
@@ -97,22 +116,21 @@ def _said(outcome: Outcome) -> str:
 @contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
     """Make the folder and keep other sweeps out of it; the system frees it at any end."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
-    except BlockingIOError:
-        raise RunFolderError(
-            f"{folder} is in use by another sweep; end it first, or write another --out"
-        ) from None
-    except OSError as failure:
-        raise RunFolderError(
-            f"{folder}: cannot be written ({failure.strerror or failure}); write another --out"
-        ) from None
+    with ExitStack() as held:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = held.enter_context((folder / ".lock").open("w"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunFolderError(
+                    f"{folder} is in use by another sweep; end it first, or write another --out"
+                ) from None
+        yield
 
 
 def shown(sweep: Sweep, files: Sequence[Path]) -> str:
-    """The table, and where the results are."""
+    """The table, where the results are, and how to see more of them."""
     table = (sweep.folder / "results.md").read_text(encoding="utf-8")
-    return f"{table}\nresults: " + ", ".join(str(file) for file in files)
+    report = f"python -m stampede.engine.report {shlex.quote(str(sweep.folder))}"
+    return f"{table}\nresults: {', '.join(map(str, files))}\ncurves of the trials: {report}"

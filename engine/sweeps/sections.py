@@ -26,7 +26,13 @@ Metric = Literal[
 ]
 # Those that are better the larger they are; the losses are better the smaller.
 _LARGER_IS_BETTER = {"auc": True, "pr_auc": True, "gauc": True}
+_SHOWN = {"auc": "AUC", "pr_auc": "PR-AUC", "gauc": "GAUC", "train_seconds": "seconds"}
 _Seeds = Annotated[list[Seed], Field(min_length=1)]
+
+
+def shown_as(metric: str) -> str:
+    """A metric's name for people."""
+    return _SHOWN.get(metric, metric)
 
 
 def _checked_grid(grid: Grid) -> Grid:
@@ -68,6 +74,18 @@ class ParameterSection(Section):
         if self.log and (self.choices or self.low <= 0):
             raise ValueError("log is for a range with a low above 0")
         return self
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is a range of whole numbers."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def tried(self) -> list[Any]:
+        """The ends of the range, or the values."""
+        if self.choices:
+            return list(self.choices)
+        ends = (self.low, self.high)
+        return list(ends) if self.whole else [float(end) for end in ends]
 
 
 class StudySection(Section):
@@ -112,8 +130,8 @@ class PublishedSection(Section):
     """Figures of others for the same points."""
 
     source: str = Field(..., min_length=1, description="where they stand, and what they are of")
-    auc: dict[str, float] = Field(
-        ..., min_length=1, description="by the point's labels, such as 'deepfm / 1K'"
+    auc: dict[str, Annotated[float, Field(ge=0.5, le=1)]] = Field(
+        ..., min_length=1, description="by the point's labels, such as 'deepfm / 1K'; 0.5 to 1"
     )
 
 
@@ -150,6 +168,8 @@ class SweepSection(Section):
     def _check_together(self) -> SweepSection:
         if bool(self.grid) == (self.study is not None):
             raise ValueError("write a grid or a study, one of them")
+        if self.published is not None and self.study is not None:
+            raise ValueError("published: figures are of the points of a grid; leave it out")
         unknown = sorted(set(self.small.grid) - set(self.grid))
         if unknown:
             raise ValueError(

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from stampede.engine.sweeps.journal import open_journal
 from stampede.engine.sweeps.points import Point, label, override
 from stampede.engine.sweeps.runner import Outcome
 from stampede.engine.sweeps.sections import ParameterSection, StudySection
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 try:
     import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
     from optuna.trial import TrialState
 except ImportError:
     optuna = None
@@ -32,7 +31,8 @@ def run_study(sweep: Sweep, run_point: Callable[[Point], list[Outcome]]) -> list
 
     A point is the mean of its seeds. Optuna's journal is kept in `study.log`; the sampler begins
     anew at each trial with the study's seed plus the trial's number, so that a study that was
-    killed goes on as it would have.
+    killed while a trial was run goes on as it would have. If Optuna had not chosen all values of a
+    trial, the next number takes its place.
 
     Args:
         sweep: with a study.
@@ -80,10 +80,10 @@ def check_optuna() -> None:
 def _open(sweep: Sweep, settings: StudySection) -> optuna.Study:
     check_optuna()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = JournalStorage(JournalFileBackend(str(sweep.folder / "study.log")))
     study = optuna.create_study(
-        storage=storage,
-        study_name=sweep.file.stem,
+        storage=open_journal(sweep.folder),
+        # Not the file's, which may be renamed.
+        study_name="study",
         direction=settings.direction,
         load_if_exists=True,
     )
@@ -116,7 +116,7 @@ def _sampler(settings: StudySection, number: int) -> optuna.samplers.BaseSampler
 def _suggest(trial: optuna.Trial, key: str, what: ParameterSection) -> Any:
     if what.choices:
         return trial.suggest_categorical(key, what.choices)
-    if isinstance(what.low, int) and isinstance(what.high, int):
+    if what.whole:
         return trial.suggest_int(key, what.low, what.high, log=what.log)
     return trial.suggest_float(key, what.low, what.high, log=what.log)
 

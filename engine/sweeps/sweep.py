@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from stampede.engine.config import Config, load_config
-from stampede.engine.sweeps.points import Point, Trial, grid_points, override, varied_keys
+from stampede.engine.run_folder import TRIALS
+from stampede.engine.sweeps.checks import check_keys, check_published, check_trials
+from stampede.engine.sweeps.points import Point, Trial, grid_points, keys_by_axis, override
 from stampede.engine.sweeps.sections import PublishedSection, StudySection, SweepSection
 from stampede.settings import SettingsError, read_yaml, sentences
-
-# What a sweep sets itself, so that its trials are found again.
-_OWN_KEYS = ("run.name", "run.dir", "run.seed", "run.overwrite", "checkpoint.resume")
 
 
 @dataclass(frozen=True)
@@ -30,6 +28,7 @@ class Sweep:
         points: of the grid; none of a study.
         study: None for a grid.
         seeds: of every point.
+        small: whether it is the file's small form.
         folder: for the results.
         published: figures of others; None where there are none for this form.
     """
@@ -41,13 +40,14 @@ class Sweep:
     points: tuple[Point, ...]
     study: StudySection | None
     seeds: tuple[int, ...]
+    small: bool
     folder: Path
     published: PublishedSection | None
 
     @property
     def runs(self) -> Path:
         """Folder of the run folders."""
-        return self.folder / "trials"
+        return self.folder / TRIALS
 
     def trials(self, points: Sequence[Point]) -> list[Trial]:
         """The runs of points, all seeds of a point together."""
@@ -106,8 +106,8 @@ def load_sweep(
         if study is not None and section.small.trials is not None:
             study = study.model_copy(update={"trials": section.small.trials})
     points = tuple(grid_points(grid)) if grid else ()
-    varied = varied_keys(points) if study is None else set(study.parameters)
-    _check_keys(path, [*given, *overrides], varied)
+    varied = keys_by_axis(grid) if study is None else {key: {key} for key in study.parameters}
+    check_keys(path, [*given, *overrides], varied)
     sweep = Sweep(
         file=path,
         section=section,
@@ -116,48 +116,10 @@ def load_sweep(
         points=points,
         study=study,
         seeds=tuple(seeds),
+        small=small,
         folder=folder or Path("runs") / (path.stem + ("-small" if small else "")),
         published=None if small and not section.small.published else section.published,
     )
-    _check_published(path, section)
-    _check_trials(sweep)
+    check_published(path, section)
+    check_trials(sweep)
     return sweep
-
-
-def _check_keys(path: Path, overrides: Sequence[str], varied: set[str]) -> None:
-    for text in overrides:
-        key = text.partition("=")[0]
-        if key in varied:
-            raise SettingsError(
-                f"{path}: {text}: the sweep varies {key}; leave the override out, or change the "
-                "values in the file"
-            )
-    for key in [*(text.partition("=")[0] for text in overrides), *varied]:
-        if key in _OWN_KEYS:
-            instead = {"run.seed": "seeds in the file", "run.dir": "--out FOLDER"}
-            raise SettingsError(
-                f"{path}: {key}: a sweep sets it itself; write "
-                f"{instead.get(key, 'nothing: leave it out')}"
-            )
-
-
-def _check_published(path: Path, section: SweepSection) -> None:
-    titles = [point.title for point in grid_points(section.grid)]
-    for title in section.published.auc if section.published is not None else ():
-        if title not in titles:
-            raise SettingsError(
-                f"{path}: published.auc: {title!r} is no point of the grid; write labels such as "
-                f"{titles[0]!r}"
-            )
-
-
-def _check_trials(sweep: Sweep) -> None:
-    trials = sweep.trials(sweep.points)
-    for name, times in Counter(trial.name for trial in trials).items():
-        if times > 1:
-            raise SettingsError(
-                f"{sweep.file}: {times} points would have the run folder {name}; write other names"
-            )
-    for trial in trials:
-        if trial.seed == sweep.seeds[0]:
-            sweep.config_of(trial)

@@ -7,13 +7,15 @@ import io
 import textwrap
 from collections.abc import Sequence
 
+from stampede.engine.sweeps.data_line import what_data
+from stampede.engine.sweeps.points import values_of
 from stampede.engine.sweeps.results import Mean, Result
+from stampede.engine.sweeps.sections import shown_as
 from stampede.engine.sweeps.sweep import Sweep
 
 _WIDTH = 100
 # Digits after the point; 4 where none is given.
 _DIGITS = {"train_seconds": 1, "best_epoch": 1, "steps": 0, "samples_per_second": 0}
-_SHOWN = {"auc": "AUC", "pr_auc": "PR-AUC", "gauc": "GAUC", "train_seconds": "seconds"}
 _HOW = {
     "validation": "the epoch that was best on the validation part",
     "test": "the best epoch, chosen on the test part itself (evaluate.select_on=test): optimistic",
@@ -30,7 +32,8 @@ def to_csv(sweep: Sweep, found: Sequence[Result]) -> str:
     published = ["auc_published"] if sweep.published else []
     writer.writerow([*axes, *sought, *measured, "seeds", "failed", "selected_on", *published])
     for one in found:
-        cells = list(one.point.labels.values())
+        # Labels of a study are rounded.
+        cells = values_of(one.point) if sweep.study else list(one.point.labels.values())
         if sweep.study:
             cells += _both(one.sought)
         for metric in metrics:
@@ -58,24 +61,23 @@ def to_markdown(sweep: Sweep, found: Sequence[Result]) -> str:
     if sweep.published:
         shown = ["" if one.published is None else f"{one.published:.4f}" for one in found]
         columns.append(("published AUC", shown))
-    paragraphs = [f"# {sweep.folder.name}", _wrapped(_how(parts, sweep)), _aligned(columns)]
+    paragraphs = [f"# {sweep.folder.name}"]
+    data = what_data(sweep, found)
+    paragraphs += [_wrapped(text) for text in (data, _how(parts, sweep)) if text]
+    paragraphs.append(_aligned(columns))
     if sweep.published:
         paragraphs.append(_wrapped(f"Published AUC: {sweep.published.source}."))
     failed = [outcome for one in found for outcome in one.outcomes if outcome.message]
     if failed:
         lines = [_wrapped(f"- `{one.trial.name}`: {one.message}") for one in failed]
-        paragraphs.append("Failed:\n\n" + "\n".join(lines))
+        again = "" if sweep.study else " (`--retry-failed` runs them again)"
+        paragraphs.append(f"Failed{again}:\n\n" + "\n".join(lines))
     return "\n\n".join(paragraphs) + "\n"
 
 
 def axes_of(found: Sequence[Result]) -> list[str]:
     """What the points differ in."""
     return list(found[0].point.labels) if found else []
-
-
-def shown_as(metric: str) -> str:
-    """A metric's name for people."""
-    return _SHOWN.get(metric, metric)
 
 
 def _how(parts: Sequence[str], sweep: Sweep) -> str:

@@ -38,6 +38,46 @@ BAD = [
     ("study: {parameters: {a.b: {low: 1}}}", ["study.parameters.a.b", "low and high, or choices"]),
     ("study: {parameters: {a.b: {low: 2, high: 1}}}", ["low is 2 and high 1"]),
     ("study: {parameters: {a.b: {low: 0, high: 1, log: true}}}", ["a low above 0"]),
+    (GRID + "published: {source: a, auc: {'1': 80.9}}", ["published.auc.1", "80.9", "1"]),
+    (
+        "study: {parameters: {train.epochs: {low: 1, high: 3}}}\n"
+        "published: {source: a, auc: {a: 0.8}}",
+        ["published", "points of a grid"],
+    ),
+    (
+        "study: {parameters: {train.epoch: {low: 1, high: 3}}}",
+        ["train.epoch=1: ", "did you mean 'epochs'?"],
+    ),
+    (
+        "study: {parameters: {train.epochs: {low: 1, high: 3},"
+        " train.batch_size: {low: 0, high: 9}}}",
+        ["train.batch_size=0: ", "greater than or equal to 1"],
+    ),
+    (
+        "study: {parameters: {train.batch_size: {low: 1, high: 9.5}}}",
+        ["train.batch_size=1.0: ", "a whole number"],
+    ),
+    (
+        "study: {parameters: {model.name: {choices: [deepfm, deepfn]}}}",
+        ["model.name=deepfn: "],
+    ),
+    (
+        "study: {parameters: {train.epochs: {low: 1, high: 3}}, metric: gauc}",
+        ["study.metric is 'gauc'", "GAUC is not computed", "evaluate.group_by"],
+    ),
+    (
+        "study: {parameters: {train.epochs: {low: 1, high: 3}}, metric: pr_auc}\n"
+        "overrides: ['evaluate.metrics=[]']",
+        ["study.metric is 'pr_auc'", "evaluate.metrics"],
+    ),
+    (
+        "grid: {train.epochs: [1, 2], size: {a: [train.epochs=3]}}",
+        ["'train.epochs' and 'size' both set train.epochs"],
+    ),
+    (
+        "grid: {clip: {none: [optim.embedding.clip=null]}, optim.embedding.clip.bound: [1e-3]}",
+        ["both set optim.embedding.clip.bound"],
+    ),
     (
         "study: {parameters: {a.b: {choices: [1]}}, metric: logloss}",
         ["direction is 'maximize'", "write direction: minimize"],
@@ -51,6 +91,16 @@ def test_a_wrong_file_gets_a_sentence(text, words, tmp_path):
         load_sweep(write_sweep(tmp_path, text))
     for word in words:
         assert word in str(raised.value)
+
+
+def test_values_of_a_study_that_need_each_other_are_not_refused(tmp_path):
+    text = """study:
+  parameters:
+    train.epochs: {low: 1, high: 3}
+    optim.dense.schedule.warmup: {choices: [0, 2]}
+overrides: [optim.dense.schedule.decay=cosine]
+"""
+    assert load_sweep(write_sweep(tmp_path, text)).study.trials == 20
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -68,6 +118,24 @@ def test_shipped_sweeps_load_in_both_forms(path, small):
         # Nothing is chosen on the test part unless that is asked for.
         assert config.evaluate.select_on == "validation"
         assert ("shared/data" in config.data.path) == small
+
+
+def test_the_readme_counts_the_trials():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = {}
+    for names, counts in re.findall(r"^\| ((?:`\w+\.yaml`(?:, )?)+) \|.*\| (.*) \|$", text, re.M):
+        full, small = counts.split("; ")
+        for name, count in zip(
+            re.findall(r"`(\w+)\.yaml`", names), small.split(" and "), strict=True
+        ):
+            shown[name] = (int(full), int(count))
+    counted = {}
+    for path in SHIPPED:
+        forms = [load_sweep(path, ["data.path=x"]), load_sweep(path, [], small=True)]
+        counted[path.stem] = tuple(
+            one.study.trials if one.study else len(one.trials(one.points)) for one in forms
+        )
+    assert shown == counted
 
 
 def test_published_figures_are_the_papers():

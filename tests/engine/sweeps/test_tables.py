@@ -23,7 +23,7 @@ def outcomes_of(sweep, selected_on="test"):
     found = []
     for number, trial in enumerate(sweep.trials(sweep.points)):
         auc = 0.7 + number // 3 / 100 + trial.seed / 1000
-        metrics = {"auc": auc, "logloss": 0.5}
+        metrics = {"auc": auc, "logloss": 0.5, "samples": 200, "training_rows": 5700}
         found.append(Outcome(trial, Path("x"), metrics, metrics, selected_on))
     found[-1] = Outcome(found[-1].trial, Path("x"), {}, {}, message="out of memory | " + "x " * 99)
     return found
@@ -49,6 +49,8 @@ def test_markdown_says_what_selected_and_what_others_published(tmp_path):
     (failed,) = [line for line in lines if line.startswith("| dcn") and "512" in line]
     assert "2, 1 failed" in failed and "0.7315 ± 0.0005" in failed
     assert "Published AUC: somewhere." in text
+    assert "Data: synthetic; 5,700 training rows, 200 test rows; selected on the test part." in text
+    assert "Failed (`--retry-failed` runs them again):" in text
     assert "- `dcn-512-seed3`: out of memory" in text
     assert max(map(len, lines)) <= 100
     table = [line for line in lines if line.startswith("|")]
