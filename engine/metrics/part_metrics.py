@@ -34,7 +34,10 @@ _LEAST = 1000
 
 
 class PartMetrics:
-    """Takes the samples of a part in any pieces; the metrics are exact and do not depend on them.
+    """Takes the samples of a part in any pieces; the metrics are exact.
+
+    AUC and all else that is ranked does not depend on the pieces; sums such as logloss do, in their
+    last bits.
 
     Scores are kept in 8 bytes a sample, 16 more with groups and 8 more with true probabilities, up
     to a memory budget; beyond it sorted runs are kept in an unnamed file.
