@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from stampede.engine.figures import to_png
+from stampede.engine.sweeps import pictures
 from stampede.engine.sweeps.results import mean, results
 from stampede.engine.sweeps.runner import Outcome
 from stampede.engine.sweeps.sweep import load_sweep
@@ -23,7 +25,13 @@ def outcomes_of(sweep, selected_on="test"):
     found = []
     for number, trial in enumerate(sweep.trials(sweep.points)):
         auc = 0.7 + number // 3 / 100 + trial.seed / 1000
-        metrics = {"auc": auc, "logloss": 0.5, "samples": 200, "training_rows": 5700}
+        metrics = {
+            "auc": auc,
+            "logloss": 0.5,
+            "train_seconds": 1.0,
+            "samples": 200,
+            "training_rows": 5700,
+        }
         found.append(Outcome(trial, Path("x"), metrics, metrics, selected_on))
     found[-1] = Outcome(found[-1].trial, Path("x"), {}, {}, message="out of memory | " + "x " * 99)
     return found
@@ -75,3 +83,37 @@ def test_an_undefined_metric_leaves_a_cell_empty(tmp_path):
     sweep = load_sweep(write_sweep(tmp_path, TEXT + "report: {metrics: [auc, clipped_share]}"))
     text = to_markdown(sweep, results(sweep, outcomes_of(sweep, "validation")))
     assert "best on the validation part" in text and "None" not in text
+
+
+def drawn(sweep, monkeypatch, folder):
+    """The pictures, drawn to the end, by name of the file."""
+    figures = []
+    monkeypatch.setattr(pictures, "to_png", lambda one: figures.append(one) or to_png(one))
+    files = pictures.draw(sweep, results(sweep, outcomes_of(sweep, "validation")), folder)
+    return {file.name: figure for file, figure in zip(files, figures, strict=True)}
+
+
+def test_names_with_dollar_signs_and_underscores_are_drawn_as_they_are(tmp_path, monkeypatch):
+    text = """
+grid:
+  "$net_{$": {"_$a_{$": [model.name=deepfm], b: [model.name=dcn]}
+  "$size_{$": {"$1_{$": [train.batch_size=256], "2": [train.batch_size=512]}
+report: {metrics: [auc, train_seconds]}
+"""
+    sweep = load_sweep(write_sweep(tmp_path, text))
+    (axes,) = drawn(sweep, monkeypatch, tmp_path)["auc.png"].axes
+    assert axes.get_title() == "best epoch chosen on the validation part"
+    assert [text.get_text().strip() for text in axes.get_legend().get_texts()] == ["_$a_{$", "b"]
+    assert axes.get_xlabel() == "$size_{$"
+    assert axes.get_xticklabels()[0].get_text() == "$1_{$"
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_published_figures_are_not_drawn_beside_those_of_other_data(tmp_path, monkeypatch, small):
+    text = TEXT + "small: {seeds: [1, 2], published: true}\n"
+    sweep = load_sweep(write_sweep(tmp_path, text), small=small)
+    (axes,) = drawn(sweep, monkeypatch, tmp_path)["auc.png"].axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert ("deepfm published" in labels) == (not small)
+    # The table has them, with what they are of.
+    assert "0.8100" in to_markdown(sweep, results(sweep, outcomes_of(sweep)))
