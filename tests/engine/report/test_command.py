@@ -111,6 +111,17 @@ def test_why_a_run_stopped(unfinished, tmp_path, capsys):
     assert "<b>unfinished$_{$ stopped at step 17: the loss is nan" in said
 
 
+def test_a_run_that_was_continued_and_killed_is_unfinished(run_folders, tmp_path, capsys):
+    run = tmp_path / "sweep/trials/a"
+    shutil.copytree(run_folders / "b256", run)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 20, "loss": 0.5}\n')
+    # The folder of a sweep stands for its trials.
+    status, said = report(capsys, tmp_path / "sweep", "--out", tmp_path / "out")
+    assert status == 0
+    assert "a is not finished (it was continued after summary.json was written)" in said
+
+
 def damaged_summary(run):
     (run / "summary.json").write_text("{")
 

@@ -84,6 +84,11 @@ def test_clipped_rows(runs):
     assert curves(draw_clipped(runs))["b256"][-1][1] == runs[0].summary["clipped_share"]
 
 
+def test_no_logged_step_is_no_reason_to_blame_the_optimizer(runs):
+    bare = replace(runs[0], label="bare", path=runs[0].path / "x", lines=[])
+    assert draw_clipped([runs[0], bare]).left_out == ("Not shown, no step was logged: bare.",)
+
+
 def panel_of(drawing, title):
     return next(panel for panel in drawing.figure.axes if panel.get_title() == title)
 
