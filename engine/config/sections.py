@@ -101,6 +101,12 @@ class CheckpointSection(Section):
     keep: int = Field(
         2, ge=1, description="newest checkpoints to keep, besides that of the best epoch"
     )
+    keep_every: int = Field(
+        0, ge=0, description="epochs between checkpoints that are kept besides; 0: none"
+    )
+    asynchronous: bool = Field(
+        True, description="training goes on while a checkpoint is written, from a copy in memory"
+    )
 
 
 class ShardingSection(Section):

@@ -60,10 +60,10 @@ def open_trained(path: Path, epoch: str | None = None) -> Trained:
     return Trained(
         run=run.path,
         checkpoint=checkpoint,
-        epoch=manifest["progress"].epoch,
+        epoch=manifest.progress.epoch,
         config=load_config(run.config_file),
-        vocabulary_sizes=manifest["data"]["vocabulary_sizes"],
-        numbers=manifest["data"]["numbers"],
+        vocabulary_sizes=manifest.data.vocabulary_sizes,
+        numbers=manifest.data.numbers,
     )
 
 
@@ -86,7 +86,7 @@ def _choose(path: Path, epoch: str | None) -> Path:
     if epoch == NEWEST:
         return last
     if epoch in (None, BEST):
-        best = read_manifest(last)["progress"].best_epoch
+        best = read_manifest(last).progress.best_epoch
         # Before the first evaluation no epoch is the best.
         return _existing(folder, best) if best else last
     if not epoch.isdecimal():

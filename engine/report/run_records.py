@@ -85,7 +85,7 @@ class RunRecord:
         last = newest(folder)
         if last is None:
             return None
-        return checkpoint_of(folder, read_manifest(last)["progress"].best_epoch) or last
+        return checkpoint_of(folder, read_manifest(last).progress.best_epoch) or last
 
     def state(self) -> str | None:
         """What there is to say where the run has not ended; None where it has."""

@@ -124,7 +124,7 @@ def test_a_full_disk_keeps_the_earlier_checkpoint(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "to_json", full)
+    monkeypatch.setattr("stampede.engine.checkpoint.saving.as_text", full)
     with pytest.raises(TrainingStoppedError, match=r"epoch_0002.*No space left"):
         run_small(tmp_path, ["train.epochs=2", "checkpoint.resume=auto"])
     assert [path.name for path in folder.iterdir()] == ["epoch_0001"]
