@@ -86,11 +86,13 @@ def evaluate(
         progress_bar(len(batches), 0, shown, "evaluating", "batches", delay=5.0) as bar,
     ):
         for number, batch in enumerate(batches.epoch(0), 1):
+            processes.pulse.beat("evaluating")
             batch = batch.to(processes.device, non_blocking=True)
             scores.add(batch, model(batch.sparse, batch.dense).float())
             bar.update()
             if on_batch is not None:
                 on_batch(number)
+        processes.pulse.beat("computing metrics")
         found = scores.metrics()
     model.train()
     return Evaluation(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
+from stampede.engine.pulse import Pulse
+from stampede.engine.rendezvous import rendezvous
 from stampede.settings import SettingsError
 
 T = TypeVar("T")
@@ -25,12 +27,14 @@ class Processes:
         rank, world_size: number of this process, and of all.
         local_world_size: processes on this machine.
         device: device of this process.
+        pulse: where this process is in its run.
     """
 
     rank: int
     world_size: int
     local_world_size: int
     device: torch.device
+    pulse: Pulse = field(default_factory=Pulse, compare=False)
 
     @property
     def is_main(self) -> bool:
@@ -109,13 +113,13 @@ def processes(device: str) -> Iterator[Processes]:
     # Checkpoints exchange CPU tensors also where training runs on GPUs.
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     if "RANK" in os.environ:
-        dist.init_process_group(backend)
+        store, rank, world_size = rendezvous()
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    world_size = dist.get_world_size()
+        store, rank, world_size = dist.HashStore(), 0, 1
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     try:
         yield Processes(
-            rank=dist.get_rank(),
+            rank=rank,
             world_size=world_size,
             local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))),
             device=chosen,

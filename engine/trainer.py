@@ -167,6 +167,7 @@ class Trainer:
 
     def _save(self) -> None:
         with self._not_training():
+            self.processes.pulse.beat("saving")
             self._count_rows()
             self._checkpoints.save(self.progress)
             self._agreement.saved()
