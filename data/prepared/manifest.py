@@ -9,12 +9,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from stampede.data.errors import DataError
-from stampede.settings import Section
+from stampede.settings import Section, cut
 
 # A change of layout or meaning raises it; other formats are refused.
 FORMAT = 2
 
 MANIFEST = "manifest.json"
+
+# Some 400,000 files of shards.
+_MOST_BYTES = 64 << 20
 
 PartName = Literal["train", "validation", "test"]
 PARTS: tuple[PartName, ...] = ("train", "validation", "test")
@@ -148,7 +151,11 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        return Manifest.model_validate_json(path.read_bytes())
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise DataError(f"{path}: is longer than {_MOST_BYTES:,} bytes, which no manifest is")
+        return Manifest.model_validate_json(content)
     except FileNotFoundError:
         raise DataError(f"{folder}: no prepared data here ({MANIFEST} is absent)") from None
     except OSError as failure:
@@ -157,6 +164,6 @@ def read_manifest(folder: Path) -> Manifest:
         first = failure.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise DataError(
-            f"{path}: damaged, or written by another version of stampede ({where}: "
-            f"{first['msg']}); delete the folder to prepare it again"
+            f"{path}: damaged, or written by another version of stampede ({cut(where)}: "
+            f"{cut(first['msg'])}); delete the folder to prepare it again"
         ) from None

@@ -10,6 +10,7 @@ from stampede.data.errors import DataError
 from stampede.data.prepared.checksum import sha256
 from stampede.data.prepared.contents import impossible_values
 from stampede.data.prepared.manifest import FileEntry, read_manifest
+from stampede.data.prepared.mapped import size_of
 
 
 def verify(folder: Path) -> None:
@@ -48,7 +49,7 @@ def verify(folder: Path) -> None:
 def _difference(path: Path, entry: FileEntry) -> str:
     """What is wrong with a file; nothing where it is as described."""
     try:
-        length = path.stat().st_size
+        length = size_of(path)
         if length != entry.bytes:
             return f"{length:,} bytes instead of {entry.bytes:,}"
         if sha256(path) != entry.sha256:
