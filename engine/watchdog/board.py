@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable
 
 import torch.distributed as dist
@@ -46,7 +45,8 @@ class Board:
         self._end = threading.Event()
         self._answered = threading.Event()
         self._is_first = True
-        self._seen: dict[int, tuple[Seen, int, float]] = {}
+        # What each rank published last, and in which round that was new.
+        self._seen: dict[int, tuple[Standing | None, int]] = {}
         self._rounds = 0
         self._thread = threading.Thread(target=self._run, name="stampede-board", daemon=True)
         self._publish()
@@ -67,12 +67,9 @@ class Board:
         """What is known of the other ranks; None if too little was read to judge, or nothing."""
         if self._rounds <= _SILENT_ROUNDS:
             return None
-        now = time.monotonic()
         return {
-            rank: seen._replace(
-                silent_seconds=now - since, silent=self._rounds - round >= _SILENT_ROUNDS
-            )
-            for rank, (seen, round, since) in self._seen.items()
+            rank: Seen(standing, silent=self._rounds - new_in >= _SILENT_ROUNDS)
+            for rank, (standing, new_in) in dict(self._seen).items()
         }
 
     def is_first(self) -> bool:
@@ -109,5 +106,5 @@ class Board:
         if self._store.check([key]):
             standing = Standing.from_bytes(self._store.get(key))
         known = self._seen.get(rank)
-        if known is None or known[0].standing != standing:
-            self._seen[rank] = Seen(standing), self._rounds, time.monotonic()
+        if known is None or known[0] != standing:
+            self._seen[rank] = standing, self._rounds

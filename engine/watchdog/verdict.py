@@ -17,12 +17,10 @@ class Seen(NamedTuple):
 
     Attributes:
         standing: the newest one; None if it has not published any.
-        silent_seconds: time since it was new.
-        silent: whether that is so long that the rank must be stopped or dead.
+        silent: whether it is so old that the rank must be stopped or dead.
     """
 
     standing: Standing | None
-    silent_seconds: float = 0.0
     silent: bool = False
 
 
@@ -45,27 +43,23 @@ def find_culprits(ranks: Mapping[int, Seen]) -> Verdict | None:
     Args:
         ranks: all of them, this one among them.
     """
-    heard = {rank: seen.standing for rank, seen in ranks.items() if not seen.silent}
-    at_work = {rank: at for rank, at in heard.items() if at is not None and not at.ended}
+    heard = {
+        rank: seen.standing for rank, seen in ranks.items() if seen.standing and not seen.silent
+    }
+    at_work = {rank: at for rank, at in heard.items() if not at.ended}
     if not all(at.hangs for at in at_work.values()):
         return None
-    silent = [rank for rank, seen in ranks.items() if seen.silent or seen.standing is None]
+    first = min(at_work.values(), key=lambda at: at.beats)
+    others = f"; the others wait at {_where(first)}"
+    silent = {r: _last_word(seen.standing) for r, seen in sorted(ranks.items()) if r not in heard}
     if silent:
-        return Verdict(
-            sorted(silent),
-            _named(
-                {rank: _last_word(ranks[rank]) for rank in sorted(silent)},
-                "is stopped, dead or cannot be reached",
-                "are stopped, dead or cannot be reached",
-            ),
-        )
+        state = "stopped, dead or out of reach"
+        return Verdict(list(silent), _named(silent, f"is {state}", f"are {state}") + others)
     ended = {rank: f"at {_where(at)}" for rank, at in sorted(heard.items()) if at.ended}
     if ended:
-        return Verdict(
-            list(ended), _named(ended, "has left the training", "have left the training")
-        )
-    least = min(at.beats for at in at_work.values())
-    behind = {rank: at for rank, at in sorted(at_work.items()) if at.beats == least}
+        left = "left the training"
+        return Verdict(list(ended), _named(ended, f"has {left}", f"have {left}") + others)
+    behind = {rank: at for rank, at in sorted(at_work.items()) if at.beats == first.beats}
     # Ranks at the same place wait for those among them that do not wait for others.
     behind = {rank: at for rank, at in behind.items() if not at.waits} or behind
     described = {rank: _stillness(at) for rank, at in behind.items()}
@@ -92,7 +86,5 @@ def _stillness(at: Standing) -> str:
     return f"at {_where(at)}, for {at.still_seconds:.3g} s{place}"
 
 
-def _last_word(seen: Seen) -> str:
-    if seen.standing is None:
-        return "never heard of"
-    return f"last heard of {seen.silent_seconds:.3g} s ago at {_where(seen.standing)}"
+def _last_word(at: Standing | None) -> str:
+    return "never heard of" if at is None else f"last heard of at {_where(at)}"
