@@ -6,7 +6,7 @@ from stampede.engine.checkpoint.loading import load
 from stampede.engine.checkpoint.manifest import Manifest, read_manifest, weights_name
 from stampede.engine.checkpoint.names import checkpoint_of, newest
 from stampede.engine.checkpoint.progress import Progress
-from stampede.engine.checkpoint.saving import Checkpoints, save
+from stampede.engine.checkpoint.saving import Checkpoints
 from stampede.engine.checkpoint.tensors import read_tensors
 from stampede.engine.checkpoint.verifying import newest_whole, verify
 
@@ -23,7 +23,6 @@ __all__ = [
     "newest_whole",
     "read_manifest",
     "read_tensors",
-    "save",
     "verify",
     "weights_name",
 ]

@@ -11,6 +11,7 @@ from threading import Thread
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from stampede.data import Dataset
 from stampede.data.prepared.checksum import file_entry
@@ -27,6 +28,8 @@ from stampede.engine.console import readable_bytes
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.job import Job
 from stampede.engine.processes import Processes
+
+_NO_MEMORY = "no memory for a copy, which checkpoint.asynchronous=false does without: "
 
 
 class Checkpoints:
@@ -91,7 +94,7 @@ class Checkpoints:
                 state = copied(state)
             except (MemoryError, RuntimeError) as lack:
                 # To be told to all ranks.
-                state, failure = {}, f"no memory for a copy: {reason(lack)}"
+                state, failure = {}, _NO_MEMORY + reason(lack)
         self._target = self._folder / name_of(progress)
         arguments = (state, failure, deepcopy(progress))
         if self._settings.asynchronous:
@@ -112,7 +115,8 @@ class Checkpoints:
             self._thread = None
         failure, self._failure = self._failure, None
         if failure is not None:
-            free = readable_bytes(shutil.disk_usage(self._folder).free)
+            there = next(path for path in (self._folder, *self._folder.parents) if path.exists())
+            free = readable_bytes(shutil.disk_usage(there).free)
             raise TrainingStoppedError(
                 f"{self._target}: the checkpoint cannot be written, {free} are free there "
                 f"({failure}); earlier ones are untouched. Make room and continue with "
@@ -122,7 +126,8 @@ class Checkpoints:
     def _try_to_write(self, state: dict[str, Any], failure: str | None, progress: Progress) -> None:
         try:
             self._write(state, failure, progress)
-        except Exception as found:
+        # torch's is no Exception.
+        except (Exception, CheckpointException) as found:
             self._failure = reason(found)
             if self._processes.is_main:
                 shutil.rmtree(unfinished(self._target), ignore_errors=True)
@@ -155,19 +160,6 @@ class Checkpoints:
                 prune(self._folder, self._settings, progress.best_epoch)
 
         together(finish, self._group)
-
-
-def save(
-    folder: Path,
-    job: Job,
-    progress: Progress,
-    config: Config,
-    dataset: Dataset,
-    processes: Processes,
-) -> None:
-    """Write one checkpoint and wait for it, see `Checkpoints`."""
-    with Checkpoints(folder, job, config, dataset, processes) as checkpoints:
-        checkpoints.save(progress)
 
 
 def _write_durably(path: Path, text: str) -> None:

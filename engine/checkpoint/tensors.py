@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from stampede.engine.checkpoint.errors import DamagedCheckpointError
+from stampede.engine.checkpoint.files import check_lengths
 from stampede.engine.checkpoint.layout import DTYPES, ChunkEntry, TensorEntry
 from stampede.engine.checkpoint.manifest import read_manifest
 
@@ -63,8 +64,10 @@ class Reader(dcp.FileSystemReader):
     """Reads tensors where a checkpoint's manifest says they are."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """What torch would unpickle, made from the manifest."""
-        return _as_metadata(read_manifest(Path(self.path)).tensors)
+        """What torch would unpickle, made from the manifest, once the files have their lengths."""
+        manifest = read_manifest(Path(self.path))
+        check_lengths(Path(self.path), manifest.files)
+        return _as_metadata(manifest.tensors)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read this process's part; see torch's class.

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from stampede.data.prepared.checksum import sha256
-from stampede.data.prepared.manifest import FileEntry
 from stampede.engine.checkpoint.errors import DamagedCheckpointError
+from stampede.engine.checkpoint.files import check_contents, check_lengths
 from stampede.engine.checkpoint.keeping import set_aside, tidy
 from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.checkpoint.names import newest_first
@@ -24,13 +21,14 @@ def verify(path: Path) -> None:
         RunFolderError: there is no checkpoint, or one of another format.
     """
     files = read_manifest(path).files
-    # Lengths first: they cost nothing.
-    wrong = [failure for entry in files if (failure := _wrong_length(path, entry))]
-    if not wrong:
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-            wrong = [said for said in threads.map(lambda e: _wrong_content(path, e), files) if said]
-    if wrong:
-        raise DamagedCheckpointError(f"{path}: damaged checkpoint ({wrong[0]})")
+    try:
+        # Lengths first: they cost nothing.
+        check_lengths(path, files)
+        check_contents(path, files)
+    except ValueError as failure:
+        raise DamagedCheckpointError(
+            f"{path}: damaged checkpoint ({failure}); delete it to use the one before"
+        ) from None
 
 
 def newest_whole(folder: Path, processes: Processes) -> Path | None:
@@ -76,23 +74,3 @@ def _newest_whole(folder: Path) -> Path | None:
             "train anew, or choose another run.name"
         )
     return None
-
-
-def _wrong_length(folder: Path, entry: FileEntry) -> str | None:
-    try:
-        found = (folder / entry.name).stat().st_size
-    except OSError as failure:
-        return f"{entry.name}: {failure.strerror or failure}"
-    if found != entry.bytes:
-        return f"{entry.name} has {found:,} bytes, {entry.bytes:,} were written"
-    return None
-
-
-def _wrong_content(folder: Path, entry: FileEntry) -> str | None:
-    try:
-        found = sha256(folder / entry.name)
-    except OSError as failure:
-        return f"{entry.name}: {failure.strerror or failure}"
-    return (
-        None if found == entry.sha256 else f"{entry.name} has not the checksum it was written with"
-    )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stampede.engine.checkpoint import checkpoint_of, newest, read_manifest
+from stampede.engine.checkpoint import checkpoint_of, newest, read_manifest, verify
 from stampede.engine.config import Config, load_config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.run_folder import RunFolder
@@ -56,6 +56,7 @@ def open_trained(path: Path, epoch: str | None = None) -> Trained:
             f"{checkpoint}: is not in a run folder ({run.config_file} is absent); a checkpoint "
             "stays where the run wrote it"
         )
+    verify(checkpoint)
     manifest = read_manifest(checkpoint)
     return Trained(
         run=run.path,
