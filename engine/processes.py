@@ -63,6 +63,26 @@ class Processes:
             raise failure
         return result
 
+    def on_each_machine(self, action: Callable[[], object], patience: timedelta) -> None:
+        """Run `action` on the first rank of every machine; all ranks raise its error together.
+
+        Args:
+            patience: how long the other ranks wait.
+        """
+        group = dist.new_group(backend="gloo", timeout=patience)
+        failure: Exception | None = None
+        if self.rank % self.local_world_size == 0:
+            try:
+                action()
+            except Exception as raised:
+                failure = raised
+        failures: list[Exception | None] = [None] * self.world_size
+        dist.all_gather_object(failures, failure, group=group)
+        for failure in failures:
+            if failure is not None:
+                failure.known_to_all_ranks = True
+                raise failure
+
 
 def launched_world_size() -> int:
     """Number of processes that `torchrun` started; 1 without it."""

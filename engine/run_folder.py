@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -131,6 +132,9 @@ class RunFolder:
     def _check_existing(self, config: Config) -> None:
         if not self.path.is_dir():
             raise RunFolderError(f"{self.path} is a file; choose another run.name")
+        if not os.access(self.path, os.W_OK | os.X_OK, effective_ids=True):
+            denied = OSError(errno.EACCES, os.strerror(errno.EACCES))
+            raise RunFolderError(_cannot_write(self.path, denied))
         if not config.run.overwrite and not self._continued:
             raise RunFolderError(
                 f"{self.path} exists; write run.overwrite=true to replace it, "
@@ -210,9 +214,11 @@ class RunFolder:
         try:
             yield
         except OSError as failure:
+            denied = failure.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+            remedy = "make the folder writable" if denied else "make room"
             raise TrainingStoppedError(
-                f"{self.path}: results cannot be written ({failure.strerror or failure}); make "
-                "room and continue with checkpoint.resume=auto"
+                f"{self.path}: results cannot be written ({failure.strerror or failure}); {remedy} "
+                "and continue with checkpoint.resume=auto"
             ) from None
 
 

@@ -103,7 +103,7 @@ class NumberField(Section):
 class Label(Section):
     """The label: a column of 0 and 1, or a number compared with a threshold."""
 
-    column: str = Field(description="its column")
+    column: str = Field(min_length=1, description="its column")
     at_least: float | None = Field(
         None, description="numbers from here on are 1, lower ones 0; none: the column has 0 and 1"
     )
@@ -112,7 +112,7 @@ class Label(Section):
 class Time(Section):
     """When a sample was seen."""
 
-    column: str = Field(description="its column")
+    column: str = Field(min_length=1, description="its column")
     format: str = Field(
         "seconds", description="such as %Y-%m-%d %H:%M:%S, or seconds since 1970; always UTC"
     )
