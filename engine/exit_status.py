@@ -26,7 +26,7 @@ def exit_status(action: Callable[[], None]) -> int:
 
     Returns:
         0; 2 for a user's mistake, 1 for a failed run, 128 and the signal's number for one that was
-        stopped: 143 by SIGTERM, 130 by SIGINT.
+        stopped: 143 by SIGTERM, 130 by SIGINT. A run that hangs ends with 3, from elsewhere.
     """
     try:
         action()
@@ -41,6 +41,13 @@ def exit_status(action: Callable[[], None]) -> int:
     except KeyboardInterrupt:
         print("stopped; checkpoint.resume=auto continues from the newest checkpoint")
         return INTERRUPTED
+    except RuntimeError as failure:
+        # gloo has no error of its own for a rank that is gone.
+        if "gloo/transport" not in str(failure):
+            raise
+        reason = str(failure).strip().partition(". ")[0].rpartition("] ")[2]
+        lost = f"the connection to another rank is lost ({reason}); see what that rank says"
+        return _complain(RuntimeError(lost), STOPPED)
     return 0
 
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from stampede.engine import restarts
 from stampede.engine.config import load_config
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
+from stampede.engine.exit_status import exit_status
 from stampede.engine.processes import processes
 from stampede.engine.pulse import Pulse
 from stampede.engine.rendezvous import agree_on_name
@@ -277,6 +278,25 @@ def test_a_start_has_a_name_that_no_other_start_has_had():
 def test_processes_that_do_not_join_are_named():
     with pytest.raises(TrainingStoppedError, match="of 3 processes ranks 1, 2 have not joined"):
         agree_on_name(dist.HashStore(), 0, 3, 0.05)
+
+
+LOST = (
+    "[/src/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:5: Connection reset by peer. "
+    "This is typically caused by a remote worker hanging"
+)
+
+
+def test_a_rank_that_is_gone_is_no_traceback_of_the_others(capsys, monkeypatch):
+    def fail(message):
+        raise RuntimeError(message)
+
+    monkeypatch.setenv("RANK", "1")
+    assert exit_status(lambda: fail(LOST)) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error on rank 1: the connection to another rank is lost (Read error ")
+    assert "Connection reset by peer); see what that rank says" in said
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        exit_status(lambda: fail("a mistake of ours"))
 
 
 def small(tmp_path, *overrides):
