@@ -175,6 +175,8 @@ class Trainer:
     def _stop(self, number: int) -> None:
         self._save()
         self._checkpoints.wait()
+        # No process ends while another still uses a connection to it.
+        dist.barrier()
         raise InterruptedRunError(
             f"stopped by {signal.Signals(number).name} after step {self.progress.step:,}, which is "
             "saved; checkpoint.resume=auto continues from there",

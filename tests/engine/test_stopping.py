@@ -1,18 +1,21 @@
 """Runs that are stopped within an epoch, and what continues from there."""
 
-import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 import torch
 
-from stampede.engine import evaluations, stop_signals, trainer
+from stampede.engine import evaluations, stop_signals
 from stampede.engine.checkpoint import newest, read_manifest
 from stampede.engine.errors import InterruptedRunError
 from stampede.engine.stop_signals import StopSignals
 from stampede.engine.tables import read_field
-from support.jobs import run_small, without_times
+from support.jobs import SMALL, run_small, without_times
+from support.paths import ROOT
+from support.stopping import ask_to_stop, before_step
 
 # 8 steps an epoch.
 LONG = ["train.epochs=2", "evaluate.every=3"]
@@ -37,24 +40,8 @@ def same_run(one, other):
             assert torch.equal(*pair)
 
 
-def disturb_steps(monkeypatch, number, action):
-    """Do something before step `number` is taken."""
-    step = trainer.train_step
-
-    def disturbed(job, sent, now, *further):
-        if now == number:
-            action()
-        return step(job, sent, now, *further)
-
-    monkeypatch.setattr(trainer, "train_step", disturbed)
-
-
 def kill():
     raise KilledError
-
-
-def ask_to_stop():
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.mark.parametrize("killed_before, continues_after", [(3, 2), (5, 4), (8, 8), (11, 10)])
@@ -63,7 +50,7 @@ def test_a_killed_run_continues_from_its_newest_checkpoint(
 ):
     overrides = [*LONG, "checkpoint.every_steps=2", "checkpoint.keep=100"]
     with monkeypatch.context() as patch:
-        disturb_steps(patch, killed_before + 1, kill)
+        before_step(patch, killed_before + 1, kill)
         with pytest.raises(KilledError):
             run_small(tmp_path, overrides)
     run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
@@ -74,7 +61,7 @@ def test_a_killed_run_continues_from_its_newest_checkpoint(
 @pytest.mark.parametrize("before", [1, 4, 8, 9, 16])
 def test_a_signal_stops_after_the_step_and_saves_it(tmp_path, monkeypatch, undisturbed, before):
     with monkeypatch.context() as patch:
-        disturb_steps(patch, before, ask_to_stop)
+        before_step(patch, before, ask_to_stop)
         with pytest.raises(InterruptedRunError, match=f"SIGTERM after step {before}") as stop:
             run_small(tmp_path, LONG)
     assert stop.value.signal == signal.SIGTERM
@@ -118,7 +105,7 @@ def test_an_epoch_that_is_not_evaluated_can_end_with_a_checkpoint(tmp_path, monk
     whole = without_times(tmp_path / "small")
     overrides += ["checkpoint.every_steps=8", "run.name=again"]
     with monkeypatch.context() as patch:
-        disturb_steps(patch, 10, kill)
+        before_step(patch, 10, kill)
         with pytest.raises(KilledError):
             run_small(tmp_path, overrides)
     run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
@@ -139,3 +126,17 @@ def test_a_second_signal_ends_at_once(monkeypatch):
         signal.raise_signal(signal.SIGINT)
         time.sleep(1)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_launcher_ends_with_the_signals_status(tmp_path):
+    (tmp_path / "small.yaml").write_text("")
+    command = [sys.executable, ROOT / "launch.py", "small.yaml", *SMALL, "train.epochs=100000"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        metrics = tmp_path / "runs/small/metrics.jsonl"
+        while not (metrics.exists() and metrics.stat().st_size) and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 143
+    step = read_manifest(newest(tmp_path / "runs/small/checkpoints")).progress.step
+    assert f"stopped by SIGTERM after step {step:,}, which is saved" in said
