@@ -128,6 +128,7 @@ def processes(device: str) -> Iterator[Processes]:
 
     Raises:
         SettingsError: a GPU is asked for and there is none.
+        TrainingStoppedError: on rank 0, other processes do not join.
     """
     chosen = choose_device(device, "run.device")
     # Checkpoints exchange CPU tensors also where training runs on GPUs.
