@@ -42,7 +42,7 @@ def _check_same_job(path: Path, saved: dict[str, Any], config: Config) -> list[s
     """The harmless changes; raises RunFolderError for others."""
     before, now = flat_keys(saved), flat_keys(config.model_dump(mode="json"))
     differing = {
-        key: f"{key}: {before.get(key)!r} in the checkpoint, {now.get(key)!r} now"
+        key: f"{key:.200}: {before.get(key)!r:.200} in the checkpoint, {now.get(key)!r:.200} now"
         for key in sorted(before.keys() | now.keys())
         if before.get(key) != now.get(key)
     }

@@ -31,15 +31,31 @@ def contents(job: Job, rank: int) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def copied(values: Any) -> Any:
-    """A copy of nested tensors on the CPU, sharded ones included."""
+def on_cpu(values: Any, *, copy: bool) -> Any:
+    """Nested tensors, sharded ones included, on the CPU and as torch saves them without a copy.
+
+    Args:
+        copy: whether also tensors that lie on the CPU are copied; otherwise they share memory.
+    """
     if isinstance(values, dict):
-        return {key: copied(value) for key, value in values.items()}
-    on_cpu: Tensor = values.cpu()
-    if on_cpu is not values:
+        return {key: on_cpu(value, copy=copy) for key, value in values.items()}
+    moved: Tensor = values.cpu()
+    if moved is not values:
         # From a GPU, and so a copy already.
-        return on_cpu
+        return moved
+    taken = torch.clone if copy else _with_own_storage
     if not isinstance(values, ShardedTensor):
-        return values.clone()
-    shards = [Shard(shard.tensor.clone(), shard.metadata) for shard in values.local_shards()]
+        return taken(values)
+    shards = [Shard(taken(shard.tensor), shard.metadata) for shard in values.local_shards()]
     return ShardedTensor._init_from_local_shards_and_global_metadata(shards, values.metadata())
+
+
+def _with_own_storage(tensor: Tensor) -> Tensor:
+    """The same memory, but a storage that ends where the tensor does.
+
+    Tables lie in one array; torch would copy them all, to save no more than each needs.
+    """
+    if not tensor.numel() or not tensor.is_contiguous():
+        return tensor.clone()
+    content = tensor.detach().view(-1).view(torch.uint8)
+    return torch.from_numpy(content.numpy()).view(tensor.dtype).view(tensor.shape)

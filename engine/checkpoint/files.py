@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,12 +19,24 @@ def check_lengths(folder: Path, files: Sequence[FileEntry]) -> None:
         ValueError: which one is not.
     """
     for entry in files:
-        try:
-            found = (folder / entry.name).stat().st_size
-        except OSError as failure:
-            raise ValueError(f"{entry.name}: {failure.strerror or failure}") from None
+        found = length_of(folder / entry.name)
         if found != entry.bytes:
             raise ValueError(f"{entry.name} has {found:,} bytes, {entry.bytes:,} were written")
+
+
+def length_of(path: Path) -> int:
+    """Bytes of a plain file.
+
+    Raises:
+        ValueError: it is none, or a link that may lead anywhere.
+    """
+    try:
+        status = path.lstat()
+    except OSError as failure:
+        raise ValueError(f"{path.name}: {failure.strerror or failure}") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path.name} is not a file of its own")
+    return status.st_size
 
 
 def check_contents(folder: Path, files: Sequence[FileEntry]) -> None:

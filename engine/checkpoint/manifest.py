@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from stampede.data.prepared.manifest import FileEntry
 from stampede.engine.checkpoint.errors import DamagedCheckpointError
+from stampede.engine.checkpoint.files import length_of
 from stampede.engine.checkpoint.layout import TensorEntry, check_fits_files
 from stampede.engine.checkpoint.progress import Count, Progress
 from stampede.engine.errors import RunFolderError
@@ -113,19 +114,16 @@ def read_manifest(path: Path) -> Manifest:
         DamagedCheckpointError: it is not as it was written.
         RunFolderError: there is no checkpoint, or one of another format.
     """
-    try:
-        with (path / MANIFEST).open("rb") as file:
-            text = file.read(_MOST_BYTES + 1)
-    except (FileNotFoundError, NotADirectoryError):
+    file = path / MANIFEST
+    if not file.exists():
         raise RunFolderError(
             f"{path} is no checkpoint ({MANIFEST} is absent); write a folder such as "
             "runs/quickstart/checkpoints/epoch_0001"
-        ) from None
-    except OSError as failure:
-        raise DamagedCheckpointError(_damaged(path, failure.strerror or str(failure))) from None
+        )
     try:
-        if len(text) > _MOST_BYTES:
+        if length_of(file) > _MOST_BYTES:
             raise ValueError(f"{MANIFEST} is larger than any")
+        text = file.read_bytes()
         values = json.loads(text)
         digest = values.pop("sha256", None)
         # The first format had neither a number nor a checksum.
@@ -140,7 +138,7 @@ def read_manifest(path: Path) -> Manifest:
         first = failure.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or MANIFEST
         raise DamagedCheckpointError(_damaged(path, f"{where}: {first['msg']}")) from None
-    except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as failure:
+    except (ValueError, LookupError, AttributeError, TypeError, OSError, RecursionError) as failure:
         raise DamagedCheckpointError(_damaged(path, str(failure).splitlines()[0])) from None
 
 

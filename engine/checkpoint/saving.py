@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from stampede.data import Dataset
 from stampede.data.prepared.checksum import file_entry
-from stampede.engine.checkpoint.contents import contents, copied
+from stampede.engine.checkpoint.contents import contents, on_cpu
 from stampede.engine.checkpoint.described import data_entry, table_entries, versions
 from stampede.engine.checkpoint.keeping import prune, publish, unfinished
 from stampede.engine.checkpoint.manifest import MANIFEST, Manifest, as_text
@@ -29,7 +29,7 @@ from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.job import Job
 from stampede.engine.processes import Processes
 
-_NO_MEMORY = "no memory for a copy, which checkpoint.asynchronous=false does without: "
+_NO_MEMORY = "no memory for a copy, which checkpoint.asynchronous=false does without on a CPU: "
 
 
 class Checkpoints:
@@ -37,7 +37,7 @@ class Checkpoints:
 
     With `checkpoint.asynchronous` training goes on while a thread writes: a save copies what this
     rank holds of tables, their moments and the dense layers into memory of the CPU, as much again
-    as they take, which is free when all is written. Without it nothing is copied.
+    as they take, which is free when all is written. Without it only what lies on a GPU is copied.
 
     All ranks must make one, and call its methods at the same places; the thread has a process
     group of its own. A context: its end waits for what is still being written.
@@ -89,12 +89,11 @@ class Checkpoints:
         """
         self.wait()
         state, failure = contents(self._job, self._processes.rank), None
-        if self._settings.asynchronous:
-            try:
-                state = copied(state)
-            except (MemoryError, RuntimeError) as lack:
-                # To be told to all ranks.
-                state, failure = {}, _NO_MEMORY + reason(lack)
+        try:
+            state = on_cpu(state, copy=self._settings.asynchronous)
+        except (MemoryError, RuntimeError) as lack:
+            # To be told to all ranks.
+            state, failure = {}, _NO_MEMORY + reason(lack)
         self._target = self._folder / name_of(progress)
         arguments = (state, failure, deepcopy(progress))
         if self._settings.asynchronous:

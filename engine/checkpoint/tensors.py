@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import warnings
 import zipfile
 from pathlib import Path
@@ -63,11 +64,13 @@ class Writer(dcp.FileSystemWriter):
 class Reader(dcp.FileSystemReader):
     """Reads tensors where a checkpoint's manifest says they are."""
 
+    def __init__(self, folder: Path, tensors: dict[str, TensorEntry]) -> None:
+        super().__init__(folder)
+        self._tensors = tensors
+
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """What torch would unpickle, made from the manifest, once the files have their lengths."""
-        manifest = read_manifest(Path(self.path))
-        check_lengths(Path(self.path), manifest.files)
-        return _as_metadata(manifest.tensors)
+        """What torch would unpickle, made from the manifest."""
+        return _as_metadata(self._tensors)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read this process's part; see torch's class.
@@ -77,7 +80,11 @@ class Reader(dcp.FileSystemReader):
         """
         for item in plan.items:
             _check_entry(Path(self.path), self.storage_data[item.storage_index])
-        return super().read_data(plan, planner)
+        try:
+            return super().read_data(plan, planner)
+        except pickle.UnpicklingError:
+            # torch's own sentence says how to let the file execute what it likes.
+            raise ValueError("an entry holds something else than a tensor") from None
 
 
 def write_tensors(
@@ -110,14 +117,14 @@ def read_tensors(path: Path, state: dict[str, Any], *, alone: bool = False) -> N
     Raises:
         DamagedCheckpointError: the checkpoint is damaged or lacks one of them.
     """
-    if alone:
-        # In words of its own; otherwise all ranks must fail together.
-        read_manifest(path)
+    # First, as torch would say with a traceback what is wrong there.
+    manifest = read_manifest(path)
     try:
+        check_lengths(path, manifest.files)
         with warnings.catch_warnings():
             # That no process group is there is as it should be.
             warnings.simplefilter("ignore", UserWarning)
-            dcp.load(state, storage_reader=Reader(path), no_dist=alone)
+            dcp.load(state, storage_reader=Reader(path, manifest.tensors), no_dist=alone)
     except (CheckpointException, OSError, ValueError, RuntimeError) as failure:
         raise DamagedCheckpointError(
             f"{path}: damaged checkpoint ({reason(failure)}); delete it to use the one before"
@@ -148,6 +155,8 @@ def _as_entries(metadata: Metadata) -> dict[str, TensorEntry]:
                     bytes=where.length,
                 )
                 for chunk in tensor.chunks
+                # Ranks without rows: several may be at one place.
+                if chunk.sizes.numel()
             ],
         )
         for name, tensor in metadata.state_dict_metadata.items()

@@ -167,7 +167,7 @@ def fail_on_rank_1(folder, where):
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
-    def no_memory(*_):
+    def no_memory(*_, **__):
         raise RuntimeError("can't allocate memory")
 
     with small_job(Path(folder), world_size=2) as (here, job, config, data, target):
@@ -179,7 +179,7 @@ def fail_on_rank_1(folder, where):
         elif here.rank == 1 and where == "checksum":
             saving.file_entry = fail
         elif here.rank == 1:
-            saving.copied = no_memory
+            saving.on_cpu = no_memory
         said = []
         for step in (8, 9):
             try:

@@ -2,14 +2,17 @@
 
 import hashlib
 import json
+import math
 import os
 
 import pytest
 import torch
 
 from stampede.engine.checkpoint import Checkpoints, Progress, load, newest_whole, saving
+from stampede.engine.checkpoint.contents import on_cpu
 from stampede.engine.errors import TrainingStoppedError
 from support.checkpoints import (
+    WEIGHTS,
     change_weights,
     fail_on_rank_1,
     first_weights,
@@ -76,11 +79,25 @@ def test_one_checkpoint_is_written_at_a_time(tmp_path, monkeypatch):
 
 
 def test_without_asynchronous_nothing_is_copied_and_nothing_pending(tmp_path, monkeypatch):
-    monkeypatch.setattr(saving, "copied", full)
+    places, write = {}, saving.write_tensors
+
+    def noted(state, *arguments):
+        table = state["model"][WEIGHTS].local_shards()[0].tensor
+        places[table.data_ptr()] = table.untyped_storage().nbytes() == table.nbytes
+        return write(state, *arguments)
+
+    monkeypatch.setattr(saving, "write_tensors", noted)
     with small_job(tmp_path, "checkpoint.asynchronous=false") as (here, job, config, data, target):
         checkpoints = Checkpoints(target, job, config, data, here)
+        before = first_weights(job)
         checkpoints.save(at(7))
         assert names(target) == ["step_00000007"]
+        table = job.model.state_dict()[WEIGHTS].local_shards()[0].tensor
+        # In place, and cut to size, or else torch copies it.
+        assert places == {table.data_ptr(): True}
+        change_weights(job, 1.0)
+        load(newest_whole(target, here), job, data)
+        assert first_weights(job) == before
         monkeypatch.setattr(saving, "as_text", full)
         with pytest.raises(TrainingStoppedError, match=r"step_00000008: .*No space left"):
             checkpoints.save(at(8))
@@ -110,10 +127,10 @@ def test_a_failure_is_raised_when_it_is_waited_for(tmp_path, monkeypatch):
 
 
 def test_no_memory_for_a_copy_is_said(tmp_path, monkeypatch):
-    def lacking(*_):
+    def lacking(*_, **__):
         raise RuntimeError("can't allocate memory: you tried to allocate 5 bytes")
 
-    monkeypatch.setattr(saving, "copied", lacking)
+    monkeypatch.setattr(saving, "on_cpu", lacking)
     with small_job(tmp_path) as (here, job, config, data, target):
         checkpoints = Checkpoints(target, job, config, data, here)
         checkpoints.save(at(7))
@@ -202,3 +219,16 @@ def test_what_a_manifest_says(tmp_path):
         assert entry["bytes"] == len(content)
         assert entry["sha256"] == hashlib.sha256(content).hexdigest()
     assert manifest["config"] == config.model_dump(mode="json")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64])
+@pytest.mark.parametrize("shape", [(), (0, 4), (5,), (3, 4)])
+def test_tensors_are_taken_in_place_whatever_they_are(dtype, shape):
+    whole = torch.arange(40).to(dtype)
+    tensor = whole[4 : 4 + math.prod(shape)].view(shape)
+    (taken,) = on_cpu({"a": tensor}, copy=False).values()
+    assert torch.equal(taken, tensor) and taken.dtype == dtype
+    assert taken.untyped_storage().nbytes() == taken.nbytes
+    assert taken.data_ptr() == tensor.data_ptr() or not tensor.numel()
+    transposed = torch.ones(3, 4)[:, :2].T
+    assert torch.equal(on_cpu(transposed, copy=False), transposed)
