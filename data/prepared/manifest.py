@@ -26,6 +26,9 @@ PARTS: tuple[PartName, ...] = ("train", "validation", "test")
 FIELD_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
 FieldName = Annotated[str, Field(pattern=FIELD_NAME)]
 
+# Of a table. Its bytes are then less than 2**63, as torch counts them, whatever its columns.
+MOST_ROWS = 2**48
+
 # Rows of a table that stand for no id of the vocabulary.
 Count = Annotated[int, Field(ge=0, lt=2**62)]
 
@@ -43,7 +46,7 @@ class FieldEntry(Section):
     """
 
     name: FieldName
-    rows: Annotated[int, Field(ge=1, lt=2**62)]
+    rows: Annotated[int, Field(ge=1, le=MOST_ROWS)]
     missing_row: Count | None = None
     unseen_row: Count | None = None
     multi: bool = False

@@ -6,10 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from stampede.data.prepared.manifest import MOST_ROWS
 from stampede.settings import Section, Seed
 
 _COLUMN = Field("", description="column it is made of; default: the one of its own name")
-_Rows = Annotated[int, Field(ge=1, lt=2**62)]
+# One more is for a missing value.
+_Rows = Annotated[int, Field(ge=1, lt=MOST_ROWS)]
 
 
 class _ManyIds(Section):

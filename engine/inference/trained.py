@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stampede.engine.checkpoint import checkpoint_of, newest, read_manifest, verify
 from stampede.engine.config import Config, load_config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.run_folder import RunFolder
+from stampede.settings import read_yaml, shown
 
 BEST, NEWEST = "best", "newest"
 
@@ -35,16 +38,19 @@ class Trained:
     numbers: int
 
 
-def open_trained(path: Path, epoch: str | None = None) -> Trained:
+def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = False) -> Trained:
     """A checkpoint of a run.
 
     Args:
         path: a run folder, or a checkpoint in it.
         epoch: which checkpoint of a run folder: `best`, which is the default, `newest`, or the
             number of an epoch.
+        allow_import: execute the Python file with the network, where the run has one of its own;
+            the log says so.
 
     Raises:
-        RunFolderError: there is no such run or checkpoint, or it is damaged.
+        RunFolderError: there is no such run or checkpoint, it is damaged, or a file would have to
+            be executed and may not.
         SettingsError: the configuration of the run cannot be used.
     """
     if not path.exists():
@@ -58,14 +64,29 @@ def open_trained(path: Path, epoch: str | None = None) -> Trained:
         )
     verify(checkpoint)
     manifest = read_manifest(checkpoint)
+    imported = _imported(run.config_file)
+    if imported and not allow_import:
+        raise RunFolderError(
+            f"{run.config_file}: its network is Python code, {shown(imported)}, which would be "
+            "executed; write --allow-import if you trust it and this run folder"
+        )
+    config = load_config(run.config_file)
+    if imported:
+        print(f"model.import: {config.model.import_file} was executed", file=sys.stderr)
     return Trained(
         run=run.path,
         checkpoint=checkpoint,
         epoch=manifest.progress.epoch,
-        config=load_config(run.config_file),
+        config=config,
         vocabulary_sizes=manifest.data.vocabulary_sizes,
         numbers=manifest.data.numbers,
     )
+
+
+def _imported(config_file: Path) -> Any:
+    """What the configuration says under `model.import`; nothing of it is executed."""
+    model = read_yaml(config_file, "").get("model")
+    return model.get("import") if isinstance(model, dict) else None
 
 
 def _choose(path: Path, epoch: str | None) -> Path:
