@@ -11,8 +11,8 @@ import torch.distributed as dist
 from stampede.engine.watchdog.standing import Standing
 from stampede.engine.watchdog.verdict import Seen
 
-# A rank that has published nothing new for so many rounds is silent.
-_SILENT_ROUNDS = 3
+# A rank that has published nothing new for so many rounds is silent; a busy machine costs some.
+SILENT_ROUNDS = 8
 
 
 class Board:
@@ -65,10 +65,10 @@ class Board:
 
     def others(self) -> dict[int, Seen] | None:
         """What is known of the other ranks; None if too little was read to judge, or nothing."""
-        if self._rounds <= _SILENT_ROUNDS:
+        if self._rounds <= SILENT_ROUNDS:
             return None
         return {
-            rank: Seen(standing, silent=self._rounds - new_in >= _SILENT_ROUNDS)
+            rank: Seen(standing, silent=self._rounds - new_in >= SILENT_ROUNDS)
             for rank, (standing, new_in) in dict(self._seen).items()
         }
 

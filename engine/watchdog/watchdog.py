@@ -16,7 +16,7 @@ import torch.distributed as dist
 from stampede.engine.exit_status import HUNG
 from stampede.engine.processes import Processes
 from stampede.engine.pulse import Pulse
-from stampede.engine.watchdog.board import Board
+from stampede.engine.watchdog.board import SILENT_ROUNDS, Board
 from stampede.engine.watchdog.last_words import end_process, stack_file, what_happens_now
 from stampede.engine.watchdog.standing import Standing, place_of
 from stampede.engine.watchdog.verdict import Seen, Verdict, find_culprits
@@ -25,7 +25,7 @@ from stampede.engine.watchdog.verdict import Seen, Verdict, find_culprits
 _FIRST_STEP_SECONDS = 600.0
 
 # So many rounds before it is time to judge, the others are read.
-_ROUNDS_READ = 6
+_ROUNDS_READ = SILENT_ROUNDS + 3
 
 
 @contextmanager
