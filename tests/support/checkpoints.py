@@ -202,3 +202,17 @@ def damaged_on_all_ranks(folder):
         except RunFolderError as failure:
             return used.name, str(failure)
     return used.name, None
+
+
+def rows_fewer_than_ranks(folder, world_size):
+    """Save and load tables that leave ranks without rows; all weights before and after."""
+    with small_job(
+        Path(folder), "sharding.plan=row_wise", "data.scale=0.00001", world_size=world_size
+    ) as (here, job, config, data, target):
+        if newest_whole(target, here) is None:
+            with Checkpoints(target, job, config, data, here) as checkpoints:
+                checkpoints.save(Progress(epoch=1, step=7))
+        before = first_weights(job)
+        change_weights(job, 1.0)
+        load(newest_whole(target, here), job, data)
+        return before, first_weights(job), min(data.vocabulary_sizes.values())

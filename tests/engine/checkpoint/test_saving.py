@@ -18,6 +18,7 @@ from support.checkpoints import (
     first_weights,
     held_back,
     random_after_load,
+    rows_fewer_than_ranks,
     save_while_changing,
     small_job,
 )
@@ -161,6 +162,12 @@ def test_all_shards_are_copied_before_training_goes_on(tmp_path, plan):
         assert changed != before
         assert loaded == before
         assert step == 7
+
+
+def test_ranks_without_rows(tmp_path):
+    for before, after, fewest in run_ranks(4, rows_fewer_than_ranks, str(tmp_path), 4):
+        assert fewest < 4
+        assert before == after
 
 
 @pytest.mark.parametrize("where", ["write", "checksum", "copy"])
