@@ -23,7 +23,7 @@ class NumberRange(Section):
         squares: sum of the squared distances from the mean.
     """
 
-    rows: int = Field(0, ge=0)
+    rows: int = Field(0, ge=0, lt=2**62)
     low: float = 0.0
     high: float = 0.0
     mean: float = 0.0

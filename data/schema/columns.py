@@ -22,7 +22,10 @@ class _ManyIds(Section):
         None, min_length=1, description="text between the ids of one cell; none: one id per cell"
     )
     max_ids: int | None = Field(
-        None, ge=1, description="ids of a cell that are kept, from its start; needs a separator"
+        None,
+        ge=1,
+        lt=2**31,
+        description="ids of a cell that are kept, from its start; needs a separator",
     )
 
     @model_validator(mode="after")
@@ -36,9 +39,11 @@ class Vocabulary(_ManyIds):
     """Ids that the training part has get a row each."""
 
     encode: Literal["vocabulary"] = Field("vocabulary", description="how ids become rows")
-    min_count: int = Field(1, ge=1, description="rarer ids share one row with unseen ones")
+    min_count: int = Field(
+        1, ge=1, lt=2**62, description="rarer ids share one row with unseen ones"
+    )
     max_size: int | None = Field(
-        None, ge=1, description="most frequent ids that get a row of their own; none: all"
+        None, ge=1, lt=2**62, description="most frequent ids that get a row of their own; none: all"
     )
 
 

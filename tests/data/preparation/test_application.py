@@ -42,6 +42,14 @@ def no_rows(saved):
     saved["ranges"]["x"]["rows"] = 0
 
 
+def more_rows_than_a_float_holds(saved):
+    saved["ranges"]["x"]["rows"] = 10**400
+
+
+def more_ids_than_can_be_counted(saved):
+    saved["schema_"]["ids"]["tags"]["max_ids"] = 2**64
+
+
 def negative_squares(saved):
     saved["ranges"]["x"]["squares"] = -1.0
 
@@ -72,7 +80,7 @@ def many_files(saved):
 
 @pytest.mark.parametrize(
     "change",
-    [no_rows, negative_squares, turned_range, edges_that_fall, too_many_buckets, absent_range,
+    [no_rows, more_rows_than_a_float_holds, more_ids_than_can_be_counted, negative_squares, turned_range, edges_that_fall, too_many_buckets, absent_range,
      file_elsewhere, many_files],
 )  # fmt: skip
 def test_what_was_learned_is_checked(mixed, change):
