@@ -80,8 +80,8 @@ def many_files(saved):
 
 @pytest.mark.parametrize(
     "change",
-    [no_rows, more_rows_than_a_float_holds, more_ids_than_can_be_counted, negative_squares, turned_range, edges_that_fall, too_many_buckets, absent_range,
-     file_elsewhere, many_files],
+    [no_rows, more_rows_than_a_float_holds, more_ids_than_can_be_counted, negative_squares,
+     turned_range, edges_that_fall, too_many_buckets, absent_range, file_elsewhere, many_files],
 )  # fmt: skip
 def test_what_was_learned_is_checked(mixed, change):
     folder, log = mixed
