@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from subprocess import PIPE
 
 import pytest
 import torch
@@ -19,7 +20,8 @@ from support.ranks import run_ranks
 
 # 8 steps an epoch.
 LONG = ["train.epochs=2", "evaluate.every=3", "checkpoint.every_steps=3", "sharding.plan=row_wise"]
-PATIENCE = 5
+# Seconds; longer than any step takes, also on a machine that has more to do.
+PATIENCE = 15
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +47,22 @@ def train(folder, fault, *overrides, ranks=2, restarts=2, torchrun=("--standalon
         # Seconds that torchrun gives workers to end; it knows no other way in all its versions.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5",
     }
-    return subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", *torchrun,
-            "--nproc_per_node", str(ranks), "--max-restarts", str(restarts),
-            str(ROOT / "tests/support/failing_launch.py"), fault,
-            str(folder / "small.yaml"), f"run.dir={folder}", *SMALL, *LONG, *overrides,
-        ],
-        capture_output=True, text=True, timeout=500, env=environment, cwd=ROOT,
-    )  # fmt: skip
+    command = [
+        sys.executable, "-m", "torch.distributed.run", *torchrun,
+        "--nproc_per_node", str(ranks), "--max-restarts", str(restarts),
+        str(ROOT / "tests/support/failing_launch.py"), fault,
+        str(folder / "small.yaml"), f"run.dir={folder}", *SMALL, *LONG, *overrides,
+    ]  # fmt: skip
+    with subprocess.Popen(
+        command, stdout=PIPE, stderr=PIPE, text=True, env=environment, cwd=ROOT
+    ) as process:
+        try:
+            output = process.communicate(timeout=500)
+        except subprocess.TimeoutExpired:
+            # It ends its workers; a kill would leave them behind.
+            process.terminate()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, *output)
 
 
 def same_run(one, other):
@@ -88,7 +97,8 @@ def test_a_killed_worker_is_replaced(tmp_path, undisturbed):
 def test_a_worker_that_sleeps_is_named_and_replaced(tmp_path, undisturbed):
     done = train(tmp_path, "sleep:1:6", f"run.hang_seconds={PATIENCE}")
     said = next(line for line in done.stderr.splitlines() if "the run hangs" in line)
-    assert "rank 1 does not go on: at step 5, reading the next batch, for 5" in said
+    found = re.search(r"rank 1 does not go on: at step 5, reading the next batch, for (\d+)", said)
+    assert PATIENCE <= int(found[1]) < 2 * PATIENCE
     assert "in sleep_in_python" in said
     assert "its processes end with status 3, and torchrun starts them again" in said
     assert "(restart 1 of 2)" in said
@@ -143,7 +153,7 @@ def test_a_hang_is_found_in_time(tmp_path):
     stacks = [tmp_path / f"small/hang_rank_{rank}.txt" for rank in range(2)]
     last_line = (tmp_path / "small/metrics.jsonl").stat().st_mtime
     for path in stacks:
-        assert PATIENCE - 2 < path.stat().st_mtime - last_line < PATIENCE + 10
+        assert PATIENCE - 2 < path.stat().st_mtime - last_line < 2 * PATIENCE
 
 
 @pytest.mark.soak
