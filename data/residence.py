@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from stampede.data.order import BLOCK_ROWS, Order, Shuffle
+from stampede.data.prepared.mapped import damaged
 from stampede.data.prepared.part import Shard, ShardedPart
 from stampede.data.samples import Dataset, Part
 
@@ -87,6 +88,7 @@ def place(dataset: Dataset, residence: str, device: torch.device) -> Dataset:
     """The data set where `residence` wants it: read once into the page cache, or copied.
 
     Raises:
+        DataError: a file cannot be read.
         torch.OutOfMemoryError: it does not fit on the device.
     """
     parts = {n: p for n, p in _parts(dataset).items() if isinstance(p, ShardedPart)}
@@ -167,7 +169,10 @@ def _advise_file(array: np.memmap, start: int, stop: int, advice: int) -> None:
     begin, end = array.offset + start * width, array.offset + stop * width
     if begin == end:
         return
-    handle = os.open(array.filename, os.O_RDONLY)
+    try:
+        handle = os.open(array.filename, os.O_RDONLY)
+    except OSError:
+        return  # Deleted: the map still has its content, and this is but advice.
     step = _REQUEST if advice == os.POSIX_FADV_WILLNEED else end - begin
     try:
         for first in range(begin, end, step):
@@ -180,9 +185,13 @@ def _read_once(part: ShardedPart) -> None:
     buffer = bytearray(_CHUNK)
     for shard in part.shards:
         for array in shard.maps.values():
-            with Path(array.filename).open("rb", buffering=0) as file:
-                while file.readinto(buffer):
-                    pass
+            try:
+                with Path(array.filename).open("rb", buffering=0) as file:
+                    while file.readinto(buffer):
+                        pass
+            except OSError as failure:
+                reason = failure.strerror or failure
+                raise damaged(Path(array.filename), f"cannot be read ({reason})") from None
 
 
 def _parts(dataset: Dataset) -> dict[str, Part]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,11 +19,13 @@ class SentBatch(NamedTuple):
         batch: the part.
         ids: to be looked up once.
         ready: on a GPU, when the batch is there.
+        position: of the batches after this one.
     """
 
     batch: Batch
     ids: SentIds
     ready: torch.cuda.Event | None = None
+    position: Any = None
 
     def received(self) -> Batch:
         """The batch, for the current stream."""
@@ -42,11 +44,15 @@ def send(batch: Batch, front: EmbeddingFront, device: torch.device) -> SentBatch
 
 
 def sent_ahead(
-    batches: Iterable[Batch], front: EmbeddingFront, device: torch.device
+    batches: Iterable[Batch],
+    front: EmbeddingFront,
+    device: torch.device,
+    position: Callable[[], Any] | None = None,
 ) -> Iterator[SentBatch]:
     """Send each batch before the one ahead of it is handed out.
 
-    The source is a batch further than its consumer.
+    Args:
+        position: tells how far `batches` have come; they are a batch further than their consumer.
     """
     source, ahead = iter(batches), None
     # On a GPU all this happens on a stream of its own: TorchRec waits for the device when it sends
@@ -58,6 +64,8 @@ def sent_ahead(
             sent = None if batch is None else send(batch, front, device)
             if sent is not None and aside is not None:
                 sent = sent._replace(ready=aside.record_event())
+            if sent is not None and position is not None:
+                sent = sent._replace(position=position())
         if ahead is not None:
             yield ahead
         if sent is None:

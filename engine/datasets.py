@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
 from stampede.data import Dataset, SyntheticClicks
 from stampede.data.preparation import prepare
+from stampede.data.prepared.changed import check_unchanged
 from stampede.data.prepared.manifest import FORMAT, MANIFEST
 from stampede.data.prepared.reader import open_prepared
 from stampede.data.sources import Source, fingerprint, open_source
@@ -20,6 +22,9 @@ from stampede.engine.config.data import (
 )
 from stampede.engine.processes import Processes
 from stampede.settings import SettingsError
+
+# To prepare a terabyte, or to read it once.
+_PATIENCE = timedelta(hours=24)
 
 
 def open_dataset(config: Config, processes: Processes) -> Dataset:
@@ -44,7 +49,8 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
             folder = Path(section.path)
         else:
             raw = _used(section, selects)
-            folder = processes.on_main(lambda: _prepared(raw), patience=timedelta(hours=24))
+            folder = processes.on_main(lambda: _prepared(raw), patience=_PATIENCE)
+        processes.on_each_machine(lambda: check_unchanged(folder, _say), _PATIENCE)
         dataset = open_prepared(folder)
     if dataset.train.rows == 0 or dataset.test.rows == 0:
         raise SettingsError("data: the training or the test part has no row; change data.split")
@@ -55,6 +61,10 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
         )
     _check_groups(config.evaluate.group_by, dataset)
     return dataset
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _check_groups(field: str, dataset: Dataset) -> None:

@@ -24,3 +24,18 @@ class DoesNotFitError(Exception):
     """A plan that needs more memory than the devices have."""
 
     known_to_all_ranks = True
+
+
+class InterruptedRunError(Exception):
+    """A run that was asked to stop by a signal, and did after a checkpoint. Agreed by all ranks.
+
+    Args:
+        message: what was saved and how to go on.
+        signal: its number.
+    """
+
+    known_to_all_ranks = True
+
+    def __init__(self, message: str, signal: int) -> None:
+        super().__init__(message)
+        self.signal = signal

@@ -58,6 +58,7 @@ def evaluate(
     processes: Processes,
     settings: EvaluateSection | None = None,
     scratch: Path | None = None,
+    on_batch: Callable[[int], None] | None = None,
 ) -> Evaluation:
     """Score every sample once and compute the metrics; the same result on every rank.
 
@@ -72,6 +73,7 @@ def evaluate(
         settings: default: those of the configuration.
         scratch: existing folder for what does not fit into memory; read by rank 0. Default: the
             system's for temporary files.
+        on_batch: called after every batch with its number, counted from 1; may raise on all ranks.
 
     Raises:
         TrainingStoppedError: what does not fit into memory cannot be written, or there is not as
@@ -84,10 +86,14 @@ def evaluate(
         _Scores(processes, settings, scratch, batches) as scores,
         progress_bar(len(batches), 0, shown, "evaluating", "batches", delay=5.0) as bar,
     ):
-        for batch in batches.epoch(0):
+        for number, batch in enumerate(batches.epoch(0), 1):
+            processes.pulse.beat("evaluating")
             batch = batch.to(processes.device, non_blocking=True)
             scores.add(batch, model(batch.sparse, batch.dense).float())
             bar.update()
+            if on_batch is not None:
+                on_batch(number)
+        processes.pulse.beat("computing metrics")
         found = scores.metrics()
     model.train()
     return Evaluation(

@@ -7,18 +7,26 @@ import time
 from collections.abc import Callable
 
 from stampede.data import DataError
-from stampede.engine.errors import DoesNotFitError, RunFolderError, TrainingStoppedError
+from stampede.engine.errors import (
+    DoesNotFitError,
+    InterruptedRunError,
+    RunFolderError,
+    TrainingStoppedError,
+)
 from stampede.engine.processes import launched_rank
 from stampede.settings import SettingsError
 
 MISTAKE, STOPPED, INTERRUPTED = 2, 1, 130
+# Of processes that their watchdog has ended.
+HUNG = 3
 
 
 def exit_status(action: Callable[[], None]) -> int:
     """Do it as one of the processes of a run.
 
     Returns:
-        0; 2 for a user's mistake, 1 for a failed run, 130 for an interrupt.
+        0; 2 for a user's mistake, 1 for a failed run, 128 and the signal's number for one that was
+        stopped: 143 by SIGTERM, 130 by SIGINT. A run that hangs ends with 3, from elsewhere.
     """
     try:
         action()
@@ -26,9 +34,20 @@ def exit_status(action: Callable[[], None]) -> int:
         return _complain(mistake, MISTAKE)
     except (TrainingStoppedError, DoesNotFitError) as stop:
         return _complain(stop, STOPPED)
+    except InterruptedRunError as stop:
+        if launched_rank() == 0:
+            print(stop, flush=True)
+        return 128 + stop.signal
     except KeyboardInterrupt:
         print("stopped; checkpoint.resume=auto continues from the newest checkpoint")
         return INTERRUPTED
+    except RuntimeError as failure:
+        # gloo has no error of its own for a rank that is gone.
+        if "gloo/transport" not in str(failure):
+            raise
+        reason = str(failure).strip().partition(". ")[0].rpartition("] ")[2]
+        lost = f"the connection to another rank is lost ({reason}); see what that rank says"
+        return _complain(RuntimeError(lost), STOPPED)
     return 0
 
 

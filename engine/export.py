@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _export(given: argparse.Namespace) -> None:
-    trained = open_trained(Path(given.checkpoint), given.epoch)
+    trained = open_trained(Path(given.checkpoint), given.epoch, allow_import=given.allow_import)
     # Absolute: the working folder itself may be replaced.
     folder = Path(given.out).resolve()
     export(trained, folder, given.rows, given.overwrite)
@@ -67,6 +67,11 @@ def _parser() -> argparse.ArgumentParser:
         default="fp32",
         help="how the tables' rows are stored: fp32 (default), exact; fp16; int8 with a scale per "
         "row",
+    )
+    add(
+        "--allow-import",
+        action="store_true",
+        help="execute the Python file with the network, where the run was trained on one's own",
     )
     add("--overwrite", action="store_true", help="replace an exported package in OUT")
     return parser

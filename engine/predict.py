@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _predict(given: argparse.Namespace) -> None:
-    trained = open_trained(Path(given.checkpoint), given.epoch)
+    trained = open_trained(Path(given.checkpoint), given.epoch, allow_import=given.allow_import)
     options = PredictionOptions(
         part=given.part,
         on_bad_row=given.on_bad_row,
@@ -113,6 +113,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--batch-size", type=int, default=8192, metavar="N", help="samples at a time; 8192")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="default auto")
+    add(
+        "--allow-import",
+        action="store_true",
+        help="execute the Python file with the network, where the run was trained on one's own",
+    )
     add("--overwrite", action="store_true", help="replace OUTPUT.parquet if it is there")
     return parser
 

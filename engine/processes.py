@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
+from stampede.engine.pulse import Pulse
+from stampede.engine.rendezvous import rendezvous
 from stampede.settings import SettingsError
 
 T = TypeVar("T")
@@ -25,12 +27,14 @@ class Processes:
         rank, world_size: number of this process, and of all.
         local_world_size: processes on this machine.
         device: device of this process.
+        pulse: where this process is in its run.
     """
 
     rank: int
     world_size: int
     local_world_size: int
     device: torch.device
+    pulse: Pulse = field(default_factory=Pulse, compare=False)
 
     @property
     def is_main(self) -> bool:
@@ -58,6 +62,26 @@ class Processes:
             failure.known_to_all_ranks = True
             raise failure
         return result
+
+    def on_each_machine(self, action: Callable[[], object], patience: timedelta) -> None:
+        """Run `action` on the first rank of every machine; all ranks raise its error together.
+
+        Args:
+            patience: how long the other ranks wait.
+        """
+        group = dist.new_group(backend="gloo", timeout=patience)
+        failure: Exception | None = None
+        if self.rank % self.local_world_size == 0:
+            try:
+                action()
+            except Exception as raised:
+                failure = raised
+        failures: list[Exception | None] = [None] * self.world_size
+        dist.all_gather_object(failures, failure, group=group)
+        for failure in failures:
+            if failure is not None:
+                failure.known_to_all_ranks = True
+                raise failure
 
 
 def launched_world_size() -> int:
@@ -104,18 +128,19 @@ def processes(device: str) -> Iterator[Processes]:
 
     Raises:
         SettingsError: a GPU is asked for and there is none.
+        TrainingStoppedError: on rank 0, other processes do not join.
     """
     chosen = choose_device(device, "run.device")
     # Checkpoints exchange CPU tensors also where training runs on GPUs.
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     if "RANK" in os.environ:
-        dist.init_process_group(backend)
+        store, rank, world_size = rendezvous()
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    world_size = dist.get_world_size()
+        store, rank, world_size = dist.HashStore(), 0, 1
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     try:
         yield Processes(
-            rank=dist.get_rank(),
+            rank=rank,
             world_size=world_size,
             local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))),
             device=chosen,

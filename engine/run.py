@@ -16,6 +16,7 @@ from stampede.engine.processes import processes
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.summary import describe, summarize
 from stampede.engine.trainer import Trainer
+from stampede.engine.watchdog.watchdog import watched
 
 
 def run(config: Config) -> None:
@@ -27,12 +28,12 @@ def run(config: Config) -> None:
     """
     folder = RunFolder(Path(config.run.dir) / config.run.name)
     with processes(config.run.device) as here, folder:
-        here.on_main(lambda: folder.reserve(config))
+        continued = here.on_main(lambda: folder.reserve(config))
         if here.is_main and config.model.import_file:
             print(f"model.import: {config.model.import_file} was executed")
         newest, changed = None, []
-        if config.checkpoint.resume == "auto":
-            newest = here.on_main(lambda: checkpoint.newest(folder.checkpoints))
+        if continued:
+            newest = checkpoint.newest_whole(folder.checkpoints, here)
         if newest is not None:
             changed = here.on_main(lambda: checkpoint.changes(newest, config, here))
             here.on_main(lambda: check_executed(config, folder.path))
@@ -47,7 +48,7 @@ def run(config: Config) -> None:
         here.on_main(lambda: keep_inputs(config, folder.path))
         here.on_main(lambda: keep_network(config, folder.path, replace=newest is None))
         # A run that was killed may have logged steps that will be done again.
-        here.on_main(lambda: folder.cut_after(progress.step))
+        here.on_main(lambda: folder.keep_lines(progress.metrics_lines))
         plan = describe_plan(job.model.plan)
         if here.is_main:
             ids = sum(dataset.vocabulary_sizes.values())
@@ -55,10 +56,11 @@ def run(config: Config) -> None:
             print(job.scaling.table())
             print(f"dense layers in {job.precision.reason}")
             if newest is not None:
-                print(f"continuing after epoch {progress.epoch} from {newest}")
+                print(f"continuing after step {progress.step:,} from {newest}")
             for line in changed:
                 print(f"changed since then: {line}")
-        progress = Trainer(config, dataset, job, here, folder, progress).fit()
+        with watched(here, config.run.hang_seconds, folder.path):
+            progress = Trainer(config, dataset, job, here, folder, progress).fit()
         summary = summarize(config, progress, here)
         title = (
             f"{config.run.name}: {config.model.name}, batch {config.train.batch_size}, "

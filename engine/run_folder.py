@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -17,6 +18,7 @@ from torch.utils.tensorboard import SummaryWriter
 from stampede.engine.config import Config, to_yaml
 from stampede.engine.curve import draw_curve
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
+from stampede.engine.restarts import launched_by
 
 # Folder of a sweep that holds its run folders.
 TRIALS = "trials"
@@ -33,6 +35,8 @@ class RunFolder:
         self.path = path
         self._board: SummaryWriter | None = None
         self._lock: TextIO | None = None
+        self._continued = False
+        self._lines = 0
 
     def __enter__(self) -> RunFolder:
         return self
@@ -69,10 +73,14 @@ class RunFolder:
         """Picture of the learning curve."""
         return self.path / "curve.png"
 
-    def reserve(self, config: Config) -> None:
+    def reserve(self, config: Config) -> bool:
         """Keep other runs out of the folder until the context ends, and check that it is free.
 
         Nothing in the folder is changed.
+
+        Returns:
+            Whether the run in it is to be continued from its newest checkpoint, if it has one: as
+            the configuration says, or since torchrun has restarted the processes that made it.
 
         Raises:
             RunFolderError: another run writes it, it exists and may not be used, or its parent
@@ -95,8 +103,11 @@ class RunFolder:
         self._lock.truncate(0)
         self._lock.write(f"{os.getpid()}\n")
         self._lock.flush()
+        restarted = launched_by() is not None and self._launched_by() == launched_by()
+        self._continued = restarted or config.checkpoint.resume == "auto"
         if self.path.exists():
             self._check_existing(config)
+        return self._continued
 
     def claim(self, config: Config) -> None:
         """Make the folder, instead of the existing one where the configuration says so.
@@ -105,13 +116,16 @@ class RunFolder:
             RunFolderError: it cannot be made.
         """
         try:
-            if config.run.overwrite and self.path.exists():
+            if config.run.overwrite and not self._continued and self.path.exists():
                 # Under another name first: a kill must not leave half a run behind.
                 deleted = self.path.with_name(f".{self.path.name}.deleted")
                 shutil.rmtree(deleted, ignore_errors=True)
                 os.replace(self.path, deleted)
                 shutil.rmtree(deleted)
             self.path.mkdir(exist_ok=True)
+            # Before anything else is in it, so that a restart knows the folder as its own.
+            if launched_by() is not None:
+                write_whole(self._launch_file, launched_by())
             if not self.config_file.exists():
                 self.write_config(config)
             self.checkpoints.mkdir(exist_ok=True)
@@ -121,7 +135,10 @@ class RunFolder:
     def _check_existing(self, config: Config) -> None:
         if not self.path.is_dir():
             raise RunFolderError(f"{self.path} is a file; choose another run.name")
-        if not config.run.overwrite and config.checkpoint.resume == "never":
+        if not os.access(self.path, os.W_OK | os.X_OK, effective_ids=True):
+            denied = OSError(errno.EACCES, os.strerror(errno.EACCES))
+            raise RunFolderError(_cannot_write(self.path, denied))
+        if not config.run.overwrite and not self._continued:
             raise RunFolderError(
                 f"{self.path} exists; write run.overwrite=true to replace it, "
                 "checkpoint.resume=auto to continue it, or another run.name"
@@ -133,6 +150,17 @@ class RunFolder:
                 f"{self.path} holds no {self.config_file.name}, so it is not a run folder and is "
                 "left alone; choose another run.name"
             )
+
+    @property
+    def _launch_file(self) -> Path:
+        """Says which torchrun started the run."""
+        return self.path / ".torchrun"
+
+    def _launched_by(self) -> str | None:
+        try:
+            return self._launch_file.read_text(encoding="utf-8")
+        except OSError:
+            return None
 
     def write_config(self, config: Config) -> None:
         """Write the resolved configuration."""
@@ -150,6 +178,7 @@ class RunFolder:
         with self._writing():
             with self.metrics.open("a", encoding="utf-8") as file:
                 file.write(to_json(line) + "\n")
+            self._lines += 1
             if self._board is None:
                 # Events of steps that are done again replace the old ones.
                 self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=line["step"])
@@ -165,11 +194,17 @@ class RunFolder:
         text = self.metrics.read_text(encoding="utf-8")
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
-    def cut_after(self, step: int) -> None:
-        """Drop the lines of steps that a resumed run will do again."""
-        kept = [to_json(line) + "\n" for line in self.lines() if line["step"] <= step]
+    @property
+    def metrics_lines(self) -> int:
+        """Lines of `metrics.jsonl` that this process has kept or written."""
+        return self._lines
+
+    def keep_lines(self, count: int) -> None:
+        """Drop all but the first lines: those of steps that a resumed run will do again."""
+        kept = self.lines()[:count]
         with self._writing():
-            write_whole(self.metrics, "".join(kept))
+            write_whole(self.metrics, "".join(to_json(line) + "\n" for line in kept))
+        self._lines = len(kept)
 
     def write_results(self, summary: dict[str, Any], title: str) -> None:
         """Write `summary.json` and `curve.png`."""
@@ -182,9 +217,11 @@ class RunFolder:
         try:
             yield
         except OSError as failure:
+            denied = failure.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+            remedy = "make the folder writable" if denied else "make room"
             raise TrainingStoppedError(
-                f"{self.path}: results cannot be written ({failure.strerror or failure}); make "
-                "room and continue with checkpoint.resume=auto"
+                f"{self.path}: results cannot be written ({failure.strerror or failure}); {remedy} "
+                "and continue with checkpoint.resume=auto"
             ) from None
 
 

@@ -54,10 +54,14 @@ def train_step(
         TrainingStoppedError: a loss or a gradient is not finite; nothing was updated in that step
             and since. Where updates are queued on a GPU it is raised some steps later.
     """
+    pulse = processes.pulse
+    pulse.beat("looking up", step)
     batch = sent.received()
     rows = job.front.lookup_sent(sent.ids)
     _seed_draws(job.seed, step, processes)
+    pulse.beat("computing")
     loss, grad = _dense_pass(job, batch, rows.detach(), processes)
+    pulse.beat("adding up the loss")
     dist.all_reduce(loss)
     flag = job.table_update.flag if job.table_update else None
     if flag is not None:
@@ -70,12 +74,15 @@ def train_step(
         )
     if watch is not None:
         watch(batch, rows.detach(), grad)
+    pulse.beat("updating tables")
     with stopping(step):
         rows.backward(grad)
         if job.passes == 2:
             _second_pass(job, batch, processes)
+    pulse.beat("updating dense layers")
     average_gradients_(job.dense_parameters.values(), processes.world_size)
     job.dense_optimizer.step(found_inf=None if flag is None else flag.found_inf())
+    pulse.beat("reading the next batch")
     return loss
 
 

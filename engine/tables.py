@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from stampede.engine.checkpoint import read_tensors
+from stampede.engine.checkpoint import read_manifest, read_tensors, weights_name
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import Processes
 from stampede.models import StoredColumns, table_name
@@ -39,17 +38,14 @@ def read_field(checkpoint: Path, field: str) -> FieldWeights:
     Raises:
         RunFolderError: that is no whole checkpoint, or it has no such field.
     """
-    try:
-        tables = json.loads((checkpoint / "manifest.json").read_text())["tables"]
-    except (OSError, ValueError, KeyError) as failure:
-        raise RunFolderError(f"{checkpoint} is no checkpoint ({failure})") from None
+    tables = read_manifest(checkpoint).tables
     if table_name(field) not in tables:
-        fields = ", ".join(table["field"] for table in tables.values())
+        fields = ", ".join(table.field for table in tables.values())
         raise RunFolderError(f"{checkpoint} has no field {field!r}; it has {fields}")
     table = tables[table_name(field)]
-    stored = torch.empty(table["rows"], table["columns"]["padding"][1])
-    read_tensors(checkpoint, {"model": {_key(field): stored}}, alone=True)
-    return FieldWeights(*StoredColumns(table["columns"]["embedding"][1]).split(stored))
+    stored = torch.empty(table.rows, table.columns["padding"][1])
+    read_tensors(checkpoint, {"model": {weights_name(field): stored}}, alone=True)
+    return FieldWeights(*StoredColumns(table.columns["embedding"][1]).split(stored))
 
 
 def gather_field(
@@ -68,7 +64,7 @@ def gather_field(
     Raises:
         KeyError: there is no such field.
     """
-    stored = model.state_dict()[_key(field)]
+    stored = model.state_dict()[weights_name(field)]
     if isinstance(stored, ShardedTensor):
         whole = None
         if processes.is_main:
@@ -80,7 +76,3 @@ def gather_field(
     if whole is None:
         return None
     return FieldWeights(*(part.cpu() for part in StoredColumns(dim).split(whole)))
-
-
-def _key(field: str) -> str:
-    return f"front.ebc.embedding_bags.{table_name(field)}.weight"

@@ -4,6 +4,7 @@ from stampede.settings.errors import SettingsError
 from stampede.settings.key_values import from_key_values
 from stampede.settings.messages import all_keys, sentences
 from stampede.settings.section import Beta, Section, Seed
+from stampede.settings.shown import cut, shown
 from stampede.settings.yaml_file import parse_yaml, read_yaml
 
 __all__ = [
@@ -12,8 +13,10 @@ __all__ = [
     "Seed",
     "SettingsError",
     "all_keys",
+    "cut",
     "from_key_values",
     "parse_yaml",
     "read_yaml",
     "sentences",
+    "shown",
 ]

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from stampede.settings.errors import SettingsError
 from stampede.settings.messages import sentences
 from stampede.settings.section import Section
+from stampede.settings.shown import shown
 from stampede.settings.yaml_file import parse_yaml
 
 Model = TypeVar("Model", bound=Section)
@@ -30,8 +31,8 @@ def from_key_values(given: Sequence[str], model: type[Model], option: str) -> Mo
     for text in given:
         key, equals, value = text.partition("=")
         if not equals:
-            raise SettingsError(f"{option} {text!r}: write KEY=VALUE, such as split=random")
-        values[key] = parse_yaml(value, f"{option} {text!r}")
+            raise SettingsError(f"{option} {shown(text)}: write KEY=VALUE, such as split=random")
+        values[key] = parse_yaml(value, f"{option} {shown(text)}")
     try:
         return model.model_validate(values)
     except ValidationError as failure:

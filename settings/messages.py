@@ -10,6 +10,14 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
+from stampede.settings.shown import cut, shown
+
+# More mistakes than this are not mended at once.
+_MOST = 20
+
+# To compare texts takes a time that grows with the square of their length.
+_LONGEST_KEY = 100
+
 _EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -28,7 +36,9 @@ _EXPECTED = {
 
 def sentences(failure: ValidationError, root: type[BaseModel]) -> list[str]:
     """One line per error: key path, what was found, what is allowed, the nearest valid key."""
-    return [f"  {_sentence(error, root)}" for error in failure.errors(include_url=False)]
+    errors = failure.errors(include_url=False)
+    lines = [f"  {cut(_sentence(error, root))}" for error in errors[:_MOST]]
+    return lines + [f"  and {len(errors) - _MOST} more"] * (len(errors) > _MOST)
 
 
 def _sentence(error: dict[str, Any], root: type[BaseModel]) -> str:
@@ -44,7 +54,7 @@ def _sentence(error: dict[str, Any], root: type[BaseModel]) -> str:
         tag = found.get(discriminator) if isinstance(found, dict) else found
         expected = context.get("expected_tags", "")
         nearest = _nearest_of_literal(tag, expected)
-        return f"{path}.{discriminator}: found {tag!r}; write one of {expected}{nearest}"
+        return f"{path}.{discriminator}: found {shown(tag)}; write one of {expected}{nearest}"
     if kind == "value_error":
         reason = str(context.get("error", error["msg"]))
         return f"{path}: {reason}" if path else reason
@@ -55,7 +65,7 @@ def _sentence(error: dict[str, Any], root: type[BaseModel]) -> str:
         if expected.startswith(("greater", "less")):
             expected = f"a number {expected}"
     nearest = _nearest_of_literal(found, context.get("expected", ""))
-    return f"{path}: found {found!r}; write {expected}{nearest}"
+    return f"{path}: found {shown(found)}; write {expected}{nearest}"
 
 
 class _Place(NamedTuple):
@@ -101,7 +111,7 @@ def _locate(location: Sequence[Any], root: type[BaseModel]) -> _Place:
 
 def _unknown_key(path: str, place: _Place, root: type[BaseModel]) -> str:
     unknown, siblings = place.keys[-1], list(place.model.model_fields)
-    nearest = difflib.get_close_matches(unknown, siblings, n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(unknown[:_LONGEST_KEY], siblings, n=1, cutoff=0.5)
     if nearest:
         hint = f"did you mean {nearest[0]!r}? "
     else:
@@ -113,9 +123,11 @@ def _unknown_key(path: str, place: _Place, root: type[BaseModel]) -> str:
 
 
 def _nearest_of_literal(found: Any, expected: str) -> str:
+    if not isinstance(found, str) or "'" not in expected:
+        return ""
     options = [option.strip(" '") for option in expected.replace(" or ", ", ").split(",")]
-    nearest = difflib.get_close_matches(str(found), options, n=1, cutoff=0.6)
-    return f"; did you mean {nearest[0]!r}?" if nearest and "'" in expected else ""
+    nearest = difflib.get_close_matches(found[:_LONGEST_KEY], options, n=1, cutoff=0.6)
+    return f"; did you mean {nearest[0]!r}?" if nearest else ""
 
 
 def _submodels(model: type[BaseModel]) -> Iterator[tuple[str, list[type[BaseModel]]]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import polars as pl
-from pydantic import ValidationError
+from pydantic import ValidationError, field_validator
 
 from stampede.data.errors import DataError
 from stampede.data.formulas import flattened
@@ -25,7 +26,7 @@ from stampede.data.learning.numbers import NumberRange, transformed
 from stampede.data.prepared.manifest import FieldEntry
 from stampede.data.schema import Schema
 from stampede.data.schema.columns import Quantiles, Vocabulary
-from stampede.settings import Section
+from stampede.settings import Section, cut
 
 LEARNED = "learned.json"
 
@@ -46,6 +47,14 @@ class Saved(Section):
     ranges: dict[str, NumberRange]
     quantiles: dict[str, list[float]]
     vocabularies: dict[str, str]
+
+    @field_validator("quantiles")
+    @classmethod
+    def _edges_ascend(cls, quantiles: dict[str, list[float]]) -> dict[str, list[float]]:
+        for name, edges in quantiles.items():
+            if edges != sorted(set(edges)):
+                raise ValueError(f"the edges of {name!r} do not ascend")
+        return quantiles
 
 
 @dataclass(frozen=True)
@@ -200,22 +209,31 @@ def load(folder: Path, remedy: str = _REMEDY) -> Learned:
         encoders = {}
         for name, field in schema.ids.items():
             if isinstance(field, Vocabulary):
-                values = pl.read_parquet(folder / _plain(saved.vocabularies[name]))[VALUE]
+                values = _vocabulary(folder / _plain(saved.vocabularies[name]))
                 encoders[name] = vocabulary_encoder(name, values, is_multi(field))
             elif isinstance(field, Quantiles):
                 encoders[name] = quantile_encoder(name, saved.quantiles[name])
             else:
                 encoders[name] = fixed_encoder(name, field)
         return Learned(schema, encoders, saved.ranges)
-    except (OSError, KeyError, pl.exceptions.PolarsError) as failure:
+    # pydantic's are ValueErrors.
+    except (OSError, KeyError, ValueError, pl.exceptions.PolarsError) as failure:
         raise _damaged(folder / LEARNED, failure, remedy) from None
 
 
 def _damaged(path: Path, reason: object, remedy: str) -> DataError:
-    return DataError(f"{path}: damaged ({reason}); {remedy}")
+    lines = str(reason).splitlines() or [type(reason).__name__]
+    return DataError(f"{path}: damaged ({cut(lines[0])}); {remedy}")
 
 
 def _plain(name: str) -> str:
-    if Path(name).name != name:
+    if not re.fullmatch(r"\w[\w.-]*", name):
         raise KeyError(f"{name!r} is no file of this folder")
     return name
+
+
+def _vocabulary(path: Path) -> pl.Series:
+    values = pl.read_parquet(path, columns=[VALUE], glob=False)[VALUE]
+    if values.dtype != pl.String or values.null_count():
+        raise ValueError(f"{path.name} holds {values.dtype}, {values.null_count()} of them null")
+    return values

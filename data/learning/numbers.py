@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 import polars as pl
+from pydantic import Field, model_validator
 
 from stampede.data.formulas import filled, scaled
 from stampede.data.schema.columns import NumberField
@@ -22,11 +23,17 @@ class NumberRange(Section):
         squares: sum of the squared distances from the mean.
     """
 
-    rows: int = 0
+    rows: int = Field(0, ge=0, lt=2**62)
     low: float = 0.0
     high: float = 0.0
     mean: float = 0.0
-    squares: float = 0.0
+    squares: float = Field(0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _a_range_is_of_rows(self) -> NumberRange:
+        if self.low > self.high or (self.low < self.high and not self.rows):
+            raise ValueError(f"{self.rows} values from {self.low:g} to {self.high:g}")
+        return self
 
     @property
     def deviation(self) -> float:

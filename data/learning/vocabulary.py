@@ -69,6 +69,9 @@ class RowsOfIds:
     Args:
         values: String, the vocabulary.
 
+    Raises:
+        ValueError: an id stands there twice.
+
     Attributes:
         takes_hashes: whether `hashes` will do as well. Not where they are the same
             for two ids of the vocabulary, whose chance is size^2 / 2^65.
@@ -78,6 +81,8 @@ class RowsOfIds:
         self.size = len(values)
         self._seed = _SEED
         self._index = pd.Index(values.hash(self._seed).to_numpy())
+        if not self._index.is_unique and not values.is_unique().all():
+            raise ValueError("an id stands twice in a vocabulary")
         while not self._index.is_unique:
             self._seed += 1
             self._index = pd.Index(values.hash(self._seed).to_numpy())

@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from stampede.data.prepared.manifest import FileEntry
+from stampede.data.prepared.mapped import size_of
 
 
 def file_entry(path: Path, folder: Path) -> FileEntry:
@@ -21,3 +22,16 @@ def sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def difference(path: Path, entry: FileEntry) -> str:
+    """What is wrong with a file; empty where it is as described."""
+    try:
+        length = size_of(path)
+        if length != entry.bytes:
+            return f"{length:,} bytes instead of {entry.bytes:,}"
+        if sha256(path) != entry.sha256:
+            return "its content has changed (SHA-256 differs)"
+    except OSError as failure:
+        return failure.strerror or str(failure)
+    return ""

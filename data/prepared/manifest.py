@@ -9,12 +9,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from stampede.data.errors import DataError
-from stampede.settings import Section
+from stampede.settings import Section, cut
 
 # A change of layout or meaning raises it; other formats are refused.
 FORMAT = 2
 
 MANIFEST = "manifest.json"
+
+# Some 400,000 files of shards.
+_MOST_BYTES = 64 << 20
 
 PartName = Literal["train", "validation", "test"]
 PARTS: tuple[PartName, ...] = ("train", "validation", "test")
@@ -22,6 +25,9 @@ PARTS: tuple[PartName, ...] = ("train", "validation", "test")
 # Names of fields and numbers: parts of the names of files, metrics and tables.
 FIELD_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
 FieldName = Annotated[str, Field(pattern=FIELD_NAME)]
+
+# Of a table. Its bytes are then less than 2**63, as torch counts them, whatever its columns.
+MOST_ROWS = 2**48
 
 # Rows of a table that stand for no id of the vocabulary.
 Count = Annotated[int, Field(ge=0, lt=2**62)]
@@ -40,7 +46,7 @@ class FieldEntry(Section):
     """
 
     name: FieldName
-    rows: Annotated[int, Field(ge=1, lt=2**62)]
+    rows: Annotated[int, Field(ge=1, le=MOST_ROWS)]
     missing_row: Count | None = None
     unseen_row: Count | None = None
     multi: bool = False
@@ -156,7 +162,11 @@ def read_manifest(folder: Path, remedy: str = "delete the folder to prepare it a
     """
     path = folder / MANIFEST
     try:
-        return Manifest.model_validate_json(path.read_bytes())
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise DataError(f"{path}: is longer than {_MOST_BYTES:,} bytes, which no manifest is")
+        return Manifest.model_validate_json(content)
     except FileNotFoundError:
         raise DataError(f"{folder}: no prepared data here ({MANIFEST} is absent)") from None
     except OSError as failure:
@@ -165,6 +175,6 @@ def read_manifest(folder: Path, remedy: str = "delete the folder to prepare it a
         first = failure.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise DataError(
-            f"{path}: damaged, or written by another version of stampede ({where}: "
-            f"{first['msg']}); {remedy}"
+            f"{path}: damaged, or written by another version of stampede ({cut(where)}: "
+            f"{cut(first['msg'])}); {remedy}"
         ) from None

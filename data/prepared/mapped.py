@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -51,6 +53,18 @@ def values_of(offsets: str) -> str:
     return offsets.replace("offsets_", "values_")
 
 
+def size_of(path: Path) -> int:
+    """Length of a file in bytes.
+
+    Raises:
+        OSError: it is absent, or something else: to open a pipe would wait for ever.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "is no file", str(path))
+    return status.st_size
+
+
 def damaged(path: Path, what: str) -> DataError:
     """A sentence for a file of a prepared folder that cannot be used."""
     return DataError(
@@ -74,7 +88,7 @@ def _expected(manifest: Manifest, name: str) -> tuple[str, int | None, int]:
 
 def _map(path: Path, entry: FileEntry) -> np.memmap:
     try:
-        found = path.stat().st_size
+        found = size_of(path)
     except FileNotFoundError:
         raise damaged(path, "is absent") from None
     except OSError as failure:

@@ -81,6 +81,11 @@ def read_blocks(path: Path, bad_rows: BadRows) -> Iterator[Block]:
             if lines == 0 and data.startswith(_BOM):
                 data = data[len(_BOM) :]
             data, held_back = _without_trailing_blanks(held_back + data if held_back else data)
+            if len(held_back) > _LONGEST_LINE:
+                raise DataError(
+                    f"{path}: after line {lines} come more than {_LONGEST_LINE >> 20} MB of empty "
+                    f"lines; {_COPY_AGAIN}"
+                )
             count = count_bytes(data, _NEWLINE)
             if data:
                 yield Block(data, lines + 1, count, position)

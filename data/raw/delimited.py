@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,14 @@ from stampede.data.errors import DataError
 from stampede.data.raw.bad_rows import BadRow, BadRows
 from stampede.data.raw.blocks import Block, count_bytes, count_lines, read_blocks
 from stampede.data.raw.rows import RawRows
+from stampede.settings import cut, shown
+
+# Of a block of short lines that are all bad, only so many are looked at and told of together: each
+# takes some 300 bytes then. A block of Criteo has fewer.
+_LINES = 1 << 17
+
+# A log of more columns is no log; all of them are named and parsed.
+_MOST_COLUMNS = 1 << 16
 
 
 class Piece(NamedTuple):
@@ -79,11 +88,10 @@ class Delimited:
                 columns, block = self._header(path, block)
             absent = sorted(used - set(columns))
             if absent:
-                raise DataError(
-                    f"{path}: no column {absent[0]!r}; its header line has {', '.join(columns)}"
-                )
-            if block.data:
-                yield Piece(path, block, columns)
+                header = cut(", ".join(columns))
+                raise DataError(f"{path}: no column {absent[0]!r}; its header line has {header}")
+            for part in _split(block):
+                yield Piece(path, part, columns)
 
     def rows(self, piece: Piece, used: set[str]) -> RawRows:
         """Rows of a piece, with the used columns, null where missing.
@@ -119,13 +127,19 @@ class Delimited:
 
     def _header(self, path: Path, block: Block) -> tuple[list[str], Block]:
         line, _, rest = block.data.partition(b"\n")
+        most = line.count(self.separator.encode()) + 1
+        if most > _MOST_COLUMNS:
+            raise DataError(
+                f"{path}: line 1: a header of {most:,} columns; a click log has {_MOST_COLUMNS:,} "
+                "at most"
+            )
         try:
             columns = self._cells(line.rstrip(b"\r").decode("utf-8"))
         except UnicodeDecodeError:
             raise DataError(f"{path}: line 1: its header is no UTF-8 text") from None
-        twice = [name for name in columns if columns.count(name) > 1]
+        twice = [name for name, count in Counter(columns).items() if count > 1]
         if twice:
-            raise DataError(f"{path}: line 1: column {twice[0]!r} stands twice in the header")
+            raise DataError(f"{path}: line 1: column {shown(twice[0])} stands twice in the header")
         return columns, Block(rest, block.first_line + 1, block.lines - 1, block.position)
 
     def _frame(
@@ -175,7 +189,7 @@ class Delimited:
             found = None
             try:
                 content = line.rstrip(b"\r").decode("utf-8")
-                cells = len(self._cells(content))
+                cells = self._count_cells(content)
                 if cells != columns:
                     found = f"{cells} columns"
                 elif self.quote and content.count(self.quote) % 2:
@@ -190,10 +204,32 @@ class Delimited:
                 bad.append(BadRow(str(path), block.first_line + i, "", found, remedy, text))
         return bad
 
+    def _count_cells(self, line: str) -> int:
+        # A long line of separators would make a text of each cell.
+        if not self.quote or self.quote not in line:
+            return line.count(self.separator) + 1
+        return len(self._cells(line))
+
     def _cells(self, line: str) -> list[str]:
         if not self.quote or self.quote not in line:
             return line.split(self.separator)
         return next(csv.reader([line], delimiter=self.separator, quotechar=self.quote), [""])
+
+
+def _split(block: Block) -> Iterator[Block]:
+    """The same lines, in blocks of a limited number of them."""
+    if not block.data:
+        return
+    if block.lines <= _LINES:
+        yield block
+        return
+    ends = np.flatnonzero(np.frombuffer(block.data, dtype=np.uint8) == ord("\n")) + 1
+    start = 0
+    for line in range(0, block.lines, _LINES):
+        lines = min(_LINES, block.lines - line)
+        end = int(ends[line + lines - 1])
+        yield Block(block.data[start:end], block.first_line + line, lines, block.position)
+        start = end
 
 
 def _arrow_counts(text: bytes, columns: int, separator: str, quote: str) -> bool:

@@ -6,10 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from stampede.data.prepared.manifest import MOST_ROWS
 from stampede.settings import Section, Seed
 
 _COLUMN = Field("", description="column it is made of; default: the one of its own name")
-_Rows = Annotated[int, Field(ge=1, lt=2**62)]
+# One more is for a missing value.
+_Rows = Annotated[int, Field(ge=1, lt=MOST_ROWS)]
 
 
 class _ManyIds(Section):
@@ -20,7 +22,10 @@ class _ManyIds(Section):
         None, min_length=1, description="text between the ids of one cell; none: one id per cell"
     )
     max_ids: int | None = Field(
-        None, ge=1, description="ids of a cell that are kept, from its start; needs a separator"
+        None,
+        ge=1,
+        lt=2**31,
+        description="ids of a cell that are kept, from its start; needs a separator",
     )
 
     @model_validator(mode="after")
@@ -34,9 +39,11 @@ class Vocabulary(_ManyIds):
     """Ids that the training part has get a row each."""
 
     encode: Literal["vocabulary"] = Field("vocabulary", description="how ids become rows")
-    min_count: int = Field(1, ge=1, description="rarer ids share one row with unseen ones")
+    min_count: int = Field(
+        1, ge=1, lt=2**62, description="rarer ids share one row with unseen ones"
+    )
     max_size: int | None = Field(
-        None, ge=1, description="most frequent ids that get a row of their own; none: all"
+        None, ge=1, lt=2**62, description="most frequent ids that get a row of their own; none: all"
     )
 
 
@@ -103,7 +110,7 @@ class NumberField(Section):
 class Label(Section):
     """The label: a column of 0 and 1, or a number compared with a threshold."""
 
-    column: str = Field(description="its column")
+    column: str = Field(min_length=1, description="its column")
     at_least: float | None = Field(
         None, description="numbers from here on are 1, lower ones 0; none: the column has 0 and 1"
     )
@@ -112,7 +119,7 @@ class Label(Section):
 class Time(Section):
     """When a sample was seen."""
 
-    column: str = Field(description="its column")
+    column: str = Field(min_length=1, description="its column")
     format: str = Field(
         "seconds", description="such as %Y-%m-%d %H:%M:%S, or seconds since 1970; always UTC"
     )

@@ -67,7 +67,9 @@ class Schema(Section):
     numbers: Annotated[dict[str, NumberField], BeforeValidator(_names_alone)] = Field(
         {}, description="numeric inputs by name"
     )
-    weight: str | None = Field(None, description="column of the samples' weights, 0 or more")
+    weight: str | None = Field(
+        None, min_length=1, description="column of the samples' weights, 0 or more"
+    )
     time: Time | None = Field(None, description="when a sample was seen")
 
     @model_validator(mode="after")

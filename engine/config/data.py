@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from stampede.data.preparation import PreparationOptions
-from stampede.data.prepared.manifest import FieldName
+from stampede.data.prepared.manifest import MOST_ROWS, FieldName
 from stampede.engine.config.reading import ReadingSection
 from stampede.settings import Section, Seed
 
@@ -80,12 +80,15 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+_Rows = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MOST_ROWS)]
+
+
 class SizesSection(Section):
     """Sizes of tables without any clicks, to plan with (`launch.py --plan`)."""
 
     kind: Literal["sizes"] = Field("sizes", description="where the clicks come from")
-    tables: dict[FieldName, Annotated[int, BeforeValidator(_whole), Field(ge=1, lt=2**62)]] = Field(
-        {}, description="rows of the table of each id field, by its name; required"
+    tables: dict[FieldName, Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MOST_ROWS)]] = (
+        Field({}, description="rows of the table of each id field, by its name; required")
     )
     ids_per_sample: dict[FieldName, Annotated[float, Field(gt=0)]] = Field(
         {}, description="mean number of ids of a sample, by field; 1 where none is given"

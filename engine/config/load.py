@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from stampede.engine.config.model import DEFAULT_NETWORK
 from stampede.engine.config.network_file import execute_network_file
 from stampede.engine.config.sections import Config, config_type
-from stampede.settings import SettingsError, parse_yaml, read_yaml, sentences
+from stampede.settings import SettingsError, parse_yaml, read_yaml, sentences, shown
 
 
 def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) -> Config:
@@ -81,13 +81,15 @@ def _apply(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     parts = key.split(".")
     if not equals or len(parts) < 2 or not all(parts):
-        raise SettingsError(f"override {override!r}: write section.key=value, e.g. train.epochs=3")
+        raise SettingsError(
+            f"override {shown(override)}: write section.key=value, e.g. train.epochs=3"
+        )
     section = values
     for part in parts[:-1]:
         if not isinstance(section.get(part), dict):
             section[part] = {}
         section = section[part]
-    section[parts[-1]] = parse_yaml(text, f"override {override!r}")
+    section[parts[-1]] = parse_yaml(text, f"override {shown(override)}")
 
 
 def _check_run_name(name: str) -> None:

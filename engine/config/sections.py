@@ -40,6 +40,12 @@ class RunSection(Section):
         "auto", description="auto takes a GPU where there is one"
     )
     overwrite: bool = Field(False, description="delete an existing run folder of that name first")
+    hang_seconds: float = Field(
+        600,
+        ge=0,
+        description="seconds without progress on any rank after which the processes end with "
+        "status 3 and the stuck rank is named; the first step has ten minutes more; 0: never",
+    )
 
 
 class DenseOptimSection(Section):
@@ -93,13 +99,25 @@ class TrainSection(Section):
 
 
 class CheckpointSection(Section):
-    """Checkpoints, after every epoch."""
+    """Checkpoints, after every evaluated epoch and when a signal stops the run."""
 
     resume: Literal["never", "auto"] = Field(
         "never", description="auto continues from the newest checkpoint of the run folder"
     )
+    every_steps: int = Field(
+        0, ge=0, description="steps between further checkpoints within an epoch; 0: none"
+    )
+    every_minutes: float = Field(
+        0, ge=0, description="minutes between further checkpoints within an epoch; 0: none"
+    )
     keep: int = Field(
         2, ge=1, description="newest checkpoints to keep, besides that of the best epoch"
+    )
+    keep_every: int = Field(
+        0, ge=0, description="epochs between checkpoints that are kept besides; 0: none"
+    )
+    asynchronous: bool = Field(
+        True, description="training goes on while a checkpoint is written, from a copy in memory"
     )
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from stampede.engine.checkpoint import checkpoint_of, newest, read_manifest
+from stampede.engine.checkpoint import checkpoint_of, newest, read_manifest, verify
 from stampede.engine.config import Config, load_config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.network_copy import check_unexecuted
 from stampede.engine.run_folder import RunFolder
+from stampede.settings import read_yaml, shown
 
 BEST, NEWEST = "best", "newest"
 
@@ -37,17 +40,19 @@ class Trained:
     numbers: int
 
 
-def open_trained(path: Path, epoch: str | None = None) -> Trained:
+def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = False) -> Trained:
     """A checkpoint of a run.
 
     Args:
         path: a run folder, or a checkpoint in it.
         epoch: which checkpoint of a run folder: `best`, which is the default, `newest`, or the
             number of an epoch.
+        allow_import: execute the Python file with the network, where the run has one of its own;
+            the log says so.
 
     Raises:
         RunFolderError: there is no such run or checkpoint, it is damaged, or the file of its
-            network is not as it was.
+            network may not be executed or is not as it was.
         SettingsError: the configuration of the run cannot be used.
     """
     if not os.path.exists(path):
@@ -59,23 +64,32 @@ def open_trained(path: Path, epoch: str | None = None) -> Trained:
             f"{checkpoint}: is not in a run folder ({run.config_file} is absent); a checkpoint "
             "stays where the run wrote it"
         )
-    check_unexecuted(run.path, run.config_file)
+    verify(checkpoint)
     manifest = read_manifest(checkpoint)
-    try:
-        sizes, numbers = (manifest["data"][name] for name in ("vocabulary_sizes", "numbers"))
-    except (KeyError, TypeError):
+    imported = _imported(run.config_file)
+    if imported and not allow_import:
         raise RunFolderError(
-            f"{checkpoint}: damaged checkpoint (its manifest does not say what data it was trained "
-            "on); delete it"
-        ) from None
+            f"{run.config_file}: its network is Python code, {shown(imported)}, which would be "
+            "executed; write --allow-import if you trust it and this run folder"
+        )
+    check_unexecuted(run.path, run.config_file)
+    config = load_config(run.config_file)
+    if imported:
+        print(f"model.import: {config.model.import_file} was executed", file=sys.stderr)
     return Trained(
         run=run.path,
         checkpoint=checkpoint,
-        epoch=manifest["progress"].epoch,
-        config=load_config(run.config_file),
-        vocabulary_sizes=sizes,
-        numbers=numbers,
+        epoch=manifest.progress.epoch,
+        config=config,
+        vocabulary_sizes=manifest.data.vocabulary_sizes,
+        numbers=manifest.data.numbers,
     )
+
+
+def _imported(config_file: Path) -> Any:
+    """What the configuration says under `model.import`; nothing of it is executed."""
+    model = read_yaml(config_file, "").get("model")
+    return model.get("import") if isinstance(model, dict) else None
 
 
 def _choose(path: Path, epoch: str | None) -> Path:
@@ -97,7 +111,7 @@ def _choose(path: Path, epoch: str | None) -> Path:
     if epoch == NEWEST:
         return last
     if epoch in (None, BEST):
-        best = read_manifest(last)["progress"].best_epoch
+        best = read_manifest(last).progress.best_epoch
         # Before the first evaluation no epoch is the best.
         return _existing(folder, best) if best else last
     if not epoch.isdecimal():

@@ -44,7 +44,7 @@ def field_sizes(checkpoint: Path) -> dict[str, int]:
     Raises:
         RunFolderError: the checkpoint is damaged.
     """
-    return read_manifest(checkpoint)["data"]["vocabulary_sizes"]
+    return read_manifest(checkpoint).data.vocabulary_sizes
 
 
 def norm_histograms(

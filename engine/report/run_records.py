@@ -17,7 +17,7 @@ _HINT = "write a run folder such as runs/quickstart, or a folder of run folders"
 
 # Keys that say how a run was started, logged or kept, not what it computed.
 _NOT_COMPARED = (
-    "run.name", "run.dir", "run.overwrite", "checkpoint.", "train.log_every",
+    "run.name", "run.dir", "run.overwrite", "run.hang_seconds", "checkpoint.", "train.log_every",
     "train.clip_stats_every",
 )  # fmt: skip
 
@@ -85,7 +85,7 @@ class RunRecord:
         last = newest(folder)
         if last is None:
             return None
-        return checkpoint_of(folder, read_manifest(last)["progress"].best_epoch) or last
+        return checkpoint_of(folder, read_manifest(last).progress.best_epoch) or last
 
     def state(self) -> str | None:
         """What there is to say where the run has not ended; None where it has."""

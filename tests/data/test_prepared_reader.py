@@ -1,6 +1,7 @@
 """Opening prepared folders, whole and damaged."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -138,6 +139,12 @@ def folder_instead(path):
     path.mkdir()
 
 
+@change("label")
+def pipe_instead(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
 def same_length(path, array):
     """Put an array into a file without changing its length, as far as that goes."""
     length = path.stat().st_size
@@ -218,10 +225,11 @@ def offsets_that_begin_too_late(path):
     np.save(path, offsets)
 
 
-DAMAGES = [gone, cut, empty, longer, folder_instead, other_type, other_shape, fewer_rows, turned,
-           header_of_a_trillion_rows, header_without_its_end, header_that_is_no_python,
-           header_without_a_type, pickled, offsets_that_end_too_late,
-           offsets_that_begin_too_late]  # fmt: skip
+DAMAGES = [
+    gone, cut, empty, longer, folder_instead, pipe_instead, other_type, other_shape, fewer_rows,
+    turned, header_of_a_trillion_rows, header_without_its_end, header_that_is_no_python,
+    header_without_a_type, pickled, offsets_that_end_too_late, offsets_that_begin_too_late,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name, damage", DAMAGES)

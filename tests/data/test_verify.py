@@ -1,6 +1,7 @@
 """What is wrong inside the files of a prepared folder."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -97,3 +98,11 @@ def test_offsets_that_descend_are_named_when_they_are_read(folder, value):
         with pytest.raises(DataError, match="do not ascend") as refusal:
             read()
         assert str(refusal.value).startswith(f"{path}: ")
+
+
+def test_a_pipe_is_no_file(folder):
+    path = folder / "test-0-label.npy"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(DataError, match=r"test-0-label.npy: is no file"):
+        verify(folder)

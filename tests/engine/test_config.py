@@ -151,3 +151,10 @@ def test_sections_are_strict():
                 yield from sections(field.annotation)
 
     assert all(section.model_config["extra"] == "forbid" for section in sections(Config))
+
+
+def test_overrides_that_nest_without_end(tmp_path):
+    for override in ("train.epochs" + ".a" * 3000 + "=1", "a" + ".a" * 3000 + "=1"):
+        with pytest.raises(SettingsError) as failure:
+            load_config(ROOT / "configs/quickstart.yaml", [override])
+        assert len(str(failure.value)) < 5000

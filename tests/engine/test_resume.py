@@ -4,16 +4,11 @@ import json
 import shutil
 
 import pytest
-import torch
 
-from stampede.engine import checkpoint, run_folder
-from stampede.engine.build import build
+from stampede.engine import run_folder
 from stampede.engine.config import load_config
-from stampede.engine.datasets import open_dataset
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.metrics.ranking import RankingSums
-from stampede.engine.processes import processes
-from stampede.engine.tables import gather_field, read_field
 from support.jobs import run_small, small_config, without_times
 
 
@@ -55,46 +50,6 @@ def test_harmless_changes_are_listed(tmp_path, capsys):
     assert "checkpoint.resume" not in printed
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path):
-    run_small(tmp_path, [])
-    for shard in (tmp_path / "small/checkpoints/epoch_0001").glob("*.distcp"):
-        shard.write_bytes(shard.read_bytes()[:1000])
-    with pytest.raises(RunFolderError, match="damaged checkpoint"):
-        run_small(tmp_path, ["checkpoint.resume=auto", "train.epochs=2"])
-
-
-def test_old_checkpoints_go_but_the_best_stays(tmp_path):
-    run_small(tmp_path, ["train.epochs=5", "checkpoint.keep=1", "optim.embedding.lr=0.1"])
-    best = json.loads((tmp_path / "small/summary.json").read_text())["best_epoch"]
-    names = {path.name for path in (tmp_path / "small/checkpoints").iterdir()}
-    assert names == {f"epoch_{best:04d}", "epoch_0005"}
-
-
-def test_a_checkpoint_names_its_columns(tmp_path):
-    run_small(tmp_path, [])
-    manifest = json.loads((tmp_path / "small/checkpoints/epoch_0001/manifest.json").read_text())
-    table = manifest["tables"]["t_C1"]
-    assert table["columns"] == {"embedding": [0, 10], "first_order": [10, 11], "padding": [11, 12]}
-
-
-def test_a_checkpoint_is_read_without_a_model(tmp_path):
-    run_small(tmp_path, [])
-    folder = tmp_path / "small/checkpoints/epoch_0001"
-    config = small_config(tmp_path, "checkpoint.resume=auto")
-    with processes("cpu") as here:
-        dataset = open_dataset(config, here)
-        job = build(config, dataset, here)
-        checkpoint.load(folder, job, dataset)
-        for field in ("C1", "C3"):
-            gathered = gather_field(job.model, field, 10, here)
-            for one, other in zip(read_field(folder, field), gathered, strict=True):
-                assert torch.equal(one, other)
-    with pytest.raises(RunFolderError, match=r"'C99'.*C1, C2"):
-        read_field(folder, "C99")
-    with pytest.raises(RunFolderError, match="no checkpoint"):
-        read_field(tmp_path, "C1")
-
-
 def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path):
     run_small(tmp_path, [])
     whole = without_times(tmp_path / "small")
@@ -103,35 +58,6 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path):
         file.write('{"kind": "tra')
     run_small(tmp_path, ["checkpoint.resume=auto"])
     assert without_times(tmp_path / "small") == whole
-
-
-def test_a_checkpoint_that_was_being_written_does_not_count(tmp_path):
-    run_small(tmp_path, ["train.epochs=2"])
-    folder = tmp_path / "small/checkpoints"
-    whole = without_times(tmp_path / "small")
-    # As after a kill: the second checkpoint lacks its last file and its name.
-    (folder / "epoch_0002/manifest.json").unlink()
-    (folder / "epoch_0002").rename(folder / ".epoch_0002.tmp")
-    run_small(tmp_path, ["train.epochs=2", "checkpoint.resume=auto"])
-    assert without_times(tmp_path / "small") == whole
-    assert {path.name for path in folder.iterdir()} == {"epoch_0001", "epoch_0002"}
-
-
-def test_a_full_disk_keeps_the_earlier_checkpoint(tmp_path, monkeypatch):
-    run_small(tmp_path, [])
-    folder = tmp_path / "small/checkpoints"
-
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpoint, "to_json", full)
-    with pytest.raises(TrainingStoppedError, match=r"epoch_0002.*No space left"):
-        run_small(tmp_path, ["train.epochs=2", "checkpoint.resume=auto"])
-    assert [path.name for path in folder.iterdir()] == ["epoch_0001"]
-    monkeypatch.undo()
-    monkeypatch.setattr(run_folder, "to_json", full)
-    with pytest.raises(TrainingStoppedError, match="results cannot be written"):
-        run_small(tmp_path, ["run.overwrite=true"])
 
 
 def test_a_kill_while_the_folder_is_made_does_no_harm(tmp_path):
@@ -161,12 +87,3 @@ def test_a_full_disk_at_the_end_is_said(tmp_path, monkeypatch):
     monkeypatch.undo()
     run_small(tmp_path, ["checkpoint.resume=auto"])
     assert (tmp_path / "small/curve.png").exists()
-
-
-def test_the_newest_whole_checkpoint_is_found(tmp_path):
-    for name, whole in (("epoch_0002", True), ("epoch_0010", True), ("epoch_0011", False)):
-        (tmp_path / name).mkdir()
-        if whole:
-            (tmp_path / name / "manifest.json").write_text("{}")
-    (tmp_path / ".epoch_0012.tmp").mkdir()
-    assert checkpoint.newest(tmp_path).name == "epoch_0010"

@@ -15,6 +15,7 @@ from torch import nn
 from stampede.engine.config import load_config
 from stampede.engine.datasets import open_dataset
 from stampede.engine.errors import RunFolderError
+from stampede.engine.export import main
 from stampede.engine.inference.dense_part import DensePart, export_dense_part
 from stampede.engine.inference.packaging import export
 from stampede.engine.inference.row_types import stored_rows
@@ -26,7 +27,7 @@ from support.jobs import run_small
 from support.movie_runs import ROWS, prepare_movies, rows_of_test_part, train_on_movies
 from support.movies import movies, write_movies
 from support.packages import loaded, logits_alone
-from support.predicting import scores
+from support.predicting import run_command, scores
 from support.prepared import drawn_fields, drawn_rows, write_prepared
 
 
@@ -261,7 +262,8 @@ def test_a_run_without_vocabularies_takes_rows_of_tables(tmp_path):
 
 def open_test_part(run):
     """The first rows of the test part of a run on synthetic clicks."""
-    return open_dataset(open_trained(run).config, None).test.read(torch.arange(50))
+    trained = open_trained(run, allow_import=True)
+    return open_dataset(trained.config, None).test.read(torch.arange(50))
 
 
 def test_encoded_samples_with_several_ids(packages, trainers):
@@ -331,9 +333,11 @@ class Own(nn.Module):
 def test_a_network_of_the_users_own(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     run_small(tmp_path, [f"model.import={tmp_path}/own.py", "model.name=own_network"])
-    export(open_trained(tmp_path / "small"), tmp_path / "package", "fp32", overwrite=False)
-    drawn = open_test_part(tmp_path / "small")
-    expected = scores(tmp_path / "small", ["@run"], tmp_path)["score"].to_numpy()[:50]
+    run = tmp_path / "small"
+    status, said = run_command(main, run, tmp_path / "package", "--allow-import")
+    assert status == 0 and f"model.import: {tmp_path}/own.py was executed" in said
+    drawn = open_test_part(run)
+    expected = scores(run, ["@run"], tmp_path, "--allow-import")["score"].to_numpy()[:50]
     # The package has no need of it.
     (tmp_path / "own.py").unlink()
     model = loaded(tmp_path / "package")

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+import yaml
 
 from stampede.engine import predict as command
+from stampede.engine.export import main as export_main
 from stampede.engine.inference.trained import open_trained
 from support.movie_runs import prepare_movies, rows_of_test_part, train_on_movies
 from support.movies import movies, write_movies
-from support.predicting import predict
+from support.predicting import predict, run_command
 
 
 @pytest.fixture
@@ -169,3 +171,23 @@ def test_options(trained_run, log, tmp_path, capsys):
         predict(trained_run, log, tmp_path / "s.parquet", "--batch-size", 0)
     text = command._parser().format_help()
     assert "@run" in text and max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("name", ["own.py", "../own.py"])
+def test_code_that_a_run_folder_names_is_not_executed_unasked(trained_run, tmp_path, name):
+    run = tmp_path / "run"
+    shutil.copytree(trained_run, run)
+    executed = tmp_path / "executed"
+    (run / name).write_text(f"open({str(executed)!r}, 'w').close()\nraise SystemExit(3)")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["model"]["import"] = name
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    out, package = tmp_path / "s.parquet", tmp_path / "package"
+    for main, rest in ((command.main, ["@run", out]), (export_main, [package])):
+        status, said = run_command(main, run, *rest)
+        assert status == 2 and not executed.exists()
+        assert f"config.yaml: its network is Python code, '{name}', which would be executed" in said
+        assert "write --allow-import if you trust it" in said
+        status, said = run_command(main, run, *rest, "--allow-import")
+        assert status == 2 and executed.exists() and "own.py, line 2: SystemExit: 3" in said
+        executed.unlink()

@@ -1,0 +1,77 @@
+"""Which checkpoints a run keeps, and how others go: never half, whenever the process is killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from stampede.engine.checkpoint.names import readable
+from stampede.engine.config.sections import CheckpointSection
+
+_UNFINISHED, _DELETED, _REPLACED = "tmp", "deleted", "replaced"
+
+
+def unfinished(path: Path) -> Path:
+    """Where a checkpoint is written before it gets its name."""
+    return _hidden(path, _UNFINISHED)
+
+
+def publish(path: Path) -> None:
+    """Give a written checkpoint its name; an older one of that name goes."""
+    replaced = _hidden(path, _REPLACED)
+    if path.exists():
+        os.replace(path, replaced)
+    os.replace(unfinished(path), path)
+    _sync(path.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def prune(folder: Path, settings: CheckpointSection, best_epoch: int) -> None:
+    """Delete what is neither new, nor the best epoch's, nor every K-th epoch's."""
+    found = readable(folder)
+    every = settings.keep_every
+    for path, progress in found[settings.keep :]:
+        epoch = progress.epoch if progress.is_epoch_end else 0
+        kept = epoch and (epoch == best_epoch or (every and epoch % every == 0))
+        if not kept:
+            _delete(path)
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged checkpoint, so that it counts no more; the new path."""
+    aside = _hidden(path, "damaged")
+    shutil.rmtree(aside, ignore_errors=True)
+    os.replace(path, aside)
+    return aside
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a run that was killed while it wrote or deleted has left."""
+    for replaced in folder.glob(f".*.{_REPLACED}"):
+        path = folder / replaced.name[1 : -len(_REPLACED) - 1]
+        if not path.exists():
+            os.replace(replaced, path)
+    for kind in (_UNFINISHED, _DELETED, _REPLACED):
+        for path in folder.glob(f".*.{kind}"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _delete(path: Path) -> None:
+    deleted = _hidden(path, _DELETED)
+    shutil.rmtree(deleted, ignore_errors=True)
+    os.replace(path, deleted)
+    shutil.rmtree(deleted, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    """Let the names in a folder outlast a failure of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _hidden(path: Path, kind: str) -> Path:
+    return path.with_name(f".{path.name}.{kind}")

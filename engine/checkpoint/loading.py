@@ -1,0 +1,47 @@
+"""A job goes on from a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from stampede.data import Dataset
+from stampede.engine.checkpoint.contents import contents
+from stampede.engine.checkpoint.described import data_entry
+from stampede.engine.checkpoint.manifest import read_manifest
+from stampede.engine.checkpoint.progress import Progress
+from stampede.engine.checkpoint.tensors import read_tensors
+from stampede.engine.errors import RunFolderError
+from stampede.engine.job import Job
+
+
+def load(path: Path, job: Job, dataset: Dataset) -> Progress:
+    """Put a checkpoint into the job, whatever its plan and number of ranks were.
+
+    The state of torch's random generator of the CPU is set where the number of ranks is the same.
+    All ranks must call it.
+
+    Returns:
+        How far the run had come.
+
+    Raises:
+        RunFolderError: it is damaged, or belongs to another job.
+    """
+    manifest = read_manifest(path)
+    if manifest.data != data_entry(dataset):
+        raise RunFolderError(
+            f"{path}: the checkpoint was made on other data (ids or numbers of rows differ); "
+            "use the same data, or another run.name"
+        )
+    state = contents(job, dist.get_rank())
+    if manifest.world_size != dist.get_world_size():
+        del state["random"]
+    read_tensors(path, state)
+    job.model.load_state_dict(state["model"])
+    # FBGEMM's own Adam counts its steps outside of its state.
+    job.model.fused_optimizer.set_optimizer_step(manifest.progress.step)
+    for generator_state in state.get("random", {}).values():
+        torch.set_rng_state(generator_state)
+    return manifest.progress

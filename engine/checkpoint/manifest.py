@@ -1,0 +1,157 @@
+"""What a checkpoint consists of: `manifest.json` in its folder.
+
+The manifest holds also where each tensor lies in the files, which `torch.distributed.checkpoint`
+would pickle: nothing that is read from a checkpoint can execute anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from stampede.data.prepared.manifest import FileEntry
+from stampede.engine.checkpoint.errors import DamagedCheckpointError
+from stampede.engine.checkpoint.files import length_of
+from stampede.engine.checkpoint.layout import TensorEntry, check_fits_files
+from stampede.engine.checkpoint.progress import Count, Progress
+from stampede.engine.errors import RunFolderError
+from stampede.engine.run_folder import to_json
+from stampede.models import table_name
+from stampede.settings import Section
+
+# A change of layout or meaning raises it; other formats are refused.
+FORMAT = 1
+
+MANIFEST = "manifest.json"
+
+# More than any; whoever claims more is not to fill the memory.
+_MOST_BYTES = 1 << 28
+
+
+class TableEntry(Section):
+    """A table: its field, its rows, and the columns `[first, one past the last]` of a row."""
+
+    field: str
+    rows: Count
+    columns: dict[str, Annotated[list[Count], Field(min_length=2, max_length=2)]]
+
+
+class DataEntry(Section):
+    """The data a run was trained on, as far as a run that continues it must have the same."""
+
+    vocabulary_sizes: dict[str, Count]
+    numbers: Count
+    train_rows: Count
+    test_rows: Count
+
+
+class Manifest(Section):
+    """A whole checkpoint.
+
+    Attributes:
+        format: `FORMAT`.
+        versions: of stampede, torch and torchrec.
+        progress: how far the run had come.
+        config: the resolved configuration.
+        tables: by name.
+        data: what it was trained on.
+        world_size: number of processes.
+        files: all files with tensors.
+        tensors: by name; all of each lies in those files.
+    """
+
+    format: Literal[1] = FORMAT
+    versions: dict[str, str]
+    progress: Progress
+    config: dict[str, Any]
+    tables: dict[str, TableEntry]
+    data: DataEntry
+    world_size: Annotated[int, Field(ge=1, lt=2**31)]
+    files: list[FileEntry]
+    tensors: dict[str, TensorEntry]
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> Manifest:
+        check_fits_files(self.tensors, self.files)
+        sizes = self.data.vocabulary_sizes
+        if {entry.field: entry.rows for entry in self.tables.values()} != sizes:
+            raise ValueError("tables: they do not fit data.vocabulary_sizes")
+        for name, table in self.tables.items():
+            weights = self.tensors.get(weights_key(table.field))
+            columns = table.columns.get("padding")
+            if name != table_name(table.field) or weights is None or columns is None:
+                raise ValueError(f"tables.{name}: no such table among the tensors")
+            if weights.size != [table.rows, columns[1]]:
+                raise ValueError(f"tables.{name}: its tensor is of another size")
+        return self
+
+
+def weights_key(field: str) -> str:
+    """Name of the tensor with the weights of a field's table."""
+    return f"model.{weights_name(field)}"
+
+
+def weights_name(field: str) -> str:
+    """Name of the same tensor in the model."""
+    return f"front.ebc.embedding_bags.{table_name(field)}.weight"
+
+
+def as_text(manifest: Manifest) -> str:
+    """The manifest as it is written, with its own checksum."""
+    # Once there and back: of numbers that JSON does not know, null is left.
+    values = json.loads(to_json(manifest.model_dump(mode="json")))
+    return to_json({**values, "sha256": _digest(values)}, indent=1)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """A checkpoint's manifest, its parts checked to fit together.
+
+    Raises:
+        DamagedCheckpointError: it is not as it was written.
+        RunFolderError: there is no checkpoint, or one of another format.
+    """
+    file = path / MANIFEST
+    if not file.exists():
+        raise RunFolderError(
+            f"{path} is no checkpoint ({MANIFEST} is absent); write a folder such as "
+            "runs/quickstart/checkpoints/epoch_0001"
+        )
+    try:
+        if length_of(file) > _MOST_BYTES:
+            raise ValueError(f"{MANIFEST} is larger than any")
+        text = file.read_bytes()
+        values = json.loads(text)
+        digest = values.pop("sha256", None)
+        # The first format had neither a number nor a checksum.
+        is_first = digest is None and "format" not in values and "progress" in values
+        if not is_first and digest != _digest(values):
+            raise ValueError(f"{MANIFEST} is not as it was written")
+        if is_first or values["format"] != FORMAT:
+            raise RunFolderError(_other_format(path, values.get("format", 0)))
+        # From text, where a list may stand for a tuple and a section for a dataclass.
+        return Manifest.model_validate_json(json.dumps(values))
+    except ValidationError as failure:
+        first = failure.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or MANIFEST
+        raise DamagedCheckpointError(_damaged(path, f"{where}: {first['msg']}")) from None
+    except (ValueError, LookupError, AttributeError, TypeError, OSError, RecursionError) as failure:
+        raise DamagedCheckpointError(_damaged(path, str(failure).splitlines()[0])) from None
+
+
+def _damaged(path: Path, what: str) -> str:
+    return f"{path}: damaged checkpoint ({what:.300}); delete it to use the one before"
+
+
+def _other_format(path: Path, version: object) -> str:
+    return (
+        f"{path}: a checkpoint of format {version!r:.20}, this version of stampede knows {FORMAT} "
+        "only; use the version that wrote it, or train anew with another run.name"
+    )
+
+
+def _digest(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

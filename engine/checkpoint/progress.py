@@ -1,0 +1,62 @@
+"""How far a run has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field
+
+# Nothing is counted beyond, so that no product of two counts is out of the ordinary.
+Count = Annotated[int, Field(ge=0, lt=2**62)]
+
+
+@dataclass
+class Progress:
+    """How far a run has come.
+
+    Attributes:
+        epoch: epochs finished.
+        reader: state of the `Reader`'s training batches; nothing before the first checkpoint.
+        step: steps taken.
+        samples: samples trained on.
+        train_seconds: time spent in training, without evaluation and checkpoints.
+        touched_rows, clipped_rows, skipped_rows: rows of all batches so far, those that were
+            clipped, and those left out for a gradient that was not finite.
+        best_epoch: epoch with the best AUC on the selecting part, counted from 1; 0 for none.
+        best_score: that AUC; None where it is undefined.
+        best_auc: AUC on the test part in that epoch.
+        waited: evaluated epochs since that were no better.
+        plateau: state of the dense layers' rate, see `stampede.engine.selection.Plateau`.
+        last: newest evaluation of the test part.
+        evaluated_step: step after which it was made.
+        metrics_lines: lines of `metrics.jsonl` up to here.
+    """
+
+    # What a checkpoint says is not trusted: types are checked, unknown keys refused.
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False
+    )
+
+    epoch: Count = 0
+    reader: dict[str, Any] = field(default_factory=dict)
+    step: Count = 0
+    samples: Count = 0
+    train_seconds: float = 0.0
+    touched_rows: Count = 0
+    clipped_rows: Count = 0
+    skipped_rows: Count = 0
+    best_epoch: Count = 0
+    best_score: float | None = None
+    best_auc: float | None = None
+    waited: Count = 0
+    plateau: dict[str, Any] = field(default_factory=dict)
+    last: dict[str, Any] = field(default_factory=dict)
+    evaluated_step: Count = 0
+    metrics_lines: Count = 0
+
+    @property
+    def is_epoch_end(self) -> bool:
+        """Whether an epoch has been finished, its evaluation included, and no other begun."""
+        begun = self.reader.get("samples", 0) > 0
+        return not begun and self.reader.get("epoch", self.epoch) == self.epoch

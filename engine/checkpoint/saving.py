@@ -1,0 +1,168 @@
+"""Checkpoints of a run, written while it goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from copy import deepcopy
+from itertools import chain
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+from stampede.data import Dataset
+from stampede.data.prepared.checksum import file_entry
+from stampede.engine.checkpoint.contents import contents, on_cpu
+from stampede.engine.checkpoint.described import data_entry, table_entries, versions
+from stampede.engine.checkpoint.keeping import prune, publish, unfinished
+from stampede.engine.checkpoint.manifest import MANIFEST, Manifest, as_text
+from stampede.engine.checkpoint.names import name_of
+from stampede.engine.checkpoint.progress import Progress
+from stampede.engine.checkpoint.tensors import reason, write_tensors
+from stampede.engine.checkpoint.together import together
+from stampede.engine.config import Config
+from stampede.engine.console import readable_bytes
+from stampede.engine.errors import TrainingStoppedError
+from stampede.engine.job import Job
+from stampede.engine.processes import Processes
+
+_NO_MEMORY = "no memory for a copy, which checkpoint.asynchronous=false does without on a CPU: "
+
+
+class Checkpoints:
+    """Writes checkpoints of a job; a checkpoint appears whole or not at all.
+
+    With `checkpoint.asynchronous` training goes on while a thread writes: a save copies what this
+    rank holds of tables, their moments and the dense layers into memory of the CPU, as much again
+    as they take, which is free when all is written. Without it only what lies on a GPU is copied.
+
+    All ranks must make one, and call its methods at the same places; the thread has a process
+    group of its own. A context: its end waits for what is still being written.
+
+    Args:
+        folder: a run's `checkpoints`.
+        job, config, dataset, processes: what is trained, and by whom.
+    """
+
+    def __init__(
+        self, folder: Path, job: Job, config: Config, dataset: Dataset, processes: Processes
+    ) -> None:
+        self._folder = folder
+        self._job = job
+        self._settings = config.checkpoint
+        self._processes = processes
+        self._group = dist.new_group(backend="gloo")
+        self._target = folder
+        self._thread: Thread | None = None
+        self._failure: str | None = None
+        self._described = {
+            "versions": versions(),
+            "config": config.model_dump(mode="json"),
+            "tables": table_entries(dataset, config.model.dim),
+            "data": data_entry(dataset),
+            "world_size": processes.world_size,
+        }
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.wait()
+        except TrainingStoppedError:
+            # Not instead of what ended the context.
+            if kind is None:
+                raise
+
+    def save(self, progress: Progress) -> None:
+        """Begin a checkpoint of the job as it is now, once the one before is written.
+
+        It is called `epoch_0001` at an epoch's end, after its evaluation, and `step_00000123`
+        elsewhere.
+
+        Raises:
+            TrainingStoppedError: the one before, or without `checkpoint.asynchronous` this one,
+                cannot be written.
+        """
+        self.wait()
+        state, failure = contents(self._job, self._processes.rank), None
+        try:
+            state = on_cpu(state, copy=self._settings.asynchronous)
+        except (MemoryError, RuntimeError) as lack:
+            # To be told to all ranks.
+            state, failure = {}, _NO_MEMORY + reason(lack)
+        self._target = self._folder / name_of(progress)
+        arguments = (state, failure, deepcopy(progress))
+        if self._settings.asynchronous:
+            self._thread = Thread(target=self._try_to_write, args=arguments, daemon=True)
+            self._thread.start()
+        else:
+            self._try_to_write(*arguments)
+            self.wait()
+
+    def wait(self) -> None:
+        """Let what is being written come to its end.
+
+        Raises:
+            TrainingStoppedError: it cannot be written.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            there = next(path for path in (self._folder, *self._folder.parents) if path.exists())
+            free = readable_bytes(shutil.disk_usage(there).free)
+            raise TrainingStoppedError(
+                f"{self._target}: the checkpoint cannot be written, {free} are free there "
+                f"({failure}); earlier ones are untouched. Make room and continue with "
+                "checkpoint.resume=auto"
+            )
+
+    def _try_to_write(self, state: dict[str, Any], failure: str | None, progress: Progress) -> None:
+        try:
+            self._write(state, failure, progress)
+        # torch's is no Exception.
+        except (Exception, CheckpointException) as found:
+            self._failure = reason(found)
+            if self._processes.is_main:
+                shutil.rmtree(unfinished(self._target), ignore_errors=True)
+
+    def _write(self, state: dict[str, Any], failure: str | None, progress: Progress) -> None:
+        """Whatever fails here fails on all ranks."""
+        folder = unfinished(self._target)
+
+        def prepare() -> None:
+            if failure is not None:
+                raise RuntimeError(failure)
+            if self._processes.is_main:
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+
+        together(prepare, self._group)
+        tensors, names = write_tensors(state, folder, self._group)
+        entries = together(lambda: [file_entry(folder / n, folder) for n in names], self._group)
+
+        def finish() -> None:
+            if self._processes.is_main:
+                manifest = Manifest(
+                    progress=progress,
+                    files=list(chain(*entries)),
+                    tensors=tensors,
+                    **self._described,
+                )
+                _write_durably(folder / MANIFEST, as_text(manifest))
+                publish(self._target)
+                prune(self._folder, self._settings, progress.best_epoch)
+
+        together(finish, self._group)
+
+
+def _write_durably(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

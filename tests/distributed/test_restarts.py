@@ -1,0 +1,167 @@
+"""Workers of torchrun that die or hang: the job goes on without a human, as if nothing had been.
+
+A checkpoint that was still being written when they died does not count: the one before does.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from subprocess import PIPE
+
+import pytest
+import torch
+
+from stampede.engine.inference.model import whole_model
+from stampede.engine.inference.trained import open_trained
+from support.jobs import SMALL, run_small, without_times
+from support.paths import ROOT
+from support.ranks import run_ranks
+
+# 8 steps an epoch.
+LONG = ["train.epochs=2", "evaluate.every=3", "checkpoint.every_steps=3", "sharding.plan=row_wise"]
+# Seconds; longer than any step takes, also on a machine that has more to do.
+PATIENCE = 15
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Runs that nothing happened to, by number of ranks."""
+    made = {}
+
+    def run(ranks):
+        if ranks not in made:
+            folder = tmp_path_factory.mktemp(f"undisturbed_{ranks}")
+            run_ranks(ranks, run_small, folder, LONG, ranks)
+            made[ranks] = folder / "small"
+        return made[ranks]
+
+    return run
+
+
+def train(folder, fault, *overrides, ranks=2, restarts=2, torchrun=("--standalone",)):
+    """The launcher with a fault, under torchrun."""
+    (folder / "small.yaml").write_text("")
+    environment = {
+        **{key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")},
+        # Seconds that torchrun gives workers to end; it knows no other way in all its versions.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5",
+    }
+    command = [
+        sys.executable, "-m", "torch.distributed.run", *torchrun,
+        "--nproc_per_node", str(ranks), "--max-restarts", str(restarts),
+        str(ROOT / "tests/support/failing_launch.py"), fault,
+        str(folder / "small.yaml"), f"run.dir={folder}", *SMALL, *LONG, *overrides,
+    ]  # fmt: skip
+    with subprocess.Popen(
+        command, stdout=PIPE, stderr=PIPE, text=True, env=environment, cwd=ROOT
+    ) as process:
+        try:
+            output = process.communicate(timeout=500)
+        except subprocess.TimeoutExpired:
+            # It ends its workers; a kill would leave them behind.
+            process.terminate()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, *output)
+
+
+def same_run(one, other):
+    assert without_times(one) == without_times(other)
+    states = [
+        whole_model(open_trained(run, "newest"), torch.device("cpu")).state_dict()
+        for run in (one, other)
+    ]
+    assert states[0].keys() == states[1].keys()
+    for key, value in states[0].items():
+        assert torch.equal(value, states[1][key]), key
+
+
+def went_on(done, folder, undisturbed, *steps):
+    """Whether it ended well, continued once after one of these steps."""
+    assert done.returncode == 0, done.stderr
+    continued = [int(step) for step in re.findall(r"continuing after step (\d+) from", done.stdout)]
+    assert len(continued) == 1 and continued[0] in steps, done.stdout
+    same_run(folder / "small", undisturbed)
+
+
+def test_a_killed_worker_is_replaced(tmp_path, undisturbed):
+    """That of rank 0, which holds the lock of the run folder and writes all files."""
+    # A run that is to be replaced, which a restart must not do once more.
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small/config.yaml").write_text("")
+    done = train(tmp_path, "kill:0:14", "run.overwrite=true")
+    assert "Traceback" not in done.stderr
+    went_on(done, tmp_path, undisturbed(2), 12, 9)
+
+
+def test_a_worker_that_sleeps_is_named_and_replaced(tmp_path, undisturbed):
+    done = train(tmp_path, "sleep:1:6", f"run.hang_seconds={PATIENCE}")
+    said = next(line for line in done.stderr.splitlines() if "the run hangs" in line)
+    found = re.search(r"rank 1 does not go on: at step 5, reading the next batch, for (\d+)", said)
+    assert PATIENCE <= int(found[1]) < 2 * PATIENCE
+    assert "in sleep_in_python" in said
+    assert "its processes end with status 3, and torchrun starts them again" in said
+    assert "(restart 1 of 2)" in said
+    assert done.stderr.count("the run hangs") == 1
+    for rank, place in enumerate(("train_step", "sleep_in_python")):
+        assert f"in {place}" in (tmp_path / f"small/hang_rank_{rank}.txt").read_text()
+    went_on(done, tmp_path, undisturbed(2), 3)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("torchrun", [(), ("--standalone",), ("--master_port", "29617")])
+def test_every_rendezvous_forgets_the_killed(tmp_path, undisturbed, ranks, torchrun):
+    done = train(tmp_path, f"kill:{ranks - 1}:14", ranks=ranks, torchrun=torchrun)
+    went_on(done, tmp_path, undisturbed(ranks), 12, 9)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_an_exception_in_a_worker(tmp_path, undisturbed, ranks):
+    done = train(tmp_path, "raise:1:10", ranks=ranks)
+    assert "KeyError: 'a fault of this test'" in done.stderr
+    went_on(done, tmp_path, undisturbed(ranks), 9, 8)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks, rank", [(2, 1), (2, 0), (4, 2)])
+def test_a_stopped_worker_is_named_and_replaced(tmp_path, undisturbed, ranks, rank):
+    done = train(tmp_path, f"stop:{rank}:10", f"run.hang_seconds={PATIENCE}", ranks=ranks)
+    assert f"the run hangs: rank {rank} is stopped, dead or out of reach: " in done.stderr
+    assert "the others wait at step 10, " in done.stderr
+    assert done.stderr.count("the run hangs") == 1
+    went_on(done, tmp_path, undisturbed(ranks), 9, 8)
+
+
+@pytest.mark.soak
+def test_deaths_before_the_first_checkpoint_and_twice(tmp_path, undisturbed):
+    done = train(tmp_path, "kill:1:2:2")
+    assert done.returncode == 0, done.stderr
+    assert "continuing" not in done.stdout
+    same_run(tmp_path / "small", undisturbed(2))
+
+
+@pytest.mark.soak
+def test_a_hang_is_found_in_time(tmp_path):
+    """From the last step to the end of all processes; without a restart the status is 3's."""
+    done = train(tmp_path, "sleep:0:6", f"run.hang_seconds={PATIENCE}", restarts=0)
+    assert done.returncode != 0
+    assert "rank 0 does not go on: at step 5" in done.stderr
+    assert "end with status 3; checkpoint.resume=auto continues" in done.stderr
+    assert "exitcode  : 3" in done.stderr
+    stacks = [tmp_path / f"small/hang_rank_{rank}.txt" for rank in range(2)]
+    last_line = (tmp_path / "small/metrics.jsonl").stat().st_mtime
+    for path in stacks:
+        assert PATIENCE - 2 < path.stat().st_mtime - last_line < 2 * PATIENCE
+
+
+@pytest.mark.soak
+def test_a_mistake_stays_one(tmp_path):
+    """Restarts must not continue a run that this torchrun has not begun."""
+    run_small(tmp_path, [])
+    before = (tmp_path / "small/metrics.jsonl").read_text()
+    done = train(tmp_path, "kill:1:99", restarts=1)
+    assert done.returncode != 0
+    assert done.stderr.count("exists; write run.overwrite=true") == 2
+    assert (tmp_path / "small/metrics.jsonl").read_text() == before

@@ -1,0 +1,165 @@
+"""Names of checkpoints, which is the newest, and which are kept."""
+
+import os
+import shutil
+
+import pytest
+
+from stampede.engine import checkpoint
+from stampede.engine.checkpoint import Progress, keeping
+from stampede.engine.checkpoint.keeping import prune, publish, tidy, unfinished
+from stampede.engine.checkpoint.names import name_of
+from stampede.engine.config.sections import CheckpointSection
+from support.checkpoints import write_position
+
+
+def names(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def settings(**keys):
+    return CheckpointSection(**keys)
+
+
+@pytest.mark.parametrize(
+    ("progress", "name"),
+    [
+        (Progress(epoch=3, step=30), "epoch_0003"),
+        (Progress(epoch=3, step=30, reader={"epoch": 3, "samples": 0}), "epoch_0003"),
+        (Progress(epoch=3, step=33, reader={"epoch": 3, "samples": 512}), "step_00000033"),
+        # All batches are trained on, but the epoch is not evaluated yet.
+        (Progress(epoch=3, step=40, reader={"epoch": 4, "samples": 0}), "step_00000040"),
+        (Progress(epoch=3, step=123456789, reader={"epoch": 3, "samples": 1}), "step_123456789"),
+    ],
+)
+def test_names(progress, name):
+    assert name_of(progress) == name
+
+
+def test_the_newest_has_the_most_steps_whatever_its_name(tmp_path):
+    assert checkpoint.newest(tmp_path / "nowhere") is None
+    assert checkpoint.newest(tmp_path) is None
+    write_position(tmp_path, 2, 20)
+    write_position(tmp_path, 10, 100)
+    assert checkpoint.newest(tmp_path).name == "epoch_0010"
+    write_position(tmp_path, 1, 15, samples=8)
+    assert checkpoint.newest(tmp_path).name == "epoch_0010"
+    write_position(tmp_path, 10, 105, samples=8)
+    assert checkpoint.newest(tmp_path).name == "step_00000105"
+    # More digits than the name has room for.
+    write_position(tmp_path, 10, 123_456_789, samples=8)
+    assert checkpoint.newest(tmp_path).name == "step_123456789"
+    write_position(tmp_path, 11, 123_456_789)
+    assert checkpoint.newest(tmp_path).name == "epoch_0011"
+    # Without a manifest, or without a name, there is none.
+    (tmp_path / "epoch_0012").mkdir()
+    write_position(tmp_path, 13, 999_999_999).rename(tmp_path / ".epoch_0013.tmp")
+    assert checkpoint.newest(tmp_path).name == "epoch_0011"
+    # One that cannot be read may be newer; who reads it is told.
+    (write_position(tmp_path, 5, 50) / "manifest.json").write_text("{}")
+    assert checkpoint.newest(tmp_path).name == "epoch_0005"
+
+
+def test_the_checkpoint_of_an_epoch(tmp_path):
+    path = write_position(tmp_path, 2, 20)
+    assert checkpoint.checkpoint_of(tmp_path, 2) == path
+    assert checkpoint.checkpoint_of(tmp_path, 3) is None
+
+
+def fill(folder, epochs):
+    """Two checkpoints within each epoch, and one at its end."""
+    for epoch in range(epochs):
+        for step in (3, 6):
+            write_position(folder, epoch, 10 * epoch + step, samples=8)
+        write_position(folder, epoch + 1, 10 * (epoch + 1))
+
+
+def test_the_newest_are_kept_those_within_an_epoch_among_them(tmp_path):
+    fill(tmp_path, 3)
+    prune(tmp_path, settings(keep=2), best_epoch=0)
+    assert names(tmp_path) == {"epoch_0003", "step_00000026"}
+
+
+def test_the_best_and_every_third_epoch_are_kept_besides(tmp_path):
+    fill(tmp_path, 8)
+    prune(tmp_path, settings(keep=1, keep_every=3), best_epoch=2)
+    assert names(tmp_path) == {"epoch_0002", "epoch_0003", "epoch_0006", "epoch_0008"}
+    # A step whose number is that of the best epoch is none.
+    write_position(tmp_path, 8, 82, samples=8)
+    prune(tmp_path, settings(keep=1), best_epoch=8)
+    assert names(tmp_path) == {"epoch_0008", "step_00000082"}
+
+
+def test_what_cannot_be_read_is_left_alone_and_does_not_count(tmp_path):
+    fill(tmp_path, 2)
+    (write_position(tmp_path, 9, 90) / "manifest.json").write_text("{}")
+    prune(tmp_path, settings(keep=1), best_epoch=0)
+    assert names(tmp_path) == {"epoch_0002", "epoch_0009"}
+
+
+def killed(*_, **__):
+    raise KeyboardInterrupt
+
+
+def half_deleted(path, **_):
+    """As a kill leaves it: some files are gone, and not the manifest."""
+    if path.exists():
+        for file in path.glob("*.distcp"):
+            file.unlink()
+        raise KeyboardInterrupt
+
+
+def test_a_kill_while_deleting_leaves_nothing_that_looks_whole(tmp_path, monkeypatch):
+    fill(tmp_path, 2)
+    (tmp_path / "step_00000003/0.distcp").write_text("")
+    monkeypatch.setattr(keeping.shutil, "rmtree", half_deleted)
+    for _ in range(5):
+        with pytest.raises(KeyboardInterrupt):
+            prune(tmp_path, settings(keep=1), best_epoch=0)
+    monkeypatch.undo()
+    whole = {name for name in names(tmp_path) if not name.startswith(".")}
+    assert whole == {"epoch_0002"}
+    assert len(names(tmp_path)) == 6
+    tidy(tmp_path)
+    assert names(tmp_path) == {"epoch_0002"}
+
+
+def new_version(folder):
+    """A checkpoint and a newer one of its name, written and not published."""
+    path = write_position(folder, 1, 10)
+    (path / "old").touch()
+    shutil.copytree(path, unfinished(path))
+    (unfinished(path) / "old").rename(unfinished(path) / "new")
+    return path
+
+
+def test_a_checkpoint_of_the_same_name_is_replaced(tmp_path):
+    path = new_version(tmp_path)
+    publish(path)
+    assert (path / "new").exists() and not (path / "old").exists()
+    assert names(tmp_path) == {"epoch_0001"}
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_kill_while_replacing_leaves_one_of_both(tmp_path, monkeypatch, call):
+    path = new_version(tmp_path)
+    calls = []
+
+    def killing(real):
+        def action(*arguments, **options):
+            calls.append(real)
+            if len(calls) == call:
+                raise KeyboardInterrupt
+            return real(*arguments, **options)
+
+        return action
+
+    monkeypatch.setattr(keeping.os, "replace", killing(os.replace))
+    monkeypatch.setattr(keeping.shutil, "rmtree", killing(shutil.rmtree))
+    with pytest.raises(KeyboardInterrupt):
+        publish(path)
+    monkeypatch.undo()
+    tidy(tmp_path)
+    assert names(tmp_path) == {"epoch_0001"}
+    assert (path / ("new" if call == 3 else "old")).exists()
+    assert checkpoint.newest(tmp_path) == path

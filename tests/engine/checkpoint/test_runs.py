@@ -1,0 +1,94 @@
+"""Checkpoints of whole runs: damaged, half-written, on a full disk, read for their tables."""
+
+import json
+
+import pytest
+import torch
+
+from stampede.engine import checkpoint, run_folder
+from stampede.engine.build import build
+from stampede.engine.datasets import open_dataset
+from stampede.engine.errors import RunFolderError, TrainingStoppedError
+from stampede.engine.processes import processes
+from stampede.engine.tables import gather_field, read_field
+from support.jobs import run_small, small_config, without_times
+
+
+def damage(checkpoint):
+    for shard in checkpoint.glob("*.distcp"):
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 2] ^= 1
+        shard.write_bytes(content)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, capsys):
+    run_small(tmp_path, ["train.epochs=3"])
+    folder = tmp_path / "small/checkpoints"
+    whole = without_times(tmp_path / "small")
+    damage(folder / "epoch_0003")
+    run_small(tmp_path, ["train.epochs=3", "checkpoint.resume=auto"])
+    said = capsys.readouterr().out
+    assert "epoch_0003: damaged checkpoint (" in said
+    assert f"{folder / 'epoch_0002'} is used" in said
+    assert without_times(tmp_path / "small") == whole
+    checkpoint.verify(folder / "epoch_0003")
+    for path in folder.glob("epoch_*"):
+        damage(path)
+    with pytest.raises(
+        RunFolderError, match=r"(?s)epoch_0003: damaged checkpoint.*run\.overwrite=true"
+    ):
+        run_small(tmp_path, ["train.epochs=3", "checkpoint.resume=auto"])
+
+
+def test_old_checkpoints_go_but_the_best_stays(tmp_path):
+    run_small(tmp_path, ["train.epochs=5", "checkpoint.keep=1", "optim.embedding.lr=0.1"])
+    best = json.loads((tmp_path / "small/summary.json").read_text())["best_epoch"]
+    names = {path.name for path in (tmp_path / "small/checkpoints").iterdir()}
+    assert names == {f"epoch_{best:04d}", "epoch_0005"}
+
+
+def test_a_checkpoint_is_read_without_a_model(tmp_path):
+    run_small(tmp_path, [])
+    folder = tmp_path / "small/checkpoints/epoch_0001"
+    config = small_config(tmp_path, "checkpoint.resume=auto")
+    with processes("cpu") as here:
+        dataset = open_dataset(config, here)
+        job = build(config, dataset, here)
+        checkpoint.load(folder, job, dataset)
+        for field in ("C1", "C3"):
+            gathered = gather_field(job.model, field, 10, here)
+            for one, other in zip(read_field(folder, field), gathered, strict=True):
+                assert torch.equal(one, other)
+    with pytest.raises(RunFolderError, match=r"'C99'.*C1, C2"):
+        read_field(folder, "C99")
+    with pytest.raises(RunFolderError, match="no checkpoint"):
+        read_field(tmp_path, "C1")
+
+
+def test_a_checkpoint_that_was_being_written_does_not_count(tmp_path):
+    run_small(tmp_path, ["train.epochs=2"])
+    folder = tmp_path / "small/checkpoints"
+    whole = without_times(tmp_path / "small")
+    # As after a kill: the second checkpoint lacks its last file and its name.
+    (folder / "epoch_0002/manifest.json").unlink()
+    (folder / "epoch_0002").rename(folder / ".epoch_0002.tmp")
+    run_small(tmp_path, ["train.epochs=2", "checkpoint.resume=auto"])
+    assert without_times(tmp_path / "small") == whole
+    assert {path.name for path in folder.iterdir()} == {"epoch_0001", "epoch_0002"}
+
+
+def test_a_full_disk_keeps_the_earlier_checkpoint(tmp_path, monkeypatch):
+    run_small(tmp_path, [])
+    folder = tmp_path / "small/checkpoints"
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("stampede.engine.checkpoint.saving.as_text", full)
+    with pytest.raises(TrainingStoppedError, match=r"epoch_0002.*No space left"):
+        run_small(tmp_path, ["train.epochs=2", "checkpoint.resume=auto"])
+    assert [path.name for path in folder.iterdir()] == ["epoch_0001"]
+    monkeypatch.undo()
+    monkeypatch.setattr(run_folder, "to_json", full)
+    with pytest.raises(TrainingStoppedError, match="results cannot be written"):
+        run_small(tmp_path, ["run.overwrite=true"])

@@ -1,0 +1,241 @@
+"""Saving: while training goes on, whole or not at all, and alike on all ranks."""
+
+import hashlib
+import json
+import math
+import os
+
+import pytest
+import torch
+
+from stampede.engine.checkpoint import Checkpoints, Progress, load, newest_whole, saving
+from stampede.engine.checkpoint.contents import on_cpu
+from stampede.engine.errors import TrainingStoppedError
+from support.checkpoints import (
+    WEIGHTS,
+    change_weights,
+    fail_on_rank_1,
+    first_weights,
+    held_back,
+    random_after_load,
+    rows_fewer_than_ranks,
+    save_while_changing,
+    small_job,
+)
+from support.ranks import run_ranks
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def at(step, epoch=0):
+    """A progress within an epoch."""
+    return Progress(step=step, epoch=epoch, reader={"epoch": epoch, "samples": 8})
+
+
+def full(*_, **__):
+    raise OSError(28, "No space left on device")
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    with small_job(tmp_path) as (here, job, config, data, target):
+        before = first_weights(job)
+        progress = at(7)
+        with (
+            held_back(monkeypatch) as go_on,
+            Checkpoints(target, job, config, data, here) as checkpoints,
+        ):
+            checkpoints.save(progress)
+            # What comes after must not be in it.
+            change_weights(job, 1.0)
+            progress.step = 8
+            assert not (target / "step_00000007").exists()
+            go_on.set()
+            checkpoints.wait()
+            assert names(target) == ["step_00000007"]
+        changed = first_weights(job)
+        assert changed != before
+        assert load(newest_whole(target, here), job, data).step == 7
+        assert first_weights(job) == before
+
+
+def test_one_checkpoint_is_written_at_a_time(tmp_path, monkeypatch):
+    with small_job(tmp_path) as (here, job, config, data, target):
+        order, write = [], saving.write_tensors
+
+        def noted(state, folder, group):
+            order.append(f"begin {folder.name}")
+            result = write(state, folder, group)
+            order.append(f"end {folder.name}")
+            return result
+
+        monkeypatch.setattr(saving, "write_tensors", noted)
+        with Checkpoints(target, job, config, data, here) as checkpoints:
+            checkpoints.save(at(7))
+            checkpoints.save(at(8))
+            assert (target / "step_00000007/manifest.json").exists()
+        names_in_order = [".step_00000007.tmp"] * 2 + [".step_00000008.tmp"] * 2
+        assert [line.split()[1] for line in order] == names_in_order
+
+
+def test_without_asynchronous_nothing_is_copied_and_nothing_pending(tmp_path, monkeypatch):
+    places, write = {}, saving.write_tensors
+
+    def noted(state, *arguments):
+        table = state["model"][WEIGHTS].local_shards()[0].tensor
+        places[table.data_ptr()] = table.untyped_storage().nbytes() == table.nbytes
+        return write(state, *arguments)
+
+    monkeypatch.setattr(saving, "write_tensors", noted)
+    with small_job(tmp_path, "checkpoint.asynchronous=false") as (here, job, config, data, target):
+        checkpoints = Checkpoints(target, job, config, data, here)
+        before = first_weights(job)
+        checkpoints.save(at(7))
+        assert names(target) == ["step_00000007"]
+        table = job.model.state_dict()[WEIGHTS].local_shards()[0].tensor
+        # In place, and cut to size, or else torch copies it.
+        assert places == {table.data_ptr(): True}
+        change_weights(job, 1.0)
+        load(newest_whole(target, here), job, data)
+        assert first_weights(job) == before
+        monkeypatch.setattr(saving, "as_text", full)
+        with pytest.raises(TrainingStoppedError, match=r"step_00000008: .*No space left"):
+            checkpoints.save(at(8))
+
+
+def test_a_failure_is_raised_when_it_is_waited_for(tmp_path, monkeypatch):
+    with small_job(tmp_path) as (here, job, config, data, target):
+        checkpoints = Checkpoints(target, job, config, data, here)
+        checkpoints.save(at(7))
+        checkpoints.wait()
+        monkeypatch.setattr(saving, "as_text", full)
+        checkpoints.save(at(8))
+        with pytest.raises(
+            TrainingStoppedError, match=r"step_00000008: .*No space left.*resume=auto"
+        ):
+            checkpoints.save(at(9))
+        # It was said once; nothing half-written is left.
+        checkpoints.wait()
+        assert names(target) == ["step_00000007"]
+        checkpoints.save(at(9))
+        with pytest.raises(TrainingStoppedError, match=r"step_00000009: "), checkpoints:
+            pass
+        checkpoints.save(at(9))
+        with pytest.raises(ZeroDivisionError), checkpoints:
+            raise ZeroDivisionError
+        assert names(target) == ["step_00000007"]
+
+
+def test_no_memory_for_a_copy_is_said(tmp_path, monkeypatch):
+    def lacking(*_, **__):
+        raise RuntimeError("can't allocate memory: you tried to allocate 5 bytes")
+
+    monkeypatch.setattr(saving, "on_cpu", lacking)
+    with small_job(tmp_path) as (here, job, config, data, target):
+        checkpoints = Checkpoints(target, job, config, data, here)
+        checkpoints.save(at(7))
+        with pytest.raises(TrainingStoppedError, match=r"no memory for a copy.*asynchronous=false"):
+            checkpoints.wait()
+        assert names(target) == []
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    with small_job(tmp_path) as (here, job, config, data, target):
+        target.rmdir()
+        target.write_text("a file where the folder should be")
+        checkpoints = Checkpoints(target, job, config, data, here)
+        checkpoints.save(at(7))
+        with pytest.raises(TrainingStoppedError, match=r"step_00000007: .*Not a directory"):
+            checkpoints.wait()
+        target.unlink()
+        checkpoints.save(at(7))
+        with pytest.raises(TrainingStoppedError, match=r"step_00000007: .*No such file"):
+            checkpoints.wait()
+
+
+@pytest.mark.parametrize("plan", ["table_wise", "row_wise", "column_wise", "data_parallel"])
+def test_all_shards_are_copied_before_training_goes_on(tmp_path, plan):
+    for before, changed, loaded, step in run_ranks(
+        2, save_while_changing, str(tmp_path), [f"sharding.plan={plan}"], 2
+    ):
+        assert changed != before
+        assert loaded == before
+        assert step == 7
+
+
+def test_ranks_without_rows(tmp_path):
+    for before, after, fewest in run_ranks(4, rows_fewer_than_ranks, str(tmp_path), 4):
+        assert fewest < 4
+        assert before == after
+
+
+@pytest.mark.parametrize("where", ["write", "checksum", "copy"])
+def test_a_failure_on_one_rank_is_one_on_all(tmp_path, where):
+    (said, left), (elsewhere, _) = run_ranks(2, fail_on_rank_1, str(tmp_path), where)
+    assert left == ["epoch_0001"]
+    assert len(said) == len(elsewhere) == 2
+    for sentence in said + elsewhere:
+        assert ("can't allocate memory" if where == "copy" else "No space left") in sentence
+
+
+def test_the_random_state_is_that_of_each_rank(tmp_path):
+    first = run_ranks(2, random_after_load, str(tmp_path), 2)
+    assert [found for _, found in first] == [expected for expected, _ in first]
+    assert first[0] != first[1]
+    again = run_ranks(2, random_after_load, str(tmp_path), 2)
+    assert [found for _, found in again] == [expected for expected, _ in first]
+    # Another number of ranks: each goes on with its own.
+    _, alone = random_after_load(str(tmp_path), 1)
+    torch.manual_seed(1000)
+    assert alone == torch.rand(3).tolist()
+
+
+def test_a_kill_while_writing_leaves_no_checkpoint(tmp_path, monkeypatch):
+    with small_job(tmp_path) as (here, job, config, data, target):
+        for name in ("as_text", "file_entry", "write_tensors"):
+            child = os.fork()
+            if child == 0:
+                monkeypatch.setattr(saving, name, lambda *_: os._exit(9))
+                checkpoints = Checkpoints(target, job, config, data, here)
+                checkpoints.save(at(7))
+                checkpoints.wait()
+                os._exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+            assert names(target) == [".step_00000007.tmp"]
+            assert newest_whole(target, here) is None
+            # What was left is removed when a run goes on.
+            assert names(target) == []
+
+
+def test_what_a_manifest_says(tmp_path):
+    with small_job(tmp_path) as (here, job, config, data, target):
+        with Checkpoints(target, job, config, data, here) as checkpoints:
+            checkpoints.save(at(7))
+        folder = target / "step_00000007"
+        manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["format"] == 1
+    assert manifest["versions"]["torch"] == torch.__version__
+    assert manifest["versions"].keys() == {"stampede", "torch", "torchrec"}
+    table = manifest["tables"]["t_C1"]
+    assert table["columns"] == {"embedding": [0, 10], "first_order": [10, 11], "padding": [11, 12]}
+    # Nothing is pickled but torch's own tensors.
+    assert {entry["name"] for entry in manifest["files"]} == set(names(folder)) - {"manifest.json"}
+    for entry in manifest["files"]:
+        content = (folder / entry["name"]).read_bytes()
+        assert entry["bytes"] == len(content)
+        assert entry["sha256"] == hashlib.sha256(content).hexdigest()
+    assert manifest["config"] == config.model_dump(mode="json")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64])
+@pytest.mark.parametrize("shape", [(), (0, 4), (5,), (3, 4)])
+def test_tensors_are_taken_in_place_whatever_they_are(dtype, shape):
+    whole = torch.arange(40).to(dtype)
+    tensor = whole[4 : 4 + math.prod(shape)].view(shape)
+    (taken,) = on_cpu({"a": tensor}, copy=False).values()
+    assert torch.equal(taken, tensor) and taken.dtype == dtype
+    assert taken.untyped_storage().nbytes() == taken.nbytes
+    assert taken.data_ptr() == tensor.data_ptr() or not tensor.numel()
+    transposed = torch.ones(3, 4)[:, :2].T
+    assert torch.equal(on_cpu(transposed, copy=False), transposed)

@@ -1,0 +1,235 @@
+"""Data and folders that are not what they were: each gets a sentence, or training goes on."""
+
+import json
+import os
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stampede.data import DataError
+from stampede.data.prepared import changed
+from stampede.data.prepared.verify import verify
+from stampede.data.residence import Readahead
+from stampede.engine.config import load_config
+from stampede.engine.errors import RunFolderError, TrainingStoppedError
+from stampede.engine.run import run
+from stampede.engine.run_folder import RunFolder
+from support.jobs import lines
+from support.permissions import read_only
+from support.preparing import IDS, NUMBERS
+from support.ranks import run_ranks
+from support.reading import OVERRIDES, prepared
+
+
+def train(folder, data, *overrides):
+    """A run on prepared data, as the launcher does it."""
+    path = folder / "small.yaml"
+    path.write_text("")
+    given = ["data.kind=prepared", f"data.path={data}", f"run.dir={folder}/runs", *OVERRIDES]
+    run(load_config(path, [*given, *overrides]))
+    return folder / "runs/small"
+
+
+def numbers_of(run_folder):
+    """What was logged, without what depends on the clock."""
+    timed = ("seconds", "per_second", "time", "bytes")
+    return [
+        {key: value for key, value in line.items() if not key.endswith(timed)}
+        for line in lines(run_folder)
+    ]
+
+
+def change_a_value(path, later=0):
+    """Another value in an array; the file is as long as before, and newer by some nanoseconds."""
+    status = path.stat()
+    array = np.load(path)
+    array[0] = 1 - array[0]
+    np.save(path, array)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + later))
+
+
+def test_a_shard_changed_after_preparation_is_refused_before_training(tmp_path):
+    data = prepared(tmp_path / "data")
+    path = data / "test-0-label.npy"
+    change_a_value(path, 10**10)
+    with pytest.raises(DataError) as refusal:
+        train(tmp_path, data)
+    assert str(refusal.value).startswith(f"{path}: its content has changed (SHA-256 differs)")
+    assert f"--verify {data}" in str(refusal.value)
+    assert not (tmp_path / "runs/small").exists()
+
+
+def test_a_copied_folder_is_read_once_and_not_again_when_it_was_verified(tmp_path, capsys):
+    data = prepared(tmp_path / "data")
+    os.utime(data / "train-0-ids.npy")
+    manifest = data / "manifest.json"
+    os.utime(manifest, ns=(0, 10**18))
+    train(tmp_path, data, "run.name=one")
+    assert "files (0 MB) are newer than manifest.json; reading them" in capsys.readouterr().err
+    verify(data)
+    train(tmp_path, data, "run.name=two")
+    assert "newer" not in capsys.readouterr().err
+
+
+def test_untouched_files_are_not_read(tmp_path, monkeypatch):
+    data = prepared(tmp_path / "data")
+    monkeypatch.setattr(changed, "difference", None)
+    train(tmp_path, data)
+
+
+def _refusal(data):
+    """What this rank is told of a changed shard."""
+    from stampede.engine.datasets import open_dataset
+    from stampede.engine.processes import processes
+
+    config = load_config(
+        Path(data).parent / "empty.yaml",
+        ["data.kind=prepared", f"data.path={data}", "evaluate.select_on=test"],
+        2,
+    )
+    with processes("cpu") as here:
+        try:
+            open_dataset(config, here)
+        except DataError as failure:
+            return str(failure), failure.known_to_all_ranks
+
+
+def test_all_ranks_are_told_of_a_changed_shard(tmp_path):
+    data = prepared(tmp_path / "data")
+    (tmp_path / "empty.yaml").write_text("")
+    change_a_value(data / "train-0-label.npy", 10**10)
+    for per_node in (1, 2):
+        told = run_ranks(2, _refusal, str(data), ranks_per_node=per_node)
+        assert told[0] == told[1]
+        assert "train-0-label.npy: its content has changed" in told[0][0] and told[0][1]
+
+
+def test_data_that_vanish_during_training_are_still_there_for_this_run(tmp_path, monkeypatch):
+    """Memory-mapped files keep their content; the next run is told which file is absent."""
+    data = prepared(tmp_path / "data", train=1000)
+    from_disk = ["data.residence=disk", "data.shuffle=block", "data.memory_gb=1e-5",
+                 "train.epochs=2"]  # fmt: skip
+    undisturbed = numbers_of(train(tmp_path, data, *from_disk, "run.name=small"))
+    calls, read_ahead = [], Readahead.__call__
+
+    def deleting(self, epoch, position):
+        calls.append(epoch)
+        if len(calls) == 3:
+            shutil.rmtree(data)
+        read_ahead(self, epoch, position)
+
+    monkeypatch.setattr(Readahead, "__call__", deleting)
+    found = numbers_of(train(tmp_path, data, *from_disk, "run.overwrite=true"))
+    assert found == undisturbed and not data.exists() and max(calls) == 1
+    with pytest.raises(DataError, match=r"data: no prepared data here"):
+        train(tmp_path, data, *from_disk, "train.epochs=3", "checkpoint.resume=auto")
+
+
+def test_one_file_that_vanished_between_runs(tmp_path):
+    data = prepared(tmp_path / "data")
+    train(tmp_path, data)
+    (data / "train-0-ids.npy").unlink()
+    with pytest.raises(DataError, match=r"train-0-ids.npy: is absent"):
+        train(tmp_path, data, "checkpoint.resume=auto", "train.epochs=2")
+    assert json.loads((tmp_path / "runs/small/summary.json").read_text())["epochs"] == 1
+
+
+def test_a_file_that_vanishes_before_it_is_read_into_memory(tmp_path, monkeypatch):
+    from stampede.engine import reading
+
+    data = prepared(tmp_path / "data")
+    place = reading.place
+
+    def deleting(*arguments):
+        (data / "train-0-ids.npy").unlink()
+        return place(*arguments)
+
+    monkeypatch.setattr(reading, "place", deleting)
+    with pytest.raises(DataError, match=r"train-0-ids.npy: cannot be read \(No such file"):
+        train(tmp_path, data, "data.residence=memory")
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A log of Criteo's columns."""
+    draw = np.random.default_rng(0)
+    rows = [
+        [i % 2, *draw.integers(0, 9, len(NUMBERS)), *(f"v{v}" for v in draw.integers(0, 5, 26))]
+        for i in range(200)
+    ]
+    path = tmp_path / "log.txt"
+    path.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
+    assert len(rows[0]) == 1 + len(NUMBERS) + len(IDS)
+    return path
+
+
+def train_log(folder, log):
+    (folder / "log.yaml").write_text("")
+    given = ["data.kind=criteo_kaggle", f"data.path={log}", f"data.cache={folder}/cache",
+             f"run.dir={folder}/runs", *OVERRIDES]  # fmt: skip
+    run(load_config(folder / "log.yaml", given))
+
+
+def test_a_read_only_cache(tmp_path, log):
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    with read_only(cache), pytest.raises(
+        DataError, match=r"cache/.*cannot be written \(Permission denied\); choose another folder"
+    ):  # fmt: skip
+        train_log(tmp_path, log)
+    assert list(cache.iterdir()) == [] and not (tmp_path / "runs/small").exists()
+
+
+def test_prepared_data_in_a_read_only_cache_are_used(tmp_path, log):
+    train_log(tmp_path, log)
+    shutil.rmtree(tmp_path / "runs")
+    with read_only(tmp_path / "cache"):
+        train_log(tmp_path, log)
+    assert (tmp_path / "runs/small/summary.json").exists()
+
+
+def test_a_read_only_folder_of_runs(tmp_path):
+    data = prepared(tmp_path / "data")
+    (tmp_path / "runs").mkdir()
+    with read_only(tmp_path / "runs"), pytest.raises(
+        RunFolderError, match=r"runs/small: cannot be written \(Permission denied\); set run.dir to"
+    ):  # fmt: skip
+        train(tmp_path, data)
+
+
+def test_a_read_only_run_folder(tmp_path):
+    data = prepared(tmp_path / "data")
+    folder = train(tmp_path, data)
+    before = sorted(path.name for path in folder.iterdir())
+    with read_only(folder), pytest.raises(
+        RunFolderError, match=r"runs/small.*cannot be written \(Permission denied\)"
+    ):  # fmt: skip
+        train(tmp_path, data, "checkpoint.resume=auto", "train.epochs=2")
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_a_run_folder_that_becomes_read_only(tmp_path, monkeypatch):
+    """Training stops with a sentence; what was saved is continued when it is writable again."""
+    data = prepared(tmp_path / "data")
+    folder = train(tmp_path, data)
+    logged = RunFolder.log
+    guard = ExitStack()
+
+    def closing(self, line):
+        guard.enter_context(read_only(folder))
+        (folder / "metrics.jsonl").chmod(0o444)
+        logged(self, line)
+
+    goes_on = ["checkpoint.resume=auto", "train.epochs=2"]
+    with guard, monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "log", closing)
+        with pytest.raises(
+            TrainingStoppedError, match=r"\(Permission denied\); make the folder writable and"
+        ):
+            train(tmp_path, data, *goes_on)
+    (folder / "metrics.jsonl").chmod(0o644)
+    train(tmp_path, data, *goes_on)
+    assert json.loads((folder / "summary.json").read_text())["epochs"] == 2

@@ -1,0 +1,142 @@
+"""Runs that are stopped within an epoch, and what continues from there."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from stampede.engine import evaluations, stop_signals
+from stampede.engine.checkpoint import newest, read_manifest
+from stampede.engine.errors import InterruptedRunError
+from stampede.engine.stop_signals import StopSignals
+from stampede.engine.tables import read_field
+from support.jobs import SMALL, run_small, without_times
+from support.paths import ROOT
+from support.stopping import ask_to_stop, before_step
+
+# 8 steps an epoch.
+LONG = ["train.epochs=2", "evaluate.every=3"]
+
+
+class KilledError(Exception):
+    """Stands for a kill: nothing is written any more."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run_small(folder, LONG)
+    return folder / "small"
+
+
+def same_run(one, other):
+    assert without_times(one) == without_times(other)
+    for field in ("C1", "C2"):
+        weights = (read_field(newest(run / "checkpoints"), field) for run in (one, other))
+        for pair in zip(*weights, strict=True):
+            assert torch.equal(*pair)
+
+
+def kill():
+    raise KilledError
+
+
+@pytest.mark.parametrize("killed_before, continues_after", [(3, 2), (5, 4), (8, 8), (11, 10)])
+def test_a_killed_run_continues_from_its_newest_checkpoint(
+    tmp_path, monkeypatch, capsys, undisturbed, killed_before, continues_after
+):
+    overrides = [*LONG, "checkpoint.every_steps=2", "checkpoint.keep=100"]
+    with monkeypatch.context() as patch:
+        before_step(patch, killed_before + 1, kill)
+        with pytest.raises(KilledError):
+            run_small(tmp_path, overrides)
+    run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
+    assert f"continuing after step {continues_after} from" in capsys.readouterr().out
+    same_run(tmp_path / "small", undisturbed)
+
+
+@pytest.mark.parametrize("before", [1, 4, 8, 9, 16])
+def test_a_signal_stops_after_the_step_and_saves_it(tmp_path, monkeypatch, undisturbed, before):
+    with monkeypatch.context() as patch:
+        before_step(patch, before, ask_to_stop)
+        with pytest.raises(InterruptedRunError, match=f"SIGTERM after step {before}") as stop:
+            run_small(tmp_path, LONG)
+    assert stop.value.signal == signal.SIGTERM
+    saved = read_manifest(newest(tmp_path / "small/checkpoints"))
+    assert saved.progress.step == before
+    run_small(tmp_path, [*LONG, "checkpoint.resume=auto"])
+    same_run(tmp_path / "small", undisturbed)
+
+
+@pytest.mark.parametrize("which, step", [(0, 3), (1, 3), (3, 6), (4, 8), (5, 8)])
+def test_an_evaluation_that_is_broken_off_is_done_again(
+    tmp_path, monkeypatch, undisturbed, which, step
+):
+    evaluate, begun = evaluations.evaluate, []
+
+    def disturbed(*arguments):
+        if len(begun) == which:
+            ask_to_stop()
+        begun.append(arguments)
+        return evaluate(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluations, "evaluate", disturbed)
+        with pytest.raises(InterruptedRunError, match=f"SIGTERM after step {step}"):
+            run_small(tmp_path, LONG)
+    run_small(tmp_path, [*LONG, "checkpoint.resume=auto"])
+    same_run(tmp_path / "small", undisturbed)
+
+
+def test_checkpoints_by_the_clock(tmp_path, undisturbed):
+    run_small(tmp_path, [*LONG, "checkpoint.every_minutes=1e-9", "checkpoint.keep=100"])
+    same_run(tmp_path / "small", undisturbed)
+    names = {path.name for path in (tmp_path / "small/checkpoints").iterdir()}
+    within = {f"step_{step:08d}" for step in range(1, 16) if step != 8}
+    assert names == within | {"epoch_0001", "epoch_0002"}
+
+
+def test_an_epoch_that_is_not_evaluated_can_end_with_a_checkpoint(tmp_path, monkeypatch):
+    overrides = ["train.epochs=3", "evaluate.every_epochs=3"]
+    run_small(tmp_path, overrides)
+    whole = without_times(tmp_path / "small")
+    overrides += ["checkpoint.every_steps=8", "run.name=again"]
+    with monkeypatch.context() as patch:
+        before_step(patch, 10, kill)
+        with pytest.raises(KilledError):
+            run_small(tmp_path, overrides)
+    run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
+    assert without_times(tmp_path / "again") == whole
+
+
+def test_a_second_signal_ends_at_once(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(stop_signals.time, "monotonic", lambda: clock[0])
+    signals = StopSignals()
+    with pytest.raises(KeyboardInterrupt), signals.watched():
+        signal.raise_signal(signal.SIGINT)
+        assert signals.received == signal.SIGINT
+        # torchrun sends on what the terminal has sent.
+        clock[0] += 0.5
+        signal.raise_signal(signal.SIGINT)
+        clock[0] += 1.0
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(1)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_launcher_ends_with_the_signals_status(tmp_path):
+    (tmp_path / "small.yaml").write_text("")
+    command = [sys.executable, ROOT / "launch.py", "small.yaml", *SMALL, "train.epochs=100000"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        metrics = tmp_path / "runs/small/metrics.jsonl"
+        while not (metrics.exists() and metrics.stat().st_size) and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 143
+    step = read_manifest(newest(tmp_path / "runs/small/checkpoints")).progress.step
+    assert f"stopped by SIGTERM after step {step:,}, which is saved" in said

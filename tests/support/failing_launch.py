@@ -1,0 +1,44 @@
+"""`launch.py` with a fault: `failing_launch.py KIND:RANK:STEP[:TIMES] CONFIG.yaml ...`.
+
+The fault happens on one rank before a step is taken, until torchrun has restarted the processes
+TIMES times (1). KIND is `kill`, `raise`, `stop` or `sleep`.
+"""
+
+import os
+import runpy
+import signal
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from stampede.engine.restarts import restarts
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.stopping import before_step
+
+
+def sleep_in_python():
+    time.sleep(3600)
+
+
+_FAULTS = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "raise": lambda: {}["a fault of this test"],
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "sleep": sleep_in_python,
+}
+
+
+def main():
+    kind, rank, step, *times = sys.argv.pop(1).split(":")
+    if os.environ["RANK"] == rank and restarts()[0] < int(times[0] if times else 1):
+        before_step(SimpleNamespace(setattr=setattr), int(step), _FAULTS[kind])
+    launch = Path(__file__).parents[2] / "launch.py"
+    sys.argv[0] = str(launch)
+    runpy.run_path(str(launch), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

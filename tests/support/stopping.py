@@ -1,0 +1,43 @@
+"""Runs that are stopped at a chosen step, on one or several ranks."""
+
+import os
+import signal
+from pathlib import Path
+
+from stampede.engine import trainer
+from stampede.engine.errors import InterruptedRunError
+from support.jobs import run_small
+
+
+def before_step(patch, number, action):
+    """Do something before step `number` is taken."""
+    step = trainer.train_step
+
+    def disturbed(job, sent, now, *further):
+        if now == number:
+            action()
+        return step(job, sent, now, *further)
+
+    patch.setattr(trainer, "train_step", disturbed)
+
+
+def ask_to_stop(number=signal.SIGTERM):
+    """What a scheduler does."""
+    os.kill(os.getpid(), number)
+
+
+class _Patch:
+    """Of a process that ends soon."""
+
+    setattr = staticmethod(setattr)
+
+
+def stopped_on_rank_1(folder: Path, overrides: list[str], world_size: int, step: int) -> str:
+    """The sentence of a run of which only rank 1 was asked to stop; as a rank of several."""
+    if os.environ["RANK"] == "1":
+        before_step(_Patch, step, ask_to_stop)
+    try:
+        run_small(folder, overrides, world_size)
+    except InterruptedRunError as stop:
+        return str(stop)
+    return "not stopped"
