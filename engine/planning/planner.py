@@ -22,6 +22,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 from stampede.engine.planning.shards import PlacedShard
 from stampede.engine.planning.workload import Workload
+from stampede.optim.sharded.supported import SHARDING_TYPES
 
 # Columns; FBGEMM needs a multiple of 4.
 SMALLEST_PARTITION = 4
@@ -97,13 +98,34 @@ def search_plan(
         topology=topology,
         constraints=constraints,
         batch_size=workload.local_batch_size,
-        enumerator=EmbeddingEnumerator(
-            topology, workload.local_batch_size, constraints, estimators
-        ),
+        enumerator=_Enumerator(topology, workload.local_batch_size, constraints, estimators),
         storage_reservation=_Reservation(workload, cluster),
         stats=NoopEmbeddingStats(),
     )
     return planner.plan(model, sharders)
+
+
+class _Enumerator(EmbeddingEnumerator):
+    """Options in one order in every process: among equals the planner takes the first.
+
+    TorchRec's own order comes from a set of strings. A run that is started again is to get the same
+    plan, as another one rounds sums in another order.
+    """
+
+    def enumerate(
+        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
+    ) -> list[ShardingOption]:
+        """The options of all tables."""
+        options = super().enumerate(module, sharders)
+        tables = list(dict.fromkeys(option.name for option in options))
+        return sorted(
+            options,
+            key=lambda option: (
+                tables.index(option.name),
+                SHARDING_TYPES.index(option.sharding_type),
+                option.compute_kernel,
+            ),
+        )
 
 
 class _Storage(ShardEstimator):

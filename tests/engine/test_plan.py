@@ -1,10 +1,12 @@
 """Plans: what fits, and what is said of what does not."""
 
 import pytest
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 import stampede.engine.plan as plan
 from stampede.engine.config import load_config
+from stampede.engine.planning.planner import Cluster, search_plan
 from stampede.engine.planning.tables import planned_data
 from stampede.engine.planning.workload import workload
 from stampede.engine.processes import processes
@@ -43,6 +45,30 @@ def make_plan(sharding_type):
 )
 def test_the_asked_sharding_type_is_planned(asked, found):
     assert plan.describe_plan(make_plan(asked)) == f"2 tables {found}"
+
+
+def test_a_plan_is_the_same_in_every_process(monkeypatch):
+    """On one machine several sharding types cost the same; TorchRec has them in no fixed order."""
+    config = load_config(ROOT / "configs/plan_10b.yaml", TWO_TABLES)
+    usual = EmbeddingEnumerator._filter_sharding_types
+    model = CTRModel("deepfm", {"C1": ROWS, "C2": ROWS}, 13, 10, [4], 0)
+    apply_optimizer_in_backward(CowClipAdam, model.front.ebc.parameters(), {})
+    found = set()
+    for reverse in (False, True):
+        monkeypatch.setattr(
+            EmbeddingEnumerator,
+            "_filter_sharding_types",
+            lambda *of, reverse=reverse: sorted(usual(*of), reverse=reverse),
+        )
+        taken = search_plan(
+            model,
+            cowclip_sharders(),
+            SHARDING_TYPES,
+            workload(config, planned_data(config), model, 2),
+            Cluster(2, 2, "cpu", 10**10),
+        )
+        found.add(str(taken))
+    assert len(found) == 1
 
 
 def test_tables_that_do_not_fit_this_machine_are_refused(monkeypatch):
