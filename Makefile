@@ -8,7 +8,7 @@ VENV_PYTHON := .venv/bin/python
 help:
 	@echo "make train   set up .venv if needed, train configs/quickstart.yaml, print the result"
 	@echo "make test    set up .venv if needed, run the test suite except the soak tests"
-	@echo "make soak    set up .venv if needed, run the soak tests"
+	@echo "make soak    set up .venv if needed, run the soak tests; SOAK='-k NAME': some of them"
 	@echo "make bench   set up .venv if needed, measure the training speed; QUICK=1: in a minute"
 	@echo "make lint    set up .venv if needed, run ruff"
 	@echo "make setup   set up .venv only"
@@ -27,7 +27,7 @@ test: setup
 
 # pytest's exit status 5 means that no test was selected.
 soak: setup
-	@$(VENV_PYTHON) -m pytest -m soak || { status=$$?; \
+	@$(VENV_PYTHON) -m pytest -m soak $(SOAK) || { status=$$?; \
 	  [ $$status -eq 5 ] && echo "there are no soak tests" || exit $$status; }
 
 bench: setup

@@ -6,6 +6,7 @@ from stampede.engine.checkpoint.loading import load
 from stampede.engine.checkpoint.manifest import Manifest, read_manifest, weights_name
 from stampede.engine.checkpoint.names import checkpoint_of, newest
 from stampede.engine.checkpoint.progress import Progress
+from stampede.engine.checkpoint.same_network import check_same_network
 from stampede.engine.checkpoint.saving import Checkpoints
 from stampede.engine.checkpoint.tensors import read_tensors
 from stampede.engine.checkpoint.verifying import newest_whole, verify
@@ -16,6 +17,7 @@ __all__ = [
     "Manifest",
     "Progress",
     "changes",
+    "check_same_network",
     "checkpoint_of",
     "flat_keys",
     "load",

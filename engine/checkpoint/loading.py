@@ -12,6 +12,7 @@ from stampede.engine.checkpoint.contents import contents
 from stampede.engine.checkpoint.described import data_entry
 from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.checkpoint.progress import Progress
+from stampede.engine.checkpoint.same_network import check_same_network
 from stampede.engine.checkpoint.tensors import read_tensors
 from stampede.engine.errors import RunFolderError
 from stampede.engine.job import Job
@@ -27,7 +28,7 @@ def load(path: Path, job: Job, dataset: Dataset) -> Progress:
         How far the run had come.
 
     Raises:
-        RunFolderError: it is damaged, or belongs to another job.
+        RunFolderError: it is damaged, or belongs to another job or network.
     """
     manifest = read_manifest(path)
     if manifest.data != data_entry(dataset):
@@ -36,6 +37,7 @@ def load(path: Path, job: Job, dataset: Dataset) -> Progress:
             "use the same data, or another run.name"
         )
     state = contents(job, dist.get_rank())
+    check_same_network(path, manifest, state["model"])
     if manifest.world_size != dist.get_world_size():
         del state["random"]
     read_tensors(path, state)

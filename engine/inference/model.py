@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stampede.data import Batch, GlobalBatches, Part
 from stampede.engine.build import build_model, move_dense
-from stampede.engine.checkpoint import read_tensors
+from stampede.engine.checkpoint import check_same_network, read_manifest, read_tensors
 from stampede.engine.inference.trained import Trained
 from stampede.engine.step import TILE_ROWS
 from stampede.models import CTRModel
@@ -37,9 +37,10 @@ def dense_model(trained: Trained) -> CTRModel:
     """The model with the trained dense layers, on the CPU; its tables are on `meta`.
 
     Raises:
-        RunFolderError: the checkpoint is damaged.
+        RunFolderError: the checkpoint is damaged, or that of another network.
     """
     model = build_model(trained.config, trained.vocabulary_sizes, trained.numbers)
+    check_same_network(trained.checkpoint, read_manifest(trained.checkpoint), model.state_dict())
     state = {
         name: tensor for name, tensor in model.state_dict().items() if not name.startswith(_TABLES)
     }

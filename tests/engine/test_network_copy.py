@@ -10,6 +10,7 @@ from support.jobs import run_small, small_config
 from support.own_networks import NUMBERS_ONLY, own_network
 from support.predicting import predict, run_command, scores
 
+ALLOWED = "--allow-import"
 FLIPPED = NUMBERS_ONLY.replace("return self", "return -self")
 
 
@@ -31,8 +32,8 @@ def refused(tmp_path):
     """What the commands that use the run say."""
     folder = tmp_path / "small"
     for status, said in (
-        predict(folder, "@run", tmp_path / "s.parquet"),
-        run_command(export.main, folder, tmp_path / "package"),
+        predict(folder, "@run", tmp_path / "s.parquet", ALLOWED),
+        run_command(export.main, folder, tmp_path / "package", ALLOWED),
     ):
         assert status == 2 and said.count("error: ") == 1
         assert str(tmp_path / "own.py") in said and str(folder / "network.py") in said
@@ -42,7 +43,7 @@ def refused(tmp_path):
 
 def test_a_file_that_has_changed_is_refused_and_not_executed(tmp_path, network):
     own, folder = tmp_path / "own.py", tmp_path / "small"
-    before = scores(folder, ["@run"], tmp_path)
+    before = scores(folder, ["@run"], tmp_path, ALLOWED)
     (tmp_path / "scores.parquet").unlink()
     own.write_text(FLIPPED + f"\nopen({str(tmp_path / 'executed')!r}, 'w')\n")
     for said in refused(tmp_path):
@@ -52,7 +53,7 @@ def test_a_file_that_has_changed_is_refused_and_not_executed(tmp_path, network):
     with pytest.raises(RunFolderError, match=r"own.py is not as it was when .*small was trained"):
         run_small(tmp_path, [*network, "train.epochs=2", "checkpoint.resume=auto"])
     own.write_bytes((folder / "network.py").read_bytes())
-    assert scores(folder, ["@run"], tmp_path).equals(before)
+    assert scores(folder, ["@run"], tmp_path, ALLOWED).equals(before)
     run_small(tmp_path, [*network, "train.epochs=2", "checkpoint.resume=auto"])
 
 
@@ -63,13 +64,13 @@ def test_a_file_that_is_gone(tmp_path, network):
     # The same in another place is the same.
     moved = [f"model.import={tmp_path}/renamed.py", *network[1:]]
     run_small(tmp_path, [*moved, "train.epochs=2", "checkpoint.resume=auto"])
-    assert predict(tmp_path / "small", "@run", tmp_path / "s.parquet")[0] == 0
+    assert predict(tmp_path / "small", "@run", tmp_path / "s.parquet", ALLOWED)[0] == 0
 
 
 def test_a_run_that_kept_no_copy_is_used_as_it_is(tmp_path, network):
     copy = tmp_path / "small/network.py"
     copy.unlink()
-    assert predict(tmp_path / "small", "@run", tmp_path / "s.parquet")[0] == 0
+    assert predict(tmp_path / "small", "@run", tmp_path / "s.parquet", ALLOWED)[0] == 0
     run_small(tmp_path, [*network, "train.epochs=2", "checkpoint.resume=auto"])
     assert copy.read_text() == NUMBERS_ONLY
 
