@@ -37,6 +37,8 @@ def exit_status(action: Callable[[], None]) -> int:
     except InterruptedRunError as stop:
         if launched_rank() == 0:
             print(stop, flush=True)
+        else:
+            _let_rank_0_speak()
         return 128 + stop.signal
     except KeyboardInterrupt:
         print("stopped; checkpoint.resume=auto continues from the newest checkpoint")
@@ -57,6 +59,10 @@ def _complain(failure: Exception, status: int) -> int:
     elif not getattr(failure, "known_to_all_ranks", False):
         print(f"error on rank {launched_rank()}: {failure}", file=sys.stderr, flush=True)
     else:
-        # torchrun ends all processes as soon as one does; rank 0 is to speak first.
-        time.sleep(2)
+        _let_rank_0_speak()
     return status
+
+
+def _let_rank_0_speak() -> None:
+    # torchrun ends all processes as soon as one does.
+    time.sleep(2)
