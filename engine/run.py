@@ -45,7 +45,7 @@ def run(config: Config) -> None:
             here.on_main(lambda: folder.write_config(config))
         else:
             here.on_main(lambda: folder.claim(config))
-        here.on_main(lambda: keep_inputs(config, folder.path))
+        here.on_main(lambda: keep_inputs(config, folder.path, replace=newest is None))
         here.on_main(lambda: keep_network(config, folder.path, replace=newest is None))
         # A run that was killed may have logged steps that will be done again.
         here.on_main(lambda: folder.keep_lines(progress.metrics_lines))

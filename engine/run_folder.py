@@ -126,8 +126,8 @@ class RunFolder:
             # Before anything else is in it, so that a restart knows the folder as its own.
             if launched_by() is not None:
                 write_whole(self._launch_file, launched_by())
-            if not self.config_file.exists():
-                self.write_config(config)
+            # Also where an earlier try with other settings got to no checkpoint.
+            self.write_config(config)
             self.checkpoints.mkdir(exist_ok=True)
         except OSError as failure:
             raise RunFolderError(_cannot_write(self.path, failure)) from None

@@ -90,6 +90,9 @@ class Trainer:
                         break
                     self._train_epoch(epoch, bar)
                     self._finish_epoch(epoch)
+                if not progress.last:
+                    # The run goes on with fewer epochs than it had begun, and evaluated none.
+                    self._evaluations.within_epoch(progress)
             except _StopRequestedError as stop:
                 self._stop(*stop.args)
         return progress

@@ -23,16 +23,21 @@ from stampede.settings import SettingsError
 INPUTS = "inputs"
 
 
-def keep_inputs(config: Config, run: Path) -> None:
-    """Keep a run's schema, vocabularies and ranges in its folder, unless they are there.
+def keep_inputs(config: Config, run: Path, *, replace: bool) -> None:
+    """Keep a run's schema, vocabularies and ranges in its folder.
 
     The prepared data may be deleted afterwards. Synthetic clicks have nothing to keep. The files
     are linked where the file system can, which takes no space.
+
+    Args:
+        replace: whether the run trains anew; else what is there stays.
 
     Raises:
         RunFolderError: they cannot be written.
     """
     kept = run / INPUTS
+    if replace:
+        shutil.rmtree(kept, ignore_errors=True)
     if kept.exists() or not isinstance(config.data, RawSection | PreparedSection):
         return
     folder = data_folder(config)

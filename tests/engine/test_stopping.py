@@ -1,5 +1,6 @@
 """Runs that are stopped within an epoch, and what continues from there."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import torch
 
 from stampede.engine import evaluations, stop_signals
 from stampede.engine.checkpoint import newest, read_manifest
+from stampede.engine.config import load_config
 from stampede.engine.errors import InterruptedRunError
 from stampede.engine.stop_signals import StopSignals
 from stampede.engine.tables import read_field
@@ -140,3 +142,24 @@ def test_the_launcher_ends_with_the_signals_status(tmp_path):
     assert process.returncode == 143
     step = read_manifest(newest(tmp_path / "runs/small/checkpoints")).progress.step
     assert f"stopped by SIGTERM after step {step:,}, which is saved" in said
+
+
+def test_fewer_epochs_than_were_begun(tmp_path, monkeypatch):
+    overrides = ["train.epochs=5", "evaluate.every_epochs=5"]
+    with monkeypatch.context() as patch:
+        before_step(patch, 10, ask_to_stop)
+        with pytest.raises(InterruptedRunError):
+            run_small(tmp_path, overrides)
+    run_small(tmp_path, ["train.epochs=1", *overrides[1:], "checkpoint.resume=auto"])
+    summary = json.loads((tmp_path / "small/summary.json").read_text())
+    assert summary["steps"] == 10 and summary["auc"] > 0
+
+
+def test_a_run_that_begins_again_keeps_its_own_configuration(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        before_step(patch, 2, kill)
+        with pytest.raises(KilledError):
+            run_small(tmp_path, [])
+    run_small(tmp_path, ["optim.dense.lr=5e-4", "checkpoint.resume=auto"])
+    config = load_config(tmp_path / "small/config.yaml")
+    assert config.optim.dense.lr == 5e-4
