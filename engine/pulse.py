@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class Pulse:
     """What the training loop did last; as good as free to keep up to date.
@@ -10,13 +13,17 @@ class Pulse:
         beats: calls of `beat` so far. All ranks make the same ones in the same order, so that a
             smaller number is an earlier place in the run.
         step: number of the step that is being taken or was taken last; 0 before.
+        first_step: that of the first one of this start of the run.
         stage: of that step, or what is done between steps.
+        slow: whether the stage may last for hours and yet be no hang.
     """
 
     def __init__(self) -> None:
         self.beats = 0
         self.step = 0
+        self.first_step = 0
         self.stage = "starting"
+        self.slow = False
 
     def beat(self, stage: str, step: int | None = None) -> None:
         """Begin with a stage.
@@ -28,5 +35,22 @@ class Pulse:
         self.stage = stage
         if step is not None:
             self.step = step
+            self.first_step = self.first_step or step
         # Last, so that whoever sees the beat sees where it was.
         self.beats += 1
+
+    @contextmanager
+    def slowly(self, stage: str) -> Iterator[None]:
+        """A stage that takes as long as the data are large, such as a save.
+
+        Args:
+            stage: see `beat`.
+        """
+        self.slow = True
+        self.beat(stage)
+        try:
+            yield
+        finally:
+            # First, so that whoever sees the end of the stage sees this beat.
+            self.beat(f"going on after {stage}")
+            self.slow = False

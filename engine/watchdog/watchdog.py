@@ -24,6 +24,9 @@ from stampede.engine.watchdog.verdict import Seen, Verdict, find_culprits
 # Kernels may be compiled in the first step.
 _FIRST_STEP_SECONDS = 600.0
 
+# The patience in a stage that may well last for hours, see `Pulse.slowly`.
+_SLOW_SECONDS = 24 * 3600.0
+
 # So many rounds before it is time to judge, the others are read.
 _ROUNDS_READ = SILENT_ROUNDS + 3
 
@@ -35,7 +38,8 @@ def watched(processes: Processes, patience: float, folder: Path) -> Iterator[Non
     It counts from the first beat of `processes.pulse` on. All ranks must enter together.
 
     Args:
-        patience: seconds without a beat on any rank, in the first step ten minutes more; 0: never.
+        patience: seconds without a beat on any rank, in the first step ten minutes more, in a slow
+            stage a day; 0: never.
         folder: of the run, for the stacks of all threads.
     """
     if not patience:
@@ -84,7 +88,8 @@ class Watchdog:
         self._file = stack_file(folder, processes.rank)
         self._main = threading.get_ident()
         self._beats = self._start = self._pulse.beats
-        self._first_step: int | None = None
+        self._is_first_step = True
+        self._is_slow = False
         self._still = 0.0
         self._published = 0
         self._end = threading.Event()
@@ -111,23 +116,26 @@ class Watchdog:
             self._count(min(now - before, 2 * self._interval))
             before = now
             verdict = self._judge()
-            if verdict is not None:
+            if verdict is not None and not self._end.is_set():
                 self._end_process(verdict)
 
     def _count(self, seconds: float) -> None:
+        # Before the beats: who sees that a slow stage has ended also sees the beat at its end.
+        is_slow = self._pulse.slow
         beats = self._pulse.beats
         if beats == self._beats:
             # Nothing has begun yet before the first beat.
             self._still += seconds if beats > self._start else 0.0
-            return
-        if self._first_step is None:
-            self._first_step = self._pulse.step
-        self._beats, self._still = beats, 0.0
+        else:
+            self._beats, self._still = beats, 0.0
+            # Both are 0 before it, as in the evaluation that a resumed run begins with.
+            self._is_first_step = self._pulse.step == self._pulse.first_step
+        self._is_slow = is_slow
 
     def _left(self) -> float:
         """Seconds until this rank has stood still for too long."""
-        first = self._first_step is None or self._pulse.step == self._first_step
-        return self._patience + (_FIRST_STEP_SECONDS if first else 0.0) - self._still
+        patience = self._patience + (_FIRST_STEP_SECONDS if self._is_first_step else 0.0)
+        return (max(patience, _SLOW_SECONDS) if self._is_slow else patience) - self._still
 
     def _judge(self) -> Verdict | None:
         left = self._left()

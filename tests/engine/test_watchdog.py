@@ -207,6 +207,21 @@ def test_time_counts_from_the_first_beat_on(tmp_path):
             watchdog.close()
 
 
+@pytest.mark.parametrize("begun", [[("evaluating", None), ("computing", 7)], [("computing", 7)]])
+def test_only_the_first_step_may_take_longer(tmp_path, begun):
+    """Also where the thread sees a later one first."""
+    with processes("cpu") as here:
+        watchdog = Watchdog(here, 20.0, tmp_path, None)
+        try:
+            for stage, step in begun:
+                here.pulse.beat(stage, step)
+                assert watchdog._left() > 600
+            here.pulse.beat("computing", 8)
+            assert watchdog._left() <= 20
+        finally:
+            watchdog.close()
+
+
 STEPS = """
 import sys, time
 from pathlib import Path
