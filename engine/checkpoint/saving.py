@@ -12,6 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
+from tqdm import tqdm
 
 from stampede.data import Dataset
 from stampede.data.prepared.checksum import file_entry
@@ -80,14 +81,19 @@ class Checkpoints:
     def save(self, progress: Progress) -> None:
         """Begin a checkpoint of the job as it is now, once the one before is written.
 
+        Where the one before could not be written, which rank 0 says, this one is waited for: what
+        was in the way may be gone.
+
         It is called `epoch_0001` at an epoch's end, after its evaluation, and `step_00000123`
         elsewhere.
 
         Raises:
-            TrainingStoppedError: the one before, or without `checkpoint.asynchronous` this one,
-                cannot be written.
+            TrainingStoppedError: this one cannot be written, and neither could the one before, or
+                `checkpoint.asynchronous` is off.
         """
-        self.wait()
+        before = self._finish()
+        if before is not None and self._processes.is_main:
+            tqdm.write(f"{before}; training goes on, and the present state is written now")
         state, failure = contents(self._job, self._processes.rank), None
         try:
             state = on_cpu(state, copy=self._settings.asynchronous)
@@ -101,6 +107,7 @@ class Checkpoints:
             self._thread.start()
         else:
             self._try_to_write(*arguments)
+        if before is not None or not self._settings.asynchronous:
             self.wait()
 
     def wait(self) -> None:
@@ -109,18 +116,26 @@ class Checkpoints:
         Raises:
             TrainingStoppedError: it cannot be written.
         """
+        failure = self._finish()
+        if failure is not None:
+            raise TrainingStoppedError(
+                f"{failure}; earlier ones are untouched. Make room and continue with "
+                "checkpoint.resume=auto"
+            )
+
+    def _finish(self) -> str | None:
+        """Let what is being written come to its end; why it cannot be written, once."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         failure, self._failure = self._failure, None
-        if failure is not None:
-            there = next(path for path in (self._folder, *self._folder.parents) if path.exists())
-            free = readable_bytes(shutil.disk_usage(there).free)
-            raise TrainingStoppedError(
-                f"{self._target}: the checkpoint cannot be written, {free} are free there "
-                f"({failure}); earlier ones are untouched. Make room and continue with "
-                "checkpoint.resume=auto"
-            )
+        if failure is None:
+            return None
+        there = next(path for path in (self._folder, *self._folder.parents) if path.exists())
+        free = readable_bytes(shutil.disk_usage(there).free)
+        return (
+            f"{self._target}: the checkpoint cannot be written, {free} are free there ({failure})"
+        )
 
     def _try_to_write(self, state: dict[str, Any], failure: str | None, progress: Progress) -> None:
         try:

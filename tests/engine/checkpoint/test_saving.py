@@ -114,7 +114,7 @@ def test_a_failure_is_raised_when_it_is_waited_for(tmp_path, monkeypatch):
         with pytest.raises(
             TrainingStoppedError, match=r"step_00000008: .*No space left.*resume=auto"
         ):
-            checkpoints.save(at(9))
+            checkpoints.wait()
         # It was said once; nothing half-written is left.
         checkpoints.wait()
         assert names(target) == ["step_00000007"]
@@ -125,6 +125,29 @@ def test_a_failure_is_raised_when_it_is_waited_for(tmp_path, monkeypatch):
         with pytest.raises(ZeroDivisionError), checkpoints:
             raise ZeroDivisionError
         assert names(target) == ["step_00000007"]
+
+
+def test_a_failure_of_the_one_before_does_not_keep_the_next_from_being_written(
+    tmp_path, monkeypatch, capsys
+):
+    with small_job(tmp_path) as (here, job, config, data, target):
+        with Checkpoints(target, job, config, data, here) as checkpoints:
+            with monkeypatch.context() as patch:
+                patch.setattr(saving, "as_text", full)
+                checkpoints.save(at(7))
+                # The disk is full for a while only.
+                checkpoints._thread.join()
+            checkpoints.save(at(8))
+            assert names(target) == ["step_00000008"]
+            said = capsys.readouterr().out
+            assert "step_00000007: the checkpoint cannot be written" in said
+            assert "No space left" in said
+            monkeypatch.setattr(saving, "as_text", full)
+            checkpoints.save(at(9))
+            # Not twice: nobody knows for how long nothing was saved.
+            with pytest.raises(TrainingStoppedError, match=r"step_00000010: .*No space left"):
+                checkpoints.save(at(10))
+        assert names(target) == ["step_00000008"]
 
 
 def test_no_memory_for_a_copy_is_said(tmp_path, monkeypatch):
