@@ -88,8 +88,8 @@ class Reader:
             RunFolderError: settings or data are such that the rows come in another order.
             DataError: it is no state of these batches.
         """
-        settings = state.get("settings")
-        if settings and Order(**state["order"]).deciding() != self._order.deciding():
+        settings, order = state.get("settings"), state.get("order")
+        if settings and order and Order(**order).deciding() != self._order.deciding():
             now = {key: getattr(self._section, key) for key in settings}
             raise RunFolderError(
                 f"with {_written(now)} the training rows come in another order than in the run so "

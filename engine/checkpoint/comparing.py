@@ -9,6 +9,7 @@ from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.config import Config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import Processes
+from stampede.settings import cut
 
 # Sections and keys that may differ between a checkpoint and the run that continues it.
 _FREE = ("model.import", "optim.embedding.lr", "optim.embedding.schedule.", "optim.dense.lr",
@@ -42,7 +43,7 @@ def _check_same_job(path: Path, saved: dict[str, Any], config: Config) -> list[s
     """The harmless changes; raises RunFolderError for others."""
     before, now = flat_keys(saved), flat_keys(config.model_dump(mode="json"))
     differing = {
-        key: f"{key:.200}: {before.get(key)!r:.200} in the checkpoint, {now.get(key)!r:.200} now"
+        key: f"{_plain(key)}: {before.get(key)!r:.200} in the checkpoint, {now.get(key)!r:.200} now"
         for key in sorted(before.keys() | now.keys())
         if before.get(key) != now.get(key)
     }
@@ -54,6 +55,11 @@ def _check_same_job(path: Path, saved: dict[str, Any], config: Config) -> list[s
             + "\nchange it back, or choose another run.name"
         )
     return [line for key, line in differing.items() if key not in _NOT_WORTH_TELLING]
+
+
+def _plain(key: str) -> str:
+    """A key of a checkpoint that may be from elsewhere, as a line shows it."""
+    return cut(f"{key:.200}").replace("\n", "\\n")
 
 
 def flat_keys(values: Any, prefix: str = "") -> dict[str, Any]:

@@ -20,7 +20,12 @@ def unfinished(path: Path) -> Path:
 def publish(path: Path) -> None:
     """Give a written checkpoint its name; an older one of that name goes."""
     replaced = _hidden(path, _REPLACED)
+    # A failure of power must not leave a checkpoint's name without its files.
+    _sync(unfinished(path))
     if path.exists():
+        # Where an earlier one could not be deleted.
+        if replaced.exists():
+            shutil.rmtree(replaced)
         os.replace(path, replaced)
     os.replace(unfinished(path), path)
     _sync(path.parent)

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, model_validator
 
 from stampede.data.prepared.manifest import FileEntry
-from stampede.engine.checkpoint.progress import Count
+from stampede.engine.checkpoint.states import Count
 from stampede.settings import Section
 
 DTYPES = {

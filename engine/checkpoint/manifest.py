@@ -17,16 +17,20 @@ from stampede.data.prepared.manifest import FileEntry
 from stampede.engine.checkpoint.errors import DamagedCheckpointError
 from stampede.engine.checkpoint.files import length_of
 from stampede.engine.checkpoint.layout import TensorEntry, check_fits_files
-from stampede.engine.checkpoint.progress import Count, Progress
+from stampede.engine.checkpoint.progress import Progress
+from stampede.engine.checkpoint.states import Count
 from stampede.engine.errors import RunFolderError
 from stampede.engine.run_folder import to_json
 from stampede.models import table_name
-from stampede.settings import Section
+from stampede.settings import Section, cut
 
 # A change of layout or meaning raises it; other formats are refused.
 FORMAT = 1
 
 MANIFEST = "manifest.json"
+
+# What the name of a checkpoint's folder begins with.
+KINDS = ("epoch_", "step_")
 
 # More than any; whoever claims more is not to fill the memory.
 _MOST_BYTES = 1 << 28
@@ -115,7 +119,8 @@ def read_manifest(path: Path) -> Manifest:
         RunFolderError: there is no checkpoint, or one of another format.
     """
     file = path / MANIFEST
-    if not file.exists():
+    # What has the name of a checkpoint was one once: a checkpoint gets it when it is whole.
+    if not file.exists() and not (path.name.startswith(KINDS) and path.is_dir()):
         raise RunFolderError(
             f"{path} is no checkpoint ({MANIFEST} is absent); write a folder such as "
             "runs/quickstart/checkpoints/epoch_0001"
@@ -143,6 +148,8 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _damaged(path: Path, what: str) -> str:
+    # Keys of a manifest from elsewhere are in it.
+    what = cut(what).replace("\n", "\\n")
     return f"{path}: damaged checkpoint ({what:.300}); delete it to use the one before"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stampede.engine.checkpoint.manifest import MANIFEST, read_manifest
+from stampede.engine.checkpoint.manifest import KINDS, MANIFEST, read_manifest
 from stampede.engine.checkpoint.progress import Progress
 from stampede.engine.errors import RunFolderError
 
@@ -47,9 +47,7 @@ def readable(folder: Path) -> list[tuple[Path, Progress]]:
 
 
 def _named(folder: Path) -> list[Path]:
-    return [
-        path.parent for kind in ("epoch", "step") for path in folder.glob(f"{kind}_*/{MANIFEST}")
-    ]
+    return [path for kind in KINDS for path in folder.glob(f"{kind}*") if path.is_dir()]
 
 
 def _with_age(path: Path) -> tuple[tuple[int, bool], Path]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict
 
-# Nothing is counted beyond, so that no product of two counts is out of the ordinary.
-Count = Annotated[int, Field(ge=0, lt=2**62)]
+from stampede.engine.checkpoint.states import Count, PlateauState, ReaderState
 
 
 @dataclass
@@ -39,7 +38,7 @@ class Progress:
     )
 
     epoch: Count = 0
-    reader: dict[str, Any] = field(default_factory=dict)
+    reader: ReaderState = field(default_factory=dict)
     step: Count = 0
     samples: Count = 0
     train_seconds: float = 0.0
@@ -50,7 +49,7 @@ class Progress:
     best_score: float | None = None
     best_auc: float | None = None
     waited: Count = 0
-    plateau: dict[str, Any] = field(default_factory=dict)
+    plateau: PlateauState = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
     evaluated_step: Count = 0
     metrics_lines: Count = 0

@@ -2,13 +2,17 @@
 
 import json
 import shutil
+from dataclasses import asdict
 
 import pytest
 import torch
 from hypothesis import strategies as st
 
+from stampede.data import Order
 from stampede.engine.checkpoint import newest, read_manifest, read_tensors, verify
+from stampede.engine.checkpoint.names import name_of
 from stampede.engine.errors import RunFolderError
+from stampede.engine.selection import Plateau
 from stampede.engine.tables import read_field
 from support.checkpoints import WEIGHTS, sign, values_of, write_checkpoint
 from support.fuzzing import NUMBERS, VALUES, changed_bytes, changed_trees, fuzz
@@ -34,7 +38,12 @@ def checkpoint(tmp_path):
 def read_all(path):
     """Everything that opens a checkpoint."""
     newest(path.parent)
-    read_manifest(path)
+    progress = read_manifest(path).progress
+    # What a run that goes on makes of it.
+    name_of(progress)
+    Plateau(**progress.plateau)
+    if progress.reader.get("order"):
+        Order(**progress.reader["order"]).deciding()
     read_field(path, "C1")
     read_tensors(path, {"model": {WEIGHTS: torch.zeros(7, 12)}}, alone=True)
     verify(path)
@@ -49,8 +58,13 @@ def sentence(path):
 @pytest.mark.parametrize("cases", CASES)
 def test_manifests(checkpoint, cases):
     whole = values_of(checkpoint)
+    order = asdict(Order(5, "block"))
+    reader = {"epoch": 1, "samples": 0, "batch_size": 4, "order": order,
+              "settings": {"shuffle": "block", "memory_gb": 1.0}}  # fmt: skip
+    whole["progress"].update(reader=reader, plateau=asdict(Plateau(0.5, 1)))
     values = st.sampled_from(NUMBERS) | st.sampled_from(NAMES) | VALUES
-    keys = ["offsets", "sizes", "size", "chunks", "file", "rows", "t_C1", f"model.{WEIGHTS}"]
+    keys = ["offsets", "sizes", "size", "chunks", "file", "rows", "t_C1", f"model.{WEIGHTS}",
+            "samples", "epoch", "order", "plateau"]  # fmt: skip
 
     def check(changed):
         sign(checkpoint, changed, files=False)

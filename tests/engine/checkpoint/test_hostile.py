@@ -9,11 +9,12 @@ import zipfile
 import pytest
 import torch
 
-from stampede.engine.checkpoint import newest, read_manifest, read_tensors, verify
+from stampede.engine.checkpoint import changes, newest, read_manifest, read_tensors, verify
 from stampede.engine.errors import RunFolderError
 from stampede.engine.tables import read_field
 from support.checkpoints import WEIGHTS, sign, values_of, weights_of_table, write_checkpoint
 from support.guarded import guarded
+from support.jobs import small_config
 
 TENSOR = f"model.{WEIGHTS}"
 
@@ -63,7 +64,7 @@ def test_metadata_of_torch_are_never_unpickled(checkpoint, tmp_path):
         assert torch.equal(read(checkpoint), weights_of_table())
     assert not (tmp_path / "harm").exists()
     (checkpoint / "manifest.json").unlink()
-    refused(checkpoint, "is no checkpoint")
+    refused(checkpoint, "damaged checkpoint (manifest.json: No such file")
     assert not (tmp_path / "harm").exists()
 
 
@@ -208,6 +209,16 @@ def renamed_table(values):
     values["tables"]["../C1"] = values["tables"].pop("t_C1")
 
 
+ORDER = {"rows": 5, "shuffle": "block", "seed": 0, "window_rows": 0, "block_rows": 4}
+
+
+def progress(**changes):
+    def change(values):
+        values["progress"].update(changes)
+
+    return change
+
+
 def deep(values):
     for _ in range(100_000):
         values["config"] = {"a": values["config"]}
@@ -241,6 +252,12 @@ CHANGES = {
     "no tensors": (without("tensors"), "tensors"),
     "unknown keys": (lambda values: values.update(more=1), "more"),
     "steps below zero": (lambda values: values["progress"].update(step=-1), "progress.step"),
+    "a text as samples": (progress(reader={"samples": "x"}), "progress.reader.samples"),
+    "an order of no block": (progress(reader={"order": {**ORDER, "block_rows": 3}}), "power of"),
+    "an order of nothing": (progress(reader={"order": {"rows": 5}}), "progress.reader.order"),
+    "unknown settings": (progress(reader={"settings": {"seed": 1}}), "progress.reader.settings"),
+    "an unknown plateau": (progress(plateau={"more": 1}), "progress.plateau.more"),
+    "a text as the rate": (progress(plateau={"fraction": "x"}), "progress.plateau.fraction"),
     "unknown progress": (lambda values: values["progress"].update(f=1), "progress.f"),
     "endless seconds": (lambda v: v["progress"].update(train_seconds=float("inf")), "progress"),
 }  # fmt: skip
@@ -257,6 +274,24 @@ def test_a_manifest_that_means_harm_is_refused(checkpoint, tmp_path, name):
     with pytest.raises(RunFolderError):
         verify(checkpoint)
     assert newest(checkpoint.parent) == checkpoint
+
+
+def test_keys_do_nothing_to_a_terminal(checkpoint):
+    values = values_of(checkpoint)
+    values["tensors"]["\x1b[2J\nall is well"] = {}
+    sign(checkpoint, values)
+    with pytest.raises(RunFolderError, match=r"x1b\[2J\\nall is well") as refusal:
+        read_manifest(checkpoint)
+    assert str(refusal.value).isprintable()
+
+
+def test_keys_of_another_configuration_do_nothing_to_a_terminal(checkpoint, tmp_path):
+    values = values_of(checkpoint)
+    values["config"]["train"]["\x1b[2J\rall is well"] = 1
+    sign(checkpoint, values)
+    with pytest.raises(RunFolderError, match=r"train\.\\x1b\[2J\\rall is well: 1") as refusal:
+        changes(checkpoint, small_config(tmp_path), None)
+    assert str(refusal.value).replace("\n", "").isprintable()
 
 
 def test_a_deeply_nested_manifest_is_refused(checkpoint):

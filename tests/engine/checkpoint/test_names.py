@@ -51,13 +51,17 @@ def test_the_newest_has_the_most_steps_whatever_its_name(tmp_path):
     assert checkpoint.newest(tmp_path).name == "step_123456789"
     write_position(tmp_path, 11, 123_456_789)
     assert checkpoint.newest(tmp_path).name == "epoch_0011"
-    # Without a manifest, or without a name, there is none.
-    (tmp_path / "epoch_0012").mkdir()
+    # Without a name there is none.
+    (tmp_path / "epoch_0012").touch()
     write_position(tmp_path, 13, 999_999_999).rename(tmp_path / ".epoch_0013.tmp")
     assert checkpoint.newest(tmp_path).name == "epoch_0011"
     # One that cannot be read may be newer; who reads it is told.
     (write_position(tmp_path, 5, 50) / "manifest.json").write_text("{}")
     assert checkpoint.newest(tmp_path).name == "epoch_0005"
+    # So may one whose manifest is lost.
+    (tmp_path / "epoch_0012").unlink()
+    (tmp_path / "epoch_0012").mkdir()
+    assert checkpoint.newest(tmp_path).name == "epoch_0012"
 
 
 def test_the_checkpoint_of_an_epoch(tmp_path):
@@ -138,6 +142,24 @@ def test_a_checkpoint_of_the_same_name_is_replaced(tmp_path):
     publish(path)
     assert (path / "new").exists() and not (path / "old").exists()
     assert names(tmp_path) == {"epoch_0001"}
+
+
+def test_one_that_was_replaced_and_could_not_be_deleted_is_not_in_the_way(tmp_path):
+    path = new_version(tmp_path)
+    shutil.copytree(path, tmp_path / ".epoch_0001.replaced")
+    publish(path)
+    assert (path / "new").exists() and not (path / "old").exists()
+    assert names(tmp_path) == {"epoch_0001"}
+
+
+def test_names_of_files_are_on_the_disk_before_the_folder_has_its_name(tmp_path, monkeypatch):
+    path = new_version(tmp_path)
+    synced = []
+    monkeypatch.setattr(
+        keeping.os, "fsync", lambda number: synced.append(os.readlink(f"/proc/self/fd/{number}"))
+    )
+    publish(path)
+    assert synced == [str(unfinished(path)), str(tmp_path)]
 
 
 @pytest.mark.parametrize("call", [1, 2, 3])

@@ -1,0 +1,67 @@
+"""What a checkpoint says of the reader and of the plateau, checked before it is used."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from stampede.data import Order
+from stampede.settings import Section, Seed
+
+# Nothing is counted beyond, so that no product of two counts is out of the ordinary.
+Count = Annotated[int, Field(ge=0, lt=2**62)]
+
+
+class _Order(Section):
+    """See `stampede.data.Order`."""
+
+    rows: Count
+    shuffle: Literal["global", "block", "none"]
+    seed: Seed
+    window_rows: Count
+    block_rows: Count
+
+    @model_validator(mode="after")
+    def _is_an_order(self) -> _Order:
+        Order(**self.model_dump())
+        return self
+
+
+class _Settings(Section):
+    """Settings that the order depends on, see `stampede.engine.reading.Reader`."""
+
+    shuffle: str = ""
+    memory_gb: float = 0.0
+
+
+class _Reader(Section):
+    """See `stampede.data.GlobalBatches.state_dict`; what is absent is refused where it is used."""
+
+    epoch: Count = 0
+    samples: Count = 0
+    batch_size: Count = 0
+    order: _Order | None = None
+    settings: _Settings | None = None
+
+
+class _Plateau(Section):
+    """See `stampede.engine.selection.Plateau`."""
+
+    best: float | None = None
+    waited: Count = 0
+    fraction: float = 1.0
+
+
+def _checked_as(section: type[Section]) -> AfterValidator:
+    """A mapping that stays one, once it could be read as such a section."""
+
+    def check(values: dict[str, Any]) -> dict[str, Any]:
+        section.model_validate(values)
+        return values
+
+    return AfterValidator(check)
+
+
+ReaderState = Annotated[dict[str, Any], _checked_as(_Reader)]
+PlateauState = Annotated[dict[str, Any], _checked_as(_Plateau)]
