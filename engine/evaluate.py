@@ -93,8 +93,9 @@ def evaluate(
             bar.update()
             if on_batch is not None:
                 on_batch(number)
-        processes.pulse.beat("computing metrics")
-        found = scores.metrics()
+        # Rank 0 sorts the scores, and the others wait for it.
+        with processes.pulse.slowly("computing metrics"):
+            found = scores.metrics()
     model.train()
     return Evaluation(
         **{name: found.pop(name) for name in ("auc", "logloss", "attainable_auc", "samples")},

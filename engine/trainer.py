@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,8 +79,8 @@ class Trainer:
         total = self.dataset.train.rows * config.train.epochs
         with (
             signals.watched(),
-            Checkpoints(
-                self.folder.checkpoints, self.job, config, self.dataset, self.processes
+            self._saved_in_the_end(
+                Checkpoints(self.folder.checkpoints, self.job, config, self.dataset, self.processes)
             ) as self._checkpoints,
             progress_bar(total, progress.samples, self.processes.is_main) as bar,
         ):
@@ -172,12 +172,27 @@ class Trainer:
         with self._not_training():
             self.processes.pulse.beat("saving")
             self._count_rows()
-            self._checkpoints.save(self.progress)
+            # The one before may still be written.
+            with self.processes.pulse.slowly("saving"):
+                self._checkpoints.save(self.progress)
             self._agreement.saved()
+
+    @contextmanager
+    def _saved_in_the_end(self, checkpoints: Checkpoints) -> Iterator[Checkpoints]:
+        """The context of `checkpoints`, whose end waits for what is still being written."""
+
+        def end(*raised: Any) -> bool | None:
+            with self.processes.pulse.slowly("saving"):
+                return checkpoints.__exit__(*raised)
+
+        with ExitStack() as stack:
+            stack.push(end)
+            yield checkpoints.__enter__()
 
     def _stop(self, number: int) -> None:
         self._save()
-        self._checkpoints.wait()
+        with self.processes.pulse.slowly("saving"):
+            self._checkpoints.wait()
         # No process ends while another still uses a connection to it.
         dist.barrier()
         raise InterruptedRunError(

@@ -44,11 +44,11 @@ def end_process(
         is_first: whether this process is the one to say it.
         grace: seconds that other processes have for the same.
     """
-    _within(5.0, lambda: _write_stacks(path, sentence))
+    within(5.0, lambda: _write_stacks(path, sentence))
     if is_first():
         # Not through `sys.stderr`, whose lock the main thread may hold.
-        _within(5.0, lambda: os.write(2, f"\nerror: {sentence}\n".encode()))
-    _within(1.0, sys.stdout.flush)
+        within(5.0, lambda: os.write(2, f"\nerror: {sentence}\n".encode()))
+    within(1.0, sys.stdout.flush)
     time.sleep(grace)
     os._exit(status)
 
@@ -64,7 +64,8 @@ def _write_stacks(path: Path, sentence: str) -> None:
         os.write(2, text.encode())
 
 
-def _within(seconds: float, action: Callable[[], object]) -> None:
+def within(seconds: float, action: Callable[[], object]) -> None:
+    """Do what may never end, but wait for it so long only."""
     thread = threading.Thread(target=action, daemon=True)
     thread.start()
     thread.join(seconds)

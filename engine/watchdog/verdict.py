@@ -38,7 +38,7 @@ class Verdict:
 
 
 def find_culprits(ranks: Mapping[int, Seen]) -> Verdict | None:
-    """The ranks for which the others wait; None as long as one of them still moves.
+    """The ranks for which the others wait; None as long as one still moves, or if none waits.
 
     Args:
         ranks: all of them, this one among them.
@@ -47,7 +47,7 @@ def find_culprits(ranks: Mapping[int, Seen]) -> Verdict | None:
         rank: seen.standing for rank, seen in ranks.items() if seen.standing and not seen.silent
     }
     at_work = {rank: at for rank, at in heard.items() if not at.ended}
-    if not all(at.hangs for at in at_work.values()):
+    if not at_work or not all(at.hangs for at in at_work.values()):
         return None
     first = min(at_work.values(), key=lambda at: at.beats)
     others = f"; the others wait at {_where(first)}"

@@ -1,15 +1,18 @@
 """Runs that are stopped within an epoch, and what continues from there."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from subprocess import PIPE
 
 import pytest
 import torch
 
-from stampede.engine import evaluations, stop_signals
+from stampede.engine import evaluations
 from stampede.engine.checkpoint import newest, read_manifest
 from stampede.engine.config import load_config
 from stampede.engine.errors import InterruptedRunError
@@ -114,20 +117,54 @@ def test_an_epoch_that_is_not_evaluated_can_end_with_a_checkpoint(tmp_path, monk
     assert without_times(tmp_path / "again") == whole
 
 
-def test_a_second_signal_ends_at_once(monkeypatch):
-    clock = [100.0]
-    monkeypatch.setattr(stop_signals.time, "monotonic", lambda: clock[0])
+IN_C = """
+import hashlib
+from stampede.engine.stop_signals import StopSignals
+
+with StopSignals().watched():
+    print("watched", flush=True)
+    print("not lost")
+    # Minutes in which Python calls no handler.
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+"""
+
+
+def test_a_second_signal_ends_at_once():
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    with subprocess.Popen(
+        [sys.executable, "-c", IN_C],
+        stdout=PIPE,
+        stderr=PIPE,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+    ) as process:
+        try:
+            assert process.stdout.readline() == "watched\n"
+            process.send_signal(signal.SIGINT)
+            # torchrun sends on what the terminal has sent.
+            time.sleep(1)
+            process.send_signal(signal.SIGTERM)
+            time.sleep(4.3)
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=8) == 143
+            said = process.stdout.read(), process.stderr.read()
+        finally:
+            process.kill()
+    assert said[0] == "not lost\n"
+    assert "stopped at once by SIGTERM; checkpoint.resume=auto continues" in said[1]
+
+
+def test_signals_are_as_before_once_nothing_is_watched():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     signals = StopSignals()
-    with pytest.raises(KeyboardInterrupt), signals.watched():
+    with signals.watched():
         signal.raise_signal(signal.SIGINT)
-        assert signals.received == signal.SIGINT
-        # torchrun sends on what the terminal has sent.
-        clock[0] += 0.5
-        signal.raise_signal(signal.SIGINT)
-        clock[0] += 1.0
-        signal.raise_signal(signal.SIGINT)
-        time.sleep(1)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signals.received == signal.SIGINT
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert signal.set_wakeup_fd(-1) == -1
+    assert not [t for t in threading.enumerate() if t.name.startswith("stampede-")]
 
 
 def test_the_launcher_ends_with_the_signals_status(tmp_path):
