@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 
 from stampede.data import Dataset, SyntheticClicks
@@ -20,11 +19,8 @@ from stampede.engine.config.data import (
     SizesSection,
     SyntheticSection,
 )
-from stampede.engine.processes import Processes
+from stampede.engine.processes import PATIENCE, Processes
 from stampede.settings import SettingsError
-
-# To prepare a terabyte, or to read it once.
-_PATIENCE = timedelta(hours=24)
 
 
 def open_dataset(config: Config, processes: Processes) -> Dataset:
@@ -49,8 +45,8 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
             folder = Path(section.path)
         else:
             raw = _used(section, selects)
-            folder = processes.on_main(lambda: _prepared(raw), patience=_PATIENCE)
-        processes.on_each_machine(lambda: check_unchanged(folder, _say), _PATIENCE)
+            folder = processes.on_main(lambda: _prepared(raw), patience=PATIENCE)
+        processes.on_each_machine(lambda: check_unchanged(folder, _say), PATIENCE)
         dataset = open_prepared(folder)
     if dataset.train.rows == 0 or dataset.test.rows == 0:
         raise SettingsError("data: the training or the test part has no row; change data.split")

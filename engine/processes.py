@@ -18,6 +18,9 @@ from stampede.settings import SettingsError
 
 T = TypeVar("T")
 
+# To prepare a terabyte, or to read or write it once.
+PATIENCE = timedelta(hours=24)
+
 
 @dataclass(frozen=True)
 class Processes:

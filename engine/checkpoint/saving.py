@@ -23,12 +23,13 @@ from stampede.engine.checkpoint.manifest import MANIFEST, Manifest, as_text
 from stampede.engine.checkpoint.names import name_of
 from stampede.engine.checkpoint.progress import Progress
 from stampede.engine.checkpoint.tensors import reason, write_tensors
-from stampede.engine.checkpoint.together import together
+from stampede.engine.checkpoint.together import FailedSomewhereError, together
 from stampede.engine.config import Config
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.job import Job
-from stampede.engine.processes import Processes
+from stampede.engine.processes import PATIENCE, Processes
+from stampede.engine.step import WHAT_TO_TRY
 
 _NO_MEMORY = "no memory for a copy, which checkpoint.asynchronous=false does without on a CPU: "
 
@@ -55,7 +56,7 @@ class Checkpoints:
         self._job = job
         self._settings = config.checkpoint
         self._processes = processes
-        self._group = dist.new_group(backend="gloo")
+        self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
         self._target = folder
         self._thread: Thread | None = None
         self._failure: str | None = None
@@ -89,11 +90,12 @@ class Checkpoints:
 
         Raises:
             TrainingStoppedError: this one cannot be written, and neither could the one before, or
-                `checkpoint.asynchronous` is off.
+                `checkpoint.asynchronous` is off; or the dense layers are not finite.
         """
         before = self._finish()
         if before is not None and self._processes.is_main:
             tqdm.write(f"{before}; training goes on, and the present state is written now")
+        self._check_finite(progress.step)
         state, failure = contents(self._job, self._processes.rank), None
         try:
             state = on_cpu(state, copy=self._settings.asynchronous)
@@ -109,6 +111,23 @@ class Checkpoints:
             self._try_to_write(*arguments)
         if before is not None or not self._settings.asynchronous:
             self.wait()
+
+    def _check_finite(self, step: int) -> None:
+        """Refuse to save what no run could go on from: its next loss would not be finite."""
+
+        def check() -> None:
+            for name, parameter in self._job.dense_parameters.items():
+                if not parameter.isfinite().all():
+                    raise ValueError(f"{name} is not")
+
+        try:
+            together(check, self._group)
+        except FailedSomewhereError as failure:
+            raise TrainingStoppedError(
+                f"the dense layers are not finite after step {step:,} ({failure}); nothing was "
+                f"saved, earlier checkpoints are untouched. {WHAT_TO_TRY}",
+                step,
+            ) from None
 
     def wait(self) -> None:
         """Let what is being written come to its end.

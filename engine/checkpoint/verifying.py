@@ -10,7 +10,7 @@ from stampede.engine.checkpoint.keeping import set_aside, tidy
 from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.checkpoint.names import newest_first
 from stampede.engine.errors import RunFolderError
-from stampede.engine.processes import Processes
+from stampede.engine.processes import PATIENCE, Processes
 
 
 def verify(path: Path) -> None:
@@ -46,7 +46,7 @@ def newest_whole(folder: Path, processes: Processes) -> Path | None:
     Raises:
         RunFolderError: all are damaged, or one is of another format.
     """
-    return processes.on_main(lambda: _newest_whole(folder))
+    return processes.on_main(lambda: _newest_whole(folder), patience=PATIENCE)
 
 
 def _newest_whole(folder: Path) -> Path | None:

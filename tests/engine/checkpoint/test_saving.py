@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+from datetime import timedelta
 
 import pytest
 import torch
@@ -148,6 +149,32 @@ def test_a_failure_of_the_one_before_does_not_keep_the_next_from_being_written(
             with pytest.raises(TrainingStoppedError, match=r"step_00000010: .*No space left"):
                 checkpoints.save(at(10))
         assert names(target) == ["step_00000008"]
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_dense_layers_that_are_not_finite_are_not_saved(tmp_path, bad):
+    with small_job(tmp_path) as (here, job, config, data, target):
+        with Checkpoints(target, job, config, data, here) as checkpoints:
+            checkpoints.save(at(7))
+            name, parameter = list(job.dense_parameters.items())[-1]
+            parameter.data.view(-1)[-1] = bad
+            with pytest.raises(
+                TrainingStoppedError, match=r"not finite after step 8 .* lower"
+            ) as stop:
+                checkpoints.save(at(8))
+            assert name in str(stop.value) and stop.value.step == 8
+        assert names(target) == ["step_00000007"]
+
+
+def test_ranks_wait_long_for_large_files(tmp_path, monkeypatch):
+    patience = []
+    with small_job(tmp_path) as (here, job, config, data, target):
+        monkeypatch.setattr(
+            saving.dist, "new_group", lambda **keys: patience.append(keys["timeout"])
+        )
+        Checkpoints(target, job, config, data, here)
+        newest_whole(target, here)
+    assert patience == [timedelta(hours=24)] * 2
 
 
 def test_no_memory_for_a_copy_is_said(tmp_path, monkeypatch):
