@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stampede.engine.config import load_config
 from stampede.engine.run_folder import RunFolder
-from stampede.engine.sweeps.measured import is_of
+from stampede.engine.sweeps.measured import difference
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs/criteo_kaggle.yaml"
@@ -38,7 +38,7 @@ def train(name: str, overrides: list[str], data: Path, runs: Path) -> dict:
     ]
     folder = runs / name
     config = load_config(CONFIG, overrides)
-    if not ((folder / "summary.json").exists() and is_of(config, RunFolder(folder))):
+    if not ((folder / "summary.json").exists() and not difference(config, RunFolder(folder))):
         subprocess.run([sys.executable, ROOT / "launch.py", CONFIG, *overrides], check=True)
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     evaluations = [e for e in map(json.loads, lines) if e["kind"] == "evaluation"]

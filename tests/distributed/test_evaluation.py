@@ -97,7 +97,9 @@ def test_users_that_are_rare_or_unseen_are_no_group(tmp_path, capsys):
     together = alone["gauc_groups"] + alone["gauc_left_out"]
     assert together == len(np.unique(users[users > 1])) > 1
     assert f"not in GAUC     {alone['gauc_unknown_samples']} samples whose id is" in printed
-    assert max(map(len, printed.splitlines())) <= 100
+    # The test's own paths may be longer.
+    tables = [line for line in printed.splitlines() if str(tmp_path) not in line]
+    assert max(map(len, tables)) <= 100
     for ranks in (2, 4):
         path, *_ = run_ranks(ranks, run_by_user, tmp_path, ranks)
         found = summary_of(path)

@@ -154,7 +154,7 @@ def test_a_run_trains_it_says_so_and_goes_on(tmp_path, job):
     goes_on = ["train.epochs=2", "checkpoint.resume=auto", f"model.import={moved}"]
     done = run_program(ROOT / "launch.py", [str(written), *goes_on], ROOT, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "continuing after epoch 1" in done.stdout
+    assert "continuing after step" in done.stdout
     assert json.loads((tmp_path / "runs/job/summary.json").read_text())["epochs"] == 2
 
 

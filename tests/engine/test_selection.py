@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import stampede.engine.trainer as trainer
+import stampede.engine.evaluations as made_by
 from stampede.engine.checkpoint import Progress
 from stampede.engine.config.schedule import PlateauSection
 from stampede.engine.evaluate import Evaluation
@@ -32,7 +32,7 @@ def rates(folder):
 def scripted(monkeypatch):
     """Let the validation part have given AUCs, one evaluation after another."""
 
-    real = trainer.evaluate
+    real = made_by.evaluate
 
     def script(aucs):
         values = iter(aucs)
@@ -44,7 +44,7 @@ def scripted(monkeypatch):
                 found = Evaluation(next(values), *list(vars(found).values())[1:])
             return found
 
-        monkeypatch.setattr(trainer, "evaluate", evaluate)
+        monkeypatch.setattr(made_by, "evaluate", evaluate)
 
     return script
 
