@@ -224,67 +224,10 @@ def test_only_the_first_step_may_take_longer(tmp_path, begun):
         try:
             for stage, step in begun:
                 here.pulse.beat(stage, step)
-                assert watchdog._left() > 600
             here.pulse.beat("computing", 8)
-            assert watchdog._left() <= 20
+            assert _wait_for(lambda: watchdog._left() <= 20)
         finally:
             watchdog.close()
-
-
-def test_a_slow_stage_is_no_hang(tmp_path):
-    with processes("cpu") as here:
-        watchdog = Watchdog(here, 60.0, tmp_path, None)
-        watchdog.close()
-        for step in (1, 2):
-            here.pulse.beat("computing", step)
-            watchdog._count(1.0)
-        for what_takes_long in (here.pulse.slowly("saving"), here.pulse.slowly("sorting")):
-            with what_takes_long:
-                for _ in range(100):
-                    watchdog._count(60.0)
-                # Not for ever.
-                assert 0 < watchdog._left() < 24 * 3600
-            watchdog._count(1.0)
-            assert 0 < watchdog._left() <= 60
-        for _ in range(100):
-            watchdog._count(60.0)
-        assert watchdog._left() < 0
-
-
-STALLS = """
-import sys, time
-from pathlib import Path
-from support.jobs import run_small
-from stampede.engine.checkpoint import Checkpoints
-from stampede.engine.evaluate import _Scores
-
-def stalled(function):
-    def wait_and_do(*arguments):
-        time.sleep(4)
-        return function(*arguments)
-    return wait_and_do
-
-{stall}
-run_small(Path(sys.argv[1]), ["run.hang_seconds=1.5"])
-"""
-
-
-@pytest.mark.parametrize(
-    "stall",
-    [
-        "_Scores.metrics = stalled(_Scores.metrics)",
-        "Checkpoints.save = stalled(Checkpoints.save)",
-        "Checkpoints.__exit__ = stalled(Checkpoints.__exit__)",
-    ],
-)
-def test_what_may_last_is_no_hang_of_a_run(tmp_path, monkeypatch, stall):
-    # The first step's ten minutes are over by then, and these stages do not lie in it.
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
-    done = subprocess.run(
-        [sys.executable, "-c", STALLS.format(stall=stall), str(tmp_path)],
-        capture_output=True, text=True, cwd=ROOT, timeout=100,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
 
 
 STEPS = """
