@@ -164,7 +164,7 @@ def test_signals_are_as_before_once_nothing_is_watched():
     assert signals.received == signal.SIGINT
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     assert signal.set_wakeup_fd(-1) == -1
-    assert not [t for t in threading.enumerate() if t.name.startswith("stampede-")]
+    assert "stampede-signals" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_the_launcher_ends_with_the_signals_status(tmp_path):
