@@ -86,6 +86,6 @@ def _check(file: str, found: bytes, copy: Path) -> None:
     if not same:
         raise RunFolderError(
             f"model.import: {file} is not as it was when {copy.parent} was trained, so its network "
-            f"may be another one; what it was is in {copy}: copy that there, or train anew with "
-            "another run.name"
+            f"may be another one; what it was is in {copy}: copy that there, or train anew "
+            "into another folder"
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 from stampede.engine.errors import RunFolderError
 from stampede.engine.exit_status import INTERRUPTED
+from stampede.engine.network_copy import check_executed
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.sweeps.failures import Failures, why
 from stampede.engine.sweeps.files import writing
@@ -61,7 +62,7 @@ class Runner:
         """What became of a trial; None where it is still to be run, or to be continued.
 
         Raises:
-            RunFolderError: its run folder is of another configuration, or damaged.
+            RunFolderError: its run folder is of another configuration or network, or damaged.
         """
         folder = self._folder(trial)
         try:
@@ -80,6 +81,7 @@ class Runner:
                 f"{folder.path} was made with another configuration than this sweep's now "
                 f"({differs}); write another --out, or delete it to train it anew"
             )
+        check_executed(config, folder.path)
         if not folder.summary.exists():
             return None
         if not self._sweep.section.keep_checkpoints:

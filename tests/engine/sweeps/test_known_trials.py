@@ -12,6 +12,8 @@ from stampede.engine.report.run_records import open_runs
 from stampede.engine.sweeps import run
 from stampede.engine.sweeps.run import run_sweep, shown
 from stampede.engine.sweeps.sweep import load_sweep
+from stampede.models.registry import _NETWORKS
+from support.own_networks import NUMBERS_ONLY, own_network
 from support.sweeping import Started, sweep, write_sweep
 
 GRID = """
@@ -88,6 +90,18 @@ def test_a_kill_before_the_end_was_noted_leaves_no_checkpoints(moved):
     assert checkpoints.exists()
     again(moved, GRID + "keep_checkpoints: false\n")
     assert not checkpoints.exists()
+
+
+def test_trials_of_a_network_whose_file_has_changed_are_not_taken_for_its(tmp_path, monkeypatch):
+    monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
+    own = own_network(tmp_path, "numbers_only", NUMBERS_ONLY)
+    text = f"grid: {{optim.dense.lr: [1e-4]}}\noverrides: {json.dumps(own)}\n"
+    sweep(tmp_path, text, Started())
+    (tmp_path / "own.py").write_text(NUMBERS_ONLY.replace("return self", "return -self"))
+    start = Started()
+    with pytest.raises(RunFolderError, match=r"own.py is not as it was when .* was trained"):
+        sweep(tmp_path, text, start)
+    assert start.names == []
 
 
 def edit_evaluations(run, **values):

@@ -20,6 +20,10 @@ study:
 """
 
 
+# Of a line of Optuna's journal that tells a trial's end, and of a trial that failed.
+TELL, FAIL = 6, 3
+
+
 def found_in(folder):
     with (folder / "out/results.csv").open() as file:
         return list(csv.DictReader(file))
@@ -53,6 +57,69 @@ def test_a_killed_study_goes_on_as_if_nothing_had_happened(tmp_path):
 
     with pytest.raises(SettingsError, match="a study with another seed"):
         sweep(tmp_path / "killed", STUDY + "  seed: 7\n", Started())
+
+
+def told_as_failed(folder):
+    """Trials that Optuna's journal knows as failed."""
+    lines = map(json.loads, (folder / "out/study.log").read_text().splitlines())
+    return [line["state"] for line in lines if line["op_code"] == TELL].count(FAIL)
+
+
+CLASHING = """
+study:
+  parameters:
+    data.validation_fraction: {choices: [0.0, 0.2]}
+    evaluate.select_on: {choices: [validation, test]}
+  trials: 6
+  sampler: random
+"""
+
+
+def test_a_point_whose_values_do_not_go_together_is_a_failed_trial(tmp_path):
+    pytest.importorskip("optuna")
+    first = Started()
+    sweep(tmp_path, CLASHING, first)
+    rows = found_in(tmp_path)
+    clashing = [
+        row
+        for row in rows
+        if float(row["data.validation_fraction"]) == 0 and row["evaluate.select_on"] == "validation"
+    ]
+    assert 0 < len(clashing) < len(rows) == 6
+    assert {row["failed"] for row in clashing} == {"1"}
+    assert {row["failed"] for row in rows if row not in clashing} == {"0"}
+    assert len(first.names) == 6 - len(clashing)
+    text = (tmp_path / "out/results.md").read_text()
+    assert "evaluate.select_on is 'validation' but data.validation_fraction is 0" in text
+    # Optuna knows it as failed, and does not ask for it again.
+    again = Started()
+    sweep(tmp_path, CLASHING, again)
+    assert again.names == []
+    assert told_as_failed(tmp_path) == len(clashing)
+
+
+def test_an_undefined_metric_of_the_part_that_selects_is_a_failed_trial(tmp_path):
+    pytest.importorskip("optuna")
+    text = STUDY.replace("logloss", "auc").replace("minimize", "maximize")
+    start = Started()
+
+    def die_before_it_is_noted(*arguments):
+        start(*arguments)
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        sweep(tmp_path, text, die_before_it_is_noted)
+    path = tmp_path / "out/trials/trial0000-seed1/metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if line.get("part") == "validation":
+            line["auc"] = None
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sweep(tmp_path, text, Started())
+    assert sorted(row["failed"] for row in found_in(tmp_path)) == ["0", "0", "1"]
+    assert told_as_failed(tmp_path) == 1
+    text = (tmp_path / "out/results.md").read_text()
+    assert "`trial0000-seed1`: the AUC of the validation part is undefined" in text
 
 
 def test_without_optuna_it_says_what_to_install(tmp_path, monkeypatch):
