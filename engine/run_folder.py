@@ -192,7 +192,7 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         text = self.metrics.read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        return [json.loads(line) for line in _whole_lines(text)]
 
     @property
     def metrics_lines(self) -> int:
@@ -201,10 +201,22 @@ class RunFolder:
 
     def keep_lines(self, count: int) -> None:
         """Drop all but the first lines: those of steps that a resumed run will do again."""
-        kept = self.lines()[:count]
+        # Beyond them there may be anything after a power loss.
+        text = self.metrics.read_bytes().decode(errors="replace") if self.metrics.exists() else ""
+        kept = _whole_lines(text)[:count]
         with self._writing():
-            write_whole(self.metrics, "".join(to_json(line) + "\n" for line in kept))
+            write_whole(self.metrics, "".join(kept))
         self._lines = len(kept)
+
+    def sync(self) -> None:
+        """Have the lines on the disk, also after a power loss: a checkpoint counts on them.
+
+        Raises:
+            TrainingStoppedError: they cannot be written.
+        """
+        if self._lines:
+            with self._writing(), self.metrics.open("rb") as file:
+                os.fsync(file.fileno())
 
     def write_results(self, summary: dict[str, Any], title: str) -> None:
         """Write `summary.json` and `curve.png`."""
@@ -223,6 +235,10 @@ class RunFolder:
                 f"{self.path}: results cannot be written ({failure.strerror or failure}); {remedy} "
                 "and continue with checkpoint.resume=auto"
             ) from None
+
+
+def _whole_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def _cannot_write(path: Path, failure: OSError) -> str:

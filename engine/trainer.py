@@ -172,6 +172,7 @@ class Trainer:
         with self._not_training():
             self.processes.pulse.beat("saving")
             self._count_rows()
+            self.processes.on_main(self.folder.sync)
             # The one before may still be written.
             with self.processes.pulse.slowly("saving"):
                 self._checkpoints.save(self.progress)

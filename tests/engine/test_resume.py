@@ -1,6 +1,7 @@
 """Checkpoints, and runs that continue from them: after kills, full disks, changes."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -21,12 +22,27 @@ def test_resume_continues_as_if_nothing_had_happened(tmp_path):
     # Steps done after the newest checkpoint, by a run that was then killed.
     with (parts / "small/metrics.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "train", "step": 17, "loss": 9.0}) + "\n")
+        # As a file system may leave it after a power loss.
+        file.write("\0" * 40 + "\n")
         file.write('{"kind": "tra')
     run_small(parts, ["train.epochs=3", "checkpoint.resume=auto"])
     assert without_times(parts / "small") == without_times(whole / "small")
     one, other = (json.loads((f / "small/summary.json").read_text()) for f in (whole, parts))
     for key in ("auc", "logloss", "best_auc", "best_epoch", "clipped_share", "steps"):
         assert one[key] == other[key]
+
+
+def test_a_checkpoint_waits_for_the_lines_it_counts(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    fsync = os.fsync
+    monkeypatch.setattr(run_folder.os, "fsync", full)
+    with pytest.raises(TrainingStoppedError, match=r"results cannot be written .No space left"):
+        run_small(tmp_path, [])
+    assert list((tmp_path / "small/checkpoints").iterdir()) == []
+    monkeypatch.setattr(run_folder.os, "fsync", fsync)
+    run_small(tmp_path, ["checkpoint.resume=auto"])
 
 
 def test_resume_with_nothing_to_resume_starts(tmp_path):
