@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections import Counter
 from collections.abc import Sequence
@@ -24,13 +25,15 @@ from stampede.optim.sharded.helen import HelenPasses
 from stampede.optim.sharded.layout import CollectionLayout, ProcessGroups
 from stampede.optim.sharded.lookups import LookupGradient
 from stampede.optim.sharded.misuse import MisuseGuard
-from stampede.optim.sharded.queue import UpdateQueue, can_be_queued_everywhere
+from stampede.optim.sharded.queue import UpdateQueue, can_be_queued_everywhere, why_not_queued
 from stampede.optim.sharded.reduction import CollectionGroups
 from stampede.optim.update import update_
 
 if TYPE_CHECKING:
     from stampede.optim.sharded.collections import CowClipCollection
     from stampede.optim.sharded.tables import CowClipTables
+
+_LOG = logging.getLogger("stampede.optim")
 
 
 @dataclass
@@ -121,8 +124,10 @@ class BackwardUpdate:
         number = self._next
         self._next += 1
         self._everything = self._groups.of(tuple(range(env.world_size)))
-        can_be_queued = not helen and all(tbe.can_be_queued() for tbe in module.cowclip_tables())
-        is_queued = can_be_queued_everywhere(can_be_queued, device, self._everything)
+        unable = why_not_queued(module.cowclip_tables(), bool(helen))
+        is_queued = can_be_queued_everywhere(unable is None, device, self._everything)
+        if unable is not None and device.type == "cuda":
+            _LOG.warning("on a GPU every update waits for the device: %s", unable)
         if is_queued and self._queue is None:
             self._queue = UpdateQueue(device, self._everything)
         self._collections[number] = _Collection(

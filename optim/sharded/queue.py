@@ -35,6 +35,23 @@ def can_be_queued_everywhere(
     return bool(able)
 
 
+def why_not_queued(tables: Sequence[CowClipTables], has_helen: bool) -> str | None:
+    """Why the updates of a collection cannot be queued on this rank; None if they can.
+
+    Args:
+        tables: of the collection on this rank.
+        has_helen: whether the optimizer of any is Helen.
+    """
+    if has_helen:
+        return "Helen moves rows between two lookups of a step"
+    for tbe in tables:
+        reason = tbe.why_not_queued()
+        if reason is not None:
+            names = ", ".join(sorted({shard.table for a in tbe.arrays for shard in a.shards}))
+            return f"tables {names:.200}: {reason}"
+    return None
+
+
 class UpdateQueue:
     """Updates by the Triton kernels, all of them or none in a step.
 

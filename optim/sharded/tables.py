@@ -88,18 +88,29 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         tbe.owner = None
         return tbe
 
-    def can_be_queued(self) -> bool:
-        """Whether the Triton kernels can update these tables, without a wait for the device."""
-        if self.is_replicated or len(self.arrays) != 1 or not triton.handles(self._stored()):
-            return False
+    def why_not_queued(self) -> str | None:
+        """Why the Triton kernels cannot update these tables without a wait for the device.
+
+        None if they can.
+        """
+        if not triton.handles(self._stored()):
+            return "Triton has no GPU here, or is not installed"
+        if self.is_replicated:
+            return "they are replicated (data_parallel)"
+        if len(self.arrays) != 1:
+            return "shards of several widths or first columns are looked up together"
         from stampede.optim.triton.update import why_not
 
         array = self.arrays[0]
         settings = array.settings
-        # Norms of split rows need sums over ranks.
-        is_whole = not settings.clip.by_row or array.width == array.local_width
-        others_follow = not settings.moves_untouched_rows or is_replayable(settings)
-        return is_whole and others_follow and why_not(array) is None
+        reason = why_not(array)
+        if reason is not None:
+            return reason
+        if settings.clip.by_row and array.width != array.local_width:
+            return "their columns are split, so that norms need sums over ranks"
+        if settings.moves_untouched_rows and not is_replayable(settings):
+            return "rows that no sample has move in a way that cannot be replayed"
+        return None
 
     def defer_steps(self, flag: NonFiniteFlag | None = None) -> None:
         """Let rows that are not in a batch take their steps later, where that is the same.

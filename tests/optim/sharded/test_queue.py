@@ -10,6 +10,7 @@ from stampede.optim import CowClip, NonFiniteGradientError
 from stampede.optim.nonfinite import LATE
 from stampede.optim.rules import Adam
 from stampede.optim.settings import UpdateSettings
+from stampede.optim.sharded.queue import why_not_queued
 from support.updated_tables import Tables, computed, of_rows
 
 SIZES, DIM = (300, 41), 12
@@ -183,22 +184,37 @@ def test_a_loss_that_is_not_finite_forbids_the_step():
 
 
 @pytest.mark.parametrize(
-    "setting",
+    "setting, reason",
     [
-        UpdateSettings(on_nonfinite="skip_row"),
-        UpdateSettings(clip=CowClip(granularity="field", threshold=1.0)),
+        (UpdateSettings(on_nonfinite="skip_row"), "on_nonfinite is 'skip_row'"),
+        (
+            UpdateSettings(clip=CowClip(granularity="field", threshold=1.0)),
+            "granularity 'field' needs sums",
+        ),
         # Rows that are not in the batch may be clipped, too.
-        UpdateSettings(l2=1.0, clip=CowClip(ratio=0.5)),
+        (UpdateSettings(l2=1.0, clip=CowClip(ratio=0.5)), "cannot be replayed"),
     ],
 )
-def test_what_the_kernels_cannot_do_is_not_queued(setting):
+def test_what_the_kernels_cannot_do_is_not_queued(setting, reason):
     with computed("queued"):
         tables = made(setting)
         for number in range(3):
             one_step(tables.tbe, number)
         assert tables.tbe.owner.flag is None
+        said = why_not_queued([tables.tbe], has_helen=False)
+        assert said.startswith("tables t0, t1: ") and reason in said
         found = state_of(tables.tbe)
     assert_close(found, trained("kernels", setting, 3))
+
+
+def test_what_can_be_queued_has_no_reason_why_not():
+    with computed("queued"):
+        tbe = made().tbe
+        assert why_not_queued([tbe], has_helen=False) is None
+        assert "Helen" in why_not_queued([tbe], has_helen=True)
+        tbe.is_replicated = True
+        assert "replicated" in why_not_queued([tbe], has_helen=False)
+    assert "no GPU here" in why_not_queued([made().tbe], has_helen=False)
 
 
 class _Waits(TorchDispatchMode):
