@@ -50,6 +50,8 @@ def check(device: torch.device, quick: bool = False) -> dict[str, str]:
         name = f"tables: {size}, {pooling}"
         wrong[name] = _outcome(_follows, device, "cowclip", size, pooling, steps)
     wrong["not finite"] = _outcome(_undone, device)
+    wrong["steps after one not finite"] = _outcome(_goes_on, device)
+    wrong["two lookups a step"] = _outcome(_two_lookups, device, 3 if quick else 40)
     wrong["deepfm as on the CPU"] = _outcome(_as_on_cpu, device, 3 if quick else 20)
     for name, what in wrong.items():
         print(f"{name:<28} {what.splitlines()[0]}", flush=True)
@@ -109,6 +111,44 @@ def _undone(device: torch.device) -> None:
             raise AssertionError("tables were changed") from None
         return
     raise AssertionError("a NaN was not noticed")
+
+
+def _goes_on(device: torch.device) -> None:
+    """The steps after one that was not finite, which is left out, follow the equations."""
+    draw = torch.Generator().manual_seed(1)
+    tables = Tables(of_rows(300, 41), [12, 12], [0, 1], device=device)
+    reference = ReferenceTables(tables.fill(draw), **_equations(tables.setting))
+    ids, offsets = (t.to(device) for t in (torch.tensor([3, 7]), torch.tensor([0, 1, 2])))
+    for _ in range(3):
+        tables.train(draw, reference, 256)
+        try:
+            (tables.tbe(ids, offsets) * float("inf")).sum().backward()
+            tables.tbe.flush()
+        except NonFiniteGradientError:
+            continue
+        raise AssertionError("an infinity was not noticed")
+    tables.train(draw, reference, 256)
+    weights = tables.whole_tables()
+    torch.testing.assert_close(weights, reference.weights, rtol=1e-4, atol=1e-5)
+
+
+def _two_lookups(device: torch.device, steps: int) -> None:
+    """Two lookups of a table in one step are one update, as on the CPU."""
+    weights = []
+    for kind in (torch.device("cpu"), device):
+        draw = torch.Generator().manual_seed(1)
+        tables = Tables(of_rows(300), [12], [0], device=kind)
+        tables.fill(draw)
+        for _ in range(steps):
+            offsets = torch.arange(65, device=kind)
+            looked_up = [
+                tables.tbe(torch.randint(0, 300, (64,), generator=draw).to(kind), offsets)
+                for _ in range(2)
+            ]
+            upstream = torch.randn(64, 12, generator=draw).to(kind)
+            (looked_up[0] * upstream + looked_up[1].square()).sum().backward()
+        weights.append(tables.whole_tables())
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-4, atol=1e-5)
 
 
 def _as_on_cpu(device: torch.device, steps: int) -> None:

@@ -26,7 +26,7 @@ def test_all_parts_run_and_leave_their_results(tmp_path):
     done = run_script(out, "--device", "cpu", "--quick")
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(out.read_text())
-    assert len(found["correctness"]) == 11
+    assert len(found["correctness"]) == 13
     assert set(found["correctness"].values()) == {"ok"}
     assert set(found["update"]) == {"256", "512"}
     runs = found["training"]["runs"]

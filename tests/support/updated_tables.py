@@ -90,6 +90,7 @@ class Tables:
         )
         self.tbe = CowClipTables.adopt(tbe, shards, setting, dim or widths[0])
         self.shards, self.widths, self.features = shards, widths, features
+        self.setting = setting
         names = tuple(sorted({shard.table for shard in shards}))
         layout = CollectionLayout(
             names, {(s.table, s.row_offset): (0,) for s in shards if s.column_offset}
