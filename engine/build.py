@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from stampede.data import Dataset
 from stampede.engine.config import Config
 from stampede.engine.job import Job
 from stampede.engine.plan import make_plan, sharding_types
+from stampede.engine.planning.figures import Figures
 from stampede.engine.planning.tables import planned_data
 from stampede.engine.planning.workload import passes, workload
 from stampede.engine.precision import choose_precision
@@ -29,8 +30,16 @@ from stampede.optim import (
 )
 
 
-def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
+def build(
+    config: Config,
+    dataset: Dataset,
+    processes: Processes,
+    on_plan: Callable[[Figures], None] | None = None,
+) -> Job:
     """Build the model on this rank.
+
+    Args:
+        on_plan: is told what the plan asks of every rank, before the tables get memory.
 
     Raises:
         SettingsError: the tables cannot be sharded as asked.
@@ -46,7 +55,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
         # The numbers' first-order weights decay with the tables' l2.
         l2[id(model.number_weights.weight)] = actual.embedding_l2
     sharders = cowclip_sharders(TableInit(config.model.init_std, columns, config.run.seed))
-    plan = make_plan(
+    plan, figures = make_plan(
         model,
         sharders,
         sharding_types(
@@ -55,6 +64,8 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
         lambda: workload(config, planned_data(config, dataset), model, processes.world_size),
         processes,
     )
+    if on_plan is not None:
+        on_plan(figures)
     move_dense(model, processes.device)
     # The dense layers, equal on all ranks, get the mean of their gradients in each step.
     sharded = DistributedModelParallel(
@@ -78,6 +89,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
         passes(config),
         table_update(sharded),
         config.run.seed,
+        config.train.on_nonfinite == "skip_batch",
     )
 
 

@@ -1,5 +1,12 @@
 """Errors that end a run with a sentence instead of a traceback."""
 
+WHAT_TO_TRY = (
+    "Try a lower optim.dense.lr or optim.embedding.lr, or a longer warm-up "
+    "(optim.dense.schedule.warmup, optim.embedding.schedule.warmup); "
+    "with checkpoint.resume=auto the run goes on from its newest checkpoint, and with "
+    "train.on_divergence.rollbacks it goes back to one by itself"
+)
+
 
 class RunFolderError(Exception):
     """A run folder or checkpoint that cannot be used as asked."""
@@ -18,6 +25,22 @@ class TrainingStoppedError(Exception):
     def __init__(self, message: str, step: int | None = None) -> None:
         super().__init__(message)
         self.step = step
+
+
+class DivergedError(TrainingStoppedError):
+    """A loss, a gradient or a weight that is not finite, or a loss that is far too high.
+
+    Args:
+        reason: what was found.
+        step: as above.
+    """
+
+    def __init__(self, reason: str, step: int | None = None) -> None:
+        super().__init__(reason, step)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.reason}. {WHAT_TO_TRY}"
 
 
 class DoesNotFitError(Exception):

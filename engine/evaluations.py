@@ -11,14 +11,13 @@ from tqdm import tqdm
 from stampede.engine.checkpoint import Progress
 from stampede.engine.config import Config
 from stampede.engine.console import readable_auc
-from stampede.engine.errors import TrainingStoppedError
+from stampede.engine.errors import DivergedError
 from stampede.engine.evaluate import Evaluation, evaluate
 from stampede.engine.job import Job
 from stampede.engine.processes import Processes
 from stampede.engine.reading import Reader
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.selection import Plateau, choose, stops_early
-from stampede.engine.step import WHAT_TO_TRY
 
 
 class Evaluations:
@@ -53,7 +52,7 @@ class Evaluations:
         """Evaluate after a step; tables must be up to date.
 
         Raises:
-            TrainingStoppedError: a logloss is not finite.
+            DivergedError: a logloss is not finite.
         """
         self._evaluate(progress)
 
@@ -61,7 +60,7 @@ class Evaluations:
         """Evaluate after an epoch and count it as finished.
 
         Raises:
-            TrainingStoppedError: a logloss is not finite.
+            DivergedError: a logloss is not finite.
         """
         settings = self._config.evaluate
         results = self._evaluate(progress)
@@ -104,9 +103,10 @@ class Evaluations:
             }
             self._processes.on_main(lambda line=line: self._folder.log(line))
             if not math.isfinite(result.logloss):
-                raise TrainingStoppedError(
+                raise DivergedError(
                     f"the logloss of the {name} part is {result.logloss} after step "
-                    f"{progress.step}; {WHAT_TO_TRY}"
+                    f"{progress.step}",
+                    progress.step,
                 )
         progress.last = results["test"].as_dict()
         progress.evaluated_step = progress.step

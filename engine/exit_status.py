@@ -13,6 +13,7 @@ from stampede.engine.errors import (
     RunFolderError,
     TrainingStoppedError,
 )
+from stampede.engine.lack_of_memory import LackOfMemoryError, lacks_memory, what_was_asked
 from stampede.engine.processes import launched_rank
 from stampede.settings import SettingsError
 
@@ -32,7 +33,7 @@ def exit_status(action: Callable[[], None]) -> int:
         action()
     except (SettingsError, DataError, RunFolderError) as mistake:
         return _complain(mistake, MISTAKE)
-    except (TrainingStoppedError, DoesNotFitError) as stop:
+    except (TrainingStoppedError, DoesNotFitError, LackOfMemoryError) as stop:
         return _complain(stop, STOPPED)
     except InterruptedRunError as stop:
         if launched_rank() == 0:
@@ -43,7 +44,9 @@ def exit_status(action: Callable[[], None]) -> int:
     except KeyboardInterrupt:
         print("stopped; checkpoint.resume=auto continues from the newest checkpoint")
         return INTERRUPTED
-    except RuntimeError as failure:
+    except (MemoryError, RuntimeError) as failure:
+        if lacks_memory(failure):
+            return _complain(MemoryError(f"out of memory ({what_was_asked(failure)})"), STOPPED)
         # gloo has no error of its own for a rank that is gone.
         if "gloo/transport" not in str(failure):
             raise

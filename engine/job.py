@@ -25,6 +25,7 @@ class Job:
         passes: forward and backward passes of a step.
         table_update: what updates tables with CowClip in backward.
         seed: of what the dense layers draw in a step, as dropout does.
+        skips_nonfinite: whether a batch whose loss is not finite is left out.
     """
 
     model: DistributedModelParallel
@@ -35,6 +36,7 @@ class Job:
     passes: int = 1
     table_update: BackwardUpdate | None = None
     seed: int = 0
+    skips_nonfinite: bool = False
 
     @property
     def ctr_model(self) -> CTRModel:

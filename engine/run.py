@@ -10,12 +10,14 @@ from stampede.engine.checkpoint import Progress
 from stampede.engine.config import Config
 from stampede.engine.datasets import open_dataset
 from stampede.engine.inference.inputs import keep_inputs
+from stampede.engine.memory_guard import MemoryGuard
 from stampede.engine.network_copy import check_executed, keep_network
 from stampede.engine.plan import describe_plan
 from stampede.engine.processes import processes
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.summary import describe, summarize
 from stampede.engine.trainer import Trainer
+from stampede.engine.watchdog.bus_error import bus_errors_explained
 from stampede.engine.watchdog.watchdog import watched
 
 
@@ -25,9 +27,14 @@ def run(config: Config) -> None:
     Raises:
         SettingsError, DataError, RunFolderError: the user's to mend.
         TrainingStoppedError: training cannot go on.
+        LackOfMemoryError: this process gets no more memory.
     """
     folder = RunFolder(Path(config.run.dir) / config.run.name)
-    with processes(config.run.device) as here, folder:
+    with (
+        processes(config.run.device) as here,
+        folder,
+        MemoryGuard(config, here, folder) as memory,
+    ):
         continued = here.on_main(lambda: folder.reserve(config))
         if here.is_main and config.model.import_file:
             print(f"model.import: {config.model.import_file} was executed")
@@ -38,7 +45,7 @@ def run(config: Config) -> None:
             changed = here.on_main(lambda: checkpoint.changes(newest, config, here))
             here.on_main(lambda: check_executed(config, folder.path))
         dataset = open_dataset(config, here)
-        job = build(config, dataset, here)
+        job = build(config, dataset, here, memory.plan)
         progress = Progress()
         if newest is not None:
             progress = checkpoint.load(newest, job, dataset)
@@ -59,7 +66,7 @@ def run(config: Config) -> None:
                 print(f"continuing after step {progress.step:,} from {newest}")
             for line in changed:
                 print(f"changed since then: {line}")
-        with watched(here, config.run.hang_seconds, folder.path):
+        with watched(here, config.run.hang_seconds, folder.path), bus_errors_explained(dataset):
             progress = Trainer(config, dataset, job, here, folder, progress).fit()
         summary = summarize(config, progress, here)
         title = (

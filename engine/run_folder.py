@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
 
 from stampede.engine.config import Config, to_yaml
 from stampede.engine.curve import draw_curve
@@ -43,8 +44,7 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         """Let other runs have the folder."""
-        if self._board is not None:
-            self._board.close()
+        self._close_board()
         if self._lock is not None:
             self._lock.close()
 
@@ -176,8 +176,7 @@ class RunFolder:
             TrainingStoppedError: it cannot be written.
         """
         with self._writing():
-            with self.metrics.open("a", encoding="utf-8") as file:
-                file.write(to_json(line) + "\n")
+            append_whole(self.metrics, f"{to_json(line)}\n".encode())
             self._lines += 1
             if self._board is None:
                 # Events of steps that are done again replace the old ones.
@@ -205,6 +204,8 @@ class RunFolder:
         text = self.metrics.read_bytes().decode(errors="replace") if self.metrics.exists() else ""
         kept = _whole_lines(text)[:count]
         with self._writing():
+            # What it is told next replaces events of steps that are done again.
+            self._close_board()
             write_whole(self.metrics, "".join(kept))
         self._lines = len(kept)
 
@@ -217,6 +218,16 @@ class RunFolder:
         if self._lines:
             with self._writing(), self.metrics.open("rb") as file:
                 os.fsync(file.fileno())
+
+    def _close_board(self) -> None:
+        """Let TensorBoard have all events; the run does not need them."""
+        board, self._board = self._board, None
+        if board is not None:
+            try:
+                board.close()
+            except OSError as failure:
+                reason = failure.strerror or failure
+                tqdm.write(f"{board.log_dir}: the last events cannot be written ({reason})")
 
     def write_results(self, summary: dict[str, Any], title: str) -> None:
         """Write `summary.json` and `curve.png`."""
@@ -272,3 +283,15 @@ def write_whole(path: Path, content: str | bytes) -> None:
     except OSError:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def append_whole(path: Path, content: bytes) -> None:
+    """Append to a file, or leave it as it is where the disk is full."""
+    with path.open("ab", buffering=0) as file:
+        before = file.seek(0, os.SEEK_END)
+        try:
+            while content:
+                content = content[file.write(content) :]
+        except OSError:
+            file.truncate(before)
+            raise

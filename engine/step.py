@@ -15,17 +15,10 @@ from torch.nn import functional
 from stampede.data import Batch
 from stampede.engine.ahead import SentBatch
 from stampede.engine.dense_gradients import average_gradients_
-from stampede.engine.errors import TrainingStoppedError
+from stampede.engine.errors import DivergedError
 from stampede.engine.job import Job
 from stampede.engine.processes import Processes
-from stampede.optim import NonFiniteGradientError
-
-WHAT_TO_TRY = (
-    "Try a lower optim.dense.lr or optim.embedding.lr, or a longer warm-up "
-    "(optim.dense.schedule.warmup, optim.embedding.schedule.warmup); "
-    "with checkpoint.resume=auto the run goes on from its newest checkpoint"
-)
-
+from stampede.optim import NonFiniteGradientError, local_cowclip_tables
 
 # Samples of a batch that pass through the dense layers at a time on a CPU. What the layers keep for
 # backward stays in cache, and memory that is freed after each tile is there for the next one.
@@ -48,10 +41,11 @@ def train_step(
 
     Returns:
         Mean loss over the global batch, float64 scalar on the device, weighted where samples have
-        weights, the same on every rank; 0 where all weights are.
+        weights, the same on every rank; 0 where all weights are. It is not finite where the job
+        skips such a batch, of which nothing was updated.
 
     Raises:
-        TrainingStoppedError: a loss or a gradient is not finite; nothing was updated in that step
+        DivergedError: a loss or a gradient is not finite; nothing was updated in that step
             and since. Where updates are queued on a GPU it is raised some steps later.
     """
     pulse = processes.pulse
@@ -64,13 +58,13 @@ def train_step(
     pulse.beat("adding up the loss")
     dist.all_reduce(loss)
     flag = job.table_update.flag if job.table_update else None
-    if flag is not None:
+    if flag is not None and not job.skips_nonfinite:
         flag.mark(loss)
     elif not math.isfinite(loss):
-        raise TrainingStoppedError(
-            f"the loss is {loss} at step {step}; the weights are as before this step. "
-            f"{WHAT_TO_TRY}",
-            step,
+        if job.skips_nonfinite:
+            return loss
+        raise DivergedError(
+            f"the loss is {loss} at step {step}; the weights are as before this step", step
         )
     if watch is not None:
         watch(batch, rows.detach(), grad)
@@ -97,7 +91,27 @@ def stopping(step: int) -> Iterator[None]:
         yield
     except NonFiniteGradientError as failure:
         bad = step - failure.ago
-        raise TrainingStoppedError(f"step {bad}: {failure}. {WHAT_TO_TRY}", bad) from None
+        raise DivergedError(f"step {bad}: {failure}", bad) from None
+
+
+def flush_tables(job: Job, step: int, device: torch.device) -> None:
+    """Let all rows take the steps they have missed, and wait until they have.
+
+    All ranks must call it, whether they have tables or not.
+
+    Args:
+        step: the newest one.
+
+    Raises:
+        DivergedError: a step that was queued on a GPU was not finite.
+    """
+    with stopping(step):
+        if job.table_update is not None:
+            job.table_update.check_queued(up_to_now=True)
+        for tables in local_cowclip_tables(job.model):
+            tables.flush()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _seed_draws(seed: int, step: int, processes: Processes) -> None:

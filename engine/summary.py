@@ -37,6 +37,8 @@ def summarize(config: Config, progress: Progress, processes: Processes) -> dict[
         "stopped_early": progress.epoch < config.train.epochs,
         "clipped_share": clipped_share(progress),
         "skipped_rows": progress.skipped_rows,
+        "skipped_batches": progress.skipped_batches,
+        "rollbacks": progress.rollbacks,
         "samples_per_second": progress.samples / progress.train_seconds,
         "train_seconds": progress.train_seconds,
         "steps": progress.step,
@@ -86,6 +88,11 @@ def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
         rows.append(("rows clipped", f"{summary['clipped_share']:.2%} of the rows in the batches"))
     if summary["skipped_rows"]:
         rows.append(("rows skipped", f"{summary['skipped_rows']:,}, gradients not finite"))
+    if summary["skipped_batches"]:
+        skipped = f"{summary['skipped_batches']:,} of {summary['steps']:,}, losses not finite"
+        rows.append(("batches skipped", skipped))
+    if summary["rollbacks"]:
+        rows.append(("rollbacks", f"{summary['rollbacks']}, as the run diverged"))
     rows += [
         ("samples/s", f"{summary['samples_per_second']:,.0f}"),
         ("training time", f"{summary['train_seconds']:.1f} s"),

@@ -5,11 +5,10 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from tqdm import tqdm
@@ -21,18 +20,19 @@ from stampede.engine.checkpoint import Checkpoints, Progress
 from stampede.engine.clip_watch import ClipWatch
 from stampede.engine.config import Config
 from stampede.engine.console import progress_bar
-from stampede.engine.errors import InterruptedRunError, TrainingStoppedError
+from stampede.engine.divergence import Rollbacks, check_logged_loss, count_if_skipped
+from stampede.engine.errors import DivergedError, InterruptedRunError, TrainingStoppedError
 from stampede.engine.evaluations import Evaluations
 from stampede.engine.job import Job
 from stampede.engine.learning_rates import LearningRates, learning_rates, set_learning_rates
 from stampede.engine.processes import Processes
 from stampede.engine.reading import Reader
+from stampede.engine.row_counts import add_row_counts
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.selection import Plateau, is_evaluated, stops_early
-from stampede.engine.step import stopping, train_step
+from stampede.engine.step import flush_tables, train_step
 from stampede.engine.stop_signals import StopSignals
 from stampede.engine.summary import clipped_share
-from stampede.optim import local_cowclip_tables
 
 
 class _StopRequestedError(Exception):
@@ -60,17 +60,14 @@ class Trainer:
         """Train all epochs that are not done yet.
 
         Raises:
-            TrainingStoppedError: the loss is not finite, or a file cannot be written.
+            TrainingStoppedError: the run diverged, or a file cannot be written.
             InterruptedRunError: SIGTERM or SIGINT asked to stop; a checkpoint was written.
             RunFolderError, SettingsError, DataError: the data cannot be read as asked.
         """
-        progress, config = self.progress, self.config
+        config = self.config
         self._reader = Reader(config, self.dataset, self.processes)
         self._watch = ClipWatch(config, self.job, self.processes)
-        self._batches = self._reader.training()
-        self._since: float | None = None
-        if progress.reader:
-            self._reader.load_state_dict(self._batches, progress.reader)
+        self._begin()
         signals = StopSignals()
         self._agreement = Agreement(self.processes, signals, config.checkpoint.every_minutes)
         self._evaluations = Evaluations(
@@ -78,24 +75,54 @@ class Trainer:
         )
         total = self.dataset.train.rows * config.train.epochs
         with (
+            self._noting_a_stop(),
             signals.watched(),
-            self._saved_in_the_end(
-                Checkpoints(self.folder.checkpoints, self.job, config, self.dataset, self.processes)
+            Checkpoints(
+                self.folder.checkpoints, self.job, config, self.dataset, self.processes
             ) as self._checkpoints,
-            progress_bar(total, progress.samples, self.processes.is_main) as bar,
+            progress_bar(total, self.progress.samples, self.processes.is_main) as bar,
         ):
-            try:
-                for epoch in range(progress.epoch, config.train.epochs):
-                    if stops_early(progress, config.evaluate):
-                        break
-                    self._train_epoch(epoch, bar)
-                    self._finish_epoch(epoch)
-                if not progress.last:
-                    # The run goes on with fewer epochs than it had begun, and evaluated none.
-                    self._evaluations.within_epoch(progress)
-            except _StopRequestedError as stop:
-                self._stop(*stop.args)
-        return progress
+            rollbacks = Rollbacks(
+                config, self.job, self.dataset, self.processes, self.folder, self._checkpoints
+            )
+            if config.train.on_divergence.rollbacks and not self.progress.step:
+                # There is to be one to go back to from the first step on.
+                self._save()
+            while not self._trained(bar, rollbacks):
+                pass
+        return self.progress
+
+    def _trained(self, bar: tqdm, rollbacks: Rollbacks) -> bool:
+        """Train up to the end, or to where the run diverges and is rolled back."""
+        try:
+            self._train(bar)
+        except _StopRequestedError as stop:
+            self._stop(*stop.args)
+        except DivergedError as failure:
+            self.progress = rollbacks.back(failure, self.progress)
+            self._begin()
+            bar.n = self.progress.samples
+            self._save()
+            return False
+        return True
+
+    def _begin(self) -> None:
+        """Begin where the progress says."""
+        self._since: float | None = None
+        self._batches = self._reader.training()
+        if self.progress.reader:
+            self._reader.load_state_dict(self._batches, self.progress.reader)
+
+    def _train(self, bar: tqdm) -> None:
+        progress, config = self.progress, self.config
+        for epoch in range(progress.epoch, config.train.epochs):
+            if stops_early(progress, config.evaluate):
+                break
+            self._train_epoch(epoch, bar)
+            self._finish_epoch(epoch)
+        if not progress.last:
+            # The run goes on with fewer epochs than it had begun, and evaluated none.
+            self._evaluations.within_epoch(progress)
 
     def _train_epoch(self, epoch: int, bar: tqdm) -> None:
         """Train what is left of an epoch."""
@@ -123,6 +150,7 @@ class Trainer:
                 bar.set_postfix(loss=f"{loss.item():.4f}", epoch=epoch + 1, refresh=False)
             if logs:
                 self._log_training(epoch, loss.item(), rates)
+                check_logged_loss(loss.item(), progress, self.config.train.on_divergence)
             # Else the epoch's end evaluates and saves.
             if not (ended and is_evaluated(epoch + 1, self.config)):
                 self._evaluate_if_due()
@@ -134,12 +162,13 @@ class Trainer:
 
     def _step(self, sent: SentBatch) -> Tensor:
         progress = self.progress
-        with self._noting_a_stop(progress.step + 1):
-            watch = self._watch if self._watch.watches(progress.step + 1) else None
-            loss = train_step(self.job, sent, progress.step + 1, self.processes, watch)
+        watch = self._watch if self._watch.watches(progress.step + 1) else None
+        loss = train_step(self.job, sent, progress.step + 1, self.processes, watch)
         progress.step += 1
         progress.samples += sent.batch.global_samples
-        if watch is not None:
+        if count_if_skipped(loss, progress, self.job):
+            self._log({"kind": "skipped_batch", "step": progress.step, "loss": loss.item()})
+        elif watch is not None:
             self._log({"kind": "clipping", "step": progress.step, **watch.take()})
         return loss
 
@@ -171,24 +200,12 @@ class Trainer:
     def _save(self) -> None:
         with self._not_training():
             self.processes.pulse.beat("saving")
-            self._count_rows()
+            add_row_counts(self.progress, self.job, self.processes.device)
             self.processes.on_main(self.folder.sync)
             # The one before may still be written.
             with self.processes.pulse.slowly("saving"):
                 self._checkpoints.save(self.progress)
             self._agreement.saved()
-
-    @contextmanager
-    def _saved_in_the_end(self, checkpoints: Checkpoints) -> Iterator[Checkpoints]:
-        """The context of `checkpoints`, whose end waits for what is still being written."""
-
-        def end(*raised: Any) -> bool | None:
-            with self.processes.pulse.slowly("saving"):
-                return checkpoints.__exit__(*raised)
-
-        with ExitStack() as stack:
-            stack.push(end)
-            yield checkpoints.__enter__()
 
     def _stop(self, number: int) -> None:
         self._save()
@@ -202,18 +219,6 @@ class Trainer:
             number,
         )
 
-    def _flush_tables(self) -> None:
-        """Let all rows take the steps they have missed, which is part of the time of training."""
-        step = self.progress.step
-        with self._noting_a_stop(step), stopping(step):
-            # On every rank, whether it has tables or not.
-            if self.job.table_update is not None:
-                self.job.table_update.check_queued(up_to_now=True)
-            for tables in local_cowclip_tables(self.job.model):
-                tables.flush()
-        if self.processes.device.type == "cuda":
-            torch.cuda.synchronize(self.processes.device)
-
     def _go_on(self) -> None:
         """The time from here on is that of training."""
         self._since = time.perf_counter()
@@ -221,7 +226,7 @@ class Trainer:
 
     def _pause(self) -> None:
         """The time of training ends here, once all rows are up to date."""
-        self._flush_tables()
+        flush_tables(self.job, self.progress.step, self.processes.device)
         self.progress.train_seconds += time.perf_counter() - self._since
         self._since = None
 
@@ -235,12 +240,15 @@ class Trainer:
             self._go_on()
 
     @contextmanager
-    def _noting_a_stop(self, step: int) -> Iterator[None]:
+    def _noting_a_stop(self) -> Iterator[None]:
+        """Log why the training stops, where it can be logged."""
         try:
             yield
         except TrainingStoppedError as stop:
-            line = {"kind": "stopped", "step": stop.step or step, "reason": str(stop)}
-            self.processes.on_main(lambda: self.folder.log(line))
+            step = self.progress.step if stop.step is None else stop.step
+            line = {"kind": "stopped", "step": step, "reason": str(stop)}
+            with suppress(TrainingStoppedError):
+                self.processes.on_main(lambda: self.folder.log(line))
             raise
 
     def _learning_rates(self) -> LearningRates:
@@ -253,10 +261,11 @@ class Trainer:
             steps_per_epoch=self.dataset.train.rows / train.batch_size,
             total_steps=len(self._batches) * train.epochs,
         )
-        return rates._replace(dense=rates.dense * Plateau(**self.progress.plateau).fraction)
+        fraction = Plateau(**self.progress.plateau).fraction * self.progress.dense_fraction
+        return rates._replace(dense=rates.dense * fraction)
 
     def _log_training(self, epoch: int, loss: float, rates: LearningRates) -> None:
-        self._count_rows()
+        add_row_counts(self.progress, self.job, self.processes.device)
         now, progress = time.perf_counter(), self.progress
         since, samples = self._since_log
         line = {
@@ -276,15 +285,3 @@ class Trainer:
     def _log(self, line: dict[str, Any]) -> None:
         self.processes.on_main(lambda: self.folder.log(line))
         self.progress.metrics_lines = self.folder.metrics_lines
-
-    def _count_rows(self) -> None:
-        """Add what the tables of all ranks counted since the last call."""
-        counts = torch.zeros(3, dtype=torch.int64, device=self.processes.device)
-        for tables in local_cowclip_tables(self.job.model):
-            counts += tables.row_counts
-            tables.row_counts.zero_()
-        dist.all_reduce(counts)
-        touched, clipped, skipped = counts.tolist()
-        self.progress.touched_rows += touched
-        self.progress.clipped_rows += clipped
-        self.progress.skipped_rows += skipped

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from stampede.engine.checkpoint.states import Count, PlateauState, ReaderState
 
@@ -22,11 +22,16 @@ class Progress:
         train_seconds: time spent in training, without evaluation and checkpoints.
         touched_rows, clipped_rows, skipped_rows: rows of all batches so far, those that were
             clipped, and those left out for a gradient that was not finite.
+        skipped_batches: steps whose batch was left out for a loss that was not finite.
+        skipped_in_a_row: how many of them are the newest steps.
         best_epoch: epoch with the best AUC on the selecting part, counted from 1; 0 for none.
         best_score: that AUC; None where it is undefined.
         best_auc: AUC on the test part in that epoch.
         waited: evaluated epochs since that were no better.
         plateau: state of the dense layers' rate, see `stampede.engine.selection.Plateau`.
+        rollbacks: times that the run diverged and went back to a checkpoint.
+        dense_fraction: what they have left of the dense layers' rate.
+        logged_losses: newest ones, where these are compared; see `stampede.engine.divergence`.
         last: newest evaluation of the test part.
         evaluated_step: step after which it was made.
         metrics_lines: lines of `metrics.jsonl` up to here.
@@ -45,11 +50,16 @@ class Progress:
     touched_rows: Count = 0
     clipped_rows: Count = 0
     skipped_rows: Count = 0
+    skipped_batches: Count = 0
+    skipped_in_a_row: Count = 0
     best_epoch: Count = 0
     best_score: float | None = None
     best_auc: float | None = None
     waited: Count = 0
     plateau: PlateauState = field(default_factory=dict)
+    rollbacks: Count = 0
+    dense_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
+    logged_losses: Annotated[list[float], Field(max_length=1000)] = field(default_factory=list)
     last: dict[str, Any] = field(default_factory=dict)
     evaluated_step: Count = 0
     metrics_lines: Count = 0

@@ -26,10 +26,9 @@ from stampede.engine.checkpoint.tensors import reason, write_tensors
 from stampede.engine.checkpoint.together import FailedSomewhereError, together
 from stampede.engine.config import Config
 from stampede.engine.console import readable_bytes
-from stampede.engine.errors import TrainingStoppedError
+from stampede.engine.errors import DivergedError, TrainingStoppedError
 from stampede.engine.job import Job
 from stampede.engine.processes import PATIENCE, Processes
-from stampede.engine.step import WHAT_TO_TRY
 
 _NO_MEMORY = "no memory for a copy, which checkpoint.asynchronous=false does without on a CPU: "
 
@@ -72,12 +71,18 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        pulse = self._processes.pulse
+        stage = pulse.stage
         try:
-            self.wait()
+            with pulse.slowly("saving"):
+                self.wait()
         except TrainingStoppedError:
             # Not instead of what ended the context.
             if kind is None:
                 raise
+        if kind is not None:
+            # Where that happened may still be told.
+            pulse.stage = stage
 
     def save(self, progress: Progress) -> None:
         """Begin a checkpoint of the job as it is now, once the one before is written.
@@ -90,7 +95,8 @@ class Checkpoints:
 
         Raises:
             TrainingStoppedError: this one cannot be written, and neither could the one before, or
-                `checkpoint.asynchronous` is off; or the dense layers are not finite.
+                `checkpoint.asynchronous` is off.
+            DivergedError: the dense layers are not finite.
         """
         before = self._finish()
         if before is not None and self._processes.is_main:
@@ -123,9 +129,9 @@ class Checkpoints:
         try:
             together(check, self._group)
         except FailedSomewhereError as failure:
-            raise TrainingStoppedError(
+            raise DivergedError(
                 f"the dense layers are not finite after step {step:,} ({failure}); nothing was "
-                f"saved, earlier checkpoints are untouched. {WHAT_TO_TRY}",
+                "saved, earlier checkpoints are untouched",
                 step,
             ) from None
 

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, create_model, model_validator
 
 from stampede.engine.config.data import DataSection, RawSection, SyntheticSection
+from stampede.engine.config.divergence import DivergenceSection
 from stampede.engine.config.embedding_optimizers import (
     AdamSection,
     EmbeddingOptimSection,
@@ -96,6 +97,13 @@ class TrainSection(Section):
         description="steps between counts of clipped rows by field and by occurrences of the id, "
         "for the report; 0: none",
     )
+    on_nonfinite: Literal["error", "skip_batch"] = Field(
+        "error",
+        description="what a batch does whose loss is not finite: error stops, or rolls back where "
+        "on_divergence says so; skip_batch leaves it out, but ten in a row are an error (on a GPU "
+        "the loss is then waited for in each step)",
+    )
+    on_divergence: DivergenceSection = DivergenceSection()
 
 
 class CheckpointSection(Section):

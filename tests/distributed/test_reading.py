@@ -71,6 +71,20 @@ def test_two_ranks_train_on_bags_and_weights_as_one(tmp_path, plan):
     assert together[0][0] == together[1][0]
 
 
+@pytest.mark.parametrize("plan", ["table_wise", "row_wise", "data_parallel"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_whose_part_of_a_batch_is_empty(tmp_path, ranks, plan):
+    """Of a sample, as the last batch of training and of evaluation has here."""
+    data = prepared(tmp_path / "data", train=2 * 64 + 1, test=32 + 1)
+    batches = run_ranks(ranks, batches_of_this_rank, tmp_path, data, [], ranks, 1)
+    assert [len(read[-1]) for read, _ in batches] == [1, *[0] * (ranks - 1)]
+    alone = train_prepared(tmp_path, data)
+    assert len(alone[0]) == 3 and alone[1].samples == 33
+    together = run_ranks(ranks, train_prepared, tmp_path, data, [f"sharding.plan={plan}"], ranks)
+    assert_same(alone, together[0])
+    assert len({tuple(losses) for losses, *_ in together}) == 1
+
+
 def test_two_ranks_train_without_numbers_as_one(tmp_path):
     data = prepared(tmp_path / "data", multi=0, weight=False, numbers=0)
     alone = train_prepared(tmp_path, data)

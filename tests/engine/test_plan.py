@@ -27,13 +27,14 @@ def make_plan(sharding_type):
     apply_optimizer_in_backward(CowClipAdam, model.front.ebc.parameters(), {})
     with processes("cpu") as here:
         types = plan.sharding_types(sharding_type, "adam", here.world_size)
-        return plan.make_plan(
+        made, _ = plan.make_plan(
             model,
             cowclip_sharders(),
             types,
             lambda: workload(config, planned_data(config), model, 1),
             here,
         )
+        return made
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from stampede.engine.processes import processes
 from stampede.engine.step import train_step
 from stampede.optim import local_cowclip_tables, nonfinite
 from stampede.optim.sharded.queue import UpdateQueue
-from support.jobs import lines, run_small, small_config
+from support.diverging import poisoned
+from support.jobs import lines, run_small, small_config, without_times
 from support.updated_tables import computed
 
 # The interpreter takes its time.
@@ -79,3 +80,24 @@ def test_the_end_of_an_epoch_tells_of_its_last_steps(tmp_path, monkeypatch):
     with computed("queued"), pytest.raises(TrainingStoppedError, match="step 4: "):
         run_small(tmp_path, FEW)
     assert lines(tmp_path / "small")[-1]["kind"] == "stopped"
+
+
+@pytest.mark.parametrize("at", [2, 5])
+def test_a_divergence_that_is_found_some_steps_later_is_rolled_back(tmp_path, monkeypatch, at):
+    """Within an epoch and at its end; it is then a run with the lower rate from the beginning."""
+    monkeypatch.setattr(nonfinite, "LATE", 1)
+    warm = [*FEW, "train.batch_size=20", "optim.dense.schedule.warmup=0"]
+    full = small_config(tmp_path, *warm).optim.dense.lr
+    rolls_back = [
+        "train.on_divergence.rollbacks=1", "train.on_divergence.dense_lr_factor=0.0625"
+    ]  # fmt: skip
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    with computed("queued"):
+        with monkeypatch.context() as patch:
+            poisoned(patch, [at], 0.1 * full)
+            run_small(tmp_path / "one", [*warm, *rolls_back])
+        run_small(tmp_path / "other", [*warm, f"optim.dense.lr={full / 16!r}"])
+    (line, *rest) = without_times(tmp_path / "one/small")
+    assert (line["kind"], line["step"], line["diverged_step"]) == ("rollback", 0, at)
+    assert rest == without_times(tmp_path / "other/small")

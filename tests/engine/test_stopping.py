@@ -1,5 +1,6 @@
 """Runs that are stopped within an epoch, and what continues from there."""
 
+import itertools
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from stampede.engine.config import load_config
 from stampede.engine.errors import InterruptedRunError
 from stampede.engine.stop_signals import StopSignals
 from stampede.engine.tables import read_field
-from support.jobs import SMALL, run_small, without_times
+from support.jobs import SMALL, lines, run_small, without_times
 from support.paths import ROOT
 from support.stopping import ask_to_stop, before_step
 
@@ -61,6 +62,33 @@ def test_a_killed_run_continues_from_its_newest_checkpoint(
     run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
     assert f"continuing after step {continues_after} from" in capsys.readouterr().out
     same_run(tmp_path / "small", undisturbed)
+
+
+def test_a_clock_that_goes_backwards(tmp_path, monkeypatch, capsys, undisturbed):
+    """An hour with every look at it: during a run, and between its checkpoints' files."""
+    hours = itertools.count(time.time(), -3600)
+    for module in ("time", "tqdm.std"):
+        monkeypatch.setattr(f"{module}.time", lambda: next(hours))
+    # As often as it is asked.
+    overrides = [*LONG, "checkpoint.every_minutes=1e-9", "checkpoint.keep=100"]
+    with monkeypatch.context() as patch:
+        before_step(patch, 12, kill)
+        with pytest.raises(KilledError):
+            run_small(tmp_path, overrides)
+    run = tmp_path / "small"
+    kept = {path.name for path in (run / "checkpoints").iterdir()}
+    assert kept >= {"step_00000001", "epoch_0001", "step_00000011"}
+    for step, path in enumerate(sorted(run.glob("checkpoints/*/*")), 1):
+        os.utime(path, (next(hours), next(hours)))
+        os.utime(path.parent, (1e9 - step, 1e9 - step))
+    oldest = min((run / "checkpoints").iterdir(), key=lambda path: path.stat().st_mtime)
+    assert oldest.name == "step_00000011"
+    capsys.readouterr()
+    run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
+    assert "continuing after step 11 from" in capsys.readouterr().out
+    same_run(run, undisturbed)
+    assert all(line["samples_per_second"] > 0 for line in lines(run) if line["kind"] == "train")
+    assert json.loads((run / "summary.json").read_text())["train_seconds"] > 0
 
 
 @pytest.mark.parametrize("before", [1, 4, 8, 9, 16])

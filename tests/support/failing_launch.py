@@ -1,7 +1,7 @@
 """`launch.py` with a fault: `failing_launch.py KIND:RANK:STEP[:TIMES] CONFIG.yaml ...`.
 
 The fault happens on one rank before a step is taken, until torchrun has restarted the processes
-TIMES times (1). KIND is `kill`, `raise`, `stop` or `sleep`.
+TIMES times (1). KIND is `kill`, `raise`, `memory`, `stop` or `sleep`.
 """
 
 import os
@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+
+import torch
 
 from stampede.engine.restarts import restarts
 
@@ -23,9 +25,14 @@ def sleep_in_python():
     time.sleep(3600)
 
 
+def get_no_memory():
+    raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
 _FAULTS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "raise": lambda: {}["a fault of this test"],
+    "memory": get_no_memory,
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "sleep": sleep_in_python,
 }

@@ -1,0 +1,92 @@
+"""Disks that become full while a run is written: what is whole stays whole, and it is said."""
+
+import json
+import threading
+
+import pytest
+
+from stampede.engine.checkpoint import newest, verify
+from stampede.engine.errors import TrainingStoppedError
+from stampede.engine.exit_status import exit_status
+from stampede.engine.quiet import quiet_libraries
+from stampede.engine.run_folder import RunFolder, append_whole
+from support.full_disk import files_of_at_most
+from support.jobs import lines, run_small, without_times
+
+FULL = r"results cannot be written \(File too large\); make room and continue with checkpoint"
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    """As in the launcher."""
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    quiet_libraries()
+
+
+def test_a_line_is_written_as_a_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "lines"
+    append_whole(path, b"first\n")
+    with files_of_at_most(10), pytest.raises(OSError, match="File too large"):
+        append_whole(path, b"second\n")
+    append_whole(path, b"third\n")
+    assert path.read_bytes() == b"first\nthird\n"
+
+
+def test_metrics_that_cannot_be_written(tmp_path, quiet, capfd):
+    """Room comes and goes while the run ends; what it writes then is whole lines."""
+    overrides = ["train.log_every=1", "train.epochs=3", "evaluate.every_epochs=3"]
+    with files_of_at_most(3000):
+        assert exit_status(lambda: run_small(tmp_path, overrides)) == 1
+    said = capfd.readouterr()
+    assert "small: results cannot be written (File too large); make room" in said.err
+    assert "Traceback" not in said.err + said.out
+    run = tmp_path / "small"
+    logged = lines(run)
+    assert len(logged) > 3 and (run / "metrics.jsonl").stat().st_size <= 3000
+    steps = [line["step"] for line in logged if line["kind"] == "train"]
+    assert steps == list(range(1, len(steps) + 1))
+    run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
+    assert json.loads((run / "summary.json").read_text())["epochs"] == 3
+
+
+def test_a_line_after_one_that_was_cut_is_whole(tmp_path):
+    """The reason why a run stopped, where there is room again."""
+    with RunFolder(tmp_path) as folder:
+        folder.log({"kind": "train", "step": 1})
+        with files_of_at_most(40), pytest.raises(TrainingStoppedError, match=FULL):
+            folder.log({"kind": "train", "step": 2, "reason": "long" * 100})
+        folder.log({"kind": "stopped", "step": 2})
+    assert [line["kind"] for line in lines(tmp_path)] == ["train", "stopped"]
+
+
+def test_checkpoints_that_cannot_be_written(tmp_path, quiet, capfd):
+    overrides = ["train.epochs=2", "checkpoint.every_steps=3", "checkpoint.asynchronous=false"]
+    run_small(tmp_path, [*overrides, "train.epochs=1"])
+    run = tmp_path / "small"
+    kept = newest(run / "checkpoints")
+    capfd.readouterr()
+    with files_of_at_most(100_000):
+        status = exit_status(lambda: run_small(tmp_path, [*overrides, "checkpoint.resume=auto"]))
+    said = capfd.readouterr()
+    assert status == 1, said.err
+    assert "step_00000009: the checkpoint cannot be written, " in said.err
+    assert "File too large" in said.err and "earlier ones are untouched" in said.err
+    assert "Traceback" not in said.err + said.out
+    assert lines(run)[-1]["kind"] == "stopped" and lines(run)[-1]["step"] == 9
+    assert newest(run / "checkpoints") == kept
+    verify(kept)
+    run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
+    run_small(tmp_path, [*overrides, "run.name=whole"])
+    assert without_times(run) == without_times(tmp_path / "whole")
+
+
+def test_events_that_cannot_be_written_are_no_loss(tmp_path, quiet, capfd):
+    """Those of TensorBoard that are left when a run has ended."""
+    with RunFolder(tmp_path) as folder, files_of_at_most(500):
+        folder.log({"kind": "train", "step": 1, "loss": 0.5})
+        for step in range(2, 12):
+            folder._board.add_scalar("loss", 0.5, step)
+        folder.__exit__()
+    said = capfd.readouterr()
+    assert "tensorboard: the last events cannot be written (File too large)" in said.out
+    assert "Traceback" not in said.err + said.out
