@@ -76,6 +76,8 @@ class Dataset:
             values, and that which rare and unseen ids share.
         shuffle: whether an epoch is to visit the training rows in a new order; not where they were
             drawn independently.
+        vocabulary_sha256: of what ids and numbers mean, see `vocabulary_fingerprint`; empty for
+            synthetic clicks, whose ids are rows of their tables.
     """
 
     vocabulary_sizes: Mapping[str, int]
@@ -87,6 +89,7 @@ class Dataset:
     has_weight: bool = False
     unknown_rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     shuffle: bool = True
+    vocabulary_sha256: str = ""
 
 
 @dataclass(frozen=True)

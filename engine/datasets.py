@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from stampede.data import Dataset, SyntheticClicks
@@ -12,6 +13,7 @@ from stampede.data.prepared.changed import check_unchanged
 from stampede.data.prepared.manifest import FORMAT, MANIFEST
 from stampede.data.prepared.reader import open_prepared
 from stampede.data.sources import Source, fingerprint, open_source
+from stampede.data.vocabulary_fingerprint import vocabulary_fingerprint
 from stampede.engine.config import Config
 from stampede.engine.config.data import (
     PreparedSection,
@@ -47,7 +49,12 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
             raw = _used(section, selects)
             folder = processes.on_main(lambda: _prepared(raw), patience=PATIENCE)
         processes.on_each_machine(lambda: check_unchanged(folder, _say), PATIENCE)
-        dataset = open_prepared(folder)
+        dataset = replace(
+            open_prepared(folder),
+            vocabulary_sha256=processes.on_main(
+                lambda: vocabulary_fingerprint(folder), patience=PATIENCE
+            ),
+        )
     if dataset.train.rows == 0 or dataset.test.rows == 0:
         raise SettingsError("data: the training or the test part has no row; change data.split")
     if selects and dataset.validation is None:

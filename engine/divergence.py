@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from stampede.data import Dataset
-from stampede.engine.checkpoint import Checkpoints, Progress, load, newest_whole
+from stampede.engine.checkpoint import Checkpoints, Progress, changes, load, newest_whole
 from stampede.engine.config import Config
 from stampede.engine.config.divergence import DivergenceSection
 from stampede.engine.errors import DivergedError, TrainingStoppedError
@@ -122,7 +122,7 @@ class Rollbacks:
         with self.processes.pulse.slowly("rolling back"):
             self._let_saves_end()
             path = newest_whole(self.folder.checkpoints, self.processes)
-            if path is None:
+            if path is None or self._is_of_before_a_change(path):
                 raise failure
             found = self._load(path)
         found.rollbacks = progress.rollbacks + 1
@@ -130,6 +130,11 @@ class Rollbacks:
         self.processes.on_main(lambda: self._note(failure, path, found))
         found.metrics_lines = self.folder.metrics_lines
         return found
+
+    def _is_of_before_a_change(self, path: Path) -> bool:
+        """Whether a run that goes on by `checkpoint.force` has no checkpoint of its own yet."""
+        changed = self.processes.on_main(lambda: changes(path, self.config, self.processes))
+        return bool(changed.harmful)
 
     def _let_saves_end(self) -> None:
         """Nothing may be written where checkpoints are tidied up."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class Reader:
     whether `data.residence: auto` puts the data there.
 
     Args:
-        config: a whole job; data without files have no keys for reading.
+        config: a whole job.
         dataset: as opened.
         processes: this process among all.
 
@@ -47,7 +48,7 @@ class Reader:
     """
 
     def __init__(self, config: Config, dataset: Dataset, processes: Processes) -> None:
-        section = config.data if isinstance(config.data, ReadingSection) else ReadingSection()
+        section = _section(config)
         for name, part in (("validation", dataset.validation), ("test", dataset.test)):
             if part is not None:
                 _check_weighted(name, part)
@@ -56,8 +57,7 @@ class Reader:
         self._memory = section.memory_gb * 1e9
         self._seed = config.run.seed
         # Of the data as opened, so that it does not depend on where they are.
-        shuffle = section.shuffle if dataset.shuffle else "none"
-        self._order = make_order(dataset.train, shuffle, self._memory, self._seed)
+        self._order = training_order(config, dataset)
         self._train_batch_size = config.train.batch_size
         self._evaluate_batch_size = config.evaluate.batch_size
         self._fields = list(dataset.vocabulary_sizes)
@@ -78,8 +78,7 @@ class Reader:
 
     def state_dict(self, batches: GlobalBatches) -> dict[str, Any]:
         """State of the batches for training, and the settings that their order depends on."""
-        settings = {key: getattr(self._section, key) for key in _ORDERING}
-        return {**batches.state_dict(), "settings": settings}
+        return {**batches.state_dict(), "settings": _settings(self._section)}
 
     def load_state_dict(self, batches: GlobalBatches, state: Mapping[str, Any]) -> None:
         """Go on with the batches for training where the state was taken.
@@ -120,6 +119,37 @@ class Reader:
             before_reading=Readahead(part, order) if from_disk else None,
             unknown_rows=self.dataset.unknown_rows,
         )
+
+
+def training_order(config: Config, dataset: Dataset) -> Order:
+    """The order of the training rows.
+
+    Args:
+        dataset: as opened.
+    """
+    section = _section(config)
+    shuffle = section.shuffle if dataset.shuffle else "none"
+    return make_order(dataset.train, shuffle, section.memory_gb * 1e9, config.run.seed)
+
+
+def start_of_epoch(config: Config, dataset: Dataset, epoch: int) -> dict[str, Any]:
+    """State of a `Reader`'s batches for training before the first of an epoch."""
+    return {
+        "epoch": epoch,
+        "samples": 0,
+        "batch_size": config.train.batch_size,
+        "order": asdict(training_order(config, dataset)),
+        "settings": _settings(_section(config)),
+    }
+
+
+def _section(config: Config) -> ReadingSection:
+    """Data without files have no keys for reading."""
+    return config.data if isinstance(config.data, ReadingSection) else ReadingSection()
+
+
+def _settings(section: ReadingSection) -> dict[str, Any]:
+    return {key: getattr(section, key) for key in _ORDERING}
 
 
 def _written(settings: Mapping[str, Any]) -> str:

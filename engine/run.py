@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stampede.engine import checkpoint
+from stampede.engine.beginning import begin, find_beginning
 from stampede.engine.build import build
-from stampede.engine.checkpoint import Progress
 from stampede.engine.config import Config
 from stampede.engine.datasets import open_dataset
 from stampede.engine.inference.inputs import keep_inputs
 from stampede.engine.memory_guard import MemoryGuard
-from stampede.engine.network_copy import check_executed, keep_network
+from stampede.engine.network_copy import keep_network
 from stampede.engine.plan import describe_plan
 from stampede.engine.processes import processes
 from stampede.engine.run_folder import RunFolder
@@ -38,36 +37,29 @@ def run(config: Config) -> None:
         continued = here.on_main(lambda: folder.reserve(config))
         if here.is_main and config.model.import_file:
             print(f"model.import: {config.model.import_file} was executed")
-        newest, changed = None, []
-        if continued:
-            newest = checkpoint.newest_whole(folder.checkpoints, here)
-        if newest is not None:
-            changed = here.on_main(lambda: checkpoint.changes(newest, config, here))
-            here.on_main(lambda: check_executed(config, folder.path))
+        found = find_beginning(config, folder, continued, here)
+        is_new = found.newest is None
         dataset = open_dataset(config, here)
         job = build(config, dataset, here, memory.plan)
-        progress = Progress()
-        if newest is not None:
-            progress = checkpoint.load(newest, job, dataset)
-            here.on_main(lambda: folder.write_config(config))
-        else:
-            here.on_main(lambda: folder.claim(config))
-        here.on_main(lambda: keep_inputs(config, folder.path, replace=newest is None))
-        here.on_main(lambda: keep_network(config, folder.path, replace=newest is None))
+        begun = begin(found, config, job, dataset, here)
+        here.on_main(lambda: folder.claim(config) if is_new else folder.write_config(config))
+        if begun.report is not None:
+            name, report = begun.report
+            here.on_main(lambda: folder.write_report(name, report.values()))
+        here.on_main(lambda: keep_inputs(config, folder.path, replace=is_new))
+        here.on_main(lambda: keep_network(config, folder.path, replace=is_new or begun.forced))
         # A run that was killed may have logged steps that will be done again.
-        here.on_main(lambda: folder.keep_lines(progress.metrics_lines))
+        here.on_main(lambda: folder.keep_lines(begun.progress.metrics_lines))
         plan = describe_plan(job.model.plan)
         if here.is_main:
             ids = sum(dataset.vocabulary_sizes.values())
             print(f"{config.run.name}: {dataset.train.rows:,} training rows, {ids:,} ids, {plan}")
             print(job.scaling.table())
             print(f"dense layers in {job.precision.reason}")
-            if newest is not None:
-                print(f"continuing after step {progress.step:,} from {newest}")
-            for line in changed:
-                print(f"changed since then: {line}")
+            for line in begun.lines:
+                print(line)
         with watched(here, config.run.hang_seconds, folder.path), bus_errors_explained(dataset):
-            progress = Trainer(config, dataset, job, here, folder, progress).fit()
+            progress = Trainer(config, dataset, job, here, folder, begun.progress).fit()
         summary = summarize(config, progress, here)
         title = (
             f"{config.run.name}: {config.model.name}, batch {config.train.batch_size}, "

@@ -219,6 +219,11 @@ class RunFolder:
             with self._writing(), self.metrics.open("rb") as file:
                 os.fsync(file.fileno())
 
+    def write_report(self, name: str, values: dict[str, Any]) -> None:
+        """Write a file of JSON."""
+        with self._writing():
+            write_whole(self.path / name, to_json(values, indent=1) + "\n")
+
     def _close_board(self) -> None:
         """Let TensorBoard have all events; the run does not need them."""
         board, self._board = self._board, None

@@ -209,7 +209,7 @@ def load(folder: Path, remedy: str = _REMEDY) -> Learned:
         encoders = {}
         for name, field in schema.ids.items():
             if isinstance(field, Vocabulary):
-                values = _vocabulary(folder / _plain(saved.vocabularies[name]))
+                values = _vocabulary(folder, saved, name)
                 encoders[name] = vocabulary_encoder(name, values, is_multi(field))
             elif isinstance(field, Quantiles):
                 encoders[name] = quantile_encoder(name, saved.quantiles[name])
@@ -217,6 +217,22 @@ def load(folder: Path, remedy: str = _REMEDY) -> Learned:
                 encoders[name] = fixed_encoder(name, field)
         return Learned(schema, encoders, saved.ranges)
     # pydantic's are ValueErrors.
+    except (OSError, KeyError, ValueError, pl.exceptions.PolarsError) as failure:
+        raise _damaged(folder / LEARNED, failure, remedy) from None
+
+
+def read_vocabulary(folder: Path, saved: Saved, field: str, remedy: str = _REMEDY) -> pl.Series:
+    """The ids of a field's vocabulary, String, in the order of their rows.
+
+    Args:
+        saved: what `read_saved` read of the folder.
+        remedy: what to do where it is damaged.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    try:
+        return _vocabulary(folder, saved, field)
     except (OSError, KeyError, ValueError, pl.exceptions.PolarsError) as failure:
         raise _damaged(folder / LEARNED, failure, remedy) from None
 
@@ -232,7 +248,8 @@ def _plain(name: str) -> str:
     return name
 
 
-def _vocabulary(path: Path) -> pl.Series:
+def _vocabulary(folder: Path, saved: Saved, field: str) -> pl.Series:
+    path = folder / _plain(saved.vocabularies[field])
     values = pl.read_parquet(path, columns=[VALUE], glob=False)[VALUE]
     if values.dtype != pl.String or values.null_count():
         raise ValueError(f"{path.name} holds {values.dtype}, {values.null_count()} of them null")

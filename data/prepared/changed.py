@@ -12,7 +12,7 @@ from stampede.data.threads import run_tasks
 
 
 def check_unchanged(folder: Path, say: Callable[[str], object]) -> None:
-    """Compare the SHA-256 of those files of the parts that are newer than the manifest.
+    """Compare the SHA-256 of those files of the folder that are newer than the manifest.
 
     The manifest is written last, so that there are none unless files were changed or copied. All
     others are taken on trust: to read a terabyte would take longer than to notice. `verify` reads
@@ -31,7 +31,7 @@ def check_unchanged(folder: Path, say: Callable[[str], object]) -> None:
         for shard in shards
         for entry in shard.files.values()
     ]
-    suspects = newer(folder, entries)
+    suspects = newer(folder, [*entries, *manifest.learned])
     if not suspects:
         return
     size = sum(entry.bytes for entry in suspects) / 1e6

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from stampede.engine.checkpoint.manifest import read_manifest
+from stampede.engine.checkpoint.manifest import DataEntry, read_manifest
 from stampede.engine.config import Config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import Processes
@@ -22,39 +22,91 @@ _FREE = ("model.import", "optim.embedding.lr", "optim.embedding.schedule.", "opt
 
 # Of these, what says only how the run was started.
 _NOT_WORTH_TELLING = (
-    "run.name", "run.dir", "run.overwrite", "run.hang_seconds", "checkpoint.resume"
+    "run.name", "run.dir", "run.overwrite", "run.hang_seconds", "checkpoint.resume",
+    "checkpoint.force", "checkpoint.init_from",
 )  # fmt: skip
 
+# Of a thousand fields whose tables differ, the first tell enough.
+_MOST_LINES = 20
 
-def changes(path: Path, config: Config, processes: Processes) -> list[str]:
-    """What was changed in the configuration since a checkpoint, line by line.
+_OR_FORCE = "or write checkpoint.force=true to go on with what of it still fits"
+
+
+class Changes(NamedTuple):
+    """What was changed since a checkpoint, line by line.
+
+    Attributes:
+        harmless: what a run may change.
+        harmful: what it may change by `checkpoint.force` only.
+    """
+
+    harmless: list[str]
+    harmful: list[str]
+
+
+def changes(path: Path, config: Config, processes: Processes) -> Changes:
+    """What was changed in the configuration since a checkpoint.
 
     Raises:
-        RunFolderError: a change does not allow to continue, or the checkpoint is damaged.
+        RunFolderError: a change does not allow to continue, and nobody forces it; or the
+            checkpoint is damaged.
     """
     manifest = read_manifest(path)
-    changed = _check_same_job(path, manifest.config, config)
+    before, now = flat_keys(manifest.config), flat_keys(config.model_dump(mode="json"))
+    differing = _differing(before, now)
+    harmful = [line for key, line in differing.items() if not key.startswith(_FREE)]
+    if harmful and not config.checkpoint.force:
+        raise RunFolderError(
+            f"{path} cannot be continued with another configuration:\n"
+            + "\n".join(f"  {line}" for line in harmful)
+            + f"\nchange it back, choose another run.name, {_OR_FORCE}"
+        )
+    harmless = [
+        line
+        for key, line in differing.items()
+        if key.startswith(_FREE) and key not in _NOT_WORTH_TELLING
+    ]
     if manifest.world_size != processes.world_size:
-        changed.append(f"processes: {manifest.world_size} then, {processes.world_size} now")
-    return changed
+        harmless.append(f"processes: {manifest.world_size} then, {processes.world_size} now")
+    return Changes(harmless, harmful)
 
 
-def _check_same_job(path: Path, saved: dict[str, Any], config: Config) -> list[str]:
-    """The harmless changes; raises RunFolderError for others."""
-    before, now = flat_keys(saved), flat_keys(config.model_dump(mode="json"))
-    differing = {
+def data_changes(saved: DataEntry, now: DataEntry) -> list[str]:
+    """How the data differ from those of a checkpoint, line by line."""
+    before, after = saved.model_dump(), now.model_dump()
+    if saved.vocabulary_sha256 is None:
+        del before["vocabulary_sha256"], after["vocabulary_sha256"]
+    lines = [f"data: {line}" for line in _differing(flat_keys(before), flat_keys(after)).values()]
+    more = len(lines) - _MOST_LINES
+    return lines if more <= 0 else [*lines[:_MOST_LINES], f"data: {more} more of this kind"]
+
+
+def check_same_data(path: Path, saved: DataEntry, now: DataEntry) -> None:
+    """Refuse to continue a checkpoint on other data.
+
+    Raises:
+        RunFolderError: what differs.
+    """
+    lines = data_changes(saved, now)
+    if not lines:
+        return
+    what = "ids or numbers of rows differ"
+    if saved.model_copy(update={"vocabulary_sha256": now.vocabulary_sha256}) == now:
+        what = "its tables have as many rows, but their ids or the ranges of numbers are others"
+    raise RunFolderError(
+        f"{path}: the checkpoint was made on other data ({what}):\n"
+        + "\n".join(f"  {line}" for line in lines)
+        + f"\nuse the same data, choose another run.name, {_OR_FORCE}"
+    )
+
+
+def _differing(before: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
+    """By key that differs, a line with both values."""
+    return {
         key: f"{_plain(key)}: {before.get(key)!r:.200} in the checkpoint, {now.get(key)!r:.200} now"
         for key in sorted(before.keys() | now.keys())
         if before.get(key) != now.get(key)
     }
-    harmful = [f"  {line}" for key, line in differing.items() if not key.startswith(_FREE)]
-    if harmful:
-        raise RunFolderError(
-            f"{path} cannot be continued with another configuration:\n"
-            + "\n".join(harmful)
-            + "\nchange it back, or choose another run.name"
-        )
-    return [line for key, line in differing.items() if key not in _NOT_WORTH_TELLING]
 
 
 def _plain(key: str) -> str:

@@ -26,6 +26,7 @@ def data_entry(dataset: Dataset) -> DataEntry:
     """What a run that continues another must have in common with it."""
     return DataEntry(
         vocabulary_sizes=dict(dataset.vocabulary_sizes),
+        vocabulary_sha256=dataset.vocabulary_sha256,
         numbers=dataset.numbers,
         train_rows=dataset.train.rows,
         test_rows=dataset.test.rows,

@@ -8,13 +8,13 @@ import torch
 import torch.distributed as dist
 
 from stampede.data import Dataset
+from stampede.engine.checkpoint.comparing import check_same_data
 from stampede.engine.checkpoint.contents import contents
 from stampede.engine.checkpoint.described import data_entry
 from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.checkpoint.progress import Progress
 from stampede.engine.checkpoint.same_network import check_same_network
 from stampede.engine.checkpoint.tensors import read_tensors
-from stampede.engine.errors import RunFolderError
 from stampede.engine.job import Job
 
 
@@ -31,11 +31,7 @@ def load(path: Path, job: Job, dataset: Dataset) -> Progress:
         RunFolderError: it is damaged, or belongs to another job or network.
     """
     manifest = read_manifest(path)
-    if manifest.data != data_entry(dataset):
-        raise RunFolderError(
-            f"{path}: the checkpoint was made on other data (ids or numbers of rows differ); "
-            "use the same data, or another run.name"
-        )
+    check_same_data(path, manifest.data, data_entry(dataset))
     state = contents(job, dist.get_rank())
     check_same_network(path, manifest, state["model"])
     if manifest.world_size != dist.get_world_size():

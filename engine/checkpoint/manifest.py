@@ -24,8 +24,9 @@ from stampede.engine.run_folder import to_json
 from stampede.models import table_name
 from stampede.settings import Section, cut
 
-# A change of layout or meaning raises it; other formats are refused.
-FORMAT = 1
+# A change of layout or meaning raises it. Format 1 lacks the fingerprint of the vocabulary; others
+# are refused.
+FORMAT = 2
 
 MANIFEST = "manifest.json"
 
@@ -45,9 +46,17 @@ class TableEntry(Section):
 
 
 class DataEntry(Section):
-    """The data a run was trained on, as far as a run that continues it must have the same."""
+    """The data a run was trained on, as far as a run that continues it must have the same.
+
+    Attributes:
+        vocabulary_sizes: rows of each field's table, by field.
+        vocabulary_sha256: see `stampede.data.Dataset`; None in checkpoints of format 1.
+        numbers: of numeric inputs.
+        train_rows, test_rows: of the parts.
+    """
 
     vocabulary_sizes: dict[str, Count]
+    vocabulary_sha256: Annotated[str, Field(pattern="^[0-9a-f]*$")] | None
     numbers: Count
     train_rows: Count
     test_rows: Count
@@ -68,7 +77,7 @@ class Manifest(Section):
         tensors: by name; all of each lies in those files.
     """
 
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
     versions: dict[str, str]
     progress: Progress
     config: dict[str, Any]
@@ -135,16 +144,23 @@ def read_manifest(path: Path) -> Manifest:
         is_first = digest is None and "format" not in values and "progress" in values
         if not is_first and digest != _digest(values):
             raise ValueError(f"{MANIFEST} is not as it was written")
-        if is_first or values["format"] != FORMAT:
+        if is_first or values["format"] not in (1, FORMAT):
             raise RunFolderError(_other_format(path, values.get("format", 0)))
         # From text, where a list may stand for a tuple and a section for a dataclass.
-        return Manifest.model_validate_json(json.dumps(values))
+        return Manifest.model_validate_json(json.dumps(_migrated(values)))
     except ValidationError as failure:
         first = failure.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or MANIFEST
         raise DamagedCheckpointError(_damaged(path, f"{where}: {first['msg']}")) from None
     except (ValueError, LookupError, AttributeError, TypeError, OSError, RecursionError) as failure:
         raise DamagedCheckpointError(_damaged(path, str(failure).splitlines()[0])) from None
+
+
+def _migrated(values: dict[str, Any]) -> dict[str, Any]:
+    """The same in the newest format."""
+    if values["format"] == FORMAT:
+        return values
+    return {**values, "format": FORMAT, "data": {**values["data"], "vocabulary_sha256": None}}
 
 
 def _damaged(path: Path, what: str) -> str:
@@ -155,8 +171,8 @@ def _damaged(path: Path, what: str) -> str:
 
 def _other_format(path: Path, version: object) -> str:
     return (
-        f"{path}: a checkpoint of format {version!r:.20}, this version of stampede knows {FORMAT} "
-        "only; use the version that wrote it, or train anew with another run.name"
+        f"{path}: a checkpoint of format {version!r:.20}, this version of stampede knows 1 and "
+        f"{FORMAT} only; use the version that wrote it, or train anew with another run.name"
     )
 
 

@@ -13,7 +13,7 @@ from stampede.engine.errors import RunFolderError
 _MODEL = "model."
 
 # Names of tables, of which a process may hold some only.
-_TABLES = "front."
+TABLES = "front."
 
 
 def check_same_network(path: Path, manifest: Manifest, model: Mapping[str, Tensor]) -> None:
@@ -27,6 +27,17 @@ def check_same_network(path: Path, manifest: Manifest, model: Mapping[str, Tenso
     Raises:
         RunFolderError: a tensor is only in one of them, or of another size.
     """
+    difference = network_difference(manifest, model)
+    if difference is not None:
+        raise RunFolderError(
+            f"{path}: the network is not the one that was trained ({difference:.300}). The "
+            "checkpoint is not damaged, keep it; put the section model of the configuration and "
+            "the file of model.import back as they were, or train anew with another run.name"
+        )
+
+
+def network_difference(manifest: Manifest, model: Mapping[str, Tensor]) -> str | None:
+    """The first difference between a model and the one that was trained; see the above."""
     saved = {
         name.removeprefix(_MODEL): entry.size
         for name, entry in manifest.tensors.items()
@@ -35,17 +46,10 @@ def check_same_network(path: Path, manifest: Manifest, model: Mapping[str, Tenso
     for name, tensor in model.items():
         now = list(tensor.size())
         if name not in saved:
-            raise _other(path, f"{name} {now} is not in the checkpoint")
+            return f"{name} {now} is not in the checkpoint"
         if saved[name] != now:
-            raise _other(path, f"{name} is {saved[name]} in the checkpoint, {now} now")
+            return f"{name} is {saved[name]} in the checkpoint, {now} now"
     for name, size in saved.items():
-        if name not in model and not name.startswith(_TABLES):
-            raise _other(path, f"{name} {size} is in the checkpoint only")
-
-
-def _other(path: Path, difference: str) -> RunFolderError:
-    return RunFolderError(
-        f"{path}: the network is not the one that was trained ({difference:.300}). The checkpoint "
-        "is not damaged, keep it; put the section model of the configuration and the file of "
-        "model.import back as they were, or train anew with another run.name"
-    )
+        if name not in model and not name.startswith(TABLES):
+            return f"{name} {size} is in the checkpoint only"
+    return None

@@ -112,6 +112,16 @@ class CheckpointSection(Section):
     resume: Literal["never", "auto"] = Field(
         "never", description="auto continues from the newest checkpoint of the run folder"
     )
+    force: bool = Field(
+        False,
+        description="a resumed run goes on although its data, network or optimizers were changed: "
+        "with what of the checkpoint still fits, which is listed",
+    )
+    init_from: str = Field(
+        "",
+        description="checkpoint, or run folder (its best epoch), whose weights a new run begins "
+        "with, rows of tables by their ids; relative to the working folder",
+    )
     every_steps: int = Field(
         0, ge=0, description="steps between further checkpoints within an epoch; 0: none"
     )

@@ -105,7 +105,7 @@ def _check_folder(folder: Path, overwrite: bool) -> None:
 
 
 def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
-    kept = inputs_folder(trained.config, trained.run)
+    kept = inputs_folder(trained.config, trained.run, trained.vocabulary_sha256)
     about = {
         "format": _FORMAT,
         "stampede": metadata.version("stampede"),

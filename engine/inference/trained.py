@@ -30,6 +30,7 @@ class Trained:
         config: of the run.
         vocabulary_sizes: rows of each field's table, by field name.
         numbers: number of numeric inputs.
+        vocabulary_sha256: of what its ids mean; None where the checkpoint does not say.
     """
 
     run: Path
@@ -38,6 +39,7 @@ class Trained:
     config: Config
     vocabulary_sizes: Mapping[str, int]
     numbers: int
+    vocabulary_sha256: str | None
 
 
 def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = False) -> Trained:
@@ -57,7 +59,7 @@ def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = F
     """
     if not os.path.exists(path):
         raise RunFolderError(f"{path}: there is no such run folder or checkpoint")
-    checkpoint = _choose(path.absolute(), epoch)
+    checkpoint = choose_checkpoint(path.absolute(), epoch)
     run = RunFolder(checkpoint.parent.parent)
     if not run.config_file.is_file():
         raise RunFolderError(
@@ -83,6 +85,7 @@ def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = F
         config=config,
         vocabulary_sizes=manifest.data.vocabulary_sizes,
         numbers=manifest.data.numbers,
+        vocabulary_sha256=manifest.data.vocabulary_sha256,
     )
 
 
@@ -92,7 +95,12 @@ def _imported(config_file: Path) -> Any:
     return model.get("import") if isinstance(model, dict) else None
 
 
-def _choose(path: Path, epoch: str | None) -> Path:
+def choose_checkpoint(path: Path, epoch: str | None = None) -> Path:
+    """The folder of a checkpoint; see `open_trained`. Its files are not looked at.
+
+    Raises:
+        RunFolderError: there is none.
+    """
     above = path.parent.parent
     if path.parent == RunFolder(above).checkpoints:
         if epoch is not None:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 from stampede.data import DataError
@@ -18,8 +19,10 @@ from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.run import run
 from stampede.engine.run_folder import RunFolder
 from support.jobs import lines
+from support.movie_runs import prepare_movies
 from support.permissions import read_only
 from support.preparing import IDS, NUMBERS
+from support.preparing import prepared as prepared_log
 from support.ranks import run_ranks
 from support.reading import OVERRIDES, prepared
 
@@ -166,10 +169,10 @@ def log(tmp_path):
     return path
 
 
-def train_log(folder, log):
+def train_log(folder, log, *overrides):
     (folder / "log.yaml").write_text("")
     given = ["data.kind=criteo_kaggle", f"data.path={log}", f"data.cache={folder}/cache",
-             f"run.dir={folder}/runs", *OVERRIDES]  # fmt: skip
+             f"run.dir={folder}/runs", *OVERRIDES, *overrides]  # fmt: skip
     run(load_config(folder / "log.yaml", given))
 
 
@@ -233,3 +236,42 @@ def test_a_run_folder_that_becomes_read_only(tmp_path, monkeypatch):
     (folder / "metrics.jsonl").chmod(0o644)
     train(tmp_path, data, *goes_on)
     assert json.loads((folder / "summary.json").read_text())["epochs"] == 2
+
+
+def train_movies(folder, *overrides):
+    """A run on the prepared form of a log, whose vocabularies are in files."""
+    data = folder / "data"
+    if not data.exists():
+        prepare_movies(folder)
+        schema = str(folder / "schema.yaml")
+        prepared_log(data, "table", str(folder / "log.csv"), schema=schema)
+    return train(folder, data, *overrides)
+
+
+def test_a_vocabulary_changed_after_preparation_is_refused(tmp_path):
+    train_movies(tmp_path)
+    path = tmp_path / "data/learned/user.parquet"
+    frame = pl.read_parquet(path)
+    # The run folder has a link to the file.
+    path.unlink()
+    frame[[1, 0, *range(2, len(frame))]].write_parquet(path)
+    for more in (["run.name=other"], ["checkpoint.resume=auto", "train.epochs=2"]):
+        with pytest.raises(DataError, match=r"user.parquet: .* since the data were prepared; del"):
+            train_movies(tmp_path, *more)
+
+
+def test_a_vocabulary_that_vanished(tmp_path):
+    train_movies(tmp_path)
+    (tmp_path / "data/learned/user.parquet").unlink()
+    with pytest.raises(DataError, match=r"learned.json: damaged \(No such file.*user.parquet.*del"):
+        train_movies(tmp_path, "checkpoint.resume=auto", "train.epochs=2")
+    shutil.rmtree(tmp_path / "data/learned")
+    with pytest.raises(DataError, match=r"learned.json: damaged .*; delete the folder to prepare"):
+        train_movies(tmp_path, "run.name=other")
+
+
+def test_a_raw_log_that_vanished_between_runs(tmp_path, log):
+    train_log(tmp_path, log)
+    log.unlink()
+    with pytest.raises(DataError, match=r"log.txt: no such file or glob; write where"):
+        train_log(tmp_path, log, "run.name=other")

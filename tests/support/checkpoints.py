@@ -39,7 +39,8 @@ def write_checkpoint(path, progress=None):
         config={"train": {"batch_size": 256}},
         tables={"t_C1": TableEntry(field="C1", rows=7, columns={
             "embedding": [0, 10], "first_order": [10, 11], "padding": [11, 12]})},
-        data=DataEntry(vocabulary_sizes={"C1": 7}, numbers=0, train_rows=5, test_rows=5),
+        data=DataEntry(vocabulary_sizes={"C1": 7}, vocabulary_sha256="", numbers=0, train_rows=5,
+                       test_rows=5),
         world_size=1,
         files=[file_entry(path / name, path) for name in names],
         tensors=tensors,
@@ -56,7 +57,8 @@ def write_position(folder, epoch, step, samples=0, **more):
     path.mkdir(parents=True)
     manifest = Manifest(
         versions={}, progress=progress, config={}, tables={}, world_size=1, files=[], tensors={},
-        data=DataEntry(vocabulary_sizes={}, numbers=0, train_rows=5, test_rows=5),
+        data=DataEntry(vocabulary_sizes={}, vocabulary_sha256="", numbers=0, train_rows=5,
+                       test_rows=5),
     )  # fmt: skip
     (path / "manifest.json").write_text(as_text(manifest))
     return path

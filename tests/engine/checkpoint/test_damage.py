@@ -177,14 +177,16 @@ def as_first_format(path):
 
 
 def as_next_format(path):
-    sign(path, {**values_of(path), "format": 2, "more": 1})
+    sign(path, {**values_of(path), "format": 3, "more": 1})
 
 
-@pytest.mark.parametrize(("change", "number"), [(as_first_format, 0), (as_next_format, 2)])
+@pytest.mark.parametrize(("change", "number"), [(as_first_format, 0), (as_next_format, 3)])
 def test_another_format_is_refused_and_not_passed_over(tmp_path, change, number):
     path = whole(tmp_path)
     change(path)
-    said = rf"epoch_0002: a checkpoint of format {number}, .* knows 1 only; use the version that"
+    said = (
+        rf"epoch_0002: a checkpoint of format {number}, .* knows 1 and 2 only; use the version that"
+    )
     with pytest.raises(RunFolderError, match=said):
         read_manifest(path)
     with pytest.raises(RunFolderError, match=said):

@@ -264,7 +264,7 @@ def test_what_a_manifest_says(tmp_path):
             checkpoints.save(at(7))
         folder = target / "step_00000007"
         manifest = json.loads((folder / "manifest.json").read_text())
-    assert manifest["format"] == 1
+    assert manifest["format"] == 2
     assert manifest["versions"]["torch"] == torch.__version__
     assert manifest["versions"].keys() == {"stampede", "torch", "torchrec"}
     table = manifest["tables"]["t_C1"]

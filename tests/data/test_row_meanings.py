@@ -1,0 +1,144 @@
+"""Rows of two tables that stand for the same are found, whatever made them rows."""
+
+from bisect import bisect_left
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stampede.data import DataError
+from stampede.data.learning.vocabulary import FIRST_ROW, MISSING_ROW, UNSEEN_ROW
+from stampede.data.prepared.manifest import FieldEntry
+from stampede.data.row_meanings import OtherMeaningError, RowMeanings, matched_rows, row_meanings
+from stampede.data.schema.columns import Hashed, Integers, Quantiles, TimePart, Vocabulary
+
+TEXTS = st.lists(st.text(max_size=3), unique=True, max_size=20)
+EDGES = st.lists(st.integers(-5, 5).map(float), unique=True, max_size=8).map(sorted)
+
+
+def vocabulary(texts):
+    entry = FieldEntry(name="f", rows=FIRST_ROW + len(texts), missing_row=0, unseen_row=1)
+    return RowMeanings(entry, Vocabulary(), values=lambda: pl.Series(texts, dtype=pl.String))
+
+
+def quantiles(edges):
+    entry = FieldEntry(name="f", rows=len(edges) + 2, missing_row=0)
+    return RowMeanings(entry, Quantiles(encode="quantiles", buckets=9), tuple(edges))
+
+
+def integers(size):
+    entry = FieldEntry(name="f", rows=size + 1, missing_row=size)
+    return RowMeanings(entry, Integers(encode="integer", size=size))
+
+
+def hashed(buckets, seed=0):
+    entry = FieldEntry(name="f", rows=buckets + 1, missing_row=buckets)
+    return RowMeanings(entry, Hashed(encode="hash", buckets=buckets, seed=seed))
+
+
+def part_of_time(encode):
+    return RowMeanings(FieldEntry(name="f", rows=8, missing_row=7), TimePart(encode=encode))
+
+
+def plain(rows, missing=None, unseen=None):
+    return RowMeanings(FieldEntry(name="f", rows=rows, missing_row=missing, unseen_row=unseen))
+
+
+@given(TEXTS, TEXTS)
+def test_ids_of_vocabularies_are_compared_as_texts(saved, now):
+    found = matched_rows(vocabulary(saved), vocabulary(now))
+    assert found[MISSING_ROW] == MISSING_ROW and found[UNSEEN_ROW] == UNSEEN_ROW
+    expected = [saved.index(text) + FIRST_ROW if text in saved else -1 for text in now]
+    assert found[FIRST_ROW:].tolist() == expected
+
+
+@given(EDGES, EDGES, st.lists(st.floats(-7, 7), max_size=30))
+def test_a_bucket_is_matched_where_it_holds_the_same_numbers(saved, now, numbers):
+    found = matched_rows(quantiles(saved), quantiles(now))
+    assert found[0] == 0
+    for number in [*numbers, *saved, *now]:
+        row = bisect_left(now, number) + 1
+        then = bisect_left(saved, number) + 1
+        bounds = [
+            (edges[r - 2] if r > 1 else None, edges[r - 1] if r <= len(edges) else None)
+            for edges, r in ((saved, then), (now, row))
+        ]
+        assert found[row] == (then if bounds[0] == bounds[1] else -1)
+
+
+@given(st.integers(1, 20), st.integers(1, 20))
+def test_whole_numbers_stay_their_rows(saved, now):
+    found = matched_rows(integers(saved), integers(now))
+    assert found[-1] == saved
+    assert found[:-1].tolist() == [i if i < saved else -1 for i in range(now)]
+
+
+SPECIAL = st.one_of(st.none(), st.integers(0, 5))
+
+
+def special_rows():
+    """Rows of missing and of unseen values, each of its own where there are both."""
+    return st.tuples(SPECIAL, SPECIAL).filter(lambda rows: rows[0] is None or rows[0] != rows[1])
+
+
+@given(st.integers(6, 12), st.integers(6, 12), special_rows(), special_rows())
+def test_rows_that_are_no_id_s_go_with_their_like_only(saved, now, specials_then, specials):
+    then_missing, then_unseen = specials_then
+    missing, unseen = specials
+    found = matched_rows(plain(saved, then_missing, then_unseen), plain(now, missing, unseen))
+    for row in range(now):
+        if row in (missing, unseen):
+            expected = then_missing if row == missing else then_unseen
+            expected = -1 if expected is None else expected
+        else:
+            expected = row if row < saved and row not in (then_missing, then_unseen) else -1
+        assert found[row] == expected
+    taken = found[found >= 0]
+    assert len(np.unique(taken)) == len(taken)
+
+
+def test_hashes_are_matched_where_they_are_the_same_hash():
+    assert matched_rows(hashed(5, 3), hashed(5, 3)).tolist() == list(range(6))
+    for other in (hashed(6, 3), hashed(5, 4)):
+        with pytest.raises(OtherMeaningError, match=r"5 buckets with seed 3, now [56] .* [34]$"):
+            matched_rows(hashed(5, 3), other)
+
+
+def test_other_kinds_are_not_matched():
+    kinds = [vocabulary([]), quantiles([1.0]), integers(7), hashed(7), plain(8),
+             part_of_time("weekday"), part_of_time("hour_of_day")]  # fmt: skip
+    for i, one in enumerate(kinds):
+        for j, other in enumerate(kinds):
+            if i == j:
+                assert (matched_rows(one, other) >= 0).all()
+                continue
+            with pytest.raises(OtherMeaningError, match=f"was {one.encode}, now {other.encode}"):
+                matched_rows(one, other)
+
+
+def test_a_folder_whose_parts_do_not_fit_is_damaged(tmp_path):
+    from support.movie_runs import prepare_movies
+    from support.preparing import prepared
+
+    movies = prepare_movies(tmp_path)
+    folder = prepared(
+        tmp_path / "out", "table", str(movies / "log.csv"), schema=str(movies / "schema.yaml")
+    )
+    found = row_meanings(folder, "do this")
+    assert matched_rows(found["user"], found["user"]).tolist() == list(
+        range(found["user"].entry.rows)
+    )
+    path = folder / "learned/user.parquet"
+    frame = pl.read_parquet(path)
+    for other in (frame.head(3), frame.with_columns(value=pl.lit("same"))):
+        other.write_parquet(path)
+        with pytest.raises(DataError, match=r"learned: damaged \(the vocab.*'user'.*; do this$"):
+            row_meanings(folder, "do this")["user"].values()
+    path.unlink()
+    with pytest.raises(DataError, match=r"damaged .*; do this$"):
+        row_meanings(folder, "do this")["user"].values()
+    (folder / "learned/learned.json").unlink()
+    with pytest.raises(DataError, match=r"learned.json: damaged .*; do this$"):
+        row_meanings(folder, "do this")

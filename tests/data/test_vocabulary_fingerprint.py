@@ -1,0 +1,96 @@
+"""The fingerprint of a vocabulary is that of what was learned, and of nothing else."""
+
+import json
+import shutil
+
+import polars as pl
+import pytest
+
+from stampede.data.vocabulary_fingerprint import vocabulary_fingerprint
+from support.movie_runs import prepare_movies
+from support.movies import MOVIES, movies, write_movies
+from support.prepared import drawn_fields, drawn_rows, write_prepared
+from support.preparing import prepared
+
+
+def prepare(folder, name="out", schema=MOVIES, **options):
+    (folder / "schema.yaml").write_text(schema)
+    return prepared(folder / name, "table", str(folder / "log.csv"),
+                    schema=str(folder / "schema.yaml"), **options)  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return prepare_movies(tmp_path)
+
+
+def test_it_is_the_same_wherever_and_however_often_the_data_are_prepared(folder, tmp_path):
+    first = prepare(folder)
+    found = vocabulary_fingerprint(first)
+    assert len(found) == 64
+    shutil.copytree(first, tmp_path / "elsewhere/copy")
+    assert vocabulary_fingerprint(tmp_path / "elsewhere/copy") == found
+    # Other files with the same content, and counts on disk.
+    again = prepare(folder, "again", shard_rows=50, counts_gb=1e-9, spool=False)
+    for path in (again / "learned").glob("*.parquet"):
+        frame = pl.read_parquet(path).with_columns(count=pl.lit(1))
+        frame.write_parquet(path, compression="uncompressed")
+    assert vocabulary_fingerprint(again) == found
+
+
+def test_two_ids_that_change_places(folder):
+    data = prepare(folder)
+    before = vocabulary_fingerprint(data)
+    path = data / "learned/user.parquet"
+    frame = pl.read_parquet(path)
+    frame[[1, 0, *range(2, len(frame))]].write_parquet(path)
+    assert vocabulary_fingerprint(data) != before
+
+
+def test_the_same_letters_in_other_ids(folder):
+    data = prepare(folder)
+    path = data / "learned/movie.parquet"
+    found = set()
+    for first, second in (("a", "bc"), ("ab", "c"), ("abc", "")):
+        frame = pl.read_parquet(path)
+        frame = frame.with_columns(
+            value=pl.Series([first, second, *(f"x{i}" for i in range(len(frame) - 2))])
+        )
+        frame.write_parquet(path)
+        found.add(vocabulary_fingerprint(data))
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize("change", [
+    ("buckets: 7, seed: 3", "buckets: 7, seed: 4"), ("fill: 30", "fill: 31"),
+    ("[log1p, standard]", "[log1p]"), ("max_ids: 2", "max_ids: 3"),
+])  # fmt: skip
+def test_another_rule(folder, change):
+    assert MOVIES.count(change[0]) == 1
+    before = vocabulary_fingerprint(prepare(folder))
+    assert vocabulary_fingerprint(prepare(folder, "other", MOVIES.replace(*change))) != before
+
+
+def test_other_statistics_of_a_number(folder):
+    data = prepare(folder)
+    before = vocabulary_fingerprint(data)
+    path = data / "learned/learned.json"
+    values = json.loads(path.read_text())
+    values["ranges"]["age"]["mean"] *= 1 + 1e-12
+    path.write_text(json.dumps(values))
+    assert vocabulary_fingerprint(data) == before
+    values["ranges"]["age"]["mean"] *= 1.01
+    path.write_text(json.dumps(values))
+    assert vocabulary_fingerprint(data) != before
+    write_movies(folder / "log.csv", movies(599))
+    assert vocabulary_fingerprint(prepare(folder, "more")) != before
+
+
+def test_arrays_of_which_nothing_was_learned(tmp_path):
+    parts = {"train": drawn_rows(20), "test": drawn_rows(20)}
+    fields = drawn_fields()
+    one = vocabulary_fingerprint(write_prepared(tmp_path / "a", parts, fields))
+    assert vocabulary_fingerprint(write_prepared(tmp_path / "b", parts, fields)) == one
+    # The dense layers see fields in this order.
+    other = dict(reversed(fields.items()))
+    assert vocabulary_fingerprint(write_prepared(tmp_path / "c", parts, other)) != one

@@ -1,0 +1,60 @@
+"""Weights go to the same rows whatever plan wrote them and whatever plan reads them."""
+
+import pytest
+import torch
+
+from support.movie_runs import train_on_movies
+from support.ranks import run_ranks
+from support.warm_starts import begun, begun_one_after_another, movie_folder, tensors_of
+
+# Processes and plans that write, and that read.
+SAVED = [(1, "table_wise"), (2, "column_wise"), (4, "row_wise")]
+READ = {
+    1: ["row_wise"],
+    2: ["table_wise", "row_wise", "column_wise", "data_parallel"],
+    4: ["table_row_wise", "grid_shard", "auto"],
+}
+# Four processes are two nodes of two, or table-row-wise and grid never cross nodes.
+PER_NODE = {1: 1, 2: 2, 4: 2}
+# Row-wise Adam has states of both kinds, with a value for each element and for each row.
+SETTINGS = ["optim.embedding.optimizer=rowwise_adam", "model.dim=16"]
+GROWN = 900
+
+
+def train(folder, plan, world_size):
+    train_on_movies(folder, *SETTINGS, f"sharding.plan={plan}", world_size=world_size)
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+@pytest.fixture(scope="module", params=SAVED, ids=lambda saved: f"{saved[1]}-{saved[0]}")
+def saved(request, tmp_path_factory):
+    ranks, plan = request.param
+    folder = movie_folder(tmp_path_factory.mktemp("saved") / "movies")
+    run_ranks(ranks, train, folder, plan, ranks, ranks_per_node=PER_NODE[ranks])
+    return folder / "movies"
+
+
+def test_any_plan_reads_what_any_plan_wrote(saved, tmp_path):
+    """New runs, whose log has grown, and forced ones, whose moments come along."""
+    new, forced = (movie_folder(folder, GROWN) for folder in (tmp_path / "new", saved.parent))
+    force = ["run.name=movies", "checkpoint.resume=auto", "checkpoint.force=true"]
+    cases = [
+        (new, [*SETTINGS, f"checkpoint.init_from={saved}", "run.seed=7"]),
+        (forced, [*SETTINGS, *force, "train.epochs=2"]),
+    ]
+    expected = [(tensors_of(path), report) for path, _, report in (begun(*case) for case in cases)]
+    for whole, _ in expected:
+        assert any(tensor.any() for tensor in whole.values())
+    assert any(name.startswith("fused.") and t.any() for name, t in expected[1][0].items())
+    for ranks, plans in READ.items():
+        results = run_ranks(
+            ranks, begun_one_after_another, cases, plans, ranks, ranks_per_node=PER_NODE[ranks]
+        )
+        for number, (path, _, report) in enumerate(results[0]):
+            whole, told = expected[number % len(cases)]
+            assert same(tensors_of(path), whole), path
+            assert report == told
+        assert all([r[1:] for r in of_rank] == [r[1:] for r in results[0]] for of_rank in results)

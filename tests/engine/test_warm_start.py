@@ -1,0 +1,298 @@
+"""A new run begins with the weights of another: rows by their ids, layers by name and shape."""
+
+import json
+import shutil
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+
+from stampede.data import DataError
+from stampede.engine.checkpoint import newest
+from stampede.engine.errors import RunFolderError
+from stampede.engine.tables import read_field
+from support.checkpoints import sign, values_of
+from support.jobs import run_small, without_times
+from support.movie_runs import train_on_movies
+from support.movies import MOVIES
+from support.warm_starts import begun, movie_folder, rows_of_ids, tensors_of, weights_name
+
+# Kept as they are where nothing is trained.
+CHANGED = (
+    MOVIES.replace("buckets: 7, seed: 3", "buckets: 9, seed: 3")
+    .replace("size: 12", "size: 15")
+    .replace("  weekday: {encode: weekday}", "  hour: {encode: hour_of_day}")
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run on a log, trained for two epochs."""
+    return train_on_movies(movie_folder(tmp_path_factory.mktemp("trained")), "train.epochs=2")
+
+
+def fields_of(report):
+    return {one["field"]: one for one in report["fields"]}
+
+
+def test_rows_go_by_their_ids(trained, tmp_path):
+    """The log has grown: ids come in another order, some are new, some are gone."""
+    folder = movie_folder(tmp_path / "new", 900)
+    fresh = tensors_of(begun(folder, ["run.seed=5"], name="fresh")[0])
+    path, _, report = begun(folder, ["run.seed=5", f"checkpoint.init_from={trained}"])
+    found, saved = tensors_of(path), tensors_of(trained / "checkpoints/epoch_0002")
+    then, now = rows_of_ids(trained.parent), rows_of_ids(folder)
+    assert then["user"] != now["user"] and then["movie"] != now["movie"]
+    for field, rows in now.items():
+        name, was = weights_name(field), then[field]
+        for text, row in rows.items():
+            expected = saved[name][was[text]] if text in was else fresh[name][row]
+            assert torch.equal(found[name][row], expected)
+        common = len(rows.keys() & was.keys())
+        assert fields_of(report)[field] == {
+            "field": field, "rows": len(rows), "loaded": common, "new": len(rows) - common,
+            "dropped": len(was) - common, "why": "",
+        }  # fmt: skip
+    # Some were the same, some others.
+    users = fields_of(report)["user"]
+    assert users["loaded"] > 10 and users["new"] and users["dropped"] < users["loaded"]
+    for field in ("city", "slot", "weekday"):
+        assert torch.equal(found[weights_name(field)], saved[weights_name(field)])
+    for name, tensor in found.items():
+        if name.startswith("model.") and ".front." not in name:
+            assert torch.equal(tensor, saved[name]) and name in report["loaded"]
+        elif not name.startswith("model."):
+            # A new run's optimizers begin anew.
+            assert not tensor.any() and name in report["new"] and name in report["dropped"]
+
+
+def test_what_does_not_fit_is_left_out_and_told(trained, tmp_path):
+    folder = movie_folder(tmp_path / "new", schema=CHANGED)
+    settings = ["model.hidden=[16,8]", "run.seed=5"]
+    fresh = tensors_of(begun(folder, settings, name="fresh")[0])
+    path, lines, report = begun(folder, [*settings, f"checkpoint.init_from={trained}"])
+    found, saved = tensors_of(path), tensors_of(trained / "checkpoints/epoch_0002")
+    fields = fields_of(report)
+    assert fields["city"]["why"] == "hashed into 7 buckets with seed 3, now 9 with seed 3"
+    assert fields["hour"]["why"] == "not in the checkpoint" and fields["hour"]["new"] == 25
+    assert fields["weekday"] == {"field": "weekday", "rows": 0, "loaded": 0, "new": 0,
+                                 "dropped": 8, "why": "not in this run"}  # fmt: skip
+    for field in ("city", "hour"):
+        assert torch.equal(found[weights_name(field)], fresh[weights_name(field)])
+    slot = weights_name("slot")
+    assert torch.equal(found[slot][:12], saved[slot][:12])
+    assert torch.equal(found[slot][12:15], fresh[slot][12:15])
+    # The row of a missing value is the one after the last.
+    assert torch.equal(found[slot][15], saved[slot][12])
+    layers = {name: why for name, why in report["new"].items() if name.startswith("model.")}
+    assert set(layers.values()) == {"was [16, 16], now [8, 16]", "was [16], now [8]",
+                                    "was [1, 16], now [1, 8]"}  # fmt: skip
+    for name in layers:
+        assert torch.equal(found[name], fresh[name])
+    first = [name for name in report["loaded"] if found[name].ndim == 2]
+    assert first and all(torch.equal(found[name], saved[name]) for name in first)
+    told = "\n".join(lines)
+    assert max(map(len, lines[1:])) <= 100
+    for name in layers:
+        assert name.removeprefix("model.") in told
+    assert "was [16, 16], now [8, 16]" in told and "hashed into 7 buckets" in told
+
+
+def test_another_dim(trained, tmp_path):
+    folder = movie_folder(tmp_path / "new")
+    path, _, report = begun(folder, ["model.dim=6", f"checkpoint.init_from={trained}"])
+    assert {one["why"] for one in report["fields"]} == {"dim was 10, now 6"}
+    assert tensors_of(path)[weights_name("slot")].shape == (13, 8)
+    # The layers behind the first do not depend on it.
+    assert any("network" in name for name in report["loaded"])
+
+
+def test_a_run_on_something_else(trained, tmp_path):
+    schema = MOVIES.replace("  user:", "  u:").replace("  movie:", "  m:")
+    for name in ("genres", "city", "slot", "age_group", "weekday"):
+        schema = schema.replace(f"  {name}:", f"  other_{name}:")
+    schema = schema.replace("u: {", "u: {column: user, ").replace("m: {", "m: {column: movie, ")
+    for name in ("genres", "city", "slot"):
+        schema = schema.replace(f"_{name}: {{", f"_{name}: {{column: {name}, ")
+    folder = movie_folder(tmp_path / "new", schema=schema)
+    _, lines, report = begun(folder, [f"checkpoint.init_from={trained}"])
+    assert not any(one["loaded"] for one in report["fields"])
+    assert any("NO ROW of a table was loaded" in line for line in lines)
+    _, lines, _ = begun(movie_folder(tmp_path / "same"), [f"checkpoint.init_from={trained}"])
+    assert not any("NO ROW" in line for line in lines)
+
+
+def test_a_run_is_told_of_it_and_goes_on_from_its_own_checkpoints(trained, tmp_path, capsys):
+    """A run that is continued does not begin anew, also where the other run is gone."""
+    source = tmp_path / "source"
+    shutil.copytree(trained, source)
+    folder = movie_folder(tmp_path / "new", 900)
+    given = f"checkpoint.init_from={source}"
+    whole = train_on_movies(folder, given, "train.epochs=2", "run.name=whole")
+    told = json.loads((whole / "init_from.json").read_text())
+    assert told["checkpoint"] == str(source / "checkpoints/epoch_0002") and told["step"] > 0
+    said = capsys.readouterr().out
+    assert f"weights from {source}/checkpoints/epoch_0002, after step" in said
+    assert "  optimizer state: 0 tensors loaded" in said and "dense layers: " in said
+    anew = train_on_movies(folder, "train.epochs=2", "run.name=anew")
+    assert without_times(anew) != without_times(whole)
+    parts = train_on_movies(folder, given, "run.name=parts")
+    shutil.rmtree(source)
+    capsys.readouterr()
+    train_on_movies(folder, given, "run.name=parts", "train.epochs=2", "checkpoint.resume=auto")
+    said = capsys.readouterr().out
+    assert "init_from is not used" in said and "weights from" not in said
+    assert without_times(parts) == without_times(whole)
+    # Before its first checkpoint it begins as it did.
+    shutil.rmtree(parts / "checkpoints")
+    with pytest.raises(RunFolderError, match="no such run folder or checkpoint"):
+        train_on_movies(folder, given, "run.name=parts", "checkpoint.resume=auto")
+
+
+def test_synthetic_clicks_of_more_ids(tmp_path):
+    for name in ("small", "large"):
+        (tmp_path / name).mkdir()
+    run_small(tmp_path / "small", [])
+    start = tmp_path / "small/small"
+    given = [f"checkpoint.init_from={start}", "data.scale=0.001", "optim.embedding.lr=0",
+             "optim.dense.lr=0", "optim.embedding.l2=0"]  # fmt: skip
+    run_small(tmp_path / "large", given)
+    report = json.loads((tmp_path / "large/small/init_from.json").read_text())
+    grown = [one for one in report["fields"] if one["new"]]
+    assert grown and all(one["dropped"] == 0 for one in report["fields"])
+    for one in grown:
+        saved, now = (
+            read_field(folder / "checkpoints/epoch_0001", one["field"])
+            for folder in (start, tmp_path / "large/small")
+        )
+        rows = one["loaded"]
+        assert rows == len(saved.embedding) < len(now.embedding)
+        assert torch.equal(now.embedding[:rows], saved.embedding)
+        assert torch.equal(now.first_order[:rows], saved.first_order)
+
+
+def test_the_best_epoch_of_a_run_is_taken_or_the_checkpoint_that_is_named(tmp_path):
+    source = train_on_movies(
+        movie_folder(tmp_path / "source"), "train.epochs=3", "optim.dense.lr=0.02", "run.seed=4"
+    )
+    best = json.loads((source / "summary.json").read_text())["best_epoch"]
+    assert best == 1
+    folder = movie_folder(tmp_path / "new")
+    for given, epoch in ((source, 1), (source / "checkpoints/epoch_0003", 3)):
+        _, _, report = begun(folder, [f"checkpoint.init_from={given}"])
+        assert Path(report["checkpoint"]).name == f"epoch_{epoch:04d}"
+
+
+def other_vocabulary(run):
+    """Two ids change places, and no checksum of a file says so."""
+    path = run / "inputs/learned/user.parquet"
+    frame = pl.read_parquet(path)
+    path.unlink()
+    frame[[1, 0, *range(2, len(frame))]].write_parquet(path)
+
+
+def flip(run):
+    path = next((run / "checkpoints/epoch_0002").glob("*.distcp"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def no_learned_file(run):
+    (run / "inputs/learned/user.parquet").unlink()
+
+
+BAD = {
+    "no checkpoint": (lambda run: shutil.rmtree(run / "checkpoints"), "no checkpoint in it"),
+    "a flipped bit": (flip, r"epoch_0002: damaged checkpoint \(.* has not the checksum"),
+    "no inputs": (lambda run: shutil.rmtree(run / "inputs"),
+                  r"epoch_0002: what its ids are is not known: .*inputs is absent.*copy it again"),
+    "other inputs": (other_vocabulary, "these are not the vocabularies that .*epoch_0002 was"),
+    "half the inputs": (no_learned_file, r"learned.json: damaged .*user.parquet.*copy it again"),
+    "no run": (shutil.rmtree, "checkpoint.init_from: .*source: there is no such run folder or"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_used_is_said_before_anything_is_written(trained, tmp_path, case):
+    change, said = BAD[case]
+    source = tmp_path / "source"
+    shutil.copytree(trained, source)
+    change(source)
+    folder = movie_folder(tmp_path / "new")
+    with pytest.raises((RunFolderError, DataError), match=said) as refusal:
+        train_on_movies(folder, f"checkpoint.init_from={source}", "run.name=refused")
+    assert "\n" not in str(refusal.value)
+    assert not (folder / "refused").exists() and not (folder / "cache").exists()
+
+
+def test_the_run_folder_that_is_to_be_replaced(trained, tmp_path):
+    folder = movie_folder(tmp_path / "new")
+    run = train_on_movies(folder, "run.name=own")
+    for given in (run, run / "checkpoints/epoch_0001"):
+        with pytest.raises(RunFolderError, match=r"own, where this run begins anew; write another"):
+            train_on_movies(
+                folder, "run.name=own", "run.overwrite=true", f"checkpoint.init_from={given}"
+            )
+    assert (run / "checkpoints/epoch_0001").is_dir()
+
+
+def test_nothing_but_the_checkpoint_and_the_vocabularies_is_looked_at(trained, tmp_path):
+    """The other run's configuration and the code of its network are not even there."""
+    source = tmp_path / "source"
+    shutil.copytree(trained, source)
+    (source / "config.yaml").unlink()
+    path = newest(source / "checkpoints")
+    values = values_of(path)
+    values["config"]["model"]["import"] = str(tmp_path / "harm.py")
+    (tmp_path / "harm.py").write_text(f"open({str(tmp_path / 'harm')!r}, 'w')")
+    sign(path, values)
+    folder = movie_folder(tmp_path / "new")
+    _, _, report = begun(folder, [f"checkpoint.init_from={path}"])
+    assert all(one["new"] == 0 for one in report["fields"])
+    assert not (tmp_path / "harm").exists()
+
+
+def test_hostile_rows_of_the_kept_manifest_are_refused(trained, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(trained, source)
+    path = source / "inputs/manifest.json"
+    values = json.loads(path.read_text())
+    path.unlink()
+    for change in ({"rows": 10**12}, {"missing_row": 10**9}):
+        other = json.loads(json.dumps(values))
+        other["fields"][0].update(change)
+        path.write_text(json.dumps(other))
+        with pytest.raises((RunFolderError, DataError)) as refusal:
+            begun(movie_folder(tmp_path / "new"), [f"checkpoint.init_from={source}"])
+        assert str(source / "inputs") in str(refusal.value)
+
+
+def test_a_checkpoint_of_the_first_format_has_no_fingerprint(trained, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(trained, source)
+    path = source / "checkpoints/epoch_0002"
+    values = values_of(path)
+    del values["data"]["vocabulary_sha256"]
+    values["format"] = 1
+    sign(path, values)
+    _, _, report = begun(movie_folder(tmp_path / "new"), [f"checkpoint.init_from={path}"])
+    assert all(one["new"] == 0 for one in report["fields"])
+
+
+def test_fields_in_another_order(trained, tmp_path):
+    """Each table is that of its field; what layers make of them cannot be known."""
+    lines = MOVIES.splitlines()
+    first, second = (next(i for i, line in enumerate(lines) if name in line)
+                     for name in ("user:", "movie:"))  # fmt: skip
+    lines[first], lines[second] = lines[second], lines[first]
+    folder = movie_folder(tmp_path / "new", schema="\n".join(lines))
+    path, told, report = begun(folder, [f"checkpoint.init_from={trained}"])
+    found, saved = tensors_of(path), tensors_of(trained / "checkpoints/epoch_0002")
+    for field in ("user", "movie"):
+        assert torch.equal(found[weights_name(field)], saved[weights_name(field)])
+    assert "have learned of: user, movie, " in " ".join("\n".join(told).split())
+    assert "in another order" in report["note"]
+    _, told, report = begun(movie_folder(tmp_path / "same"), [f"checkpoint.init_from={trained}"])
+    assert report["note"] == "" and not any("in another order" in line for line in told)

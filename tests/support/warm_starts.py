@@ -1,0 +1,91 @@
+"""Runs that begin with what others have learned, and what is then in their tables."""
+
+from pathlib import Path
+
+import polars as pl
+import torch
+
+from stampede.data.prepared.manifest import read_manifest as read_prepared
+from stampede.engine.beginning import begin, find_beginning
+from stampede.engine.build import build
+from stampede.engine.checkpoint import Checkpoints, newest, read_manifest, read_tensors
+from stampede.engine.checkpoint.layout import DTYPES
+from stampede.engine.config import load_config
+from stampede.engine.datasets import data_folder, open_dataset
+from stampede.engine.processes import processes
+from stampede.engine.run_folder import RunFolder
+from support.movie_runs import job
+from support.movies import MOVIES, movies, write_movies
+
+
+def movie_folder(folder, rows=600, schema=MOVIES):
+    """A folder for `train_on_movies`; other numbers of rows have other ids, mostly the same."""
+    folder.mkdir(exist_ok=True)
+    write_movies(folder / "log.csv", movies(rows))
+    (folder / "schema.yaml").write_text(schema)
+    (folder / "movies.yaml").write_text("")
+    return folder
+
+
+def begun(folder, overrides, name="begun"):
+    """A run on movies up to its first step, saved as the checkpoint `name`.
+
+    Returns:
+        The checkpoint, what was told, and the report.
+    """
+    with processes("cpu") as here:
+        return begun_in(here, folder, overrides, name)
+
+
+def begun_one_after_another(cases, plans, world_size):
+    """What `begun` gives for each case and plan; as a rank of several."""
+    with processes("cpu") as here:
+        return [
+            begun_in(here, folder, [*overrides, f"sharding.plan={plan}"], f"{plan}-{world_size}")
+            for plan in plans
+            for folder, overrides in cases
+        ]
+
+
+def begun_in(here, folder, overrides, name):
+    """The same in processes that are joined already."""
+    folder = Path(folder)
+    config = load_config(folder / "movies.yaml", [*job(folder), *overrides], here.world_size)
+    run = RunFolder(folder / config.run.name)
+    found = find_beginning(config, run, config.checkpoint.resume == "auto", here)
+    dataset = open_dataset(config, here)
+    trained = build(config, dataset, here)
+    start = begin(found, config, trained, dataset, here)
+    target = folder / name
+    here.on_main(lambda: target.mkdir(exist_ok=True))
+    with Checkpoints(target, trained, config, dataset, here) as checkpoints:
+        checkpoints.save(start.progress)
+    return newest(target), start.lines, start.report and start.report[1].values()
+
+
+def tensors_of(checkpoint):
+    """All tensors of a checkpoint, by name; not the random state."""
+    found = {
+        name: torch.empty(entry.size, dtype=DTYPES[entry.dtype])
+        for name, entry in read_manifest(checkpoint).tensors.items()
+        if not name.startswith("random.")
+    }
+    read_tensors(checkpoint, dict(found), alone=True)
+    return found
+
+
+def rows_of_ids(folder, overrides=()):
+    """By field of a run on movies: by text, the row of each id of a vocabulary."""
+    config = load_config(folder / "movies.yaml", [*job(folder), *overrides])
+    data = data_folder(config)
+    found = {}
+    for entry in read_prepared(data).fields:
+        path = data / "learned" / f"{entry.name}.parquet"
+        if path.exists():
+            texts = pl.read_parquet(path)["value"].to_list()
+            found[entry.name] = {None: 0, "unseen": 1} | {t: i + 2 for i, t in enumerate(texts)}
+    return found
+
+
+def weights_name(field):
+    return f"model.front.ebc.embedding_bags.t_{field}.weight"
