@@ -12,8 +12,8 @@ from stampede.settings import cut
 # Columns of a terminal.
 _WIDTH = 100
 
-# Of more fields, and of more tensors, the file tells.
-_MOST_FIELDS, _MOST_TENSORS = 60, 8
+# Of more fields, and of more tensors, the file tells the names.
+_MOST_FIELDS, _MOST_TENSORS = 60, 4
 
 _COLUMNS = ("rows", "loaded", "new", "not taken")
 
@@ -71,7 +71,8 @@ class LoadReport:
         head = f"  {'field':<{width}}" + "".join(f"  {name:>13}" for name in _COLUMNS)
         found = [head.rstrip()]
         for one in self.fields[:_MOST_FIELDS]:
-            found += _wrapped(_row(one.field, one, width) + (one.why and f"  {one.why}"), width)
+            row, why = _row(one.field, one, width), one.why and f"  {one.why}"
+            found += [row + why] if len(row + why) <= _WIDTH else [row, *_wrapped(f"    {why}", 6)]
         if len(self.fields) > _MOST_FIELDS:
             found.append(f"  and {len(self.fields) - _MOST_FIELDS} more fields")
         total = _total(self.fields)
@@ -88,24 +89,23 @@ class LoadReport:
     def _tensors(self, what: str, kinds: tuple[str, ...]) -> list[str]:
         loaded = sum(name.startswith(kinds) for name in self.loaded)
         found = [f"  {what}: {loaded} tensors loaded"]
-        for told, tensors in (("begin anew", self.new), ("not taken", self.dropped)):
+        others = {name: why for name, why in self.dropped.items() if name not in self.new}
+        for told, tensors in (("begin anew", self.new), ("not taken", others)):
             chosen = {n: why for n, why in tensors.items() if n.startswith(kinds)}
             found += _wrapped(f"    {told}: {_grouped(chosen)}", 4) if chosen else []
         return found
 
 
 def _grouped(tensors: Mapping[str, str]) -> str:
-    """Names by reason, the first of them."""
+    """Names by reason, or how many they are."""
     by_reason: dict[str, list[str]] = {}
     for name, why in tensors.items():
         by_reason.setdefault(why, []).append(name.partition(".")[2])
     parts = []
-    for why, names in list(by_reason.items())[:_MOST_TENSORS]:
-        shown = ", ".join(names[:_MOST_TENSORS])
-        more = len(names) - _MOST_TENSORS
-        parts.append(f"{shown}{f' and {more} more' if more > 0 else ''} ({why})")
-    more = len(by_reason) - _MOST_TENSORS
-    return cut("; ".join(parts)) + (f"; and {more} more reasons" if more > 0 else "")
+    for why, names in by_reason.items():
+        shown = ", ".join(names) if len(names) <= _MOST_TENSORS else f"{len(names)} tensors"
+        parts.append(f"{shown} ({why})")
+    return cut("; ".join(parts))
 
 
 def _row(name: str, one: FieldReport, width: int) -> str:
