@@ -42,7 +42,7 @@ class Training:
 
     def __post_init__(self) -> None:
         device = self.processes.device
-        self._sent = sent_ahead(self._epochs(), self.job.front, device)
+        self._sent = sent_ahead(self._epochs(), self.job.front, device, pulse=self.processes.pulse)
 
     def _epochs(self) -> Iterator[Batch]:
         while True:
@@ -80,15 +80,17 @@ class Training:
 
 
 @contextmanager
-def training(clicks: Path, overrides: list[str]) -> Iterator[Training]:
-    """Build DeepFM on prepared clicks.
+def training(clicks: Path | None, overrides: list[str], file: Path = DEEPFM) -> Iterator[Training]:
+    """Build a job, by default DeepFM, on prepared clicks.
 
     Args:
-        clicks: prepared folder.
+        clicks: prepared folder; None: the data of the job itself.
         overrides: of the configuration.
+        file: of the job.
     """
     quiet_libraries()
-    config = load_config(DEEPFM, [f"data.path={clicks}", *overrides], launched_world_size())
+    data = [] if clicks is None else [f"data.path={clicks}"]
+    config = load_config(file, [*data, *overrides], launched_world_size())
     with processes("cpu") as here:
         dataset = open_dataset(config, here)
         job = build(config, dataset, here)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from stampede.data import Batch
+from stampede.engine.pulse import Pulse
 from stampede.models import EmbeddingFront
 from stampede.models.embedding_front import SentIds
 
@@ -48,24 +49,30 @@ def sent_ahead(
     front: EmbeddingFront,
     device: torch.device,
     position: Callable[[], Any] | None = None,
+    pulse: Pulse | None = None,
 ) -> Iterator[SentBatch]:
     """Send each batch before the one ahead of it is handed out.
 
     Args:
         position: tells how far `batches` have come; they are a batch further than their consumer.
+        pulse: is told of reading and of sending.
     """
     source, ahead = iter(batches), None
+    pulse = pulse or Pulse()
     # On a GPU all this happens on a stream of its own: TorchRec waits for the device when it sends
     # ids, and on this stream the steps that are queued need not end first.
     aside = torch.cuda.Stream(device) if device.type == "cuda" else None
     while True:
         with torch.cuda.stream(aside):
+            pulse.beat("reading the next batch")
             batch = next(source, None)
+            pulse.beat("sending ids")
             sent = None if batch is None else send(batch, front, device)
             if sent is not None and aside is not None:
                 sent = sent._replace(ready=aside.record_event())
             if sent is not None and position is not None:
                 sent = sent._replace(position=position())
+            pulse.beat("between steps")
         if ahead is not None:
             yield ahead
         if sent is None:

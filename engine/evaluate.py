@@ -82,6 +82,7 @@ def evaluate(
     settings = settings or EvaluateSection()
     model.eval()
     shown = processes.is_main
+    processes.pulse.beat("evaluating")
     with (
         _Scores(processes, settings, scratch, batches) as scores,
         progress_bar(len(batches), 0, shown, "evaluating", "batches", delay=5.0) as bar,

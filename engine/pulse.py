@@ -1,8 +1,8 @@
-"""Where a rank is in its run, for its watchdog."""
+"""Where a rank is in its run, for its watchdog and for whoever takes its time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -24,6 +24,7 @@ class Pulse:
         self.first_step = 0
         self.stage = "starting"
         self.slow = False
+        self._listeners: tuple[Callable[[str], object], ...] = ()
 
     def beat(self, stage: str, step: int | None = None) -> None:
         """Begin with a stage.
@@ -38,6 +39,17 @@ class Pulse:
             self.first_step = self.first_step or step
         # Last, so that whoever sees the beat sees where it was.
         self.beats += 1
+        for listener in self._listeners:
+            listener(stage)
+
+    @contextmanager
+    def listening(self, listener: Callable[[str], object]) -> Iterator[None]:
+        """Within it `listener` is called at every beat with the stage that begins."""
+        self._listeners = (*self._listeners, listener)
+        try:
+            yield
+        finally:
+            self._listeners = tuple(one for one in self._listeners if one != listener)
 
     @contextmanager
     def slowly(self, stage: str) -> Iterator[None]:

@@ -170,7 +170,8 @@ class RunFolder:
     def log(self, line: dict[str, Any]) -> None:
         """Append a line to `metrics.jsonl` and its numbers to TensorBoard.
 
-        `line` holds `kind`, `step` and numbers; lines of kind `evaluation` hold `part`.
+        `line` holds `kind`, `step` and numbers, also in sections; one of kind `evaluation` holds
+        `part`.
 
         Raises:
             TrainingStoppedError: it cannot be written.
@@ -182,9 +183,8 @@ class RunFolder:
                 # Events of steps that are done again replace the old ones.
                 self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=line["step"])
             group = line.get("part", line["kind"])
-            for name, value in line.items():
-                if isinstance(value, float):
-                    self._board.add_scalar(f"{group}/{name}", value, line["step"])
+            for name, value in _numbers(line):
+                self._board.add_scalar(f"{group}/{name}", value, line["step"])
 
     def lines(self) -> list[dict[str, Any]]:
         """All whole lines of `metrics.jsonl`."""
@@ -262,6 +262,15 @@ def _cannot_write(path: Path, failure: OSError) -> str:
         f"{path}: cannot be written ({failure.strerror or failure}); set run.dir to a folder with "
         "space that you may write to"
     )
+
+
+def _numbers(values: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Those of a line that are no counts, with the names of its sections before theirs."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from ((f"{name}/{inner}", number) for inner, number in _numbers(value))
+        elif isinstance(value, float):
+            yield name, value
 
 
 def to_json(values: Any, indent: int | None = None) -> str:

@@ -62,6 +62,7 @@ def train_step(
         flag.mark(loss)
     elif not math.isfinite(loss):
         if job.skips_nonfinite:
+            pulse.beat("between steps")
             return loss
         raise DivergedError(
             f"the loss is {loss} at step {step}; the weights are as before this step", step
@@ -73,10 +74,11 @@ def train_step(
         rows.backward(grad)
         if job.passes == 2:
             _second_pass(job, batch, processes)
-    pulse.beat("updating dense layers")
+    pulse.beat("averaging gradients")
     average_gradients_(job.dense_parameters.values(), processes.world_size)
+    pulse.beat("updating dense layers")
     job.dense_optimizer.step(found_inf=None if flag is None else flag.found_inf())
-    pulse.beat("reading the next batch")
+    pulse.beat("between steps")
     return loss
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ import torch.distributed as dist
 from stampede.engine.checkpoint import Progress
 from stampede.engine.config import Config
 from stampede.engine.console import readable_auc, readable_bytes, table
+from stampede.engine.monitoring.memory import peak_memory_bytes
 from stampede.engine.processes import Processes
 from stampede.engine.run_folder import RunFolder
 
@@ -106,11 +106,8 @@ def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
 
 
 def _peak_memory(processes: Processes) -> int:
-    """Largest peak of any process: CUDA memory on GPU, resident set on CPU, in bytes."""
-    if processes.device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated()
-    else:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Largest peak of any process, in bytes; see `peak_memory_bytes`."""
+    peak = peak_memory_bytes(processes.device)
     largest = torch.tensor(peak, dtype=torch.int64, device=processes.device)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return int(largest)

@@ -25,6 +25,7 @@ from stampede.engine.errors import DivergedError, InterruptedRunError, TrainingS
 from stampede.engine.evaluations import Evaluations
 from stampede.engine.job import Job
 from stampede.engine.learning_rates import LearningRates, learning_rates, set_learning_rates
+from stampede.engine.monitoring.monitor import Monitor
 from stampede.engine.processes import Processes
 from stampede.engine.reading import Reader
 from stampede.engine.row_counts import add_row_counts
@@ -77,6 +78,7 @@ class Trainer:
         with (
             self._noting_a_stop(),
             signals.watched(),
+            Monitor(config, self.processes, self.folder.path, self.progress.step) as self._monitor,
             Checkpoints(
                 self.folder.checkpoints, self.job, config, self.dataset, self.processes
             ) as self._checkpoints,
@@ -137,6 +139,7 @@ class Trainer:
             self.job.front,
             self.processes.device,
             lambda: self._reader.state_dict(self._batches),
+            self.processes.pulse,
         ):
             rates = self._learning_rates()
             set_learning_rates(self.job, rates)
@@ -151,6 +154,9 @@ class Trainer:
             if logs:
                 self._log_training(epoch, loss.item(), rates)
                 check_logged_loss(loss.item(), progress, self.config.train.on_divergence)
+            timing = self._monitor.line(progress.step, ended)
+            if timing is not None:
+                self._log(timing)
             # Else the epoch's end evaluates and saves.
             if not (ended and is_evaluated(epoch + 1, self.config)):
                 self._evaluate_if_due()
@@ -166,6 +172,7 @@ class Trainer:
         loss = train_step(self.job, sent, progress.step + 1, self.processes, watch)
         progress.step += 1
         progress.samples += sent.batch.global_samples
+        self._monitor.after_step(progress.step)
         if count_if_skipped(loss, progress, self.job):
             self._log({"kind": "skipped_batch", "step": progress.step, "loss": loss.item()})
         elif watch is not None:
@@ -226,6 +233,7 @@ class Trainer:
 
     def _pause(self) -> None:
         """The time of training ends here, once all rows are up to date."""
+        self.processes.pulse.beat("updating waiting rows")
         flush_tables(self.job, self.progress.step, self.processes.device)
         self.progress.train_seconds += time.perf_counter() - self._since
         self._since = None

@@ -16,9 +16,10 @@ _FREE = ("model.import", "optim.embedding.lr", "optim.embedding.schedule.", "opt
          "optim.dense.schedule.", "optim.dense.plateau.", "run.name", "run.dir", "run.device",
          "run.overwrite", "run.hang_seconds", "data.path", "data.cache", "data.residence",
          "data.memory_gb", "train.epochs", "train.log_every", "train.clip_stats_every",
-         "train.on_nonfinite", "train.on_divergence.", "evaluate.batch_size", "evaluate.every",
-         "evaluate.every_epochs", "evaluate.patience", "evaluate.metrics", "evaluate.group_by",
-         "evaluate.memory_gb", "checkpoint.", "sharding.")  # fmt: skip
+         "train.on_nonfinite", "train.on_divergence.", "train.timing_every", "train.profile.",
+         "evaluate.batch_size", "evaluate.every", "evaluate.every_epochs", "evaluate.patience",
+         "evaluate.metrics", "evaluate.group_by", "evaluate.memory_gb", "checkpoint.",
+         "sharding.")  # fmt: skip
 
 # Of these, what says only how the run was started.
 _NOT_WORTH_TELLING = (

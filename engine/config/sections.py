@@ -15,6 +15,7 @@ from stampede.engine.config.embedding_optimizers import (
 )
 from stampede.engine.config.evaluate import EvaluateSection
 from stampede.engine.config.model import ModelSection, registered_networks, section_of
+from stampede.engine.config.profile import ProfileSection
 from stampede.engine.config.schedule import (
     DenseScheduleSection,
     PlateauSection,
@@ -104,6 +105,13 @@ class TrainSection(Section):
         "the loss is then waited for in each step)",
     )
     on_divergence: DivergenceSection = DivergenceSection()
+    timing_every: int = Field(
+        500,
+        ge=0,
+        description="steps between two looks at the times of steps, by phase and on all ranks, and "
+        "at the slowest rank; 0: none",
+    )
+    profile: ProfileSection = ProfileSection()
 
 
 class CheckpointSection(Section):

@@ -38,8 +38,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m stampede.engine.report",
         description="Write one HTML page on training runs, and its pictures as PNG: learning "
         "curves, AUC against\nbatch size and training time, calibration, clipped rows, norms of "
-        "the embeddings, results and\ndifferences of the configurations. What runs did not record "
-        "is left out and said.",
+        "the embeddings, times of\nsteps, results and differences of the configurations. What runs "
+        "did not record is left out and\nsaid.",
         epilog="examples:\n"
         "  python -m stampede.engine.report runs/quickstart\n"
         "  python -m stampede.engine.report runs/criteo-1024 runs/criteo-8192 --out criteo\n"

@@ -18,7 +18,7 @@ _HINT = "write a run folder such as runs/quickstart, or a folder of run folders"
 # Keys that say how a run was started, logged or kept, not what it computed.
 _NOT_COMPARED = (
     "run.name", "run.dir", "run.overwrite", "run.hang_seconds", "checkpoint.", "train.log_every",
-    "train.clip_stats_every",
+    "train.clip_stats_every", "train.timing_every", "train.profile.",
 )  # fmt: skip
 
 
@@ -28,6 +28,14 @@ _OF_A_LINE = {
     "evaluation": ("step", "part", "auc"),
     "clipping": ("step", "fields", "counts", "left_out"),
     "stopped": ("step", "reason"),
+    "timing": (
+        "step",
+        "step_seconds",
+        "phase_seconds",
+        "communication_seconds",
+        "slowest_seconds",
+        "peak_memory_bytes",
+    ),
 }
 _OF_A_SUMMARY = (
     "auc", "logloss", "best_auc", "best_epoch", "selected_on", "samples_per_second",

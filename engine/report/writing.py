@@ -17,8 +17,10 @@ from stampede.engine.report.drawing import Drawing
 from stampede.engine.report.embedding_norms import draw_embedding_norms
 from stampede.engine.report.learning_curves import draw_auc, draw_loss
 from stampede.engine.report.page import Table, page
+from stampede.engine.report.phases import draw_phases
 from stampede.engine.report.results import result_table
 from stampede.engine.report.run_records import RunRecord
+from stampede.engine.report.step_times import step_time_table
 from stampede.engine.report.wall_time import draw_wall_time
 from stampede.engine.run_folder import write_whole
 
@@ -40,6 +42,7 @@ _DRAWN: tuple[Callable[[Sequence[RunRecord]], Drawing], ...] = (
     draw_by_count,
     draw_by_field,
     draw_embedding_norms,
+    draw_phases,
 )
 
 
@@ -99,17 +102,21 @@ def best(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def _tables(runs: Sequence[RunRecord]) -> list[Table]:
-    results = Table("Results", "What each run ended with.", *result_table(runs))
+    above = [Table("Results", "What each run ended with.", *result_table(runs))]
+    header, rows = step_time_table(runs)
+    if rows:
+        note = "Times of steps on the slowest rank, in the longest stretch that was timed."
+        above.append(Table("Steps", note, header, rows))
     title = "Configuration"
     if len(runs) == 1:
         values = [[key, readable(value)] for key, value in runs[0].config.items()]
-        return [results, Table(title, "All keys.", ["key", "value"], values)]
+        return [*above, Table(title, "All keys.", ["key", "value"], values)]
     title = "Differences of the configurations"
     header, rows = difference_table(runs)
     if len(header) == 1:
-        return [results, Table(title, "All runs compute the same.")]
+        return [*above, Table(title, "All runs compute the same.")]
     return [
-        results,
+        *above,
         Table(
             title, "All other keys are equal, but for names, logging and checkpoints.", header, rows
         ),

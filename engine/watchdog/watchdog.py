@@ -85,7 +85,7 @@ class Watchdog:
         self._pulse: Pulse = processes.pulse
         self._patience = patience
         self._interval = min(5.0, patience / 20)
-        self._file = stack_file(folder, processes.rank)
+        self._folder = folder
         self._main = threading.get_ident()
         self._beats = self._start = self._pulse.beats
         self._is_first_step = True
@@ -177,9 +177,17 @@ class Watchdog:
         sentence = (
             f"the run hangs: {verdict.reason}. After run.hang_seconds={self._patience:g} "
             f"{what_happens_now(HUNG)}; stacks are in "
-            f"{self._file.with_name('hang_rank_*.txt')}"
+            f"{stack_file(self._folder, self._rank).with_name('hang_rank_*.txt')}"
         )
         alone = self._board is None
         is_first = (lambda: True) if alone else self._board.is_first
-        # torchrun ends all processes as soon as one does; each is to leave its stacks.
-        end_process(HUNG, sentence, self._file, is_first, 0.0 if alone else 3 * self._interval)
+        # torchrun ends all processes as soon as one does; each is to leave its last words.
+        end_process(
+            HUNG,
+            sentence,
+            f"step {self._pulse.step}, {self._pulse.stage}",
+            self._folder,
+            self._rank,
+            is_first,
+            0.0 if alone else 3 * self._interval,
+        )

@@ -16,6 +16,7 @@ import torch
 from stampede.engine.inference.model import whole_model
 from stampede.engine.inference.trained import open_trained
 from support.jobs import SMALL, run_small, without_times
+from support.monitored import logged
 from support.paths import ROOT
 from support.ranks import run_ranks
 
@@ -93,19 +94,27 @@ def test_a_killed_worker_is_replaced(tmp_path, undisturbed):
     done = train(tmp_path, "kill:0:14", "run.overwrite=true")
     assert "Traceback" not in done.stderr
     went_on(done, tmp_path, undisturbed(2), 12, 9)
+    # The logs of all ranks are whole, and tell of both starts.
+    for rank in range(2):
+        log = logged(tmp_path / "small", rank)
+        starts = [line for line in log if line["event"] == "started"]
+        assert [line["restart"] for line in starts] == [0, 1] and log[-1]["event"] == "ended"
 
 
 def test_a_worker_that_sleeps_is_named_and_replaced(tmp_path, undisturbed):
     done = train(tmp_path, "sleep:1:6", f"run.hang_seconds={PATIENCE}")
     said = next(line for line in done.stderr.splitlines() if "the run hangs" in line)
-    found = re.search(r"rank 1 does not go on: at step 5, reading the next batch, for (\d+)", said)
+    found = re.search(r"rank 1 does not go on: at step 5, between steps, for (\d+)", said)
     assert PATIENCE <= int(found[1]) < 2 * PATIENCE
     assert "in sleep_in_python" in said
     assert "its processes end with status 3, and torchrun starts them again" in said
     assert "(restart 1 of 2)" in said
     assert done.stderr.count("the run hangs") == 1
     for rank, place in enumerate(("train_step", "sleep_in_python")):
-        assert f"in {place}" in (tmp_path / f"small/hang_rank_{rank}.txt").read_text()
+        told = (tmp_path / f"small/hang_rank_{rank}.txt").read_text()
+        assert f"in {place}" in told
+        assert f"\nrank {rank} at step {6 - rank}, " in told and "gloo:all_" in told
+        assert (tmp_path / f"small/flight_recorder/rank_{rank}.json").stat().st_size > 1000
     went_on(done, tmp_path, undisturbed(2), 3)
 
 

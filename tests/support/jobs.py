@@ -92,8 +92,10 @@ def lines(run: Path):
 
 
 def without_times(run: Path):
+    """Lines without what no two runs have in common."""
+    measured = ("_seconds", "_per_second", "_bytes", "time")
     return [
-        {key: value for key, value in line.items() if not key.endswith(("_per_second", "_seconds"))}
+        {key: value for key, value in line.items() if not key.endswith(measured)}
         for line in lines(run)
     ]
 

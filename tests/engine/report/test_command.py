@@ -13,7 +13,7 @@ from stampede.engine.report.writing import best
 
 NAMES = {
     "auc_test", "auc_validation", "loss", "auc_wall_time", "auc_batch_size", "calibration",
-    "clipped", "clipped_by_field", "clipped_by_count", "embedding_norms",
+    "clipped", "clipped_by_field", "clipped_by_count", "embedding_norms", "time_by_phase",
 }  # fmt: skip
 
 
@@ -76,6 +76,7 @@ def test_a_page_of_several_runs(run_folders, unfinished, tmp_path, capsys):
     assert "./_<b>unfinished$_{$ " + sentence in page.text and sentence in said
     assert "<b>" not in text and "&lt;b&gt;unfinished$_{$" in text
     assert any(a.get("name") == "viewport" for _, a in page.tags)
+    assert "slowest rank" in page.text
     auc = json.loads((run_folders / "b512/summary.json").read_text())["auc"]
     assert f"{auc:.4f}" in page.text
 

@@ -15,6 +15,8 @@ from stampede.engine.report.differences import difference_table
 from stampede.engine.report.drawing import styles
 from stampede.engine.report.embedding_norms import draw_embedding_norms
 from stampede.engine.report.learning_curves import draw_auc, draw_loss
+from stampede.engine.report.phases import draw_phases
+from stampede.engine.report.step_times import step_time_table
 from stampede.engine.report.wall_time import draw_wall_time
 from stampede.engine.tables import read_field
 
@@ -144,12 +146,62 @@ def test_a_damaged_checkpoint_is_left_out(runs, tmp_path, damage):
     assert draw_embedding_norms([damaged]).figure is None
 
 
+def test_time_by_phase_is_the_whole_step(runs):
+    axes = draw_phases(runs).figure.axes[0]
+    of_runs = zip(*([bar.get_width() for bar in bars] for bars in axes.containers), strict=True)
+    for run, widths in zip(runs, of_runs, strict=True):
+        lines = run.of_kind("timing")
+        steps = [line["step_seconds"]["steps"] for line in lines]
+        total = sum(n * line["step_seconds"]["mean"] for n, line in zip(steps, lines, strict=True))
+        assert sum(widths) == pytest.approx(1e3 * total / sum(steps))
+    assert "computing" in {bars.get_label() for bars in axes.containers}
+
+
+def timing(step, steps, rank, own, others):
+    return {
+        "kind": "timing",
+        "step": step,
+        "step_seconds": {
+            "p50": 0.1,
+            "p90": 0.2,
+            "p99": 0.3,
+            "max": 1.5,
+            "mean": 0.125,
+            "steps": steps,
+        },
+        "phase_seconds": {"reading the next batch": 0.025},
+        "communication_seconds": 0.0125,
+        "slowest_seconds": {"rank": rank, "own": own, "others": others},
+        "peak_memory_bytes": 1_500_000_000,
+    }
+
+
+def test_the_table_of_steps(runs):
+    lines = [timing(500, 500, 2, 0.12, 0.1), timing(1000, 500, 2, 0.1, 0.08)]
+    lines.append(timing(1010, 10, 0, 0.5, 0.1))
+    header, rows = step_time_table([replace(runs[0], lines=lines), replace(runs[1], lines=[])])
+    assert len(header) == len(rows[0]) and len(rows) == 1
+    assert rows[0][1:] == [
+        "501 to 1,000",
+        "100.0 ms",
+        "200.0 ms",
+        "300.0 ms",
+        "1,500.0 ms",
+        "20.0%",
+        "10.0%",
+        "2, 2 of 3 times: 110.0 ms of its own, the others 90.0 ms",
+        "1.50 GB",
+    ]
+    alone = [timing(8, 8, 0, 0.1, None)]
+    assert step_time_table([replace(runs[0], lines=alone)])[1][0][-2] == ""
+
+
 def test_what_was_not_recorded_is_said(runs):
     lines = [line for line in runs[0].lines if line["kind"] == "stopped"]
     bare = replace(runs[0], label="bare", lines=lines, summary={}, path=runs[0].path / "x")
     for draw in (
         draw_loss, draw_wall_time, draw_calibration, draw_clipped, draw_by_field, draw_by_count,
-        draw_embedding_norms,
+        draw_embedding_norms, draw_phases,
     ):  # fmt: skip
         drawing = draw([bare])
         assert drawing.figure is None and "bare" in drawing.left_out[0]
