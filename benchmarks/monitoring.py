@@ -1,9 +1,11 @@
 """What it costs to watch a run: time by phase, waits, percentiles, the slowest rank, the logs.
 
-Blocks of steps of the quickstart take turns, watched and not, in the same processes: the cost is
-the median of (watched / not watched - 1) over pairs of blocks. A block ends with a look at all
-ranks and its lines in all logs, which a run has every 500 steps only. "alone" is what is called in
-a step without anything between, in microseconds, and as a share of a step.
+Steps of the quickstart, watched and not, take turns in the same processes, of one thread each. All
+times are processor time, which other processes change far less than the clock's; watching waits
+for nothing but the disk. "steps": the median of (watched / not watched - 1) over pairs of steps,
+with its standard error. "calls": what is called in a step, without anything between. "look": what
+all ranks do every `train.timing_every` steps, with the lines in all logs and TensorBoard. "all":
+calls and a share of a look, as a share of a step.
 
     python benchmarks/monitoring.py
 """
@@ -18,13 +20,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-from machine import CORES
 from report import ROOT, Report, parse_options
-from timing import interleaved, seconds_of
 from tqdm import tqdm
 from training import Training, training
 
+from stampede.engine.config import Config
 from stampede.engine.monitoring.clocks import clock_of
 from stampede.engine.monitoring.monitor import Monitor
 from stampede.engine.monitoring.phases import PHASES, PhaseTimes
@@ -36,73 +36,73 @@ from support.ranks import run_ranks
 
 QUICKSTART = ROOT / "configs/quickstart.yaml"
 
-# Steps of a block, and pairs of blocks.
-STEPS, PAIRS = 10, 30
+PAIRS = 100
+
+# Steps before the first that count.
+_FIRST = 4
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options = parse_options(parser, "monitoring")
-    steps, pairs = (2, 3) if options.quick else (STEPS, PAIRS)
+    pairs = 4 if options.quick else PAIRS
     overrides = ["data.rows=60000", "data.test_rows=1000"] if options.quick else []
     report = Report(options.out, options.quick)
     found: dict[str, dict] = {}
     for ranks in tqdm((1, 2), desc="monitoring", unit="run", ncols=100):
-        threads = max(1, CORES // ranks)
-        each = run_ranks(ranks, watched_and_not, QUICKSTART, overrides, steps, pairs, threads)
+        each = run_ranks(ranks, watched_and_not, QUICKSTART, overrides, pairs)
         for rank in each:
             report.others.mine(rank.pop("processor_seconds"))
-        found[str(ranks)] = summarize(each[0], steps)
-        report.add(batch=each[0]["batch"], steps_of_a_block=steps, ranks=found)
+        found[str(ranks)] = summarize(each[0])
+        report.add(batch=each[0]["batch"], pairs=pairs, ranks=found)
     print(table(found))
     report.close()
 
 
-def watched_and_not(
-    job: Path, overrides: list[str], steps: int, pairs: int, threads: int
-) -> dict[str, Any]:
+def watched_and_not(job: Path, overrides: list[str], pairs: int) -> dict[str, Any]:
     """Train as one of several ranks.
 
     Returns:
-        Seconds of blocks, `watched` and `not watched`; `alone`: seconds a step of what watching
-        calls; the batch size, and the processor time of this process.
+        Processor seconds: of steps, `watched` and `not watched`; of `looks`; of `calls` in a step;
+        of this process. And the batch size.
     """
-    torch.set_num_threads(threads)
-    # Longer than a block, whose end is taken for that of an epoch.
-    overrides = [*overrides, f"train.timing_every={steps + 1}"]
+    # Looks are asked for, as at an epoch's end, so that none is printed.
+    overrides = [*overrides, "train.timing_every=1000000"]
+    seconds: dict[str, list[float]] = {"watched": [], "not watched": [], "looks": []}
     with tempfile.TemporaryDirectory() as folder, training(None, overrides, job) as trained:
-        seconds = interleaved(
-            {
-                "watched": lambda: _watched(trained, Path(folder), steps),
-                "not watched": lambda: seconds_of(lambda: _take(trained, steps)),
-            },
-            pairs,
-        )
+        for _ in range(_FIRST):
+            trained.step()
+        with RunFolder(Path(folder)) as run:
+            for pair in range(pairs):
+                # Each goes first in every other pair.
+                for watched in (True, False) if pair % 2 else (False, True):
+                    if watched:
+                        step, look = _watched(trained, run)
+                        seconds["watched"].append(step)
+                        seconds["looks"].append(look)
+                    else:
+                        start = time.process_time()
+                        trained.step()
+                        seconds["not watched"].append(time.process_time() - start)
         return {
             **seconds,
-            "alone": _alone(trained, waits=_waits(trained)),
+            "calls": _calls(trained, waits=_waits(trained)),
             "batch": trained.config.train.batch_size,
             "processor_seconds": time.process_time(),
         }
 
 
-def _take(trained: Training, steps: int) -> None:
-    for _ in range(steps):
+def _watched(trained: Training, run: RunFolder) -> tuple[float, float]:
+    """A step that is watched as `Trainer` does it, and a look at all ranks."""
+    step = trained.steps + 1
+    with Monitor(trained.config, trained.processes, run.path, trained.steps) as monitor:
+        start = time.process_time()
         trained.step()
-
-
-def _watched(trained: Training, folder: Path, steps: int) -> float:
-    """Seconds of steps that are watched as `Trainer` does it."""
-    run = RunFolder(folder)
-    with run, Monitor(trained.config, trained.processes, folder, trained.steps) as monitor:
-        start = time.perf_counter()
-        for step in range(1, steps + 1):
-            trained.step()
-            monitor.after_step(step)
-            line = monitor.line(step, ended=step == steps)
-            if line is not None:
-                trained.processes.on_main(lambda line=line: run.log(line))
-        return time.perf_counter() - start
+        monitor.after_step(step)
+        end = time.process_time()
+        line = monitor.line(step, ended=True)
+        trained.processes.on_main(lambda: run.log(line))
+        return end - start, time.process_time() - end
 
 
 def _waits(trained: Training) -> int:
@@ -113,47 +113,49 @@ def _waits(trained: Training) -> int:
     return len(times._step.waits)
 
 
-def _alone(trained: Training, waits: int, steps: int = 2000) -> float:
-    """Seconds a step of what watching calls in it."""
+def _calls(trained: Training, waits: int, steps: int = 2000) -> float:
+    """Processor seconds a step of what watching calls in it."""
     times, pulse = PhaseTimes(clock_of(trained.processes.device)), trained.processes.pulse
-
-    def step() -> None:
-        for phase in PHASES:
-            pulse.beat(phase)
-        for _ in range(waits):
-            times.waited(times.mark())
-        times.end_step()
-
     with pulse.listening(times.begin):
-        taken = seconds_of(lambda: ([step() for _ in range(steps)], times.take()))
-    return taken / steps
+        start = time.process_time()
+        for _ in range(steps):
+            for phase in PHASES:
+                pulse.beat(phase)
+            for _ in range(waits):
+                times.waited(times.mark())
+            times.end_step()
+        times.take()
+        return (time.process_time() - start) / steps
 
 
-def summarize(rank: dict[str, Any], steps: int) -> dict[str, Any]:
-    """Of rank 0, whose blocks end with those of the others."""
-    pairs = list(zip(rank["watched"], rank["not watched"], strict=True))
-    costs = sorted(on / off - 1 for on, off in pairs)
-    step = statistics.median(rank["not watched"]) / steps
+def summarize(rank: dict[str, Any]) -> dict[str, Any]:
+    """Of rank 0, which writes the lines of all."""
+    pairs = zip(rank["watched"], rank["not watched"], strict=True)
+    costs = [on / off - 1 for on, off in pairs]
+    step, look = statistics.median(rank["not watched"]), statistics.median(rank["looks"])
+    every = Config().train.timing_every
     low, _, high = statistics.quantiles(costs, n=4)
     return {
         "seconds_per_step": step,
-        "cost": statistics.median(costs),
-        "cost_quartiles": [low, high],
-        "alone_microseconds_per_step": 1e6 * rank["alone"],
-        "alone_share": rank["alone"] / step,
-        "pairs": [[round(seconds, 5) for seconds in pair] for pair in pairs],
+        "steps_cost": statistics.median(costs),
+        # Of a median, from the quartiles of what is about normal.
+        "standard_error": 1.25 * (high - low) / 1.35 / len(costs) ** 0.5,
+        "calls_seconds": rank["calls"],
+        "look_seconds": look,
+        "steps_of_a_look": every,
+        "all_share": (rank["calls"] + look / every) / step,
     }
 
 
 def table(found: dict[str, dict]) -> str:
     """For people."""
-    lines = [f"{'ranks':>5}{'ms a step':>11}{'cost':>9}{'quartiles':>20}{'alone':>20}"]
+    lines = [f"{'ranks':>5}{'ms a step':>11}{'steps':>18}{'calls':>10}{'look':>10}{'all':>9}"]
     for ranks, one in found.items():
-        low, high = one["cost_quartiles"]
-        alone = f"{one['alone_microseconds_per_step']:.0f} us, {one['alone_share']:.3%}"
+        steps = f"{one['steps_cost']:.2%} +- {one['standard_error']:.2%}"
         lines.append(
-            f"{ranks:>5}{1e3 * one['seconds_per_step']:>11.1f}{one['cost']:>9.2%}"
-            f"{f'{low:.2%} to {high:.2%}':>20}{alone:>20}"
+            f"{ranks:>5}{1e3 * one['seconds_per_step']:>11.1f}{steps:>18}"
+            f"{1e6 * one['calls_seconds']:>7.0f} us{1e3 * one['look_seconds']:>7.1f} ms"
+            f"{one['all_share']:>9.3%}"
         )
     return "\n".join(lines)
 

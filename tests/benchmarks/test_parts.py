@@ -123,17 +123,14 @@ def test_watching_costs_what_it_calls():
         "data.rows=2000", "data.test_rows=300", "data.scale=0.0005", "model.hidden=[16,16]",
         "train.batch_size=256", "evaluate.batch_size=256",
     ]  # fmt: skip
-    first, second = run_ranks(
-        2, monitoring.watched_and_not, monitoring.QUICKSTART, overrides, 2, 3, 1
-    )
-    for rank in (first, second):
-        assert len(rank["watched"]) == len(rank["not watched"]) == 3
-        assert 0 < rank["alone"] < 1e-2 and rank["batch"] == 256
-    found = monitoring.summarize(
-        {"watched": [1.01, 2.06, 1.0], "not watched": [1.0, 2.0, 1.0], "alone": 1e-4}, 10
-    )
-    assert found["cost"] == pytest.approx(0.01) and found["alone_share"] == pytest.approx(1e-3)
-    assert "1.00%" in monitoring.table({"2": found})
+    for rank in run_ranks(2, monitoring.watched_and_not, monitoring.QUICKSTART, overrides, 3):
+        assert len(rank["watched"]) == len(rank["not watched"]) == len(rank["looks"]) == 3
+        assert 0 < rank["calls"] < 1e-2 and rank["batch"] == 256
+    measured = {"watched": [1.01, 2.06, 1.0], "not watched": [1.0, 2.0, 1.0], "looks": [0.5] * 3}
+    found = monitoring.summarize({**measured, "calls": 1e-4})
+    assert found["steps_cost"] == pytest.approx(0.01)
+    assert found["all_share"] == pytest.approx(1e-4 + 1e-3)
+    assert "0.110%" in monitoring.table({"2": found})
 
 
 def test_the_launcher_and_its_peer_train_on_the_same_clicks(clicks, tmp_path):
