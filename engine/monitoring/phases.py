@@ -66,7 +66,7 @@ class PhaseTimes:
     """Takes the time at every beat of the pulse, see `Pulse.listening`.
 
     A step begins where the one before has ended: with its batch, which is read and sent while the
-    one before waits to be computed.
+    one before waits to be computed. What was begun of a step that diverged counts for the next one.
 
     Args:
         clock: of the device.

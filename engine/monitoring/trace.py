@@ -43,7 +43,7 @@ class StepTrace:
         self._asked = f"train.profile asks for steps {settings.start:,} to {self._last:,}"
         self._step = step
         self._profile: profile | None = None
-        self._prepared = self._records = self._given_up = False
+        self._prepared = self._begun = self._records = self._given_up = False
         self._phase, self._of_step, self._listening = ExitStack(), ExitStack(), ExitStack()
         # What is done next depends on steps alone: all ranks do the same, whoever gives up.
         self._done = not settings.steps or self._last <= step
@@ -58,7 +58,7 @@ class StepTrace:
             return
         if step == self._last:
             self._end()
-        elif step >= self._first:
+        elif self._begun:
             self._phase.close()
             self._of_step.close()
             self._begin_phase(self._processes.pulse.stage)
@@ -74,7 +74,7 @@ class StepTrace:
         if self._done:
             return
         self._name_no_more()
-        if self._step >= self._first:
+        if self._begun and self._step >= self._first:
             self._end(" only, as training ended there")
             return
         self._done = True
@@ -97,12 +97,16 @@ class StepTrace:
             if coming == self._first:
                 self._try(self._start)
         if coming == self._first:
+            # Once: a run that is rolled back takes the step again.
+            self._begun = True
             self._listening.enter_context(self._processes.pulse.listening(self._begin_phase))
 
     def _begin_phase(self, stage: str) -> None:
         """Let the trace show it, and the step that begins with it."""
         self._phase.close()
         if stage == LOOKING_UP:
+            # That of a step that diverged did not end.
+            self._of_step.close()
             self._of_step.enter_context(record_function(f"step {self._processes.pulse.step}"))
         self._phase.enter_context(record_function(stage))
 

@@ -7,8 +7,8 @@ from support.jobs import lines
 from support.monitored import logged, run_with_a_slow_rank
 from support.ranks import run_ranks
 
-# Of a step, whose work takes a tenth of it.
-SLEPT = 0.15
+# Seconds of a step, whose work takes some hundredths, many times more on a busy machine.
+SLEPT = 0.5
 
 
 @pytest.mark.parametrize("slow", [0, 1])
@@ -18,23 +18,20 @@ def test_the_slow_rank_is_named(tmp_path, slow):
     run_ranks(2, run_with_a_slow_rank, tmp_path, overrides, 2, slow, SLEPT)
     timing = [line for line in lines(tmp_path / "small") if line["kind"] == "timing"]
     assert [line["step"] for line in timing] == [4, 8]
-    assert [line["slowest_seconds"]["rank"] for line in timing] == [slow, slow]
     # The first steps load what the later ones need.
-    line = timing[-1]
-    assert line["slowest_seconds"]["own"] > SLEPT > 0.5 * SLEPT > line["slowest_seconds"]["others"]
-    assert line["step_seconds"]["p50"] > SLEPT
+    line, slowest = timing[-1], timing[-1]["slowest_seconds"]
+    assert slowest["rank"] == slow
+    assert slowest["own"] > SLEPT and slowest["own"] - slowest["others"] > 0.5 * SLEPT
     # One of two ranks waits for most of each step.
-    assert 0.4 * SLEPT < line["communication_seconds"] < line["step_seconds"]["mean"]
-    of_ranks = [
-        [line for line in logged(tmp_path / "small", rank) if line["event"] == "timing"]
-        for rank in range(2)
-    ]
-    for mine, other in zip(of_ranks[slow], of_ranks[1 - slow], strict=True):
-        assert mine["phase_seconds"]["computing"] > SLEPT > other["phase_seconds"]["computing"]
-        # In the mean of some steps both last equally long, to what ranks are apart in one.
-        assert mine["step_seconds"]["mean"] == pytest.approx(
-            other["step_seconds"]["mean"], abs=0.5 * SLEPT
-        )
-    shares = [of_ranks[rank][-1]["communication_share"] for rank in (slow, 1 - slow)]
-    assert shares[0] < 0.5 < shares[1]
+    assert 0.25 * SLEPT < line["communication_seconds"] < line["step_seconds"]["mean"]
+    mine, other = (
+        [line for line in logged(tmp_path / "small", rank) if line["event"] == "timing"][-1]
+        for rank in (slow, 1 - slow)
+    )
+    computing = [one["phase_seconds"]["computing"] for one in (mine, other)]
+    assert computing[0] - computing[1] > 0.5 * SLEPT
+    assert other["communication_seconds"] - mine["communication_seconds"] > 0.5 * SLEPT
+    # Both last equally long, but for what ranks are apart in the first and the last step.
+    means = [one["step_seconds"]["mean"] for one in (mine, other)]
+    assert means[0] == pytest.approx(means[1], abs=0.4 * SLEPT)
     assert all(trace_file(tmp_path / "small", rank).stat().st_size > 1000 for rank in range(2))

@@ -7,6 +7,7 @@ import pytest
 
 from stampede.engine.errors import InterruptedRunError
 from stampede.engine.monitoring.trace import trace_file
+from support.diverging import poisoned
 from support.jobs import lines, run_small
 from support.stopping import ask_to_stop, before_step
 
@@ -99,3 +100,19 @@ def test_a_profiler_that_is_busy_ends_no_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(profile, "start_trace", busy)
     run_small(tmp_path, trace(2, 2))
     assert capsys.readouterr().err.count("no trace can be written (another profiler is") == 1
+
+
+def test_a_run_that_is_rolled_back_is_traced_once(tmp_path, monkeypatch, capsys):
+    """Back from step 4 to after step 2, with the steps that are done again."""
+    poisoned(monkeypatch, [4], 4e-4)
+    overrides = ["checkpoint.every_steps=2", "optim.dense.schedule.warmup=0"]
+    overrides += ["train.on_divergence.rollbacks=1", "train.timing_every=3"]
+    run_small(tmp_path, [*trace(3, 3), *overrides])
+    run = tmp_path / "small"
+    assert [line["step"] for line in lines(run) if line["kind"] == "rollback"] == [2]
+    found = names(run)
+    assert [found[f"step {step}"] for step in (3, 4, 5)] == [2, 2, 1]
+    said = capsys.readouterr()
+    assert said.out.count("steps 3 to 5 are traced: ") == 1 and "no trace" not in said.err
+    timing = [line for line in lines(run) if line["kind"] == "timing"]
+    assert [line["step"] for line in timing] == [3, 6, 8]
