@@ -113,11 +113,18 @@ def test_a_run_that_is_killed_after_a_rollback_remembers_it(
     same_run(tmp_path / "small", rolled_back)
 
 
-def test_rows_of_steps_that_are_done_again_count_once(tmp_path, rolled_back):
-    run_small(tmp_path, SAVED)
+def test_rows_of_steps_that_are_done_again_count_once(tmp_path, monkeypatch):
+    # Step 7 was taken, and its rows had not been added up yet.
+    overrides = [*SAVED, "train.log_every=100"]
+    with monkeypatch.context() as patch:
+        poisoned(patch, [8], TOO_HIGH)
+        run_small(tmp_path, [*overrides, ONCE])
+    (line,) = rollbacks(tmp_path / "small")
+    assert (line["step"], line["diverged_step"]) == (6, 8)
+    run_small(tmp_path, [*overrides, "run.name=undisturbed"])
     touched = [
-        read_manifest(newest(run / "checkpoints")).progress.touched_rows
-        for run in (rolled_back, tmp_path / "small")
+        read_manifest(newest(tmp_path / name / "checkpoints")).progress.touched_rows
+        for name in ("small", "undisturbed")
     ]
     assert touched[0] == touched[1]
 
@@ -235,7 +242,10 @@ def test_a_loss_that_leaps_is_a_divergence_where_it_is_asked_for(tmp_path, monke
     (line,) = rollbacks(run)
     assert (line["step"], line["diverged_step"]) == (8, 10)
     assert "is more than 5 times" in line["reason"]
-    losses = [line["loss"] for line in lines(run) if line["kind"] == "train"]
+    logged = [line for line in lines(run) if line["kind"] == "train"]
+    # That of the leap was logged, and is cut.
+    assert [line["step"] for line in logged] == list(range(2, 17, 2))
+    losses = [line["loss"] for line in logged]
     # Those of the checkpoint's own time were compared, too, and those of the future are.
     assert read_manifest(newest(run / "checkpoints")).progress.logged_losses == losses[-3:]
     with pytest.raises(TrainingStoppedError, match=r"of step 10 is more than 5 times.*Try a lower"):

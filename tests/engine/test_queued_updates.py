@@ -1,5 +1,6 @@
 """Runs whose tables are updated as on a GPU: queued, here for Triton's interpreter."""
 
+import math
 from unittest import mock
 
 import pytest
@@ -8,10 +9,11 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from stampede.data import GlobalBatches
+from stampede.engine import trainer
 from stampede.engine.ahead import send
 from stampede.engine.build import build
 from stampede.engine.datasets import open_dataset
-from stampede.engine.errors import TrainingStoppedError
+from stampede.engine.errors import DivergedError, TrainingStoppedError
 from stampede.engine.processes import processes
 from stampede.engine.step import train_step
 from stampede.optim import local_cowclip_tables, nonfinite
@@ -101,3 +103,27 @@ def test_a_divergence_that_is_found_some_steps_later_is_rolled_back(tmp_path, mo
     (line, *rest) = without_times(tmp_path / "one/small")
     assert (line["kind"], line["step"], line["diverged_step"]) == ("rollback", 0, at)
     assert rest == without_times(tmp_path / "other/small")
+
+
+def test_what_is_queued_when_a_loss_leaps_is_dropped(tmp_path, monkeypatch):
+    """A step that was not finite is not known yet when another reason leads back."""
+    monkeypatch.setattr(nonfinite, "LATE", 1)
+    leapt = []
+
+    def leaping(loss, progress, settings):
+        if progress.step == 2 and not leapt:
+            leapt.append(loss)
+            raise DivergedError("a leap", 2)
+
+    monkeypatch.setattr(trainer, "check_logged_loss", leaping)
+    warm = [*FEW, "train.batch_size=20", "optim.dense.schedule.warmup=0"]
+    poisoned(monkeypatch, [2], small_config(tmp_path, *warm).optim.dense.lr * 0.1)
+    with computed("queued"):
+        rolls_back = [
+            "train.on_divergence.rollbacks=1", "train.on_divergence.dense_lr_factor=0.0625"
+        ]  # fmt: skip
+        run_small(tmp_path, [*warm, *rolls_back])
+    assert math.isnan(leapt[0])
+    first, *rest = lines(tmp_path / "small")
+    assert (first["kind"], first["reason"]) == ("rollback", "a leap")
+    assert rest[-1]["kind"] == "evaluation" and rest[-1]["step"] == 5
