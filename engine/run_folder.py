@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+from stampede.engine.appending import append_whole
 from stampede.engine.config import Config, to_yaml
 from stampede.engine.curve import draw_curve
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
@@ -297,15 +298,3 @@ def write_whole(path: Path, content: str | bytes) -> None:
     except OSError:
         unfinished.unlink(missing_ok=True)
         raise
-
-
-def append_whole(path: Path, content: bytes) -> None:
-    """Append to a file, or leave it as it is where the disk is full."""
-    with path.open("ab", buffering=0) as file:
-        before = file.seek(0, os.SEEK_END)
-        try:
-            while content:
-                content = content[file.write(content) :]
-        except OSError:
-            file.truncate(before)
-            raise

@@ -7,11 +7,12 @@ import threading
 
 import pytest
 
+from stampede.engine.appending import append_whole
 from stampede.engine.checkpoint import newest, verify
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.exit_status import exit_status
 from stampede.engine.quiet import quiet_libraries
-from stampede.engine.run_folder import RunFolder, append_whole
+from stampede.engine.run_folder import RunFolder
 from support.full_disk import files_of_at_most
 from support.jobs import lines, run_small, without_times
 from support.paths import ROOT
