@@ -97,7 +97,7 @@ def test_a_profiler_that_is_busy_ends_no_run(tmp_path, capsys, monkeypatch):
     def busy(*_):
         raise RuntimeError("another profiler is active")
 
-    monkeypatch.setattr(profile, "start_trace", busy)
+    monkeypatch.setattr(profile, "prepare_trace", busy)
     run_small(tmp_path, trace(2, 2))
     assert capsys.readouterr().err.count("no trace can be written (another profiler is") == 1
 
@@ -112,6 +112,7 @@ def test_a_run_that_is_rolled_back_is_traced_once(tmp_path, monkeypatch, capsys)
     assert [line["step"] for line in lines(run) if line["kind"] == "rollback"] == [2]
     found = names(run)
     assert [found[f"step {step}"] for step in (3, 4, 5)] == [2, 2, 1]
+    assert found["computing"] == 5
     said = capsys.readouterr()
     assert said.out.count("steps 3 to 5 are traced: ") == 1 and "no trace" not in said.err
     timing = [line for line in lines(run) if line["kind"] == "timing"]
