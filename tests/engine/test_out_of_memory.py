@@ -57,7 +57,7 @@ def test_a_step_that_gets_no_memory(tmp_path, monkeypatch, capsys):
         before_step(patch, 6, out_of_memory)
         assert exit_status(lambda: run_small(tmp_path, overrides)) == 1
     said = capsys.readouterr().err
-    assert f"error: rank 0 is out of memory at step 5, reading the next batch ({ON_GPU})" in said
+    assert f"error: rank 0 is out of memory at step 5, between steps ({ON_GPU})" in said
     assert "its part of the plan: weights " in said and " in all" in said
     assert "a smaller train.batch_size (now 256)" in said
     kept = tmp_path / "small/checkpoints/step_00000004"
