@@ -10,10 +10,11 @@ import torch
 from stampede.data.prepared.checksum import file_entry
 from stampede.data.prepared.manifest import Manifest
 from stampede.engine.checkpoint import newest
-from stampede.engine.errors import RunFolderError
+from stampede.engine.errors import DivergedError, RunFolderError
 from stampede.engine.inference.trained import open_trained
 from stampede.models.registry import _NETWORKS
 from support.checkpoints import sign, values_of
+from support.diverging import poisoned
 from support.jobs import run_small, without_times
 from support.movie_runs import train_on_movies
 from support.movies import MOVIES
@@ -220,8 +221,13 @@ def test_another_dim_and_width(folder):
             # Moments of a layer that begins anew do so with their number of steps.
             assert torch.equal(tensor, fresh[name])
             assert name in report["new"] or name in tables
-    assert any(name.startswith("dense.") for name in report["new"])
-    assert any(name.startswith("dense.") for name in report["loaded"])
+    by_parameter = {
+        kind: {name.rpartition(".")[0] for name in report[kind] if name.startswith("dense.")}
+        for kind in ("new", "loaded")
+    }
+    assert all(by_parameter.values()) and not by_parameter["new"] & by_parameter["loaded"]
+    assert values_of(newest_of(folder))["progress"]["best_epoch"] == 1
+    assert values_of(path)["progress"]["best_epoch"] == 0
     train_on_movies(folder, "train.epochs=2", "model.dim=6", "model.hidden=[16,8]", *FORCE)
     # The best epoch is one that this network has.
     status, said = predict(folder / "movies", "@run", folder / "s.parquet")
@@ -292,3 +298,17 @@ def test_a_checkpoint_of_the_first_format_is_continued(folder):
     sign(path, {**values, "format": 1})
     train_on_movies(folder, "train.epochs=2", *RESUME)
     assert len(values_of(newest_of(folder))["data"]["vocabulary_sha256"]) == 64
+
+
+def test_a_run_that_diverges_before_it_saved_is_not_put_back_to_before_the_change(
+    tmp_path, monkeypatch
+):
+    """That checkpoint has Adam's moments, where Adagrad has its sums."""
+    run_small(tmp_path, [])
+    change = ["train.epochs=2", "optim.embedding.optimizer=adagrad"]
+    with monkeypatch.context() as patch:
+        poisoned(patch, [9], 1e-5)
+        with pytest.raises(DivergedError, match="the loss is nan at step 9"):
+            run_small(tmp_path, [*FORCE, *change, "train.on_divergence.rollbacks=1"])
+    assert [path.name for path in (tmp_path / "small/checkpoints").iterdir()] == ["epoch_0001"]
+    run_small(tmp_path, [*FORCE, *change])
