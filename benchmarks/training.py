@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stampede.data import Batch, GlobalBatches
+from stampede.data import Batch, Dataset, GlobalBatches
 from stampede.engine.ahead import sent_ahead
 from stampede.engine.build import build
 from stampede.engine.config import Config, load_config
@@ -29,12 +29,13 @@ class Training:
     """A job whose steps can be taken one by one.
 
     Attributes:
-        config, job, processes: what is trained, and by whom.
+        config, dataset, job, processes: what is trained, and by whom.
         batches: of the training part, epoch after epoch.
         steps: taken so far.
     """
 
     config: Config
+    dataset: Dataset
     job: Job
     processes: Processes
     batches: GlobalBatches
@@ -94,4 +95,4 @@ def training(clicks: Path | None, overrides: list[str], file: Path = DEEPFM) -> 
     with processes("cpu") as here:
         dataset = open_dataset(config, here)
         job = build(config, dataset, here)
-        yield Training(config, job, here, Reader(config, dataset, here).training())
+        yield Training(config, dataset, job, here, Reader(config, dataset, here).training())

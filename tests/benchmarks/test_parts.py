@@ -264,3 +264,33 @@ def test_floors_count_all_products_of_the_mlp():
         == (found["mlp_samples_per_second"]["fp32"]["2048"])
     )
     assert "samples/s" in floors.table(found)
+
+
+def test_a_checkpoint_takes_time_and_memory_and_leaves_nothing(clicks, tmp_path):
+    import checkpoints
+    from training import DEEPFM
+
+    folder = tmp_path / "checkpoints"
+    overrides = [f"data.path={clicks}", *OVERRIDES]
+    found = checkpoints.measure(DEEPFM, overrides, folder, window=0.2, pairs=2)
+    # Weights and two moments of 12 columns, and the dense layers'.
+    assert 144 * found["ids"] < found["checkpoint_bytes"] < 200 * found["ids"]
+    for taken, stalled in zip(found["all_seconds_with"], found["all_stall_seconds"], strict=True):
+        assert 0 < stalled < taken
+    assert all(seconds > 0 for seconds in found["all_background_seconds"])
+    assert not folder.exists()
+    assert f"{found['share_taken']:.2%} of training (bar 3%)" in checkpoints.line("x", found)
+
+
+def test_the_share_of_checkpoints_is_that_of_pairs_of_windows():
+    import checkpoints
+
+    def windows(*seconds):
+        return [
+            (checkpoints.Window(a, 0, 0, 10), checkpoints.Window(b, 0.5, 2, 25)) for a, b in seconds
+        ]
+
+    found = checkpoints.summarize(windows((10, 10.2), (20, 20.2), (30, 33)), 7, 100, 9)
+    assert found["share_taken"] == pytest.approx(0.02)
+    assert (found["stall_seconds"], found["background_seconds"]) == (0.5, 2)
+    assert (found["peak_bytes_without"], found["peak_bytes_with"]) == (10, 25)

@@ -1,0 +1,175 @@
+"""What checkpoints take from training: one at the beginning of every other half minute.
+
+launch.py's steps within one process, in windows of as many steps as take half a minute. Every other
+window begins with a checkpoint and ends when that is written; the ratio of a pair of windows is
+what a checkpoint every 30 s costs. Configurations: the quickstart with its 0.35 million ids, and
+clicks with 1.3 and 2.6 million ids. Each is a process of its own, so that the peak memory of a
+window is that of training alone.
+
+    python benchmarks/checkpoints.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import shutil
+import statistics
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from clicks import write_clicks
+from machine import CORES, memory_of_this_process
+from report import ROOT, Report, parse_options
+from timing import Stopwatch, seconds_of
+from training import DEEPFM, Training, training
+
+from stampede.engine.checkpoint import Checkpoints, Progress
+
+# Seconds between two checkpoints, and the share of the training time that they may take.
+WINDOW, BAR = 30.0, 0.03
+
+PAIRS = 5
+BATCH, ROWS = 8192, 1 << 20
+IDS = (1_300_000, 2_600_000)
+
+# Before the first window: memory is touched, caches are warm.
+_WARM_UP = 20
+
+
+class Window(NamedTuple):
+    """Some steps in a row, with or without a checkpoint.
+
+    Attributes:
+        seconds: of all.
+        stall: of them, in which training stood still for the checkpoint.
+        background: from then on, until it was written.
+        peak: largest resident set, in bytes.
+    """
+
+    seconds: float
+    stall: float
+    background: float
+    peak: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="of windows")
+    options = parse_options(parser, "checkpoints")
+    window, pairs = (2.0, 2) if options.quick else (WINDOW, options.pairs)
+    report = Report(options.out, options.quick)
+    found = {}
+    for name, file, overrides in _jobs(options.folder, options.quick):
+        arguments = (file, overrides, options.folder / "checkpoints", window, pairs)
+        # A new process, not a fork: torch's threads would be lost.
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            found[name] = pool.apply(measure, arguments)
+        report.add(window_seconds=window, bar=BAR, checkpoints=found)
+        print(line(name, found[name]), flush=True)
+    report.close()
+
+
+def _jobs(folder: Path, quick: bool) -> list[tuple[str, Path, list[str]]]:
+    """Name, configuration and overrides of each."""
+    scale = 20 if quick else 1
+    rows = ROWS // scale
+    quickstart = [f"data.rows={rows}"] if quick else []
+    jobs = [("quickstart", ROOT / "configs/quickstart.yaml", quickstart)]
+    for ids in IDS:
+        clicks = write_clicks(folder, rows, ids // scale)
+        overrides = [f"data.path={clicks}", f"train.batch_size={BATCH}"]
+        jobs.append((f"{ids // scale:,} ids", DEEPFM, overrides))
+    return jobs
+
+
+def measure(file: Path, overrides: list[str], folder: Path, window: float, pairs: int) -> dict:
+    """Seconds of pairs of windows, and what a checkpoint takes.
+
+    Args:
+        file: configuration.
+        overrides: of it.
+        folder: for checkpoints; deleted afterwards.
+        window: seconds of a window without a checkpoint.
+        pairs: of windows, besides one that does not count.
+    """
+    torch.set_num_threads(CORES)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        with training(None, overrides, file) as job:
+            job.seconds(_WARM_UP)
+            steps = max(round(window * _WARM_UP / job.seconds(_WARM_UP)), 2)
+            arguments = job.config, job.dataset, job.processes
+            with Checkpoints(folder, job.job, *arguments) as checkpoints:
+                taken = [
+                    (_window(job, steps, None), _window(job, steps, checkpoints))
+                    for _ in range(pairs + 1)
+                ][1:]
+            ids = sum(job.dataset.vocabulary_sizes.values())
+        (newest, *_) = sorted(folder.iterdir(), reverse=True)
+        size = sum(path.stat().st_size for path in newest.iterdir())
+    finally:
+        shutil.rmtree(folder)
+    return summarize(taken, steps, ids, size)
+
+
+def _window(job: Training, steps: int, checkpoints: Checkpoints | None) -> Window:
+    """So many steps, after a checkpoint is begun if one is to be; it is written at their end."""
+    # The largest resident size from here on (proc(5)).
+    Path("/proc/self/clear_refs").write_text("5")
+    watch, stall = Stopwatch(), 0.0
+    with watch.watching(Checkpoints, "_try_to_write", "background"):
+        start = time.perf_counter()
+        if checkpoints is not None:
+            stall = seconds_of(lambda: _save(job, checkpoints))
+        for _ in range(steps):
+            job.step()
+        if checkpoints is not None:
+            checkpoints.wait()
+        seconds = time.perf_counter() - start
+    background = watch.seconds.get("background", 0.0)
+    return Window(seconds, stall, background, memory_of_this_process()[1])
+
+
+def _save(job: Training, checkpoints: Checkpoints) -> None:
+    """What the training loop does for a checkpoint within an epoch."""
+    job.flush()
+    samples = job.steps * job.config.train.batch_size
+    checkpoints.save(Progress(step=job.steps, samples=samples, reader={"epoch": 0, "samples": 1}))
+
+
+def summarize(taken: list[tuple[Window, Window]], steps: int, ids: int, size: int) -> dict:
+    """Medians over pairs of windows: one without a checkpoint, one with it."""
+    without, with_one = zip(*taken, strict=True)
+    return {
+        "ids": ids,
+        "checkpoint_bytes": size,
+        "steps_a_window": steps,
+        "share_taken": statistics.median(b.seconds / a.seconds for a, b in taken) - 1,
+        "stall_seconds": statistics.median(window.stall for window in with_one),
+        "background_seconds": statistics.median(window.background for window in with_one),
+        "peak_bytes_without": max(window.peak for window in without),
+        "peak_bytes_with": max(window.peak for window in with_one),
+        "all_seconds_without": [window.seconds for window in without],
+        "all_seconds_with": [window.seconds for window in with_one],
+        "all_stall_seconds": [window.stall for window in with_one],
+        "all_background_seconds": [window.background for window in with_one],
+    }
+
+
+def line(name: str, found: dict) -> str:
+    """What a person wants to know of it."""
+    more = found["peak_bytes_with"] - found["peak_bytes_without"]
+    return (
+        f"{name:<14} {found['share_taken']:>7.2%} of training (bar {BAR:.0%}), stall "
+        f"{found['stall_seconds']:.2f} s, background {found['background_seconds']:.2f} s, peak "
+        f"{found['peak_bytes_without'] / 1e9:.2f} + {more / 1e9:.2f} GB, "
+        f"{found['checkpoint_bytes'] / 1e6:,.0f} MB a checkpoint"
+    )
+
+
+if __name__ == "__main__":
+    main()
