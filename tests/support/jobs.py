@@ -20,6 +20,9 @@ from stampede.engine.step import train_step
 from stampede.engine.tables import FieldWeights, gather_field
 from stampede.optim import local_cowclip_tables
 
+# What names of such figures end in.
+TIMED = ("_per_second", "_seconds", "_bytes", "time")
+
 SMALL = [
     "data.scale=0.0005",
     "data.rows=2000",
@@ -91,13 +94,14 @@ def lines(run: Path):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+def untimed(values):
+    """Without what depends on the clock or the machine."""
+    return {key: value for key, value in values.items() if not key.endswith(TIMED)}
+
+
 def without_times(run: Path):
     """Lines without what no two runs have in common."""
-    measured = ("_seconds", "_per_second", "_bytes", "time")
-    return [
-        {key: value for key, value in line.items() if not key.endswith(measured)}
-        for line in lines(run)
-    ]
+    return [untimed(line) for line in lines(run)]
 
 
 def poison_rank_1(folder):

@@ -31,7 +31,7 @@ def run_ranks(
     Args:
         ranks_per_node: ranks of one simulated node; all by default.
     """
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.start_processes(
             _rank,
@@ -42,7 +42,7 @@ def run_ranks(
         return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world_size)]
 
 
-def _free_port():
+def free_port() -> int:
     """A port that nobody is given meanwhile: outside of the range that systems choose from."""
     while True:
         port = secrets.choice(range(20_000, 32_000))

@@ -1,0 +1,123 @@
+"""Runs that are killed at random moments end as if nothing had been.
+
+`make soak` kills a hundred times; without it a handful of times.
+"""
+
+from random import Random
+
+import pytest
+
+from support.jobs import SMALL, run_small
+from support.ranks import run_ranks
+from support.soak.killing import DEADLINE, STAGES, killed_run, random_moment, table
+from support.soak.launching import Worker
+from support.soak.results import write_results
+from support.soak.runs import same_end
+from support.soak.torchrun import killed_trees, killed_workers
+
+EVERY = 4
+# 14 steps an epoch; seconds long, most of them in saves and evaluations.
+LONG = [
+    "data.rows=3700", "data.test_rows=1000", "train.epochs=3", "evaluate.every=5",
+    f"checkpoint.every_steps={EVERY}", "sharding.plan=row_wise",
+]  # fmt: skip
+# Of a round: once in each stage, and at any time.
+ROUND = [*STAGES, None, None]
+
+RESULTS = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def results():
+    """The soak's results are written when all is done."""
+    RESULTS.clear()
+    yield
+    if RESULTS:
+        write_results("kills_soak", "runs", RESULTS)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Runs that nothing happened to, by number of ranks."""
+    made = {}
+
+    def run(ranks):
+        if ranks not in made:
+            folder = tmp_path_factory.mktemp(f"undisturbed_{ranks}")
+            run_ranks(ranks, run_small, folder, LONG, ranks)
+            made[ranks] = folder / "small"
+        return made[ranks]
+
+    return run
+
+
+def moments(draw, count, seconds):
+    """So many random moments, of all stages alike."""
+    stages = []
+    while len(stages) < count:
+        stages += draw.sample(ROUND, len(ROUND))
+    return [random_moment(draw, stage, seconds) for stage in stages[:count]]
+
+
+def check(name, found, soaked):
+    """The promise, and that kills fell where they were to."""
+    seen = table(found)
+    assert seen["steps done again at most"] <= 2 * EVERY
+    assert all(seen[stage] >= len(found) // 12 for stage in STAGES), seen
+    assert seen["save"] and seen["evaluation"], seen
+    if soaked:
+        RESULTS[name] = seen
+
+
+def arguments(folder, *overrides):
+    folder.mkdir(exist_ok=True)
+    (folder / "small.yaml").write_text("")
+    return [folder / "small.yaml", f"run.dir={folder}", *SMALL, *LONG, *overrides]
+
+
+@pytest.mark.parametrize("count", [6, pytest.param(60, marks=pytest.mark.soak)])
+def test_one_process(tmp_path, undisturbed, count):
+    draw, worker = Random(count), Worker(tmp_path / "worker")
+    worker.start(arguments(tmp_path / "undisturbed"))
+    seconds = worker.end(DEADLINE).seconds
+    same_end(tmp_path / "undisturbed/small", undisturbed(1))
+
+    def kill(folder, moments):
+        goes_on = arguments(folder, "checkpoint.resume=auto")
+        return killed_run(worker, goes_on, folder / "small", moments)
+
+    found = in_rounds(tmp_path, undisturbed(1), kill, moments(draw, count, seconds))
+    worker.kill()
+    check("one process", found, count > 6)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks, count", [(2, 12), (4, 6)])
+@pytest.mark.parametrize("what", ["a worker", "everything"])
+def test_under_torchrun(tmp_path, undisturbed, ranks, count, what):
+    draw = Random(ranks)
+
+    def kill(folder, moments):
+        run, said = folder / "small", tmp_path / "torchrun"
+        if what == "a worker":
+            return killed_workers(said, arguments(folder), run, ranks, moments)
+        goes_on = arguments(folder, "checkpoint.resume=auto")
+        return killed_trees(said, goes_on, run, ranks, moments)
+
+    left = [(draw.randrange(ranks), moment) for moment in moments(draw, count, 4)]
+    found = in_rounds(tmp_path, undisturbed(ranks), kill, left)
+    check(f"{ranks} processes of torchrun, {what} killed", found, True)
+
+
+def in_rounds(folder, undisturbed, kill, left):
+    """Runs that are killed some times each, until all moments have come; the kills."""
+    found = []
+    for number in range(2 * len(left)):
+        kills = kill(folder / f"run_{number}", left[: len(ROUND)])
+        same_end(folder / f"run_{number}/small", undisturbed)
+        # One that has not come within a whole run is tried again later.
+        left = left[len(kills) :] if kills else left[1:] + left[:1]
+        found += kills
+        if not left:
+            return found
+    raise AssertionError(f"{left} have not come")

@@ -1,0 +1,60 @@
+"""What a run has come to: lines, weights and moments, position."""
+
+import json
+import re
+from dataclasses import asdict
+
+import torch
+
+from stampede.engine.checkpoint import newest, read_manifest, read_tensors, verify
+from stampede.engine.checkpoint.layout import DTYPES
+from stampede.engine.checkpoint.names import readable
+from support.jobs import untimed, without_times
+
+_CONTINUED = re.compile(r"continuing after step ([\d,]+) from")
+
+
+def continued_after(said):
+    """Steps that runs went on after, in the order they said so."""
+    return [int(step.replace(",", "")) for step in _CONTINUED.findall(said)]
+
+
+def newest_step(run):
+    """Steps in the newest checkpoint that has its name; None without one."""
+    return next((progress.step for _, progress in readable(run / "checkpoints")), None)
+
+
+def all_whole(run):
+    """Check every checkpoint that has its name."""
+    for path, _ in readable(run / "checkpoints"):
+        verify(path)
+
+
+def same_end(run, undisturbed):
+    """Check that two runs have come to the same, bit for bit and line for line."""
+    assert without_times(run) == without_times(undisturbed)
+    assert _summary(run) == _summary(undisturbed)
+    states = [_everything(newest(folder / "checkpoints")) for folder in (run, undisturbed)]
+    assert states[0].keys() == states[1].keys()
+    for name, tensor in states[0].items():
+        assert torch.equal(tensor, states[1][name]), name
+    progress = [_position(newest(folder / "checkpoints")) for folder in (run, undisturbed)]
+    assert progress[0] == progress[1]
+
+
+def _everything(checkpoint):
+    """Weights, moments, random state: all tensors of a checkpoint by name."""
+    tensors = read_manifest(checkpoint).tensors
+    state = {
+        name: torch.zeros(entry.size, dtype=DTYPES[entry.dtype]) for name, entry in tensors.items()
+    }
+    read_tensors(checkpoint, state, alone=True)
+    return state
+
+
+def _position(checkpoint):
+    return untimed(asdict(read_manifest(checkpoint).progress))
+
+
+def _summary(run):
+    return untimed(json.loads((run / "summary.json").read_text()))
