@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.soak.launching import HangError, stop
-from support.soak.places import being_written, stage_of
+from support.soak.places import is_writing, stage_of
 from support.soak.runs import all_whole, continued_after, newest_step
 
 # Seconds in which a run of seconds must get anywhere on a busy machine.
@@ -90,9 +90,7 @@ def killed_run(worker, arguments, run: Path, moments):
         worker.kill()
         _check_continued(worker.said, kills)
         all_whole(run)
-        writing = being_written(run / "checkpoints")
-        done, newest = done_by(worker.place, kills), newest_step(run) or 0
-        kills.append(Kill(stage_of(worker.place), writing, done, newest))
+        kills.append(kill_at(worker.place, run))
     else:
         worker.start(arguments)
     ended = worker.end(DEADLINE)
@@ -101,11 +99,13 @@ def killed_run(worker, arguments, run: Path, moments):
     return kills
 
 
-def done_by(place, kills):
-    """Steps that were taken when a process was killed; what was lost before does not count."""
-    if place is not None and place.done is not None:
-        return place.done
-    return kills[-1].newest if kills else 0
+def kill_at(place, run):
+    """What is found after a kill at a place, or just before it."""
+    newest, done = newest_step(run) or 0, place and place.done
+    if done is None:
+        # No step was taken since the kill before, which has lost what there was to lose.
+        done = newest
+    return Kill(stage_of(place), is_writing(place, run), done, newest)
 
 
 def _check_continued(said, kills):
@@ -147,7 +147,7 @@ def reached(worker, run, moment):
 def in_stage(place, run, stage):
     """Whether a process is in one of `STAGES`."""
     if stage == "save":
-        return being_written(run / "checkpoints")
+        return is_writing(place, run)
     return stage_of(place) == stage
 
 

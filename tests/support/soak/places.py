@@ -88,6 +88,9 @@ def stage_of(place):
     return "saving" if place.stage == "saving" else "training"
 
 
-def being_written(checkpoints):
-    """Whether a checkpoint is being written there, or was when the process died."""
-    return any(checkpoints.glob(".*.tmp"))
+def is_writing(place, run):
+    """Whether a checkpoint is being written, or was when the process died.
+
+    A run that starts has not yet removed what was left of one.
+    """
+    return stage_of(place) != "start" and any((run / "checkpoints").glob(".*.tmp"))

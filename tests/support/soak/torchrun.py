@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 from support.paths import ROOT
-from support.soak.killing import Kill, in_stage
+from support.soak.killing import in_stage, kill_at
 from support.soak.launching import HangError, stop
-from support.soak.places import being_written, place_in, stage_of
-from support.soak.runs import all_whole, continued_after, newest_step
+from support.soak.places import place_in
+from support.soak.runs import all_whole, continued_after
 
 # Seconds in which several processes must start on a busy machine, or a run end.
 DEADLINE = 300
@@ -109,13 +109,12 @@ def killed_workers(folder, arguments, run, ranks, moments):
                 break
             heard = _check_continued(torchrun, kills, heard)
             gone = {torchrun.place(other).pid for other in range(ranks)}
-            writing, newest = being_written(run / "checkpoints"), newest_step(run) or 0
-            done = _done_by(place, kills)
-            kills.append(Kill(stage_of(place), writing, done, newest))
+            kills.append(kill_at(place, run))
             os.kill(place.pid, signal.SIGKILL)
         status = torchrun.end()
         assert status == 0, torchrun.said
-        _check_continued(torchrun, kills, heard)
+        went_on = _check_continued(torchrun, kills, heard) > heard
+        assert went_on or not (kills and kills[-1].newest), torchrun.said
     finally:
         torchrun.close()
     return kills
@@ -142,21 +141,8 @@ def killed_trees(folder, arguments, run, ranks, moments):
         if place is None:
             break
         all_whole(run)
-        kills.append(
-            Kill(
-                stage_of(place),
-                being_written(run / "checkpoints"),
-                _done_by(torchrun.place(rank) or place, kills),
-                newest_step(run) or 0,
-            )
-        )
+        kills.append(kill_at(torchrun.place(rank), run))
     return kills
-
-
-def _done_by(place, kills):
-    if place.done is not None:
-        return place.done
-    return kills[-1].newest if kills else 0
 
 
 def _check_continued(torchrun, kills, heard):
