@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -14,5 +15,7 @@ def append_whole(path: Path, content: bytes) -> None:
             while content:
                 content = content[file.write(content) :]
         except OSError:
-            file.truncate(before)
+            # The first reason is the one to tell.
+            with suppress(OSError):
+                file.truncate(before)
             raise

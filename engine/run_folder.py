@@ -136,9 +136,10 @@ class RunFolder:
     def _check_existing(self, config: Config) -> None:
         if not self.path.is_dir():
             raise RunFolderError(f"{self.path} is a file; choose another run.name")
-        if not os.access(self.path, os.W_OK | os.X_OK, effective_ids=True):
-            denied = OSError(errno.EACCES, os.strerror(errno.EACCES))
-            raise RunFolderError(_cannot_write(self.path, denied))
+        for folder in (self.path, self.checkpoints):
+            if folder.exists() and not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+                denied = OSError(errno.EACCES, os.strerror(errno.EACCES))
+                raise RunFolderError(_cannot_write(folder, denied))
         if not config.run.overwrite and not self._continued:
             raise RunFolderError(
                 f"{self.path} exists; write run.overwrite=true to replace it, "

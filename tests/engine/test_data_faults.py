@@ -214,6 +214,17 @@ def test_a_read_only_run_folder(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
+def test_a_read_only_folder_of_checkpoints_is_refused_before_training(tmp_path):
+    data = prepared(tmp_path / "data")
+    folder = train(tmp_path, data) / "checkpoints"
+    before = (tmp_path / "runs/small/metrics.jsonl").read_text()
+    with read_only(folder), pytest.raises(
+        RunFolderError, match=r"small/checkpoints: cannot be written \(Permission denied\)"
+    ):  # fmt: skip
+        train(tmp_path, data, "checkpoint.resume=auto", "train.epochs=2")
+    assert (tmp_path / "runs/small/metrics.jsonl").read_text() == before
+
+
 def test_a_run_folder_that_becomes_read_only(tmp_path, monkeypatch):
     """Training stops with a sentence; what was saved is continued when it is writable again."""
     data = prepared(tmp_path / "data")

@@ -45,6 +45,9 @@ class Processes:
 
     def start(self, arguments, disturbance=nullcontext, rank=0):
         """Begin to run the launcher, disturbed on one rank."""
+        if not all(worker.is_alive for worker in self.workers):
+            # As torchrun does: torch's process groups of a process are numbered since it began.
+            self.close()
         ranks, port = len(self.workers), free_port()
         for other, worker in enumerate(self.workers):
             environment = {

@@ -157,6 +157,25 @@ def data_shard_truncated(case):
         yield Meeting(rf"{re.escape(path.name)}: ")
 
 
+@_kind("data file shortened while it is read", 8, 2)
+def data_file_shortened(case):
+    with mended(case.data):
+        path = case.a_file(case.data, "train-*.npy")
+        # The last batch was read before the last step but one.
+        disturbance = partial(
+            at_step,
+            case.draw.randrange(1, STEPS - 3),
+            os.truncate,
+            path,
+            case.draw.randrange(path.stat().st_size),
+        )
+        yield Meeting(
+            rf"{re.escape(path.name)}: was shortened to [\d,]+ bytes while it was being read",
+            ("data.residence=disk",),
+            disturbance,
+        )
+
+
 @_kind("checkpoint truncated", 14, 0, begun=True)
 def checkpoint_truncated(case):
     yield from _newest_checkpoint_damaged(case, "truncated")

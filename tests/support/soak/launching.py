@@ -59,6 +59,10 @@ class Worker:
         return self._process.pid
 
     @property
+    def is_alive(self):
+        return self._process is not None and self._process.is_alive()
+
+    @property
     def place(self):
         """Where it is in its run, or was when it died."""
         return place_in(self._folder / "place")
@@ -76,7 +80,7 @@ class Worker:
             disturbance: makes a context that the run happens in; importable.
             environment: variables besides.
         """
-        if self._process is None or not self._process.is_alive():
+        if not self.is_alive:
             self._pipe, theirs = _CONTEXT.Pipe()
             self._process = _CONTEXT.Process(
                 target=_serve, args=(theirs, self._folder), daemon=True
