@@ -13,13 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
-
+from stampede.data.prepared.whole_folder import sync_folder
 from stampede.engine.appending import append_whole
 from stampede.engine.config import Config, to_yaml
 from stampede.engine.curve import draw_curve
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
+from stampede.engine.event_log import EventLog
 from stampede.engine.restarts import launched_by
 
 # Folder of a sweep that holds its run folders.
@@ -35,7 +34,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._board: SummaryWriter | None = None
+        self._events = EventLog(path / "tensorboard")
         self._lock: TextIO | None = None
         self._continued = False
         self._lines = 0
@@ -45,7 +44,7 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         """Let other runs have the folder."""
-        self._close_board()
+        self._events.close()
         if self._lock is not None:
             self._lock.close()
 
@@ -181,12 +180,7 @@ class RunFolder:
         with self._writing():
             append_whole(self.metrics, f"{to_json(line)}\n".encode())
             self._lines += 1
-            if self._board is None:
-                # Events of steps that are done again replace the old ones.
-                self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=line["step"])
-            group = line.get("part", line["kind"])
-            for name, value in _numbers(line):
-                self._board.add_scalar(f"{group}/{name}", value, line["step"])
+            self._events.add(line)
 
     def lines(self) -> list[dict[str, Any]]:
         """All whole lines of `metrics.jsonl`."""
@@ -207,7 +201,7 @@ class RunFolder:
         kept = _whole_lines(text)[:count]
         with self._writing():
             # What it is told next replaces events of steps that are done again.
-            self._close_board()
+            self._events.close()
             write_whole(self.metrics, "".join(kept))
         self._lines = len(kept)
 
@@ -220,21 +214,13 @@ class RunFolder:
         if self._lines:
             with self._writing(), self.metrics.open("rb") as file:
                 os.fsync(file.fileno())
+                # The file may have come in the place of an older one.
+                sync_folder(self.path)
 
     def write_report(self, name: str, values: dict[str, Any]) -> None:
         """Write a file of JSON."""
         with self._writing():
             write_whole(self.path / name, to_json(values, indent=1) + "\n")
-
-    def _close_board(self) -> None:
-        """Let TensorBoard have all events; the run does not need them."""
-        board, self._board = self._board, None
-        if board is not None:
-            try:
-                board.close()
-            except OSError as failure:
-                reason = failure.strerror or failure
-                tqdm.write(f"{board.log_dir}: the last events cannot be written ({reason})")
 
     def write_results(self, summary: dict[str, Any], title: str) -> None:
         """Write `summary.json` and `curve.png`."""
@@ -264,15 +250,6 @@ def _cannot_write(path: Path, failure: OSError) -> str:
         f"{path}: cannot be written ({failure.strerror or failure}); set run.dir to a folder with "
         "space that you may write to"
     )
-
-
-def _numbers(values: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Those of a line that are no counts, with the names of its sections before theirs."""
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from ((f"{name}/{inner}", number) for inner, number in _numbers(value))
-        elif isinstance(value, float):
-            yield name, value
 
 
 def to_json(values: Any, indent: int | None = None) -> str:

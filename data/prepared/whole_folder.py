@@ -41,7 +41,7 @@ def make_whole(folder: Path, make: Callable[[Path], None]) -> bool:
                 if is_still_there():
                     _fill(unfinished, make)
                     os.replace(unfinished, folder)
-                    _flush(folder.parent)
+                    sync_folder(folder.parent)
                     return True
     except OSError as failure:
         full = failure.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -57,7 +57,7 @@ def _fill(folder: Path, make: Callable[[Path], None]) -> None:
         for left in folder.iterdir():
             shutil.rmtree(left) if left.is_dir() else left.unlink()
         make(folder)
-        _flush(folder)
+        sync_folder(folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -88,8 +88,8 @@ def _locked(folder: Path) -> Iterator[Callable[[], bool]]:
         os.close(handle)
 
 
-def _flush(folder: Path) -> None:
-    """Make names in a folder durable before it is taken for whole."""
+def sync_folder(folder: Path) -> None:
+    """Let the names in a folder outlast a failure of power."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+from stampede.data.prepared.whole_folder import sync_folder
 from stampede.engine.checkpoint.names import readable
 from stampede.engine.config.sections import CheckpointSection
 
@@ -21,14 +22,14 @@ def publish(path: Path) -> None:
     """Give a written checkpoint its name; an older one of that name goes."""
     replaced = _hidden(path, _REPLACED)
     # A failure of power must not leave a checkpoint's name without its files.
-    _sync(unfinished(path))
+    sync_folder(unfinished(path))
     if path.exists():
         # Where an earlier one could not be deleted.
         if replaced.exists():
             shutil.rmtree(replaced)
         os.replace(path, replaced)
     os.replace(unfinished(path), path)
-    _sync(path.parent)
+    sync_folder(path.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -67,15 +68,6 @@ def _delete(path: Path) -> None:
     shutil.rmtree(deleted, ignore_errors=True)
     os.replace(path, deleted)
     shutil.rmtree(deleted, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    """Let the names in a folder outlast a failure of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _hidden(path: Path, kind: str) -> Path:
