@@ -1,7 +1,6 @@
 """Trials that were killed, and trials of several processes that fail."""
 
 import csv
-import json
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 from stampede.engine.sweeps.process import start_on
 from stampede.engine.sweeps.run import run_sweep
 from stampede.engine.sweeps.sweep import load_sweep
+from support.jobs import without_times
 from support.paths import ROOT
 from support.sweeping import Started, sweep, write_sweep
 
@@ -28,15 +28,6 @@ overrides: [optim.dense.schedule.warmup=0]
 def rows_of(folder):
     with (folder / "results.csv").open() as file:
         return list(csv.DictReader(file))
-
-
-def lines_of(run):
-    """The lines of a run, without what was measured by a clock."""
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [
-        {key: value for key, value in line.items() if not key.endswith(("_seconds", "_per_second"))}
-        for line in lines
-    ]
 
 
 def test_a_trial_on_two_processes_that_fails_is_recorded_with_its_sentence(tmp_path):
@@ -91,4 +82,4 @@ def test_a_trial_killed_in_its_middle_is_continued_not_begun_again(tmp_path):
     assert not (run / "summary.json").exists()
     run_sweep(load_sweep(path, folder=out), start_on(1))
     assert "continuing after step" in (out / "trials/30-seed1.log").read_text()
-    assert lines_of(run) == lines_of(tmp_path / "whole/out/trials/30-seed1")
+    assert without_times(run) == without_times(tmp_path / "whole/out/trials/30-seed1")
