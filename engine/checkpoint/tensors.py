@@ -30,6 +30,7 @@ from stampede.engine.checkpoint.errors import DamagedCheckpointError
 from stampede.engine.checkpoint.files import check_lengths
 from stampede.engine.checkpoint.layout import DTYPES, ChunkEntry, TensorEntry
 from stampede.engine.checkpoint.manifest import read_manifest
+from stampede.engine.lack_of_memory import lacks_memory
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -116,6 +117,7 @@ def read_tensors(path: Path, state: dict[str, Any], *, alone: bool = False) -> N
 
     Raises:
         DamagedCheckpointError: the checkpoint is damaged or lacks one of them.
+        MemoryError: a rank has no memory to read it.
     """
     # First, as torch would say with a traceback what is wrong there.
     manifest = read_manifest(path)
@@ -125,7 +127,10 @@ def read_tensors(path: Path, state: dict[str, Any], *, alone: bool = False) -> N
             # That no process group is there is as it should be.
             warnings.simplefilter("ignore", UserWarning)
             dcp.load(state, storage_reader=Reader(path, manifest.tensors), no_dist=alone)
-    except (CheckpointException, OSError, ValueError, RuntimeError) as failure:
+    except (CheckpointException, OSError, ValueError, RuntimeError, MemoryError) as failure:
+        lack = next(filter(lacks_memory, _causes(failure)), None)
+        if lack is not None:
+            raise MemoryError(reason(lack)) from None
         raise DamagedCheckpointError(
             f"{path}: damaged checkpoint ({reason(failure)}); delete it to use the one before"
         ) from None
@@ -133,11 +138,17 @@ def read_tensors(path: Path, state: dict[str, Any], *, alone: bool = False) -> N
 
 def reason(failure: BaseException) -> str:
     """What went wrong, in one line; of the first rank where several failed."""
-    if isinstance(failure, CheckpointException) and failure.failures:
-        failure = next(iter(failure.failures.values()))[0]
+    failure = _causes(failure)[0]
     lines = str(failure).strip().splitlines()
     # Some messages of torch hold all its arguments.
     return lines[0][:300] if lines else type(failure).__name__
+
+
+def _causes(failure: BaseException) -> list[BaseException]:
+    """What failed on each rank, where torch tells."""
+    if isinstance(failure, CheckpointException) and failure.failures:
+        return [cause for cause, _ in failure.failures.values()]
+    return [failure]
 
 
 def _as_entries(metadata: Metadata) -> dict[str, TensorEntry]:

@@ -11,6 +11,7 @@ from stampede.engine.checkpoint import (
     newest_whole,
     read_manifest,
     read_tensors,
+    tensors,
     verify,
 )
 from stampede.engine.errors import RunFolderError
@@ -192,3 +193,14 @@ def test_another_format_is_refused_and_not_passed_over(tmp_path, change, number)
     with pytest.raises(RunFolderError, match=said):
         chosen(tmp_path)
     assert path.exists()
+
+
+@pytest.mark.parametrize("lack", [MemoryError("no more"), RuntimeError("DefaultCPUAllocator: no")])
+def test_a_lack_of_memory_is_no_damage(tmp_path, monkeypatch, lack):
+    def lacking(*_):
+        raise lack
+
+    path = write_checkpoint(tmp_path / "epoch_0001")
+    monkeypatch.setattr(tensors.Reader, "read_data", lacking)
+    with pytest.raises(MemoryError, match=str(lack)):
+        read_tensors(path, {"model": {WEIGHTS: torch.zeros(7, 12)}}, alone=True)
