@@ -1,23 +1,29 @@
-"""Training that diverges: when a loss has, and the way back to the newest checkpoint."""
+"""Training that diverges: when a loss has, and the way back to a checkpoint."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
 from tqdm import tqdm
 
 from stampede.data import Dataset
-from stampede.engine.checkpoint import Checkpoints, Progress, changes, load, newest_whole
+from stampede.engine.checkpoint import Checkpoints, Progress, load, newest_whole, read_manifest
+from stampede.engine.checkpoint.verifying import delete_after
 from stampede.engine.config import Config
 from stampede.engine.config.divergence import DivergenceSection
-from stampede.engine.errors import DivergedError, TrainingStoppedError
+from stampede.engine.errors import (
+    AFTER_ROLLBACKS,
+    DivergedError,
+    LossLeapError,
+    TrainingStoppedError,
+)
 from stampede.engine.job import Job
-from stampede.engine.processes import Processes
+from stampede.engine.processes import PATIENCE, Processes
 from stampede.engine.row_counts import forget_row_counts
 from stampede.engine.run_folder import RunFolder
 from stampede.optim import NonFiniteGradientError
@@ -52,13 +58,27 @@ def count_if_skipped(loss: Tensor, progress: Progress, job: Job) -> bool:
 def check_logged_loss(loss: float, progress: Progress, settings: DivergenceSection) -> None:
     """Compare a loss that was logged with those logged before it, and note it.
 
-    All ranks have the same losses, so they decide alike.
-
     Args:
         loss: of the newest step, read from the device already.
 
     Raises:
-        DivergedError: it is too high.
+        LossLeapError: it is too high.
+    """
+    check_loss(loss, progress, settings)
+    if settings.loss_factor and math.isfinite(loss):
+        progress.logged_losses = [*progress.logged_losses, loss][-settings.window :]
+
+
+def check_loss(loss: Tensor | float, progress: Progress, settings: DivergenceSection) -> None:
+    """Compare a loss with those logged before it.
+
+    All ranks have the same losses, so they decide alike.
+
+    Args:
+        loss: of the newest step; only where losses are compared is it waited for.
+
+    Raises:
+        LossLeapError: it is too high.
     """
     # One that is not finite is found by the step itself.
     if not settings.loss_factor or not math.isfinite(loss):
@@ -66,24 +86,30 @@ def check_logged_loss(loss: float, progress: Progress, settings: DivergenceSecti
     before = progress.logged_losses[-settings.window :]
     if len(before) == settings.window:
         usual = statistics.median(before)
-        if loss > settings.loss_factor * usual:
-            raise DivergedError(
+        # Batches without any weight have a loss of 0, which no other can be compared with.
+        if usual and loss > settings.loss_factor * usual:
+            raise LossLeapError(
                 f"the loss {loss:.4g} of step {progress.step} is more than {settings.loss_factor:g}"
                 f" times {usual:.4g}, the median of the {settings.window} losses logged before it "
                 "(train.on_divergence.loss_factor)",
                 progress.step,
             )
-    progress.logged_losses = [*before, loss][-settings.window :]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rollbacks:
-    """Takes a run that has diverged back to its newest whole checkpoint, so often and no more.
+    """Takes a run that has diverged back to a whole checkpoint, so often and no more.
+
+    It is the newest one, but for two whose next steps are known: that which a loss that leapt was
+    that of, and that which the run was taken back to when it diverged in the same step before, or
+    in a later one. Then it is one before, where there is one.
 
     Attributes:
         config, job, dataset, processes: what is trained, and by whom.
         folder: of the run.
         checkpoints: writes them.
+        since: step that the run was begun or continued after; an older checkpoint may be one of
+            before a change.
     """
 
     config: Config
@@ -92,9 +118,11 @@ class Rollbacks:
     processes: Processes
     folder: RunFolder
     checkpoints: Checkpoints
+    since: int
+    _last: tuple[int, int] | None = field(default=None, init=False)
 
     def back(self, failure: DivergedError, progress: Progress) -> Progress:
-        """Put the newest whole checkpoint into the job, and cut what was logged since.
+        """Put a whole checkpoint into the job, and cut what was logged since.
 
         All ranks must call it. What comes after is as in a run that is resumed from there, but for
         a lower rate of the dense layers: the same batches in the same order.
@@ -117,24 +145,34 @@ class Rollbacks:
                 raise failure
             times = "once" if progress.rollbacks == 1 else f"{progress.rollbacks} times"
             raise DivergedError(
-                f"{failure.reason}; the run had been rolled back {times} before", failure.step
+                f"{failure.reason}; the run had been rolled back {times} before",
+                failure.step,
+                AFTER_ROLLBACKS,
             )
         with self.processes.pulse.slowly("rolling back"):
             self._let_saves_end()
+            self.processes.on_main(lambda: self._leave_out(failure), patience=PATIENCE)
             path = newest_whole(self.folder.checkpoints, self.processes)
-            if path is None or self._is_of_before_a_change(path):
+            if path is None or read_manifest(path).progress.step < self.since:
                 raise failure
             found = self._load(path)
+        self._last = found.step, failure.step
         found.rollbacks = progress.rollbacks + 1
         found.dense_fraction = progress.dense_fraction * settings.dense_lr_factor
         self.processes.on_main(lambda: self._note(failure, path, found))
         found.metrics_lines = self.folder.metrics_lines
         return found
 
-    def _is_of_before_a_change(self, path: Path) -> bool:
-        """Whether a run that goes on by `checkpoint.force` has no checkpoint of its own yet."""
-        changed = self.processes.on_main(lambda: changes(path, self.config, self.processes))
-        return bool(changed.harmful)
+    def _leave_out(self, failure: DivergedError) -> None:
+        """Delete checkpoints that the run would diverge from again, where one before is whole."""
+        newest = []
+        if self._last is not None and failure.step <= self._last[1]:
+            newest.append(self._last[0] - 1)
+        if isinstance(failure, LossLeapError):
+            newest.append(failure.step - 2)
+        for step in sorted(newest):
+            if delete_after(self.folder.checkpoints, step, self.since):
+                return
 
     def _let_saves_end(self) -> None:
         """Nothing may be written where checkpoints are tidied up."""

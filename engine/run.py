@@ -59,7 +59,8 @@ def run(config: Config) -> None:
             for line in begun.lines:
                 print(line)
         with watched(here, config.run.hang_seconds, folder.path), bus_errors_explained(dataset):
-            progress = Trainer(config, dataset, job, here, folder, begun.progress).fit()
+            trainer = Trainer(config, dataset, job, here, folder, begun.progress, begun.forced)
+            progress = trainer.fit()
         summary = summarize(config, progress, here)
         title = (
             f"{config.run.name}: {config.model.name}, batch {config.train.batch_size}, "

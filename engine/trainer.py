@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,13 @@ from stampede.engine.checkpoint import Checkpoints, Progress
 from stampede.engine.clip_watch import ClipWatch
 from stampede.engine.config import Config
 from stampede.engine.console import progress_bar
-from stampede.engine.divergence import Rollbacks, check_logged_loss, count_if_skipped
-from stampede.engine.errors import DivergedError, InterruptedRunError, TrainingStoppedError
+from stampede.engine.divergence import (
+    Rollbacks,
+    check_logged_loss,
+    check_loss,
+    count_if_skipped,
+)
+from stampede.engine.errors import DivergedError, InterruptedRunError
 from stampede.engine.evaluations import Evaluations
 from stampede.engine.job import Job
 from stampede.engine.learning_rates import LearningRates, learning_rates, set_learning_rates
@@ -32,6 +37,7 @@ from stampede.engine.row_counts import add_row_counts
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.selection import Plateau, is_evaluated, stops_early
 from stampede.engine.step import flush_tables, train_step
+from stampede.engine.stop_line import noting_a_stop
 from stampede.engine.stop_signals import StopSignals
 from stampede.engine.summary import clipped_share
 
@@ -48,6 +54,7 @@ class Trainer:
         config, dataset, job, processes: what is trained, and by whom.
         folder: where results go; written by rank 0.
         progress: how far the run has come.
+        forced: whether it goes on although it was changed.
     """
 
     config: Config
@@ -56,6 +63,7 @@ class Trainer:
     processes: Processes
     folder: RunFolder
     progress: Progress
+    forced: bool = False
 
     def fit(self) -> Progress:
         """Train all epochs that are not done yet.
@@ -76,7 +84,7 @@ class Trainer:
         )
         total = self.dataset.train.rows * config.train.epochs
         with (
-            self._noting_a_stop(),
+            noting_a_stop(self.folder, self.processes, lambda: self.progress.step),
             signals.watched(),
             Monitor(config, self.processes, self.folder.path, self.progress.step) as self._monitor,
             Checkpoints(
@@ -85,11 +93,18 @@ class Trainer:
             progress_bar(total, self.progress.samples, self.processes.is_main) as bar,
         ):
             rollbacks = Rollbacks(
-                config, self.job, self.dataset, self.processes, self.folder, self._checkpoints
+                config,
+                self.job,
+                self.dataset,
+                self.processes,
+                self.folder,
+                self._checkpoints,
+                self.progress.step,
             )
-            if config.train.on_divergence.rollbacks and not self.progress.step:
+            begins = self.forced or not self.progress.step
+            if config.train.on_divergence.rollbacks and begins:
                 # There is to be one to go back to from the first step on.
-                self._save()
+                self._save_at_once()
             while not self._trained(bar, rollbacks):
                 pass
         return self.progress
@@ -111,6 +126,7 @@ class Trainer:
     def _begin(self) -> None:
         """Begin where the progress says."""
         self._since: float | None = None
+        self._unlogged: Tensor | None = None
         self._batches = self._reader.training()
         if self.progress.reader:
             self._reader.load_state_dict(self._batches, self.progress.reader)
@@ -151,6 +167,7 @@ class Trainer:
             # To read a GPU's loss is to wait for it.
             if logs or not loss.is_cuda:
                 bar.set_postfix(loss=f"{loss.item():.4f}", epoch=epoch + 1, refresh=False)
+            self._unlogged = None if logs else loss
             if logs:
                 self._log_training(epoch, loss.item(), rates)
                 check_logged_loss(loss.item(), progress, self.config.train.on_divergence)
@@ -207,6 +224,8 @@ class Trainer:
     def _save(self) -> None:
         with self._not_training():
             self.processes.pulse.beat("saving")
+            if self._unlogged is not None:
+                check_loss(self._unlogged, self.progress, self.config.train.on_divergence)
             add_row_counts(self.progress, self.job, self.processes.device)
             self.processes.on_main(self.folder.sync)
             # The one before may still be written.
@@ -214,15 +233,25 @@ class Trainer:
                 self._checkpoints.save(self.progress)
             self._agreement.saved()
 
-    def _stop(self, number: int) -> None:
+    def _save_at_once(self) -> None:
         self._save()
         with self.processes.pulse.slowly("saving"):
             self._checkpoints.wait()
+
+    def _stop(self, number: int) -> None:
+        saved = "saved; checkpoint.resume=auto continues from there"
+        try:
+            self._save_at_once()
+        except DivergedError as failure:
+            saved = (
+                f"not saved, as {failure.reason}; checkpoint.resume=auto continues from the newest "
+                "checkpoint"
+            )
         # No process ends while another still uses a connection to it.
         dist.barrier()
         raise InterruptedRunError(
             f"stopped by {signal.Signals(number).name} after step {self.progress.step:,}, which is "
-            "saved; checkpoint.resume=auto continues from there",
+            f"{saved}",
             number,
         )
 
@@ -246,18 +275,6 @@ class Trainer:
         yield
         if paused:
             self._go_on()
-
-    @contextmanager
-    def _noting_a_stop(self) -> Iterator[None]:
-        """Log why the training stops, where it can be logged."""
-        try:
-            yield
-        except TrainingStoppedError as stop:
-            step = self.progress.step if stop.step is None else stop.step
-            line = {"kind": "stopped", "step": step, "reason": str(stop)}
-            with suppress(TrainingStoppedError):
-                self.processes.on_main(lambda: self.folder.log(line))
-            raise
 
     def _learning_rates(self) -> LearningRates:
         """Rates of the next step."""

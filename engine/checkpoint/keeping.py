@@ -41,7 +41,7 @@ def prune(folder: Path, settings: CheckpointSection, best_epoch: int) -> None:
         epoch = progress.epoch if progress.is_epoch_end else 0
         kept = epoch and (epoch == best_epoch or (every and epoch % every == 0))
         if not kept:
-            _delete(path)
+            delete(path)
 
 
 def set_aside(path: Path) -> Path:
@@ -63,7 +63,8 @@ def tidy(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _delete(path: Path) -> None:
+def delete(path: Path) -> None:
+    """Delete a checkpoint, which loses its name first."""
     deleted = _hidden(path, _DELETED)
     shutil.rmtree(deleted, ignore_errors=True)
     os.replace(path, deleted)

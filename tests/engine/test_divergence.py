@@ -10,13 +10,13 @@ from stampede.engine import trainer
 from stampede.engine.checkpoint import Progress, newest, read_manifest
 from stampede.engine.config.divergence import DivergenceSection
 from stampede.engine.divergence import check_logged_loss
-from stampede.engine.errors import DivergedError, TrainingStoppedError
+from stampede.engine.errors import DivergedError, InterruptedRunError, TrainingStoppedError
 from stampede.engine.inference.model import whole_model
 from stampede.engine.inference.trained import open_trained
 from stampede.settings import SettingsError
 from support.diverging import poisoned
 from support.jobs import lines, run_small, small_config, without_times
-from support.stopping import before_step
+from support.stopping import ask_to_stop, before_step
 
 # 8 steps an epoch, at a dense rate of 5e-4 for a batch of 256.
 LONG = ["train.epochs=2", "evaluate.every=3", "optim.dense.schedule.warmup=0"]
@@ -132,7 +132,8 @@ def test_rows_of_steps_that_are_done_again_count_once(tmp_path, monkeypatch):
 def test_a_run_is_rolled_back_so_often_and_then_stops(tmp_path, monkeypatch):
     poisoned(monkeypatch, [7])
     with pytest.raises(
-        TrainingStoppedError, match=r"nan at step 7.*rolled back 2 times before\. Try a lower optim"
+        TrainingStoppedError,
+        match=r"nan at step 7.*rolled back 2 times before\. Raise train\.",
     ):
         run_small(tmp_path, [*SAVED, "train.on_divergence.rollbacks=2"])
     run = tmp_path / "small"
@@ -251,6 +252,79 @@ def test_a_loss_that_leaps_is_a_divergence_where_it_is_asked_for(tmp_path, monke
     with pytest.raises(TrainingStoppedError, match=r"of step 10 is more than 5 times.*Try a lower"):
         run_small(tmp_path, [*SAVED, *leap, "run.overwrite=true"])
     run_small(tmp_path, [*SAVED, "run.overwrite=true"])
+
+
+def swollen(patch, at):
+    """Let a step leave finite weights that are far too large, as long as the rate is too high."""
+    take = trainer.train_step
+
+    def disturbed(job, sent, step, *further):
+        loss = take(job, sent, step, *further)
+        if step == at and job.dense_optimizer.param_groups[0]["lr"] > TOO_HIGH:
+            job.dense_parameters["bias"].data.fill_(1e3)
+        return loss
+
+    patch.setattr(trainer, "train_step", disturbed)
+
+
+LEAP = ["train.on_divergence.loss_factor=3", "train.on_divergence.window=2"]
+
+
+@pytest.mark.parametrize(
+    "every, to, found",
+    [
+        # The step after the weights were spoilt is saved, which the log does not see.
+        (1, [9], 11),
+        # Weights that were saved spoilt, and saved again, are found to be so the second time.
+        (2, [10, 8], 12),
+        # What is saved with a good loss is good.
+        (3, [9], 12),
+    ],
+)
+def test_spoilt_weights_are_not_gone_back_to(tmp_path, monkeypatch, every, to, found):
+    def noting(rollbacks, failure, progress):
+        left.append([read_manifest(path).progress.step for path in checkpoints.iterdir()])
+        back = go_back(rollbacks, failure, progress)
+        went.append((back.step, failure.step))
+        return back
+
+    left, went, go_back = [], [], trainer.Rollbacks.back
+    checkpoints = tmp_path / "small/checkpoints"
+    monkeypatch.setattr(trainer.Rollbacks, "back", noting)
+    overrides = [*LONG, *LEAP, "train.log_every=4", "checkpoint.asynchronous=false"]
+    # So high that it is too high after a rollback, too.
+    rate = f"optim.dense.lr={1e-3 * len(to)}"
+    swollen(monkeypatch, 10)
+    run_small(
+        tmp_path,
+        [*overrides, rate, f"checkpoint.every_steps={every}", "train.on_divergence.rollbacks=2"],
+    )
+    assert went == [(step, found) for step in to]
+    assert all(found not in steps for steps in left)
+    logged = [line["step"] for line in lines(tmp_path / "small") if line["kind"] == "train"]
+    assert logged == [4, 8, 12, 16]
+
+
+def test_a_signal_amid_spoilt_weights_keeps_the_checkpoint_before(tmp_path, monkeypatch):
+    """Those whose loss leaps, and those that are not finite."""
+    overrides = [*LONG, *LEAP, "train.log_every=4"]
+    for spoil, reason in ((swollen, "the loss .* of step 11 is more"), (broken, "not finite")):
+        with monkeypatch.context() as patch:
+            spoil(patch, 10)
+            before_step(patch, 11 if spoil is swollen else 10, ask_to_stop)
+            with pytest.raises(InterruptedRunError, match=f"not saved, as .*{reason}") as stop:
+                run_small(tmp_path, [*overrides, "run.overwrite=true"])
+        assert stop.value.signal == 15
+        found = [path.name for path in (tmp_path / "small/checkpoints").iterdir()]
+        assert found == ["epoch_0001"]
+
+
+def test_losses_of_0_are_no_measure():
+    """Those of batches without any weight."""
+    progress = Progress(step=20, logged_losses=[0.0, 0.0, 0.7])
+    settings = DivergenceSection(loss_factor=3.0, window=3)
+    check_logged_loss(0.7, progress, settings)
+    assert progress.logged_losses == [0.0, 0.7, 0.7]
 
 
 def test_a_loss_is_compared_with_the_median_of_those_before():

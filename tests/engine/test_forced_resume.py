@@ -308,7 +308,20 @@ def test_a_run_that_diverges_before_it_saved_is_not_put_back_to_before_the_chang
     change = ["train.epochs=2", "optim.embedding.optimizer=adagrad"]
     with monkeypatch.context() as patch:
         poisoned(patch, [9], 1e-5)
-        with pytest.raises(DivergedError, match="the loss is nan at step 9"):
+        with pytest.raises(DivergedError, match=r"nan at step 9.*rolled back once"):
             run_small(tmp_path, [*FORCE, *change, "train.on_divergence.rollbacks=1"])
-    assert [path.name for path in (tmp_path / "small/checkpoints").iterdir()] == ["epoch_0001"]
+    (saved,) = (tmp_path / "small/checkpoints").iterdir()
+    values = values_of(saved)
+    assert values["progress"]["step"] == 8
+    assert values["config"]["optim"]["embedding"]["optimizer"] == "adagrad"
     run_small(tmp_path, [*FORCE, *change])
+
+
+def test_a_run_on_other_data_that_diverges_before_it_saved_is_rolled_back(tmp_path, monkeypatch):
+    run_small(tmp_path, [])
+    poisoned(monkeypatch, [9], 4e-4)
+    more = ["train.epochs=2", "data.rows=1500", "optim.dense.schedule.warmup=0"]
+    run_small(tmp_path, [*FORCE, *more, "train.on_divergence.rollbacks=1"])
+    assert json.loads((tmp_path / "small/summary.json").read_text())["rollbacks"] == 1
+    (line,) = [line for line in without_times(tmp_path / "small") if line["kind"] == "rollback"]
+    assert (line["step"], line["diverged_step"]) == (8, 9)
