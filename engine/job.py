@@ -44,6 +44,11 @@ class Job:
         return self.model.module
 
     @property
+    def dense_buffers(self) -> dict[str, Tensor]:
+        """What the network keeps besides parameters, as BatchNorm its running mean, by name."""
+        return dict(self.ctr_model.network.named_buffers(prefix="network"))
+
+    @property
     def front(self) -> EmbeddingFront:
         """The model's tables."""
         return self.ctr_model.front

@@ -53,6 +53,8 @@ def train_step(
     batch = sent.received()
     rows = job.front.lookup_sent(sent.ids)
     _seed_draws(job.seed, step, processes)
+    buffers = job.dense_buffers if job.skips_nonfinite else {}
+    before = {name: buffer.clone() for name, buffer in buffers.items()}
     pulse.beat("computing")
     loss, grad = _dense_pass(job, batch, rows.detach(), processes)
     pulse.beat("adding up the loss")
@@ -62,6 +64,8 @@ def train_step(
         flag.mark(loss)
     elif not math.isfinite(loss):
         if job.skips_nonfinite:
+            for name, buffer in before.items():
+                job.dense_buffers[name].copy_(buffer)
             pulse.beat("between steps")
             return loss
         raise DivergedError(

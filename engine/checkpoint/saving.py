@@ -59,6 +59,10 @@ class Checkpoints:
         self._target = folder
         self._thread: Thread | None = None
         self._failure: str | None = None
+        # Others hold infinities on purpose, as masks do.
+        self._finite_buffers = [
+            name for name, buffer in job.dense_buffers.items() if buffer.isfinite().all()
+        ]
         self._described = {
             "versions": versions(),
             "config": config.model_dump(mode="json"),
@@ -122,8 +126,10 @@ class Checkpoints:
         """Refuse to save what no run could go on from: its next loss would not be finite."""
 
         def check() -> None:
-            for name, parameter in self._job.dense_parameters.items():
-                if not parameter.isfinite().all():
+            buffers = self._job.dense_buffers
+            kept = {name: buffers[name] for name in self._finite_buffers}
+            for name, values in {**self._job.dense_parameters, **kept}.items():
+                if not values.isfinite().all():
                     raise ValueError(f"{name} is not")
 
         try:

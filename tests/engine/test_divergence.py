@@ -13,7 +13,9 @@ from stampede.engine.divergence import check_logged_loss
 from stampede.engine.errors import DivergedError, InterruptedRunError, TrainingStoppedError
 from stampede.engine.inference.model import whole_model
 from stampede.engine.inference.trained import open_trained
+from stampede.models.registry import _NETWORKS
 from stampede.settings import SettingsError
+from support.batch_norm import BATCH_NORM
 from support.diverging import poisoned
 from support.jobs import lines, run_small, small_config, without_times
 from support.stopping import ask_to_stop, before_step
@@ -376,6 +378,48 @@ def test_a_batch_that_is_skipped_changes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(trainer, "train_step", left_out)
     run_small(tmp_path / "other", [*SAVED, SKIPS])
     same_run(tmp_path / "one/small", tmp_path / "other/small")
+
+
+@pytest.fixture
+def with_batch_norm(tmp_path, monkeypatch):
+    """Overrides of a network that keeps means of its batches."""
+    monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
+    (tmp_path / "own.py").write_text(BATCH_NORM)
+    return [f"model.import={tmp_path}/own.py", "model.name=own_norm"]
+
+
+def test_a_batch_that_is_skipped_leaves_the_means_of_batches(
+    tmp_path, monkeypatch, with_batch_norm
+):
+    seen = []
+
+    def noting(job, sent, step, *further):
+        before = {name: buffer.clone() for name, buffer in job.dense_buffers.items()}
+        loss = take(job, sent, step, *further)
+        same = [torch.equal(before[name], buffer) for name, buffer in job.dense_buffers.items()]
+        seen.append((len(same), sum(same)))
+        return loss
+
+    poisoned(monkeypatch, [5])
+    take = trainer.train_step
+    monkeypatch.setattr(trainer, "train_step", noting)
+    run_small(tmp_path, [*SAVED, SKIPS, *with_batch_norm])
+    assert [same for _, same in seen] == [3 if step == 5 else 0 for step in range(1, 17)]
+    assert {count for count, _ in seen} == {3}
+
+
+def test_means_of_batches_that_are_not_finite_are_not_saved(tmp_path, monkeypatch, with_batch_norm):
+    take = trainer.train_step
+
+    def disturbed(job, sent, step, *further):
+        loss = take(job, sent, step, *further)
+        if step == 4:
+            job.dense_buffers["network.norm.running_mean"][0] = math.nan
+        return loss
+
+    monkeypatch.setattr(trainer, "train_step", disturbed)
+    with pytest.raises(DivergedError, match=r"finite after step 4 \(network\.norm\.running_mean"):
+        run_small(tmp_path, [*SAVED, *with_batch_norm])
 
 
 def test_a_run_that_is_killed_between_skipped_batches_goes_on(tmp_path, monkeypatch):
