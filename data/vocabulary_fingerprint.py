@@ -42,7 +42,9 @@ def vocabulary_fingerprint(folder: Path, remedy: str = _REMEDY) -> str:
     meanings = row_meanings(folder, remedy).values()
     saved = read_learned_of(folder, remedy)
     described = {
-        "fields": [[f.entry.model_dump(), _rule(f.field), f.edges] for f in meanings],
+        "fields": [
+            [f.entry.model_dump(exclude_defaults=True), _rule(f.field), f.edges] for f in meanings
+        ],
         "numbers": read_manifest(folder, remedy).numbers if saved is None else _numbers(saved),
     }
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
@@ -56,7 +58,10 @@ def _rule(field: IdField | None) -> dict[str, Any] | None:
     if field is None:
         return None
     hidden = _SHOWS_IN_THE_IDS if isinstance(field, Vocabulary) else set()
-    return field.model_dump(mode="json", exclude=hidden)
+    # Without defaults, so that an option that is added later does not change it; how ids become
+    # rows may be a default.
+    told = field.model_dump(mode="json", exclude=hidden, exclude_defaults=True)
+    return {**told, "encode": field.encode}
 
 
 def _numbers(saved: Saved) -> list[Any]:
@@ -65,7 +70,7 @@ def _numbers(saved: Saved) -> list[Any]:
         seen = saved.ranges.get(name, NumberRange())
         statistics = (seen.low, seen.high, seen.mean, seen.deviation)
         shown = [f"{value:.6g}" for value in statistics]
-        found.append([name, field.model_dump(mode="json"), shown])
+        found.append([name, field.model_dump(mode="json", exclude_defaults=True), shown])
     return found
 
 

@@ -94,3 +94,10 @@ def test_arrays_of_which_nothing_was_learned(tmp_path):
     # The dense layers see fields in this order.
     other = dict(reversed(fields.items()))
     assert vocabulary_fingerprint(write_prepared(tmp_path / "c", parts, other)) != one
+
+
+def test_it_stays_what_it_is(folder):
+    """Checkpoints hold what another version of stampede has found."""
+    assert vocabulary_fingerprint(prepare(folder)) == (
+        "0eccb9d868eb4bca0cd7be3a4ec269db81172837992ba5614d7e8fcb92068864"
+    )
