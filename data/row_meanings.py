@@ -101,9 +101,9 @@ def _meanings(folder: Path, entry: FieldEntry, saved: Saved | None, remedy: str)
 
 
 def _values(folder: Path, entry: FieldEntry, saved: Saved, remedy: str) -> pl.Series:
-    values = read_vocabulary(folder / LEARNED_FOLDER, saved, entry.name, remedy)
-    if FIRST_ROW + len(values) != entry.rows or not values.is_unique().all():
-        rows = entry.rows - FIRST_ROW
+    rows = entry.rows - FIRST_ROW
+    values = read_vocabulary(folder / LEARNED_FOLDER, saved, entry.name, rows, remedy)
+    if not values.is_unique().all():
         raise _damaged(
             folder / LEARNED_FOLDER,
             f"the vocabulary of {entry.name!r} does not hold {rows:,} different ids",

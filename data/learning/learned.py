@@ -13,7 +13,6 @@ from pydantic import ValidationError, field_validator
 
 from stampede.data.errors import DataError
 from stampede.data.formulas import flattened
-from stampede.data.learning.counts import VALUE
 from stampede.data.learning.distinct import Distinct, distinct_ids
 from stampede.data.learning.encoders import (
     Encoder,
@@ -23,7 +22,9 @@ from stampede.data.learning.encoders import (
     vocabulary_encoder,
 )
 from stampede.data.learning.numbers import NumberRange, transformed
+from stampede.data.learning.vocabulary_file import read_values
 from stampede.data.prepared.manifest import FieldEntry
+from stampede.data.prepared.short_file import NoShortFileError, read_short
 from stampede.data.schema import Schema
 from stampede.data.schema.columns import Quantiles, Vocabulary
 from stampede.settings import Section, cut
@@ -187,8 +188,8 @@ def read_saved(folder: Path, remedy: str = _REMEDY) -> Saved:
     """
     path = folder / LEARNED
     try:
-        return Saved.model_validate_json(path.read_bytes())
-    except OSError as failure:
+        return Saved.model_validate_json(read_short(path))
+    except (OSError, NoShortFileError) as failure:
         raise _damaged(path, failure, remedy) from None
     except ValidationError as failure:
         raise _damaged(path, failure.errors(include_url=False)[0]["msg"], remedy) from None
@@ -209,7 +210,7 @@ def load(folder: Path, remedy: str = _REMEDY) -> Learned:
         encoders = {}
         for name, field in schema.ids.items():
             if isinstance(field, Vocabulary):
-                values = _vocabulary(folder, saved, name)
+                values = read_values(folder / _plain(saved.vocabularies[name]))
                 encoders[name] = vocabulary_encoder(name, values, is_multi(field))
             elif isinstance(field, Quantiles):
                 encoders[name] = quantile_encoder(name, saved.quantiles[name])
@@ -221,18 +222,21 @@ def load(folder: Path, remedy: str = _REMEDY) -> Learned:
         raise _damaged(folder / LEARNED, failure, remedy) from None
 
 
-def read_vocabulary(folder: Path, saved: Saved, field: str, remedy: str = _REMEDY) -> pl.Series:
+def read_vocabulary(
+    folder: Path, saved: Saved, field: str, size: int, remedy: str = _REMEDY
+) -> pl.Series:
     """The ids of a field's vocabulary, String, in the order of their rows.
 
     Args:
         saved: what `read_saved` read of the folder.
+        size: of the vocabulary; a file that holds more or fewer is not read.
         remedy: what to do where it is damaged.
 
     Raises:
         DataError: it is damaged.
     """
     try:
-        return _vocabulary(folder, saved, field)
+        return read_values(folder / _plain(saved.vocabularies[field]), size)
     except (OSError, KeyError, ValueError, pl.exceptions.PolarsError) as failure:
         raise _damaged(folder / LEARNED, failure, remedy) from None
 
@@ -246,11 +250,3 @@ def _plain(name: str) -> str:
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise KeyError(f"{name!r} is no file of this folder")
     return name
-
-
-def _vocabulary(folder: Path, saved: Saved, field: str) -> pl.Series:
-    path = folder / _plain(saved.vocabularies[field])
-    values = pl.read_parquet(path, columns=[VALUE], glob=False)[VALUE]
-    if values.dtype != pl.String or values.null_count():
-        raise ValueError(f"{path.name} holds {values.dtype}, {values.null_count()} of them null")
-    return values

@@ -9,15 +9,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from stampede.data.errors import DataError
+from stampede.data.prepared.short_file import NoShortFileError, read_short
 from stampede.settings import Section, cut
 
 # A change of layout or meaning raises it; other formats are refused.
 FORMAT = 2
 
 MANIFEST = "manifest.json"
-
-# Some 400,000 files of shards.
-_MOST_BYTES = 64 << 20
 
 PartName = Literal["train", "validation", "test"]
 PARTS: tuple[PartName, ...] = ("train", "validation", "test")
@@ -162,15 +160,13 @@ def read_manifest(folder: Path, remedy: str = "delete the folder to prepare it a
     """
     path = folder / MANIFEST
     try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise DataError(f"{path}: is longer than {_MOST_BYTES:,} bytes, which no manifest is")
-        return Manifest.model_validate_json(content)
+        return Manifest.model_validate_json(read_short(path))
     except FileNotFoundError:
         raise DataError(f"{folder}: no prepared data here ({MANIFEST} is absent)") from None
     except OSError as failure:
         raise DataError(f"{path}: {failure.strerror or failure}") from None
+    except NoShortFileError as failure:
+        raise DataError(f"{path}: {failure}; {remedy}") from None
     except ValidationError as failure:
         first = failure.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"

@@ -25,8 +25,14 @@ def test_names_that_the_schema_refuses_are_refused(tmp_path, name):
 
 
 def test_a_manifest_without_an_end(tmp_path):
-    os.symlink("/dev/zero", tmp_path / "manifest.json")
+    path = tmp_path / "manifest.json"
+    path.touch()
+    os.truncate(path, 10**12)
     with pytest.raises(DataError, match=r"manifest.json: is longer than 67,108,864 bytes"):
+        read_manifest(tmp_path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(DataError, match=r"manifest.json: is no file"):
         read_manifest(tmp_path)
 
 
