@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from stampede.data.prepared.manifest import FileEntry
-from stampede.engine.checkpoint.errors import DamagedCheckpointError
+from stampede.engine.checkpoint.errors import REMEDY, DamagedCheckpointError
 from stampede.engine.checkpoint.files import length_of
 from stampede.engine.checkpoint.layout import TensorEntry, check_fits_files
 from stampede.engine.checkpoint.progress import Progress
@@ -95,10 +95,11 @@ class Manifest(Section):
             raise ValueError("tables: they do not fit data.vocabulary_sizes")
         for name, table in self.tables.items():
             weights = self.tensors.get(weights_key(table.field))
-            columns = table.columns.get("padding")
-            if name != table_name(table.field) or weights is None or columns is None:
+            if name != table_name(table.field) or weights is None:
                 raise ValueError(f"tables.{name}: no such table among the tensors")
-            if weights.size != [table.rows, columns[1]]:
+            if not {"embedding", "padding"} <= table.columns.keys():
+                raise ValueError(f"tables.{name}: it lacks the columns of embedding or padding")
+            if weights.size != [table.rows, table.columns["padding"][1]]:
                 raise ValueError(f"tables.{name}: its tensor is of another size")
         return self
 
@@ -120,8 +121,11 @@ def as_text(manifest: Manifest) -> str:
     return to_json({**values, "sha256": _digest(values)}, indent=1)
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
     """A checkpoint's manifest, its parts checked to fit together.
+
+    Args:
+        remedy: what to do where it is damaged.
 
     Raises:
         DamagedCheckpointError: it is not as it was written.
@@ -151,9 +155,9 @@ def read_manifest(path: Path) -> Manifest:
     except ValidationError as failure:
         first = failure.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or MANIFEST
-        raise DamagedCheckpointError(_damaged(path, f"{where}: {first['msg']}")) from None
+        raise DamagedCheckpointError(_damaged(path, f"{where}: {first['msg']}", remedy)) from None
     except (ValueError, LookupError, AttributeError, TypeError, OSError, RecursionError) as failure:
-        raise DamagedCheckpointError(_damaged(path, str(failure).splitlines()[0])) from None
+        raise DamagedCheckpointError(_damaged(path, str(failure).splitlines()[0], remedy)) from None
 
 
 def _migrated(values: dict[str, Any]) -> dict[str, Any]:
@@ -163,10 +167,10 @@ def _migrated(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "format": FORMAT, "data": {**values["data"], "vocabulary_sha256": None}}
 
 
-def _damaged(path: Path, what: str) -> str:
+def _damaged(path: Path, what: str, remedy: str) -> str:
     # Keys of a manifest from elsewhere are in it.
     what = cut(what).replace("\n", "\\n")
-    return f"{path}: damaged checkpoint ({what:.300}); delete it to use the one before"
+    return f"{path}: damaged checkpoint ({what:.300}); {remedy}"
 
 
 def _other_format(path: Path, version: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stampede.engine.checkpoint.errors import DamagedCheckpointError
+from stampede.engine.checkpoint.errors import REMEDY, DamagedCheckpointError
 from stampede.engine.checkpoint.files import check_contents, check_lengths
 from stampede.engine.checkpoint.keeping import delete, set_aside, tidy
 from stampede.engine.checkpoint.manifest import read_manifest
@@ -13,22 +13,23 @@ from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import PATIENCE, Processes
 
 
-def verify(path: Path) -> None:
+def verify(path: Path, remedy: str = REMEDY) -> None:
     """Check lengths and checksums of all files of a checkpoint.
+
+    Args:
+        remedy: what to do where one is not as it was written.
 
     Raises:
         DamagedCheckpointError: which one is not as it was written.
         RunFolderError: there is no checkpoint, or one of another format.
     """
-    files = read_manifest(path).files
+    files = read_manifest(path, remedy).files
     try:
         # Lengths first: they cost nothing.
         check_lengths(path, files)
         check_contents(path, files)
     except ValueError as failure:
-        raise DamagedCheckpointError(
-            f"{path}: damaged checkpoint ({failure}); delete it to use the one before"
-        ) from None
+        raise DamagedCheckpointError(f"{path}: damaged checkpoint ({failure}); {remedy}") from None
 
 
 def delete_after(folder: Path, newest: int, oldest: int) -> bool:

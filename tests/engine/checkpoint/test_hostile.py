@@ -205,6 +205,10 @@ def other_column(values):
     values["tables"]["t_C1"]["columns"]["padding"][1] = 1 << 40
 
 
+def no_embedding(values):
+    del values["tables"]["t_C1"]["columns"]["embedding"]
+
+
 def renamed_table(values):
     values["tables"]["../C1"] = values["tables"].pop("t_C1")
 
@@ -246,6 +250,7 @@ CHANGES = {
     "fewer dimensions": (in_chunk(offsets=[0]), "other dimensions"),
     "many dimensions": (in_tensor(size=[1] * 100), "at most 8"),
     "a type that is none": (in_tensor(dtype="os.system"), "Input should be"),
+    "no columns of the embedding": (no_embedding, "lacks the columns"),
     "a table of another name": (renamed_table, "tables"),
     "no progress": (without("progress"), "progress"),
     "no format": (without("format"), "damaged"),
