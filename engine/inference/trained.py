@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stampede.engine.checkpoint import checkpoint_of, newest, read_manifest, verify
+from stampede.engine.checkpoint.errors import REMEDY
 from stampede.engine.config import Config, load_config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.network_copy import check_unexecuted
@@ -95,14 +96,19 @@ def _imported(config_file: Path) -> Any:
     return model.get("import") if isinstance(model, dict) else None
 
 
-def choose_checkpoint(path: Path, epoch: str | None = None) -> Path:
+def choose_checkpoint(path: Path, epoch: str | None = None, remedy: str = REMEDY) -> Path:
     """The folder of a checkpoint; see `open_trained`. Its files are not looked at.
+
+    Args:
+        path: absolute; also the `checkpoints` of a run, or a link that leads to one of these.
+        remedy: what to do where the newest one's manifest is damaged.
 
     Raises:
         RunFolderError: there is none.
     """
+    path = _in_its_run(path)
     above = path.parent.parent
-    if path.parent == RunFolder(above).checkpoints:
+    if _is_among_checkpoints(path):
         if epoch is not None:
             raise RunFolderError(
                 f"{path} is the checkpoint of one epoch; leave --epoch out, or write the run "
@@ -119,12 +125,26 @@ def choose_checkpoint(path: Path, epoch: str | None = None) -> Path:
     if epoch == NEWEST:
         return last
     if epoch in (None, BEST):
-        best = read_manifest(last).progress.best_epoch
+        best = read_manifest(last, remedy).progress.best_epoch
         # Before the first evaluation no epoch is the best.
         return _existing(folder, best) if best else last
     if not epoch.isdecimal():
         raise RunFolderError(f"--epoch: found {epoch!r}; write best, newest, or a number")
     return _existing(folder, int(epoch))
+
+
+def _in_its_run(path: Path) -> Path:
+    """A run folder, or a checkpoint in one, at the place where the run has it."""
+    for found in (path, path.resolve()):
+        if RunFolder(found).checkpoints.is_dir() or _is_among_checkpoints(found):
+            return found
+        if found == RunFolder(found.parent).checkpoints:
+            return found.parent
+    return path
+
+
+def _is_among_checkpoints(path: Path) -> bool:
+    return path.parent == RunFolder(path.parent.parent).checkpoints
 
 
 def _existing(folder: Path, epoch: int) -> Path:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from stampede.data.prepared.manifest import MANIFEST
+from stampede.data.prepared.manifest import read_manifest as read_manifest_of_data
 from stampede.data.row_meanings import RowMeanings, row_meanings
 from stampede.data.vocabulary_fingerprint import vocabulary_fingerprint
+from stampede.data.writing import LEARNED_FOLDER
 from stampede.engine.checkpoint import Manifest, read_manifest, verify
+from stampede.engine.checkpoint.files import length_of
 from stampede.engine.errors import RunFolderError
-from stampede.engine.inference.inputs import check_same_inputs, kept_inputs, read_kept_manifest
+from stampede.engine.inference.inputs import check_same_inputs, kept_inputs
 from stampede.engine.inference.trained import choose_checkpoint
+from stampede.settings import cut
 
 _REMEDY = "copy it again from where the run was made, or begin without its weights"
 
@@ -62,8 +68,8 @@ def open_source(init_from: str, run: Path) -> Source:
             f"checkpoint.init_from: {init_from} is in {run}, where this run begins anew; write "
             "another run.name, or checkpoint.resume=auto to continue it"
         )
-    checkpoint = choose_checkpoint(path)
-    verify(checkpoint)
+    checkpoint = choose_checkpoint(path, remedy=_REMEDY)
+    verify(checkpoint, _REMEDY)
     return source_of(checkpoint)
 
 
@@ -83,16 +89,32 @@ def source_of(checkpoint: Path) -> Source:
             f"{checkpoint}: what its ids are is not known: {run / 'inputs'} is absent, where a run "
             f"keeps its vocabularies; {_REMEDY}"
         )
+    _check_own_files(kept)
+    # First, as it bounds what the vocabularies may hold.
+    data = manifest.data
+    check_same_inputs(
+        read_manifest_of_data(kept, _REMEDY), data.vocabulary_sizes, data.numbers, kept, checkpoint
+    )
     if expected is not None and vocabulary_fingerprint(kept, _REMEDY) != expected:
         raise RunFolderError(
             f"{kept}: these are not the vocabularies that {checkpoint} was trained with (their "
             f"SHA-256 differs), so nobody knows what its ids are; {_REMEDY}"
         )
-    data = manifest.data
-    check_same_inputs(
-        read_kept_manifest(kept), data.vocabulary_sizes, data.numbers, kept, checkpoint
-    )
     return Source(checkpoint, kept)
+
+
+def _check_own_files(kept: Path) -> None:
+    """Refuse links, which lead anywhere, and pipes, which never end."""
+    learned = kept / LEARNED_FOLDER
+    folders = [path for path in (kept, learned) if os.path.lexists(path)]
+    try:
+        for path in folders:
+            if not stat.S_ISDIR(path.lstat().st_mode):
+                raise ValueError(f"{path.name} is not a folder of its own")
+        for file in (kept / MANIFEST, *(learned.iterdir() if learned in folders else ())):
+            length_of(file)
+    except (OSError, ValueError) as failure:
+        raise RunFolderError(f"{kept}: damaged ({cut(str(failure))}); {_REMEDY}") from None
 
 
 def _kind(manifest: Manifest) -> object:

@@ -1,6 +1,7 @@
 """A new run begins with the weights of another: rows by their ids, layers by name and shape."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from stampede.data import DataError
 from stampede.engine.checkpoint import newest
 from stampede.engine.errors import RunFolderError
 from stampede.engine.tables import read_field
+from stampede.engine.warm_start.source import open_source
 from support.checkpoints import sign, values_of
 from support.jobs import run_small, without_times
 from support.movie_runs import train_on_movies
@@ -184,6 +186,22 @@ def test_the_best_epoch_of_a_run_is_taken_or_the_checkpoint_that_is_named(tmp_pa
         assert Path(report["checkpoint"]).name == f"epoch_{epoch:04d}"
 
 
+def test_links_and_the_folder_of_all_checkpoints(trained, tmp_path):
+    newest_one = trained / "checkpoints/epoch_0002"
+    (tmp_path / "one").symlink_to(newest_one)
+    (tmp_path / "all").symlink_to(trained / "checkpoints")
+    for given in ("one", "all", "all/epoch_0002", trained / "checkpoints"):
+        assert open_source(str(tmp_path / given), tmp_path / "run").checkpoint == newest_one
+    # Checkpoints on another disk: their run is where the link is.
+    source = tmp_path / "source"
+    shutil.copytree(trained, source)
+    os.rename(source / "checkpoints", tmp_path / "disk")
+    (source / "checkpoints").symlink_to(tmp_path / "disk")
+    for given in (source, source / "checkpoints", source / "checkpoints/epoch_0002"):
+        found = open_source(str(given), tmp_path / "run").checkpoint
+        assert found == source / "checkpoints/epoch_0002"
+
+
 def other_vocabulary(run):
     """Two ids change places, and no checksum of a file says so."""
     path = run / "inputs/learned/user.parquet"
@@ -203,9 +221,34 @@ def no_learned_file(run):
     (run / "inputs/learned/user.parquet").unlink()
 
 
+def no_manifest(run):
+    (run / "checkpoints/epoch_0002/manifest.json").write_text("{")
+
+
+def pipe(run):
+    path = run / "inputs/learned/learned.json"
+    path.unlink()
+    os.mkfifo(path)
+
+
+def link(run):
+    path = run / "inputs/learned/user.parquet"
+    os.rename(path, run / "user.parquet")
+    path.symlink_to(run / "user.parquet")
+
+
+def linked_folder(run):
+    os.rename(run / "inputs", run / "elsewhere")
+    (run / "inputs").symlink_to(run / "elsewhere")
+
+
 BAD = {
     "no checkpoint": (lambda run: shutil.rmtree(run / "checkpoints"), "no checkpoint in it"),
-    "a flipped bit": (flip, r"epoch_0002: damaged checkpoint \(.* has not the checksum"),
+    "a flipped bit": (flip, r"epoch_0002: damaged checkpoint \(.* has not the checksum.*; copy it"),
+    "a damaged manifest": (no_manifest, r"epoch_0002: damaged checkpoint \(.*\); copy it again"),
+    "a pipe": (pipe, r"inputs: damaged \(learned.json is not a file of its own\); copy it again"),
+    "a link": (link, r"inputs: damaged \(user.parquet is not a file of its own\); copy it again"),
+    "a linked folder": (linked_folder, r"damaged \(inputs is not a folder of its own\); copy it"),
     "no inputs": (lambda run: shutil.rmtree(run / "inputs"),
                   r"epoch_0002: what its ids are is not known: .*inputs is absent.*copy it again"),
     "other inputs": (other_vocabulary, "these are not the vocabularies that .*epoch_0002 was"),
@@ -260,13 +303,17 @@ def test_hostile_rows_of_the_kept_manifest_are_refused(trained, tmp_path):
     path = source / "inputs/manifest.json"
     values = json.loads(path.read_text())
     path.unlink()
-    for change in ({"rows": 10**12}, {"missing_row": 10**9}):
+    for change, said in (
+        # Before a vocabulary is read that would have so many ids.
+        ({"rows": 10**12}, "the table of 'user' has 1,000,000,000,000 rows"),
+        ({"missing_row": 10**9}, "'user' has fewer rows"),
+    ):
         other = json.loads(json.dumps(values))
         other["fields"][0].update(change)
         path.write_text(json.dumps(other))
         with pytest.raises((RunFolderError, DataError)) as refusal:
             begun(movie_folder(tmp_path / "new"), [f"checkpoint.init_from={source}"])
-        assert str(source / "inputs") in str(refusal.value)
+        assert str(source / "inputs") in str(refusal.value) and said in str(refusal.value)
 
 
 def test_a_checkpoint_of_the_first_format_has_no_fingerprint(trained, tmp_path):
