@@ -28,7 +28,11 @@ def read_values(path: Path, size: int | None = None) -> pl.Series:
         raise ValueError(f"{path.name} is no file")
     if size is not None:
         _check_size(path, size)
-    values = pl.read_parquet(path, columns=[VALUE], glob=False)[VALUE]
+    try:
+        values = pl.read_parquet(path, columns=[VALUE], glob=False)[VALUE]
+    # No Exception: what its own checks do not see makes Polars panic.
+    except pl.exceptions.PanicException as panic:
+        raise ValueError(f"{path.name} cannot be read ({str(panic):.100})") from None
     if values.dtype != pl.String or values.null_count():
         raise ValueError(f"{path.name} holds {values.dtype}, {values.null_count()} of them null")
     return values
