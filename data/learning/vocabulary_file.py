@@ -32,7 +32,7 @@ def read_values(path: Path, size: int | None = None) -> pl.Series:
         values = pl.read_parquet(path, columns=[VALUE], glob=False)[VALUE]
     # No Exception: what its own checks do not see makes Polars panic.
     except pl.exceptions.PanicException as panic:
-        raise ValueError(f"{path.name} cannot be read ({str(panic):.100})") from None
+        raise ValueError(f"{path.name} cannot be read ({panic!s:.100})") from None
     if values.dtype != pl.String or values.null_count():
         raise ValueError(f"{path.name} holds {values.dtype}, {values.null_count()} of them null")
     return values
