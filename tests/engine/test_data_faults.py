@@ -274,7 +274,7 @@ def test_a_vocabulary_changed_after_preparation_is_refused(tmp_path):
 def test_a_vocabulary_that_vanished(tmp_path):
     train_movies(tmp_path)
     (tmp_path / "data/learned/user.parquet").unlink()
-    with pytest.raises(DataError, match=r"learned.json: damaged \(No such file.*user.parquet.*del"):
+    with pytest.raises(DataError, match=r"learned.json: damaged .*No such file.*user.parquet.*del"):
         train_movies(tmp_path, "checkpoint.resume=auto", "train.epochs=2")
     shutil.rmtree(tmp_path / "data/learned")
     with pytest.raises(DataError, match=r"learned.json: damaged .*; delete the folder to prepare"):
