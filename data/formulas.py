@@ -90,31 +90,18 @@ def part_of_time(seconds: pl.Expr, part: str) -> pl.Expr:
 
 
 def id_texts(column: str, kind: pl.DataType, separator: str | None, max_ids: int | None) -> pl.Expr:
-    """Ids as text, a list of them where a cell may hold several; an empty cell is null.
-
-    A whole number is written without a point, however it is stored.
-    """
+    """Ids as text, a list of them where a cell may hold several; an empty cell is null."""
     cells = pl.col(column)
     if separator is None:
-        return _id_text(cells, kind)
+        return cells.cast(pl.String)
     if isinstance(kind, pl.Array):
         cells = cells.arr.to_list()
     if isinstance(kind, pl.List | pl.Array):
-        cells = cells.list.eval(_id_text(pl.element(), kind.inner))
+        cells = cells.cast(pl.List(pl.String))
     else:
         cells = cells.cast(pl.String).str.split(separator)
     cells = cells.list.eval(pl.element().filter(pl.element() != ""))
     return cells if max_ids is None else cells.list.head(max_ids)
-
-
-def _id_text(ids: pl.Expr, kind: pl.DataType) -> pl.Expr:
-    text = ids.cast(pl.String)
-    if not kind.is_float():
-        return text
-    # A column of integers with gaps leaves pandas as floats, its gaps as NaN.
-    whole = ids.cast(pl.Int64, strict=False)
-    text = pl.when(whole.cast(kind) == ids).then(whole.cast(pl.String)).otherwise(text)
-    return pl.when(ids.is_not_nan()).then(text)
 
 
 def flattened(cells: pl.Series) -> tuple[np.ndarray, pl.Series]:

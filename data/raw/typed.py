@@ -188,17 +188,16 @@ def _ids(name: str, field: IdField, schema: Schema, types: pl.Schema) -> _Typed:
         check_type(column, types, "ids", is_list)
     cells = id_texts(column, types[column], field.separator, field.max_ids)
     if isinstance(field, Integers):
-        return _integers(name, column, field, cells)
+        return _integers(name, column, field, cells, types)
     assert isinstance(field, Vocabulary | Hashed)
     return _Typed(name, column, cells, None, "")
 
 
-def _integers(name: str, column: str, field: Integers, cells: pl.Expr) -> _Typed:
+def _integers(name: str, column: str, field: Integers, cells: pl.Expr, types: pl.Schema) -> _Typed:
     remedy = f"write whole numbers from 0 to {field.size - 1} (ids.{name}.size)"
     if field.separator is None:
-        texts = cells.str.strip_chars()
-        numbers = texts.cast(pl.Int64, strict=False)
-        bad = (texts != "") & ~numbers.is_between(0, field.size - 1).fill_null(False)
+        numbers = cells.str.strip_chars().cast(pl.Int64, strict=False)
+        bad = _is_bad(column, types, numbers.is_between(0, field.size - 1))
         return _Typed(name, column, numbers, bad, remedy)
     numbers = cells.list.eval(pl.element().str.strip_chars().cast(pl.Int64, strict=False))
     wrong = numbers.list.eval(~pl.element().is_between(0, field.size - 1).fill_null(False))

@@ -4,7 +4,6 @@ import polars as pl
 import pytest
 
 from stampede.data import DataError
-from stampede.data.formulas import id_texts
 from support.raw_logs import log_of, read
 
 PARQUET = {
@@ -26,7 +25,6 @@ PARQUET = {
         ("x", pl.Decimal(10, 2)),
         ("w", pl.Int8),
         ("slot", pl.String),
-        ("slot", pl.Float64),
         ("t", pl.Date),
         ("t", pl.Datetime("ms")),
     ],
@@ -43,21 +41,6 @@ def test_types_of_parquet_columns(tmp_path, column, kind):
     assert found["slot"].to_list() == [1, 2, None] and found["x"].to_list() == [0.5, None, 2.0]
     assert found["#label"].to_list() == [1.0, 0.0, 1.0]
     assert found["#time"].to_list() == [1706659200] * 3
-
-
-def test_ids_are_the_same_whether_stored_as_integers_or_as_floats():
-    gaps = float("nan")
-    for values, expected in [
-        ([7, None, -3], ["7", None, "-3"]),
-        ([7.0, gaps, -3.0], ["7", None, "-3"]),
-        ([2.5, -0.5, 0.0], ["2.5", "-0.5", "0"]),
-    ]:
-        frame = pl.DataFrame({"id": values})
-        found = frame.select(id_texts("id", frame.schema["id"], None, None))["id"]
-        assert found.to_list() == expected
-        lists = pl.DataFrame({"id": [values]})
-        found = lists.select(id_texts("id", lists.schema["id"], "|", None))["id"]
-        assert found[0].drop_nulls().to_list() == [text for text in expected if text is not None]
 
 
 @pytest.mark.parametrize(
