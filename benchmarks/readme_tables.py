@@ -15,7 +15,7 @@ import floors
 import speeds
 from report import RESULTS, ROOT
 
-from stampede.engine.run_folder import write_whole
+from stampede.engine.whole_files import write_whole
 
 # The tables stand between these in README.md.
 BEGIN, END = "<!-- benchmarks/readme_tables.py -->", "<!-- end -->"

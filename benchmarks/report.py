@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from machine import CORES, QUIET, OtherProcesses, describe_machine
 
-from stampede.engine.run_folder import write_whole
+from stampede.engine.whole_files import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"

@@ -10,6 +10,7 @@ import numpy as np
 
 from stampede.data.errors import DataError
 from stampede.data.learning.learned import load
+from stampede.data.prepared.changed import check_content
 from stampede.data.prepared.manifest import read_manifest
 from stampede.data.prepared.whole_folder import make_whole
 from stampede.data.progress import RowProgress
@@ -40,12 +41,14 @@ def apply_learned(
         Whether it was not there yet.
 
     Raises:
-        DataError: nothing was learned, a file cannot be used, or the folder cannot be written.
+        DataError: nothing was learned or it has changed since, a file cannot be used, or the folder
+            cannot be written.
     """
-    read_manifest(prepared)
+    manifest = read_manifest(prepared)
     if not (prepared / LEARNED_FOLDER).is_dir():
         raise DataError(f"{prepared}: nothing was learned for it; prepare a raw log")
-    learned = load(prepared / LEARNED_FOLDER)
+    check_content(prepared, manifest.learned)
+    learned = load(prepared / LEARNED_FOLDER, fields=manifest.fields)
     log = RawLog(learned.schema, expand(files))
 
     def make(unfinished: Path) -> None:

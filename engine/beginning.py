@@ -19,6 +19,7 @@ from stampede.engine.checkpoint import (
 )
 from stampede.engine.checkpoint.comparing import Changes, data_changes, flat_keys
 from stampede.engine.checkpoint.described import data_entry
+from stampede.engine.checkpoint.random_state import set_random_state
 from stampede.engine.checkpoint.same_network import network_difference
 from stampede.engine.config import Config
 from stampede.engine.errors import RunFolderError
@@ -44,11 +45,13 @@ class Found:
         newest: checkpoint that the run continues; None for a run that begins.
         changed: since then.
         source: what a run that begins takes weights from.
+        lost: what is told of a run that was to be continued and begins anew; may be empty.
     """
 
     newest: Path | None = None
     changed: Changes = field(default_factory=lambda: Changes([], []))
     source: Source | None = None
+    lost: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,12 +85,12 @@ def find_beginning(
     newest = newest_whole(folder.checkpoints, processes) if continued else None
     if newest is not None:
         return processes.on_main(lambda: _found(newest, config, folder, processes))
+    lost = processes.on_main(folder.begin_anew) if continued else ""
     given = config.checkpoint.init_from
     if not given:
-        return Found()
-    return Found(
-        source=processes.on_main(lambda: open_source(given, folder.path), patience=PATIENCE)
-    )
+        return Found(lost=lost)
+    source = processes.on_main(lambda: open_source(given, folder.path), patience=PATIENCE)
+    return Found(source=source, lost=lost)
 
 
 def _found(newest: Path, config: Config, folder: RunFolder, processes: Processes) -> Found:
@@ -107,13 +110,14 @@ def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: P
     Raises:
         RunFolderError, DataError: what was found cannot be used for this job.
     """
+    told = [found.lost] if found.lost else []
     if found.source is not None:
         matching = Matching(found.source, config, dataset.vocabulary_sizes)
         report = load_matching(found.source, matching, job, processes, States(_NEW_RUN, _NEW_RUN))
-        lines = [f"weights from {report.checkpoint}, after step {report.step:,}", *report.lines()]
-        return Begun(Progress(), lines, ("init_from.json", report))
+        told += [f"weights from {report.checkpoint}, after step {report.step:,}", *report.lines()]
+        return Begun(Progress(), told, ("init_from.json", report))
     if found.newest is None:
-        return Begun(Progress())
+        return Begun(Progress(), told)
     harmful = [*found.changed.harmful]
     if config.checkpoint.force:
         harmful += _of_data_and_network(found.newest, job, dataset)
@@ -163,8 +167,8 @@ def _by_force(
         job.model.fused_optimizer.set_optimizer_step(taken)
     if manifest.world_size == processes.world_size:
         generator = torch.get_rng_state()
-        read_tensors(newest, {f"random.rank_{processes.rank}": generator}, alone=True)
-        torch.set_rng_state(generator)
+        read_tensors(newest, {f"random.rank_{processes.rank}": generator})
+        set_random_state(newest, generator)
     progress, moved = forced_progress(manifest.progress, config, dataset)
     lines = [
         f"FORCED (checkpoint.force): continuing after step {progress.step:,} from {newest} "

@@ -198,7 +198,8 @@ class Rollbacks:
             f"{progress.rollbacks} of {allowed}); the dense layers go on with "
             f"{progress.dense_fraction:.3g} of their scheduled rate"
         )
-        self.folder.keep_lines(progress.metrics_lines)
+        for lost in self.folder.keep_lines(progress.metrics_lines):
+            tqdm.write(lost)
         self.folder.log(
             {
                 "kind": "rollback",

@@ -7,7 +7,7 @@ from pathlib import Path
 from stampede.engine.config import Config
 from stampede.engine.config.network_file import executed_source
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from stampede.engine.run_folder import write_whole
+from stampede.engine.whole_files import write_whole
 from stampede.settings import read_yaml
 
 # In the run folder.

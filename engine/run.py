@@ -49,16 +49,17 @@ def run(config: Config) -> None:
         here.on_main(lambda: keep_inputs(config, folder.path, replace=is_new))
         here.on_main(lambda: keep_network(config, folder.path, replace=is_new or begun.forced))
         # A run that was killed may have logged steps that will be done again.
-        here.on_main(lambda: folder.keep_lines(begun.progress.metrics_lines))
+        lost = here.on_main(lambda: folder.keep_lines(begun.progress.metrics_lines))
+        begun.progress.metrics_lines = folder.metrics_lines
         plan = describe_plan(job.model.plan)
         if here.is_main:
             ids = sum(dataset.vocabulary_sizes.values())
             print(f"{config.run.name}: {dataset.train.rows:,} training rows, {ids:,} ids, {plan}")
             print(job.scaling.table())
             print(f"dense layers in {job.precision.reason}")
-            for line in begun.lines:
+            for line in [*begun.lines, *lost]:
                 print(line)
-        with watched(here, config.run.hang_seconds, folder.path), bus_errors_explained(dataset):
+        with watched(here, config.run, folder.path), bus_errors_explained(dataset):
             trainer = Trainer(config, dataset, job, here, folder, begun.progress, begun.forced)
             progress = trainer.fit()
         summary = summarize(config, progress, here)

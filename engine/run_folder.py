@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
-import math
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
-from stampede.data.prepared.whole_folder import sync_folder
-from stampede.engine.appending import append_whole
 from stampede.engine.config import Config, to_yaml
 from stampede.engine.curve import draw_curve
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.event_log import EventLog
+from stampede.engine.metrics_log import MetricsLog
 from stampede.engine.restarts import launched_by
+from stampede.engine.whole_files import to_json, write_whole
 
 # Folder of a sweep that holds its run folders.
 TRIALS = "trials"
@@ -35,9 +33,9 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._events = EventLog(path / "tensorboard")
-        self._lock: TextIO | None = None
+        self._lock: BinaryIO | None = None
         self._continued = False
-        self._lines = 0
+        self._lines = MetricsLog(path / "metrics.jsonl")
 
     def __enter__(self) -> RunFolder:
         return self
@@ -61,7 +59,7 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         """Every logged line, as JSON."""
-        return self.path / "metrics.jsonl"
+        return self._lines.path
 
     @property
     def summary(self) -> Path:
@@ -90,19 +88,22 @@ class RunFolder:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Beside the folder, so that overwriting does not delete it; the kernel frees the lock
             # when the process dies in whatever way.
-            self._lock = self.path.with_name(f".{self.path.name}.lock").open("a+")
+            lock = self.path.with_name(f".{self.path.name}.lock")
+            self._lock = lock.open("a+b", buffering=0)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.seek(0)
+            process = self._lock.read().decode(errors="replace").strip() or "unknown"
             raise RunFolderError(
-                f"{self.path} is being written by another run (process "
-                f"{self._lock.read().strip()}); end it first, or choose another run.name"
+                f"{self.path} is being written by another run (process {process}); end it first, "
+                "or choose another run.name"
             ) from None
         except OSError as failure:
             raise RunFolderError(_cannot_write(self.path, failure)) from None
-        self._lock.truncate(0)
-        self._lock.write(f"{os.getpid()}\n")
-        self._lock.flush()
+        # On a full disk it locks without its number.
+        with suppress(OSError):
+            self._lock.truncate(0)
+            self._lock.write(f"{os.getpid()}\n".encode())
         restarted = launched_by() is not None and self._launched_by() == launched_by()
         self._continued = restarted or config.checkpoint.resume == "auto"
         if self.path.exists():
@@ -135,6 +136,12 @@ class RunFolder:
     def _check_existing(self, config: Config) -> None:
         if not self.path.is_dir():
             raise RunFolderError(f"{self.path} is a file; choose another run.name")
+        for folder in (self.checkpoints, self.path / "logs", self.path / "tensorboard"):
+            if folder.exists() and not folder.is_dir():
+                raise RunFolderError(_other_kind(folder, "file", "a folder"))
+        for file in (self.config_file, self.metrics, self.summary, self.curve):
+            if file.is_dir():
+                raise RunFolderError(_other_kind(file, "folder", "a file"))
         for folder in (self.path, self.checkpoints):
             if folder.exists() and not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
                 denied = OSError(errno.EACCES, os.strerror(errno.EACCES))
@@ -151,6 +158,30 @@ class RunFolder:
                 f"{self.path} holds no {self.config_file.name}, so it is not a run folder and is "
                 "left alone; choose another run.name"
             )
+
+    def begin_anew(self) -> str:
+        """What is told where a run that was to be continued has no checkpoint.
+
+        Returns:
+            A sentence; empty where nothing is lost.
+
+        Raises:
+            RunFolderError: the run had ended, so that its results would be lost.
+        """
+        if self.summary.exists():
+            raise RunFolderError(
+                f"{self.path} has the results of a run that has ended, and no checkpoint to "
+                "continue it from; write run.overwrite=true instead of checkpoint.resume=auto to "
+                "train anew, or choose another run.name"
+            )
+        with self._writing():
+            lost = self._lines.stored()
+        if not lost:
+            return ""
+        return (
+            f"no checkpoint in {self.checkpoints}: the run begins anew; {lost:,} lines of "
+            f"{self.metrics.name} are dropped"
+        )
 
     @property
     def _launch_file(self) -> Path:
@@ -178,32 +209,28 @@ class RunFolder:
             TrainingStoppedError: it cannot be written.
         """
         with self._writing():
-            append_whole(self.metrics, f"{to_json(line)}\n".encode())
-            self._lines += 1
+            self._lines.append(line)
             self._events.add(line)
 
     def lines(self) -> list[dict[str, Any]]:
-        """All whole lines of `metrics.jsonl`."""
-        if not self.metrics.exists():
-            return []
-        text = self.metrics.read_text(encoding="utf-8")
-        return [json.loads(line) for line in _whole_lines(text)]
+        """All whole lines of `metrics.jsonl`, see `MetricsLog.read`."""
+        return self._lines.read()
 
     @property
     def metrics_lines(self) -> int:
         """Lines of `metrics.jsonl` that this process has kept or written."""
-        return self._lines
+        return self._lines.count
 
-    def keep_lines(self, count: int) -> None:
-        """Drop all but the first lines: those of steps that a resumed run will do again."""
-        # Beyond them there may be anything after a power loss.
-        text = self.metrics.read_bytes().decode(errors="replace") if self.metrics.exists() else ""
-        kept = _whole_lines(text)[:count]
+    def keep_lines(self, count: int) -> list[str]:
+        """Drop lines of steps that a resumed run will do again, see `MetricsLog.keep`.
+
+        Raises:
+            TrainingStoppedError: they cannot be read or written.
+        """
         with self._writing():
             # What it is told next replaces events of steps that are done again.
             self._events.close()
-            write_whole(self.metrics, "".join(kept))
-        self._lines = len(kept)
+            return self._lines.keep(count)
 
     def sync(self) -> None:
         """Have the lines on the disk, also after a power loss: a checkpoint counts on them.
@@ -211,11 +238,8 @@ class RunFolder:
         Raises:
             TrainingStoppedError: they cannot be written.
         """
-        if self._lines:
-            with self._writing(), self.metrics.open("rb") as file:
-                os.fsync(file.fileno())
-                # The file may have come in the place of an older one.
-                sync_folder(self.path)
+        with self._writing():
+            self._lines.sync()
 
     def write_report(self, name: str, values: dict[str, Any]) -> None:
         """Write a file of JSON."""
@@ -241,8 +265,10 @@ class RunFolder:
             ) from None
 
 
-def _whole_lines(text: str) -> list[str]:
-    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+def _other_kind(path: Path, found: str, kept: str) -> str:
+    return (
+        f"{path} is a {found}, where a run keeps {kept}; move it away, or choose another run.name"
+    )
 
 
 def _cannot_write(path: Path, failure: OSError) -> str:
@@ -250,29 +276,3 @@ def _cannot_write(path: Path, failure: OSError) -> str:
         f"{path}: cannot be written ({failure.strerror or failure}); set run.dir to a folder with "
         "space that you may write to"
     )
-
-
-def to_json(values: Any, indent: int | None = None) -> str:
-    """Strict JSON; null for numbers that are not finite."""
-    return json.dumps(_finite(values), indent=indent, allow_nan=False)
-
-
-def _finite(values: Any) -> Any:
-    if isinstance(values, dict):
-        return {key: _finite(value) for key, value in values.items()}
-    if isinstance(values, list):
-        return [_finite(value) for value in values]
-    if isinstance(values, float) and not math.isfinite(values):
-        return None
-    return values
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file, text in UTF-8, so that it is never seen half-written."""
-    unfinished = path.with_name(f".{path.name}.tmp")
-    try:
-        unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
-        os.replace(unfinished, path)
-    except OSError:
-        unfinished.unlink(missing_ok=True)
-        raise

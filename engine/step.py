@@ -97,7 +97,10 @@ def stopping(step: int) -> Iterator[None]:
         yield
     except NonFiniteGradientError as failure:
         bad = step - failure.ago
-        raise DivergedError(f"step {bad}: {failure}", bad) from None
+        raise DivergedError(
+            f"step {bad}: {failure}; in a configuration: optim.embedding.on_nonfinite=skip_row",
+            bad,
+        ) from None
 
 
 def flush_tables(job: Job, step: int, device: torch.device) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +33,11 @@ from stampede.engine.reading import Reader
 from stampede.engine.row_counts import add_row_counts
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.selection import Plateau, is_evaluated, stops_early
-from stampede.engine.step import flush_tables, train_step
+from stampede.engine.step import train_step
 from stampede.engine.stop_line import noting_a_stop
 from stampede.engine.stop_signals import StopSignals
 from stampede.engine.summary import clipped_share
+from stampede.engine.training_time import TrainingTime
 
 
 class _StopRequestedError(Exception):
@@ -125,7 +123,7 @@ class Trainer:
 
     def _begin(self) -> None:
         """Begin where the progress says."""
-        self._since: float | None = None
+        self._time = TrainingTime(self.job, self.processes, self.progress)
         self._unlogged: Tensor | None = None
         self._batches = self._reader.training()
         if self.progress.reader:
@@ -149,7 +147,7 @@ class Trainer:
             return
         # A run that was stopped in this evaluation had not finished it.
         self._evaluate_if_due()
-        self._go_on()
+        self._time.go_on()
         for sent in sent_ahead(
             self._batches,
             self.job.front,
@@ -181,7 +179,7 @@ class Trainer:
                 due = every and progress.step % every == 0
                 if self._agree(progress.step) or due:
                     self._save()
-        self._pause()
+        self._time.pause()
 
     def _step(self, sent: SentBatch) -> Tensor:
         progress = self.progress
@@ -199,7 +197,7 @@ class Trainer:
     def _evaluate_if_due(self) -> None:
         progress, every = self.progress, self.config.evaluate.every
         if every and progress.step % every == 0 and progress.evaluated_step != progress.step:
-            with self._not_training():
+            with self._time.paused():
                 self._evaluations.within_epoch(progress)
 
     def _finish_epoch(self, epoch: int) -> None:
@@ -222,7 +220,7 @@ class Trainer:
         return due
 
     def _save(self) -> None:
-        with self._not_training():
+        with self._time.paused():
             self.processes.pulse.beat("saving")
             if self._unlogged is not None:
                 check_loss(self._unlogged, self.progress, self.config.train.on_divergence)
@@ -255,27 +253,6 @@ class Trainer:
             number,
         )
 
-    def _go_on(self) -> None:
-        """The time from here on is that of training."""
-        self._since = time.perf_counter()
-        self._since_log = (self._since, self.progress.samples)
-
-    def _pause(self) -> None:
-        """The time of training ends here, once all rows are up to date."""
-        self.processes.pulse.beat("updating waiting rows")
-        flush_tables(self.job, self.progress.step, self.processes.device)
-        self.progress.train_seconds += time.perf_counter() - self._since
-        self._since = None
-
-    @contextmanager
-    def _not_training(self) -> Iterator[None]:
-        paused = self._since is not None
-        if paused:
-            self._pause()
-        yield
-        if paused:
-            self._go_on()
-
     def _learning_rates(self) -> LearningRates:
         """Rates of the next step."""
         train = self.config.train
@@ -291,8 +268,7 @@ class Trainer:
 
     def _log_training(self, epoch: int, loss: float, rates: LearningRates) -> None:
         add_row_counts(self.progress, self.job, self.processes.device)
-        now, progress = time.perf_counter(), self.progress
-        since, samples = self._since_log
+        progress = self.progress
         line = {
             "kind": "train",
             "step": progress.step,
@@ -302,10 +278,9 @@ class Trainer:
             "embedding_lr": rates.embedding,
             "clipped_share": clipped_share(progress),
             "skipped_rows": progress.skipped_rows,
-            "samples_per_second": (progress.samples - samples) / (now - since),
+            "samples_per_second": self._time.samples_per_second(),
         }
         self._log(line)
-        self._since_log = now, progress.samples
 
     def _log(self, line: dict[str, Any]) -> None:
         self.processes.on_main(lambda: self.folder.log(line))

@@ -42,7 +42,11 @@ class StoredColumns:
 
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Embedding `[..., dim]` and first-order weight `[..., 1]` of stored rows."""
-        return rows[..., : self.dim], rows[..., self.dim : self.dim + 1]
+        # Gradients of slices would be two blocks of zeros to be filled and added; this one is one
+        # concatenation.
+        padding = self.stored - self.dim - 1
+        embedding, first_order, _ = rows.split([self.dim, 1, padding], -1)
+        return embedding, first_order
 
 
 class SentIds(NamedTuple):

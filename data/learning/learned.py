@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from stampede.data.learning.encoders import (
     vocabulary_encoder,
 )
 from stampede.data.learning.numbers import NumberRange, transformed
+from stampede.data.learning.vocabulary import FIRST_ROW
 from stampede.data.learning.vocabulary_file import read_values
 from stampede.data.prepared.manifest import FieldEntry
 from stampede.data.prepared.short_file import NoShortFileError, read_short
@@ -48,6 +49,14 @@ class Saved(Section):
     ranges: dict[str, NumberRange]
     quantiles: dict[str, list[float]]
     vocabularies: dict[str, str]
+
+    @field_validator("schema_")
+    @classmethod
+    def _has_label(cls, schema: Schema) -> Schema:
+        # Only rows that are to be scored come without one.
+        if schema.label is None:
+            raise ValueError("the schema names no label")
+        return schema
 
     @field_validator("quantiles")
     @classmethod
@@ -195,22 +204,28 @@ def read_saved(folder: Path, remedy: str = _REMEDY) -> Saved:
         raise _damaged(path, failure.errors(include_url=False)[0]["msg"], remedy) from None
 
 
-def load(folder: Path, remedy: str = _REMEDY) -> Learned:
+def load(
+    folder: Path, remedy: str = _REMEDY, fields: Sequence[FieldEntry] | None = None
+) -> Learned:
     """What `save` and the vocabularies' files say.
 
     Args:
         remedy: what to do where the folder is damaged.
+        fields: of its manifest; a vocabulary that holds more or fewer ids is not read. None where
+            there is no manifest yet.
 
     Raises:
         DataError: the folder is damaged.
     """
     saved = read_saved(folder, remedy)
+    rows = None if fields is None else {entry.name: entry.rows for entry in fields}
     schema = saved.schema_
     try:
         encoders = {}
         for name, field in schema.ids.items():
             if isinstance(field, Vocabulary):
-                values = read_values(folder / _plain(saved.vocabularies[name]))
+                size = None if rows is None else rows[name] - FIRST_ROW
+                values = read_values(folder / _plain(saved.vocabularies[name]), size)
                 encoders[name] = vocabulary_encoder(name, values, is_multi(field))
             elif isinstance(field, Quantiles):
                 encoders[name] = quantile_encoder(name, saved.quantiles[name])

@@ -27,7 +27,7 @@ FieldName = Annotated[str, Field(pattern=FIELD_NAME)]
 # Of a table. Its bytes are then less than 2**63, as torch counts them, whatever its columns.
 MOST_ROWS = 2**48
 
-# Rows of a table that stand for no id of the vocabulary.
+# Nothing is counted beyond, so that no product of two counts is out of the ordinary.
 Count = Annotated[int, Field(ge=0, lt=2**62)]
 
 

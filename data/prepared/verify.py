@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from pathlib import Path
 
 from tqdm import tqdm
@@ -11,19 +9,22 @@ from tqdm import tqdm
 from stampede.data.errors import DataError
 from stampede.data.prepared.checksum import difference
 from stampede.data.prepared.contents import impossible_values
-from stampede.data.prepared.manifest import MANIFEST, read_manifest
+from stampede.data.prepared.manifest import read_manifest
+from stampede.data.prepared.times import shard_times, trust
 
 
 def verify(folder: Path) -> None:
     """Read every file of a prepared folder; compare its length and SHA-256, and check its values.
 
     A bar shows how far it has come where it takes more than a second. Where all is well, the
-    manifest becomes the newest file, so that training need not look again (`check_unchanged`).
+    manifest becomes as new as the newest shard, so that training need not look again
+    (`check_unchanged`).
 
     Raises:
         DataError: files are absent, differ, or hold what cannot be trained on; names all of them.
     """
     manifest = read_manifest(folder)
+    times = shard_times(folder, manifest)
     shards = [shard for part in manifest.parts.values() for shard in part]
     groups = [list(shard.files.values()) for shard in shards] + [manifest.learned]
     count = sum(len(entries) for entries in groups)
@@ -46,6 +47,4 @@ def verify(folder: Path) -> None:
             f"{folder}: {len(wrong)} of {count} files cannot be used; delete the folder to prepare "
             "the data again\n" + "\n".join(f"  {line}" for line in wrong)
         )
-    # A folder that cannot be written is as good.
-    with suppress(OSError):
-        os.utime(folder / MANIFEST)
+    trust(folder, times)

@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stampede.engine.checkpoint.manifest import DataEntry, read_manifest
-from stampede.engine.config import Config
+from stampede.engine.config import Config, with_defaults
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import Processes
 from stampede.settings import cut
 
 # Sections and keys that may differ between a checkpoint and the run that continues it.
-_FREE = ("model.import", "optim.embedding.lr", "optim.embedding.schedule.", "optim.dense.lr",
-         "optim.dense.schedule.", "optim.dense.plateau.", "run.name", "run.dir", "run.device",
-         "run.overwrite", "run.hang_seconds", "data.path", "data.cache", "data.residence",
+_FREE = ("model.import", "optim.embedding.lr", "optim.embedding.schedule.",
+         "optim.embedding.on_nonfinite", "optim.dense.lr", "optim.dense.schedule.",
+         "optim.dense.plateau.", "run.name", "run.dir", "run.device", "run.overwrite",
+         "run.hang_seconds", "run.slow_hang_seconds", "data.path", "data.cache", "data.residence",
          "data.memory_gb", "train.epochs", "train.log_every", "train.clip_stats_every",
          "train.on_nonfinite", "train.on_divergence.", "train.timing_every", "train.profile.",
          "evaluate.batch_size", "evaluate.every", "evaluate.every_epochs", "evaluate.patience",
@@ -23,11 +24,11 @@ _FREE = ("model.import", "optim.embedding.lr", "optim.embedding.schedule.", "opt
 
 # Of these, what says only how the run was started.
 _NOT_WORTH_TELLING = (
-    "run.name", "run.dir", "run.overwrite", "run.hang_seconds", "checkpoint.resume",
-    "checkpoint.force", "checkpoint.init_from",
+    "run.name", "run.dir", "run.overwrite", "run.hang_seconds", "run.slow_hang_seconds",
+    "checkpoint.resume", "checkpoint.force", "checkpoint.init_from",
 )  # fmt: skip
 
-# Of a thousand fields whose tables differ, the first tell enough.
+# Of a thousand fields that differ, or keys that only a checkpoint has, the first tell enough.
 _MOST_LINES = 20
 
 _OR_FORCE = "or write checkpoint.force=true to go on with what of it still fits"
@@ -53,20 +54,19 @@ def changes(path: Path, config: Config, processes: Processes) -> Changes:
             checkpoint is damaged.
     """
     manifest = read_manifest(path)
-    before, now = flat_keys(manifest.config), flat_keys(config.model_dump(mode="json"))
+    before = flat_keys(with_defaults(manifest.config, config))
+    now = flat_keys(config.model_dump(mode="json"))
     differing = _differing(before, now)
-    harmful = [line for key, line in differing.items() if not key.startswith(_FREE)]
+    free = {key: line for key, line in differing.items() if key.startswith(_FREE)}
+    harmful = _shortened({k: line for k, line in differing.items() if k not in free}, now)
     if harmful and not config.checkpoint.force:
         raise RunFolderError(
             f"{path} cannot be continued with another configuration:\n"
             + "\n".join(f"  {line}" for line in harmful)
             + f"\nchange it back, choose another run.name, {_OR_FORCE}"
         )
-    harmless = [
-        line
-        for key, line in differing.items()
-        if key.startswith(_FREE) and key not in _NOT_WORTH_TELLING
-    ]
+    worth_telling = {k: line for k, line in free.items() if k not in _NOT_WORTH_TELLING}
+    harmless = _shortened(worth_telling, now)
     if manifest.world_size != processes.world_size:
         harmless.append(f"processes: {manifest.world_size} then, {processes.world_size} now")
     return Changes(harmless, harmful)
@@ -78,8 +78,7 @@ def data_changes(saved: DataEntry, now: DataEntry) -> list[str]:
     if saved.vocabulary_sha256 is None:
         del before["vocabulary_sha256"], after["vocabulary_sha256"]
     lines = [f"data: {line}" for line in _differing(flat_keys(before), flat_keys(after)).values()]
-    more = len(lines) - _MOST_LINES
-    return lines if more <= 0 else [*lines[:_MOST_LINES], f"data: {more} more of this kind"]
+    return _first(lines, "data: ")
 
 
 def check_same_data(path: Path, saved: DataEntry, now: DataEntry) -> None:
@@ -99,6 +98,18 @@ def check_same_data(path: Path, saved: DataEntry, now: DataEntry) -> None:
         + "\n".join(f"  {line}" for line in lines)
         + f"\nuse the same data, choose another run.name, {_OR_FORCE}"
     )
+
+
+def _shortened(lines: dict[str, str], now: dict[str, Any]) -> list[str]:
+    """By key: all lines of the keys that there are now, and the first of those that are gone."""
+    told = [line for key, line in lines.items() if key in now]
+    return told + _first([line for key, line in lines.items() if key not in now])
+
+
+def _first(lines: list[str], prefix: str = "") -> list[str]:
+    """The first lines, and how many more there are."""
+    more = len(lines) - _MOST_LINES
+    return lines if more <= 0 else [*lines[:_MOST_LINES], f"{prefix}{more:,} more of this kind"]
 
 
 def _differing(before: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:

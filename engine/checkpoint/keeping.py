@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from itertools import chain, count
 from pathlib import Path
 
 from stampede.data.prepared.whole_folder import sync_folder
@@ -45,9 +46,9 @@ def prune(folder: Path, settings: CheckpointSection, best_epoch: int) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged checkpoint, so that it counts no more; the new path."""
-    aside = _hidden(path, "damaged")
-    shutil.rmtree(aside, ignore_errors=True)
+    """Rename a damaged checkpoint, so that it counts no more; the new path, which was free."""
+    names = chain(["damaged"], (f"damaged_{number}" for number in count(2)))
+    aside = next(free for name in names if not os.path.lexists(free := _hidden(path, name)))
     os.replace(path, aside)
     return aside
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from stampede.data import Dataset
@@ -13,6 +12,7 @@ from stampede.engine.checkpoint.contents import contents
 from stampede.engine.checkpoint.described import data_entry
 from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.checkpoint.progress import Progress
+from stampede.engine.checkpoint.random_state import set_random_state
 from stampede.engine.checkpoint.same_network import check_same_network
 from stampede.engine.checkpoint.tensors import read_tensors
 from stampede.engine.job import Job
@@ -42,5 +42,5 @@ def load(path: Path, job: Job, dataset: Dataset) -> Progress:
     taken = manifest.progress.step - manifest.progress.skipped_batches
     job.model.fused_optimizer.set_optimizer_step(taken)
     for generator_state in state.get("random", {}).values():
-        torch.set_rng_state(generator_state)
+        set_random_state(path, generator_state)
     return manifest.progress

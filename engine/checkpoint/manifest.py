@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
 from stampede.data.prepared.manifest import FileEntry
+from stampede.engine.checkpoint.bounds import MOST_BYTES, check_keys, check_text
 from stampede.engine.checkpoint.errors import REMEDY, DamagedCheckpointError
 from stampede.engine.checkpoint.files import length_of
 from stampede.engine.checkpoint.layout import TensorEntry, check_fits_files
+from stampede.engine.checkpoint.parts import check_parts
 from stampede.engine.checkpoint.progress import Progress
 from stampede.engine.checkpoint.states import Count
 from stampede.engine.errors import RunFolderError
-from stampede.engine.run_folder import to_json
-from stampede.models import table_name
+from stampede.engine.whole_files import to_json
+from stampede.models import StoredColumns, table_name
 from stampede.settings import Section, cut
 
 # A change of layout or meaning raises it. Format 1 lacks the fingerprint of the vocabulary; others
@@ -31,10 +34,7 @@ FORMAT = 2
 MANIFEST = "manifest.json"
 
 # What the name of a checkpoint's folder begins with.
-KINDS = ("epoch_", "step_")
-
-# More than any; whoever claims more is not to fill the memory.
-_MOST_BYTES = 1 << 28
+NAME = re.compile(r"epoch_\d{4,}|step_\d{8,}", re.ASCII)
 
 
 class TableEntry(Section):
@@ -89,6 +89,7 @@ class Manifest(Section):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Manifest:
+        check_keys(self.config)
         check_fits_files(self.tensors, self.files)
         sizes = self.data.vocabulary_sizes
         if {entry.field: entry.rows for entry in self.tables.values()} != sizes:
@@ -101,6 +102,9 @@ class Manifest(Section):
                 raise ValueError(f"tables.{name}: it lacks the columns of embedding or padding")
             if weights.size != [table.rows, table.columns["padding"][1]]:
                 raise ValueError(f"tables.{name}: its tensor is of another size")
+            stored = StoredColumns(table.columns["embedding"][1]).names
+            if table.columns != {part: list(where) for part, where in stored.items()}:
+                raise ValueError(f"tables.{name}: its columns are not those of a stored row")
         return self
 
 
@@ -118,7 +122,9 @@ def as_text(manifest: Manifest) -> str:
     """The manifest as it is written, with its own checksum."""
     # Once there and back: of numbers that JSON does not know, null is left.
     values = json.loads(to_json(manifest.model_dump(mode="json")))
-    return to_json({**values, "sha256": _digest(values)}, indent=1)
+    text = to_json({**values, "sha256": _digest(values)}, indent=1)
+    check_text(text.encode())
+    return text
 
 
 def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
@@ -133,15 +139,16 @@ def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
     """
     file = path / MANIFEST
     # What has the name of a checkpoint was one once: a checkpoint gets it when it is whole.
-    if not file.exists() and not (path.name.startswith(KINDS) and path.is_dir()):
+    if not file.exists() and not (NAME.fullmatch(path.name) and path.is_dir()):
         raise RunFolderError(
             f"{path} is no checkpoint ({MANIFEST} is absent); write a folder such as "
             "runs/quickstart/checkpoints/epoch_0001"
         )
     try:
-        if length_of(file) > _MOST_BYTES:
+        if length_of(file) > MOST_BYTES:
             raise ValueError(f"{MANIFEST} is larger than any")
         text = file.read_bytes()
+        check_text(text)
         values = json.loads(text)
         digest = values.pop("sha256", None)
         # The first format had neither a number nor a checksum.
@@ -150,8 +157,12 @@ def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
             raise ValueError(f"{MANIFEST} is not as it was written")
         if is_first or values["format"] not in (1, FORMAT):
             raise RunFolderError(_other_format(path, values.get("format", 0)))
+        check_parts(values, TableEntry)
         # From text, where a list may stand for a tuple and a section for a dataclass.
-        return Manifest.model_validate_json(json.dumps(_migrated(values)))
+        text = json.dumps(_migrated(values))
+        # Not beside what is made of it once more.
+        del values
+        return Manifest.model_validate_json(text)
     except ValidationError as failure:
         first = failure.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or MANIFEST

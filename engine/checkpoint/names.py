@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stampede.engine.checkpoint.manifest import KINDS, MANIFEST, read_manifest
+from stampede.engine.checkpoint.manifest import MANIFEST, NAME, read_manifest
 from stampede.engine.checkpoint.progress import Progress
 from stampede.engine.errors import RunFolderError
 
@@ -47,7 +47,8 @@ def readable(folder: Path) -> list[tuple[Path, Progress]]:
 
 
 def _named(folder: Path) -> list[Path]:
-    return [path for kind in KINDS for path in folder.glob(f"{kind}*") if path.is_dir()]
+    # A copy by another name, such as `epoch_0001_kept`, is its owner's.
+    return [path for path in folder.glob("*_*") if NAME.fullmatch(path.name) and path.is_dir()]
 
 
 def _with_age(path: Path) -> tuple[tuple[int, bool], Path]:

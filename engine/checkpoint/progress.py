@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from stampede.engine.checkpoint.states import Count, PlateauState, ReaderState
+from stampede.engine.checkpoint.states import (
+    Count,
+    EvaluationState,
+    PlateauState,
+    ReaderState,
+)
 
 
 @dataclass
@@ -60,7 +65,7 @@ class Progress:
     rollbacks: Count = 0
     dense_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
     logged_losses: Annotated[list[float], Field(max_length=1000)] = field(default_factory=list)
-    last: dict[str, Any] = field(default_factory=dict)
+    last: EvaluationState = field(default_factory=dict)
     evaluated_step: Count = 0
     metrics_lines: Count = 0
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, model_validator
 
 from stampede.data import Order
+from stampede.data.prepared.manifest import Count
 from stampede.settings import Section, Seed
-
-# Nothing is counted beyond, so that no product of two counts is out of the ordinary.
-Count = Annotated[int, Field(ge=0, lt=2**62)]
 
 
 class _Order(Section):
@@ -53,6 +51,38 @@ class _Plateau(Section):
     fraction: float = 1.0
 
 
+class _Grouped(Section):
+    """See `stampede.engine.metrics.PartMetrics.metrics`."""
+
+    gauc: float | None
+    gauc_groups: Count
+    gauc_left_out: Count
+    gauc_unknown_samples: Count
+
+
+class _Evaluation(Section):
+    """See `stampede.engine.evaluate.Evaluation`."""
+
+    auc: float | None
+    logloss: float
+    attainable_auc: float | None
+    samples: Count
+    pr_auc: float | None = None
+    normalized_entropy: float | None = None
+    calibration: float | None = None
+    calibration_buckets: list[dict[str, float | None]] | None = None
+
+
+def _is_evaluation(values: dict[str, Any]) -> dict[str, Any]:
+    """Those of groups are all there or none; before the first evaluation there is nothing."""
+    grouped = {name: values[name] for name in _Grouped.model_fields if name in values}
+    if values:
+        _Evaluation.model_validate({k: v for k, v in values.items() if k not in grouped})
+    if grouped:
+        _Grouped.model_validate(grouped)
+    return values
+
+
 def _checked_as(section: type[Section]) -> AfterValidator:
     """A mapping that stays one, once it could be read as such a section."""
 
@@ -65,3 +95,4 @@ def _checked_as(section: type[Section]) -> AfterValidator:
 
 ReaderState = Annotated[dict[str, Any], _checked_as(_Reader)]
 PlateauState = Annotated[dict[str, Any], _checked_as(_Plateau)]
+EvaluationState = Annotated[dict[str, Any], AfterValidator(_is_evaluation)]

@@ -138,10 +138,18 @@ def read_tensors(path: Path, state: dict[str, Any], *, alone: bool = False) -> N
 
 def reason(failure: BaseException) -> str:
     """What went wrong, in one line; of the first rank where several failed."""
-    failure = _causes(failure)[0]
+    failure = _underlying(_causes(failure)[0])
     lines = str(failure).strip().splitlines()
     # Some messages of torch hold all its arguments.
     return lines[0][:300] if lines else type(failure).__name__
+
+
+def _underlying(failure: BaseException) -> BaseException:
+    """What the system said, where torch's writer failed once more in closing its file."""
+    found: BaseException | None = failure
+    while isinstance(found, RuntimeError):
+        found = found.__cause__ or found.__context__
+    return found if isinstance(found, OSError) else failure
 
 
 def _causes(failure: BaseException) -> list[BaseException]:

@@ -48,6 +48,12 @@ class RunSection(Section):
         description="seconds without progress on any rank after which the processes end with "
         "status 3 and the stuck rank is named; the first step has ten minutes more; 0: never",
     )
+    slow_hang_seconds: float = Field(
+        24 * 3600,
+        gt=0,
+        description="the same in saves, in the metrics of an evaluation and other stages that take "
+        "as long as the data are large, where it is longer",
+    )
 
 
 class DenseOptimSection(Section):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,8 @@ from stampede.data.learning.learned import Saved
 from stampede.data.learning.vocabulary import FIRST_ROW
 from stampede.data.prepared.manifest import FieldEntry, Manifest
 from stampede.data.schema.columns import Hashed, IdField, Integers, Quantiles, TimePart, Vocabulary
-from stampede.engine.inference.inputs import (
-    check_same_inputs,
-    read_kept_manifest,
-    read_kept_saved,
-)
+from stampede.engine.inference.inputs import read_kept_saved, remedy
+from stampede.engine.inference.same_inputs import check_trained_with
 from stampede.engine.inference.trained import Trained
 
 # Ids of fields whose values are rows of their tables already.
@@ -29,24 +25,17 @@ def described_inputs(trained: Trained, kept: Path | None) -> dict[str, Any]:
         kept: what `inputs_folder` found.
 
     Raises:
-        DataError: the vocabularies are damaged, or not the model's.
+        RunFolderError, DataError: the vocabularies are damaged, or not the model's.
     """
     if kept is None:
         # Synthetic clicks.
         entries = [FieldEntry(name=n, rows=rows) for n, rows in trained.vocabulary_sizes.items()]
         return _of_rows(entries, [f"I{i + 1}" for i in range(trained.numbers)], "float32")
-    manifest = read_kept_manifest(kept)
-    check_same_inputs(manifest, trained.vocabulary_sizes, trained.numbers, kept, trained.checkpoint)
+    manifest = check_trained_with(kept, trained, trained.checkpoint, remedy(kept))
     saved = read_kept_saved(kept)
     if saved is None:
         return _of_rows(manifest.fields, manifest.numbers, manifest.numbers_dtype)
     return _of_columns(manifest, saved)
-
-
-def vocabulary_files(kept: Path | None) -> Mapping[str, str]:
-    """File of each vocabulary in the folder of what was learned, by field."""
-    saved = None if kept is None else read_kept_saved(kept)
-    return {} if saved is None else saved.vocabularies
 
 
 def _of_rows(entries: list[FieldEntry], numbers: list[str], dtype: str) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 from stampede.data import DataError
@@ -158,68 +157,17 @@ def _is_relative(path: str | list[str]) -> bool:
     return any(path and not Path(path).is_absolute() for path in paths)
 
 
-def check_same_inputs(
-    found: Manifest, trained: Mapping[str, int], numbers: int, where: Path, model: Path
-) -> None:
-    """Refuse data whose fields are not those that a model was trained on.
+def read_learned(kept: Path, manifest: Manifest) -> Learned | None:
+    """What turns raw rows into inputs; None where nobody knows, as of imported arrays.
 
     Args:
-        found: the data's.
-        trained: rows of the model's tables, by field.
-        numbers: of the model.
-        where: the data, for the message.
-        model: the checkpoint, for the message.
-
-    Raises:
-        DataError: names the first difference.
-    """
-    fields = {entry.name: entry.rows for entry in found.fields}
-    for name, rows in trained.items():
-        if name not in fields:
-            has = ", ".join(fields)
-            raise DataError(f"{where}: no id field {name!r}, which {model} needs; it has {has}")
-        if fields[name] != rows:
-            raise DataError(
-                f"{where}: the table of {name!r} has {fields[name]:,} rows, but {rows:,} in "
-                f"{model}: its vocabulary is another one. Score the raw files, or prepare them "
-                "with `python -m stampede.data.apply`"
-            )
-    if list(fields) != list(trained):
-        raise DataError(
-            f"{where}: the id fields are {', '.join(fields)}, but in {model} they are "
-            f"{', '.join(trained)}"
-        )
-    if len(found.numbers) != numbers:
-        raise DataError(f"{where}: {len(found.numbers)} numbers, but {numbers} in {model}")
-
-
-def check_same_vocabularies(found: Manifest, kept: Manifest, where: Path) -> None:
-    """Refuse prepared data whose rows of tables mean other ids than those of a run.
-
-    Raises:
-        DataError: they do.
-    """
-    learned, theirs = (
-        {Path(entry.name).name: entry.sha256 for entry in manifest.learned}
-        for manifest in (kept, found)
-    )
-    differing = sorted(name for name in learned if theirs.get(name, learned[name]) != learned[name])
-    if learned and theirs and differing:
-        raise DataError(
-            f"{where}: its {differing[0]} is not the one that the model was trained with, so its "
-            "ids mean something else. Score the raw files, or prepare them with "
-            "`python -m stampede.data.apply`"
-        )
-
-
-def read_learned(kept: Path) -> Learned | None:
-    """What turns raw rows into inputs; None where nobody knows, as of imported arrays.
+        manifest: of what `inputs_folder` found.
 
     Raises:
         DataError: it is damaged.
     """
     learned = kept / LEARNED_FOLDER
-    return load(learned, remedy(kept)) if learned.is_dir() else None
+    return load(learned, remedy(kept), manifest.fields) if learned.is_dir() else None
 
 
 def read_kept_saved(kept: Path) -> Saved | None:
@@ -230,15 +178,6 @@ def read_kept_saved(kept: Path) -> Saved | None:
     """
     learned = kept / LEARNED_FOLDER
     return read_saved(learned, remedy(kept)) if learned.is_dir() else None
-
-
-def read_kept_manifest(kept: Path) -> Manifest:
-    """The manifest of what `inputs_folder` found.
-
-    Raises:
-        DataError: it is damaged.
-    """
-    return read_manifest(kept, remedy(kept))
 
 
 def remedy(kept: Path) -> str:

@@ -21,18 +21,17 @@ from tqdm import tqdm
 
 from stampede.data import DataError, formulas
 from stampede.data.learning import hashing
-from stampede.data.learning.counts import VALUE
 from stampede.data.prepared.whole_folder import make_whole
-from stampede.data.writing import LEARNED_FOLDER
+from stampede.data.row_meanings import row_meanings
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.dense_part import export_dense_part
-from stampede.engine.inference.description import described_inputs, vocabulary_files
+from stampede.engine.inference.description import described_inputs
 from stampede.engine.inference.inputs import inputs_folder, remedy
 from stampede.engine.inference.model import dense_model
 from stampede.engine.inference.row_types import RowType, stored_rows
 from stampede.engine.inference.trained import Trained
-from stampede.engine.run_folder import to_json
 from stampede.engine.tables import read_field
+from stampede.engine.whole_files import to_json
 
 PACKAGE = "package.json"
 
@@ -130,12 +129,13 @@ def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
 
 def _write_vocabularies(folder: Path, kept: Path | None) -> None:
     folder.mkdir()
-    for name, file in vocabulary_files(kept).items():
-        path = kept / LEARNED_FOLDER / Path(file).name
-        try:
-            values = pl.read_parquet(path, columns=[VALUE])
-        except (OSError, pl.exceptions.PolarsError) as failure:
-            raise DataError(f"{path}: damaged ({failure}); {remedy(kept)}") from None
+    if kept is None:
+        return
+    for name, meanings in row_meanings(kept, remedy(kept)).items():
+        if meanings.values is None:
+            continue
+        # One vocabulary after the other: the largest alone must fit into memory.
+        values = meanings.values().to_frame()
         with _os_errors():
             values.write_parquet(folder / f"{name}.parquet")
 

@@ -18,14 +18,7 @@ from stampede.data.raw.bad_rows import OnBadRow
 from stampede.engine.config.data import SyntheticSection
 from stampede.engine.datasets import open_dataset
 from stampede.engine.errors import RunFolderError
-from stampede.engine.inference.inputs import (
-    check_same_inputs,
-    check_same_vocabularies,
-    inputs_folder,
-    own_folder,
-    read_kept_manifest,
-    read_learned,
-)
+from stampede.engine.inference.inputs import inputs_folder, own_folder, read_learned, remedy
 from stampede.engine.inference.model import Scored, Scorer, whole_model
 from stampede.engine.inference.rows import (
     Piece,
@@ -33,6 +26,11 @@ from stampede.engine.inference.rows import (
     rows_of_dataset,
     rows_of_files,
     rows_of_folder,
+)
+from stampede.engine.inference.same_inputs import (
+    check_same_inputs,
+    check_same_vocabularies,
+    check_trained_with,
 )
 from stampede.engine.inference.score_file import ScoreFile
 from stampede.engine.inference.trained import Trained
@@ -44,6 +42,8 @@ OWN_DATA = "@run"
 
 # That is scored unless another is asked for.
 _PART: PartName = "test"
+
+_OTHER_OWN_DATA = "score raw files, or what `python -m stampede.data.apply` makes of them"
 
 # Bytes that sorting for the AUC may take.
 _METRICS_MEMORY = 5e8
@@ -150,7 +150,10 @@ def _rows(
         raise DataError(f"{folders[0]}: is a folder; write one prepared folder, or files")
     if folders and (folders[0] / MANIFEST).exists():
         return _prepared_rows(trained, kept, folders[0], options)
-    learned = None if kept is None else read_learned(kept)
+    learned = None
+    if kept is not None:
+        manifest = check_trained_with(kept, trained, trained.checkpoint, remedy(kept))
+        learned = read_learned(kept, manifest)
     if learned is None:
         raise DataError(
             f"{inputs[0]}: the run was trained on data whose ids were rows of tables already, so "
@@ -162,8 +165,6 @@ def _rows(
             f"--part {options.part}: raw files such as {inputs[0]} have no parts; leave it out, or "
             f"write a prepared folder or {OWN_DATA}"
         )
-    manifest = read_kept_manifest(kept)
-    check_same_inputs(manifest, trained.vocabulary_sizes, trained.numbers, kept, trained.checkpoint)
     return rows_of_files(
         inputs, learned, manifest.numbers_dtype, bad_rows, with_label=options.with_label
     )
@@ -175,16 +176,17 @@ def _own_rows(trained: Trained, options: PredictionOptions) -> Rows:
         # It is made by no other process.
         dataset = open_dataset(trained.config, None)
         return rows_of_dataset(dataset, options.part or _PART, options.with_label)
-    return _prepared_rows(trained, None, own_folder(trained.config, trained.run), options)
+    folder = own_folder(trained.config, trained.run)
+    check_trained_with(folder, trained, trained.checkpoint, _OTHER_OWN_DATA)
+    return rows_of_folder(folder, options.part or _PART, options.with_label)
 
 
 def _prepared_rows(
     trained: Trained, kept: Path | None, folder: Path, options: PredictionOptions
 ) -> Rows:
     manifest = read_manifest(folder)
-    check_same_inputs(
-        manifest, trained.vocabulary_sizes, trained.numbers, folder, trained.checkpoint
-    )
+    check_same_inputs(manifest, trained, folder, trained.checkpoint)
     if kept is not None:
-        check_same_vocabularies(manifest, read_kept_manifest(kept), folder)
+        learned = check_trained_with(kept, trained, trained.checkpoint, remedy(kept))
+        check_same_vocabularies(manifest, learned, folder)
     return rows_of_folder(folder, options.part or _PART, options.with_label)

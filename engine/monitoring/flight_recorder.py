@@ -9,7 +9,7 @@ from typing import Any
 
 from torch._C import _distributed_c10d as c10d
 
-from stampede.engine.run_folder import write_whole
+from stampede.engine.whole_files import write_whole
 
 # Of NCCL, which a build of torch may lack, and of gloo. Each has a recorder of its own, which holds
 # the last 2000 collectives (`TORCH_FR_BUFFER_SIZE`).

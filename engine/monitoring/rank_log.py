@@ -11,7 +11,8 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
-from stampede.engine.run_folder import to_json
+from stampede.engine.monitoring.giving_up import say_given_up
+from stampede.engine.whole_files import to_json
 
 # Of a file; the one before is kept as well. That is some 20,000 lines of timing.
 _MOST_BYTES = 16 << 20
@@ -70,13 +71,7 @@ class RankLog:
 
     def _give_up(self, failure: BaseException | None) -> None:
         self.close()
-        why = getattr(failure, "strerror", None) or failure
-        print(
-            f"rank {self._rank}: {self._path}: the log cannot be written ({why}); training goes "
-            "on without it",
-            file=sys.stderr,
-            flush=True,
-        )
+        say_given_up(self._rank, self._path, "log", failure)
 
 
 class _Handler(RotatingFileHandler):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +11,7 @@ from torch.profiler import profile, record_function
 from tqdm import tqdm
 
 from stampede.engine.config.profile import ProfileSection
+from stampede.engine.monitoring.giving_up import say_given_up
 from stampede.engine.monitoring.phases import LOOKING_UP
 from stampede.engine.processes import Processes
 
@@ -155,13 +155,7 @@ class StepTrace:
             action()
         except (OSError, RuntimeError) as failure:
             self._given_up = True
-            why = getattr(failure, "strerror", None) or failure
-            print(
-                f"rank {self._processes.rank}: {self._file}: no trace can be written ({why}); "
-                "training goes on without it",
-                file=sys.stderr,
-                flush=True,
-            )
+            say_given_up(self._processes.rank, self._file, "trace", failure)
 
     def _say(self, sentence: str) -> None:
         if self._processes.is_main:

@@ -23,9 +23,9 @@ from stampede.engine.planning.report import report
 from stampede.engine.planning.shards import placed_shards
 from stampede.engine.planning.tables import planned_data
 from stampede.engine.planning.workload import Workload, workload
-from stampede.engine.run_folder import to_json, write_whole
 from stampede.engine.scaled import scaled_hyperparameters
 from stampede.engine.table_optimizer import table_optimizer
+from stampede.engine.whole_files import to_json, write_whole
 from stampede.optim import cowclip_sharders
 from stampede.settings import SettingsError
 

@@ -17,7 +17,8 @@ _HINT = "write a run folder such as runs/quickstart, or a folder of run folders"
 
 # Keys that say how a run was started, logged or kept, not what it computed.
 _NOT_COMPARED = (
-    "run.name", "run.dir", "run.overwrite", "run.hang_seconds", "checkpoint.", "train.log_every",
+    "run.name", "run.dir", "run.overwrite", "run.hang_seconds", "run.slow_hang_seconds",
+    "checkpoint.", "train.log_every",
     "train.clip_stats_every", "train.timing_every", "train.profile.",
 )  # fmt: skip
 

@@ -22,7 +22,7 @@ from stampede.engine.report.results import result_table
 from stampede.engine.report.run_records import RunRecord
 from stampede.engine.report.step_times import step_time_table
 from stampede.engine.report.wall_time import draw_wall_time
-from stampede.engine.run_folder import write_whole
+from stampede.engine.whole_files import write_whole
 
 PAGE = "report.html"
 

@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 
 from stampede.engine.config import Config
-from stampede.engine.run_folder import to_json, write_whole
 from stampede.engine.sweeps.files import reading, writing
 from stampede.engine.sweeps.measured import compared
+from stampede.engine.whole_files import to_json, write_whole
 
 # torchrun's own lines, such as `error_file: <N/A>`, do not begin so.
 _ERROR = re.compile(r"error( on rank \d+)?: ")

@@ -8,11 +8,11 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from stampede.engine.figures import as_written, to_png
-from stampede.engine.run_folder import write_whole
 from stampede.engine.sweeps.results import Mean, Result, mean
 from stampede.engine.sweeps.sections import shown_as
 from stampede.engine.sweeps.sweep import Sweep
 from stampede.engine.sweeps.table import axes_of
+from stampede.engine.whole_files import write_whole
 
 # Told apart in black and white too.
 _STYLES = ("o-", "s--", "^-.", "D:", "v-", "P--", "X-.", "*:", "<-", ">--")

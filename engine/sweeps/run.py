@@ -14,7 +14,6 @@ from tqdm import tqdm
 from stampede.engine.console import progress_bar
 from stampede.engine.datasets import check_files
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from stampede.engine.run_folder import write_whole
 from stampede.engine.sweeps.files import writing
 from stampede.engine.sweeps.journal import NAME as JOURNAL
 from stampede.engine.sweeps.pictures import draw
@@ -25,6 +24,7 @@ from stampede.engine.sweeps.runner import Outcome, Runner
 from stampede.engine.sweeps.study import check_optuna, run_study
 from stampede.engine.sweeps.sweep import Sweep
 from stampede.engine.sweeps.table import to_csv, to_markdown
+from stampede.engine.whole_files import write_whole
 
 
 def run_sweep(sweep: Sweep, start: Start, retry_failed: bool = False) -> list[Path]:

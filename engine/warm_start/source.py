@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stampede.data.prepared.manifest import MANIFEST
-from stampede.data.prepared.manifest import read_manifest as read_manifest_of_data
 from stampede.data.row_meanings import RowMeanings, row_meanings
-from stampede.data.vocabulary_fingerprint import vocabulary_fingerprint
 from stampede.data.writing import LEARNED_FOLDER
 from stampede.engine.checkpoint import Manifest, read_manifest, verify
 from stampede.engine.checkpoint.files import length_of
 from stampede.engine.errors import RunFolderError
-from stampede.engine.inference.inputs import check_same_inputs, kept_inputs
+from stampede.engine.inference.inputs import kept_inputs
+from stampede.engine.inference.same_inputs import check_trained_with
 from stampede.engine.inference.trained import choose_checkpoint
 from stampede.settings import cut
 
@@ -82,24 +81,15 @@ def source_of(checkpoint: Path) -> Source:
     manifest = read_manifest(checkpoint)
     if _kind(manifest) == _SYNTHETIC:
         return Source(checkpoint, None)
-    run, expected = checkpoint.parent.parent, manifest.data.vocabulary_sha256
-    kept = kept_inputs(run, expected)
+    run = checkpoint.parent.parent
+    kept = kept_inputs(run, manifest.data.vocabulary_sha256)
     if kept is None:
         raise RunFolderError(
             f"{checkpoint}: what its ids are is not known: {run / 'inputs'} is absent, where a run "
             f"keeps its vocabularies; {_REMEDY}"
         )
     _check_own_files(kept)
-    # First, as it bounds what the vocabularies may hold.
-    data = manifest.data
-    check_same_inputs(
-        read_manifest_of_data(kept, _REMEDY), data.vocabulary_sizes, data.numbers, kept, checkpoint
-    )
-    if expected is not None and vocabulary_fingerprint(kept, _REMEDY) != expected:
-        raise RunFolderError(
-            f"{kept}: these are not the vocabularies that {checkpoint} was trained with (their "
-            f"SHA-256 differs), so nobody knows what its ids are; {_REMEDY}"
-        )
+    check_trained_with(kept, manifest.data, checkpoint, _REMEDY)
     return Source(checkpoint, kept)
 
 

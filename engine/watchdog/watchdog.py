@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import torch.distributed as dist
 
+from stampede.engine.config.sections import RunSection
 from stampede.engine.exit_status import HUNG
 from stampede.engine.processes import Processes
 from stampede.engine.pulse import Pulse
@@ -24,25 +25,22 @@ from stampede.engine.watchdog.verdict import Seen, Verdict, find_culprits
 # Kernels may be compiled in the first step.
 _FIRST_STEP_SECONDS = 600.0
 
-# The patience in a stage that may well last for hours, see `Pulse.slowly`.
-_SLOW_SECONDS = 24 * 3600.0
-
 # So many rounds before it is time to judge, the others are read.
 _ROUNDS_READ = SILENT_ROUNDS + 3
 
 
 @contextmanager
-def watched(processes: Processes, patience: float, folder: Path) -> Iterator[None]:
+def watched(processes: Processes, settings: RunSection, folder: Path) -> Iterator[None]:
     """End the processes with status 3 if the run stands still in the context.
 
     It counts from the first beat of `processes.pulse` on. All ranks must enter together.
 
     Args:
-        patience: seconds without a beat on any rank, in the first step ten minutes more, in a slow
-            stage a day; 0: never.
+        settings: `hang_seconds` without a beat on any rank, in the first step ten minutes more;
+            `slow_hang_seconds` in a stage that may well last for hours, see `Pulse.slowly`.
         folder: of the run, for the stacks of all threads.
     """
-    if not patience:
+    if not settings.hang_seconds:
         yield
         return
     # Stores of torchrun's agent outlive a restart.
@@ -50,7 +48,7 @@ def watched(processes: Processes, patience: float, folder: Path) -> Iterator[Non
     store = None
     if processes.world_size > 1:
         store = dist.PrefixStore(f"stampede/watchdog/{job}", _own_client())
-    watchdog = Watchdog(processes, patience, folder, store)
+    watchdog = Watchdog(processes, settings, folder, store)
     try:
         yield
     finally:
@@ -73,18 +71,19 @@ class Watchdog:
 
     Args:
         processes: this rank among all, and its pulse.
-        patience: seconds.
+        settings: see `watched`.
         folder: of the run.
         store: for the ranks' standings; None in a run of one process.
     """
 
     def __init__(
-        self, processes: Processes, patience: float, folder: Path, store: dist.Store | None
+        self, processes: Processes, settings: RunSection, folder: Path, store: dist.Store | None
     ) -> None:
         self._rank = processes.rank
         self._pulse: Pulse = processes.pulse
-        self._patience = patience
-        self._interval = min(5.0, patience / 20)
+        self._patience = settings.hang_seconds
+        self._slow_patience = settings.slow_hang_seconds
+        self._interval = min(5.0, self._patience / 20)
         self._folder = folder
         self._main = threading.get_ident()
         self._beats = self._start = self._pulse.beats
@@ -135,7 +134,7 @@ class Watchdog:
     def _left(self) -> float:
         """Seconds until this rank has stood still for too long."""
         patience = self._patience + (_FIRST_STEP_SECONDS if self._is_first_step else 0.0)
-        return (max(patience, _SLOW_SECONDS) if self._is_slow else patience) - self._still
+        return (max(patience, self._slow_patience) if self._is_slow else patience) - self._still
 
     def _judge(self) -> Verdict | None:
         left = self._left()
@@ -174,8 +173,11 @@ class Watchdog:
         )
 
     def _end_process(self, verdict: Verdict) -> None:
+        after = f"run.hang_seconds={self._patience:g}"
+        if self._is_slow and self._slow_patience > self._patience:
+            after = f"run.slow_hang_seconds={self._slow_patience:g}"
         sentence = (
-            f"the run hangs: {verdict.reason}. After run.hang_seconds={self._patience:g} "
+            f"the run hangs: {verdict.reason}. After {after} "
             f"{what_happens_now(HUNG)}; stacks are in "
             f"{stack_file(self._folder, self._rank).with_name('hang_rank_*.txt')}"
         )

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.autograd import Variable
 from torchrec.distributed.types import ShardingEnv
 
 from stampede.optim.helen import HelenSettings
 from stampede.optim.nonfinite import NonFiniteFlag
-from stampede.optim.reduction import PendingUpdate, TableSums
+from stampede.optim.reduction import PendingUpdate
 from stampede.optim.rows import merge_rows
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.helen import HelenPasses
@@ -26,7 +25,7 @@ from stampede.optim.sharded.layout import CollectionLayout, ProcessGroups
 from stampede.optim.sharded.lookups import LookupGradient
 from stampede.optim.sharded.misuse import MisuseGuard
 from stampede.optim.sharded.queue import UpdateQueue, can_be_queued_everywhere, why_not_queued
-from stampede.optim.sharded.reduction import CollectionGroups
+from stampede.optim.sharded.reduction import BackwardReduction, CollectionGroups
 from stampede.optim.update import update_
 
 if TYPE_CHECKING:
@@ -284,7 +283,10 @@ class BackwardUpdate:
         pending: Sequence[tuple[CowClipTables, PendingUpdate]],
         present: Sequence[_Collection],
     ) -> None:
-        reduction = _Reduction(present, self._everything)
+        together = any(collection.clips_everything for collection in present)
+        reduction = BackwardReduction(
+            [collection.groups for collection in present], self._everything if together else None
+        )
         outcomes = update_([update for _, update in pending], reduction)
         for (tbe, _), outcome in zip(pending, outcomes, strict=True):
             tbe.row_counts += torch.stack([outcome.touched, outcome.clipped, outcome.skipped])
@@ -302,30 +304,3 @@ class BackwardUpdate:
                     "but a backward pass reached only some of the collections; use another "
                     "granularity, or make one loss of all of them"
                 )
-
-
-class _Reduction:
-    """Sums of all collections of one backward pass, one after the other."""
-
-    def __init__(
-        self, present: Sequence[_Collection], everything: dist.ProcessGroup | None
-    ) -> None:
-        self._groups = [collection.groups for collection in present]
-        self._everything = everything if any(c.clips_everything for c in present) else None
-        self.device = self._groups[0].device
-
-    def sum_columns_(
-        self, updates: Sequence[PendingUpdate], values: Sequence[Tensor], *, all_rows: bool
-    ) -> None:
-        """See `Reduction.sum_columns_`."""
-        for groups in self._groups:
-            groups.sum_columns_(updates, values, all_rows=all_rows)
-
-    def sum_tables_(self, sums: TableSums) -> None:
-        """See `Reduction.sum_tables_`."""
-        for groups in self._groups:
-            groups.sum_tables_(sums)
-        if self._everything is not None:
-            if sums.everything is None:
-                sums.everything = sums.nonfinite.new_zeros(2)
-            dist.all_reduce(sums.everything, group=self._everything)

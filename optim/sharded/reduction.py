@@ -136,3 +136,36 @@ class CollectionGroups:
         dist.all_reduce(whole, group=self._everyone)
         sums.by_table.update(zip(self._tables, whole[:-1], strict=True))
         sums.nonfinite = whole[-1, 0]
+
+
+class BackwardReduction:
+    """Sums of all collections of one backward pass, one after the other.
+
+    Args:
+        groups: of these collections.
+        everything: over which sums of all tables together are added up; None where nothing is
+            clipped by them.
+    """
+
+    def __init__(
+        self, groups: Sequence[CollectionGroups], everything: dist.ProcessGroup | None
+    ) -> None:
+        self._groups = groups
+        self._everything = everything
+        self.device = groups[0].device
+
+    def sum_columns_(
+        self, updates: Sequence[PendingUpdate], values: Sequence[Tensor], *, all_rows: bool
+    ) -> None:
+        """See `Reduction.sum_columns_`."""
+        for groups in self._groups:
+            groups.sum_columns_(updates, values, all_rows=all_rows)
+
+    def sum_tables_(self, sums: TableSums) -> None:
+        """See `Reduction.sum_tables_`."""
+        for groups in self._groups:
+            groups.sum_tables_(sums)
+        if self._everything is not None:
+            if sums.everything is None:
+                sums.everything = sums.nonfinite.new_zeros(2)
+            dist.all_reduce(sums.everything, group=self._everything)

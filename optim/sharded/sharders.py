@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
-from torchrec import optim as torchrec_optim
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, get_ec_index_dedup
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -17,13 +14,13 @@ from torchrec.distributed.types import ModuleSharder, ParameterSharding, Shardin
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from stampede.optim.cowclip_optimizer import CowClipOptimizer
-from stampede.optim.helen import Helen, HelenSettings
-from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam, Rule
-from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
+from stampede.optim.sharded.chosen_optimizer import (
+    as_fbgemm_sgd,
+    optimizer_of,
+    with_equal_state,
+)
 from stampede.optim.sharded.collections import (
-    GROUP_KEY,
     CowClipCollection,
     CowClipShardedEmbeddingBagCollection,
     CowClipShardedEmbeddingCollection,
@@ -90,14 +87,6 @@ def cowclip_sharders(
     ]
 
 
-class _Chosen(NamedTuple):
-    """The optimizer that a user named for a table."""
-
-    settings: UpdateSettings
-    lr: float
-    helen: HelenSettings | None = None
-
-
 class _CowClipSharder(BaseEmbeddingSharder[nn.Module]):
     """What both sharders have in common; see `cowclip_sharders`."""
 
@@ -128,11 +117,11 @@ class _CowClipSharder(BaseEmbeddingSharder[nn.Module]):
         """
         seen = {}
         for name, parameter in super().shardable_parameters(module).items():
-            chosen = _optimizer_of(parameter)
+            chosen = optimizer_of(parameter)
             if chosen is not None:
                 shown = nn.Parameter(parameter.detach(), parameter.requires_grad)
                 shown.__dict__.update(parameter.__dict__)
-                shown._optimizer_classes = [_with_equal_state(chosen.settings.rule)]
+                shown._optimizer_classes = [with_equal_state(chosen.settings.rule)]
                 parameter = shown
             seen[name] = parameter
         return seen
@@ -157,7 +146,7 @@ class _CowClipSharder(BaseEmbeddingSharder[nn.Module]):
         chosen = {
             name: found
             for name, parameter in parameters.items()
-            if (found := _optimizer_of(parameter)) is not None
+            if (found := optimizer_of(parameter)) is not None
         }
         is_weighted = getattr(module, "is_weighted", bool)()
         for name, choice in chosen.items():
@@ -168,7 +157,7 @@ class _CowClipSharder(BaseEmbeddingSharder[nn.Module]):
             check_collection(configs, params)
             _refuse_of_the_update(self.fused_params)
             self._check_module(module)
-        with _as_fbgemm_sgd(parameters, chosen):
+        with as_fbgemm_sgd(parameters, chosen):
             sharded = self._sharded_type(
                 settings={name: choice.settings for name, choice in chosen.items()},
                 helen={n: choice.helen for n, choice in chosen.items() if choice.helen},
@@ -236,47 +225,6 @@ def _configs(module: nn.Module) -> list[BaseEmbeddingConfig]:
     return module.embedding_bag_configs()
 
 
-def _optimizer_of(parameter: nn.Parameter) -> _Chosen | None:
-    """The optimizer of ours that `apply_optimizer_in_backward` gave a table, if it did.
-
-    Raises:
-        ValueError, TypeError: one of its settings is wrong.
-    """
-    classes = getattr(parameter, "_optimizer_classes", [])
-    if not any(issubclass(kind, CowClipOptimizer | Helen) for kind in classes):
-        return None
-    if len(classes) > 1:
-        names = ", ".join(kind.__name__ for kind in classes)
-        raise ValueError(
-            f"a table was given several optimizers ({names}); call apply_optimizer_in_backward "
-            "once for each table"
-        )
-    (kind,), (arguments,) = classes, parameter._optimizer_kwargs
-    if issubclass(kind, Helen):
-        settings, lr = kind.table_settings(arguments)
-        return _Chosen(settings.second_pass(), lr, settings)
-    group = kind.defaults_with(arguments)
-    if group["padding_idx"] is not None:
-        raise ValueError(
-            f"{kind.__name__}: padding_idx is {group['padding_idx']!r}, but TorchRec's tables have "
-            "no padding row; leave padding_idx out, and leave padding ids out of the bags"
-        )
-    return _Chosen(kind.update_settings(group), float(group["lr"]))
-
-
-def _with_equal_state(rule: Rule) -> type[torch.optim.Optimizer]:
-    """An optimizer of the planner's list that keeps as much state as a rule."""
-    if isinstance(rule, RowWiseAdagrad):
-        return torchrec_optim.RowWiseAdagrad
-    if isinstance(rule, RowWiseAdam):
-        return torchrec_optim.PartialRowWiseAdam
-    if isinstance(rule, Adam):
-        return torch.optim.Adam
-    if isinstance(rule, Adagrad) or (isinstance(rule, SGD) and rule.momentum):
-        return torch.optim.Adagrad
-    return torch.optim.SGD
-
-
 def _refuse_shared(name: str, parameter: nn.Parameter) -> None:
     """Two modules would each get a table of their own where the user meant one."""
     other = getattr(parameter, "_stampede_module", lambda: None)()
@@ -285,29 +233,3 @@ def _refuse_shared(name: str, parameter: nn.Parameter) -> None:
             f"table {name!r} with CowClip is used by two modules, which would be sharded into two "
             "separate tables; give both features to one collection (feature_names of one table)"
         )
-
-
-@contextmanager
-def _as_fbgemm_sgd(
-    parameters: dict[str, nn.Parameter], chosen: dict[str, _Chosen]
-) -> Iterator[None]:
-    """Show TorchRec plain SGD, the fused optimizer without state, for tables with CowClip.
-
-    TorchRec knows a closed list of optimizers. It groups tables by what they are given, so the
-    settings and the width go along and every TBE ends up with one of each.
-    """
-    saved = {
-        name: (parameters[name]._optimizer_classes, parameters[name]._optimizer_kwargs)
-        for name in chosen
-    }
-    try:
-        for name, choice in chosen.items():
-            parameter = parameters[name]
-            parameter._optimizer_classes = [torch.optim.SGD]
-            group = (choice.settings, parameter.shape[1], choice.helen)
-            parameter._optimizer_kwargs = [{"lr": choice.lr, GROUP_KEY: group}]
-        yield
-    finally:
-        for name, (classes, arguments) in saved.items():
-            parameters[name]._optimizer_classes = classes
-            parameters[name]._optimizer_kwargs = arguments

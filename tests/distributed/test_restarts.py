@@ -11,14 +11,14 @@ import time
 from subprocess import PIPE
 
 import pytest
-import torch
 
-from stampede.engine.inference.model import whole_model
-from stampede.engine.inference.trained import open_trained
+from stampede.engine.checkpoint import newest, read_manifest, verify
 from support.jobs import SMALL, run_small, without_times
 from support.monitored import logged
 from support.paths import ROOT
 from support.ranks import run_ranks
+from support.undisturbed import undisturbed_runs
+from support.weights import check_weights
 
 # 8 steps an epoch.
 LONG = ["train.epochs=2", "evaluate.every=3", "checkpoint.every_steps=3", "sharding.plan=row_wise"]
@@ -29,53 +29,46 @@ PATIENCE = 15
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """Runs that nothing happened to, by number of ranks."""
-    made = {}
-
-    def run(ranks):
-        if ranks not in made:
-            folder = tmp_path_factory.mktemp(f"undisturbed_{ranks}")
-            run_ranks(ranks, run_small, folder, LONG, ranks)
-            made[ranks] = folder / "small"
-        return made[ranks]
-
-    return run
+    return undisturbed_runs(tmp_path_factory, LONG)
 
 
-def train(folder, fault, *overrides, ranks=2, restarts=2, torchrun=("--standalone",)):
-    """The launcher with a fault, under torchrun."""
+def start(folder, fault, *overrides, ranks=2, restarts=2, torchrun=("--standalone",), seconds="5"):
+    """The launcher with a fault, under torchrun, which gives workers so many seconds to end.
+
+    Args:
+        seconds: None for torchrun's own number, 30.
+    """
     (folder / "small.yaml").write_text("")
-    environment = {
-        **{key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")},
-        # Seconds that torchrun gives workers to end; it knows no other way in all its versions.
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5",
-    }
+    # torchrun knows no other way in all its versions.
+    timeout = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+    left_out = ("RANK", "WORLD_SIZE", timeout)
+    environment = {key: value for key, value in os.environ.items() if key not in left_out}
+    if seconds is not None:
+        environment[timeout] = seconds
     command = [
         sys.executable, "-m", "torch.distributed.run", *torchrun,
         "--nproc_per_node", str(ranks), "--max-restarts", str(restarts),
         str(ROOT / "tests/support/failing_launch.py"), fault,
         str(folder / "small.yaml"), f"run.dir={folder}", *SMALL, *LONG, *overrides,
     ]  # fmt: skip
-    with subprocess.Popen(
-        command, stdout=PIPE, stderr=PIPE, text=True, env=environment, cwd=ROOT
-    ) as process:
+    return subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, env=environment, cwd=ROOT)
+
+
+def train(*arguments, **options):
+    """The same, to its end."""
+    with start(*arguments, **options) as process:
         try:
             output = process.communicate(timeout=500)
         except subprocess.TimeoutExpired:
             # It ends its workers; a kill would leave them behind.
             process.terminate()
             raise
-    return subprocess.CompletedProcess(command, process.returncode, *output)
+    return subprocess.CompletedProcess(process.args, process.returncode, *output)
 
 
 def same_run(one, other):
     assert without_times(one) == without_times(other)
-    states = [
-        whole_model(open_trained(run, "newest"), torch.device("cpu")).state_dict()
-        for run in (one, other)
-    ]
-    assert states[0].keys() == states[1].keys()
-    for key, value in states[0].items():
-        assert torch.equal(value, states[1][key]), key
+    check_weights(one, other)
 
 
 def went_on(done, folder, undisturbed, *steps):
@@ -116,6 +109,32 @@ def test_a_worker_that_sleeps_is_named_and_replaced(tmp_path, undisturbed):
         assert f"\nrank {rank} at step {6 - rank}, " in told and "gloo:all_" in told
         assert (tmp_path / f"small/flight_recorder/rank_{rank}.json").stat().st_size > 1000
     went_on(done, tmp_path, undisturbed(2), 3)
+
+
+def test_a_signal_to_torchrun_saves_before_it_kills(tmp_path, undisturbed):
+    """It hands the signal on, and ends after its own 30 seconds what has not ended by then."""
+    metrics = tmp_path / "small/metrics.jsonl"
+    with start(tmp_path, "slow:0:3", restarts=0, seconds=None) as process:
+        try:
+            deadline = time.monotonic() + 300
+            while not (metrics.exists() and metrics.stat().st_size):
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.05)
+            process.terminate()
+            begun = time.monotonic()
+            said, complaints = process.communicate(timeout=120)
+            seconds = time.monotonic() - begun
+        finally:
+            process.terminate()
+    assert process.returncode != 0 and seconds < 15, complaints
+    step = int(re.search(r"stopped by SIGTERM after step (\d+), which is saved", said)[1])
+    saved = newest(tmp_path / "small/checkpoints")
+    verify(saved)
+    assert read_manifest(saved).progress.step == step < 16
+    run_ranks(2, run_small, tmp_path, [*LONG, "checkpoint.resume=auto"], 2)
+    starts = [line["step"] for line in logged(tmp_path / "small") if line["event"] == "started"]
+    assert starts == [0, step]
+    same_run(tmp_path / "small", undisturbed(2))
 
 
 def test_a_worker_that_gets_no_memory_says_so_and_nobody_waits(tmp_path):

@@ -1,45 +1,52 @@
-"""Signals to one rank of several, and runs that go on with other numbers of ranks and plans."""
+"""Signals to one rank of several, and runs that go on with other ranks, plans and kernels."""
 
 import pytest
-import torch
 
 from stampede.engine.checkpoint import newest, read_manifest
-from stampede.engine.tables import read_field
+from stampede.optim import native
 from support.jobs import run_small, without_times
 from support.ranks import run_ranks
-from support.stopping import stopped_on_rank_1
+from support.stopping import run_without_kernels, stopped_on_last_rank
+from support.weights import check_weights
 
 LONG = ["train.epochs=2", "evaluate.every=3", "sharding.plan=row_wise"]
+
+# Of the largest weight of a tensor, where sums are rounded in another order.
+TOLERANCE = 2e-5
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
+    """On two ranks."""
     folder = tmp_path_factory.mktemp("undisturbed")
     run_ranks(2, run_small, folder, LONG, 2)
     return folder / "small"
 
 
-def weights(run, field):
-    return read_field(newest(run / "checkpoints"), field)
-
-
-@pytest.mark.parametrize("plan, ranks", [("row_wise", 2), ("column_wise", 4), ("table_wise", 1)])
-def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path, undisturbed, plan, ranks):
-    said = run_ranks(2, stopped_on_rank_1, tmp_path, LONG, 2, 5)
+def stop(folder, ranks):
+    said = run_ranks(ranks, stopped_on_last_rank, folder, LONG, ranks, 5)
     assert len(set(said)) == 1 and "SIGTERM after step 5" in said[0]
-    assert read_manifest(newest(tmp_path / "small/checkpoints")).progress.step == 5
+    assert read_manifest(newest(folder / "small/checkpoints")).progress.step == 5
+
+
+@pytest.mark.parametrize("before, plan, after", [
+    (2, "row_wise", 2), (2, "column_wise", 2), (2, "column_wise", 4), (2, "table_wise", 1),
+    (1, "row_wise", 2), (4, "table_wise", 1),
+])  # fmt: skip
+def test_a_signal_to_one_rank_stops_all_and_any_ranks_and_plan_go_on(
+    tmp_path, undisturbed, before, plan, after
+):
+    stop(tmp_path, before)
     overrides = [*LONG[:2], f"sharding.plan={plan}", "checkpoint.resume=auto"]
-    if ranks == 1:
-        run_small(tmp_path, overrides)
-    else:
-        run_ranks(ranks, run_small, tmp_path, overrides, ranks)
-    same = plan == "row_wise"
+    run_ranks(after, run_small, tmp_path, overrides, after)
+    same = (before, plan, after) == (2, "row_wise", 2)
     if same:
         assert without_times(tmp_path / "small") == without_times(undisturbed)
-    for field in ("C1", "C2"):
-        for one, other in zip(
-            weights(tmp_path / "small", field), weights(undisturbed, field), strict=True
-        ):
-            # Else sums over ranks are rounded in another order.
-            bound = 0 if same else 2e-5 * float(other.abs().max())
-            assert torch.allclose(one, other, rtol=0, atol=bound)
+    check_weights(tmp_path / "small", undisturbed, 0 if same else TOLERANCE)
+
+
+def test_plain_pytorch_goes_on_where_the_kernels_stopped(tmp_path, undisturbed):
+    assert native.available()
+    stop(tmp_path, 2)
+    run_ranks(2, run_without_kernels, tmp_path, [*LONG, "checkpoint.resume=auto"], 2)
+    check_weights(tmp_path / "small", undisturbed, TOLERANCE)

@@ -1,29 +1,22 @@
 """Data and folders that are not what they were: each gets a sentence, or training goes on."""
 
 import json
-import os
 import shutil
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
-import polars as pl
 import pytest
 
 from stampede.data import DataError
-from stampede.data.prepared import changed
-from stampede.data.prepared.verify import verify
 from stampede.data.residence import Readahead
 from stampede.engine.config import load_config
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.run import run
 from stampede.engine.run_folder import RunFolder
 from support.jobs import lines
-from support.movie_runs import prepare_movies
+from support.movie_runs import prepared_movies
 from support.permissions import read_only
 from support.preparing import IDS, NUMBERS
-from support.preparing import prepared as prepared_log
-from support.ranks import run_ranks
 from support.reading import OVERRIDES, prepared
 
 
@@ -43,71 +36,6 @@ def numbers_of(run_folder):
         {key: value for key, value in line.items() if not key.endswith(timed)}
         for line in lines(run_folder)
     ]
-
-
-def change_a_value(path, later=0):
-    """Another value in an array; the file is as long as before, and newer by some nanoseconds."""
-    status = path.stat()
-    array = np.load(path)
-    array[0] = 1 - array[0]
-    np.save(path, array)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + later))
-
-
-def test_a_shard_changed_after_preparation_is_refused_before_training(tmp_path):
-    data = prepared(tmp_path / "data")
-    path = data / "test-0-label.npy"
-    change_a_value(path, 10**10)
-    with pytest.raises(DataError) as refusal:
-        train(tmp_path, data)
-    assert str(refusal.value).startswith(f"{path}: its content has changed (SHA-256 differs)")
-    assert f"--verify {data}" in str(refusal.value)
-    assert not (tmp_path / "runs/small").exists()
-
-
-def test_a_copied_folder_is_read_once_and_not_again_when_it_was_verified(tmp_path, capsys):
-    data = prepared(tmp_path / "data")
-    os.utime(data / "train-0-ids.npy")
-    manifest = data / "manifest.json"
-    os.utime(manifest, ns=(0, 10**18))
-    train(tmp_path, data, "run.name=one")
-    assert "files (0 MB) are newer than manifest.json; reading them" in capsys.readouterr().err
-    verify(data)
-    train(tmp_path, data, "run.name=two")
-    assert "newer" not in capsys.readouterr().err
-
-
-def test_untouched_files_are_not_read(tmp_path, monkeypatch):
-    data = prepared(tmp_path / "data")
-    monkeypatch.setattr(changed, "difference", None)
-    train(tmp_path, data)
-
-
-def _refusal(data):
-    """What this rank is told of a changed shard."""
-    from stampede.engine.datasets import open_dataset
-    from stampede.engine.processes import processes
-
-    config = load_config(
-        Path(data).parent / "empty.yaml",
-        ["data.kind=prepared", f"data.path={data}", "evaluate.select_on=test"],
-        2,
-    )
-    with processes("cpu") as here:
-        try:
-            open_dataset(config, here)
-        except DataError as failure:
-            return str(failure), failure.known_to_all_ranks
-
-
-def test_all_ranks_are_told_of_a_changed_shard(tmp_path):
-    data = prepared(tmp_path / "data")
-    (tmp_path / "empty.yaml").write_text("")
-    change_a_value(data / "train-0-label.npy", 10**10)
-    for per_node in (1, 2):
-        told = run_ranks(2, _refusal, str(data), ranks_per_node=per_node)
-        assert told[0] == told[1]
-        assert "train-0-label.npy: its content has changed" in told[0][0] and told[0][1]
 
 
 def test_data_that_vanish_during_training_are_still_there_for_this_run(tmp_path, monkeypatch):
@@ -249,36 +177,14 @@ def test_a_run_folder_that_becomes_read_only(tmp_path, monkeypatch):
     assert json.loads((folder / "summary.json").read_text())["epochs"] == 2
 
 
-def train_movies(folder, *overrides):
-    """A run on the prepared form of a log, whose vocabularies are in files."""
-    data = folder / "data"
-    if not data.exists():
-        prepare_movies(folder)
-        schema = str(folder / "schema.yaml")
-        prepared_log(data, "table", str(folder / "log.csv"), schema=schema)
-    return train(folder, data, *overrides)
-
-
-def test_a_vocabulary_changed_after_preparation_is_refused(tmp_path):
-    train_movies(tmp_path)
-    path = tmp_path / "data/learned/user.parquet"
-    frame = pl.read_parquet(path)
-    # The run folder has a link to the file.
-    path.unlink()
-    frame[[1, 0, *range(2, len(frame))]].write_parquet(path)
-    for more in (["run.name=other"], ["checkpoint.resume=auto", "train.epochs=2"]):
-        with pytest.raises(DataError, match=r"user.parquet: .* since the data were prepared; del"):
-            train_movies(tmp_path, *more)
-
-
 def test_a_vocabulary_that_vanished(tmp_path):
-    train_movies(tmp_path)
+    train(tmp_path, prepared_movies(tmp_path))
     (tmp_path / "data/learned/user.parquet").unlink()
     with pytest.raises(DataError, match=r"learned.json: damaged .*No such file.*user.parquet.*del"):
-        train_movies(tmp_path, "checkpoint.resume=auto", "train.epochs=2")
+        train(tmp_path, tmp_path / "data", "checkpoint.resume=auto", "train.epochs=2")
     shutil.rmtree(tmp_path / "data/learned")
     with pytest.raises(DataError, match=r"learned.json: damaged .*; delete the folder to prepare"):
-        train_movies(tmp_path, "run.name=other")
+        train(tmp_path, tmp_path / "data", "run.name=other")
 
 
 def test_a_raw_log_that_vanished_between_runs(tmp_path, log):

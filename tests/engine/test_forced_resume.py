@@ -3,23 +3,21 @@
 import json
 import shutil
 
-import polars as pl
 import pytest
 import torch
 
-from stampede.data.prepared.checksum import file_entry
-from stampede.data.prepared.manifest import Manifest
 from stampede.engine.checkpoint import newest
 from stampede.engine.errors import DivergedError, RunFolderError
 from stampede.engine.inference.trained import open_trained
 from stampede.models.registry import _NETWORKS
-from support.checkpoints import sign, values_of
+from support.checkpoints import as_first_format, values_of
 from support.diverging import poisoned
 from support.jobs import run_small, without_times
 from support.movie_runs import train_on_movies
 from support.movies import MOVIES
 from support.other_network import OWN
 from support.predicting import predict
+from support.prepared import sign_learned, swap_users
 from support.preparing import prepared
 from support.warm_starts import begun, movie_folder, rows_of_ids, tensors_of, weights_name
 
@@ -131,13 +129,8 @@ def test_a_forced_run_that_is_killed_before_it_saves_finds_the_first_vocabulary(
 def swapped(data, copy):
     """The same prepared data, but two users have each other's row."""
     shutil.copytree(data, copy)
-    path = copy / "learned/user.parquet"
-    frame = pl.read_parquet(path)
-    frame[[1, 0, *range(2, len(frame))]].write_parquet(path)
-    manifest = Manifest.model_validate_json((copy / "manifest.json").read_bytes())
-    learned = [file_entry(copy / entry.name, copy) for entry in manifest.learned]
-    text = manifest.model_copy(update={"learned": learned}).model_dump_json()
-    (copy / "manifest.json").write_text(text)
+    swap_users(copy)
+    sign_learned(copy)
     return copy
 
 
@@ -292,10 +285,7 @@ def test_an_edited_network(tmp_path, registered, capsys):
 
 
 def test_a_checkpoint_of_the_first_format_is_continued(folder):
-    path = newest_of(folder)
-    values = values_of(path)
-    del values["data"]["vocabulary_sha256"]
-    sign(path, {**values, "format": 1})
+    as_first_format(newest_of(folder))
     train_on_movies(folder, "train.epochs=2", *RESUME)
     assert len(values_of(newest_of(folder))["data"]["vocabulary_sha256"]) == 64
 

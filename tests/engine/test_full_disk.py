@@ -9,12 +9,12 @@ import pytest
 
 from stampede.engine.appending import append_whole
 from stampede.engine.checkpoint import newest, verify
-from stampede.engine.errors import TrainingStoppedError
+from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.exit_status import exit_status
 from stampede.engine.quiet import quiet_libraries
 from stampede.engine.run_folder import RunFolder
 from support.full_disk import files_of_at_most
-from support.jobs import lines, run_small, without_times
+from support.jobs import lines, run_small, small_config, without_times
 from support.paths import ROOT
 
 FULL = r"results cannot be written \(File too large\); make room and continue with checkpoint"
@@ -61,6 +61,29 @@ def test_a_line_after_one_that_was_cut_is_whole(tmp_path):
             folder.log({"kind": "train", "step": 2, "reason": "long" * 100})
         folder.log({"kind": "stopped", "step": 2})
     assert [line["kind"] for line in lines(tmp_path)] == ["train", "stopped"]
+
+
+def test_a_disk_that_is_full_from_the_start(tmp_path, quiet, capsys):
+    run_small(tmp_path, [])
+    before = without_times(tmp_path / "small")
+    for overrides in (["run.name=new"], ["checkpoint.resume=auto", "train.epochs=2"]):
+        capsys.readouterr()
+        with files_of_at_most(0):
+            status = exit_status(lambda overrides=overrides: run_small(tmp_path, overrides))
+        said = capsys.readouterr()
+        assert status in (1, 2)
+        assert "(File too large)" in said.err and "Traceback" not in said.err + said.out
+    assert without_times(tmp_path / "small") == before
+    run_small(tmp_path, ["checkpoint.resume=auto", "train.epochs=2"])
+
+
+def test_a_lock_needs_no_room(tmp_path):
+    config = small_config(tmp_path)
+    with RunFolder(tmp_path / "small") as first, RunFolder(tmp_path / "small") as second:
+        with files_of_at_most(0):
+            first.reserve(config)
+        with pytest.raises(RunFolderError, match=r"another run \(process unknown\); end it"):
+            second.reserve(config)
 
 
 def test_checkpoints_that_cannot_be_written(tmp_path, quiet, capsys):

@@ -86,5 +86,6 @@ def test_a_run_that_begins_anew_keeps_the_file_anew(tmp_path, network):
     (tmp_path / "own.py").write_text(FLIPPED)
     for path in (tmp_path / "small/checkpoints").iterdir():
         path.rename(tmp_path / path.name)
+    (tmp_path / "small/summary.json").unlink()
     run_small(tmp_path, [*network, "checkpoint.resume=auto"])
     assert (tmp_path / "small/network.py").read_text() == FLIPPED

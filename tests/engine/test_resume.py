@@ -57,6 +57,15 @@ def test_another_configuration_cannot_be_resumed(tmp_path):
     assert load_config(tmp_path / "small/config.yaml") == small_config(tmp_path)
 
 
+def test_rows_that_are_not_finite_may_be_skipped_from_a_resume_on(tmp_path, capsys):
+    """As the sentence of a run that one of them has stopped says."""
+    run_small(tmp_path, [])
+    skips = ["optim.embedding.on_nonfinite=skip_row", "train.epochs=2"]
+    run_small(tmp_path, ["checkpoint.resume=auto", *skips])
+    said = capsys.readouterr().out
+    assert "optim.embedding.on_nonfinite: 'error' in the checkpoint, 'skip_row' now" in said
+
+
 def test_harmless_changes_are_listed(tmp_path, capsys):
     run_small(tmp_path, [])
     run_small(tmp_path, ["checkpoint.resume=auto", "train.epochs=2", "optim.dense.lr=1e-4"])
@@ -70,6 +79,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path):
     run_small(tmp_path, [])
     whole = without_times(tmp_path / "small")
     shutil.rmtree(tmp_path / "small/checkpoints")
+    (tmp_path / "small/summary.json").unlink()
     with (tmp_path / "small/metrics.jsonl").open("a") as file:
         file.write('{"kind": "tra')
     run_small(tmp_path, ["checkpoint.resume=auto"])

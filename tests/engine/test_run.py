@@ -66,7 +66,7 @@ def test_training_time_includes_the_steps_that_rows_had_missed(
         flush(tables)
 
     clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + late[0])
-    monkeypatch.setattr("stampede.engine.trainer.time", clock)
+    monkeypatch.setattr("stampede.engine.training_time.time", clock)
     monkeypatch.setattr(CowClipTables, "flush", slow_flush)
     run_small(tmp_path, [f"evaluate.every={every}"])
     summary = json.loads((tmp_path / "small/summary.json").read_text())

@@ -5,7 +5,6 @@ import os
 import shutil
 from pathlib import Path
 
-import polars as pl
 import pytest
 import torch
 
@@ -14,10 +13,11 @@ from stampede.engine.checkpoint import newest
 from stampede.engine.errors import RunFolderError
 from stampede.engine.tables import read_field
 from stampede.engine.warm_start.source import open_source
-from support.checkpoints import sign, values_of
+from support.checkpoints import as_first_format, sign, values_of
 from support.jobs import run_small, without_times
 from support.movie_runs import train_on_movies
 from support.movies import MOVIES
+from support.prepared import swap_users
 from support.warm_starts import begun, movie_folder, rows_of_ids, tensors_of, weights_name
 
 # Kept as they are where nothing is trained.
@@ -148,6 +148,7 @@ def test_a_run_is_told_of_it_and_goes_on_from_its_own_checkpoints(trained, tmp_p
     assert without_times(parts) == without_times(whole)
     # Before its first checkpoint it begins as it did.
     shutil.rmtree(parts / "checkpoints")
+    (parts / "summary.json").unlink()
     with pytest.raises(RunFolderError, match="no such run folder or checkpoint"):
         train_on_movies(folder, given, "run.name=parts", "checkpoint.resume=auto")
 
@@ -202,14 +203,6 @@ def test_links_and_the_folder_of_all_checkpoints(trained, tmp_path):
         assert found == source / "checkpoints/epoch_0002"
 
 
-def other_vocabulary(run):
-    """Two ids change places, and no checksum of a file says so."""
-    path = run / "inputs/learned/user.parquet"
-    frame = pl.read_parquet(path)
-    path.unlink()
-    frame[[1, 0, *range(2, len(frame))]].write_parquet(path)
-
-
 def flip(run):
     path = next((run / "checkpoints/epoch_0002").glob("*.distcp"))
     content = bytearray(path.read_bytes())
@@ -251,7 +244,8 @@ BAD = {
     "a linked folder": (linked_folder, r"damaged \(inputs is not a folder of its own\); copy it"),
     "no inputs": (lambda run: shutil.rmtree(run / "inputs"),
                   r"epoch_0002: what its ids are is not known: .*inputs is absent.*copy it again"),
-    "other inputs": (other_vocabulary, "these are not the vocabularies that .*epoch_0002 was"),
+    "other inputs": (lambda run: swap_users(run / "inputs"),
+                     "these are not the vocabularies that .*epoch_0002 was"),
     "half the inputs": (no_learned_file, r"learned.json: damaged .*user.parquet.*copy it again"),
     "no run": (shutil.rmtree, "checkpoint.init_from: .*source: there is no such run folder or"),
 }  # fmt: skip
@@ -320,10 +314,7 @@ def test_a_checkpoint_of_the_first_format_has_no_fingerprint(trained, tmp_path):
     source = tmp_path / "source"
     shutil.copytree(trained, source)
     path = source / "checkpoints/epoch_0002"
-    values = values_of(path)
-    del values["data"]["vocabulary_sha256"]
-    values["format"] = 1
-    sign(path, values)
+    as_first_format(path)
     _, _, report = begun(movie_folder(tmp_path / "new"), [f"checkpoint.init_from={path}"])
     assert all(one["new"] == 0 for one in report["fields"])
 

@@ -18,7 +18,7 @@ from stampede.data.writing import LEARNED_FOLDER, WritingOptions
 from support.fuzzing import NUMBERS, VALUES, changed_bytes, changed_trees, fuzz
 from support.guarded import guarded
 from support.mixed_log import write_mixed
-from support.prepared import write_small
+from support.prepared import sign_learned, write_small, write_unpacking
 from support.preparing import prepared
 
 CASES = [120, pytest.param(10_000, marks=pytest.mark.soak)]
@@ -95,6 +95,7 @@ def test_what_was_learned(tmp_path, cases):
     def check(case):
         learned.write_bytes(case[0])
         vocabulary.write_bytes(case[1])
+        sign_learned(folder)
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         with guarded(tmp_path, DataError) as said:
             apply_learned(folder, log, WritingOptions(), tmp_path / "out")
@@ -104,3 +105,28 @@ def test_what_was_learned(tmp_path, cases):
     changed = st.just(intact) | st.just(intact) | changed_bytes(intact)
     seen = fuzz(st.tuples(json_files(trees), changed), check, cases)
     assert seen["accepted"] > cases / 100 and len(seen) > 8, seen
+
+
+def test_what_was_learned_without_a_label(tmp_path):
+    write_mixed(tmp_path)
+    log = str(tmp_path / "log.csv")
+    folder = prepared(tmp_path / "data", "table", log, schema=str(tmp_path / "schema.yaml"))
+    learned = folder / LEARNED_FOLDER / LEARNED
+    saved = json.loads(learned.read_text())
+    saved["schema_"]["label"] = None
+    learned.write_text(json.dumps(saved))
+    sign_learned(folder)
+    with pytest.raises(DataError, match=r"damaged \(.*the schema names no label\)"):
+        apply_learned(folder, log, WritingOptions(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_small_vocabulary_that_unpacks_to_far_more_is_not_read(tmp_path):
+    write_mixed(tmp_path)
+    log = str(tmp_path / "log.csv")
+    folder = prepared(tmp_path / "data", "table", log, schema=str(tmp_path / "schema.yaml"))
+    write_unpacking(folder)
+    sign_learned(folder)
+    with guarded(tmp_path, DataError) as said:
+        apply_learned(folder, log, WritingOptions(), tmp_path / "out")
+    assert "damaged (user.parquet holds 40,000,000 ids instead of 4)" in said[0]

@@ -4,10 +4,13 @@ import itertools
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from stampede.models import NetworkShape, StoredColumns, network_names
 from stampede.models.deepfm import DeepFM
+from stampede.models.fm import second_order
 from stampede.models.mlp import MLP, glorot_normal_
 from stampede.models.registry import network
 
@@ -22,6 +25,17 @@ def test_second_order_term_is_the_sum_over_pairs():
     )
     mlp = module.mlp(torch.cat([embeddings.reshape(4, 15), dense], 1))
     torch.testing.assert_close(module(embeddings, dense), pairs + mlp)
+
+
+@given(shape=st.tuples(st.integers(0, 4), st.integers(1, 5), st.integers(1, 4)))
+def test_gradient_of_the_second_order_term(shape):
+    """Of a slice of stored rows, as autograd finds it."""
+    stored = torch.randn(*shape[:2], shape[2] + 2, dtype=torch.float64, requires_grad=True)
+    embeddings, weights = stored[..., : shape[2]], torch.randn(shape[0], dtype=torch.float64)
+    by_pairs = 0.5 * (embeddings.sum(1).square() - embeddings.square().sum(1)).sum(1)
+    (expected,) = torch.autograd.grad(by_pairs @ weights, stored)
+    (found,) = torch.autograd.grad(second_order(embeddings) @ weights, stored)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("dim, stored", [(10, 12), (3, 4), (4, 8), (1, 4), (11, 12), (12, 16)])

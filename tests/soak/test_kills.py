@@ -7,13 +7,13 @@ from random import Random
 
 import pytest
 
-from support.jobs import SMALL, run_small
-from support.ranks import run_ranks
+from support.jobs import SMALL
 from support.soak.killing import DEADLINE, STAGES, killed_run, random_moment, table
 from support.soak.launching import Worker
 from support.soak.results import write_results
 from support.soak.runs import same_end
 from support.soak.torchrun import killed_trees, killed_workers
+from support.undisturbed import undisturbed_runs
 
 EVERY = 4
 # 14 steps an epoch; seconds long, most of them in saves and evaluations.
@@ -39,16 +39,7 @@ def results():
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """Runs that nothing happened to, by number of ranks."""
-    made = {}
-
-    def run(ranks):
-        if ranks not in made:
-            folder = tmp_path_factory.mktemp(f"undisturbed_{ranks}")
-            run_ranks(ranks, run_small, folder, LONG, ranks)
-            made[ranks] = folder / "small"
-        return made[ranks]
-
-    return run
+    return undisturbed_runs(tmp_path_factory, LONG)
 
 
 def moments(draw, count, seconds):

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import multiprocessing
+import os
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,7 @@ from stampede.engine.checkpoint.tensors import write_tensors
 from stampede.engine.datasets import open_dataset
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.processes import processes
+from support.forked import START_METHOD
 from support.jobs import small_config
 
 WEIGHTS = "front.ebc.embedding_bags.t_C1.weight"
@@ -79,6 +82,13 @@ def sign(path, values, *, files=True):
             entry.update(bytes=file.stat().st_size, sha256=_sha256(file.read_bytes()))
     digest = _sha256(json.dumps(values, sort_keys=True).encode())
     (path / "manifest.json").write_text(json.dumps({**values, "sha256": digest}))
+
+
+def as_first_format(path):
+    """Make a checkpoint one of format 1, which knew no fingerprint of the vocabularies."""
+    values = values_of(path)
+    del values["data"]["vocabulary_sha256"]
+    sign(path, {**values, "format": 1})
 
 
 def _sha256(content):
@@ -161,6 +171,26 @@ def random_after_load(folder, world_size):
             torch.manual_seed(2000)
         load(newest_whole(target, here), job, data)
         return expected, torch.rand(3).tolist()
+
+
+def killed_in_a_save(folder, name):
+    """Exit status of a process that ends, with 9, where a save calls something of its module."""
+    # Not a fork of this one, whose threads may hold locks.
+    process = multiprocessing.get_context(START_METHOD).Process(
+        target=_end_in_a_save, args=(str(folder), name)
+    )
+    process.start()
+    process.join(200)
+    process.kill()
+    return process.exitcode
+
+
+def _end_in_a_save(folder, name):
+    with small_job(Path(folder)) as (here, job, config, data, target):
+        setattr(saving, name, lambda *_: os._exit(9))
+        checkpoints = Checkpoints(target, job, config, data, here)
+        checkpoints.save(Progress(step=7, reader={"epoch": 0, "samples": 8}))
+        checkpoints.wait()
 
 
 def fail_on_rank_1(folder, where):

@@ -1,7 +1,7 @@
 """`launch.py` with a fault: `failing_launch.py KIND:RANK:STEP[:TIMES] CONFIG.yaml ...`.
 
 The fault happens on one rank before a step is taken, until torchrun has restarted the processes
-TIMES times (1). KIND is `kill`, `raise`, `memory`, `stop` or `sleep`.
+TIMES times (1). KIND is `kill`, `raise`, `memory`, `stop`, `sleep` or `slow`.
 """
 
 import os
@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import torch
 
+from stampede.engine import trainer
 from stampede.engine.restarts import restarts
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -23,6 +24,17 @@ from support.stopping import before_step
 
 def sleep_in_python():
     time.sleep(3600)
+
+
+def slow_down():
+    """From here on each step takes a while."""
+    step = trainer.train_step
+
+    def slow(*arguments):
+        time.sleep(0.5)
+        return step(*arguments)
+
+    trainer.train_step = slow
 
 
 def get_no_memory():
@@ -35,6 +47,7 @@ _FAULTS = {
     "memory": get_no_memory,
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "sleep": sleep_in_python,
+    "slow": slow_down,
 }
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from stampede.engine.config import load_config
 from stampede.engine.run import run
 from support.movies import MOVIES, movies, write_movies
+from support.preparing import prepared
 
 ROWS = 600
 JOB = [
@@ -34,6 +35,13 @@ def prepare_movies(folder: Path, form: str = "csv") -> Path:
     (folder / "schema.yaml").write_text(MOVIES)
     (folder / "movies.yaml").write_text("")
     return folder
+
+
+def prepared_movies(folder: Path) -> Path:
+    """The log and its prepared form, whose vocabularies are in files; the folder of that."""
+    prepare_movies(folder)
+    schema = str(folder / "schema.yaml")
+    return prepared(folder / "data", "table", str(folder / "log.csv"), schema=schema)
 
 
 def job(folder: Path) -> list[str]:

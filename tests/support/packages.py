@@ -5,6 +5,11 @@ import json
 import subprocess
 import sys
 
+import torch
+
+from stampede.engine.datasets import open_dataset
+from stampede.engine.inference.trained import open_trained
+
 # Scores what the standard input says, with nothing of stampede and what it trains with.
 _ALONE = """
 import json, sys
@@ -54,3 +59,17 @@ def loaded(package):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.load()
+
+
+def columns_of(frame):
+    """Values by column as JSON has them: text, numbers, and None where a number is missing."""
+    return {
+        name: [None if value != value else value for value in frame[name].tolist()]
+        for name in frame
+    }
+
+
+def open_test_part(run):
+    """The first rows of the test part of a run on synthetic clicks."""
+    trained = open_trained(run, allow_import=True)
+    return open_dataset(trained.config, None).test.read(torch.arange(50))

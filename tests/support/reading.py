@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from stampede.data import DataError
 from stampede.engine.ahead import send
 from stampede.engine.build import build
 from stampede.engine.config import load_config
@@ -51,6 +52,17 @@ def prepared_config(folder: Path, data: Path, *overrides: str, world_size: int =
 def run_prepared(folder, data, overrides, world_size=1):
     """A whole run, as the launcher does it."""
     run(prepared_config(folder, data, *overrides, world_size=world_size))
+
+
+def refusal_of(data, world_size):
+    """What a rank is told of a folder that cannot be used, and whether all know of it."""
+    data = Path(data)
+    config = prepared_config(data.parent, data, world_size=world_size)
+    with processes("cpu") as here:
+        try:
+            open_dataset(config, here)
+        except DataError as failure:
+            return str(failure), failure.known_to_all_ranks
 
 
 def train_prepared(folder, data, overrides=(), world_size=1):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from stampede.engine import trainer
 from stampede.engine.errors import InterruptedRunError
+from stampede.optim import native
 from support.jobs import run_small
 
 
@@ -32,12 +33,19 @@ class _Patch:
     setattr = staticmethod(setattr)
 
 
-def stopped_on_rank_1(folder: Path, overrides: list[str], world_size: int, step: int) -> str:
-    """The sentence of a run of which only rank 1 was asked to stop; as a rank of several."""
-    if os.environ["RANK"] == "1":
+def stopped_on_last_rank(folder: Path, overrides: list[str], world_size: int, step: int) -> str:
+    """The sentence of a run of which only the last rank was asked to stop; as a rank of several."""
+    if int(os.environ["RANK"]) == world_size - 1:
         before_step(_Patch, step, ask_to_stop)
     try:
         run_small(folder, overrides, world_size)
     except InterruptedRunError as stop:
         return str(stop)
     return "not stopped"
+
+
+def run_without_kernels(folder: Path, overrides: list[str], world_size: int) -> None:
+    """A run whose tables plain PyTorch updates; as a rank of several, of which each is new."""
+    os.environ["STAMPEDE_NATIVE"] = "0"
+    assert not native.available()
+    run_small(folder, overrides, world_size)

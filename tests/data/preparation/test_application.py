@@ -10,6 +10,7 @@ from stampede.data import DataError
 from stampede.data.application import apply_learned
 from stampede.data.writing import LEARNED_FOLDER, WritingOptions
 from support.mixed_log import write_mixed
+from support.prepared import sign_learned, swap_users
 from support.prepared_arrays import arrays_of, manifest_of
 from support.preparing import PARTS, prepared, write
 
@@ -89,15 +90,33 @@ def test_what_was_learned_is_checked(mixed, change):
     saved = json.loads(path.read_text())
     change(saved)
     path.write_text(json.dumps(saved))
+    sign_learned(folder)
     with pytest.raises(DataError, match=r"learned.json: damaged \(.*prepare the data again"):
         apply_learned(folder, log, WritingOptions(), folder.parent / "out")
 
 
 @pytest.mark.parametrize(
-    "values", [["u1", "u1"], ["u1", None], [1, 2]], ids=["twice", "null", "numbers"]
+    "values, reason",
+    [
+        (["u1", "u1", "u2", "u3"], "an id stands twice"),
+        (["u1", None, "u2", "u3"], "1 of them null"),
+        ([1, 2, 3, 4], "holds Int64"),
+        (["u1"], "holds 1 ids instead of 4"),
+    ],
+    ids=["twice", "null", "numbers", "fewer"],
 )
-def test_a_vocabulary_that_is_none(mixed, values):
+def test_a_vocabulary_that_is_none(mixed, values, reason):
     folder, log = mixed
     pl.DataFrame({"value": values}).write_parquet(folder / LEARNED_FOLDER / "user.parquet")
-    with pytest.raises(DataError, match=r"learned.json: damaged"):
+    sign_learned(folder)
+    with pytest.raises(DataError, match=rf"learned.json: damaged \(.*{reason}"):
         apply_learned(folder, log, WritingOptions(), folder.parent / "out")
+
+
+def test_a_vocabulary_that_has_changed(mixed):
+    folder, log = mixed
+    swap_users(folder)
+    path = folder / LEARNED_FOLDER / "user.parquet"
+    with pytest.raises(DataError, match=rf"{path}: .* since the data were prepared; delete"):
+        apply_learned(folder, log, WritingOptions(), folder.parent / "out")
+    assert not (folder.parent / "out").exists()

@@ -13,10 +13,10 @@ from stampede.engine.checkpoint import changes, newest, read_manifest, read_tens
 from stampede.engine.errors import RunFolderError
 from stampede.engine.tables import read_field
 from support.checkpoints import WEIGHTS, sign, values_of, weights_of_table, write_checkpoint
+from support.entries import TENSOR, put_into_entry, put_no_random_state, refusal, zipped
 from support.guarded import guarded
-from support.jobs import small_config
-
-TENSOR = f"model.{WEIGHTS}"
+from support.jobs import run_small, small_config
+from support.ranks import run_ranks
 
 
 class Harm:
@@ -68,25 +68,6 @@ def test_metadata_of_torch_are_never_unpickled(checkpoint, tmp_path):
     assert not (tmp_path / "harm").exists()
 
 
-def zipped(content):
-    stream = io.BytesIO()
-    torch.save(content, stream)
-    return stream.getvalue()
-
-
-def put_into_entry(path, content):
-    """Let the table's entry be these bytes, all checksums right."""
-    values = values_of(path)
-    (chunk,) = values["tensors"][TENSOR]["chunks"]
-    file = path / chunk["file"]
-    chunk["start"] = file.stat().st_size
-    # As long as the numbers at least, which a manifest must say.
-    chunk["bytes"] = max(len(content), 7 * 12 * 4)
-    file.write_bytes(file.read_bytes() + content.ljust(chunk["bytes"], b"\0"))
-    sign(path, values)
-    verify(path)
-
-
 @pytest.mark.parametrize("form", [pickle.dumps, zipped, lambda harm: zipped({"a": harm})])
 def test_a_hostile_entry_is_not_executed(checkpoint, tmp_path, form):
     put_into_entry(checkpoint, form(Harm(tmp_path / "harm")))
@@ -128,6 +109,22 @@ def test_a_compressed_entry_is_refused(checkpoint):
 def test_an_entry_that_is_another_tensor_is_refused(checkpoint, value):
     put_into_entry(checkpoint, zipped(value))
     refused(checkpoint, "damaged checkpoint")
+
+
+FORCED = ["checkpoint.force=true", "optim.embedding.l2=0.5"]
+
+
+@pytest.mark.parametrize("ranks, more", [(1, []), (1, FORCED), (2, []), (2, FORCED)])
+def test_a_state_of_no_random_generator_is_refused_on_all_ranks(tmp_path, ranks, more):
+    run_ranks(ranks, run_small, tmp_path, [], ranks)
+    checkpoint = newest(tmp_path / "small/checkpoints")
+    put_no_random_state(checkpoint, ranks - 1)
+    overrides = ["checkpoint.resume=auto", "train.epochs=2", *more]
+    where = " on rank 1" if ranks > 1 else ""
+    assert run_ranks(ranks, refusal, tmp_path, overrides, ranks) == ranks * [
+        f"{checkpoint}: damaged checkpoint (state of the random generator: Invalid mt19937 "
+        f"state{where}); delete it to use the one before"
+    ]
 
 
 def test_a_huge_view_takes_no_memory(checkpoint):
@@ -209,11 +206,18 @@ def no_embedding(values):
     del values["tables"]["t_C1"]["columns"]["embedding"]
 
 
+def no_width(values):
+    values["tables"]["t_C1"]["columns"]["embedding"] = [0, 0]
+
+
 def renamed_table(values):
     values["tables"]["../C1"] = values["tables"].pop("t_C1")
 
 
 ORDER = {"rows": 5, "shuffle": "block", "seed": 0, "window_rows": 0, "block_rows": 4}
+
+
+LAST = {"auc": 0.5, "logloss": 0.6, "attainable_auc": None, "samples": 9}
 
 
 def progress(**changes):
@@ -251,12 +255,16 @@ CHANGES = {
     "many dimensions": (in_tensor(size=[1] * 100), "at most 8"),
     "a type that is none": (in_tensor(dtype="os.system"), "Input should be"),
     "no columns of the embedding": (no_embedding, "lacks the columns"),
+    "columns of nothing": (no_width, "its columns are not those"),
     "a table of another name": (renamed_table, "tables"),
     "no progress": (without("progress"), "progress"),
     "no format": (without("format"), "damaged"),
     "no tensors": (without("tensors"), "tensors"),
     "unknown keys": (lambda values: values.update(more=1), "more"),
     "steps below zero": (lambda values: values["progress"].update(step=-1), "progress.step"),
+    "a text as an AUC": (progress(last={**LAST, "auc": "x"}), "progress.last.auc"),
+    "half of an evaluation": (progress(last={"auc": 0.5}), "progress.last.logloss"),
+    "half of GAUC": (progress(last={**LAST, "gauc": 0.5}), "progress.last.gauc_groups"),
     "a text as samples": (progress(reader={"samples": "x"}), "progress.reader.samples"),
     "an order of no block": (progress(reader={"order": {**ORDER, "block_rows": 3}}), "power of"),
     "an order of nothing": (progress(reader={"order": {"rows": 5}}), "progress.reader.order"),

@@ -7,7 +7,7 @@ import pytest
 
 from stampede.engine import checkpoint
 from stampede.engine.checkpoint import Progress, keeping
-from stampede.engine.checkpoint.keeping import prune, publish, tidy, unfinished
+from stampede.engine.checkpoint.keeping import prune, publish, set_aside, tidy, unfinished
 from stampede.engine.checkpoint.names import name_of
 from stampede.engine.config.sections import CheckpointSection
 from support.checkpoints import write_position
@@ -99,6 +99,30 @@ def test_what_cannot_be_read_is_left_alone_and_does_not_count(tmp_path):
     (write_position(tmp_path, 9, 90) / "manifest.json").write_text("{}")
     prune(tmp_path, settings(keep=1), best_epoch=0)
     assert names(tmp_path) == {"epoch_0002", "epoch_0009"}
+
+
+def test_copies_by_other_names_are_their_owners(tmp_path):
+    fill(tmp_path, 2)
+    others = {"step_00000016_backup", "epoch_archive", "epoch_9", "step_9999999", "epoch_0002 2"}
+    for name in others:
+        shutil.copytree(tmp_path / "epoch_0002", tmp_path / name)
+    (tmp_path / "epoch_archive/manifest.json").unlink()
+    assert checkpoint.newest(tmp_path).name == "epoch_0002"
+    prune(tmp_path, settings(keep=2), best_epoch=0)
+    assert names(tmp_path) == {"epoch_0002", "step_00000016", *others}
+
+
+def test_damaged_ones_are_set_aside_side_by_side(tmp_path):
+    for number in range(3):
+        path = write_position(tmp_path, 1, 10)
+        (path / "which").write_text(str(number))
+        set_aside(path)
+    kept = {path.name: (path / "which").read_text() for path in tmp_path.iterdir()}
+    assert kept == {
+        ".epoch_0001.damaged": "0", ".epoch_0001.damaged_2": "1", ".epoch_0001.damaged_3": "2",
+    }  # fmt: skip
+    tidy(tmp_path)
+    assert names(tmp_path) == kept.keys()
 
 
 def killed(*_, **__):

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import os
 from datetime import timedelta
 
 import pytest
@@ -11,13 +10,16 @@ import torch
 
 from stampede.engine.checkpoint import Checkpoints, Progress, load, newest_whole, saving
 from stampede.engine.checkpoint.contents import on_cpu
+from stampede.engine.checkpoint.tensors import reason
 from stampede.engine.errors import TrainingStoppedError
+from stampede.engine.processes import processes
 from support.checkpoints import (
     WEIGHTS,
     change_weights,
     fail_on_rank_1,
     first_weights,
     held_back,
+    killed_in_a_save,
     random_after_load,
     rows_fewer_than_ranks,
     save_while_changing,
@@ -241,21 +243,27 @@ def test_the_random_state_is_that_of_each_rank(tmp_path):
     assert alone == torch.rand(3).tolist()
 
 
-def test_a_kill_while_writing_leaves_no_checkpoint(tmp_path, monkeypatch):
-    with small_job(tmp_path) as (here, job, config, data, target):
-        for name in ("as_text", "file_entry", "write_tensors"):
-            child = os.fork()
-            if child == 0:
-                monkeypatch.setattr(saving, name, lambda *_: os._exit(9))
-                checkpoints = Checkpoints(target, job, config, data, here)
-                checkpoints.save(at(7))
-                checkpoints.wait()
-                os._exit(0)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-            assert names(target) == [".step_00000007.tmp"]
-            assert newest_whole(target, here) is None
-            # What was left is removed when a run goes on.
-            assert names(target) == []
+def test_the_system_is_quoted_where_torchs_writer_fails_over_its_words():
+    """Closing a file that could not be written fails once more, in words of torch's own."""
+
+    for failure, said in [
+        (RuntimeError("enforce fail at inline_container.cc:672"), "[Errno 28] No space left"),
+        (ValueError("another mistake"), "another mistake"),
+    ]:
+        failure.__context__ = OSError(28, "No space left")
+        assert reason(failure) == said
+    assert reason(RuntimeError("torch's own\nand more")) == "torch's own"
+
+
+@pytest.mark.parametrize("name", ["as_text", "file_entry", "write_tensors"])
+def test_a_kill_while_writing_leaves_no_checkpoint(tmp_path, name):
+    target = tmp_path / "checkpoints"
+    assert killed_in_a_save(tmp_path, name) == 9
+    assert names(target) == [".step_00000007.tmp"]
+    with processes("cpu") as here:
+        assert newest_whole(target, here) is None
+    # What was left is removed when a run goes on.
+    assert names(target) == []
 
 
 def test_what_a_manifest_says(tmp_path):

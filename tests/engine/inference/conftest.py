@@ -1,10 +1,14 @@
 """A run and its packages, which the tests of this folder share and do not change."""
 
+import numpy as np
 import pytest
 
 from stampede.engine.inference.packaging import export
 from stampede.engine.inference.trained import open_trained
-from support.movie_runs import prepare_movies, train_on_movies
+from support.movie_runs import prepare_movies, rows_of_test_part, train_on_movies
+from support.movies import write_movies
+from support.packages import columns_of
+from support.predicting import scores
 
 
 @pytest.fixture(scope="package")
@@ -21,3 +25,16 @@ def packages(trained_run, tmp_path_factory):
     for kind in ("fp32", "fp16", "int8"):
         export(open_trained(trained_run), folder / kind, kind, overwrite=False)
     return folder
+
+
+@pytest.fixture(scope="package")
+def trainers(trained_run, tmp_path_factory):
+    """Columns of the test part, some of them as no training row was, and the trainer's logits."""
+    folder = tmp_path_factory.mktemp("trainers")
+    frame = rows_of_test_part().reset_index(drop=True).drop(columns=["rating", "importance"])
+    frame = frame.astype({"user": str, "movie": str})
+    frame.loc[3, ["user", "genres", "city"]] = ["never seen", "", ""]
+    frame.loc[4, "genres"] = "war|western|drama"
+    path = write_movies(folder / "log.csv", frame)
+    score = scores(trained_run, [path], folder)["score"].to_numpy()
+    return columns_of(frame.assign(when=frame["when"].astype(str))), np.log(score / (1 - score))

@@ -87,7 +87,7 @@ def test_a_trace_that_cannot_be_written_ends_no_run(tmp_path, capsys):
     (tmp_path / "small/profile").write_text("a file")
     run_small(tmp_path, [*trace(2, 2), "checkpoint.resume=auto"])
     said = capsys.readouterr().err
-    assert said.count("no trace can be written (") == 1
+    assert said.count("the trace cannot be written (") == 1
     assert [line["step"] for line in lines(tmp_path / "small") if line["kind"] == "train"][-1] == 8
 
 
@@ -99,7 +99,7 @@ def test_a_profiler_that_is_busy_ends_no_run(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(profile, "prepare_trace", busy)
     run_small(tmp_path, trace(2, 2))
-    assert capsys.readouterr().err.count("no trace can be written (another profiler is") == 1
+    assert capsys.readouterr().err.count("the trace cannot be written (another profiler is") == 1
 
 
 def test_a_run_that_is_rolled_back_is_traced_once(tmp_path, monkeypatch, capsys):

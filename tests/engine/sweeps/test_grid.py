@@ -5,7 +5,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -15,6 +14,7 @@ from stampede.engine.sweeps.run import run_sweep
 from stampede.engine.sweeps.sweep import load_sweep
 from support.paths import ROOT
 from support.sweeping import Started, sweep, write_sweep
+from support.waiting import wait_for
 
 GRID = """
 grid:
@@ -96,7 +96,9 @@ def test_a_trial_ends_with_its_sweep(tmp_path, how, ends_with):
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
     lock = out / "trials/.100000-seed1.lock"
     try:
-        _wait_for(lambda: lock.exists() and (out / "trials/100000-seed1/metrics.jsonl").exists())
+        assert wait_for(
+            lambda: lock.exists() and (out / "trials/100000-seed1/metrics.jsonl").exists(), 90
+        )
         with pytest.raises(RunFolderError, match="in use by another sweep"):
             run_sweep(load_sweep(path, folder=out), start_on(1))
     finally:
@@ -105,7 +107,7 @@ def test_a_trial_ends_with_its_sweep(tmp_path, how, ends_with):
     assert status == ends_with
     trial = int(lock.read_text())
     assert trial != process.pid
-    _wait_for(lambda: _is_gone(trial))
+    assert wait_for(lambda: _is_gone(trial), 90)
 
 
 def _is_gone(process):
@@ -114,10 +116,3 @@ def _is_gone(process):
             return file.read().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
-
-
-def _wait_for(condition):
-    ends = time.monotonic() + 90
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.1)

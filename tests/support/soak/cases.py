@@ -1,5 +1,6 @@
 """A small run for faults to be injected into, and how it is launched."""
 
+import os
 import shutil
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -150,8 +151,9 @@ class Case:
         self.folder = self.base.folder / "case"
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
-        # Times and all, as changed files are known by theirs.
         self.data = Path(shutil.copytree(self.base.folder / "data", self.folder / "data"))
+        # Else the copy would be read whole, whatever happens to its files.
+        os.utime(self.data / "manifest.json")
         self.runs = self.folder / "runs"
         if self.begun:
             shutil.copytree(self.base.folder / "stopped", self.runs)

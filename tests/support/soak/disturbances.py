@@ -134,7 +134,7 @@ def clock_going_backwards(seed):
 
 @contextmanager
 def disk_filling_up(step, folder, free):
-    """A folder lies on a disk that others fill at a step, all but so many bytes.
+    """A folder lies on a disk that others fill at a step, all but so many bytes; 0: at once.
 
     What the folder then holds is kept. Only this process sees the disk.
     """
@@ -147,6 +147,8 @@ def disk_filling_up(step, folder, free):
     others = folder / "others"
     try:
         shutil.copytree(aside, folder, dirs_exist_ok=True)
+        if step == 0:
+            _fill(others, free)
         with at_step(step, _fill, others, free):
             yield
     finally:

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from stampede.engine.run_folder import write_whole
+from stampede.engine.whole_files import write_whole
 from support.paths import ROOT
 
 

@@ -1,0 +1,99 @@
+"""Every network is exported, those of users too."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stampede.engine.errors import RunFolderError
+from stampede.engine.export import main
+from stampede.engine.inference.dense_part import DensePart, export_dense_part
+from stampede.models import CTRModel, network, network_names
+from support.jobs import run_small
+from support.packages import loaded, open_test_part
+from support.predicting import run_command, scores
+
+# Another option of each network that has some.
+VARIANTS = {
+    "dcnv2": {"cross": "full"},
+    "xdeepfm": {"cin": [4]},
+    "dlrm": {"bottom": [4]},
+    "autoint": {"layers": 1, "deep": True},
+    "finalmlp": {"second": [4], "heads": 2, "gates": None},
+    "masknet": {"structure": "serial", "blocks": 2},
+}
+
+
+@pytest.mark.parametrize(
+    "name, numbers, options",
+    [
+        *((name, 2, {}) for name in network_names()),
+        *((name, 0, VARIANTS.get(name, {})) for name in network_names()),
+    ],
+)
+def test_every_network_is_exported_for_any_number_of_samples(name, numbers, options):
+    chosen = network(name).options.model_validate(options)
+    model = CTRModel(name, {"a": 7, "b": 5, "c": 9}, numbers, 10, [8, 8], 0, chosen).eval()
+    # Zeros would hide what is left out.
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.network.parameters():
+        nn.init.normal_(parameter, 0.0, 0.3, generator)
+    program = export_dense_part(model).module()
+    part = DensePart(model)
+    for samples in (1, 2, 33):
+        rows = torch.randn(samples, 3, 11, generator=generator)
+        given = torch.randn(samples, numbers, generator=generator)
+        with torch.no_grad():
+            assert torch.equal(program(rows, given), part(rows, given))
+
+
+OWN = """
+from torch import nn
+from stampede.models import register
+
+@register("own_network")
+class Own(nn.Module):
+    def __init__(self, shape, generator):
+        super().__init__()
+        self.layer = nn.Linear(shape.inputs, 1)
+
+    def forward(self, embeddings, dense):
+        return self.layer(nn.functional.pad(embeddings.flatten(1), [0, dense.shape[1]])).squeeze(1)
+"""
+
+
+def test_a_network_of_the_users_own(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    run_small(tmp_path, [f"model.import={tmp_path}/own.py", "model.name=own_network"])
+    run = tmp_path / "small"
+    status, said = run_command(main, run, tmp_path / "package", "--allow-import")
+    assert status == 0 and f"model.import: {tmp_path}/own.py was executed" in said
+    drawn = open_test_part(run)
+    expected = scores(run, ["@run"], tmp_path, "--allow-import")["score"].to_numpy()[:50]
+    # The package has no need of it.
+    (tmp_path / "own.py").unlink()
+    model = loaded(tmp_path / "package")
+    ids = {name: drawn.ids[:, i].numpy() for i, name in enumerate(model.fields)}
+    found = model.score_rows(ids, drawn.dense.numpy())
+    np.testing.assert_allclose(found, expected, atol=1e-7)
+
+
+class Deciding(nn.Module):
+    def forward(self, embeddings, dense):
+        return embeddings.sum((1, 2)) if embeddings.sum() > 0 else dense.sum(1)
+
+
+def test_a_network_that_torch_cannot_export_is_named():
+    model = CTRModel("deepfm", {"a": 7}, 2, 10, [8], 0).eval()
+    model.network = Deciding()
+    with pytest.raises(RunFolderError, match="cannot export the network Deciding"):
+        export_dense_part(model)
+
+
+def test_a_failure_without_a_text_is_named(monkeypatch):
+    def fails(*_, **__):
+        raise AssertionError
+
+    monkeypatch.setattr(torch.export, "export", fails)
+    with pytest.raises(RunFolderError, match="the network DeepFM: AssertionError; its forward"):
+        export_dense_part(CTRModel("deepfm", {"a": 7}, 2, 10, [8], 0).eval())

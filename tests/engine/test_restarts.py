@@ -1,0 +1,87 @@
+"""Starts of the same torchrun find each other, and continue what they began."""
+
+import threading
+
+import pytest
+import torch.distributed as dist
+
+from stampede.engine import restarts
+from stampede.engine.config import load_config
+from stampede.engine.errors import RunFolderError, TrainingStoppedError
+from stampede.engine.rendezvous import agree_on_name
+from stampede.engine.run_folder import RunFolder
+
+
+def joined(store, ranks, names):
+    threads = [
+        threading.Thread(target=lambda r=r: names.append(agree_on_name(store, r, 3, 20)))
+        for r in ranks
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+
+def test_a_start_has_a_name_that_no_other_start_has_had():
+    """The store keeps what processes have written that are gone, some before they had joined."""
+    store, names = dist.HashStore(), []
+    for other in (1, 2):
+        store.set(f"stampede/rendezvous/hello/{other}", "of a process that is gone")
+    joined(store, [1, 0, 2], names)
+    assert len(names) == 3 and len(set(names)) == 1
+    joined(store, [0, 1, 2], names)
+    assert len(names) == 6 and len(set(names)) == 2
+
+
+def test_processes_that_do_not_join_are_named():
+    with pytest.raises(TrainingStoppedError, match="of 3 processes ranks 1, 2 have not joined"):
+        agree_on_name(dist.HashStore(), 0, 3, 0.05)
+
+
+def small(tmp_path, *overrides):
+    path = tmp_path / "small.yaml"
+    path.write_text("")
+    return load_config(path, [f"run.dir={tmp_path}", *overrides])
+
+
+@pytest.mark.parametrize("overrides", [[], ["run.overwrite=true"]])
+def test_a_restart_continues_what_the_same_torchrun_began(tmp_path, monkeypatch, overrides):
+    config = small(tmp_path, *overrides)
+
+    def start(torchrun, attempt):
+        name = f"{tmp_path}/torchelastic_{torchrun}/none_{torchrun}/attempt_{attempt}/0/error.json"
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", name)
+        with RunFolder(tmp_path / "small") as folder:
+            continued = folder.reserve(config)
+            folder.claim(config)
+            return continued
+
+    # Another run is there, whose torchrun is gone.
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "")
+    with RunFolder(tmp_path / "small") as folder:
+        folder.reserve(small(tmp_path))
+        folder.claim(small(tmp_path))
+    (tmp_path / "small/checkpoints/epoch_0001").mkdir()
+    if overrides:
+        assert not start("a", 0)
+        assert not list((tmp_path / "small/checkpoints").iterdir())
+        (tmp_path / "small/checkpoints/epoch_0001").mkdir()
+        assert start("a", 1)
+        assert list((tmp_path / "small/checkpoints").iterdir())
+        assert not start("b", 0)
+        assert not list((tmp_path / "small/checkpoints").iterdir())
+    else:
+        # A mistake remains one, however often torchrun starts again.
+        for attempt in range(2):
+            with pytest.raises(RunFolderError, match="exists; write"):
+                start("a", attempt)
+
+
+def test_restarts_are_counted(monkeypatch):
+    assert restarts.restarts() == (0, 0)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    assert restarts.restarts() == (1, 3)
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    assert restarts.launched_by() is None
