@@ -12,6 +12,7 @@ import subprocess
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from random import Random
+from threading import Lock
 from unittest import mock
 
 import numpy as np
@@ -19,6 +20,7 @@ import pytest
 import torch
 
 from stampede.engine import trainer
+from stampede.engine.checkpoint.saving import Checkpoints
 from support.permissions import read_only
 from support.stopping import before_step
 
@@ -136,8 +138,19 @@ def clock_going_backwards(seed):
 def disk_filling_up(step, folder, free):
     """A folder lies on a disk that others fill at a step, all but so many bytes; 0: at once.
 
-    What the folder then holds is kept. Only this process sees the disk.
+    What the folder then holds is kept. Only this process sees the disk. It fills between the
+    checkpoints: one that was nearly written would make room again, as it replaces an older one.
     """
+    write, writing = Checkpoints._write, Lock()
+
+    def write_alone(*arguments):
+        with writing:
+            write(*arguments)
+
+    def fill():
+        with writing:
+            _fill(others, free)
+
     libc, aside = ctypes.CDLL(None, use_errno=True), folder.with_name("aside")
     _checked(libc.unshare(_CLONE_NEWNS))
     _checked(libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None))
@@ -148,8 +161,8 @@ def disk_filling_up(step, folder, free):
     try:
         shutil.copytree(aside, folder, dirs_exist_ok=True)
         if step == 0:
-            _fill(others, free)
-        with at_step(step, _fill, others, free):
+            fill()
+        with mock.patch.object(Checkpoints, "_write", write_alone), at_step(step, fill):
             yield
     finally:
         others.unlink(missing_ok=True)
@@ -161,9 +174,6 @@ def disk_filling_up(step, folder, free):
 
 
 def _fill(path, free):
-    # A checkpoint that is being written would make room for more when it replaces an older one.
-    while any(path.parent.glob("*/checkpoints/.*.tmp")):
-        time.sleep(0.001)
     with path.open("wb", buffering=0) as file:
         with suppress(OSError):
             while file.write(bytes(1 << 12)):
