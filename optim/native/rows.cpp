@@ -10,10 +10,15 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <tuple>
 #include <vector>
+
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -21,9 +26,11 @@ using at::Tensor;
 
 // Occurrences that a thread takes at a time.
 constexpr int64_t CHUNK = 8192;
-// Elements that stay in vector registers while missed steps are replayed: four AVX-512 registers
-// for each of weight and moments, so that the latency of one hides behind the others.
-constexpr int64_t LANES = 64;
+// Elements of a vector register, and those that stay in registers while missed steps are replayed:
+// six AVX-512 registers for each of weight and moments, so that the latency of one hides behind the
+// others.
+constexpr int64_t VECTOR = 16;
+constexpr int64_t LANES = 6 * VECTOR;
 // Rows whose steps are replayed together: their weights and moments stay in cache.
 constexpr int64_t BLOCK_ROWS = 4096;
 // Random rows are fetched so many rows before they are needed.
@@ -389,15 +396,72 @@ struct Missed {
     TORCH_CHECK(known, "a row is at an earlier step than the steps given");
   }
 
-  // Replays the steps after `from` up to `to` of LANES elements.
-  void replay(float* __restrict w, float* __restrict m, float* __restrict v, int32_t from,
-              int32_t to) const {
+  // Replays the steps after `from` up to `to` of whole vectors of elements, LANES at most.
+  void replay(float* w, float* m, float* v, int64_t elements, int32_t from, int32_t to) const {
+    switch ((elements + VECTOR - 1) / VECTOR) {
+      case 1: return replay_vectors<1>(w, m, v, from, to);
+      case 2: return replay_vectors<2>(w, m, v, from, to);
+      case 3: return replay_vectors<3>(w, m, v, from, to);
+      case 4: return replay_vectors<4>(w, m, v, from, to);
+      case 5: return replay_vectors<5>(w, m, v, from, to);
+      default: return replay_vectors<6>(w, m, v, from, to);
+    }
+  }
+
+#ifdef __AVX512F__
+  // A square root and a division take most of an exact step; here both are approximations of 14
+  // bits with a Newton step each, which leaves an error of a unit or two in the last place.
+  template <int VECTORS>
+  void replay_vectors(float* w_, float* m_, float* v_, int32_t from, int32_t to) const {
+    const auto all = [](float value) { return _mm512_set1_ps(value); };
+    const __m512 one = all(betas.one), two = all(betas.two), to_first = all(betas.rest_one * decay),
+                 to_second = all(betas.rest_two * decay * decay), unit = all(1.0f),
+                 twice = all(2.0f), least = all(FLT_MIN);
+    __m512 w[VECTORS], m[VECTORS], v[VECTORS];
+    for (int k = 0; k < VECTORS; ++k) {
+      w[k] = _mm512_loadu_ps(w_ + k * VECTOR);
+      m[k] = _mm512_loadu_ps(m_ + k * VECTOR);
+      v[k] = _mm512_loadu_ps(v_ + k * VECTOR);
+    }
+    for (int32_t s = from; s < to; ++s) {
+      const Step& step = steps[s - first];
+      const __m512 keep = all(step.keep), twice_alpha = all(2.0f * step.alpha),
+                   twice_eps = all(2.0f * std::max(step.eps, FLT_MIN));
+#pragma GCC unroll 6
+      for (int k = 0; k < VECTORS; ++k) {
+        m[k] = _mm512_fmadd_ps(one, m[k], _mm512_mul_ps(to_first, w[k]));
+        v[k] = _mm512_fmadd_ps(_mm512_mul_ps(to_second, w[k]), w[k], _mm512_mul_ps(two, v[k]));
+        // 0 has no reciprocal root; its root becomes 0 all the same.
+        const __m512 inverse = _mm512_rsqrt14_ps(_mm512_max_ps(least, v[k]));
+        const __m512 root = _mm512_mul_ps(v[k], inverse);
+        // sqrt(v) = root * (1 + error / 2).
+        const __m512 error = _mm512_fnmadd_ps(root, inverse, unit);
+        const __m512 twice_divisor =
+            _mm512_fmadd_ps(root, error, _mm512_fmadd_ps(twice, root, twice_eps));
+        const __m512 quotient = _mm512_rcp14_ps(twice_divisor);
+        const __m512 missing = _mm512_fnmadd_ps(twice_divisor, quotient, unit);
+        const __m512 moved = _mm512_mul_ps(_mm512_mul_ps(twice_alpha, m[k]), quotient);
+        w[k] = _mm512_fnmadd_ps(moved, missing, _mm512_fmsub_ps(keep, w[k], moved));
+      }
+    }
+    for (int k = 0; k < VECTORS; ++k) {
+      _mm512_storeu_ps(w_ + k * VECTOR, w[k]);
+      _mm512_storeu_ps(m_ + k * VECTOR, m[k]);
+      _mm512_storeu_ps(v_ + k * VECTOR, v[k]);
+    }
+  }
+#else
+  template <int VECTORS>
+  void replay_vectors(float* __restrict w, float* __restrict m, float* __restrict v, int32_t from,
+                      int32_t to) const {
     for (int32_t s = from; s < to; ++s) {
       const Step step = steps[s - first];
 #pragma omp simd
-      for (int64_t e = 0; e < LANES; ++e) adam(w[e], m[e], v[e], decay * w[e], betas, step);
+      for (int64_t e = 0; e < VECTORS * VECTOR; ++e)
+        adam(w[e], m[e], v[e], decay * w[e], betas, step);
     }
   }
+#endif
 
   // Elements at several places, in pieces of `width`, replayed together.
   template <typename Where>
@@ -410,7 +474,7 @@ struct Missed {
       std::copy_n(array.m + at, width, m + k * width);
       std::copy_n(array.v + at, width, v + k * width);
     }
-    replay(w, m, v, from, to);
+    replay(w, m, v, pieces * width, from, to);
     for (int64_t k = 0; k < pieces; ++k) {
       const int64_t at = where(k);
       std::copy_n(w + k * width, width, array.weights + at);
@@ -432,7 +496,7 @@ struct Missed {
     const int64_t stop = stop_row * array.dim;
     int64_t at = first_row * array.dim;
     for (; at + LANES <= stop; at += LANES)
-      replay(array.weights + at, array.m + at, array.v + at, from, now);
+      replay(array.weights + at, array.m + at, array.v + at, LANES, from, now);
     if (at < stop) replay_pieces(1, stop - at, [&](int64_t) { return at; }, from, now);
   }
 
