@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from stampede.engine.allocator import keep_freed_memory
 from stampede.engine.quiet import quiet_libraries
 
 quiet_libraries()
+keep_freed_memory()
 
 from stampede.engine.command_line import parse_command_line  # noqa: E402
 from stampede.engine.exit_status import exit_status  # noqa: E402

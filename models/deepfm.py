@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from stampede.models.fm import second_order
+from stampede.models.fm import joined_with_second_order
 from stampede.models.mlp import MLP
 from stampede.models.registry import NetworkShape, register
 
@@ -25,5 +25,5 @@ class DeepFM(nn.Module):
 
     def forward(self, embeddings: Tensor, dense: Tensor) -> Tensor:
         """Logits `[batch]` from embeddings `[batch, fields, dim]` and numbers `[batch, n]`."""
-        deep = self.mlp(torch.cat([embeddings.flatten(1), dense], 1))
-        return second_order(embeddings) + deep
+        inputs, interaction = joined_with_second_order(embeddings, dense)
+        return interaction + self.mlp(inputs)

@@ -9,6 +9,7 @@ import torch.fx
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from stampede.models import native
 from stampede.models.registry import NetworkShape, register
 
 
@@ -39,6 +40,50 @@ def second_order(embeddings: Tensor) -> Tensor:
     Computed as `0.5 * sum((sum_i e_i)^2 - sum_i e_i^2)`; differentiable once.
     """
     return _SecondOrder.apply(embeddings)[0]
+
+
+class _JoinedWithSecondOrder(torch.autograd.Function):
+    """Both in one pass over the embeddings, forward and backward; on a CPU."""
+
+    @staticmethod
+    def forward(
+        embeddings: Tensor, numbers: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        operator = torch.ops.stampede_dense.join
+        return operator(embeddings, numbers.contiguous(), dtype == torch.bfloat16)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(inputs[0], output[2])
+        ctx.mark_non_differentiable(output[2])
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, of_joined: Tensor, of_interaction: Tensor, _: Tensor
+    ) -> tuple[Tensor, None, None]:
+        embeddings, total = ctx.saved_tensors
+        grad = torch.ops.stampede_dense.join_backward(
+            of_joined.contiguous(), of_interaction.contiguous(), embeddings, total
+        )
+        return grad, None, None
+
+
+@torch.fx.wrap  # As above.
+def joined_with_second_order(embeddings: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """`[e_1 .. e_F, x]`, `[batch, fields * dim + n]`, and `second_order`, in one pass on a CPU.
+
+    The first is bfloat16 where autocast says so.
+
+    Args:
+        embeddings: `[batch, fields, dim]`.
+        numbers: `[batch, n]`, which need no gradient.
+    """
+    dtype = native.computing_dtype(embeddings)
+    is_plain = embeddings.dtype == numbers.dtype == torch.float32 and embeddings.stride(2) == 1
+    if dtype is None or not is_plain or numbers.requires_grad:
+        return torch.cat([embeddings.flatten(1), numbers], 1), second_order(embeddings)
+    return _JoinedWithSecondOrder.apply(embeddings, numbers, dtype)[:2]
 
 
 @register("fm", first_order=True)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torchrec.modules import mlp as torchrec_mlp
 
+from stampede.models.relu_layer import relu_layer
+
 
 def glorot_normal_(weight: Tensor, generator: torch.Generator) -> Tensor:
     """Keras' Glorot normal, in place: normal with `std = sqrt(2 / (fan_in + fan_out))`, cut off
@@ -38,9 +40,19 @@ def initialize_(layers: nn.Module, generator: torch.Generator) -> nn.Module:
     return layers
 
 
+class HiddenLayers(torchrec_mlp.MLP):
+    """TorchRec's MLP of ReLU layers, with our kernels on a CPU."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`[..., widths[-1]]` from `[..., inputs]`."""
+        for layer in self._mlp:
+            input = relu_layer(input, layer._linear.weight, layer._linear.bias)
+        return input
+
+
 def hidden_layers(inputs: int, widths: Sequence[int], generator: torch.Generator) -> nn.Module:
     """ReLU layers: `[batch, inputs]` to `[batch, widths[-1]]`."""
-    return initialize_(torchrec_mlp.MLP(inputs, list(widths)), generator)
+    return initialize_(HiddenLayers(inputs, list(widths)), generator)
 
 
 class MLP(nn.Module):

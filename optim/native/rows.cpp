@@ -182,11 +182,28 @@ struct Source {
   const float* weights;
 };
 
+// Additions that are looked up together, so that the memory of one is fetched beside the others'.
+constexpr int64_t WAITING = 64;
+
 template <int WIDTH>
 void add_feature(const Lookup& lookup, const Source& source, int64_t f, int64_t part,
                  int64_t parts, const uint64_t* words, const int32_t* before, float* sums,
                  int64_t* counts) {
   const int64_t dim = source.dim, start = lookup.offset(0);
+  struct {
+    const float* from;
+    int64_t at;
+    float factor;
+  } waiting[WAITING];
+  int64_t count = 0;
+  const auto add_waiting = [&] {
+    for (int64_t k = 0; k < count; ++k) {
+      const auto& one = waiting[k];
+      ++counts[one.at];
+      add_row<WIDTH>(sums + one.at * dim, one.from, one.factor, source.weights || source.mean, dim);
+    }
+    count = 0;
+  };
   for (int64_t b = 0; b < lookup.bags; ++b) {
     const int64_t bag = f * lookup.bags + b;
     const int64_t first = lookup.offset(bag) - start, stop = lookup.offset(bag + 1) - start;
@@ -195,14 +212,19 @@ void add_feature(const Lookup& lookup, const Source& source, int64_t f, int64_t 
       const uint64_t below = words[row >> 6] & ((uint64_t{1} << (row & 63)) - 1);
       const int64_t at = before[row >> 6] + __builtin_popcountll(below);
       if (parts > 1 && at % parts != part) continue;
-      ++counts[at];
       const float* from =
           source.grad + (source.pooled ? b * source.stride + f * dim : i * source.stride);
       float factor = source.weights ? source.weights[i] : 1.0f;
       if (source.mean) factor *= 1.0f / static_cast<float>(stop - first);
-      add_row<WIDTH>(sums + at * dim, from, factor, source.weights || source.mean, dim);
+      for (const float* soon : {from, const_cast<const float*>(sums) + at * dim}) {
+        __builtin_prefetch(soon);
+        __builtin_prefetch(soon + dim - 1);
+      }
+      waiting[count++] = {from, at, factor};
+      if (count == WAITING) add_waiting();
     }
   }
+  add_waiting();
 }
 
 using AddFeature = decltype(&add_feature<0>);
@@ -592,11 +614,15 @@ void catch_up_lookup_(Tensor weights, Tensor m, Tensor v, Tensor last, const Ten
   in_parallel(chunks.size(), [&](int64_t c) {
     const int64_t f = chunks[c].feature, first_row = lookup.first_rows[f];
     const int64_t size = lookup.stop_row(f) - first_row;
-    std::vector<Behind> mine;
-    for (int64_t i = chunks[c].first; i < chunks[c].stop; ++i) {
+    const auto row_of = [&](int64_t i) {
       const int64_t id = lookup.id(i);
       const bool inside = static_cast<uint64_t>(id) < static_cast<uint64_t>(size);
-      const int64_t row = first_row + (inside ? id : 0);
+      return first_row + (inside ? id : 0);
+    };
+    std::vector<Behind> mine;
+    for (int64_t i = chunks[c].first; i < chunks[c].stop; ++i) {
+      if (i + WAITING < chunks[c].stop) __builtin_prefetch(at + row_of(i + WAITING));
+      const int64_t row = row_of(i);
       if (__atomic_load_n(at + row, __ATOMIC_RELAXED) >= missed.now) continue;
       // Whoever changes it takes the row.
       const int32_t from = __atomic_exchange_n(at + row, missed.now, __ATOMIC_RELAXED);

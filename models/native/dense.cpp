@@ -1,0 +1,276 @@
+// Passes over the activations of the dense layers on a CPU that torch takes several for.
+//
+// Sums over samples are the same for any number of threads: each block of rows has a sum of its
+// own, and these are added in order.
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <numeric>
+#include <tuple>
+
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+using at::Tensor;
+
+// Rows that a thread takes at a time.
+constexpr int64_t ROWS = 64;
+
+inline float as_float(float value) { return value; }
+inline float as_float(uint16_t bits) {
+  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof value);
+  return value;
+}
+inline void rounded_to(float& to, float value) { to = value; }
+// To the nearest bfloat16, of two as near to the even one.
+inline void rounded_to(uint16_t& to, float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  const uint32_t nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  to = value != value ? 0x7fc0 : nearest;
+}
+
+template <typename Do>
+void each_block(int64_t rows, const Do& task) {
+  at::parallel_for(0, (rows + ROWS - 1) / ROWS, 1, [&](int64_t first, int64_t stop) {
+    for (int64_t block = first; block < stop; ++block)
+      task(block, block * ROWS, std::min((block + 1) * ROWS, rows));
+  });
+}
+
+void check_rows(const Tensor& whole, const char* name) {
+  TORCH_CHECK(whole.dim() == 2 && whole.is_contiguous(), name, " must be contiguous [rows, columns]");
+  TORCH_CHECK(whole.scalar_type() == at::kFloat || whole.scalar_type() == at::kBFloat16, name,
+              " must be float32 or bfloat16, not ", whole.scalar_type());
+}
+
+template <typename Value>
+void relu_backward_of(const Value* grad, const Value* output, int64_t rows, int64_t columns,
+                      Value* masked, float* sums, float* sum) {
+  each_block(rows, [&](int64_t block, int64_t begin, int64_t end) {
+    float* mine = sums + block * columns;
+    std::fill(mine, mine + columns, 0.0f);
+    for (int64_t row = begin; row < end; ++row) {
+      const Value *g = grad + row * columns, *y = output + row * columns;
+      Value* to = masked + row * columns;
+      for (int64_t c = 0; c < columns; ++c) {
+        const Value kept = as_float(y[c]) <= 0.0f ? Value(0) : g[c];
+        to[c] = kept;
+        mine[c] += as_float(kept);
+      }
+    }
+  });
+  std::fill(sum, sum + columns, 0.0f);
+  for (int64_t block = 0; block < (rows + ROWS - 1) / ROWS; ++block)
+    for (int64_t c = 0; c < columns; ++c) sum[c] += sums[block * columns + c];
+}
+
+// Of `y = relu(z)` the gradient of z, and its float32 sum over the rows.
+std::tuple<Tensor, Tensor> relu_backward(const Tensor& grad, const Tensor& output) {
+  check_rows(grad, "the gradient");
+  check_rows(output, "the output");
+  TORCH_CHECK(grad.sizes() == output.sizes() && grad.scalar_type() == output.scalar_type(),
+              "the gradient must be like the output");
+  const int64_t rows = grad.size(0), columns = grad.size(1);
+  Tensor masked = at::empty_like(grad), sum = at::empty({columns}, at::kFloat);
+  Tensor sums = at::empty({(rows + ROWS - 1) / ROWS, columns}, at::kFloat);
+  float *all = sums.data_ptr<float>(), *out = sum.data_ptr<float>();
+  if (grad.scalar_type() == at::kFloat)
+    relu_backward_of(grad.const_data_ptr<float>(), output.const_data_ptr<float>(), rows, columns,
+                     masked.data_ptr<float>(), all, out);
+  else
+    relu_backward_of(static_cast<const uint16_t*>(grad.const_data_ptr()),
+                     static_cast<const uint16_t*>(output.const_data_ptr()), rows, columns,
+                     static_cast<uint16_t*>(masked.data_ptr()), all, out);
+  return {masked, sum};
+}
+
+// Neighbouring numbers that are computed with together, and those of them that are in memory.
+constexpr int64_t LANES = 16;
+
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+struct Lanes {
+  __m512 values;
+  Lanes() : values(_mm512_setzero_ps()) {}
+  explicit Lanes(float value) : values(_mm512_set1_ps(value)) {}
+  explicit Lanes(__m512 given) : values(given) {}
+  Lanes operator+(Lanes b) const { return Lanes(_mm512_add_ps(values, b.values)); }
+  Lanes operator-(Lanes b) const { return Lanes(_mm512_sub_ps(values, b.values)); }
+  Lanes operator*(Lanes b) const { return Lanes(_mm512_mul_ps(values, b.values)); }
+  float added_up() const { return _mm512_reduce_add_ps(values); }
+};
+
+struct Part {
+  __mmask16 mask;
+  explicit Part(int64_t count) : mask(count >= LANES ? 0xffff : (1u << count) - 1) {}
+  Lanes load(const float* from) const { return Lanes(_mm512_maskz_loadu_ps(mask, from)); }
+  Lanes load(const uint16_t* from) const {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from));
+    return Lanes(_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16)));
+  }
+  void store(float* to, Lanes lanes) const { _mm512_mask_storeu_ps(to, mask, lanes.values); }
+  // As `rounded_to`.
+  void store(uint16_t* to, Lanes lanes) const {
+    const __m512i bits = _mm512_castps_si512(lanes.values);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i nearest = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    nearest = _mm512_srli_epi32(nearest, 16);
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(lanes.values, lanes.values, _CMP_UNORD_Q);
+    nearest = _mm512_mask_mov_epi32(nearest, is_nan, _mm512_set1_epi32(0x7fc0));
+    _mm256_mask_storeu_epi16(to, mask, _mm512_cvtepi32_epi16(nearest));
+  }
+};
+#else
+struct Lanes {
+  float values[LANES] = {};
+  Lanes() = default;
+  explicit Lanes(float value) { std::fill_n(values, LANES, value); }
+  Lanes operator+(const Lanes& b) const { return each(b, [](float x, float y) { return x + y; }); }
+  Lanes operator-(const Lanes& b) const { return each(b, [](float x, float y) { return x - y; }); }
+  Lanes operator*(const Lanes& b) const { return each(b, [](float x, float y) { return x * y; }); }
+  template <typename Do>
+  Lanes each(const Lanes& b, const Do& compute) const {
+    Lanes found;
+    for (int64_t k = 0; k < LANES; ++k) found.values[k] = compute(values[k], b.values[k]);
+    return found;
+  }
+  float added_up() const { return std::accumulate(values, values + LANES, 0.0f); }
+};
+
+struct Part {
+  int64_t count;
+  explicit Part(int64_t count_) : count(std::min(count_, LANES)) {}
+  template <typename Value>
+  Lanes load(const Value* from) const {
+    Lanes lanes;
+    for (int64_t k = 0; k < count; ++k) lanes.values[k] = as_float(from[k]);
+    return lanes;
+  }
+  template <typename Value>
+  void store(Value* to, const Lanes& lanes) const {
+    for (int64_t k = 0; k < count; ++k) rounded_to(to[k], lanes.values[k]);
+  }
+};
+#endif
+
+// Embeddings as they lie in the rows of a lookup.
+struct Embeddings {
+  const float* values;
+  int64_t samples, fields, dim, of_sample, of_field;
+
+  explicit Embeddings(const Tensor& whole)
+      : values(whole.const_data_ptr<float>()),
+        samples(whole.size(0)),
+        fields(whole.size(1)),
+        dim(whole.size(2)),
+        of_sample(whole.stride(0)),
+        of_field(whole.stride(1)) {
+    TORCH_CHECK(whole.stride(2) == 1 || dim == 1, "embeddings must have contiguous columns");
+  }
+};
+
+template <typename Value>
+void join_of(const Embeddings& from, const float* numbers, int64_t count, Value* joined,
+             float* interaction, float* total) {
+  const int64_t dim = from.dim, width = from.fields * dim + count;
+  each_block(from.samples, [&](int64_t, int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      Value* to = joined + n * width;
+      float both = 0.0f;
+      for (int64_t d = 0; d < dim; d += LANES) {
+        const Part part(dim - d);
+        Lanes sum, squares;
+        for (int64_t f = 0; f < from.fields; ++f) {
+          const Lanes e = part.load(from.values + n * from.of_sample + f * from.of_field + d);
+          part.store(to + f * dim + d, e);
+          sum = sum + e;
+          squares = squares + e * e;
+        }
+        part.store(total + n * dim + d, sum);
+        both += (sum * sum - squares).added_up();
+      }
+      interaction[n] = 0.5f * both;
+      for (int64_t k = 0; k < count; k += LANES) {
+        const Part part(count - k);
+        part.store(to + from.fields * dim + k, part.load(numbers + n * count + k));
+      }
+    }
+  });
+}
+
+template <typename Value>
+void join_backward_of(const Embeddings& from, const Value* of_joined, const float* of_interaction,
+                      const float* total, int64_t count, float* grad) {
+  const int64_t dim = from.dim, width = from.fields * dim + count;
+  each_block(from.samples, [&](int64_t, int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      const Lanes factor(of_interaction[n]);
+      for (int64_t d = 0; d < dim; d += LANES) {
+        const Part part(dim - d);
+        const Lanes sum = part.load(total + n * dim + d);
+        for (int64_t f = 0; f < from.fields; ++f) {
+          const Lanes e = part.load(from.values + n * from.of_sample + f * from.of_field + d);
+          const Lanes g = part.load(of_joined + n * width + f * dim + d);
+          part.store(grad + (n * from.fields + f) * dim + d, g + factor * (sum - e));
+        }
+      }
+    }
+  });
+}
+
+// `[e_1 .. e_F, x]` of each sample, `sum_{i<j} <e_i, e_j>`, and `sum_i e_i`.
+std::tuple<Tensor, Tensor, Tensor> join(const Tensor& embeddings, const Tensor& numbers,
+                                        bool as_bf16) {
+  const Embeddings from(embeddings);
+  TORCH_CHECK(numbers.is_contiguous() && numbers.size(0) == from.samples,
+              "numbers must be contiguous [samples, numbers]");
+  const int64_t count = numbers.size(1), width = from.fields * from.dim + count;
+  Tensor joined = at::empty({from.samples, width}, as_bf16 ? at::kBFloat16 : at::kFloat);
+  Tensor interaction = at::empty({from.samples}, at::kFloat);
+  Tensor total = at::empty({from.samples, from.dim}, at::kFloat);
+  const float* given = numbers.const_data_ptr<float>();
+  float *sums = interaction.data_ptr<float>(), *totals = total.data_ptr<float>();
+  if (as_bf16)
+    join_of(from, given, count, static_cast<uint16_t*>(joined.data_ptr()), sums, totals);
+  else
+    join_of(from, given, count, joined.data_ptr<float>(), sums, totals);
+  return {joined, interaction, total};
+}
+
+// The gradient of the embeddings.
+Tensor join_backward(const Tensor& of_joined, const Tensor& of_interaction,
+                     const Tensor& embeddings, const Tensor& total) {
+  const Embeddings from(embeddings);
+  check_rows(of_joined, "the gradient");
+  TORCH_CHECK(of_interaction.is_contiguous() && total.is_contiguous(),
+              "gradient and sums must be contiguous");
+  const int64_t count = of_joined.size(1) - from.fields * from.dim;
+  Tensor grad = at::empty({from.samples, from.fields, from.dim}, at::kFloat);
+  const float *factors = of_interaction.const_data_ptr<float>(),
+              *totals = total.const_data_ptr<float>();
+  float* to = grad.data_ptr<float>();
+  if (of_joined.scalar_type() == at::kFloat)
+    join_backward_of(from, of_joined.const_data_ptr<float>(), factors, totals, count, to);
+  else
+    join_backward_of(from, static_cast<const uint16_t*>(of_joined.const_data_ptr()), factors,
+                     totals, count, to);
+  return grad;
+}
+
+}  // namespace
+
+TORCH_LIBRARY(stampede_dense, library) {
+  library.def("relu_backward", &relu_backward);
+  library.def("join", &join);
+  library.def("join_backward", &join_backward);
+}

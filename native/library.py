@@ -1,0 +1,154 @@
+"""C++ kernels, compiled once and loaded; without a compiler plain PyTorch does their work."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+# A product and a sum are fused only where the source says so: the same formula must give the same
+# bits in every place.
+_FLAGS = [
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+]
+_LOG = logging.getLogger("stampede.native")
+_switched_off = False
+
+
+class Library:
+    """The operators that a C++ file registers with torch.
+
+    Args:
+        source: the file. Its name without the ending is the library's.
+    """
+
+    def __init__(self, source: Path) -> None:
+        self._source = source
+
+    def available(self) -> bool:
+        """Whether the kernels can be used; compiles them at the first call, which takes seconds.
+
+        They cannot where there is no C++ compiler, or where the environment has
+        `STAMPEDE_NATIVE=0`; plain PyTorch does the same then, and a warning says why.
+        """
+        return not _switched_off and self._is_loaded
+
+    def handles(self, tensor: Tensor, *dtypes: torch.dtype) -> bool:
+        """Whether the kernels can be used for a tensor.
+
+        Args:
+            dtypes: that they know; by default float32.
+        """
+        return (
+            tensor.dtype in (dtypes or (torch.float32,))
+            and tensor.device.type == "cpu"
+            and tensor.is_contiguous()
+            and self.available()
+        )
+
+    @functools.cached_property
+    def _is_loaded(self) -> bool:
+        if os.environ.get("STAMPEDE_NATIVE", "1") == "0":
+            return False
+        try:
+            torch.ops.load_library(self._built())
+        except Exception as failure:  # Whatever a user's compiler does, training goes on.
+            reason = str(failure).strip().splitlines()
+            _LOG.warning(
+                "the CPU kernels of %s could not be compiled, so plain PyTorch does their work, "
+                "several times slower (%s: %s); a C++17 compiler (g++ or clang++) in PATH is "
+                "needed",
+                self._source.name,
+                type(failure).__name__,
+                reason[-1] if reason else "no reason given",
+            )
+            return False
+        return True
+
+    def _built(self) -> str:
+        """Path of the library, compiled unless it is in the cache."""
+        name = self._source.stem
+        folder = _cache_folder() / f"{name}-{_key(self._source)}"
+        library = folder / f"{name}.so"
+        if library.exists():
+            return str(library)
+        folder.mkdir(parents=True, exist_ok=True)
+        # One process compiles and the others of this machine wait. The system frees the lock of a
+        # process that is killed; torch's own is a file, which would stay and stop all later runs.
+        with open(folder / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not library.exists():
+                self._compile(folder, library)
+        return str(library)
+
+    def _compile(self, folder: Path, library: Path) -> None:
+        from torch.utils import cpp_extension
+
+        _LOG.info("compiling the CPU kernels of %s, once; some 10 seconds", self._source.name)
+        build = Path(tempfile.mkdtemp(dir=folder))
+        path = os.environ["PATH"]
+        try:
+            # Beside this Python, whether or not its environment is activated.
+            os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), path])
+            cpp_extension.load(
+                library.stem,
+                [str(self._source)],
+                extra_cflags=_FLAGS,
+                extra_ldflags=["-fopenmp"],
+                build_directory=str(build),
+                is_python_module=False,
+            )
+            os.replace(build / library.name, library)
+        finally:
+            os.environ["PATH"] = path
+            shutil.rmtree(build, ignore_errors=True)
+
+
+@contextmanager
+def switched_off() -> Iterator[None]:
+    """Within it plain PyTorch does the work of all libraries."""
+    global _switched_off
+    before, _switched_off = _switched_off, True
+    try:
+        yield
+    finally:
+        _switched_off = before
+
+
+def _cache_folder() -> Path:
+    if "TORCH_EXTENSIONS_DIR" in os.environ:
+        return Path(os.environ["TORCH_EXTENSIONS_DIR"]) / "stampede"
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "stampede" / "native"
+
+
+def _key(source: Path) -> str:
+    """Names what the compiled code depends on; a home folder may be shared by several machines."""
+    parts = [source.read_text(), *_FLAGS, torch.__version__, platform.machine(), _processor()]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """The instructions this processor knows."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
