@@ -8,10 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torchrec.distributed.types import Awaitable
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from stampede.models import native
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,38 @@ class StoredColumns:
 
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Embedding `[..., dim]` and first-order weight `[..., 1]` of stored rows."""
-        # Gradients of slices would be two blocks of zeros to be filled and added; this one is one
-        # concatenation.
-        padding = self.stored - self.dim - 1
-        embedding, first_order, _ = rows.split([self.dim, 1, padding], -1)
-        return embedding, first_order
+        return _split(rows, self.dim)
+
+
+class _Split(torch.autograd.Function):
+    """With a gradient that is written in one pass; on a CPU."""
+
+    @staticmethod
+    def forward(rows: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        return rows[..., :dim], rows[..., dim : dim + 1]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.stored = inputs[0].shape[-1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_embedding: Tensor, of_first_order: Tensor) -> tuple[Tensor, None]:
+        if of_embedding.stride(-1) != 1:
+            of_embedding = of_embedding.contiguous()
+        operator = torch.ops.stampede_dense.stored_backward
+        return operator(of_embedding, of_first_order, ctx.stored), None
+
+
+@torch.fx.wrap  # TorchRec's pipelines trace the model; the branch is not theirs to see.
+def _split(rows: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    is_plain = rows.dim() == 3 and rows.dtype == torch.float32
+    if is_plain and rows.requires_grad and native.computing_dtype(rows) is not None:
+        return _Split.apply(rows, dim)
+    # Gradients of slices would be two blocks of zeros to be filled and added; this one is one
+    # concatenation.
+    embedding, first_order, _ = rows.split([dim, 1, rows.shape[-1] - dim - 1], -1)
+    return embedding, first_order
 
 
 class SentIds(NamedTuple):

@@ -267,10 +267,37 @@ Tensor join_backward(const Tensor& of_joined, const Tensor& of_interaction,
   return grad;
 }
 
+// The gradient of stored rows `[samples, fields, stored]` from that of their embeddings and that of
+// their first-order weights `[samples, fields, 1]`, either of which may be expanded; the rest is 0.
+Tensor stored_backward(const Tensor& of_embeddings, const Tensor& of_first_order, int64_t stored) {
+  const Embeddings given(of_embeddings);
+  TORCH_CHECK(of_first_order.scalar_type() == at::kFloat && stored > given.dim,
+              "first-order gradients are float32, and rows have room for them");
+  const float* firsts = of_first_order.const_data_ptr<float>();
+  const int64_t of_sample = of_first_order.stride(0), of_field = of_first_order.stride(1);
+  Tensor grad = at::empty({given.samples, given.fields, stored}, at::kFloat);
+  float* out = grad.data_ptr<float>();
+  each_block(given.samples, [&](int64_t, int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n)
+      for (int64_t f = 0; f < given.fields; ++f) {
+        float* to = out + (n * given.fields + f) * stored;
+        const float* from = given.values + n * given.of_sample + f * given.of_field;
+        for (int64_t d = 0; d < given.dim; d += LANES) {
+          const Part part(given.dim - d);
+          part.store(to + d, part.load(from + d));
+        }
+        to[given.dim] = firsts[n * of_sample + f * of_field];
+        std::fill(to + given.dim + 1, to + stored, 0.0f);
+      }
+  });
+  return grad;
+}
+
 }  // namespace
 
 TORCH_LIBRARY(stampede_dense, library) {
   library.def("relu_backward", &relu_backward);
   library.def("join", &join);
   library.def("join_backward", &join_backward);
+  library.def("stored_backward", &stored_backward);
 }
