@@ -11,7 +11,7 @@ import platform
 import shutil
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,14 +33,18 @@ _switched_off = False
 
 
 class Library:
-    """The operators that a C++ file registers with torch.
+    """The operators that C++ files register with torch.
 
     Args:
-        source: the file. Its name without the ending is the library's.
+        sources: the files. The first one's name, without the ending, is the library's.
     """
 
-    def __init__(self, source: Path) -> None:
-        self._source = source
+    def __init__(self, *sources: Path) -> None:
+        self._sources = sources
+
+    @property
+    def _name(self) -> str:
+        return self._sources[0].stem
 
     def available(self) -> bool:
         """Whether the kernels can be used; compiles them at the first call, which takes seconds.
@@ -75,7 +79,7 @@ class Library:
                 "the CPU kernels of %s could not be compiled, so plain PyTorch does their work, "
                 "several times slower (%s: %s); a C++17 compiler (g++ or clang++) in PATH is "
                 "needed",
-                self._source.name,
+                self._name,
                 type(failure).__name__,
                 reason[-1] if reason else "no reason given",
             )
@@ -84,9 +88,8 @@ class Library:
 
     def _built(self) -> str:
         """Path of the library, compiled unless it is in the cache."""
-        name = self._source.stem
-        folder = _cache_folder() / f"{name}-{_key(self._source)}"
-        library = folder / f"{name}.so"
+        folder = _cache_folder() / f"{self._name}-{_key(self._sources)}"
+        library = folder / f"{self._name}.so"
         if library.exists():
             return str(library)
         folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +104,7 @@ class Library:
     def _compile(self, folder: Path, library: Path) -> None:
         from torch.utils import cpp_extension
 
-        _LOG.info("compiling the CPU kernels of %s, once; some 10 seconds", self._source.name)
+        _LOG.info("compiling the CPU kernels of %s, once; some 10 seconds", self._name)
         build = Path(tempfile.mkdtemp(dir=folder))
         path = os.environ["PATH"]
         try:
@@ -109,7 +112,7 @@ class Library:
             os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), path])
             cpp_extension.load(
                 library.stem,
-                [str(self._source)],
+                list(map(str, self._sources)),
                 extra_cflags=_FLAGS,
                 extra_ldflags=["-fopenmp"],
                 build_directory=str(build),
@@ -139,9 +142,15 @@ def _cache_folder() -> Path:
     return Path(cache) / "stampede" / "native"
 
 
-def _key(source: Path) -> str:
+def _key(sources: Sequence[Path]) -> str:
     """Names what the compiled code depends on; a home folder may be shared by several machines."""
-    parts = [source.read_text(), *_FLAGS, torch.__version__, platform.machine(), _processor()]
+    parts = [
+        *(source.read_text() for source in sources),
+        *_FLAGS,
+        torch.__version__,
+        platform.machine(),
+        _processor(),
+    ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 

@@ -6,7 +6,9 @@ import torch
 
 from stampede.native import Library
 
-_DENSE = Library(Path(__file__).with_name("dense.cpp"))
+_DENSE = Library(
+    *(Path(__file__).with_name(name) for name in ("dense.cpp", "transposed_product.cpp"))
+)
 
 
 def computing_dtype(inputs: torch.Tensor) -> torch.dtype | None:
@@ -23,4 +25,17 @@ def computing_dtype(inputs: torch.Tensor) -> torch.dtype | None:
     return dtype if dtype in (torch.float32, torch.bfloat16) and _DENSE.available() else None
 
 
-__all__ = ["computing_dtype"]
+def transposed_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """`a.t() @ b` of float32 or bfloat16 matrices on a CPU where the kernels can be used.
+
+    Float32 where AMX multiplies bfloat16, and else of the factors' dtype.
+
+    Args:
+        a, b: `[rows, columns]`, contiguous.
+    """
+    if a.dtype == torch.bfloat16 and torch.ops.stampede_dense.can_multiply_transposed():
+        return torch.ops.stampede_dense.transposed_product(a, b)
+    return a.t() @ b
+
+
+__all__ = ["computing_dtype", "transposed_product"]
