@@ -14,6 +14,26 @@ _ROWS_A_SUMMARY = 64 * _ROWS_A_WORD
 _local = threading.local()
 
 
+def pool_rows_(
+    rows: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    first_rows: Tensor,
+    output: Tensor,
+    *,
+    mean: bool = False,
+    weights: Tensor | None = None,
+) -> None:
+    """Pool the rows of a lookup; an id outside its table stands for the first row.
+
+    Args:
+        rows: `[all rows, dim]` float32.
+        ids, offsets, first_rows, mean, weights: see `sum_lookup`.
+        output: `[batch, features * dim]` float32, with contiguous rows; is written.
+    """
+    torch.ops.stampede.pool_rows_(rows, ids, offsets, first_rows, mean, weights, output)
+
+
 def sum_lookup(
     ids: Tensor,
     offsets: Tensor,

@@ -1,5 +1,5 @@
-// Rows of embedding tables on a CPU: summing a batch's gradients by row, and Adam with L2 and
-// decay for the rows of a batch and for those it does not hold.
+// Rows of embedding tables on a CPU: pooling them, summing a batch's gradients by row, and Adam with
+// L2 and decay for the rows of a batch and for those it does not hold.
 //
 // Every result is the same for any number of threads: a row belongs to one thread, which adds its
 // occurrences in the order in which they stand. Multiplications and additions are fused only where
@@ -33,8 +33,9 @@ constexpr int64_t VECTOR = 16;
 constexpr int64_t LANES = 6 * VECTOR;
 // Rows whose steps are replayed together: their weights and moments stay in cache.
 constexpr int64_t BLOCK_ROWS = 4096;
-// Random rows are fetched so many rows before they are needed.
-constexpr int64_t AHEAD = 8;
+// Random rows are fetched so many rows before they are needed: where a row takes long, and where it
+// is only read or added.
+constexpr int64_t AHEAD = 8, WAITING = 64;
 
 inline float fma(float a, float b, float c) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
@@ -166,6 +167,9 @@ struct Marks {
   }
 };
 
+// Samples whose bags are pooled one feature after the other, so that their output stays in cache.
+constexpr int64_t SAMPLES = 128;
+
 template <int WIDTH>
 inline void add_row(float* to, const float* from, float factor, bool scaled, int64_t dim) {
   const int64_t width = WIDTH ? WIDTH : dim;
@@ -181,9 +185,6 @@ struct Source {
   bool pooled, mean;
   const float* weights;
 };
-
-// Additions that are looked up together, so that the memory of one is fetched beside the others'.
-constexpr int64_t WAITING = 64;
 
 template <int WIDTH>
 void add_feature(const Lookup& lookup, const Source& source, int64_t f, int64_t part,
@@ -300,6 +301,72 @@ std::tuple<Tensor, Tensor, Tensor> sum_by_row(const Tensor& ids, const Tensor& o
   });
   marks.clear();
   return {found, sums, counts};
+}
+
+// The pooled rows of a lookup, written to `output` `[bags, features * dim]`. An id outside its table
+// stands for the first row, as in FBGEMM's lookup.
+template <int WIDTH>
+void pool(const Lookup& lookup, const float* rows, int64_t dim, bool mean, const float* weights,
+          float* output, int64_t stride) {
+  const int64_t start = lookup.offset(0);
+  in_parallel((lookup.bags + SAMPLES - 1) / SAMPLES, [&](int64_t block) {
+    const int64_t begin = block * SAMPLES, end = std::min(begin + SAMPLES, lookup.bags);
+    for (int64_t f = 0; f < lookup.features; ++f) {
+      const int64_t first_row = lookup.first_rows[f], size = lookup.stop_row(f) - first_row;
+      const auto row_of = [&](int64_t i) {
+        const int64_t id = lookup.id(i);
+        const bool inside = static_cast<uint64_t>(id) < static_cast<uint64_t>(size);
+        return rows + (first_row + (inside ? id : 0)) * dim;
+      };
+      const int64_t last = lookup.offset(f * lookup.bags + end) - start;
+      int64_t fetched = lookup.offset(f * lookup.bags + begin) - start;
+      for (int64_t b = begin; b < end; ++b) {
+        const int64_t bag = f * lookup.bags + b;
+        const int64_t first = lookup.offset(bag) - start, stop = lookup.offset(bag + 1) - start;
+        float* to = output + b * stride + f * dim;
+        std::fill_n(to, WIDTH ? WIDTH : dim, 0.0f);
+        for (int64_t i = first; i < stop; ++i) {
+          for (; fetched < std::min(i + WAITING, last); ++fetched) {
+            const float* soon = row_of(fetched);
+            __builtin_prefetch(soon);
+            __builtin_prefetch(soon + dim - 1);
+          }
+          float factor = weights ? weights[i] : 1.0f;
+          if (mean) factor *= 1.0f / static_cast<float>(stop - first);
+          add_row<WIDTH>(to, row_of(i), factor, weights || mean, dim);
+        }
+      }
+    }
+  });
+}
+
+using Pool = decltype(&pool<0>);
+
+Pool pool_for(int64_t dim) {
+  switch (dim) {
+    case 4: return pool<4>;
+    case 8: return pool<8>;
+    case 12: return pool<12>;
+    case 16: return pool<16>;
+    case 20: return pool<20>;
+    case 32: return pool<32>;
+    case 64: return pool<64>;
+    default: return pool<0>;
+  }
+}
+
+void pool_rows_(const Tensor& rows, const Tensor& ids, const Tensor& offsets,
+                const Tensor& first_rows, bool mean, const std::optional<Tensor>& weights,
+                Tensor output) {
+  const Lookup lookup(ids, offsets, first_rows, rows.size(0));
+  const int64_t dim = rows.size(1);
+  TORCH_CHECK(rows.is_contiguous() && rows.scalar_type() == at::kFloat, "rows are float32");
+  TORCH_CHECK(output.scalar_type() == at::kFloat && output.stride(1) == 1 &&
+                  output.size(0) == lookup.bags && output.size(1) == lookup.features * dim,
+              "the output is float32 [bags, features * dim] with contiguous rows");
+  pool_for(dim)(lookup, rows.const_data_ptr<float>(), dim, mean,
+                weights ? weights->const_data_ptr<float>() : nullptr, output.data_ptr<float>(),
+                output.stride(0));
 }
 
 // Gradients with the L2 term, and `[3, n]` squared norms: of the gradient over the clipped columns,
@@ -642,6 +709,7 @@ void catch_up_lookup_(Tensor weights, Tensor m, Tensor v, Tensor last, const Ten
 }  // namespace
 
 TORCH_LIBRARY(stampede, library) {
+  library.def("pool_rows_", &pool_rows_);
   library.def("sum_by_row", &sum_by_row);
   library.def("measure_rows", &measure_rows);
   library.def("adam_rows_", &adam_rows_);

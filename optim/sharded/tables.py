@@ -6,15 +6,17 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
+from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     PoolingMode,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 from torch import Tensor
 
-from stampede.optim import triton
+from stampede.optim import native, triton
 from stampede.optim.lookup import Lookup
 from stampede.optim.missed_steps import MissedSteps, can_miss_steps, is_replayable
+from stampede.optim.native import kernels
 from stampede.optim.nonfinite import NonFiniteFlag
 from stampede.optim.rows import RowGradients
 from stampede.optim.settings import UpdateSettings
@@ -231,7 +233,36 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         if self._stored().dtype == torch.bfloat16:
             # FBGEMM's lookup knows no bf16 on CPU.
             return self._lookup_in_torch(parts, per_sample_weights)
+        if self._is_pooled_by_kernel():
+            # For the check of the ids.
+            self.prepare_inputs(indices, offsets, per_sample_weights)
+            return self._pool(parts, offsets)
         return super().forward(indices, offsets, per_sample_weights)
+
+    def _is_pooled_by_kernel(self) -> bool:
+        """Whether the C++ kernel gives what FBGEMM's lookup does, which takes twice as long."""
+        return (
+            self.pooling_mode != PoolingMode.NONE
+            and self.output_dtype == SparseType.FP32.as_int()
+            and all(native.handles(array.weights) for array in self.arrays)
+        )
+
+    def _pool(self, parts: list[ArrayLookup], offsets: Tensor) -> Tensor:
+        batch = (offsets.numel() - 1) // len(self.feature_table_map)
+        output = torch.empty(batch, self._features_and_columns()[1][-1])
+        for part in parts:
+            lookup = part.lookup
+            weights = lookup.per_sample_weights
+            kernels.pool_rows_(
+                part.array.weights,
+                lookup.indices,
+                lookup.offsets,
+                lookup.first_rows,
+                output[:, part.columns],
+                mean=lookup.mean,
+                weights=None if weights is None else weights.float(),
+            )
+        return output
 
     def _lookup_in_torch(
         self, parts: list[ArrayLookup], per_sample_weights: Tensor | None
