@@ -12,6 +12,7 @@ import argparse
 import multiprocessing
 from pathlib import Path
 
+import launchers_allocator  # noqa: F401
 import torch
 from clicks import FIELDS, IDS, write_clicks
 from machine import CORES, memory_of_this_process

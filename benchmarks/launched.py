@@ -14,9 +14,9 @@ from typing import Any
 from machine import CORES
 from report import ROOT
 
-# Kept from returning memory to the system, glibc hands out big blocks that were used before
-# instead of fresh ones, which the system fills with zeros (mallopt(3)).
+# What the launcher asks for by `stampede.engine.allocator`, for other programs (mallopt(3)).
 KEEP_MEMORY = {
+    "THP_MEM_ALLOC_ENABLE": "1",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     "MALLOC_MMAP_MAX_": "0",
 }
@@ -57,7 +57,6 @@ def launch(
     overrides: list[str],
     folder: Path,
     threads: int = CORES,
-    environment: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Train with launch.py; its run folder is deleted.
 
@@ -75,7 +74,7 @@ def launch(
     """
     for _ in range(ATTEMPTS):
         said, summary = _train(
-            config, [*overrides, f"train.precision={precision}"], folder, threads, environment
+            config, [*overrides, f"train.precision={precision}"], folder, threads
         )
         computed = re.search(r"dense layers in (.*)", said).group(1)
         if computed.startswith(precision):
@@ -88,13 +87,12 @@ def _train(
     overrides: list[str],
     folder: Path,
     threads: int,
-    environment: dict[str, str] | None,
 ) -> tuple[str, dict[str, Any]]:
     name = "benchmark"
     place = [f"run.dir={folder}", f"run.name={name}", "run.overwrite=true", "checkpoint.keep=1"]
     command = [ROOT / "launch.py", config, *overrides, *place]
     try:
-        said = run_program(command, threads, environment)
+        said = run_program(command, threads)
         return said, json.loads((folder / name / "summary.json").read_text())
     finally:
         # At once: what was never written back to disk then costs no time.

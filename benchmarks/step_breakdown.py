@@ -14,6 +14,7 @@ import argparse
 from contextlib import ExitStack
 from pathlib import Path
 
+import launchers_allocator  # noqa: F401
 import torch
 from clicks import IDS, write_clicks
 from machine import CORES

@@ -12,7 +12,7 @@ import pytest
 
 from support.paths import ROOT
 
-FOLDERS = ("data", "engine", "models", "optim", "settings")
+FOLDERS = ("data", "engine", "models", "native", "optim", "settings")
 
 
 def _project_files():
@@ -75,7 +75,13 @@ def test_folders_are_only_imported_as_parts_of_stampede():
 
 @pytest.mark.parametrize(
     "folder, others",
-    [("data", ["settings"]), ("models", ["settings"]), ("optim", []), ("settings", [])],
+    [
+        ("data", ["settings"]),
+        ("models", ["native", "settings"]),
+        ("optim", ["native"]),
+        ("native", []),
+        ("settings", []),
+    ],
 )
 def test_lower_folders_import_only_themselves(folder, others):
     own = f"stampede.{folder}"
@@ -114,6 +120,7 @@ def test_wheel_holds_all_of_stampede_and_nothing_else(tmp_path):
     modules = {
         f"stampede/{file.relative_to(ROOT)}"
         for folder in FOLDERS
-        for file in (ROOT / folder).rglob("*.py")
+        for file in (ROOT / folder).rglob("*")
+        if file.suffix in (".py", ".cpp")
     }
     assert modules <= set(names)

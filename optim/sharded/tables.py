@@ -16,12 +16,12 @@ from torch import Tensor
 from stampede.optim import native, triton
 from stampede.optim.lookup import Lookup
 from stampede.optim.missed_steps import MissedSteps, can_miss_steps, is_replayable
-from stampede.optim.native import kernels
 from stampede.optim.nonfinite import NonFiniteFlag
 from stampede.optim.rows import RowGradients
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.autograd import LookUp
 from stampede.optim.sharded.lookups import ArrayLookup, LookupGradient, gradient_by_row
+from stampede.optim.sharded.pooling import look_up_in_torch, pool_by_kernel
 from stampede.optim.table_array import TableArray, TableShard
 
 if TYPE_CHECKING:
@@ -232,59 +232,20 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         self._catch_up(parts)
         if self._stored().dtype == torch.bfloat16:
             # FBGEMM's lookup knows no bf16 on CPU.
-            return self._lookup_in_torch(parts, per_sample_weights)
+            return look_up_in_torch(parts)
         if self._is_pooled_by_kernel():
             # For the check of the ids.
             self.prepare_inputs(indices, offsets, per_sample_weights)
-            return self._pool(parts, offsets)
+            return pool_by_kernel(parts)
         return super().forward(indices, offsets, per_sample_weights)
 
     def _is_pooled_by_kernel(self) -> bool:
-        """Whether the C++ kernel gives what FBGEMM's lookup does, which takes twice as long."""
+        """Whether the C++ kernel gives what FBGEMM's lookup does, which takes longer."""
         return (
             self.pooling_mode != PoolingMode.NONE
             and self.output_dtype == SparseType.FP32.as_int()
             and all(native.handles(array.weights) for array in self.arrays)
         )
-
-    def _pool(self, parts: list[ArrayLookup], offsets: Tensor) -> Tensor:
-        batch = (offsets.numel() - 1) // len(self.feature_table_map)
-        output = torch.empty(batch, self._features_and_columns()[1][-1])
-        for part in parts:
-            lookup = part.lookup
-            weights = lookup.per_sample_weights
-            kernels.pool_rows_(
-                part.array.weights,
-                lookup.indices,
-                lookup.offsets,
-                lookup.first_rows,
-                output[:, part.columns],
-                mean=lookup.mean,
-                weights=None if weights is None else weights.float(),
-            )
-        return output
-
-    def _lookup_in_torch(
-        self, parts: list[ArrayLookup], per_sample_weights: Tensor | None
-    ) -> Tensor:
-        """The lookup in plain torch, summed in float32."""
-        outputs = []
-        for part in parts:
-            lookup = part.lookup
-            features, batch, lengths = lookup.features, lookup.batch, lookup.offsets.diff()
-            starts = lookup.first_rows.repeat_interleave(batch).repeat_interleave(lengths)
-            values = part.array.weights[lookup.indices + starts].float()
-            if self.pooling_mode == PoolingMode.NONE:
-                outputs.append(values)
-                continue
-            if per_sample_weights is not None:
-                values = values * per_sample_weights[part.positions, None]
-            pooled = torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True)
-            if self.pooling_mode == PoolingMode.MEAN:
-                pooled = pooled / lengths.clamp_min(1)[:, None]
-            by_feature = pooled.view(features, batch, -1)
-            outputs.append(by_feature.transpose(0, 1).reshape(batch, -1))
-        return torch.cat(outputs, dim=0 if self.pooling_mode == PoolingMode.NONE else 1)
 
     def _nothing(self, offsets: Tensor) -> Tensor:
         batch = (offsets.numel() - 1) // len(self.feature_table_map)

@@ -226,7 +226,7 @@ def test_a_run_that_fell_back_to_fp32_is_no_result_of_bf16(tmp_path, monkeypatch
     said = ["dense layers in fp32 instead of bf16, which is 1.1 times slower on this CPU"] * 4
     said.append("dense layers in bf16, 2.1 times as fast as fp32 on this CPU")
 
-    def run_program(command, threads, environment):
+    def run_program(command, threads):
         (tmp_path / "benchmark").mkdir()
         (tmp_path / "benchmark/summary.json").write_text('{"auc": 0.7}')
         assert "train.precision=bf16" in command

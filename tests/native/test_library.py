@@ -94,3 +94,15 @@ def test_double_precision_is_left_to_torch():
     assert not native.handles(torch.zeros(4, 2).t())
     with native.switched_off():
         assert not native.handles(torch.zeros(2, 4))
+
+
+def test_a_library_is_compiled_anew_when_any_of_its_files_changes(tmp_path):
+    from stampede.native.library import _key
+
+    one, two = tmp_path / "one.cpp", tmp_path / "two.cpp"
+    one.write_text("int one;")
+    two.write_text("int two;")
+    before = _key([one, two])
+    assert _key([one, two]) == before
+    two.write_text("int three;")
+    assert _key([one, two]) != before

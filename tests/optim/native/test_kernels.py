@@ -56,6 +56,105 @@ def summed_in_float64(ids, offsets, first_rows, rows, grad, dim, pooled, mean, w
     return present, sums[present], counts[present]
 
 
+def pooled_in_float64(table, ids, offsets, first_rows, mean, weights):
+    features = len(first_rows)
+    bags, dim = (len(offsets) - 1) // features, table.shape[1]
+    pooled = torch.zeros(bags, features * dim, dtype=torch.float64)
+    for bag, (first, stop) in enumerate(pairwise(offsets)):
+        feature, sample = divmod(bag, bags)
+        for i in range(first, stop):
+            factor = 1.0 if weights is None else float(weights[i])
+            factor /= int(stop - first) if mean else 1
+            row = table[ids[i] + first_rows[feature]].double()
+            pooled[sample, feature * dim : (feature + 1) * dim] += factor * row
+    return pooled
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    tables=st.lists(st.integers(1, 5000), min_size=1, max_size=4),
+    shared=st.booleans(),
+    bags=st.integers(1, 300),
+    longest=st.integers(0, 3),
+    dim=st.integers(1, 70),
+    mean=st.booleans(),
+    weighted=st.booleans(),
+    id_type=st.sampled_from([torch.int32, torch.int64]),
+    number_of_threads=st.integers(1, 4),
+    seed=st.integers(0, 2**31),
+)
+def test_pools_rows(
+    tables, shared, bags, longest, dim, mean, weighted, id_type, number_of_threads, seed
+):
+    draw = torch.Generator().manual_seed(seed)
+    features = [0, *range(len(tables))] if shared else list(range(len(tables)))
+    ids, offsets, first_rows = drawn_lookup(draw, tables, features, bags, longest)
+    table = torch.randn(sum(tables), dim, generator=draw)
+    weights = torch.rand(len(ids), generator=draw) if weighted else None
+    # Columns of a wider output; the others are another array's.
+    whole = torch.full((bags, len(features) * dim + 3), 7.0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(number_of_threads)
+    try:
+        kernels.pool_rows_(
+            table, ids.to(id_type), offsets, first_rows, whole[:, 1:-2], mean=mean, weights=weights
+        )
+    finally:
+        torch.set_num_threads(before)
+    expected = pooled_in_float64(table, ids, offsets, first_rows, mean, weights)
+    torch.testing.assert_close(whole[:, 1:-2].double(), expected, rtol=1e-5, atol=1e-5)
+    assert (whole[:, [0, -2, -1]] == 7.0).all()
+
+
+@pytest.mark.parametrize("wrong", [-1, 3, 2**31 - 1])
+def test_an_id_outside_its_table_is_pooled_as_the_first_one(wrong):
+    table, output = torch.arange(20.0).view(5, 4), torch.empty(1, 8)
+    ids, offsets = torch.tensor([1, wrong]), torch.tensor([0, 1, 2])
+    kernels.pool_rows_(table, ids, offsets, torch.tensor([0, 3]), output)
+    assert torch.equal(output, torch.cat([table[1], table[3]])[None])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    dim=st.integers(1, 130),
+    steps=st.integers(1, 40),
+    decay=st.sampled_from([0.0, 1e-5, 1e-2, 1.0]),
+    eps=st.sampled_from([1e-12, 1e-8, 1e-7, 1e-3]),
+    keep=st.sampled_from([1.0, 0.99]),
+    size=st.sampled_from([1e-18, 1e-9, 1e-4, 1.0, 1e6]),
+    seed=st.integers(0, 2**31),
+)
+def test_replays_missed_steps(rows, dim, steps, decay, eps, keep, size, seed):
+    draw = torch.Generator().manual_seed(seed)
+    w = torch.randn(rows, dim, generator=draw)
+    # Moments as gradients of this size leave them; of some elements there has been none.
+    m = torch.randn(rows, dim, generator=draw) * size
+    v = m.square() * (0.1 + torch.rand(rows, dim, generator=draw))
+    never = torch.rand(rows, dim, generator=draw) < 0.2
+    m[never], v[never] = 0.0, 0.0
+    last = torch.randint(0, steps + 1, (rows,), generator=draw).int()
+    rates = torch.rand(steps, generator=draw) * 1e-3
+    constants = torch.stack([rates, torch.full_like(rates, eps), torch.full_like(rates, keep)], 1)
+    # As the kernel is given them.
+    one, two = (float(torch.tensor(beta, dtype=torch.float32)) for beta in (0.9, 0.999))
+    expected = [tensor.double() for tensor in (w, m, v)]
+    for step, (alpha, e, k) in enumerate(constants.double()):
+        at = last <= step
+        ew, em, ev = (tensor[at] for tensor in expected)
+        g = 2 * decay * ew
+        em = one * em + (1 - one) * g
+        ev = two * ev + (1 - two) * g * g
+        ew = k * ew - alpha * em / (ev.sqrt() + e)
+        for tensor, values in zip(expected, (ew, em, ev), strict=True):
+            tensor[at] = values
+    kernels.catch_up_range_(w, m, v, last, range(rows), constants, 0, steps, (0.9, 0.999), decay)
+    assert (last == steps).all()
+    for found, exact in zip((w, m, v), expected, strict=True):
+        scale = exact.abs().max().item()
+        torch.testing.assert_close(found.double(), exact, rtol=2e-5, atol=2e-6 * scale)
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     tables=st.lists(st.integers(1, 5000), min_size=1, max_size=4),

@@ -1,0 +1,54 @@
+"""Freed memory stays with a process that asks for it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+# Page faults of a block that is taken again and again.
+PROGRAM = """
+import resource, sys
+from stampede.engine.allocator import keep_freed_memory
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+assert "torch" not in sys.modules
+import torch
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def use():
+    torch.ones(1 << 24)
+use()
+before = faults()
+for _ in range(4):
+    use()
+print(faults() - before)
+"""
+# Of 64 MB; huge ones take 32 faults.
+PAGES = (1 << 26) // 4096
+
+
+def faults_of(how, **environment):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "THP_", "GLIBC_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, how],
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.confstr("CS_GNU_LIBC_VERSION") is None,
+    reason="another allocator than glibc's",
+)
+def test_a_block_that_was_freed_needs_no_new_pages():
+    assert faults_of("left alone") > 2 * PAGES
+    assert faults_of("kept") < 100
+
+
+def test_what_the_environment_says_about_the_allocator_stays():
+    own = {"MALLOC_MMAP_THRESHOLD_": "65536", "THP_MEM_ALLOC_ENABLE": "0"}
+    assert faults_of("kept", **own) > 2 * PAGES

@@ -1,0 +1,188 @@
+"""The C++ passes over activations against plain torch in float64, forward and backward."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from stampede.models import StoredColumns, native
+from stampede.models.fm import joined_with_second_order, second_order
+from stampede.models.mlp import hidden_layers
+from stampede.models.relu_layer import relu_layer
+from stampede.native import switched_off
+
+PRECISIONS = {"fp32": (torch.float32, 1e-5), "bf16": (torch.bfloat16, 2e-2)}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled():
+    assert native.computing_dtype(torch.zeros(1)) == torch.float32
+
+
+def autocast(precision):
+    return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
+
+
+def assert_near(found, exact, precision):
+    # A rounding is as large as what was rounded, which sums of it need not be.
+    largest = exact.abs().max().item() if exact.numel() else 0.0
+    tolerance = PRECISIONS[precision][1]
+    torch.testing.assert_close(
+        found.double(), exact.double(), rtol=tolerance, atol=tolerance * max(largest, 1e-6)
+    )
+
+
+def rounded(tensor, precision):
+    """Values that the products take as they are."""
+    return tensor.to(PRECISIONS[precision][0]).float()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.sampled_from([1, 2, 63, 64, 65, 200, 1100]),
+    columns=st.integers(1, 60),
+    outputs=st.integers(1, 70),
+    precision=st.sampled_from(list(PRECISIONS)),
+    seed=st.integers(0, 2**31),
+)
+def test_a_relu_layer(rows, columns, outputs, precision, seed):
+    draw = torch.Generator().manual_seed(seed)
+    given = [
+        torch.randn(rows, columns, generator=draw),
+        torch.randn(outputs, columns, generator=draw),
+    ]
+    given = [rounded(tensor, precision) for tensor in given]
+    given.append(rounded(torch.randn(outputs, generator=draw), precision))
+    grad = rounded(torch.randn(rows, outputs, generator=draw), precision)
+    ours = [tensor.clone().requires_grad_() for tensor in given]
+    with autocast(precision):
+        output = relu_layer(*ours)
+    assert output.dtype == PRECISIONS[precision][0]
+    output.backward(grad.to(output.dtype))
+    assert all(tensor.grad.dtype == torch.float32 for tensor in ours)
+
+    exact = [tensor.double().requires_grad_() for tensor in given]
+    linear = functional.linear(*exact)
+    assert_near(output.detach(), linear.relu().detach(), precision)
+    # The mask is that of our output: near 0 a rounding decides it.
+    linear.backward(grad.double() * (output.detach() > 0))
+    for one, other in zip(ours, exact, strict=True):
+        assert_near(one.grad, other.grad, precision)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    samples=st.sampled_from([0, 1, 63, 64, 65, 300]),
+    fields=st.integers(1, 7),
+    dim=st.integers(1, 40),
+    numbers=st.sampled_from([0, 1, 13, 16, 17]),
+    precision=st.sampled_from(list(PRECISIONS)),
+    seed=st.integers(0, 2**31),
+)
+def test_inputs_and_interactions_of_stored_rows(samples, fields, dim, numbers, precision, seed):
+    draw = torch.Generator().manual_seed(seed)
+    columns = StoredColumns(dim)
+    stored = torch.randn(samples, fields, columns.stored, generator=draw).requires_grad_()
+    given = torch.randn(samples, numbers, generator=draw)
+    to_joined = rounded(torch.randn(samples, fields * dim + numbers, generator=draw), precision)
+    to_each = torch.randn(samples, generator=draw)
+    with autocast(precision):
+        embeddings, first_order = columns.split(stored)
+        joined, interaction = joined_with_second_order(embeddings, given)
+    assert joined.dtype == PRECISIONS[precision][0] and interaction.dtype == torch.float32
+    firsts = first_order.squeeze(-1).sum(1)
+    loss = (joined * to_joined.to(joined.dtype)).float().sum()
+    (loss + (interaction * to_each).sum() + (firsts * to_each).sum()).backward()
+
+    exact = stored.detach().double().requires_grad_()
+    e = exact[..., :dim]
+    all_pairs = 0.5 * (e.sum(1).square() - e.square().sum(1)).sum(1)
+    inputs = torch.cat([e.flatten(1), given.double()], 1)
+    total = (inputs * to_joined).sum() + ((all_pairs + exact[..., dim].sum(1)) * to_each).sum()
+    total.backward()
+    assert torch.equal(joined.float(), rounded(inputs.detach().float(), precision))
+    assert_near(interaction.detach(), all_pairs.detach(), "fp32")
+    assert_near(stored.grad, exact.grad, "fp32")
+
+
+@pytest.mark.parametrize("uses", ["embeddings", "first order", "embeddings transposed"])
+def test_the_gradient_of_rows_of_which_a_part_is_used(uses):
+    rows = torch.randn(70, 3, 8, requires_grad=True)
+
+    def loss(embeddings, first_order):
+        if uses == "embeddings":
+            return embeddings.sum()
+        if uses == "first order":
+            return (first_order**2).sum()
+        return (embeddings.transpose(0, 2).contiguous() ** 2).sum()
+
+    loss(*StoredColumns(5).split(rows)).backward()
+    found, rows.grad = rows.grad, None
+    loss(rows[..., :5], rows[..., 5:6]).backward()
+    assert torch.equal(found, rows.grad)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.sampled_from([0, 1, 31, 32, 33, 512, 513, 1700]),
+    left=st.integers(1, 70),
+    right=st.integers(1, 70),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 2**31),
+)
+def test_transposed_products(rows, left, right, threads, seed):
+    draw = torch.Generator().manual_seed(seed)
+    a, b = (torch.randn(rows, n, generator=draw).bfloat16() for n in (left, right))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = native.transposed_product(a, b)
+    finally:
+        torch.set_num_threads(before)
+    exact = a.double().t() @ b.double()
+    if torch.ops.stampede_dense.can_multiply_transposed():
+        assert found.dtype == torch.float32
+        assert_near(found, exact, "fp32")
+    else:
+        assert_near(found, exact, "bf16")
+
+
+def test_nan_and_infinity_are_passed_on():
+    inputs = torch.tensor([[1.0], [float("nan")], [float("inf")], [-1.0]], requires_grad=True)
+    output = relu_layer(inputs, torch.ones(1, 1), torch.zeros(1))
+    output.backward(torch.tensor([[1.0], [2.0], [float("nan")], [4.0]]))
+    torch.testing.assert_close(output.flatten(), inputs.relu().flatten(), equal_nan=True)
+    expected = torch.tensor([1.0, 2.0, float("nan"), 0.0])
+    torch.testing.assert_close(inputs.grad.flatten(), expected, equal_nan=True)
+    joined, interaction = joined_with_second_order(inputs.detach()[:, :, None], torch.zeros(4, 0))
+    torch.testing.assert_close(joined, inputs.detach(), equal_nan=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        joined, _ = joined_with_second_order(inputs.detach()[:, :, None], torch.zeros(4, 0))
+    torch.testing.assert_close(joined.float(), inputs.detach(), equal_nan=True)
+    assert interaction[1].isnan()
+
+
+def test_plain_torch_does_the_same_where_the_kernels_cannot():
+    layers = hidden_layers(6, [5, 4], torch.Generator().manual_seed(0))
+    inputs = torch.randn(3, 6)
+    found = layers(inputs)
+    with switched_off():
+        assert native.computing_dtype(inputs) is None
+        torch.testing.assert_close(layers(inputs), found)
+        embeddings = torch.randn(3, 2, 4)
+        joined, interaction = joined_with_second_order(embeddings, inputs)
+    torch.testing.assert_close(interaction, second_order(embeddings))
+    assert torch.equal(joined, torch.cat([embeddings.flatten(1), inputs], 1))
+    # Of other shapes and dtypes than batches of float32.
+    torch.testing.assert_close(layers(inputs[None]), found[None])
+    assert layers(inputs[:0]).shape == (0, 4)
+    assert layers.double()(inputs.double()).dtype == torch.float64
+
+
+def test_a_graph_is_captured_without_the_kernels():
+    layers = hidden_layers(6, [5], torch.Generator().manual_seed(0))
+    program = torch.export.export(layers, (torch.randn(3, 6),))
+    assert "stampede" not in str(program.graph)
+    inputs = torch.randn(3, 6)
+    torch.testing.assert_close(program.module()(inputs), layers(inputs))
