@@ -96,6 +96,11 @@ def test_lower_folders_import_only_themselves(folder, others):
     assert wrong == []
 
 
+def test_the_gpu_script_finds_every_folder_on_a_machine_without_stampede():
+    script = (ROOT / "benchmarks/gpu.sh").read_text()
+    assert [folder for folder in FOLDERS if f'"$root"/{folder} ' not in script] == []
+
+
 def test_wheel_holds_all_of_stampede_and_nothing_else(tmp_path):
     # Built from a copy, because setuptools leaves build/ and an egg-info beside the sources.
     source = tmp_path / "source"
