@@ -24,9 +24,9 @@ def keep_freed_memory() -> None:
     imported.
 
     Left to itself, glibc gives every big block back to the system, which hands it out again page
-    by page, filled with zeros: at a batch of 65,536 a tenth of a step. The process then holds what
-    it has needed at most, until it ends. Settings of these in the environment are left alone, and
-    other C libraries than glibc.
+    by page, filled with zeros: at a batch of 65,536 a tenth of a step. The process then holds at
+    least what it has needed at most, until it ends. Settings of these in the environment are left
+    alone, and other C libraries than glibc.
     """
     os.environ.setdefault(_HUGE_PAGES, "1")
     if any(name in os.environ for name in _OF_GLIBC):

@@ -20,7 +20,7 @@ from stampede.engine.precision import choose_precision
 from stampede.engine.processes import Processes
 from stampede.engine.scaled import scaled_hyperparameters
 from stampede.engine.table_optimizer import table_optimizer
-from stampede.models import CTRModel
+from stampede.models import CTRModel, native
 from stampede.optim import (
     DenseAdam,
     Hyperparameters,
@@ -67,6 +67,9 @@ def build(
     if on_plan is not None:
         on_plan(figures)
     move_dense(model, processes.device)
+    if processes.device.type == "cpu":
+        # Compiled now, where they are not there yet, and not in the first step.
+        native.available()
     # The dense layers, equal on all ranks, get the mean of their gradients in each step.
     sharded = DistributedModelParallel(
         model, device=processes.device, plan=plan, sharders=sharders, init_data_parallel=False

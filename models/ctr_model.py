@@ -12,6 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from stampede.models.embedding_front import EmbeddingFront
 from stampede.models.mlp import linear
 from stampede.models.registry import NetworkShape, network
+from stampede.native import switched_off
 from stampede.settings import Section, SettingsError
 
 
@@ -108,7 +109,8 @@ def _check_logits(name: str, module: nn.Module, shape: NetworkShape) -> None:
         before = {key: tensor._version for key, tensor in inputs.items()}
         state = {key: buffer.clone() for key, buffer in module.named_buffers()}
         try:
-            with torch.no_grad():
+            # The kernels may not be needed: the model may be for a GPU.
+            with torch.no_grad(), switched_off():
                 logits = functional_call(module, state, tuple(inputs.values()))
         except Exception as failure:
             raise SettingsError(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 
 from stampede.models.fm import joined_with_second_order
 from stampede.models.mlp import MLP
 from stampede.models.registry import NetworkShape, register
+
+# Who traces a network symbolically is not to see the branches within.
+torch.fx.wrap("joined_with_second_order")
 
 
 @register("deepfm", first_order=True)

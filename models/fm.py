@@ -69,7 +69,6 @@ class _JoinedWithSecondOrder(torch.autograd.Function):
         return grad, None, None
 
 
-@torch.fx.wrap  # As above.
 def joined_with_second_order(embeddings: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
     """`[e_1 .. e_F, x]`, `[batch, fields * dim + n]`, and `second_order`, in one pass on a CPU.
 

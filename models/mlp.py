@@ -6,10 +6,14 @@ import math
 from collections.abc import Sequence
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 from torchrec.modules import mlp as torchrec_mlp
 
 from stampede.models.relu_layer import relu_layer
+
+# Who traces a network symbolically is not to see the branches within.
+torch.fx.wrap("relu_layer")
 
 
 def glorot_normal_(weight: Tensor, generator: torch.Generator) -> Tensor:
@@ -46,8 +50,22 @@ class HiddenLayers(torchrec_mlp.MLP):
     def forward(self, input: Tensor) -> Tensor:
         """`[..., widths[-1]]` from `[..., inputs]`."""
         for layer in self._mlp:
-            input = relu_layer(input, layer._linear.weight, layer._linear.bias)
+            linear = layer._linear
+            if _is_plain(layer) and _is_plain(linear) and type(linear) is nn.Linear:
+                input = relu_layer(input, linear.weight, linear.bias)
+            else:
+                input = layer(input)
         return input
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether nobody waits for the module to be called."""
+    return not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
 
 
 def hidden_layers(inputs: int, widths: Sequence[int], generator: torch.Generator) -> nn.Module:

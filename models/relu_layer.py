@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.fx
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
@@ -21,12 +20,9 @@ class _ReluLayer(torch.autograd.Function):
         ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
     ) -> Tensor:
         inputs, weight = inputs.to(dtype), weight.to(dtype)
-        if dtype == torch.bfloat16:
-            # oneDNN's product with ReLU within it; in float32 it is no faster.
-            operator = torch.ops.mkldnn._linear_pointwise
-            output = operator(inputs, weight, bias.to(dtype), "relu", [], "")
-        else:
-            output = functional.linear(inputs, weight, bias).relu_()
+        output = functional.linear(inputs, weight, bias.to(dtype))
+        # oneDNN's product with a ReLU within it would make a NaN 0, and nobody would see it.
+        output.relu_() if dtype == torch.float32 else torch.ops.stampede_dense.relu_(output)
         ctx.save_for_backward(output, inputs, weight)
         return output
 
@@ -40,7 +36,6 @@ class _ReluLayer(torch.autograd.Function):
         return of_inputs, native.transposed_product(masked, inputs), of_bias, None
 
 
-@torch.fx.wrap  # TorchRec's pipelines trace the model; the branch is not theirs to see.
 def relu_layer(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """`relu(inputs @ weight.T + bias)`.
 
@@ -51,7 +46,8 @@ def relu_layer(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         weight: `[outputs, columns]`.
         bias: `[outputs]`.
     """
-    dtype = native.computing_dtype(inputs) if inputs.dim() == 2 and len(inputs) else None
-    if dtype is None or weight.dtype != torch.float32:
+    dtype = native.computing_dtype(inputs)
+    # While a graph is captured the shape is not to be looked at.
+    if dtype is None or weight.dtype != torch.float32 or inputs.dim() != 2 or not len(inputs):
         return torch.relu(functional.linear(inputs, weight, bias))
     return _ReluLayer.apply(inputs, weight, bias, dtype)

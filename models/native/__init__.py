@@ -11,18 +11,23 @@ _DENSE = Library(
 )
 
 
+available = _DENSE.available
+
+
 def computing_dtype(inputs: torch.Tensor) -> torch.dtype | None:
     """In what the kernels compute with float32 inputs: float32, or what autocast says.
 
-    None where they cannot: elsewhere than on a CPU, in other dtypes, while a graph is captured, and
-    where they cannot be compiled.
+    None where they cannot: elsewhere than on a CPU, in other dtypes, while a graph is captured,
+    under torch.func, and where they cannot be compiled.
     """
-    dtype = inputs.dtype
-    if inputs.device.type != "cpu" or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return None
+    if torch._C._are_functorch_transforms_active() or inputs.device.type != "cpu":
+        return None
+    dtype = inputs.dtype
     if torch.is_autocast_enabled("cpu") and dtype == torch.float32:
         dtype = torch.get_autocast_dtype("cpu")
-    return dtype if dtype in (torch.float32, torch.bfloat16) and _DENSE.available() else None
+    return dtype if dtype in (torch.float32, torch.bfloat16) and available() else None
 
 
 def transposed_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -31,11 +36,11 @@ def transposed_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     Float32 where AMX multiplies bfloat16, and else of the factors' dtype.
 
     Args:
-        a, b: `[rows, columns]`, contiguous.
+        a, b: `[rows, columns]`.
     """
     if a.dtype == torch.bfloat16 and torch.ops.stampede_dense.can_multiply_transposed():
-        return torch.ops.stampede_dense.transposed_product(a, b)
+        return torch.ops.stampede_dense.transposed_product(a.contiguous(), b.contiguous())
     return a.t() @ b
 
 
-__all__ = ["computing_dtype", "transposed_product"]
+__all__ = ["available", "computing_dtype", "transposed_product"]

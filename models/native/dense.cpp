@@ -95,6 +95,20 @@ std::tuple<Tensor, Tensor> relu_backward(const Tensor& grad, const Tensor& outpu
   return {masked, sum};
 }
 
+// ReLU in place, of bfloat16: torch's takes several times as long. NaN stays NaN.
+void relu_(Tensor values) {
+  TORCH_CHECK(values.scalar_type() == at::kBFloat16 && values.is_contiguous(),
+              "the values must be contiguous bfloat16");
+  auto* all = static_cast<uint16_t*>(values.data_ptr());
+  at::parallel_for(0, values.numel(), 1 << 15, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const uint16_t bits = all[i];
+      // From minus zero to minus infinity.
+      all[i] = bits >= 0x8000 && bits <= 0xff80 ? 0 : bits;
+    }
+  });
+}
+
 // Neighbouring numbers that are computed with together, and those of them that are in memory.
 constexpr int64_t LANES = 16;
 
@@ -282,12 +296,9 @@ Tensor stored_backward(const Tensor& of_embeddings, const Tensor& of_first_order
       for (int64_t f = 0; f < given.fields; ++f) {
         float* to = out + (n * given.fields + f) * stored;
         const float* from = given.values + n * given.of_sample + f * given.of_field;
-        for (int64_t d = 0; d < given.dim; d += LANES) {
-          const Part part(given.dim - d);
-          part.store(to + d, part.load(from + d));
-        }
+        for (int64_t d = 0; d < stored; d += LANES)
+          Part(stored - d).store(to + d, Part(std::max<int64_t>(given.dim - d, 0)).load(from + d));
         to[given.dim] = firsts[n * of_sample + f * of_field];
-        std::fill(to + given.dim + 1, to + stored, 0.0f);
       }
   });
   return grad;
@@ -296,6 +307,7 @@ Tensor stored_backward(const Tensor& of_embeddings, const Tensor& of_first_order
 }  // namespace
 
 TORCH_LIBRARY(stampede_dense, library) {
+  library.def("relu_", &relu_);
   library.def("relu_backward", &relu_backward);
   library.def("join", &join);
   library.def("join_backward", &join_backward);

@@ -50,6 +50,9 @@ struct alignas(64) TileConfig {
   }
 };
 
+// The compiler need not know that the instructions for tiles read memory.
+inline void written_to_memory() { asm volatile("" ::: "memory"); }
+
 // Two rows of 16 numbers as 16 pairs; rows and columns that are not there are 0.
 inline __m512i pairs(const uint16_t* from, int64_t stride, int64_t rows, __mmask16 columns) {
   const __m256i zero = _mm256_setzero_si256();
@@ -113,6 +116,7 @@ struct Factor {
 // Adds `depths` products of tiles to a square of the result, whose rows have `stride` numbers.
 void add_square(const uint16_t* left, const uint16_t* right, int64_t depths, float* square,
                 int64_t stride) {
+  written_to_memory();
   const int64_t bytes = stride * sizeof(float);
   float* below = square + SIDE * stride;
   _tile_loadd(0, square, bytes);
@@ -150,6 +154,7 @@ void multiply(const Factor& a, const Factor& b, int64_t begin, int64_t end, floa
   of_b.resize(std::max<size_t>(of_b.size(), room(b)));
   uint16_t *left = aligned(of_a), *right = aligned(of_b);
   const TileConfig config;
+  written_to_memory();
   _tile_loadconfig(&config);
   for (int64_t first = begin; first < end; first += ROWS) {
     const int64_t depths = (std::min(ROWS, end - first) + DEPTH - 1) / DEPTH;

@@ -91,6 +91,15 @@ struct Lookup {
     TORCH_CHECK(offsets || features == 1, "without offsets there is one feature");
   }
 
+  // Of each id, or none.
+  const float* factors(const std::optional<Tensor>& weights) const {
+    if (!weights) return nullptr;
+    TORCH_CHECK(weights->scalar_type() == at::kFloat && weights->is_contiguous() &&
+                    weights->numel() == occurrences,
+                "weights are contiguous float32, one of each id");
+    return weights->const_data_ptr<float>();
+  }
+
   int64_t id(int64_t i) const {
     return ids_are_long ? static_cast<const int64_t*>(ids)[i]
                         : static_cast<const int32_t*>(ids)[i];
@@ -292,7 +301,7 @@ std::tuple<Tensor, Tensor, Tensor> sum_by_row(const Tensor& ids, const Tensor& o
   firsts.push_back(lookup.features);
   const int64_t parts = tables >= 2 * threads ? 1 : (2 * threads + tables - 1) / tables;
   const Source source{grad.const_data_ptr<float>(), grad.stride(0), dim, pooled, mean,
-                      weights ? weights->const_data_ptr<float>() : nullptr};
+                      lookup.factors(weights)};
   const AddFeature add = add_feature_for(dim);
   in_parallel(tables * parts, [&](int64_t task) {
     for (int64_t f = firsts[task / parts]; f < firsts[task / parts + 1]; ++f)
@@ -364,9 +373,8 @@ void pool_rows_(const Tensor& rows, const Tensor& ids, const Tensor& offsets,
   TORCH_CHECK(output.scalar_type() == at::kFloat && output.stride(1) == 1 &&
                   output.size(0) == lookup.bags && output.size(1) == lookup.features * dim,
               "the output is float32 [bags, features * dim] with contiguous rows");
-  pool_for(dim)(lookup, rows.const_data_ptr<float>(), dim, mean,
-                weights ? weights->const_data_ptr<float>() : nullptr, output.data_ptr<float>(),
-                output.stride(0));
+  pool_for(dim)(lookup, rows.const_data_ptr<float>(), dim, mean, lookup.factors(weights),
+                output.data_ptr<float>(), output.stride(0));
 }
 
 // Gradients with the L2 term, and `[3, n]` squared norms: of the gradient over the clipped columns,

@@ -56,7 +56,7 @@ def gradient_by_row(array: TableArray, lookup: Lookup, grad: Tensor) -> RowGradi
     """
     coefficients = None
     if lookup.pooled and lookup.per_sample_weights is not None:
-        coefficients = lookup.per_sample_weights.float()
+        coefficients = lookup.per_sample_weights.float().contiguous()
     if native.handles(array.weights) and grad.dtype == torch.float32:
         return RowGradients(
             *kernels.sum_lookup(

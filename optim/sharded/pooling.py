@@ -17,7 +17,8 @@ def pool_by_kernel(parts: Sequence[ArrayLookup]) -> Tensor:
     Args:
         parts: of a pooled lookup, in the order of their columns.
     """
-    output = torch.empty(parts[0].lookup.batch, parts[-1].columns.stop)
+    shape = parts[0].lookup.batch, parts[-1].columns.stop
+    output = torch.empty(shape, dtype=torch.float32, device="cpu")
     for part in parts:
         lookup = part.lookup
         weights = lookup.per_sample_weights
@@ -28,7 +29,7 @@ def pool_by_kernel(parts: Sequence[ArrayLookup]) -> Tensor:
             lookup.first_rows,
             output[:, part.columns],
             mean=lookup.mean,
-            weights=None if weights is None else weights.float(),
+            weights=None if weights is None else weights.float().contiguous(),
         )
     return output
 

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     """A TBE (table-batched embedding) whose tables are updated by an optimizer with CowClip.
 
-    The lookup is FBGEMM's own; backward receives the gradient of its output, already the mean
-    over the global batch, sums it by row and hands it to the `BackwardUpdate` that owns the tables.
+    The lookup gives what FBGEMM's own does; backward receives the gradient of its output, already
+    the mean over the global batch, sums it by row and hands it to the `BackwardUpdate` that owns
+    the tables.
 
     Attributes:
         arrays: the tables with their state; consecutive tables that begin at the same column and
@@ -221,7 +222,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         offsets: Tensor,
         per_sample_weights: Tensor | None,
     ) -> Tensor:
-        """FBGEMM's own lookup, without its backward.
+        """The lookup: FBGEMM's own, without its backward, where it is not pooled by our kernel.
 
         Args:
             parts: the same, array by array.

@@ -1,7 +1,8 @@
 """One Adam step of a tile.
 
 Additions are fused with multiplications only where `fma` says so (`enable_fp_fusion=False` in every
-launch); roots and quotients are rounded correctly. So a step has the same bits in all kernels.
+launch); roots and quotients are rounded correctly. So a step has the same bits in all kernels, but
+for those missed ones that the C++ kernel replays with AVX-512.
 """
 
 import triton

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from stampede.models import StoredColumns, native
+from stampede.models import NetworkShape, NoOptions, StoredColumns, native, network
 from stampede.models.fm import joined_with_second_order, second_order
 from stampede.models.mlp import hidden_layers
 from stampede.models.relu_layer import relu_layer
@@ -148,19 +148,39 @@ def test_transposed_products(rows, left, right, threads, seed):
         assert_near(found, exact, "bf16")
 
 
-def test_nan_and_infinity_are_passed_on():
-    inputs = torch.tensor([[1.0], [float("nan")], [float("inf")], [-1.0]], requires_grad=True)
-    output = relu_layer(inputs, torch.ones(1, 1), torch.zeros(1))
-    output.backward(torch.tensor([[1.0], [2.0], [float("nan")], [4.0]]))
-    torch.testing.assert_close(output.flatten(), inputs.relu().flatten(), equal_nan=True)
-    expected = torch.tensor([1.0, 2.0, float("nan"), 0.0])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_nan_and_infinity_are_passed_on(precision):
+    inputs = torch.tensor([[1.0], [float("nan")], [float("inf")], [-1.0], [float("-inf")]])
+    inputs.requires_grad_()
+    with autocast(precision):
+        output = relu_layer(inputs, torch.ones(1, 1), torch.zeros(1))
+        joined, interaction = joined_with_second_order(
+            inputs.detach()[:, :, None], torch.zeros(5, 0)
+        )
+    output.float().backward(torch.tensor([[1.0], [2.0], [float("nan")], [4.0], [5.0]]))
+    torch.testing.assert_close(output.float(), inputs.relu(), equal_nan=True)
+    expected = torch.tensor([1.0, 2.0, float("nan"), 0.0, 0.0])
     torch.testing.assert_close(inputs.grad.flatten(), expected, equal_nan=True)
-    joined, interaction = joined_with_second_order(inputs.detach()[:, :, None], torch.zeros(4, 0))
-    torch.testing.assert_close(joined, inputs.detach(), equal_nan=True)
-    with torch.autocast("cpu", torch.bfloat16):
-        joined, _ = joined_with_second_order(inputs.detach()[:, :, None], torch.zeros(4, 0))
     torch.testing.assert_close(joined.float(), inputs.detach(), equal_nan=True)
     assert interaction[1].isnan()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_inputs_may_lie_in_memory_as_they_like(precision):
+    whole = rounded(torch.randn(20, 9), precision)
+    weight, bias = torch.randn(3, 6), torch.randn(3)
+
+    def outcome(inputs):
+        weight.grad = None
+        with autocast(precision):
+            output = relu_layer(inputs, weight.requires_grad_(), bias)
+        output.float().square().sum().backward()
+        return output.detach(), weight.grad
+
+    for inputs in (whole[:, 2:8], whole.t().contiguous().t()[:, :6]):
+        for wide in (inputs, inputs.to(PRECISIONS[precision][0])):
+            for one, other in zip(outcome(wide), outcome(inputs.contiguous()), strict=True):
+                torch.testing.assert_close(one, other)
 
 
 def test_plain_torch_does_the_same_where_the_kernels_cannot():
@@ -180,9 +200,38 @@ def test_plain_torch_does_the_same_where_the_kernels_cannot():
     assert layers.double()(inputs.double()).dtype == torch.float64
 
 
-def test_a_graph_is_captured_without_the_kernels():
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_graph_is_captured_without_the_kernels(strict):
     layers = hidden_layers(6, [5], torch.Generator().manual_seed(0))
-    program = torch.export.export(layers, (torch.randn(3, 6),))
+    rows = torch.export.Dim("rows", min=2)
+    program = torch.export.export(
+        layers, (torch.randn(3, 6),), dynamic_shapes=({0: rows},), strict=strict
+    )
     assert "stampede" not in str(program.graph)
-    inputs = torch.randn(3, 6)
+    inputs = torch.randn(7, 6)
     torch.testing.assert_close(program.module()(inputs), layers(inputs))
+
+
+def test_other_ways_to_look_into_a_network():
+    shape = NetworkShape(2, 4, 6, (5,))
+    deepfm = network("deepfm").build(shape, torch.Generator().manual_seed(0), NoOptions())
+    given = torch.randn(3, 2, 4), torch.randn(3, 6)
+    expected = deepfm(*given)
+    torch.testing.assert_close(torch.fx.symbolic_trace(deepfm)(*given), expected)
+    torch.testing.assert_close(torch.jit.trace(deepfm, given)(*given), expected)
+    grad = torch.func.grad(lambda embeddings: deepfm(embeddings, given[1]).sum())(given[0])
+    embeddings = given[0].clone().requires_grad_()
+    deepfm(embeddings, given[1]).sum().backward()
+    torch.testing.assert_close(grad, embeddings.grad)
+
+
+def test_hooks_of_a_layer_are_called():
+    layers = hidden_layers(6, [5, 4], torch.Generator().manual_seed(0))
+    inputs, seen = torch.randn(3, 6), []
+    expected = layers(inputs)
+    layers._mlp[1]._linear.register_forward_hook(lambda *_: seen.append("linear"))
+    layers._mlp[0].register_forward_hook(lambda *_: seen.append("layer"))
+    torch.testing.assert_close(layers(inputs), expected)
+    assert seen == ["layer", "linear"]
+    layers._mlp[1]._linear = torch.nn.utils.parametrizations.weight_norm(layers._mlp[1]._linear)
+    torch.testing.assert_close(layers(inputs), expected)

@@ -114,6 +114,14 @@ def test_an_id_outside_its_table_is_pooled_as_the_first_one(wrong):
     assert torch.equal(output, torch.cat([table[1], table[3]])[None])
 
 
+def test_weights_that_are_not_one_of_each_id_are_refused():
+    ids, offsets = torch.tensor([1, 0]), torch.tensor([0, 1, 2])
+    given = torch.ones(3, 4), ids, offsets, torch.tensor([0])
+    for weights in (torch.ones(1), torch.ones(2, 2)[:, 0], torch.ones(2).double()):
+        with pytest.raises(RuntimeError, match="weights are contiguous float32, one of each id"):
+            kernels.pool_rows_(*given, torch.empty(2, 4), weights=weights)
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     rows=st.integers(1, 40),
