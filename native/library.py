@@ -37,10 +37,11 @@ class Library:
 
     Args:
         sources: the files. The first one's name, without the ending, is the library's.
+        headers: of our own that they include.
     """
 
-    def __init__(self, *sources: Path) -> None:
-        self._sources = sources
+    def __init__(self, *sources: Path, headers: Sequence[Path] = ()) -> None:
+        self._sources, self._headers = sources, headers
 
     @property
     def _name(self) -> str:
@@ -88,7 +89,7 @@ class Library:
 
     def _built(self) -> str:
         """Path of the library, compiled unless it is in the cache."""
-        folder = _cache_folder() / f"{self._name}-{_key(self._sources)}"
+        folder = _cache_folder() / f"{self._name}-{_key([*self._sources, *self._headers])}"
         library = folder / f"{self._name}.so"
         if library.exists():
             return str(library)
@@ -142,10 +143,10 @@ def _cache_folder() -> Path:
     return Path(cache) / "stampede" / "native"
 
 
-def _key(sources: Sequence[Path]) -> str:
+def _key(files: Sequence[Path]) -> str:
     """Names what the compiled code depends on; a home folder may be shared by several machines."""
     parts = [
-        *(source.read_text() for source in sources),
+        *(file.read_text() for file in files),
         *_FLAGS,
         torch.__version__,
         platform.machine(),

@@ -126,6 +126,6 @@ def test_wheel_holds_all_of_stampede_and_nothing_else(tmp_path):
         f"stampede/{file.relative_to(ROOT)}"
         for folder in FOLDERS
         for file in (ROOT / folder).rglob("*")
-        if file.suffix in (".py", ".cpp")
+        if file.suffix in (".py", ".cpp", ".h")
     }
     assert modules <= set(names)

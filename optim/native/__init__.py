@@ -4,7 +4,8 @@ from pathlib import Path
 
 from stampede.native import Library, switched_off
 
-_ROWS = Library(Path(__file__).with_name("rows.cpp"))
+_HERE = Path(__file__).parent
+_ROWS = Library(_HERE / "rows.cpp", _HERE / "adam.cpp", headers=[_HERE / "lookup.h"])
 available, handles = _ROWS.available, _ROWS.handles
 
 __all__ = ["available", "handles", "switched_off"]

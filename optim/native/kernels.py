@@ -1,4 +1,4 @@
-"""Calls of the C++ kernels, with their shapes and dtypes; see `rows.cpp` for the formulas."""
+"""Calls of the C++ kernels, with shapes and dtypes; formulas are in `rows.cpp` and `adam.cpp`."""
 
 from __future__ import annotations
 

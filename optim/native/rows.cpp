@@ -1,145 +1,13 @@
-// Rows of embedding tables on a CPU: pooling them, summing a batch's gradients by row, and Adam with
-// L2 and decay for the rows of a batch and for those it does not hold.
-//
-// Every result is the same for any number of threads: a row belongs to one thread, which adds its
-// occurrences in the order in which they stand. Multiplications and additions are fused only where
-// `fma` says so, or two places could round one formula differently.
-#include <ATen/Parallel.h>
+// Rows of embedding tables on a CPU: pooling them, and summing a batch's gradients by row.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <torch/library.h>
 
-#include <algorithm>
-#include <cfloat>
-#include <cmath>
-#include <cstdint>
 #include <tuple>
-#include <vector>
+#include <type_traits>
 
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
+#include "lookup.h"
 
 namespace {
-
-using at::Tensor;
-
-// Occurrences that a thread takes at a time.
-constexpr int64_t CHUNK = 8192;
-// Elements of a vector register, and those that stay in registers while missed steps are replayed:
-// six AVX-512 registers for each of weight and moments, so that the latency of one hides behind the
-// others.
-constexpr int64_t VECTOR = 16;
-constexpr int64_t LANES = 6 * VECTOR;
-// Rows whose steps are replayed together: their weights and moments stay in cache.
-constexpr int64_t BLOCK_ROWS = 4096;
-// Random rows are fetched so many rows before they are needed: where a row takes long, and where it
-// is only read or added.
-constexpr int64_t AHEAD = 8, WAITING = 64;
-
-inline float fma(float a, float b, float c) {
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-  return __builtin_fmaf(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
-
-// One Adam step: `alpha = lr * sqrt(1-b2^t) / (1-b1^t)`, `w = keep*w - alpha * m / (sqrt(v)+eps)`.
-struct Step {
-  float alpha, eps, keep;
-};
-
-struct Betas {
-  float one, two, rest_one, rest_two;
-  Betas(double b1, double b2)
-      : one(b1), two(b2), rest_one(1.0 - b1), rest_two(1.0 - b2) {}
-};
-
-inline void adam(float& w, float& m, float& v, float g, const Betas& betas, const Step& step) {
-  m = fma(betas.one, m, betas.rest_one * g);
-  v = fma(betas.two, v, betas.rest_two * g * g);
-  w = fma(step.keep, w, -(step.alpha * m / (std::sqrt(v) + step.eps)));
-}
-
-// The ids of one lookup: those of feature f stand at [bound(f), bound(f+1)), a bag's together.
-// Without offsets there is one feature whose every id is a bag.
-struct Lookup {
-  const void* ids;
-  bool ids_are_long;
-  const void* offsets;
-  bool offsets_are_long;
-  int64_t occurrences, features, bags;
-  const int64_t* first_rows;
-  int64_t rows;
-
-  Lookup(const Tensor& ids_, const Tensor& offsets_, const Tensor& first_rows_, int64_t rows_)
-      : ids(ids_.const_data_ptr()),
-        ids_are_long(ids_.scalar_type() == at::kLong),
-        offsets(offsets_.numel() ? offsets_.const_data_ptr() : nullptr),
-        offsets_are_long(offsets_.scalar_type() == at::kLong),
-        occurrences(ids_.numel()),
-        features(first_rows_.numel()),
-        bags(offsets_.numel() ? (offsets_.numel() - 1) / first_rows_.numel() : ids_.numel()),
-        first_rows(first_rows_.const_data_ptr<int64_t>()),
-        rows(rows_) {
-    for (const Tensor& whole : {ids_, offsets_}) {
-      TORCH_CHECK(whole.scalar_type() == at::kLong || whole.scalar_type() == at::kInt,
-                  "ids and offsets are int32 or int64, not ", whole.scalar_type());
-      TORCH_CHECK(whole.is_contiguous(), "ids and offsets must be contiguous");
-    }
-    TORCH_CHECK(offsets || features == 1, "without offsets there is one feature");
-  }
-
-  // Of each id, or none.
-  const float* factors(const std::optional<Tensor>& weights) const {
-    if (!weights) return nullptr;
-    TORCH_CHECK(weights->scalar_type() == at::kFloat && weights->is_contiguous() &&
-                    weights->numel() == occurrences,
-                "weights are contiguous float32, one of each id");
-    return weights->const_data_ptr<float>();
-  }
-
-  int64_t id(int64_t i) const {
-    return ids_are_long ? static_cast<const int64_t*>(ids)[i]
-                        : static_cast<const int32_t*>(ids)[i];
-  }
-  int64_t offset(int64_t bag) const {
-    if (!offsets) return bag;
-    return offsets_are_long ? static_cast<const int64_t*>(offsets)[bag]
-                            : static_cast<const int32_t*>(offsets)[bag];
-  }
-  int64_t bound(int64_t feature) const { return offset(feature * bags) - offset(0); }
-
-  // One past the last row of a feature's table; tables lie one behind the other.
-  int64_t stop_row(int64_t feature) const {
-    for (int64_t f = feature + 1; f < features; ++f)
-      if (first_rows[f] != first_rows[feature]) return first_rows[f];
-    return rows;
-  }
-
-  struct Chunk {
-    int64_t feature, first, stop;
-  };
-  std::vector<Chunk> chunks() const {
-    std::vector<Chunk> found;
-    for (int64_t f = 0; f < features; ++f)
-      for (int64_t i = bound(f); i < bound(f + 1); i += CHUNK)
-        found.push_back({f, i, std::min(i + CHUNK, bound(f + 1))});
-    return found;
-  }
-};
-
-template <typename Do>
-void in_parallel(int64_t tasks, const Do& task) {
-  const int threads = std::min<int64_t>(at::get_num_threads(), tasks);
-  if (threads <= 1 || at::in_parallel_region()) {
-    for (int64_t i = 0; i < tasks; ++i) task(i);
-    return;
-  }
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-  for (int64_t i = 0; i < tasks; ++i) task(i);
-}
 
 // Which rows occur, as bits, with a bit for every 64 words that hold any: the distinct rows come
 // out in order without a sort, at a cost that grows with the batch and hardly with the table.
@@ -175,6 +43,21 @@ struct Marks {
     std::fill(summary, summary + summaries, 0);
   }
 };
+
+// Calls with the columns of a row as a constant where they are usual ones, and else with 0.
+template <typename Call>
+auto with_width(int64_t dim, const Call& call) {
+  switch (dim) {
+    case 4: return call(std::integral_constant<int, 4>());
+    case 8: return call(std::integral_constant<int, 8>());
+    case 12: return call(std::integral_constant<int, 12>());
+    case 16: return call(std::integral_constant<int, 16>());
+    case 20: return call(std::integral_constant<int, 20>());
+    case 32: return call(std::integral_constant<int, 32>());
+    case 64: return call(std::integral_constant<int, 64>());
+    default: return call(std::integral_constant<int, 0>());
+  }
+}
 
 // Samples whose bags are pooled one feature after the other, so that their output stays in cache.
 constexpr int64_t SAMPLES = 128;
@@ -237,21 +120,6 @@ void add_feature(const Lookup& lookup, const Source& source, int64_t f, int64_t 
   add_waiting();
 }
 
-using AddFeature = decltype(&add_feature<0>);
-
-AddFeature add_feature_for(int64_t dim) {
-  switch (dim) {
-    case 4: return add_feature<4>;
-    case 8: return add_feature<8>;
-    case 12: return add_feature<12>;
-    case 16: return add_feature<16>;
-    case 20: return add_feature<20>;
-    case 32: return add_feature<32>;
-    case 64: return add_feature<64>;
-    default: return add_feature<0>;
-  }
-}
-
 // Distinct rows in order, the sums of their gradients, and how often each occurs.
 std::tuple<Tensor, Tensor, Tensor> sum_by_row(const Tensor& ids, const Tensor& offsets,
                                               const Tensor& first_rows, int64_t rows,
@@ -302,7 +170,7 @@ std::tuple<Tensor, Tensor, Tensor> sum_by_row(const Tensor& ids, const Tensor& o
   const int64_t parts = tables >= 2 * threads ? 1 : (2 * threads + tables - 1) / tables;
   const Source source{grad.const_data_ptr<float>(), grad.stride(0), dim, pooled, mean,
                       lookup.factors(weights)};
-  const AddFeature add = add_feature_for(dim);
+  const auto add = with_width(dim, [](auto width) { return &add_feature<width.value>; });
   in_parallel(tables * parts, [&](int64_t task) {
     for (int64_t f = firsts[task / parts]; f < firsts[task / parts + 1]; ++f)
       add(lookup, source, f, task % parts, parts, marks.words, counted, sums.data_ptr<float>(),
@@ -312,8 +180,7 @@ std::tuple<Tensor, Tensor, Tensor> sum_by_row(const Tensor& ids, const Tensor& o
   return {found, sums, counts};
 }
 
-// The pooled rows of a lookup, written to `output` `[bags, features * dim]`. An id outside its table
-// stands for the first row, as in FBGEMM's lookup.
+// The pooled rows of a lookup, written to `output` `[bags, features * dim]`.
 template <int WIDTH>
 void pool(const Lookup& lookup, const float* rows, int64_t dim, bool mean, const float* weights,
           float* output, int64_t stride) {
@@ -322,11 +189,7 @@ void pool(const Lookup& lookup, const float* rows, int64_t dim, bool mean, const
     const int64_t begin = block * SAMPLES, end = std::min(begin + SAMPLES, lookup.bags);
     for (int64_t f = 0; f < lookup.features; ++f) {
       const int64_t first_row = lookup.first_rows[f], size = lookup.stop_row(f) - first_row;
-      const auto row_of = [&](int64_t i) {
-        const int64_t id = lookup.id(i);
-        const bool inside = static_cast<uint64_t>(id) < static_cast<uint64_t>(size);
-        return rows + (first_row + (inside ? id : 0)) * dim;
-      };
+      const auto row_of = [&](int64_t i) { return rows + lookup.row(i, first_row, size) * dim; };
       const int64_t last = lookup.offset(f * lookup.bags + end) - start;
       int64_t fetched = lookup.offset(f * lookup.bags + begin) - start;
       for (int64_t b = begin; b < end; ++b) {
@@ -349,21 +212,6 @@ void pool(const Lookup& lookup, const float* rows, int64_t dim, bool mean, const
   });
 }
 
-using Pool = decltype(&pool<0>);
-
-Pool pool_for(int64_t dim) {
-  switch (dim) {
-    case 4: return pool<4>;
-    case 8: return pool<8>;
-    case 12: return pool<12>;
-    case 16: return pool<16>;
-    case 20: return pool<20>;
-    case 32: return pool<32>;
-    case 64: return pool<64>;
-    default: return pool<0>;
-  }
-}
-
 void pool_rows_(const Tensor& rows, const Tensor& ids, const Tensor& offsets,
                 const Tensor& first_rows, bool mean, const std::optional<Tensor>& weights,
                 Tensor output) {
@@ -373,354 +221,15 @@ void pool_rows_(const Tensor& rows, const Tensor& ids, const Tensor& offsets,
   TORCH_CHECK(output.scalar_type() == at::kFloat && output.stride(1) == 1 &&
                   output.size(0) == lookup.bags && output.size(1) == lookup.features * dim,
               "the output is float32 [bags, features * dim] with contiguous rows");
-  pool_for(dim)(lookup, rows.const_data_ptr<float>(), dim, mean, lookup.factors(weights),
-                output.data_ptr<float>(), output.stride(0));
-}
-
-// Gradients with the L2 term, and `[3, n]` squared norms: of the gradient over the clipped columns,
-// over the others, of the weights over the clipped columns.
-std::tuple<Tensor, Tensor> measure_rows(const Tensor& weights, const Tensor& rows,
-                                        const Tensor& grads, int64_t clipped, double l2) {
-  const int64_t n = rows.numel(), dim = weights.size(1);
-  Tensor decayed = at::empty({n, dim}, at::kFloat), squares = at::empty({3, n}, at::kFloat);
-  const int64_t* row = rows.const_data_ptr<int64_t>();
-  const float *all = weights.const_data_ptr<float>(), *given = grads.const_data_ptr<float>();
-  const float decay = 2.0 * l2;
-  float *grad = decayed.data_ptr<float>(), *out = squares.data_ptr<float>();
-  in_parallel((n + CHUNK - 1) / CHUNK, [&](int64_t chunk) {
-    const int64_t stop = std::min((chunk + 1) * CHUNK, n);
-    for (int64_t k = chunk * CHUNK; k < stop; ++k) {
-      if (k + AHEAD < stop) __builtin_prefetch(all + row[k + AHEAD] * dim);
-      const float *w = all + row[k] * dim, *from = given + k * dim;
-      float* g = grad + k * dim;
-      float of_grad = 0, of_rest = 0, of_weight = 0;
-      for (int64_t d = 0; d < dim; ++d) g[d] = fma(decay, w[d], from[d]);
-#pragma omp simd reduction(+ : of_grad, of_weight)
-      for (int64_t d = 0; d < clipped; ++d) {
-        of_grad += g[d] * g[d];
-        of_weight += w[d] * w[d];
-      }
-#pragma omp simd reduction(+ : of_rest)
-      for (int64_t d = clipped; d < dim; ++d) of_rest += g[d] * g[d];
-      out[k] = of_grad, out[n + k] = of_rest, out[2 * n + k] = of_weight;
-    }
-  });
-  return {decayed, squares};
-}
-
-struct Array {
-  float *weights, *m, *v;
-  int64_t rows, dim;
-  Array(Tensor& weights_, Tensor& m_, Tensor& v_)
-      : weights(weights_.data_ptr<float>()),
-        m(m_.data_ptr<float>()),
-        v(v_.data_ptr<float>()),
-        rows(weights_.size(0)),
-        dim(weights_.size(1)) {
-    for (const Tensor& whole : {weights_, m_, v_})
-      TORCH_CHECK(whole.is_contiguous() && whole.sizes() == weights_.sizes(),
-                  "weights and moments must be contiguous and of one shape");
-  }
-  void prefetch(int64_t row) const {
-    __builtin_prefetch(weights + row * dim, 1);
-    __builtin_prefetch(m + row * dim, 1);
-    __builtin_prefetch(v + row * dim, 1);
-  }
-};
-
-const Step* steps_of(const Tensor& steps) {
-  TORCH_CHECK(steps.scalar_type() == at::kFloat && steps.is_contiguous() && steps.dim() == 2 &&
-                  steps.size(1) == 3,
-              "steps are float32 [steps, 3]");
-  return reinterpret_cast<const Step*>(steps.const_data_ptr<float>());
-}
-
-// One step of the rows of a batch with their gradients; `factor` multiplies the clipped columns.
-// Where `last` is given, the rows are at `now` afterwards.
-void adam_rows_(Tensor weights, Tensor m, Tensor v, const Tensor& rows, const Tensor& grads,
-                const std::optional<Tensor>& factor, int64_t clipped, const Tensor& steps,
-                double b1, double b2, std::optional<Tensor> last, int64_t now) {
-  const Array array(weights, m, v);
-  const int64_t n = rows.numel(), dim = array.dim;
-  const int64_t* row = rows.const_data_ptr<int64_t>();
-  const float* grad = grads.const_data_ptr<float>();
-  const float* factors = factor ? factor->const_data_ptr<float>() : nullptr;
-  int32_t* at_step = last ? last->data_ptr<int32_t>() : nullptr;
-  const Betas betas(b1, b2);
-  const Step step = *steps_of(steps);
-  in_parallel((n + CHUNK - 1) / CHUNK, [&](int64_t chunk) {
-    const int64_t stop = std::min((chunk + 1) * CHUNK, n);
-    for (int64_t k = chunk * CHUNK; k < stop; ++k) {
-      if (k + AHEAD < stop) array.prefetch(row[k + AHEAD]);
-      const int64_t at = row[k] * dim;
-      const float scale = factors ? factors[k] : 1.0f;
-      const float* g = grad + k * dim;
-      float *__restrict w = array.weights + at, *__restrict first = array.m + at,
-            *__restrict second = array.v + at;
-#pragma omp simd
-      for (int64_t d = 0; d < dim; ++d)
-        adam(w[d], first[d], second[d], d < clipped ? g[d] * scale : g[d], betas, step);
-      if (at_step) at_step[row[k]] = now;
-    }
-  });
-}
-
-// A row and the step it is at.
-struct Behind {
-  int64_t row;
-  int32_t at;
-};
-
-// Steps that rows have missed: `steps[s - first]` is the one after step s.
-struct Missed {
-  const Array array;
-  const Betas betas;
-  const float decay;
-  const Step* steps;
-  const int32_t first, now;
-
-  Missed(const Array& array_, const Tensor& steps_, int64_t first_, int64_t now_, double b1,
-         double b2, double l2)
-      : array(array_), betas(b1, b2), decay(2.0 * l2), steps(steps_of(steps_)), first(first_),
-        now(now_) {
-    TORCH_CHECK(now - first <= steps_.size(0), "steps are missing");
-  }
-
-  // Whether `steps` reach back to the step a row is at.
-  bool knows(int32_t at) const { return at >= first; }
-
-  static void check(bool known) {
-    TORCH_CHECK(known, "a row is at an earlier step than the steps given");
-  }
-
-  // Replays the steps after `from` up to `to` of whole vectors of elements, LANES at most.
-  void replay(float* w, float* m, float* v, int64_t elements, int32_t from, int32_t to) const {
-    switch ((elements + VECTOR - 1) / VECTOR) {
-      case 1: return replay_vectors<1>(w, m, v, from, to);
-      case 2: return replay_vectors<2>(w, m, v, from, to);
-      case 3: return replay_vectors<3>(w, m, v, from, to);
-      case 4: return replay_vectors<4>(w, m, v, from, to);
-      case 5: return replay_vectors<5>(w, m, v, from, to);
-      default: return replay_vectors<6>(w, m, v, from, to);
-    }
-  }
-
-#ifdef __AVX512F__
-  // A square root and a division take most of an exact step; here both are approximations of 14
-  // bits with a Newton step each, which leaves an error of a unit or two in the last place.
-  template <int VECTORS>
-  void replay_vectors(float* w_, float* m_, float* v_, int32_t from, int32_t to) const {
-    const auto all = [](float value) { return _mm512_set1_ps(value); };
-    const __m512 one = all(betas.one), two = all(betas.two), to_first = all(betas.rest_one * decay),
-                 to_second = all(betas.rest_two * decay * decay), unit = all(1.0f),
-                 twice = all(2.0f), least = all(FLT_MIN);
-    __m512 w[VECTORS], m[VECTORS], v[VECTORS];
-    for (int k = 0; k < VECTORS; ++k) {
-      w[k] = _mm512_loadu_ps(w_ + k * VECTOR);
-      m[k] = _mm512_loadu_ps(m_ + k * VECTOR);
-      v[k] = _mm512_loadu_ps(v_ + k * VECTOR);
-    }
-    for (int32_t s = from; s < to; ++s) {
-      const Step& step = steps[s - first];
-      const __m512 keep = all(step.keep), twice_alpha = all(2.0f * step.alpha),
-                   twice_eps = all(2.0f * std::max(step.eps, FLT_MIN));
-#pragma GCC unroll 6
-      for (int k = 0; k < VECTORS; ++k) {
-        m[k] = _mm512_fmadd_ps(one, m[k], _mm512_mul_ps(to_first, w[k]));
-        v[k] = _mm512_fmadd_ps(_mm512_mul_ps(to_second, w[k]), w[k], _mm512_mul_ps(two, v[k]));
-        // 0 has no reciprocal root; its root becomes 0 all the same.
-        const __m512 inverse = _mm512_rsqrt14_ps(_mm512_max_ps(least, v[k]));
-        const __m512 root = _mm512_mul_ps(v[k], inverse);
-        // sqrt(v) = root * (1 + error / 2).
-        const __m512 error = _mm512_fnmadd_ps(root, inverse, unit);
-        const __m512 twice_divisor =
-            _mm512_fmadd_ps(root, error, _mm512_fmadd_ps(twice, root, twice_eps));
-        const __m512 quotient = _mm512_rcp14_ps(twice_divisor);
-        const __m512 missing = _mm512_fnmadd_ps(twice_divisor, quotient, unit);
-        const __m512 moved = _mm512_mul_ps(_mm512_mul_ps(twice_alpha, m[k]), quotient);
-        w[k] = _mm512_fnmadd_ps(moved, missing, _mm512_fmsub_ps(keep, w[k], moved));
-      }
-    }
-    for (int k = 0; k < VECTORS; ++k) {
-      _mm512_storeu_ps(w_ + k * VECTOR, w[k]);
-      _mm512_storeu_ps(m_ + k * VECTOR, m[k]);
-      _mm512_storeu_ps(v_ + k * VECTOR, v[k]);
-    }
-  }
-#else
-  template <int VECTORS>
-  void replay_vectors(float* __restrict w, float* __restrict m, float* __restrict v, int32_t from,
-                      int32_t to) const {
-    for (int32_t s = from; s < to; ++s) {
-      const Step step = steps[s - first];
-#pragma omp simd
-      for (int64_t e = 0; e < VECTORS * VECTOR; ++e)
-        adam(w[e], m[e], v[e], decay * w[e], betas, step);
-    }
-  }
-#endif
-
-  // Elements at several places, in pieces of `width`, replayed together.
-  template <typename Where>
-  void replay_pieces(int64_t pieces, int64_t width, const Where& where, int32_t from,
-                     int32_t to) const {
-    alignas(64) float w[LANES] = {}, m[LANES] = {}, v[LANES] = {};
-    for (int64_t k = 0; k < pieces; ++k) {
-      const int64_t at = where(k);
-      std::copy_n(array.weights + at, width, w + k * width);
-      std::copy_n(array.m + at, width, m + k * width);
-      std::copy_n(array.v + at, width, v + k * width);
-    }
-    replay(w, m, v, pieces * width, from, to);
-    for (int64_t k = 0; k < pieces; ++k) {
-      const int64_t at = where(k);
-      std::copy_n(w + k * width, width, array.weights + at);
-      std::copy_n(m + k * width, width, array.m + at);
-      std::copy_n(v + k * width, width, array.v + at);
-    }
-  }
-
-  // A few rows at one step; wide ones in several pieces.
-  void replay_rows(const Behind* rows, int64_t count, int32_t from, int32_t to) const {
-    for (int64_t column = 0; column < array.dim; column += LANES)
-      replay_pieces(
-          count, std::min(array.dim - column, LANES),
-          [&](int64_t k) { return rows[k].row * array.dim + column; }, from, to);
-  }
-
-  // Neighbouring rows at one step: all their elements are one stretch.
-  void replay_stretch(int64_t first_row, int64_t stop_row, int32_t from) const {
-    const int64_t stop = stop_row * array.dim;
-    int64_t at = first_row * array.dim;
-    for (; at + LANES <= stop; at += LANES)
-      replay(array.weights + at, array.m + at, array.v + at, LANES, from, now);
-    if (at < stop) replay_pieces(1, stop - at, [&](int64_t) { return at; }, from, now);
-  }
-
-  // Rows in the order of the steps they are at.
-  void catch_up(const Behind* rows, int64_t n) const {
-    const int64_t together = std::max<int64_t>(LANES / array.dim, 1);
-    for (int64_t k = 0; k < n; k += together) {
-      for (int64_t j = k + together; j < std::min(k + 2 * together, n); ++j)
-        array.prefetch(rows[j].row);
-      const int64_t count = std::min(together, n - k);
-      const int32_t latest = rows[k + count - 1].at;
-      for (int64_t j = k; j < k + count && rows[j].at < latest; ++j)
-        replay_rows(rows + j, 1, rows[j].at, latest);
-      replay_rows(rows + k, count, latest, now);
-    }
-  }
-
-  // By the steps they are at, oldest first.
-  std::vector<Behind> in_order(const std::vector<Behind>& rows) const {
-    std::vector<int64_t> next(now - first + 1);
-    for (const Behind& row : rows) ++next[row.at - first + 1];
-    for (size_t s = 1; s < next.size(); ++s) next[s] += next[s - 1];
-    std::vector<Behind> ordered(rows.size());
-    for (const Behind& row : rows) ordered[next[row.at - first]++] = row;
-    return ordered;
-  }
-
-  // A block of neighbouring rows. Most of them are at one step: they are replayed as one stretch,
-  // and the others, caught up before, are put back over it.
-  // False where a row is too far behind; nothing is changed then.
-  bool catch_up_block(const int32_t* at, int64_t begin, int64_t end) const {
-    const int32_t low = *std::min_element(at + begin, at + end);
-    if (low >= now) return true;
-    if (!knows(low)) return false;
-    std::vector<Behind> others;
-    for (int64_t row = begin; row < end; ++row)
-      if (at[row] > low) others.push_back({row, at[row]});
-    if (2 * static_cast<int64_t>(others.size()) > end - begin) {
-      std::vector<Behind> behind;
-      for (int64_t row = begin; row < end; ++row)
-        if (at[row] < now) behind.push_back({row, at[row]});
-      catch_up(in_order(behind).data(), behind.size());
-      return true;
-    }
-    const int64_t dim = array.dim;
-    std::vector<Behind> late;
-    for (const Behind& row : others)
-      if (row.at < now) late.push_back(row);
-    catch_up(in_order(late).data(), late.size());
-    std::vector<float> kept(others.size() * dim * 3);
-    float* to = kept.data();
-    for (const Behind& row : others)
-      for (const float* from : {array.weights, array.m, array.v})
-        to = std::copy_n(from + row.row * dim, dim, to);
-    replay_stretch(begin, end, low);
-    const float* from = kept.data();
-    for (const Behind& row : others)
-      for (float* whole : {array.weights, array.m, array.v})
-        std::copy_n(from, dim, whole + row.row * dim), from += dim;
-    return true;
-  }
-};
-
-// Brings rows [first_row, stop_row) to step `now`; `steps` are those after step `first`, and
-// `last` are the steps that rows are at.
-void catch_up_range_(Tensor weights, Tensor m, Tensor v, Tensor last, int64_t first_row,
-                     int64_t stop_row, const Tensor& steps, int64_t first, int64_t now, double b1,
-                     double b2, double l2) {
-  const Missed missed(Array(weights, m, v), steps, first, now, b1, b2, l2);
-  int32_t* at = last.data_ptr<int32_t>();
-  bool known = true;
-  in_parallel((stop_row - first_row + BLOCK_ROWS - 1) / BLOCK_ROWS, [&](int64_t block) {
-    const int64_t begin = first_row + block * BLOCK_ROWS;
-    const int64_t end = std::min(begin + BLOCK_ROWS, stop_row);
-    if (missed.catch_up_block(at, begin, end))
-      std::fill(at + begin, at + end, missed.now);
-    else
-      __atomic_store_n(&known, false, __ATOMIC_RELAXED);
-  });
-  Missed::check(known);
-}
-
-// Brings the rows of a lookup to step `now`. An id outside its table stands for the first row, as
-// in FBGEMM's lookup.
-void catch_up_lookup_(Tensor weights, Tensor m, Tensor v, Tensor last, const Tensor& ids,
-                      const Tensor& offsets, const Tensor& first_rows, const Tensor& steps,
-                      int64_t first, int64_t now, double b1, double b2, double l2) {
-  const Missed missed(Array(weights, m, v), steps, first, now, b1, b2, l2);
-  const Lookup lookup(ids, offsets, first_rows, missed.array.rows);
-  int32_t* at = last.data_ptr<int32_t>();
-  const auto chunks = lookup.chunks();
-  std::vector<Behind> behind;
-  in_parallel(chunks.size(), [&](int64_t c) {
-    const int64_t f = chunks[c].feature, first_row = lookup.first_rows[f];
-    const int64_t size = lookup.stop_row(f) - first_row;
-    const auto row_of = [&](int64_t i) {
-      const int64_t id = lookup.id(i);
-      const bool inside = static_cast<uint64_t>(id) < static_cast<uint64_t>(size);
-      return first_row + (inside ? id : 0);
-    };
-    std::vector<Behind> mine;
-    for (int64_t i = chunks[c].first; i < chunks[c].stop; ++i) {
-      if (i + WAITING < chunks[c].stop) __builtin_prefetch(at + row_of(i + WAITING));
-      const int64_t row = row_of(i);
-      if (__atomic_load_n(at + row, __ATOMIC_RELAXED) >= missed.now) continue;
-      // Whoever changes it takes the row.
-      const int32_t from = __atomic_exchange_n(at + row, missed.now, __ATOMIC_RELAXED);
-      if (from < missed.now) mine.push_back({row, from});
-    }
-#pragma omp critical(stampede_behind)
-    behind.insert(behind.end(), mine.begin(), mine.end());
-  });
-  for (const Behind& row : behind) Missed::check(missed.knows(row.at));
-  const std::vector<Behind> ordered = missed.in_order(behind);
-  const int64_t n = ordered.size();
-  in_parallel((n + CHUNK - 1) / CHUNK, [&](int64_t chunk) {
-    missed.catch_up(ordered.data() + chunk * CHUNK, std::min(CHUNK, n - chunk * CHUNK));
+  with_width(dim, [&](auto width) {
+    pool<width.value>(lookup, rows.const_data_ptr<float>(), dim, mean, lookup.factors(weights),
+                      output.data_ptr<float>(), output.stride(0));
   });
 }
 
 }  // namespace
 
-TORCH_LIBRARY(stampede, library) {
+TORCH_LIBRARY_FRAGMENT(stampede, library) {
   library.def("pool_rows_", &pool_rows_);
   library.def("sum_by_row", &sum_by_row);
-  library.def("measure_rows", &measure_rows);
-  library.def("adam_rows_", &adam_rows_);
-  library.def("catch_up_range_", &catch_up_range_);
-  library.def("catch_up_lookup_", &catch_up_lookup_);
 }

@@ -1,0 +1,120 @@
+// A lookup's ids, and what all kernels of rows share.
+//
+// Every result is the same for any number of threads: a row belongs to one thread, which adds its
+// occurrences in the order in which they stand. Multiplications and additions are fused only where
+// `fma` says so, or two places could round one formula differently.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace {
+
+using at::Tensor;
+
+// Occurrences that a thread takes at a time.
+constexpr int64_t CHUNK = 8192;
+// Random rows are fetched so many rows before they are needed, where they are only read or added.
+constexpr int64_t WAITING = 64;
+
+inline float fma(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// The ids of one lookup: those of feature f stand at [bound(f), bound(f+1)), a bag's together.
+// Without offsets there is one feature whose every id is a bag.
+struct Lookup {
+  const void* ids;
+  bool ids_are_long;
+  const void* offsets;
+  bool offsets_are_long;
+  int64_t occurrences, features, bags;
+  const int64_t* first_rows;
+  int64_t rows;
+
+  Lookup(const Tensor& ids_, const Tensor& offsets_, const Tensor& first_rows_, int64_t rows_)
+      : ids(ids_.const_data_ptr()),
+        ids_are_long(ids_.scalar_type() == at::kLong),
+        offsets(offsets_.numel() ? offsets_.const_data_ptr() : nullptr),
+        offsets_are_long(offsets_.scalar_type() == at::kLong),
+        occurrences(ids_.numel()),
+        features(first_rows_.numel()),
+        bags(offsets_.numel() ? (offsets_.numel() - 1) / first_rows_.numel() : ids_.numel()),
+        first_rows(first_rows_.const_data_ptr<int64_t>()),
+        rows(rows_) {
+    for (const Tensor& whole : {ids_, offsets_}) {
+      TORCH_CHECK(whole.scalar_type() == at::kLong || whole.scalar_type() == at::kInt,
+                  "ids and offsets are int32 or int64, not ", whole.scalar_type());
+      TORCH_CHECK(whole.is_contiguous(), "ids and offsets must be contiguous");
+    }
+    TORCH_CHECK(offsets || features == 1, "without offsets there is one feature");
+  }
+
+  // Of each id, or none.
+  const float* factors(const std::optional<Tensor>& weights) const {
+    if (!weights) return nullptr;
+    TORCH_CHECK(weights->scalar_type() == at::kFloat && weights->is_contiguous() &&
+                    weights->numel() == occurrences,
+                "weights are contiguous float32, one of each id");
+    return weights->const_data_ptr<float>();
+  }
+
+  int64_t id(int64_t i) const {
+    return ids_are_long ? static_cast<const int64_t*>(ids)[i]
+                        : static_cast<const int32_t*>(ids)[i];
+  }
+  int64_t offset(int64_t bag) const {
+    if (!offsets) return bag;
+    return offsets_are_long ? static_cast<const int64_t*>(offsets)[bag]
+                            : static_cast<const int32_t*>(offsets)[bag];
+  }
+  int64_t bound(int64_t feature) const { return offset(feature * bags) - offset(0); }
+
+  // One past the last row of a feature's table; tables lie one behind the other.
+  int64_t stop_row(int64_t feature) const {
+    for (int64_t f = feature + 1; f < features; ++f)
+      if (first_rows[f] != first_rows[feature]) return first_rows[f];
+    return rows;
+  }
+
+  // The row of an id of a feature, whose table has `size` rows from `first_row` on. An id outside
+  // stands for the first row, as in FBGEMM's lookup.
+  int64_t row(int64_t i, int64_t first_row, int64_t size) const {
+    const int64_t found = id(i);
+    const bool inside = static_cast<uint64_t>(found) < static_cast<uint64_t>(size);
+    return first_row + (inside ? found : 0);
+  }
+
+  struct Chunk {
+    int64_t feature, first, stop;
+  };
+  std::vector<Chunk> chunks() const {
+    std::vector<Chunk> found;
+    for (int64_t f = 0; f < features; ++f)
+      for (int64_t i = bound(f); i < bound(f + 1); i += CHUNK)
+        found.push_back({f, i, std::min(i + CHUNK, bound(f + 1))});
+    return found;
+  }
+};
+
+template <typename Do>
+void in_parallel(int64_t tasks, const Do& task) {
+  const int threads = std::min<int64_t>(at::get_num_threads(), tasks);
+  if (threads <= 1 || at::in_parallel_region()) {
+    for (int64_t i = 0; i < tasks; ++i) task(i);
+    return;
+  }
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+  for (int64_t i = 0; i < tasks; ++i) task(i);
+}
+
+}  // namespace

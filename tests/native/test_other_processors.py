@@ -1,0 +1,33 @@
+"""The kernels as they are compiled for processors without AVX-512 and AMX."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from support.paths import ROOT
+
+PROGRAM = """
+import sys
+import pytest
+from stampede.native import library
+library._FLAGS.append("-mno-avx512f")
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="a processor that has them never")
+def test_they_pass_the_same_tests():
+    tests = ("tests/optim/native/test_kernels.py", "tests/models/native/test_dense_layers.py")
+    # Not what the test run that this one is part of was told.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *tests],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
