@@ -70,9 +70,10 @@ class _JoinedWithSecondOrder(torch.autograd.Function):
 
 
 def joined_with_second_order(embeddings: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """`[e_1 .. e_F, x]`, `[batch, fields * dim + n]`, and `second_order`, in one pass on a CPU.
+    """`[e_1 .. e_F, x]`, `[batch, fields * dim + n]`, and `second_order`.
 
-    The first is bfloat16 where autocast says so.
+    In training on a CPU that is one pass, and the first is bfloat16 where autocast says so. Without
+    gradients plain torch computes it, so that an exported model gives the same bits.
 
     Args:
         embeddings: `[batch, fields, dim]`.
@@ -80,7 +81,8 @@ def joined_with_second_order(embeddings: Tensor, numbers: Tensor) -> tuple[Tenso
     """
     dtype = native.computing_dtype(embeddings)
     is_plain = embeddings.dtype == numbers.dtype == torch.float32 and embeddings.stride(2) == 1
-    if dtype is None or not is_plain or numbers.requires_grad:
+    is_trained = embeddings.requires_grad and not numbers.requires_grad
+    if dtype is None or not is_plain or not is_trained:
         return torch.cat([embeddings.flatten(1), numbers], 1), second_order(embeddings)
     return _JoinedWithSecondOrder.apply(embeddings, numbers, dtype)[:2]
 

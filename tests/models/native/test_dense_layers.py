@@ -154,14 +154,13 @@ def test_nan_and_infinity_are_passed_on(precision):
     inputs.requires_grad_()
     with autocast(precision):
         output = relu_layer(inputs, torch.ones(1, 1), torch.zeros(1))
-        joined, interaction = joined_with_second_order(
-            inputs.detach()[:, :, None], torch.zeros(5, 0)
-        )
+        joined, interaction = joined_with_second_order(inputs[:, :, None], torch.zeros(5, 0))
+    assert joined.dtype == PRECISIONS[precision][0]
     output.float().backward(torch.tensor([[1.0], [2.0], [float("nan")], [4.0], [5.0]]))
     torch.testing.assert_close(output.float(), inputs.relu(), equal_nan=True)
     expected = torch.tensor([1.0, 2.0, float("nan"), 0.0, 0.0])
     torch.testing.assert_close(inputs.grad.flatten(), expected, equal_nan=True)
-    torch.testing.assert_close(joined.float(), inputs.detach(), equal_nan=True)
+    torch.testing.assert_close(joined.detach().float(), inputs.detach(), equal_nan=True)
     assert interaction[1].isnan()
 
 
@@ -190,7 +189,7 @@ def test_plain_torch_does_the_same_where_the_kernels_cannot():
     with switched_off():
         assert native.computing_dtype(inputs) is None
         torch.testing.assert_close(layers(inputs), found)
-        embeddings = torch.randn(3, 2, 4)
+        embeddings = torch.randn(3, 2, 4, requires_grad=True)
         joined, interaction = joined_with_second_order(embeddings, inputs)
     torch.testing.assert_close(interaction, second_order(embeddings))
     assert torch.equal(joined, torch.cat([embeddings.flatten(1), inputs], 1))
