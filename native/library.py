@@ -78,7 +78,7 @@ class Library:
             reason = str(failure).strip().splitlines()
             _LOG.warning(
                 "the CPU kernels of %s could not be compiled, so plain PyTorch does their work, "
-                "several times slower (%s: %s); a C++17 compiler (g++ or clang++) in PATH is "
+                "more slowly (%s: %s); a C++17 compiler (g++ or clang++) in PATH is "
                 "needed",
                 self._name,
                 type(failure).__name__,

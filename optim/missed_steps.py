@@ -25,9 +25,9 @@ from stampede.optim.table_array import TableArray
 WINDOW = 32
 # Below so many rows a sweep of all of them in each step stays in cache.
 FEWEST_ROWS = 1 << 16
-# A sweep costs 4.6 ns a row and a replayed step 2.5 ns, but 45 ns more for each row of the batch
-# (benchmarks/update_kernel.py): where the batch holds a twentieth of the rows, a sweep is cheaper.
-ROWS_A_TOUCHED_ROW = 20
+# A sweep costs 6.4 ns a row and a replayed step 1.7 ns, but 48 ns more for each row of the batch
+# (benchmarks/update_kernel.py): where the batch holds a tenth of the rows, a sweep is cheaper.
+ROWS_A_TOUCHED_ROW = 10
 
 
 class MissedSteps:
