@@ -55,7 +55,7 @@ def tables(results: Path) -> str:
         if path.exists():
             found = json.loads(path.read_text())
             if not found["quick"]:
-                parts.append(make(found))
+                parts += [make(found), _measured_on(found["machine"])]
     return "\n\n".join(parts) or NOTHING
 
 
@@ -64,8 +64,16 @@ def _markdown(heads: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def _measured_on(machine: dict) -> str:
+    instructions = ", ".join(machine["bf16_instructions"]) or "no instructions for bf16"
+    return (
+        f"Measured at {machine['commit']} on {machine['cores']} cores: {machine['cpu']}, "
+        f"{instructions}."
+    )
+
+
 def _end_to_end(found: dict) -> str:
-    measured, machine = found["floors"], found["machine"]
+    measured = found["floors"]
     rows = [
         [
             f"{line.batch:,}",
@@ -80,15 +88,14 @@ def _end_to_end(found: dict) -> str:
     ]
     heads = ["batch", "trainer", "samples/s", "/ SparseAdam", "bar", "/ MLP alone"]
     mlp, flops = measured["mlp_samples_per_second"], measured["gemm_flops"]
-    instructions = ", ".join(machine["bf16_instructions"]) or "no instructions for bf16"
     floor = "; ".join(
         f"{precision}: {' and '.join(f'{speed:,.0f}' for speed in mlp[precision].values())} "
         f"samples/s, the bare products {flops[precision] / 1e9:,.0f} GFLOP/s"
         for precision in floors.PRECISIONS
     )
     said = (
-        f"{machine['cores']} cores of an {machine['cpu']} ({instructions}). The MLP alone, forward "
-        f"and backward, in tiles of {' and '.join(map(str, floors.ROWS))} rows, {floor}; copying "
+        f"The MLP alone, forward and backward, in tiles of "
+        f"{' and '.join(map(str, floors.ROWS))} rows, {floor}; copying "
         f"{measured['copy_bytes_per_second'] / 1e9:.0f} GB/s."
     )
     beside = "; ".join(speeds.all_beside_touched(found["samples_per_second"]))

@@ -192,7 +192,7 @@ def test_runs_beside_other_processes_are_done_again_and_do_not_count(tmp_path, m
 def test_results_become_tables_of_the_readme(tmp_path):
     import readme_tables
 
-    machine = {"cpu": "AMD EPYC", "cores": 2, "bf16_instructions": []}
+    machine = {"cpu": "AMD EPYC", "cores": 2, "bf16_instructions": [], "commit": "1234567"}
     found = {
         "machine": machine,
         "quick": False,
@@ -206,7 +206,8 @@ def test_results_become_tables_of_the_readme(tmp_path):
     (tmp_path / "end_to_end.json").write_text(json.dumps(found))
     lines = readme_tables.tables(tmp_path).splitlines()
     assert "| 65,536 | stampede fp32 all | 50,000 | 1.25 | 2.2 | 0.71 | 1.75 |" in lines
-    assert "takes 1.10 times as long as `touched`, bar 1.15" in lines[-1]
+    assert "takes 1.10 times as long as `touched`, bar 1.15" in lines[-3]
+    assert lines[-1] == "Measured at 1234567 on 2 cores: AMD EPYC, no instructions for bf16."
     (tmp_path / "end_to_end.json").write_text(json.dumps({**found, "quick": True}))
     assert readme_tables.tables(tmp_path) == readme_tables.NOTHING
 
