@@ -152,7 +152,7 @@ def test_small_tables_are_swept():
     assert made(missed_steps.FEWEST_ROWS, setting).missed.defers
 
 
-@pytest.mark.parametrize("touched, waits", [(10, True), (5000, False)])
+@pytest.mark.parametrize("touched, waits", [(10, True), (9000, True), (10_000, False)])
 def test_a_batch_of_many_rows_is_followed_by_a_sweep(touched, waits):
     tables = Tables(of_rows(100_000), [4], [0], setting=UpdateSettings(l2=1e-3))
     output = tables.tbe(torch.arange(touched), torch.arange(touched + 1))
