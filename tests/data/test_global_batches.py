@@ -10,16 +10,9 @@ from hypothesis import strategies as st
 
 from stampede.data import GlobalBatches, Order, SyntheticClicks
 from stampede.data.prepared import part as gathering
-from support.batches import (
-    FIELDS,
-    array_part,
-    global_batches,
-    numbered,
-    reader,
-    rows_of,
-    torch_threads,
-)
+from support.batches import FIELDS, array_part, global_batches, numbered, reader, rows_of
 from support.prepared import drawn_rows
+from support.threads import torch_threads
 
 
 # Last batches of 8 (full), 1, ranks-1 and ranks+1 samples, for 2 and 4 ranks.

@@ -11,7 +11,8 @@ import torch
 from stampede.data import DataError, GlobalBatches, Samples
 from stampede.data import threads as helpers
 from stampede.data.threads import run_tasks
-from support.batches import numbered, reader, torch_threads
+from support.batches import numbered, reader
+from support.threads import torch_threads
 
 
 @pytest.fixture

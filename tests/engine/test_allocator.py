@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from support.paths import ROOT
+
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 if not HUGE.exists() or "[always]" in HUGE.read_text() or not os.confstr("CS_GNU_LIBC_VERSION"):
     pytest.skip("not glibc, or all pages are huge anyway", allow_module_level=True)
@@ -53,3 +55,13 @@ def test_a_block_that_was_freed_needs_no_new_pages():
 def test_what_the_environment_says_about_the_allocator_stays():
     own = {"MALLOC_MMAP_THRESHOLD_": "65536", "THP_MEM_ALLOC_ENABLE": "0"}
     assert faults_of("kept", **own) > 2 * PAGES
+
+
+def test_the_launcher_keeps_freed_memory():
+    program = "import launch, os; print(os.environ['THP_MEM_ALLOC_ENABLE'])"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("THP_")}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "1\n"

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from stampede.optim import CowClip, missed_steps
 from stampede.optim.rules import SGD, Adam, RowWiseAdam
 from stampede.optim.settings import UpdateSettings
+from support.threads import torch_threads
 from support.updated_tables import Tables, computed, of_rows
 
 SIZES, DIM = (300, 41), 12
@@ -16,20 +17,15 @@ SIZES, DIM = (300, 41), 12
 def trained(way, setting, steps, seed=0, window=3, at_step=None, threads=1):
     """Weights and moments after steps with another learning rate each."""
     draw = torch.Generator().manual_seed(seed)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with computed(way, window):
-            tables = Tables(of_rows(*SIZES), [DIM] * 2, [0, 1], setting=setting, dim=DIM)
-            tables.fill(draw)
-            for step in range(steps):
-                tables.tbe.set_learning_rate(float(torch.rand(1, generator=draw)) * 1e-2)
-                one_step(tables.tbe, draw)
-                if at_step is not None:
-                    at_step(step, tables.tbe)
-            return state_of(tables.tbe)
-    finally:
-        torch.set_num_threads(before)
+    with torch_threads(threads), computed(way, window):
+        tables = Tables(of_rows(*SIZES), [DIM] * 2, [0, 1], setting=setting, dim=DIM)
+        tables.fill(draw)
+        for step in range(steps):
+            tables.tbe.set_learning_rate(float(torch.rand(1, generator=draw)) * 1e-2)
+            one_step(tables.tbe, draw)
+            if at_step is not None:
+                at_step(step, tables.tbe)
+        return state_of(tables.tbe)
 
 
 def one_step(tbe, draw, bags=4):

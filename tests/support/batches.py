@@ -1,6 +1,5 @@
 """Parts in memory, and readers of them."""
 
-from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
@@ -24,17 +23,6 @@ def array_part(arrays, cuts=()):
             for start, stop in pairwise(edges)
         )
     )
-
-
-@contextmanager
-def torch_threads(threads):
-    """Lets torch, and the reader, use so many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def numbered(rows, **more):

@@ -11,6 +11,7 @@ from stampede.models.fm import joined_with_second_order, second_order
 from stampede.models.mlp import hidden_layers
 from stampede.models.relu_layer import relu_layer
 from stampede.native import switched_off
+from support.threads import torch_threads
 
 PRECISIONS = {"fp32": (torch.float32, 1e-5), "bf16": (torch.bfloat16, 2e-2)}
 
@@ -58,7 +59,7 @@ def test_a_relu_layer(rows, columns, outputs, precision, seed):
     ours = [tensor.clone().requires_grad_() for tensor in given]
     with autocast(precision):
         output = relu_layer(*ours)
-    assert output.dtype == PRECISIONS[precision][0]
+    assert output.dtype == PRECISIONS[precision][0] and "_ReluLayer" in output.grad_fn.name()
     output.backward(grad.to(output.dtype))
     assert all(tensor.grad.dtype == torch.float32 for tensor in ours)
 
@@ -91,6 +92,8 @@ def test_inputs_and_interactions_of_stored_rows(samples, fields, dim, numbers, p
         embeddings, first_order = columns.split(stored)
         joined, interaction = joined_with_second_order(embeddings, given)
     assert joined.dtype == PRECISIONS[precision][0] and interaction.dtype == torch.float32
+    assert "_JoinedWithSecondOrder" in joined.grad_fn.name()
+    assert "_Split" in first_order.grad_fn.name()
     firsts = first_order.squeeze(-1).sum(1)
     loss = (joined * to_joined.to(joined.dtype)).float().sum()
     (loss + (interaction * to_each).sum() + (firsts * to_each).sum()).backward()
@@ -134,12 +137,8 @@ def test_the_gradient_of_rows_of_which_a_part_is_used(uses):
 def test_transposed_products(rows, left, right, threads, seed):
     draw = torch.Generator().manual_seed(seed)
     a, b = (torch.randn(rows, n, generator=draw).bfloat16() for n in (left, right))
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         found = native.transposed_product(a, b)
-    finally:
-        torch.set_num_threads(before)
     exact = a.double().t() @ b.double()
     if torch.ops.stampede_dense.can_multiply_transposed():
         assert found.dtype == torch.float32

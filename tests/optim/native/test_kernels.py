@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from stampede.optim import native
 from stampede.optim.native import kernels
+from support.threads import torch_threads
 
 NO_OFFSETS = torch.empty(0, dtype=torch.int64)
 
@@ -93,14 +94,10 @@ def test_pools_rows(
     weights = torch.rand(len(ids), generator=draw) if weighted else None
     # Columns of a wider output; the others are another array's.
     whole = torch.full((bags, len(features) * dim + 3), 7.0)
-    before = torch.get_num_threads()
-    torch.set_num_threads(number_of_threads)
-    try:
+    with torch_threads(number_of_threads):
         kernels.pool_rows_(
             table, ids.to(id_type), offsets, first_rows, whole[:, 1:-2], mean=mean, weights=weights
         )
-    finally:
-        torch.set_num_threads(before)
     expected = pooled_in_float64(table, ids, offsets, first_rows, mean, weights)
     torch.testing.assert_close(whole[:, 1:-2].double(), expected, rtol=1e-5, atol=1e-5)
     assert (whole[:, [0, -2, -1]] == 7.0).all()
@@ -188,9 +185,7 @@ def test_sums_by_row(
     # Columns of a wider matrix, as one array's are.
     wide = torch.randn(shape[0], shape[1] + 3, generator=draw)
     grad = wide[:, 2 : 2 + shape[1]]
-    before = torch.get_num_threads()
-    torch.set_num_threads(number_of_threads)
-    try:
+    with torch_threads(number_of_threads):
         rows, sums, counts = kernels.sum_lookup(
             ids.to(id_type),
             offsets.to(offset_type),
@@ -202,8 +197,6 @@ def test_sums_by_row(
             mean=mean,
             weights=weights,
         )
-    finally:
-        torch.set_num_threads(before)
     expected = summed_in_float64(
         ids, offsets, first_rows, sum(tables), grad, dim, pooled, mean, weights
     )
