@@ -20,10 +20,9 @@ from stampede.engine.job import Job
 from stampede.engine.processes import Processes
 from stampede.optim import NonFiniteGradientError, local_cowclip_tables
 
-# Samples of a batch that pass through the dense layers at a time on a CPU. What the layers keep for
-# backward stays in cache, and memory that is freed after each tile is there for the next one. In
-# bf16 it is half as much, and calls weigh more beside it.
-TILE_ROWS, TILE_ROWS_OF_BF16 = 4096, 8192
+# Samples of a batch that pass through the dense layers at a time on a CPU. Memory that is freed
+# after each tile is there for the next one, and is nearer than that of a whole batch.
+TILE_ROWS = 8192
 
 
 def train_step(
@@ -154,9 +153,7 @@ def _dense_pass(
     weight = _sample_weights(batch)
     grad = None
     total = torch.zeros((), dtype=torch.float64, device=rows.device)
-    size = max(len(rows), 1)
-    if rows.device.type == "cpu":
-        size = TILE_ROWS_OF_BF16 if job.precision.is_bf16 else TILE_ROWS
+    size = TILE_ROWS if rows.device.type == "cpu" else max(len(rows), 1)
     with job.precision.computing(rows.device):
         for first in range(0, len(rows), size):
             tile = slice(first, first + size)

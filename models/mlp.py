@@ -10,10 +10,10 @@ import torch.fx
 from torch import Tensor, nn
 from torchrec.modules import mlp as torchrec_mlp
 
-from stampede.models.relu_layer import relu_layer
+from stampede.models.relu_layers import relu_layers
 
 # Who traces a network symbolically is not to see the branches within.
-torch.fx.wrap("relu_layer")
+torch.fx.wrap("relu_layers")
 
 
 def glorot_normal_(weight: Tensor, generator: torch.Generator) -> Tensor:
@@ -49,13 +49,23 @@ class HiddenLayers(torchrec_mlp.MLP):
 
     def forward(self, input: Tensor) -> Tensor:
         """`[..., widths[-1]]` from `[..., inputs]`."""
-        for layer in self._mlp:
-            linear = layer._linear
-            if _is_plain(layer) and _is_plain(linear) and type(linear) is nn.Linear:
-                input = relu_layer(input, linear.weight, linear.bias)
-            else:
-                input = layer(input)
-        return input
+        return relu_layers(input, self.layers) if self.is_plain else super().forward(input)
+
+    @property
+    def layers(self) -> list[nn.Linear]:
+        """From the first to the last."""
+        return [layer._linear for layer in self._mlp]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its layers may be computed without calling them."""
+        modules = [self._mlp, *self._mlp]
+        return all(map(_is_plain, modules)) and all(map(_is_plain_linear, self.layers))
+
+
+def _is_plain_linear(module: nn.Module) -> bool:
+    """Whether it is a layer of torch's that may be computed without calling it."""
+    return type(module) is nn.Linear and _is_plain(module)
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -68,7 +78,7 @@ def _is_plain(module: nn.Module) -> bool:
     )
 
 
-def hidden_layers(inputs: int, widths: Sequence[int], generator: torch.Generator) -> nn.Module:
+def hidden_layers(inputs: int, widths: Sequence[int], generator: torch.Generator) -> HiddenLayers:
     """ReLU layers: `[batch, inputs]` to `[batch, widths[-1]]`."""
     return initialize_(HiddenLayers(inputs, list(widths)), generator)
 
@@ -91,4 +101,7 @@ class MLP(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits `[batch]`."""
-        return self.output(self.hidden(inputs)).squeeze(1)
+        hidden, output = self.hidden, self.output
+        if _is_plain(hidden) and hidden.is_plain and _is_plain_linear(output):
+            return relu_layers(inputs, hidden.layers, output).squeeze(1)
+        return output(hidden(inputs)).squeeze(1)

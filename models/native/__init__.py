@@ -1,14 +1,20 @@
-"""Passes over activations on a CPU in C++, compiled when they are first needed."""
+"""Products and passes over activations on a CPU in C++, compiled when they are first needed."""
 
 from pathlib import Path
 
 import torch
 
+from stampede.models.native.products import (
+    has_tiles,
+    inputs_gradient,
+    masked_inputs_gradient,
+    relu_layer,
+    transposed_product,
+)
 from stampede.native import Library
 
-_DENSE = Library(
-    *(Path(__file__).with_name(name) for name in ("dense.cpp", "transposed_product.cpp"))
-)
+_FOLDER = Path(__file__).parent
+_DENSE = Library(_FOLDER / "dense.cpp", _FOLDER / "products.cpp", headers=[_FOLDER / "tiles.h"])
 
 
 available = _DENSE.available
@@ -30,17 +36,12 @@ def computing_dtype(inputs: torch.Tensor) -> torch.dtype | None:
     return dtype if dtype in (torch.float32, torch.bfloat16) and available() else None
 
 
-def transposed_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """`a.t() @ b` of float32 or bfloat16 matrices on a CPU where the kernels can be used.
-
-    Float32 where AMX multiplies bfloat16, and else of the factors' dtype.
-
-    Args:
-        a, b: `[rows, columns]`.
-    """
-    if a.dtype == torch.bfloat16 and torch.ops.stampede_dense.can_multiply_transposed():
-        return torch.ops.stampede_dense.transposed_product(a.contiguous(), b.contiguous())
-    return a.t() @ b
-
-
-__all__ = ["available", "computing_dtype", "transposed_product"]
+__all__ = [
+    "available",
+    "computing_dtype",
+    "has_tiles",
+    "inputs_gradient",
+    "masked_inputs_gradient",
+    "relu_layer",
+    "transposed_product",
+]

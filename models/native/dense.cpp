@@ -121,6 +121,11 @@ struct Lanes {
   Lanes operator+(Lanes b) const { return Lanes(_mm512_add_ps(values, b.values)); }
   Lanes operator-(Lanes b) const { return Lanes(_mm512_sub_ps(values, b.values)); }
   Lanes operator*(Lanes b) const { return Lanes(_mm512_mul_ps(values, b.values)); }
+  // 0 where the other is at most 0.
+  Lanes where_above_0(Lanes b) const {
+    const __mmask16 kept = _mm512_cmp_ps_mask(b.values, _mm512_setzero_ps(), _CMP_NLE_UQ);
+    return Lanes(_mm512_maskz_mov_ps(kept, values));
+  }
   float added_up() const { return _mm512_reduce_add_ps(values); }
 };
 
@@ -157,6 +162,9 @@ struct Lanes {
     Lanes found;
     for (int64_t k = 0; k < LANES; ++k) found.values[k] = compute(values[k], b.values[k]);
     return found;
+  }
+  Lanes where_above_0(const Lanes& b) const {
+    return each(b, [](float x, float y) { return y <= 0.0f ? 0.0f : x; });
   }
   float added_up() const { return std::accumulate(values, values + LANES, 0.0f); }
 };
@@ -242,6 +250,87 @@ void join_backward_of(const Embeddings& from, const Value* of_joined, const floa
   });
 }
 
+template <typename Value>
+void single_output_of(const Value* inputs, const float* weights, int64_t rows, int64_t columns,
+                      float* outputs) {
+  each_block(rows, [&](int64_t, int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      Lanes sum;
+      for (int64_t c = 0; c < columns; c += LANES) {
+        const Part part(columns - c);
+        sum = sum + part.load(inputs + row * columns + c) * part.load(weights + c);
+      }
+      outputs[row] = sum.added_up();
+    }
+  });
+}
+
+// Sums of the columns of the masked gradient and of the inputs weighted by the gradient, for each
+// block of rows.
+template <typename Value>
+void single_output_backward_of(const float* grad, const Value* inputs, const float* weights,
+                               int64_t rows, int64_t columns, Value* masked, float* sums) {
+  each_block(rows, [&](int64_t block, int64_t begin, int64_t end) {
+    float *of_masked = sums + block * 2 * columns, *of_weights = of_masked + columns;
+    std::fill_n(of_masked, 2 * columns, 0.0f);
+    for (int64_t row = begin; row < end; ++row) {
+      const Lanes g(grad[row]);
+      for (int64_t c = 0; c < columns; c += LANES) {
+        const Part part(columns - c);
+        const Lanes x = part.load(inputs + row * columns + c);
+        const Lanes kept = (g * part.load(weights + c)).where_above_0(x);
+        part.store(masked + row * columns + c, kept);
+        part.store(of_masked + c, part.load(of_masked + c) + kept);
+        part.store(of_weights + c, part.load(of_weights + c) + g * x);
+      }
+    }
+  });
+}
+
+void check_single_output(const Tensor& inputs, const Tensor& weights) {
+  check_rows(inputs, "inputs");
+  TORCH_CHECK(weights.scalar_type() == at::kFloat && weights.is_contiguous() &&
+                  weights.numel() == inputs.size(1),
+              "there must be a float32 weight for each column");
+}
+
+// `inputs @ weights^T` of weights `[1, columns]`, float32 `[rows, 1]`.
+Tensor single_output(const Tensor& inputs, const Tensor& weights) {
+  check_single_output(inputs, weights);
+  const int64_t rows = inputs.size(0), columns = inputs.size(1);
+  Tensor outputs = at::empty({rows, 1}, at::kFloat);
+  const float* factors = weights.const_data_ptr<float>();
+  float* to = outputs.data_ptr<float>();
+  if (inputs.scalar_type() == at::kFloat)
+    single_output_of(inputs.const_data_ptr<float>(), factors, rows, columns, to);
+  else
+    single_output_of(static_cast<const uint16_t*>(inputs.const_data_ptr()), factors, rows, columns,
+                     to);
+  return outputs;
+}
+
+// Of inputs that are the outputs of ReLUs: the gradient of what went into these, its sum over the
+// rows, and the gradient of the weights.
+std::tuple<Tensor, Tensor, Tensor> single_output_backward(const Tensor& grad, const Tensor& inputs,
+                                                          const Tensor& weights) {
+  check_single_output(inputs, weights);
+  const int64_t rows = inputs.size(0), columns = inputs.size(1);
+  TORCH_CHECK(grad.scalar_type() == at::kFloat && grad.is_contiguous() && grad.numel() == rows,
+              "there must be a float32 gradient for each row");
+  Tensor masked = at::empty_like(inputs);
+  Tensor sums = at::empty({(rows + ROWS - 1) / ROWS, 2, columns}, at::kFloat);
+  const float *given = grad.const_data_ptr<float>(), *factors = weights.const_data_ptr<float>();
+  float* each = sums.data_ptr<float>();
+  if (inputs.scalar_type() == at::kFloat)
+    single_output_backward_of(given, inputs.const_data_ptr<float>(), factors, rows, columns,
+                              masked.data_ptr<float>(), each);
+  else
+    single_output_backward_of(given, static_cast<const uint16_t*>(inputs.const_data_ptr()), factors,
+                              rows, columns, static_cast<uint16_t*>(masked.data_ptr()), each);
+  const Tensor total = sums.sum(0);
+  return {masked, total[0], total[1].unsqueeze(0)};
+}
+
 // `[e_1 .. e_F, x]` of each sample, `sum_{i<j} <e_i, e_j>`, and `sum_i e_i`.
 std::tuple<Tensor, Tensor, Tensor> join(const Tensor& embeddings, const Tensor& numbers,
                                         bool as_bf16) {
@@ -309,6 +398,8 @@ Tensor stored_backward(const Tensor& of_embeddings, const Tensor& of_first_order
 TORCH_LIBRARY(stampede_dense, library) {
   library.def("relu_", &relu_);
   library.def("relu_backward", &relu_backward);
+  library.def("single_output", &single_output);
+  library.def("single_output_backward", &single_output_backward);
   library.def("join", &join);
   library.def("join_backward", &join_backward);
   library.def("stored_backward", &stored_backward);

@@ -1,0 +1,54 @@
+"""The products of ReLU layers on a CPU where the kernels can be used: in AMX's tiles, or by torch.
+
+Activations and their gradients are float32 or bfloat16, contiguous `[rows, columns]`; weights and
+biases are float32.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def has_tiles() -> bool:
+    """Whether this CPU has AMX, and the system lets this process use it."""
+    return torch.ops.stampede_dense.has_tiles()
+
+
+def relu_layer(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`relu(inputs @ weight.T + bias)`, `[rows, outputs]`, of the inputs' dtype."""
+    if has_tiles():
+        operator = torch.ops.stampede_dense.relu_layer
+        return operator(inputs, weight.contiguous(), bias.contiguous())
+    dtype = inputs.dtype
+    output = functional.linear(inputs, weight.to(dtype), bias.to(dtype))
+    # oneDNN's product with a ReLU within it would make a NaN 0, and nobody would see it.
+    if dtype == torch.float32:
+        return output.relu_()
+    torch.ops.stampede_dense.relu_(output)
+    return output
+
+
+def inputs_gradient(grad: Tensor, weight: Tensor) -> Tensor:
+    """`grad @ weight`, of the gradient's dtype."""
+    if has_tiles():
+        return torch.ops.stampede_dense.inputs_gradient(grad, weight.contiguous())
+    return grad @ weight.to(grad.dtype)
+
+
+def masked_inputs_gradient(grad: Tensor, weight: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """`grad @ weight` where the mask is above 0, else 0; and the sums of its columns, float32.
+
+    Args:
+        mask: of the shape of the result, of the gradient's dtype.
+    """
+    if has_tiles():
+        operator = torch.ops.stampede_dense.masked_inputs_gradient
+        return operator(grad, weight.contiguous(), mask)
+    return torch.ops.stampede_dense.relu_backward(inputs_gradient(grad, weight), mask)
+
+
+def transposed_product(a: Tensor, b: Tensor) -> Tensor:
+    """`a.T @ b`, `[columns of a, columns of b]`; float32 in tiles, else of the factors' dtype."""
+    return torch.ops.stampede_dense.transposed_product(a, b) if has_tiles() else a.t() @ b
