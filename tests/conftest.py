@@ -4,6 +4,13 @@ import gc
 import os
 
 import torch
+from hypothesis import settings
+
+# The same cases in every run, so that what fails is a matter of the change at hand. Others are tried
+# with HYPOTHESIS_PROFILE=random, and by the soaks, whose seeds are their own.
+settings.register_profile("same", derandomize=True)
+settings.register_profile("random")
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 # The tensors are small: threads would cost more than they bring, many times more on a busy machine.
 torch.set_num_threads(1)
