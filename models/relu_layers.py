@@ -36,21 +36,26 @@ class _ReluLayers(torch.autograd.Function):
         layers = len(saved) // 2
         weights, activations = saved[:layers], saved[layers:]
         of_output = None
+        # Gradients take the memory of activations that nobody will need again.
+        in_place = not torch._C._autograd._get_current_graph_task_keep_graph()
+        last = activations[-1]
         if output is None:
-            last = activations[-1]
+            # These are the caller's.
             operator = torch.ops.stampede_dense.relu_backward
-            grad, of_bias = operator(grad.to(last.dtype).contiguous(), last)
+            grad, of_bias = operator(grad.to(last.dtype).contiguous(), last, False)
         else:
             operator = torch.ops.stampede_dense.single_output_backward
             grad, of_bias, of_output = operator(
-                grad.contiguous(), activations[-1], output.contiguous()
+                grad.contiguous(), last, output.contiguous(), in_place
             )
         found: list[Tensor | None] = []
         for layer in reversed(range(layers)):
             below = activations[layer]
             found = [native.transposed_product(grad, below), of_bias, *found]
             if layer:
-                grad, of_bias = native.masked_inputs_gradient(grad, weights[layer], below)
+                grad, of_bias = native.masked_inputs_gradient(
+                    grad, weights[layer], below, into_mask=in_place
+                )
         of_inputs = native.inputs_gradient(grad, weights[0]) if ctx.needs_input_grad[0] else None
         return of_inputs, of_output, None, *found
 

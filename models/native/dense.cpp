@@ -75,14 +75,17 @@ void relu_backward_of(const Value* grad, const Value* output, int64_t rows, int6
     for (int64_t c = 0; c < columns; ++c) sum[c] += sums[block * columns + c];
 }
 
-// Of `y = relu(z)` the gradient of z, and its float32 sum over the rows.
-std::tuple<Tensor, Tensor> relu_backward(const Tensor& grad, const Tensor& output) {
+// Of `y = relu(z)` the gradient of z, and its float32 sum over the rows. It is written into y where
+// that is asked for.
+std::tuple<Tensor, Tensor> relu_backward(const Tensor& grad, const Tensor& output,
+                                         bool into_output) {
   check_rows(grad, "the gradient");
   check_rows(output, "the output");
   TORCH_CHECK(grad.sizes() == output.sizes() && grad.scalar_type() == output.scalar_type(),
               "the gradient must be like the output");
   const int64_t rows = grad.size(0), columns = grad.size(1);
-  Tensor masked = at::empty_like(grad), sum = at::empty({columns}, at::kFloat);
+  Tensor masked = into_output ? output : at::empty_like(grad);
+  Tensor sum = at::empty({columns}, at::kFloat);
   Tensor sums = at::empty({(rows + ROWS - 1) / ROWS, columns}, at::kFloat);
   float *all = sums.data_ptr<float>(), *out = sum.data_ptr<float>();
   if (grad.scalar_type() == at::kFloat)
@@ -310,14 +313,16 @@ Tensor single_output(const Tensor& inputs, const Tensor& weights) {
 }
 
 // Of inputs that are the outputs of ReLUs: the gradient of what went into these, its sum over the
-// rows, and the gradient of the weights.
+// rows, and the gradient of the weights. The first is written into the inputs where that is asked
+// for.
 std::tuple<Tensor, Tensor, Tensor> single_output_backward(const Tensor& grad, const Tensor& inputs,
-                                                          const Tensor& weights) {
+                                                          const Tensor& weights,
+                                                          bool into_inputs) {
   check_single_output(inputs, weights);
   const int64_t rows = inputs.size(0), columns = inputs.size(1);
   TORCH_CHECK(grad.scalar_type() == at::kFloat && grad.is_contiguous() && grad.numel() == rows,
               "there must be a float32 gradient for each row");
-  Tensor masked = at::empty_like(inputs);
+  Tensor masked = into_inputs ? inputs : at::empty_like(inputs);
   Tensor sums = at::empty({(rows + ROWS - 1) / ROWS, 2, columns}, at::kFloat);
   const float *given = grad.const_data_ptr<float>(), *factors = weights.const_data_ptr<float>();
   float* each = sums.data_ptr<float>();

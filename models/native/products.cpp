@@ -162,10 +162,11 @@ void share_rows(int64_t rows, int64_t threads, int64_t multiple, const Do& task)
   });
 }
 
-// A matrix times the weights, these transposed for `Last::RELU`; and the columns' sums.
+// A matrix times the weights, these transposed for `Last::RELU`; and the columns' sums. `other` is
+// the bias, or the mask, which becomes the product where it may.
 template <int SPLITS, Last LAST, typename Value>
 std::tuple<Tensor, Tensor> product_of(const Tensor& given, const Tensor& weights,
-                                      const Tensor& other) {
+                                      const Tensor& other, bool into_other) {
   constexpr bool transposed = LAST == Last::RELU;
   const Matrix<Value> left = as_matrix<Value>(given);
   const Matrix<float> right = as_matrix<float>(weights);
@@ -182,7 +183,7 @@ std::tuple<Tensor, Tensor> product_of(const Tensor& given, const Tensor& weights
         pack_columns<SPLITS>(right, part * DEPTH, part, false, to, size);
   });
   const int64_t threads = at::get_num_threads();
-  Tensor product = at::empty({left.rows, columns}, given.options());
+  Tensor product = into_other ? other : at::empty({left.rows, columns}, given.options());
   Tensor sums = at::zeros({LAST == Last::MASKED ? threads : 0, columns}, at::kFloat);
   share_rows(left.rows, threads, PANEL, [&](int64_t thread, int64_t begin, int64_t end) {
     Target<Value> target{static_cast<Value*>(product.data_ptr()), columns};
@@ -197,16 +198,17 @@ std::tuple<Tensor, Tensor> product_of(const Tensor& given, const Tensor& weights
 }
 
 template <Last LAST>
-std::tuple<Tensor, Tensor> product(const Tensor& left, const Tensor& weights,
-                                   const Tensor& other) {
+std::tuple<Tensor, Tensor> product(const Tensor& left, const Tensor& weights, const Tensor& other,
+                                   bool into_other = false) {
   check_matrix(left, "the left factor");
   check_matrix(weights, "weights");
   TORCH_CHECK(may_be_used(), "the system does not let this process use AMX");
   TORCH_CHECK(weights.scalar_type() == at::kFloat, "weights must be float32");
   TORCH_CHECK(left.size(1) == weights.size(LAST == Last::RELU ? 1 : 0),
               "the factors do not go together");
-  if (left.scalar_type() == at::kFloat) return product_of<3, LAST, float>(left, weights, other);
-  return product_of<1, LAST, uint16_t>(left, weights, other);
+  if (left.scalar_type() == at::kFloat)
+    return product_of<3, LAST, float>(left, weights, other, into_other);
+  return product_of<1, LAST, uint16_t>(left, weights, other, into_other);
 }
 
 // `relu(inputs @ weights^T + bias)`, of the inputs' dtype.
@@ -222,14 +224,15 @@ Tensor inputs_gradient(const Tensor& gradient, const Tensor& weights) {
   return std::get<0>(product<Last::PLAIN>(gradient, weights, {}));
 }
 
-// The same where the mask is above 0, else 0, and the float32 sums of the columns.
+// The same where the mask is above 0, else 0, and the float32 sums of the columns. It is written
+// into the mask where that is asked for.
 std::tuple<Tensor, Tensor> masked_inputs_gradient(const Tensor& gradient, const Tensor& weights,
-                                                  const Tensor& mask) {
+                                                  const Tensor& mask, bool into_mask) {
   check_matrix(mask, "the mask");
   TORCH_CHECK(mask.scalar_type() == gradient.scalar_type() && mask.size(0) == gradient.size(0) &&
                   mask.size(1) == weights.size(1),
               "the mask must be like the product");
-  return product<Last::MASKED>(gradient, weights, mask);
+  return product<Last::MASKED>(gradient, weights, mask, into_mask);
 }
 
 // Rows of both factors that are packed at a time, so that they and the result stay in cache.
@@ -308,7 +311,7 @@ Tensor inputs_gradient(const Tensor& gradient, const Tensor&) {
 }
 
 std::tuple<Tensor, Tensor> masked_inputs_gradient(const Tensor& gradient, const Tensor&,
-                                                  const Tensor& mask) {
+                                                  const Tensor& mask, bool) {
   refuse();
   return {gradient, mask};
 }

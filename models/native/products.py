@@ -37,16 +37,19 @@ def inputs_gradient(grad: Tensor, weight: Tensor) -> Tensor:
     return grad @ weight.to(grad.dtype)
 
 
-def masked_inputs_gradient(grad: Tensor, weight: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def masked_inputs_gradient(
+    grad: Tensor, weight: Tensor, mask: Tensor, *, into_mask: bool = False
+) -> tuple[Tensor, Tensor]:
     """`grad @ weight` where the mask is above 0, else 0; and the sums of its columns, float32.
 
     Args:
         mask: of the shape of the result, of the gradient's dtype.
+        into_mask: whether the result takes the mask's memory, which spares fetching other.
     """
     if has_tiles():
         operator = torch.ops.stampede_dense.masked_inputs_gradient
-        return operator(grad, weight.contiguous(), mask)
-    return torch.ops.stampede_dense.relu_backward(inputs_gradient(grad, weight), mask)
+        return operator(grad, weight.contiguous(), mask, into_mask)
+    return torch.ops.stampede_dense.relu_backward(inputs_gradient(grad, weight), mask, into_mask)
 
 
 def transposed_product(a: Tensor, b: Tensor) -> Tensor:
