@@ -6,8 +6,8 @@ import os
 import torch
 from hypothesis import settings
 
-# The same cases in every run, so that what fails is a matter of the change at hand. Others are tried
-# with HYPOTHESIS_PROFILE=random, and by the soaks, whose seeds are their own.
+# The same cases in every run, so that what fails is a matter of the change at hand. Others are
+# tried with HYPOTHESIS_PROFILE=random, and by the soaks, whose seeds are their own.
 settings.register_profile("same", derandomize=True)
 settings.register_profile("random")
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))

@@ -14,6 +14,15 @@ _ROWS_A_SUMMARY = 64 * _ROWS_A_WORD
 _local = threading.local()
 
 
+def is_sound(ids: Tensor, offsets: Tensor, first_rows: Tensor, rows: int) -> bool:
+    """Whether the bags of a lookup follow each other, and each id is inside its table.
+
+    Args:
+        ids, offsets, first_rows, rows: see `sum_lookup`; of any values.
+    """
+    return torch.ops.stampede.is_sound(ids, offsets, first_rows, rows)
+
+
 def pool_rows_(
     rows: Tensor,
     ids: Tensor,

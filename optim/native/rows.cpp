@@ -180,6 +180,29 @@ std::tuple<Tensor, Tensor, Tensor> sum_by_row(const Tensor& ids, const Tensor& o
   return {found, sums, counts};
 }
 
+// Whether bags follow each other among the ids, and each id is inside its table.
+bool is_sound(const Tensor& ids, const Tensor& offsets, const Tensor& first_rows, int64_t rows) {
+  const Lookup lookup(ids, offsets, first_rows, rows);
+  const int64_t bags = lookup.features * lookup.bags;
+  bool sound = lookup.offset(bags) - lookup.offset(0) == lookup.occurrences;
+  in_parallel((bags + CHUNK - 1) / CHUNK, [&](int64_t chunk) {
+    bool ascending = true;
+    for (int64_t bag = chunk * CHUNK; bag < std::min((chunk + 1) * CHUNK, bags); ++bag)
+      ascending &= lookup.offset(bag) <= lookup.offset(bag + 1);
+    if (!ascending) __atomic_store_n(&sound, false, __ATOMIC_RELAXED);
+  });
+  if (!sound) return false;
+  const auto chunks = lookup.chunks();
+  in_parallel(chunks.size(), [&](int64_t c) {
+    const int64_t f = chunks[c].feature, size = lookup.stop_row(f) - lookup.first_rows[f];
+    bool inside = true;
+    for (int64_t i = chunks[c].first; i < chunks[c].stop; ++i)
+      inside &= static_cast<uint64_t>(lookup.id(i)) < static_cast<uint64_t>(size);
+    if (!inside) __atomic_store_n(&sound, false, __ATOMIC_RELAXED);
+  });
+  return sound;
+}
+
 // The pooled rows of a lookup, written to `output` `[bags, features * dim]`.
 template <int WIDTH>
 void pool(const Lookup& lookup, const float* rows, int64_t dim, bool mean, const float* weights,
@@ -230,6 +253,7 @@ void pool_rows_(const Tensor& rows, const Tensor& ids, const Tensor& offsets,
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(stampede, library) {
+  library.def("is_sound", &is_sound);
   library.def("pool_rows_", &pool_rows_);
   library.def("sum_by_row", &sum_by_row);
 }

@@ -11,6 +11,12 @@ from stampede.optim.native import kernels
 from stampede.optim.sharded.lookups import ArrayLookup
 
 
+def is_sound(part: ArrayLookup) -> bool:
+    """Whether bags and ids of a lookup in an array that the C++ kernels handle are inside it."""
+    lookup = part.lookup
+    return kernels.is_sound(lookup.indices, lookup.offsets, lookup.first_rows, lookup.rows)
+
+
 def pool_by_kernel(parts: Sequence[ArrayLookup]) -> Tensor:
     """`[batch, columns]` float32: pooled rows of arrays that the C++ kernels handle.
 

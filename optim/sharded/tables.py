@@ -21,7 +21,7 @@ from stampede.optim.rows import RowGradients
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.autograd import LookUp
 from stampede.optim.sharded.lookups import ArrayLookup, LookupGradient, gradient_by_row
-from stampede.optim.sharded.pooling import look_up_in_torch, pool_by_kernel
+from stampede.optim.sharded.pooling import is_sound, look_up_in_torch, pool_by_kernel
 from stampede.optim.table_array import TableArray, TableShard
 
 if TYPE_CHECKING:
@@ -235,8 +235,9 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             # FBGEMM's lookup knows no bf16 on CPU.
             return look_up_in_torch(parts)
         if self._is_pooled_by_kernel():
-            # For the check of the ids.
-            self.prepare_inputs(indices, offsets, per_sample_weights)
+            if not all(is_sound(part) for part in parts):
+                # FBGEMM's slower check says what is wrong, and refuses or mends it.
+                self.prepare_inputs(indices, offsets, per_sample_weights)
             return pool_by_kernel(parts)
         return super().forward(indices, offsets, per_sample_weights)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from stampede.models import NetworkShape, NoOptions, StoredColumns, native, network
 from stampede.models.fm import joined_with_second_order, second_order
-from stampede.models.mlp import hidden_layers
+from stampede.models.mlp import MLP, hidden_layers
 from stampede.models.relu_layers import relu_layers
 from stampede.native import switched_off
 
@@ -159,6 +159,34 @@ def test_nan_and_infinity_are_passed_on(precision):
     torch.testing.assert_close(inputs.grad.flatten()[:4], expected, equal_nan=True)
     torch.testing.assert_close(joined.detach().float(), inputs.detach(), equal_nan=True)
     assert interaction[1].isnan()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_kept_graph_can_be_gone_through_again(precision):
+    mlp = MLP(6, [5, 4, 3], torch.Generator().manual_seed(0))
+    inputs = torch.randn(70, 6)
+    given = inputs.clone()
+    with autocast(precision):
+        logits = mlp(inputs.requires_grad_())
+    logits.sum().backward(retain_graph=True)
+    once = [inputs.grad.clone(), *(parameter.grad.clone() for parameter in mlp.parameters())]
+    logits.sum().backward()
+    twice = [inputs.grad, *(parameter.grad for parameter in mlp.parameters())]
+    for one, other in zip(once, twice, strict=True):
+        torch.testing.assert_close(2 * one, other)
+    assert torch.equal(inputs, given)
+    with pytest.raises(RuntimeError, match="second time"):
+        logits.sum().backward()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_what_layers_gave_is_not_overwritten(precision):
+    layers = hidden_layers(6, [5, 4], torch.Generator().manual_seed(0))
+    with autocast(precision):
+        output = layers(torch.randn(70, 6))
+    before = output.detach().clone()
+    output.float().sum().backward()
+    assert torch.equal(output.detach(), before)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -149,6 +149,16 @@ def test_what_is_not_finite_stays_in_its_row(dtype, bad):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gradient_takes_the_memory_of_its_mask(dtype):
+    grad, weight, mask = drawn(5, (70, 20), (20, 33), (70, 33))
+    grad, mask = grad.to(dtype), mask.to(dtype)
+    expected, sums = native.masked_inputs_gradient(grad, weight, mask)
+    found, others = native.masked_inputs_gradient(grad, weight, mask, into_mask=True)
+    assert found.data_ptr() == mask.data_ptr() != expected.data_ptr()
+    assert torch.equal(found, expected) and torch.equal(others, sums)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_nan_in_the_mask_hides_nothing(dtype):
     grad, weight, mask = drawn(4, (40, 20), (20, 33), (40, 33))
     mask[5, 6] = float("nan")
@@ -177,7 +187,7 @@ def test_no_rows(dtype):
         (lambda op: op.inputs_gradient(torch.ones(2, 3), torch.ones(3, 4).bfloat16()), "weights"),
         (
             lambda op: op.masked_inputs_gradient(
-                torch.ones(2, 3), torch.ones(3, 4), torch.ones(2, 5)
+                torch.ones(2, 3), torch.ones(3, 4), torch.ones(2, 5), False
             ),
             "the mask",
         ),

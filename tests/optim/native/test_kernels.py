@@ -111,6 +111,44 @@ def test_an_id_outside_its_table_is_pooled_as_the_first_one(wrong):
     assert torch.equal(output, torch.cat([table[1], table[3]])[None])
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    bags=st.sampled_from([1, 5, 9000]),
+    longest=st.integers(0, 3),
+    start=st.sampled_from([0, 7]),
+    id_type=st.sampled_from([torch.int32, torch.int64]),
+    damage=st.sampled_from(["", "id", "large id", "offsets", "first", "last"]),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 2**31),
+)
+def test_whether_a_lookup_is_sound(bags, longest, start, id_type, damage, threads, seed):
+    draw = torch.Generator().manual_seed(seed)
+    first_rows, sizes = torch.tensor([0, 3, 3]), [3, 5, 5]
+    lengths = torch.randint(0, longest + 1, (3 * bags,), generator=draw)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    ids = torch.cat(
+        [
+            torch.randint(0, size, (int(own.sum()),), generator=draw)
+            for size, own in zip(sizes, lengths.view(3, bags), strict=True)
+        ]
+    )
+    sound = not damage
+    where = int(torch.randint(0, max(len(ids), 1), (), generator=draw))
+    if damage in ("id", "large id"):
+        if len(ids):
+            ids[where] = {"id": -1, "large id": 5}[damage]
+        sound = not len(ids)
+    elif damage == "offsets":
+        if len(offsets) > 2 and offsets[-1] > 0:
+            offsets[len(offsets) // 2] = offsets[-1] + 1
+        else:
+            sound = True
+    elif damage:
+        offsets[{"first": 0, "last": -1}[damage]] += {"first": -1, "last": 1}[damage]
+    with torch_threads(threads):
+        assert kernels.is_sound(ids.to(id_type), offsets + start, first_rows, 8) == sound
+
+
 def test_weights_that_are_not_one_of_each_id_are_refused():
     ids, offsets = torch.tensor([1, 0]), torch.tensor([0, 1, 2])
     given = torch.ones(3, 4), ids, offsets, torch.tensor([0])

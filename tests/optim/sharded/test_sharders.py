@@ -78,6 +78,20 @@ def test_fused_params_of_the_lookup_are_passed_on():
     assert tables.bounds_check_mode_int == BoundsCheckMode.FATAL.value
 
 
+def test_an_id_outside_its_table_is_as_fbgemms_check_has_it():
+    fatal = {"bounds_check_mode": BoundsCheckMode.FATAL}
+    with pytest.raises(RuntimeError, match="idx < num_rows"):
+        step(shard(with_cowclip(Bags(a=8)), sharders=cowclip_sharders(fused_params=fatal)), [2, 99])
+    # By default it is looked up, and updated, as the first row, and counted.
+    model = shard(with_cowclip(Bags(a=8), rows="touched"))
+    (tables,) = local_cowclip_tables(model)
+    before = weights_of(model)["a"].clone()
+    step(model, [2, 99])
+    moved = (weights_of(model)["a"] != before).any(1)
+    assert tables.bounds_check_warning.item() == 2
+    assert moved.nonzero().flatten().tolist() == [0, 2]
+
+
 def test_sharding_over_a_part_of_the_processes_is_refused():
     with pytest.raises(ValueError, match="2 of 1 processes"):
         check_environment(ShardingEnv.from_local(world_size=2, rank=0))
