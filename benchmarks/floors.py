@@ -1,4 +1,4 @@
-"""What the machine can do at best: memory bandwidth, matrix products, the MLP alone.
+"""What the machine does with torch alone: memory bandwidth, matrix products, the MLP.
 
 python benchmarks/floors.py
 """
@@ -16,6 +16,7 @@ from timing import interleaved, seconds_of
 from torch import nn
 
 from stampede.models.mlp import MLP
+from stampede.native import switched_off
 
 # DeepFM's MLP over 26 fields of 10 columns and 13 numbers.
 INPUTS, HIDDEN = 26 * 10 + 13, (400, 400, 400)
@@ -99,7 +100,7 @@ def _products(rows: int, precision: str, passes: int) -> Callable[[], float]:
 
 
 def _mlp(rows: int, precision: str, passes: int) -> Callable[[], float]:
-    """Forward and backward, in bf16 as the launcher does it."""
+    """Forward and backward in plain torch, in bf16 as autocast has it."""
     mlp = MLP(INPUTS, HIDDEN, torch.Generator().manual_seed(0))
     batch = torch.randn(rows, INPUTS, requires_grad=True)
 
@@ -107,7 +108,8 @@ def _mlp(rows: int, precision: str, passes: int) -> Callable[[], float]:
         for _ in range(passes):
             batch.grad = None
             mlp.zero_grad(set_to_none=True)
-            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            autocast = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
+            with switched_off(), autocast:
                 out = mlp(batch)
             out.float().sum().backward()
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torchrec.distributed.types import Awaitable
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from stampede.models import native
+from stampede.models.once import differentiable_once
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class _Split(torch.autograd.Function):
         ctx.stored = inputs[0].shape[-1]
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, of_embedding: Tensor, of_first_order: Tensor) -> tuple[Tensor, None]:
         if of_embedding.stride(-1) != 1:
             of_embedding = of_embedding.contiguous()

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import torch.fx
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from stampede.models import native
+from stampede.models.once import differentiable_once
 from stampede.models.registry import NetworkShape, register
 
 
@@ -27,7 +27,7 @@ class _SecondOrder(torch.autograd.Function):
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:
         embeddings, total = ctx.saved_tensors
         return (total.unsqueeze(1) - embeddings).mul_(grad[:, None, None])
@@ -58,7 +58,7 @@ class _JoinedWithSecondOrder(torch.autograd.Function):
         ctx.mark_non_differentiable(output[2])
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(
         ctx: Any, of_joined: Tensor, of_interaction: Tensor, _: Tensor
     ) -> tuple[Tensor, None, None]:

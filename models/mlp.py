@@ -49,32 +49,33 @@ class HiddenLayers(torchrec_mlp.MLP):
 
     def forward(self, input: Tensor) -> Tensor:
         """`[..., widths[-1]]` from `[..., inputs]`."""
-        return relu_layers(input, self.layers) if self.is_plain else super().forward(input)
-
-    @property
-    def layers(self) -> list[nn.Linear]:
-        """From the first to the last."""
-        return [layer._linear for layer in self._mlp]
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether its layers may be computed without calling them."""
-        modules = [self._mlp, *self._mlp]
-        return all(map(_is_plain, modules)) and all(map(_is_plain_linear, self.layers))
+        layers = _plain_layers(self)
+        return super().forward(input) if layers is None else relu_layers(input, layers)
 
 
-def _is_plain_linear(module: nn.Module) -> bool:
-    """Whether it is a layer of torch's that may be computed without calling it."""
-    return type(module) is nn.Linear and _is_plain(module)
+def _plain_layers(hidden: nn.Module) -> list[nn.Linear] | None:
+    """What relu_layers computes as the module does; None if it may do something else."""
+    if not isinstance(hidden, HiddenLayers):
+        return None
+    layers = [getattr(layer, "_linear", None) for layer in hidden._mlp]
+    is_plain = _is_plain(hidden._mlp, nn.Sequential) and all(
+        _is_plain(layer, torchrec_mlp.Perceptron)
+        and layer._activation_fn is torch.relu
+        and _is_plain(linear, nn.Linear)
+        and linear.bias is not None
+        for layer, linear in zip(hidden._mlp, layers, strict=True)
+    )
+    return layers if is_plain else None
 
 
-def _is_plain(module: nn.Module) -> bool:
-    """Whether nobody waits for the module to be called."""
-    return not (
+def _is_plain(module: nn.Module, kind: type) -> bool:
+    """Whether it is of that very kind, and nobody waits for it to be called."""
+    return type(module) is kind and not (
         module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
+        or torch.nn.modules.module._has_any_global_hook()
     )
 
 
@@ -102,6 +103,11 @@ class MLP(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits `[batch]`."""
         hidden, output = self.hidden, self.output
-        if _is_plain(hidden) and hidden.is_plain and _is_plain_linear(output):
-            return relu_layers(inputs, hidden.layers, output).squeeze(1)
-        return output(hidden(inputs)).squeeze(1)
+        layers = _plain_layers(hidden) if _is_plain(hidden, HiddenLayers) else None
+        if layers is None or not _is_plain(output, nn.Linear) or not _is_one_column(output):
+            return output(hidden(inputs)).squeeze(1)
+        return relu_layers(inputs, layers, output).squeeze(1)
+
+
+def _is_one_column(output: nn.Linear) -> bool:
+    return output.bias is None and output.out_features == 1

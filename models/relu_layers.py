@@ -7,57 +7,73 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.autograd.graph import increment_version
 from torch.nn import functional
 
 from stampede.models import native
+from stampede.models.once import differentiable_once
 
 
 class _ReluLayers(torch.autograd.Function):
-    """On a CPU, and a layer of one output after them. The loss is a scalar: once differentiable."""
+    """On a CPU, and a layer of one output after them."""
 
     @staticmethod
     def forward(
         ctx: Any, inputs: Tensor, output: Tensor | None, dtype: torch.dtype, *parameters: Tensor
     ) -> Tensor:
         weights, biases = parameters[::2], parameters[1::2]
-        activations = [inputs.to(dtype).contiguous()]
-        for weight, bias in zip(weights, biases, strict=True):
-            activations.append(native.relu_layer(activations[-1], weight, bias))
+        inputs = inputs.to(dtype).contiguous()
+        activations = [inputs, *native.relu_layers(inputs, weights, biases)]
         ctx.save_for_backward(output, *weights, *activations)
-        if output is None:
-            return activations[-1]
-        return torch.ops.stampede_dense.single_output(activations[-1], output.contiguous())
+        last = activations[-1]
+        return last if output is None else native.single_output(last, output).to(dtype)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         output, *saved = ctx.saved_tensors
         layers = len(saved) // 2
         weights, activations = saved[:layers], saved[layers:]
-        of_output = None
+        of_inputs_is_needed, of_output_is_needed, _, *are_needed = ctx.needs_input_grad
+        # Below these nothing has a gradient.
+        lowest = 0 if of_inputs_is_needed else _first(are_needed, default=2 * layers) // 2
         # Gradients take the memory of activations that nobody will need again.
-        in_place = not torch._C._autograd._get_current_graph_task_keep_graph()
-        last = activations[-1]
+        in_place = not (torch._C._autograd._get_current_graph_task_keep_graph() or _is_batch(grad))
+        of_output, last = None, activations[-1]
         if output is None:
             # These are the caller's.
-            operator = torch.ops.stampede_dense.relu_backward
-            grad, of_bias = operator(grad.to(last.dtype).contiguous(), last, False)
+            grad, of_bias = native.relu_backward(grad.to(last.dtype).contiguous(), last)
         else:
-            operator = torch.ops.stampede_dense.single_output_backward
-            grad, of_bias, of_output = operator(
-                grad.contiguous(), last, output.contiguous(), in_place
+            if in_place:
+                # Should this fail, torch then knows that they are not what they were.
+                increment_version(last)
+            grad, of_bias, of_output = native.single_output_backward(
+                grad.float().contiguous(), last, output, into_inputs=in_place
             )
-        found: list[Tensor | None] = []
-        for layer in reversed(range(layers)):
+        found: list[Tensor | None] = [None] * (2 * layers)
+        for layer in reversed(range(lowest, layers)):
             below = activations[layer]
-            found = [native.transposed_product(grad, below), of_bias, *found]
-            if layer:
+            if are_needed[2 * layer]:
+                found[2 * layer] = native.transposed_product(grad, below)
+            found[2 * layer + 1] = of_bias
+            if layer > lowest:
+                if in_place:
+                    increment_version(below)
                 grad, of_bias = native.masked_inputs_gradient(
                     grad, weights[layer], below, into_mask=in_place
                 )
-        of_inputs = native.inputs_gradient(grad, weights[0]) if ctx.needs_input_grad[0] else None
-        return of_inputs, of_output, None, *found
+        of_inputs = native.inputs_gradient(grad, weights[0]) if of_inputs_is_needed else None
+        return of_inputs, of_output if of_output_is_needed else None, None, *found
+
+
+def _first(flags: Sequence[bool], default: int) -> int:
+    return next((number for number, flag in enumerate(flags) if flag), default)
+
+
+def _is_batch(grad: Tensor) -> bool:
+    """Whether a call stands for many, one gradient after the other."""
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad)
 
 
 def relu_layers(
@@ -73,19 +89,28 @@ def relu_layers(
         layers: with biases.
         output: without a bias, to one column.
     """
-    dtype = native.computing_dtype(inputs)
-    weights = [layer.weight for layer in (*layers, *([output] if output else []))]
-    # While a graph is captured the shape is not to be looked at.
-    if (
-        dtype is None
-        or not torch.is_grad_enabled()
-        or any(weight.dtype != torch.float32 for weight in weights)
-        or inputs.dim() != 2
-        or not len(inputs)
-    ):
+    if not _is_for_kernels(inputs, layers, output):
         for layer in layers:
             inputs = torch.relu(functional.linear(inputs, layer.weight, layer.bias))
         return inputs if output is None else functional.linear(inputs, output.weight)
     parameters = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
     column = None if output is None else output.weight
-    return _ReluLayers.apply(inputs, column, dtype, *parameters)
+    return _ReluLayers.apply(inputs, column, native.computing_dtype(inputs), *parameters)
+
+
+def _is_for_kernels(inputs: Tensor, layers: Sequence[nn.Linear], output: nn.Linear | None) -> bool:
+    if not torch.is_grad_enabled() or native.computing_dtype(inputs) is None:
+        return False
+    weights = [layer.weight for layer in (*layers, *([output] if output else []))]
+    return (
+        inputs.dim() == 2
+        and len(inputs) > 0
+        and bool(layers)
+        and all(
+            type(weight) is nn.Parameter
+            and weight.dtype == torch.float32
+            and weight.device.type == "cpu"
+            and weight.numel() > 0
+            for weight in weights
+        )
+    )

@@ -8,13 +8,20 @@ from stampede.models.native.products import (
     has_tiles,
     inputs_gradient,
     masked_inputs_gradient,
-    relu_layer,
+    relu_backward,
+    relu_layers,
+    single_output,
+    single_output_backward,
     transposed_product,
 )
 from stampede.native import Library
 
 _FOLDER = Path(__file__).parent
-_DENSE = Library(_FOLDER / "dense.cpp", _FOLDER / "products.cpp", headers=[_FOLDER / "tiles.h"])
+_DENSE = Library(
+    _FOLDER / "dense.cpp",
+    _FOLDER / "products.cpp",
+    headers=[_FOLDER / "tiles.h", _FOLDER / "writing.h"],
+)
 
 
 available = _DENSE.available
@@ -23,16 +30,20 @@ available = _DENSE.available
 def computing_dtype(inputs: torch.Tensor) -> torch.dtype | None:
     """In what the kernels compute with float32 inputs: float32, or what autocast says.
 
-    None where they cannot: elsewhere than on a CPU, in other dtypes, while a graph is captured,
-    under torch.func, and where they cannot be compiled.
+    None where they cannot: elsewhere than on a CPU, in other dtypes, while a graph is captured or
+    operations are watched, under torch.func, and where they cannot be compiled.
     """
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return None
-    if torch._C._are_functorch_transforms_active() or inputs.device.type != "cpu":
+    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
         return None
-    dtype = inputs.dtype
-    if torch.is_autocast_enabled("cpu") and dtype == torch.float32:
+    if type(inputs) not in (torch.Tensor, torch.nn.Parameter) or inputs.device.type != "cpu":
+        return None
+    dtype = torch.float32
+    if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
+    if inputs.dtype not in (torch.float32, dtype):
+        return None
     return dtype if dtype in (torch.float32, torch.bfloat16) and available() else None
 
 
@@ -42,6 +53,9 @@ __all__ = [
     "has_tiles",
     "inputs_gradient",
     "masked_inputs_gradient",
-    "relu_layer",
+    "relu_backward",
+    "relu_layers",
+    "single_output",
+    "single_output_backward",
     "transposed_product",
 ]

@@ -49,7 +49,8 @@ void each_block(int64_t rows, const Do& task) {
 }
 
 void check_rows(const Tensor& whole, const char* name) {
-  TORCH_CHECK(whole.dim() == 2 && whole.is_contiguous(), name, " must be contiguous [rows, columns]");
+  TORCH_CHECK(whole.device().is_cpu() && whole.dim() == 2 && whole.is_contiguous(), name,
+              " must be contiguous [rows, columns] on the CPU");
   TORCH_CHECK(whole.scalar_type() == at::kFloat || whole.scalar_type() == at::kBFloat16, name,
               " must be float32 or bfloat16, not ", whole.scalar_type());
 }
@@ -292,8 +293,8 @@ void single_output_backward_of(const float* grad, const Value* inputs, const flo
 
 void check_single_output(const Tensor& inputs, const Tensor& weights) {
   check_rows(inputs, "inputs");
-  TORCH_CHECK(weights.scalar_type() == at::kFloat && weights.is_contiguous() &&
-                  weights.numel() == inputs.size(1),
+  TORCH_CHECK(weights.device().is_cpu() && weights.scalar_type() == at::kFloat &&
+                  weights.is_contiguous() && weights.numel() == inputs.size(1),
               "there must be a float32 weight for each column");
 }
 
@@ -333,7 +334,7 @@ std::tuple<Tensor, Tensor, Tensor> single_output_backward(const Tensor& grad, co
     single_output_backward_of(given, static_cast<const uint16_t*>(inputs.const_data_ptr()), factors,
                               rows, columns, static_cast<uint16_t*>(masked.data_ptr()), each);
   const Tensor total = sums.sum(0);
-  return {masked, total[0], total[1].unsqueeze(0)};
+  return {masked, total[0].clone(), total[1].clone().unsqueeze(0)};
 }
 
 // `[e_1 .. e_F, x]` of each sample, `sum_{i<j} <e_i, e_j>`, and `sum_i e_i`.

@@ -1,5 +1,8 @@
 // The products of ReLU layers on a CPU with AMX, of float32 or bfloat16 activations with float32
 // weights: see tiles.h.
+//
+// Sums over rows, which are gradients of weights and biases, are of one part for each thread: their
+// last places depend on the number of threads. All else does not.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -7,10 +10,11 @@
 
 #include <cstdint>
 #include <tuple>
+#include <vector>
 
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__) && \
     defined(__AVX512DQ__) && defined(__linux__)
-#include "tiles.h"
+#include "writing.h"
 #define STAMPEDE_AMX 1
 #endif
 
@@ -23,8 +27,8 @@ using at::Tensor;
 using namespace tiles;
 
 void check_matrix(const Tensor& matrix, const char* name) {
-  TORCH_CHECK(matrix.dim() == 2 && matrix.is_contiguous(), name,
-              " must be contiguous [rows, columns]");
+  TORCH_CHECK(matrix.device().is_cpu() && matrix.dim() == 2 && matrix.is_contiguous(), name,
+              " must be contiguous [rows, columns] on the CPU");
   TORCH_CHECK(
       matrix.scalar_type() == at::kFloat || matrix.scalar_type() == at::kBFloat16, name,
       " must be float32 or bfloat16, not ", matrix.scalar_type());
@@ -35,193 +39,161 @@ Matrix<Value> as_matrix(const Tensor& matrix) {
   return {static_cast<const Value*>(matrix.const_data_ptr()), matrix.size(0), matrix.size(1)};
 }
 
-// What becomes of a product's numbers before they are written.
-enum class Last {
-  PLAIN,   // Nothing.
-  RELU,    // `bias` is added, and what is then at most 0 becomes 0; NaN stays.
-  MASKED,  // Becomes 0 where `mask` is at most 0; each column is added to `sums`.
+// Weights as a packed right factor.
+struct Packed {
+  Tensor memory;
+  int64_t columns, depths, size;
+  const uint16_t* panel(int64_t number) const {
+    return static_cast<const uint16_t*>(memory.const_data_ptr()) + number * size;
+  }
 };
 
-// Where to, and with what; pointers to columns of the result.
-template <typename Value>
-struct Target {
-  Value* to;
-  int64_t stride;  // Of the rows of `to` and `mask`.
-  const float* bias;
-  const Value* mask;
-  float* sums;
-};
+// Weights, or these transposed.
+template <int SPLITS>
+Packed pack(const Tensor& weights, bool transposed) {
+  const Matrix<float> from = as_matrix<float>(weights);
+  const int64_t columns = transposed ? from.rows : from.columns;
+  const int64_t depths = parts_of(transposed ? from.columns : from.rows, DEPTH);
+  const int64_t panels = parts_of(columns, PANEL), size = panel_size<SPLITS>(depths);
+  const Packed packed{at::empty({panels * size}, at::kBFloat16), columns, depths, size};
+  auto* to = static_cast<uint16_t*>(packed.memory.data_ptr());
+  at::parallel_for(0, transposed ? panels : depths, 1, [&](int64_t first, int64_t stop) {
+    for (int64_t part = first; part < stop; ++part)
+      if (transposed)
+        pack_transposed<SPLITS>(from, part * PANEL, to + part * size);
+      else
+        pack_columns<SPLITS>(from, part * DEPTH, part, false, to, size);
+  });
+  return packed;
+}
 
-// A square of a product that is written, some rows at a time, while the next one is multiplied.
-template <Last LAST, typename Value>
-class Writing {
- public:
-  // Nothing.
-  Writing() : stop_(0) {}
-
-  Writing(const float* square, const Target<Value>& target, int64_t row, int64_t rows,
-          int64_t column, int64_t columns)
-      : square_(square),
-        target_(target),
-        stop_(std::min(rows - row, PANEL)),
-        here_{first_lanes(columns - column), first_lanes(columns - column - SIDE)} {
-    const int64_t first = row * target.stride + column;
-    target_.to += first;
-    if constexpr (LAST == Last::MASKED) target_.mask += first, target_.sums += column;
-    for (int half = 0; half < 2; ++half) {
-      const bool is_relu = LAST == Last::RELU;
-      more_[half] = is_relu ? load(target.bias + column + half * SIDE, here_[half]) : zero();
-    }
-  }
-
-  void rows(int64_t count) {
-    // The compiler cannot know that what is written is not this object.
-    const auto [to, stride, bias, mask, sums] = target_;
-    const __m512 more[2] = {more_[0], more_[1]};
-    const __mmask16 here[2] = {here_[0], here_[1]};
-    __m512 added[2] = {sums_[0], sums_[1]};
-    const float* square = square_;
-    const int64_t stop = std::min(row_ + count, stop_);
-    for (int64_t row = row_; row < stop; ++row)
-      for (int half = 0; half < 2; ++half) {
-        const int64_t at = row * stride + half * SIDE;
-        __m512 values = _mm512_load_ps(square + row * PANEL + half * SIDE);
-        if constexpr (LAST == Last::RELU) {
-          values = _mm512_add_ps(values, more[half]);
-          values = kept(values, values);
-        }
-        if constexpr (LAST == Last::MASKED) {
-          values = kept(load(mask + at, here[half]), values);
-          added[half] = _mm512_add_ps(added[half], values);
-        }
-        store(to + at, here[half], values);
-      }
-    row_ = std::max(row_, stop);
-    sums_[0] = added[0], sums_[1] = added[1];
-  }
-
-  void all() {
-    rows(PANEL);
-    if (LAST == Last::MASKED && stop_)
-      for (int half = 0; half < 2; ++half) {
-        float* sums = target_.sums + half * SIDE;
-        store(sums, here_[half], _mm512_add_ps(load(sums, here_[half]), sums_[half]));
-      }
-  }
-
- private:
-  static __m512 zero() { return _mm512_setzero_ps(); }
-  // A NaN is not at most 0.
-  static __m512 kept(__m512 where, __m512 values) {
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(where, zero(), _CMP_NLE_UQ), values);
-  }
-
-  const float* square_ = nullptr;
-  Target<Value> target_{};
-  int64_t row_ = 0, stop_;
-  __mmask16 here_[2] = {};
-  __m512 more_[2] = {}, sums_[2] = {};
-};
-
-// A left factor times a packed right one of so many columns; rows from `begin` to `end`.
+// A panel of rows times weights, up to row `end`.
 template <int SPLITS, Last LAST, typename Value>
-void multiply_rows(const Matrix<Value>& left, const uint16_t* right, int64_t columns,
-                   int64_t begin, int64_t end, const Target<Value>& target) {
-  const int64_t depths = parts_of(left.columns, DEPTH), size = panel_size<SPLITS>(depths);
-  const InUse tiles;
-  uint16_t* packed = scratch<0>(size);
+void multiply_panel(const Matrix<Value>& left, int64_t row, int64_t end, const Packed& right,
+                    const Target<Value>& target) {
+  uint16_t* packed = scratch<0>(right.size);
+  LeftPanel panel{packed};
+  if constexpr (SPLITS == 1)
+    if (row + PANEL <= left.rows)
+      panel = {packed, left.values + row * left.columns, left.columns, left.columns / DEPTH};
+  pack_rows<SPLITS>(left, row, panel.depths, packed);
   // So many in each depth that all are written when the next products are there.
-  const int64_t rows_a_depth = parts_of(PANEL, depths);
+  const int64_t rows_a_depth = parts_of(PANEL, std::max<int64_t>(right.depths, 1));
   alignas(64) float squares[2][PANEL * PANEL];
-  int now = 0;
   Writing<LAST, Value> before;
-  for (; begin < end; begin += PANEL) {
-    LeftPanel panel{packed};
-    if constexpr (SPLITS == 1)
-      if (begin + PANEL <= left.rows)
-        panel = {packed, left.values + begin * left.columns, left.columns, left.columns / DEPTH};
-    pack_rows<SPLITS>(left, begin, panel.depths, packed);
-    for (int64_t j = 0; j < parts_of(columns, PANEL); ++j, now = 1 - now) {
-      multiply<SPLITS>(panel, right + j * size, depths, true, squares[now], PANEL,
-                       [&] { before.rows(rows_a_depth); });
-      before.all();
-      before = {squares[now], target, begin, end, j * PANEL, columns};
-    }
+  for (int64_t j = 0; j < parts_of(right.columns, PANEL); ++j) {
+    float* square = squares[j % 2];
+    multiply<SPLITS>(panel, right.panel(j), right.depths, true, square, PANEL,
+                     [&] { before.rows(rows_a_depth); });
+    before.all();
+    before = {square, target, row, end, j * PANEL, right.columns};
   }
   before.all();
 }
 
-// Splits rows among threads: `task(thread, begin, end)`.
-template <typename Do>
-void share_rows(int64_t rows, int64_t threads, int64_t multiple, const Do& task) {
-  const int64_t share = parts_of(parts_of(rows, multiple), threads) * multiple;
-  at::parallel_for(0, threads, 1, [&](int64_t first, int64_t stop) {
-    for (int64_t thread = first; thread < stop; ++thread)
-      if (thread * share < rows)
-        task(thread, thread * share, std::min((thread + 1) * share, rows));
-  });
+// Rows split among threads, a multiple of some to each.
+struct Shares {
+  int64_t rows, each, count;
+
+  Shares(int64_t rows_, int64_t multiple) : rows(rows_) {
+    each = std::max<int64_t>(parts_of(parts_of(rows, multiple), at::get_num_threads()), 1) * multiple;
+    count = parts_of(rows, each);
+  }
+
+  // `task(share, begin, end)` of every share; there is none without rows.
+  template <typename Do>
+  void in_parallel(const Do& task) const {
+    at::parallel_for(0, count, 1, [&](int64_t first, int64_t stop) {
+      for (int64_t share = first; share < stop; ++share)
+        task(share, share * each, std::min((share + 1) * each, rows));
+    });
+  }
+};
+
+void check_layer(const Tensor& inputs, const Tensor& weights) {
+  check_matrix(inputs, "the left factor");
+  check_matrix(weights, "weights");
+  TORCH_CHECK(may_be_used(), "the system does not let this process use AMX");
+  TORCH_CHECK(weights.scalar_type() == at::kFloat, "weights must be float32");
 }
 
-// A matrix times the weights, these transposed for `Last::RELU`; and the columns' sums. `other` is
-// the bias, or the mask, which becomes the product where it may.
-template <int SPLITS, Last LAST, typename Value>
-std::tuple<Tensor, Tensor> product_of(const Tensor& given, const Tensor& weights,
-                                      const Tensor& other, bool into_other) {
-  constexpr bool transposed = LAST == Last::RELU;
-  const Matrix<Value> left = as_matrix<Value>(given);
-  const Matrix<float> right = as_matrix<float>(weights);
-  const int64_t columns = transposed ? right.rows : right.columns;
-  const int64_t depths = parts_of(left.columns, DEPTH), panels = parts_of(columns, PANEL);
-  const int64_t size = panel_size<SPLITS>(depths);
-  const Tensor packed = at::empty({panels * size}, at::kBFloat16);
-  auto* to = static_cast<uint16_t*>(packed.data_ptr());
-  at::parallel_for(0, transposed ? panels : depths, 1, [&](int64_t first, int64_t stop) {
-    for (int64_t part = first; part < stop; ++part)
-      if (transposed)
-        pack_transposed<SPLITS>(right, part * PANEL, to + part * size);
-      else
-        pack_columns<SPLITS>(right, part * DEPTH, part, false, to, size);
+template <int SPLITS, typename Value>
+std::vector<Tensor> relu_layers_of(const Tensor& inputs, const std::vector<Tensor>& weights,
+                                   const std::vector<Tensor>& biases) {
+  std::vector<Packed> packed;
+  std::vector<Matrix<Value>> lefts{as_matrix<Value>(inputs)};
+  std::vector<Target<Value>> targets;
+  std::vector<Tensor> outputs;
+  const int64_t rows = inputs.size(0);
+  for (size_t k = 0; k < weights.size(); ++k) {
+    packed.push_back(pack<SPLITS>(weights[k], true));
+    outputs.push_back(at::empty({rows, packed[k].columns}, inputs.options()));
+    targets.push_back({static_cast<Value*>(outputs[k].data_ptr()), packed[k].columns,
+                       biases[k].const_data_ptr<float>()});
+    lefts.push_back(as_matrix<Value>(outputs[k]));
+  }
+  Shares(rows, PANEL).in_parallel([&](int64_t, int64_t begin, int64_t end) {
+    const InUse tiles;
+    // What a layer gives is near when the next one takes it.
+    for (int64_t row = begin; row < end; row += PANEL)
+      for (size_t k = 0; k < packed.size(); ++k)
+        multiply_panel<SPLITS, Last::RELU>(lefts[k], row, end, packed[k], targets[k]);
   });
-  const int64_t threads = at::get_num_threads();
-  Tensor product = into_other ? other : at::empty({left.rows, columns}, given.options());
-  Tensor sums = at::zeros({LAST == Last::MASKED ? threads : 0, columns}, at::kFloat);
-  share_rows(left.rows, threads, PANEL, [&](int64_t thread, int64_t begin, int64_t end) {
-    Target<Value> target{static_cast<Value*>(product.data_ptr()), columns};
-    if constexpr (LAST == Last::RELU) target.bias = other.const_data_ptr<float>();
+  return outputs;
+}
+
+// `relu(x @ weights^T + bias)` of one layer after the other, all of them, of the inputs' dtype.
+std::vector<Tensor> relu_layers(const Tensor& inputs, const std::vector<Tensor>& weights,
+                                const std::vector<Tensor>& biases) {
+  TORCH_CHECK(weights.size() == biases.size(), "each layer has weights and a bias");
+  for (size_t k = 0; k < weights.size(); ++k) {
+    check_layer(inputs, weights[k]);
+    TORCH_CHECK(weights[k].size(1) == (k ? weights[k - 1].size(0) : inputs.size(1)),
+                "the factors do not go together");
+    TORCH_CHECK(biases[k].device().is_cpu() && biases[k].scalar_type() == at::kFloat &&
+                    biases[k].is_contiguous() && biases[k].dim() == 1 && biases[k].size(0) == weights[k].size(0),
+                "the bias must be float32 and have a number for each output");
+  }
+  if (inputs.scalar_type() == at::kFloat) return relu_layers_of<3, float>(inputs, weights, biases);
+  return relu_layers_of<1, uint16_t>(inputs, weights, biases);
+}
+
+// The gradient times the weights; where there is a mask, masked, and its columns' sums.
+template <int SPLITS, Last LAST, typename Value>
+std::tuple<Tensor, Tensor> inputs_gradient_of(const Tensor& gradient, const Tensor& weights,
+                                              const Tensor& mask, bool into_mask) {
+  const Matrix<Value> left = as_matrix<Value>(gradient);
+  const Packed right = pack<SPLITS>(weights, false);
+  const Shares shares(left.rows, PANEL);
+  const Tensor product =
+      into_mask ? mask : at::empty({left.rows, right.columns}, gradient.options());
+  const Tensor sums = at::zeros({shares.count, right.columns}, at::kFloat);
+  shares.in_parallel([&](int64_t share, int64_t begin, int64_t end) {
+    const InUse tiles;
+    Target<Value> target{static_cast<Value*>(product.data_ptr()), right.columns};
     if constexpr (LAST == Last::MASKED) {
-      target.mask = static_cast<const Value*>(other.const_data_ptr());
-      target.sums = sums.data_ptr<float>() + thread * columns;
+      target.mask = static_cast<const Value*>(mask.const_data_ptr());
+      target.sums = sums.data_ptr<float>() + share * right.columns;
     }
-    multiply_rows<SPLITS, LAST>(left, to, columns, begin, end, target);
+    for (int64_t row = begin; row < end; row += PANEL)
+      multiply_panel<SPLITS, LAST>(left, row, end, right, target);
   });
   return {product, sums.sum(0)};
 }
 
 template <Last LAST>
-std::tuple<Tensor, Tensor> product(const Tensor& left, const Tensor& weights, const Tensor& other,
-                                   bool into_other = false) {
-  check_matrix(left, "the left factor");
-  check_matrix(weights, "weights");
-  TORCH_CHECK(may_be_used(), "the system does not let this process use AMX");
-  TORCH_CHECK(weights.scalar_type() == at::kFloat, "weights must be float32");
-  TORCH_CHECK(left.size(1) == weights.size(LAST == Last::RELU ? 1 : 0),
-              "the factors do not go together");
-  if (left.scalar_type() == at::kFloat)
-    return product_of<3, LAST, float>(left, weights, other, into_other);
-  return product_of<1, LAST, uint16_t>(left, weights, other, into_other);
-}
-
-// `relu(inputs @ weights^T + bias)`, of the inputs' dtype.
-Tensor relu_layer(const Tensor& inputs, const Tensor& weights, const Tensor& bias) {
-  TORCH_CHECK(bias.scalar_type() == at::kFloat && bias.is_contiguous() && bias.dim() == 1 &&
-                  bias.size(0) == weights.size(0),
-              "the bias must be float32 and have a number for each output");
-  return std::get<0>(product<Last::RELU>(inputs, weights, bias));
+std::tuple<Tensor, Tensor> inputs_gradient_as(const Tensor& gradient, const Tensor& weights,
+                                              const Tensor& mask, bool into_mask) {
+  check_layer(gradient, weights);
+  TORCH_CHECK(gradient.size(1) == weights.size(0), "the factors do not go together");
+  if (gradient.scalar_type() == at::kFloat)
+    return inputs_gradient_of<3, LAST, float>(gradient, weights, mask, into_mask);
+  return inputs_gradient_of<1, LAST, uint16_t>(gradient, weights, mask, into_mask);
 }
 
 // `gradient @ weights`, of the gradient's dtype.
 Tensor inputs_gradient(const Tensor& gradient, const Tensor& weights) {
-  return std::get<0>(product<Last::PLAIN>(gradient, weights, {}));
+  return std::get<0>(inputs_gradient_as<Last::PLAIN>(gradient, weights, {}, false));
 }
 
 // The same where the mask is above 0, else 0, and the float32 sums of the columns. It is written
@@ -232,25 +204,23 @@ std::tuple<Tensor, Tensor> masked_inputs_gradient(const Tensor& gradient, const 
   TORCH_CHECK(mask.scalar_type() == gradient.scalar_type() && mask.size(0) == gradient.size(0) &&
                   mask.size(1) == weights.size(1),
               "the mask must be like the product");
-  return product<Last::MASKED>(gradient, weights, mask, into_mask);
+  return inputs_gradient_as<Last::MASKED>(gradient, weights, mask, into_mask);
 }
 
 // Rows of both factors that are packed at a time, so that they and the result stay in cache.
 template <int SPLITS>
 constexpr int64_t DEPTHS = SPLITS == 1 ? 8 : 3;
 
-// Adds the product of some rows of the factors, the left one transposed, to a result whose rows
-// have `stride` numbers.
+// The product of some rows of the factors, the left one transposed; the result's rows have `stride`
+// numbers.
 template <int SPLITS, typename Value>
-void add_product(Matrix<Value> left, Matrix<Value> right, int64_t begin, int64_t end,
-                 float* result, int64_t stride) {
+void multiply_transposed(const Matrix<Value>& left, const Matrix<Value>& right, int64_t begin,
+                         int64_t end, float* result, int64_t stride) {
   constexpr int64_t size = panel_size<SPLITS>(DEPTHS<SPLITS>), ROWS = DEPTHS<SPLITS> * DEPTH;
   const int64_t of_left = parts_of(left.columns, PANEL), of_right = parts_of(right.columns, PANEL);
   const InUse tiles;
   uint16_t *a = scratch<0>(of_left * size), *b = scratch<1>(of_right * size);
-  // Those of other threads are not theirs.
-  left.rows = right.rows = end;
-  for (; begin < end; begin += ROWS) {
+  for (bool is_first = true; begin < end; begin += ROWS, is_first = false) {
     const int64_t depths = parts_of(std::min(ROWS, end - begin), DEPTH);
     for (int64_t depth = 0; depth < depths; ++depth) {
       pack_columns<SPLITS>(left, begin + depth * DEPTH, depth, true, a, size);
@@ -258,7 +228,7 @@ void add_product(Matrix<Value> left, Matrix<Value> right, int64_t begin, int64_t
     }
     for (int64_t i = 0; i < of_left; ++i)
       for (int64_t j = 0; j < of_right; ++j)
-        multiply<SPLITS>(LeftPanel{a + i * size}, b + j * size, depths, false,
+        multiply<SPLITS>(LeftPanel{a + i * size}, b + j * size, depths, is_first,
                          result + i * PANEL * stride + j * PANEL, stride, [] {});
   }
 }
@@ -267,13 +237,14 @@ template <int SPLITS, typename Value>
 Tensor transposed_product_of(const Tensor& a, const Tensor& b) {
   const Matrix<Value> left = as_matrix<Value>(a), right = as_matrix<Value>(b);
   // Each thread has rows and a sum of its own, so that none waits for what another has packed.
-  const int64_t threads = at::get_num_threads();
-  Tensor sums = at::zeros({threads, parts_of(left.columns, PANEL) * PANEL,
+  const Shares shares(left.rows, DEPTH);
+  Tensor sums = at::empty({shares.count, parts_of(left.columns, PANEL) * PANEL,
                            parts_of(right.columns, PANEL) * PANEL},
                           at::kFloat);
   float* each = sums.data_ptr<float>();
-  share_rows(left.rows, threads, DEPTH, [&](int64_t thread, int64_t begin, int64_t end) {
-    add_product<SPLITS>(left, right, begin, end, each + thread * sums.stride(0), sums.stride(1));
+  shares.in_parallel([&](int64_t share, int64_t begin, int64_t end) {
+    multiply_transposed<SPLITS>(left, right, begin, end, each + share * sums.stride(0),
+                                sums.stride(1));
   });
   return sums.narrow(1, 0, left.columns).narrow(2, 0, right.columns).sum(0);
 }
@@ -293,16 +264,14 @@ Tensor transposed_product(const Tensor& a, const Tensor& b) {
 
 #else
 
-template <typename... Given>
-void refuse(const Given&...) {
-  TORCH_CHECK(false, "this CPU has no AMX");
-}
+void refuse() { TORCH_CHECK(false, "this CPU has no AMX"); }
 
 bool has_tiles() { return false; }
 
-Tensor relu_layer(const Tensor& inputs, const Tensor&, const Tensor&) {
+std::vector<Tensor> relu_layers(const Tensor& inputs, const std::vector<Tensor>&,
+                                const std::vector<Tensor>&) {
   refuse();
-  return inputs;
+  return {inputs};
 }
 
 Tensor inputs_gradient(const Tensor& gradient, const Tensor&) {
@@ -327,7 +296,7 @@ Tensor transposed_product(const Tensor& a, const Tensor&) {
 
 TORCH_LIBRARY_FRAGMENT(stampede_dense, library) {
   library.def("has_tiles", &has_tiles);
-  library.def("relu_layer", &relu_layer);
+  library.def("relu_layers", &relu_layers);
   library.def("inputs_gradient", &inputs_gradient);
   library.def("masked_inputs_gradient", &masked_inputs_gradient);
   library.def("transposed_product", &transposed_product);

@@ -1,10 +1,14 @@
-"""The products of ReLU layers on a CPU where the kernels can be used: in AMX's tiles, or by torch.
+"""ReLU layers and their gradients on a CPU where the kernels can be used.
+
+Products are computed in AMX's tiles where there are some, and else by torch.
 
 Activations and their gradients are float32 or bfloat16, contiguous `[rows, columns]`; weights and
 biases are float32.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,11 +20,24 @@ def has_tiles() -> bool:
     return torch.ops.stampede_dense.has_tiles()
 
 
-def relu_layer(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`relu(inputs @ weight.T + bias)`, `[rows, outputs]`, of the inputs' dtype."""
+def relu_layers(
+    inputs: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]
+) -> list[Tensor]:
+    """What each of several layers gives, one after the other: `relu(x @ weight.T + bias)`.
+
+    Each is `[rows, outputs]`, of the inputs' dtype.
+    """
     if has_tiles():
-        operator = torch.ops.stampede_dense.relu_layer
-        return operator(inputs, weight.contiguous(), bias.contiguous())
+        operator = torch.ops.stampede_dense.relu_layers
+        return operator(inputs, *([each.contiguous() for each in all] for all in (weights, biases)))
+    found = []
+    for weight, bias in zip(weights, biases, strict=True):
+        inputs = _relu_layer(inputs, weight, bias)
+        found.append(inputs)
+    return found
+
+
+def _relu_layer(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     dtype = inputs.dtype
     output = functional.linear(inputs, weight.to(dtype), bias.to(dtype))
     # oneDNN's product with a ReLU within it would make a NaN 0, and nobody would see it.
@@ -28,6 +45,29 @@ def relu_layer(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return output.relu_()
     torch.ops.stampede_dense.relu_(output)
     return output
+
+
+def relu_backward(grad: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient where a ReLU's output is above 0, else 0; and the sums of its columns."""
+    return torch.ops.stampede_dense.relu_backward(grad, output, False)
+
+
+def single_output(inputs: Tensor, weight: Tensor) -> Tensor:
+    """`inputs @ weight.T`, `[rows, 1]` float32, of a weight `[1, columns]`."""
+    return torch.ops.stampede_dense.single_output(inputs, weight.contiguous())
+
+
+def single_output_backward(
+    grad: Tensor, inputs: Tensor, weight: Tensor, *, into_inputs: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of inputs that ReLUs gave: the gradient of what went into these, its sums, the weight's.
+
+    Args:
+        grad: `[rows, 1]` float32.
+        into_inputs: whether the first takes the inputs' memory.
+    """
+    operator = torch.ops.stampede_dense.single_output_backward
+    return operator(grad, inputs, weight.contiguous(), into_inputs)
 
 
 def inputs_gradient(grad: Tensor, weight: Tensor) -> Tensor:

@@ -235,7 +235,8 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             # FBGEMM's lookup knows no bf16 on CPU.
             return look_up_in_torch(parts)
         if self._is_pooled_by_kernel():
-            if not all(is_sound(part) for part in parts):
+            is_whole = int(offsets[0]) == 0 and int(offsets[-1]) == indices.numel()
+            if not (is_whole and all(is_sound(part) for part in parts)):
                 # FBGEMM's slower check says what is wrong, and refuses or mends it.
                 self.prepare_inputs(indices, offsets, per_sample_weights)
             return pool_by_kernel(parts)

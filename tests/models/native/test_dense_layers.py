@@ -8,10 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
 
 from stampede.models import NetworkShape, NoOptions, StoredColumns, native, network
 from stampede.models.fm import joined_with_second_order, second_order
-from stampede.models.mlp import MLP, hidden_layers
+from stampede.models.mlp import MLP, HiddenLayers, hidden_layers
 from stampede.models.relu_layers import relu_layers
 from stampede.native import switched_off
 
@@ -177,6 +179,138 @@ def test_a_kept_graph_can_be_gone_through_again(precision):
     assert torch.equal(inputs, given)
     with pytest.raises(RuntimeError, match="second time"):
         logits.sum().backward()
+
+
+def mlp_and_inputs():
+    return MLP(6, [5, 4, 3], torch.Generator().manual_seed(0)), torch.randn(70, 6).requires_grad_()
+
+
+def test_gradients_of_a_batch_of_outputs():
+    mlp, inputs = mlp_and_inputs()
+    each = torch.stack(
+        [torch.autograd.grad(mlp(inputs)[row], inputs)[0] for row in range(len(inputs))]
+    )
+    together = torch.autograd.grad(mlp(inputs), inputs, torch.eye(70), is_grads_batched=True)
+    torch.testing.assert_close(together[0], each)
+
+
+def test_a_backward_that_failed_cannot_be_repeated(monkeypatch):
+    mlp, inputs = mlp_and_inputs()
+    logits = mlp(inputs).sum()
+
+    def fail(*_):
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(native, "transposed_product", fail)
+    with pytest.raises(MemoryError):
+        logits.backward()
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        logits.backward()
+
+
+@pytest.mark.parametrize("function", ["mlp", "joined", "split", "second order"])
+def test_a_gradient_that_is_to_be_differentiated_is_refused(function):
+    mlp, inputs = mlp_and_inputs()
+    embeddings = inputs.view(70, 2, 3)
+    outcome = {
+        "mlp": lambda: mlp(inputs),
+        "joined": lambda: joined_with_second_order(embeddings, torch.zeros(70, 0))[0],
+        "split": lambda: StoredColumns(2).split(embeddings)[0],
+        "second order": lambda: second_order(embeddings),
+    }[function]()
+    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+        torch.autograd.grad(outcome.sum(), inputs, create_graph=True)
+
+
+@pytest.mark.parametrize("frozen", range(7))
+def test_gradients_of_what_is_trained_only(frozen):
+    mlp, inputs = mlp_and_inputs()
+    mlp(inputs).sum().backward()
+    parameters = list(mlp.parameters())
+    expected = [parameter.grad for parameter in parameters]
+    for number, parameter in enumerate(parameters):
+        parameter.requires_grad_(number >= frozen)
+        parameter.grad = None
+    mlp(inputs.detach()).sum().backward()
+    for number, (parameter, was) in enumerate(zip(parameters, expected, strict=True)):
+        assert parameter.grad is None if number < frozen else torch.equal(parameter.grad, was)
+
+
+class _Doubled(HiddenLayers):
+    def forward(self, input):
+        return 2 * super().forward(input)
+
+
+def changed(mlp, how):
+    """Replace a part of an MLP 6-5-4-3-1."""
+    if how == "bias":
+        mlp.output = nn.Linear(3, 1)
+    elif how == "subclass":
+        mlp.hidden = _Doubled(6, [5, 4, 3])
+    elif how == "another module":
+        mlp.hidden = nn.Linear(6, 3)
+    elif how == "sigmoid":
+        mlp.hidden = HiddenLayers(6, [5, 4, 3], activation=torch.sigmoid)
+    elif how == "no biases":
+        mlp.hidden = HiddenLayers(6, [5, 4, 3], bias=False)
+    elif how == "no layers":
+        mlp.hidden, mlp.output = HiddenLayers(6, []), nn.Linear(6, 1, bias=False)
+    elif how == "hook of the output":
+        mlp.output.register_forward_hook(lambda _, __, output: 3 * output)
+    elif how == "hook of the layers":
+        mlp.hidden.register_forward_hook(lambda _, __, output: 3 * output)
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["bias", "subclass", "another module", "sigmoid", "no biases", "no layers",
+     "hook of the output", "hook of the layers"],
+)  # fmt: skip
+def test_what_was_put_into_a_network_is_called(how):
+    mlp, inputs = mlp_and_inputs()
+    changed(mlp, how)
+    before = inputs.detach().clone()
+    found = mlp(inputs)
+    found.sum().backward()
+    hidden, output = mlp.hidden, mlp.output
+    with switched_off():
+        expected = output(hidden(inputs)).squeeze(1)
+    torch.testing.assert_close(found, expected)
+    assert torch.equal(inputs, before)
+
+
+def test_hooks_of_all_modules_are_called():
+    mlp, inputs = mlp_and_inputs()
+    seen = []
+    with torch.nn.modules.module.register_module_forward_hook(
+        lambda module, *_: seen.append(type(module))
+    ):
+        mlp(inputs)
+    assert seen.count(nn.Linear) == 4
+
+
+def test_operations_that_are_watched_are_torchs():
+    mlp, inputs = mlp_and_inputs()
+    expected = mlp(inputs)
+    with FlopCounterMode(display=False) as counter:
+        mlp(inputs)
+    assert counter.get_total_flops() == 2 * 70 * (6 * 5 + 5 * 4 + 4 * 3 + 3)
+    graph = make_fx(lambda given: mlp(given))(inputs)
+    torch.testing.assert_close(graph(inputs), expected)
+    with pytest.raises(RuntimeError, match="meta"):
+        MLP(6, [5], torch.Generator()).to("meta")(inputs)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_without_gradients_the_bits_are_torchs(precision):
+    mlp, inputs = mlp_and_inputs()
+    with autocast(precision), torch.no_grad():
+        found = mlp(inputs)
+        with switched_off():
+            assert torch.equal(found, mlp(inputs))
+    with autocast(precision):
+        assert mlp(inputs).dtype == found.dtype
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

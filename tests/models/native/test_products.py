@@ -20,8 +20,16 @@ def _compiled():
 
 
 CPU = Path("/proc/cpuinfo")
+
+
+def relu_layer(inputs, weight, bias):
+    return native.relu_layers(inputs, [weight], [bias])[0]
+
+
 needs_tiles = pytest.mark.skipif(
-    not CPU.exists() or "amx_bf16" not in CPU.read_text() or "-mno-avx512f" in library._FLAGS,
+    not CPU.exists()
+    or "amx_bf16" not in CPU.read_text()
+    or any(flag.startswith("-mno-") for flag in library._FLAGS),
     reason="a CPU without AMX, or kernels compiled for one",
 )
 
@@ -69,7 +77,7 @@ def test_products_of_a_layer(rows, columns, outputs, dtype, threads, seed):
     weight, bias = weight.to(dtype).float(), bias.to(dtype).float()
     inputs, grad = inputs.to(dtype), grad.to(dtype)
     with torch_threads(threads):
-        output = native.relu_layer(inputs, weight, bias)
+        output = relu_layer(inputs, weight, bias)
         plain = native.inputs_gradient(grad, weight)
         masked, sums = native.masked_inputs_gradient(grad, weight, inputs)
         of_weight = native.transposed_product(grad, inputs)
@@ -120,7 +128,7 @@ def test_large_and_small_numbers(dtype, scale):
     weight = weight.to(dtype).float()
     inputs, grad = (inputs * scale).to(dtype), (grad * scale).to(dtype)
     zeros = torch.zeros(50)
-    output = native.relu_layer(inputs, weight, zeros)
+    output = relu_layer(inputs, weight, zeros)
     assert_rounded(
         output,
         (inputs.double() @ weight.double().t()).relu(),
@@ -135,7 +143,7 @@ def test_what_is_not_finite_stays_in_its_row(dtype, bad):
     inputs, weight = drawn(3, (40, 20), (33, 20))
     inputs[7, 3] = bad
     inputs, weight = inputs.to(dtype), weight.abs()
-    output = native.relu_layer(inputs, weight, torch.zeros(33))
+    output = relu_layer(inputs, weight, torch.zeros(33))
     # An infinite sum may be NaN in tiles; never is it a number above 0 or hidden as such.
     assert (~output[7].isfinite() | (output[7] == 0)).all()
     if bad != float("-inf"):
@@ -167,10 +175,16 @@ def test_a_nan_in_the_mask_hides_nothing(dtype):
     assert masked[5, 6] != 0
 
 
+def test_no_columns():
+    bias = torch.tensor([1.0, -1.0])
+    output = relu_layer(torch.ones(3, 0), torch.ones(2, 0), bias)
+    assert torch.equal(output, bias.relu().expand(3, 2))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_rows(dtype):
     inputs, weight, bias = torch.zeros(0, 5, dtype=dtype), torch.ones(3, 5), torch.ones(3)
-    assert native.relu_layer(inputs, weight, bias).shape == (0, 3)
+    assert relu_layer(inputs, weight, bias).shape == (0, 3)
     grad = torch.zeros(0, 3, dtype=dtype)
     assert native.inputs_gradient(grad, weight).shape == (0, 5)
     assert torch.equal(native.transposed_product(grad, inputs).float(), torch.zeros(3, 5))
@@ -180,8 +194,14 @@ def test_no_rows(dtype):
 @pytest.mark.parametrize(
     "call, words",
     [
-        (lambda op: op.relu_layer(torch.ones(2, 3), torch.ones(4, 5), torch.ones(4)), "together"),
-        (lambda op: op.relu_layer(torch.ones(2, 3), torch.ones(4, 3), torch.ones(5)), "the bias"),
+        (
+            lambda op: op.relu_layers(torch.ones(2, 3), [torch.ones(4, 5)], [torch.ones(4)]),
+            "together",
+        ),
+        (
+            lambda op: op.relu_layers(torch.ones(2, 3), [torch.ones(4, 3)], [torch.ones(5)]),
+            "the bias",
+        ),
         (lambda op: op.inputs_gradient(torch.ones(3, 2).t(), torch.ones(3, 4)), "contiguous"),
         (lambda op: op.inputs_gradient(torch.ones(2, 3).double(), torch.ones(3, 4)), "float32 or"),
         (lambda op: op.inputs_gradient(torch.ones(2, 3), torch.ones(3, 4).bfloat16()), "weights"),
@@ -192,6 +212,10 @@ def test_no_rows(dtype):
             "the mask",
         ),
         (lambda op: op.transposed_product(torch.ones(2, 3), torch.ones(3, 3)), "together"),
+        (
+            lambda op: op.relu_layers(torch.ones(2, 3), [torch.ones(4, 3)], [torch.ones(4)] * 2),
+            "each layer",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(call, words):

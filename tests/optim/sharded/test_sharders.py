@@ -82,6 +82,13 @@ def test_an_id_outside_its_table_is_as_fbgemms_check_has_it():
     fatal = {"bounds_check_mode": BoundsCheckMode.FATAL}
     with pytest.raises(RuntimeError, match="idx < num_rows"):
         step(shard(with_cowclip(Bags(a=8)), sharders=cowclip_sharders(fused_params=fatal)), [2, 99])
+    (tables,) = local_cowclip_tables(
+        shard(with_cowclip(Bags(a=8)), sharders=cowclip_sharders(fused_params=fatal))
+    )
+    # Nor may ids lie outside all bags.
+    for offsets in ([2, 3, 5], [0, 1, 2]):
+        with pytest.raises(RuntimeError, match="num_indices"):
+            tables(torch.tensor([1, 1, 3]), torch.tensor(offsets))
     # By default it is looked up, and updated, as the first row, and counted.
     model = shard(with_cowclip(Bags(a=8), rows="touched"))
     (tables,) = local_cowclip_tables(model)
