@@ -110,6 +110,9 @@ struct Shares {
   }
 };
 
+// What stays in the cache of a core beside other data, in bytes.
+constexpr int64_t CACHE = 1 << 20;
+
 void check_layer(const Tensor& inputs, const Tensor& weights) {
   check_matrix(inputs, "the left factor");
   check_matrix(weights, "weights");
@@ -132,12 +135,16 @@ std::vector<Tensor> relu_layers_of(const Tensor& inputs, const std::vector<Tenso
                        biases[k].const_data_ptr<float>()});
     lefts.push_back(as_matrix<Value>(outputs[k]));
   }
+  // What a layer gives is near when the next one takes it, unless that drives the weights away.
+  int64_t bytes = 0;
+  for (const Packed& one : packed) bytes += one.memory.nbytes();
+  const int64_t together = bytes <= CACHE ? PANEL : std::max(rows, PANEL);
   Shares(rows, PANEL).in_parallel([&](int64_t, int64_t begin, int64_t end) {
     const InUse tiles;
-    // What a layer gives is near when the next one takes it.
-    for (int64_t row = begin; row < end; row += PANEL)
+    for (int64_t first = begin; first < end; first += together)
       for (size_t k = 0; k < packed.size(); ++k)
-        multiply_panel<SPLITS, Last::RELU>(lefts[k], row, end, packed[k], targets[k]);
+        for (int64_t row = first; row < std::min(first + together, end); row += PANEL)
+          multiply_panel<SPLITS, Last::RELU>(lefts[k], row, end, packed[k], targets[k]);
   });
   return outputs;
 }
