@@ -35,7 +35,7 @@ PEER = ROOT / "benchmarks/peers/plain_pytorch.py"
 # Training rows. An epoch is 512 steps at batch 1024, 64 at 8192; after the last one the launcher
 # evaluates and saves, which does not count.
 ROWS = 1 << 19
-EPOCHS = {1024: 1, 8192: 2, 65536: 4}
+EPOCHS = {1024: 1, 8192: 4, 65536: 4}
 
 BATCHES = (1024, 8192, 65536)
 
