@@ -163,6 +163,20 @@ struct Matrix {
   }
 };
 
+// Memory that is fetched into the cache of a core, a few lines at a time.
+class Ahead {
+ public:
+  Ahead(const void* first, int64_t bytes)
+      : at_(static_cast<const char*>(first)), stop_(at_ + bytes) {}
+  int64_t lines() const { return parts_of(stop_ - at_, 64); }
+  void fetch(int64_t count) {
+    for (; count > 0 && at_ < stop_; --count, at_ += 64) _mm_prefetch(at_, _MM_HINT_T1);
+  }
+
+ private:
+  const char *at_, *stop_;
+};
+
 // A panel of a factor: `[depths][SPLITS][2][TILE]`.
 template <int SPLITS>
 constexpr int64_t panel_size(int64_t depths) {
