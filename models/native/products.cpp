@@ -84,13 +84,16 @@ void multiply_panel(const Matrix<Value>& left, int64_t row, int64_t end, const P
   // So that the next panel of rows is near when it is multiplied.
   Ahead next(left.values + (row + PANEL) * left.columns,
              std::clamp<int64_t>(end - row - PANEL, 0, PANEL) * left.columns * sizeof(Value));
-  const int64_t lines_a_depth =
-      parts_of(next.lines(), std::max<int64_t>(right.depths * parts_of(right.columns, PANEL), 1));
+  Ahead next_written(target.to + (row + PANEL) * target.stride,
+             std::clamp<int64_t>(end - row - PANEL, 0, PANEL) * target.stride * sizeof(Value));
+  const int64_t times = std::max<int64_t>(right.depths * parts_of(right.columns, PANEL), 1);
+  const int64_t lines_a_depth = parts_of(next.lines(), times), written_a_depth = parts_of(next_written.lines(), times);
   for (int64_t j = 0; j < parts_of(right.columns, PANEL); ++j) {
     float* square = squares[j % 2];
     multiply<SPLITS>(panel, right.panel(j), right.depths, true, square, PANEL, [&] {
       before.rows(rows_a_depth);
       next.fetch(lines_a_depth);
+      next_written.fetch(written_a_depth);
     });
     before.all();
     before = {square, target, row, end, j * PANEL, right.columns};
