@@ -243,10 +243,21 @@ void multiply_transposed(const Matrix<Value>& left, const Matrix<Value>& right, 
       pack_columns<SPLITS>(left, begin + depth * DEPTH, depth, true, a, size);
       pack_columns<SPLITS>(right, begin + depth * DEPTH, depth, false, b, size);
     }
+    // So that the next rows are near when they are packed.
+    const int64_t rows = std::clamp<int64_t>(end - begin - ROWS, 0, ROWS);
+    Ahead of_a(left.values + (begin + ROWS) * left.columns, rows * left.columns * sizeof(Value));
+    Ahead of_b(right.values + (begin + ROWS) * right.columns,
+               rows * right.columns * sizeof(Value));
+    const int64_t times = std::max<int64_t>(of_left * of_right * depths, 1);
+    const int64_t lines_of_a = parts_of(of_a.lines(), times),
+                  lines_of_b = parts_of(of_b.lines(), times);
     for (int64_t i = 0; i < of_left; ++i)
       for (int64_t j = 0; j < of_right; ++j)
         multiply<SPLITS>(LeftPanel{a + i * size}, b + j * size, depths, is_first,
-                         result + i * PANEL * stride + j * PANEL, stride, [] {});
+                         result + i * PANEL * stride + j * PANEL, stride, [&] {
+                           of_a.fetch(lines_of_a);
+                           of_b.fetch(lines_of_b);
+                         });
   }
 }
 
