@@ -53,25 +53,26 @@ class HiddenLayers(torchrec_mlp.MLP):
         return super().forward(input) if layers is None else relu_layers(input, layers)
 
 
-def _plain_layers(hidden: nn.Module) -> list[nn.Linear] | None:
+def _plain_layers(hidden: HiddenLayers) -> list[nn.Linear] | None:
     """What relu_layers computes as the module does; None if it may do something else."""
-    if not isinstance(hidden, HiddenLayers):
+    if not _is_plain(hidden._mlp, nn.Sequential):
         return None
-    layers = [getattr(layer, "_linear", None) for layer in hidden._mlp]
-    is_plain = _is_plain(hidden._mlp, nn.Sequential) and all(
+    is_plain = all(
         _is_plain(layer, torchrec_mlp.Perceptron)
         and layer._activation_fn is torch.relu
-        and _is_plain(linear, nn.Linear)
-        and linear.bias is not None
-        for layer, linear in zip(hidden._mlp, layers, strict=True)
+        and _is_plain(layer._linear, nn.Linear)
+        and layer._linear.bias is not None
+        for layer in hidden._mlp
     )
-    return layers if is_plain else None
+    return [layer._linear for layer in hidden._mlp] if is_plain else None
 
 
 def _is_plain(module: nn.Module, kind: type) -> bool:
-    """Whether it is of that very kind, and nobody waits for it to be called."""
+    """Whether it is of that very kind, unchanged, and nobody waits for it to be called."""
     return type(module) is kind and not (
-        module._forward_hooks
+        "forward" in vars(module)
+        or module._compiled_call_impl
+        or module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks

@@ -18,8 +18,7 @@ def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
     once = function.once_differentiable(backward)
 
     def checked(ctx: Any, *grads: Any) -> Any:
-        # torch.func always asks for it.
-        if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
+        if torch.is_grad_enabled():
             raise RuntimeError(
                 "the gradient of these layers cannot be differentiated again, but "
                 "create_graph=True was asked for"

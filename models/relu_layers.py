@@ -71,7 +71,7 @@ def _first(flags: Sequence[bool], default: int) -> int:
 
 
 def _is_batch(grad: Tensor) -> bool:
-    """Whether a call stands for many, one gradient after the other."""
+    """Whether a call stands for many, of which each reads the same activations."""
     functorch = torch._C._functorch
     return functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad)
 
@@ -89,28 +89,27 @@ def relu_layers(
         layers: with biases.
         output: without a bias, to one column.
     """
-    if not _is_for_kernels(inputs, layers, output):
-        for layer in layers:
-            inputs = torch.relu(functional.linear(inputs, layer.weight, layer.bias))
-        return inputs if output is None else functional.linear(inputs, output.weight)
     parameters = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
     column = None if output is None else output.weight
-    return _ReluLayers.apply(inputs, column, native.computing_dtype(inputs), *parameters)
+    dtype = _dtype_of_kernels(inputs, [*parameters, *([] if column is None else [column])])
+    if dtype is None or not layers:
+        for layer in layers:
+            inputs = torch.relu(functional.linear(inputs, layer.weight, layer.bias))
+        return inputs if output is None else functional.linear(inputs, column)
+    return _ReluLayers.apply(inputs, column, dtype, *parameters)
 
 
-def _is_for_kernels(inputs: Tensor, layers: Sequence[nn.Linear], output: nn.Linear | None) -> bool:
-    if not torch.is_grad_enabled() or native.computing_dtype(inputs) is None:
-        return False
-    weights = [layer.weight for layer in (*layers, *([output] if output else []))]
-    return (
-        inputs.dim() == 2
-        and len(inputs) > 0
-        and bool(layers)
-        and all(
-            type(weight) is nn.Parameter
-            and weight.dtype == torch.float32
-            and weight.device.type == "cpu"
-            and weight.numel() > 0
-            for weight in weights
-        )
+def _dtype_of_kernels(inputs: Tensor, parameters: Sequence[Tensor]) -> torch.dtype | None:
+    """What the kernels compute in; None where they cannot, or are not to."""
+    dtype = native.computing_dtype(inputs) if torch.is_grad_enabled() else None
+    # While a graph is captured the shape is not to be looked at.
+    if dtype is None or inputs.dim() != 2 or not len(inputs):
+        return None
+    fit = all(
+        type(parameter) is nn.Parameter
+        and parameter.dtype == torch.float32
+        and parameter.device.type == "cpu"
+        and parameter.numel() > 0
+        for parameter in parameters
     )
+    return dtype if fit else None

@@ -20,7 +20,7 @@ _FOLDER = Path(__file__).parent
 _DENSE = Library(
     _FOLDER / "dense.cpp",
     _FOLDER / "products.cpp",
-    headers=[_FOLDER / "tiles.h", _FOLDER / "writing.h"],
+    headers=[_FOLDER / name for name in ("matrices.h", "tiles.h", "writing.h")],
 )
 
 

@@ -13,6 +13,8 @@
 #include <numeric>
 #include <tuple>
 
+#include "matrices.h"
+
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 #include <immintrin.h>
 #endif
@@ -48,13 +50,6 @@ void each_block(int64_t rows, const Do& task) {
   });
 }
 
-void check_rows(const Tensor& whole, const char* name) {
-  TORCH_CHECK(whole.device().is_cpu() && whole.dim() == 2 && whole.is_contiguous(), name,
-              " must be contiguous [rows, columns] on the CPU");
-  TORCH_CHECK(whole.scalar_type() == at::kFloat || whole.scalar_type() == at::kBFloat16, name,
-              " must be float32 or bfloat16, not ", whole.scalar_type());
-}
-
 template <typename Value>
 void relu_backward_of(const Value* grad, const Value* output, int64_t rows, int64_t columns,
                       Value* masked, float* sums, float* sum) {
@@ -80,8 +75,8 @@ void relu_backward_of(const Value* grad, const Value* output, int64_t rows, int6
 // that is asked for.
 std::tuple<Tensor, Tensor> relu_backward(const Tensor& grad, const Tensor& output,
                                          bool into_output) {
-  check_rows(grad, "the gradient");
-  check_rows(output, "the output");
+  check_matrix(grad, "the gradient");
+  check_matrix(output, "the output");
   TORCH_CHECK(grad.sizes() == output.sizes() && grad.scalar_type() == output.scalar_type(),
               "the gradient must be like the output");
   const int64_t rows = grad.size(0), columns = grad.size(1);
@@ -292,7 +287,7 @@ void single_output_backward_of(const float* grad, const Value* inputs, const flo
 }
 
 void check_single_output(const Tensor& inputs, const Tensor& weights) {
-  check_rows(inputs, "inputs");
+  check_matrix(inputs, "inputs");
   TORCH_CHECK(weights.device().is_cpu() && weights.scalar_type() == at::kFloat &&
                   weights.is_contiguous() && weights.numel() == inputs.size(1),
               "there must be a float32 weight for each column");
@@ -360,7 +355,7 @@ std::tuple<Tensor, Tensor, Tensor> join(const Tensor& embeddings, const Tensor& 
 Tensor join_backward(const Tensor& of_joined, const Tensor& of_interaction,
                      const Tensor& embeddings, const Tensor& total) {
   const Embeddings from(embeddings);
-  check_rows(of_joined, "the gradient");
+  check_matrix(of_joined, "the gradient");
   TORCH_CHECK(of_interaction.is_contiguous() && total.is_contiguous(),
               "gradient and sums must be contiguous");
   const int64_t count = of_joined.size(1) - from.fields * from.dim;

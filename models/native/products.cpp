@@ -12,6 +12,8 @@
 #include <tuple>
 #include <vector>
 
+#include "matrices.h"
+
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__) && \
     defined(__AVX512DQ__) && defined(__linux__)
 #include "writing.h"
@@ -25,14 +27,6 @@ using at::Tensor;
 #ifdef STAMPEDE_AMX
 
 using namespace tiles;
-
-void check_matrix(const Tensor& matrix, const char* name) {
-  TORCH_CHECK(matrix.device().is_cpu() && matrix.dim() == 2 && matrix.is_contiguous(), name,
-              " must be contiguous [rows, columns] on the CPU");
-  TORCH_CHECK(
-      matrix.scalar_type() == at::kFloat || matrix.scalar_type() == at::kBFloat16, name,
-      " must be float32 or bfloat16, not ", matrix.scalar_type());
-}
 
 template <typename Value>
 Matrix<Value> as_matrix(const Tensor& matrix) {
@@ -81,19 +75,17 @@ void multiply_panel(const Matrix<Value>& left, int64_t row, int64_t end, const P
   const int64_t rows_a_depth = parts_of(PANEL, std::max<int64_t>(right.depths, 1));
   alignas(64) float squares[2][PANEL * PANEL];
   Writing<LAST, Value> before;
-  // So that the next panel of rows is near when it is multiplied.
-  Ahead next(left.values + (row + PANEL) * left.columns,
-             std::clamp<int64_t>(end - row - PANEL, 0, PANEL) * left.columns * sizeof(Value));
-  Ahead next_written(target.to + (row + PANEL) * target.stride,
-             std::clamp<int64_t>(end - row - PANEL, 0, PANEL) * target.stride * sizeof(Value));
-  const int64_t times = std::max<int64_t>(right.depths * parts_of(right.columns, PANEL), 1);
-  const int64_t lines_a_depth = parts_of(next.lines(), times), written_a_depth = parts_of(next_written.lines(), times);
+  // So that the next panel of rows, and where its product goes, are near when their turn comes.
+  const int64_t next = row + PANEL, count = std::clamp<int64_t>(end - next, 0, PANEL);
+  const int64_t times = right.depths * parts_of(right.columns, PANEL);
+  Ahead rows_ahead(left.values + next * left.columns, count * left.columns, times);
+  Ahead product_ahead(target.to + next * target.stride, count * target.stride, times);
   for (int64_t j = 0; j < parts_of(right.columns, PANEL); ++j) {
     float* square = squares[j % 2];
     multiply<SPLITS>(panel, right.panel(j), right.depths, true, square, PANEL, [&] {
       before.rows(rows_a_depth);
-      next.fetch(lines_a_depth);
-      next_written.fetch(written_a_depth);
+      rows_ahead.fetch();
+      product_ahead.fetch();
     });
     before.all();
     before = {square, target, row, end, j * PANEL, right.columns};
@@ -106,7 +98,8 @@ struct Shares {
   int64_t rows, each, count;
 
   Shares(int64_t rows_, int64_t multiple) : rows(rows_) {
-    each = std::max<int64_t>(parts_of(parts_of(rows, multiple), at::get_num_threads()), 1) * multiple;
+    const int64_t parts = parts_of(parts_of(rows, multiple), at::get_num_threads());
+    each = std::max<int64_t>(parts, 1) * multiple;
     count = parts_of(rows, each);
   }
 
@@ -184,18 +177,19 @@ std::tuple<Tensor, Tensor> inputs_gradient_of(const Tensor& gradient, const Tens
   const Shares shares(left.rows, PANEL);
   const Tensor product =
       into_mask ? mask : at::empty({left.rows, right.columns}, gradient.options());
-  const Tensor sums = at::zeros({shares.count, right.columns}, at::kFloat);
+  constexpr bool has_sums = LAST == Last::MASKED;
+  const Tensor sums = at::zeros({has_sums ? shares.count : 0, right.columns}, at::kFloat);
   shares.in_parallel([&](int64_t share, int64_t begin, int64_t end) {
     const InUse tiles;
     Target<Value> target{static_cast<Value*>(product.data_ptr()), right.columns};
-    if constexpr (LAST == Last::MASKED) {
+    if constexpr (has_sums) {
       target.mask = static_cast<const Value*>(mask.const_data_ptr());
       target.sums = sums.data_ptr<float>() + share * right.columns;
     }
     for (int64_t row = begin; row < end; row += PANEL)
       multiply_panel<SPLITS, LAST>(left, row, end, right, target);
   });
-  return {product, sums.sum(0)};
+  return {product, has_sums ? sums.sum(0) : sums};
 }
 
 template <Last LAST>
@@ -244,19 +238,16 @@ void multiply_transposed(const Matrix<Value>& left, const Matrix<Value>& right, 
       pack_columns<SPLITS>(right, begin + depth * DEPTH, depth, false, b, size);
     }
     // So that the next rows are near when they are packed.
-    const int64_t rows = std::clamp<int64_t>(end - begin - ROWS, 0, ROWS);
-    Ahead of_a(left.values + (begin + ROWS) * left.columns, rows * left.columns * sizeof(Value));
-    Ahead of_b(right.values + (begin + ROWS) * right.columns,
-               rows * right.columns * sizeof(Value));
-    const int64_t times = std::max<int64_t>(of_left * of_right * depths, 1);
-    const int64_t lines_of_a = parts_of(of_a.lines(), times),
-                  lines_of_b = parts_of(of_b.lines(), times);
+    const int64_t next = begin + ROWS, count = std::clamp<int64_t>(end - next, 0, ROWS);
+    const int64_t times = of_left * of_right * depths;
+    Ahead a_ahead(left.values + next * left.columns, count * left.columns, times);
+    Ahead b_ahead(right.values + next * right.columns, count * right.columns, times);
     for (int64_t i = 0; i < of_left; ++i)
       for (int64_t j = 0; j < of_right; ++j)
         multiply<SPLITS>(LeftPanel{a + i * size}, b + j * size, depths, is_first,
                          result + i * PANEL * stride + j * PANEL, stride, [&] {
-                           of_a.fetch(lines_of_a);
-                           of_b.fetch(lines_of_b);
+                           a_ahead.fetch();
+                           b_ahead.fetch();
                          });
   }
 }

@@ -29,7 +29,9 @@ def relu_layers(
     """
     if has_tiles():
         operator = torch.ops.stampede_dense.relu_layers
-        return operator(inputs, *([each.contiguous() for each in all] for all in (weights, biases)))
+        return operator(
+            inputs, [one.contiguous() for one in weights], [one.contiguous() for one in biases]
+        )
     found = []
     for weight, bias in zip(weights, biases, strict=True):
         inputs = _relu_layer(inputs, weight, bias)

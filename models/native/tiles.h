@@ -163,18 +163,24 @@ struct Matrix {
   }
 };
 
-// Memory that is fetched into the cache of a core, a few lines at a time.
+// Numbers that are fetched into the cache of a core, as many at a time as let all be there after
+// so many times.
 class Ahead {
  public:
-  Ahead(const void* first, int64_t bytes)
-      : at_(static_cast<const char*>(first)), stop_(at_ + bytes) {}
-  int64_t lines() const { return parts_of(stop_ - at_, 64); }
-  void fetch(int64_t count) {
-    for (; count > 0 && at_ < stop_; --count, at_ += 64) _mm_prefetch(at_, _MM_HINT_T1);
+  template <typename Value>
+  Ahead(const Value* first, int64_t numbers, int64_t times)
+      : at_(reinterpret_cast<const char*>(first)),
+        stop_(at_ + numbers * sizeof(Value)),
+        lines_(parts_of(parts_of(stop_ - at_, LINE), std::max<int64_t>(times, 1))) {}
+
+  void fetch() {
+    for (int64_t k = 0; k < lines_ && at_ < stop_; ++k, at_ += LINE) _mm_prefetch(at_, _MM_HINT_T1);
   }
 
  private:
+  static constexpr int64_t LINE = 64;
   const char *at_, *stop_;
+  int64_t lines_;
 };
 
 // A panel of a factor: `[depths][SPLITS][2][TILE]`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,8 +11,29 @@ from stampede.optim.native import kernels
 from stampede.optim.sharded.lookups import ArrayLookup
 
 
-def is_sound(part: ArrayLookup) -> bool:
-    """Whether bags and ids of a lookup in an array that the C++ kernels handle are inside it."""
+def check_lookup(
+    parts: Sequence[ArrayLookup], indices: Tensor, offsets: Tensor, by_fbgemm: Callable[[], object]
+) -> None:
+    """Check bags and ids of arrays that the C++ kernels handle, in parallel.
+
+    Args:
+        parts: of a lookup.
+        indices, offsets: of the whole lookup.
+        by_fbgemm: FBGEMM's slower check, called where something is wrong; it says what, and
+            refuses or mends it.
+
+    Raises:
+        IndexError: something is wrong still.
+    """
+    is_whole = int(offsets[0]) == 0 and int(offsets[-1]) == indices.numel()
+    if is_whole and all(map(_is_sound, parts)):
+        return
+    by_fbgemm()
+    if not all(map(_is_sound, parts)):
+        raise IndexError("the offsets of a lookup do not ascend from 0 to the number of its ids")
+
+
+def _is_sound(part: ArrayLookup) -> bool:
     lookup = part.lookup
     return kernels.is_sound(lookup.indices, lookup.offsets, lookup.first_rows, lookup.rows)
 

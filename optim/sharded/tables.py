@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     PoolingMode,
     SplitTableBatchedEmbeddingBagsCodegen,
@@ -21,7 +22,7 @@ from stampede.optim.rows import RowGradients
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.autograd import LookUp
 from stampede.optim.sharded.lookups import ArrayLookup, LookupGradient, gradient_by_row
-from stampede.optim.sharded.pooling import is_sound, look_up_in_torch, pool_by_kernel
+from stampede.optim.sharded.pooling import check_lookup, look_up_in_torch, pool_by_kernel
 from stampede.optim.table_array import TableArray, TableShard
 
 if TYPE_CHECKING:
@@ -235,10 +236,13 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             # FBGEMM's lookup knows no bf16 on CPU.
             return look_up_in_torch(parts)
         if self._is_pooled_by_kernel():
-            is_whole = int(offsets[0]) == 0 and int(offsets[-1]) == indices.numel()
-            if not (is_whole and all(is_sound(part) for part in parts)):
-                # FBGEMM's slower check says what is wrong, and refuses or mends it.
-                self.prepare_inputs(indices, offsets, per_sample_weights)
+            if self.bounds_check_mode_int != BoundsCheckMode.NONE.value:
+                check_lookup(
+                    parts,
+                    indices,
+                    offsets,
+                    lambda: self.prepare_inputs(indices, offsets, per_sample_weights),
+                )
             return pool_by_kernel(parts)
         return super().forward(indices, offsets, per_sample_weights)
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from stampede.models import NetworkShape, NoOptions, StoredColumns, native, network
@@ -223,18 +224,24 @@ def test_a_gradient_that_is_to_be_differentiated_is_refused(function):
         torch.autograd.grad(outcome.sum(), inputs, create_graph=True)
 
 
-@pytest.mark.parametrize("frozen", range(7))
-def test_gradients_of_what_is_trained_only(frozen):
+@settings(max_examples=60, deadline=None)
+@given(
+    trained=st.lists(st.booleans(), min_size=8, max_size=8).filter(any),
+    precision=st.sampled_from(list(PRECISIONS)),
+)
+def test_gradients_of_what_is_trained_only(trained, precision):
     mlp, inputs = mlp_and_inputs()
-    mlp(inputs).sum().backward()
-    parameters = list(mlp.parameters())
-    expected = [parameter.grad for parameter in parameters]
-    for number, parameter in enumerate(parameters):
-        parameter.requires_grad_(number >= frozen)
-        parameter.grad = None
-    mlp(inputs.detach()).sum().backward()
-    for number, (parameter, was) in enumerate(zip(parameters, expected, strict=True)):
-        assert parameter.grad is None if number < frozen else torch.equal(parameter.grad, was)
+    with autocast(precision):
+        mlp(inputs).float().sum().backward()
+    everything = [inputs, *mlp.parameters()]
+    expected = [tensor.grad for tensor in everything]
+    for tensor, is_trained in zip(everything, trained, strict=True):
+        tensor.requires_grad_(is_trained)
+        tensor.grad = None
+    with autocast(precision):
+        mlp(inputs).float().sum().backward()
+    for tensor, is_trained, was in zip(everything, trained, expected, strict=True):
+        assert torch.equal(tensor.grad, was) if is_trained else tensor.grad is None
 
 
 class _Doubled(HiddenLayers):
@@ -256,6 +263,10 @@ def changed(mlp, how):
         mlp.hidden = HiddenLayers(6, [5, 4, 3], bias=False)
     elif how == "no layers":
         mlp.hidden, mlp.output = HiddenLayers(6, []), nn.Linear(6, 1, bias=False)
+    elif how == "no list of layers":
+        mlp.hidden._mlp = nn.Linear(6, 3)
+    elif how == "forward of the output":
+        mlp.output.forward = lambda inputs: 3 * functional.linear(inputs, mlp.output.weight)
     elif how == "hook of the output":
         mlp.output.register_forward_hook(lambda _, __, output: 3 * output)
     elif how == "hook of the layers":
@@ -265,7 +276,7 @@ def changed(mlp, how):
 @pytest.mark.parametrize(
     "how",
     ["bias", "subclass", "another module", "sigmoid", "no biases", "no layers",
-     "hook of the output", "hook of the layers"],
+     "no list of layers", "forward of the output", "hook of the output", "hook of the layers"],
 )  # fmt: skip
 def test_what_was_put_into_a_network_is_called(how):
     mlp, inputs = mlp_and_inputs()
@@ -278,6 +289,21 @@ def test_what_was_put_into_a_network_is_called(how):
         expected = output(hidden(inputs)).squeeze(1)
     torch.testing.assert_close(found, expected)
     assert torch.equal(inputs, before)
+
+
+def test_a_bias_of_another_dtype_goes_with_autocast():
+    mlp, inputs = mlp_and_inputs()
+    mlp.hidden._mlp[0]._linear.bias = nn.Parameter(torch.ones(5, dtype=torch.bfloat16))
+    with autocast("bf16"):
+        mlp(inputs).float().sum().backward()
+    assert mlp.hidden._mlp[0]._linear.bias.grad.dtype == torch.bfloat16
+
+
+def test_second_derivatives_of_the_second_order():
+    given = torch.randn(3, 2, 4).double()
+    found = torch.func.hessian(lambda e: second_order(e).sum())(given)
+    exact = torch.func.hessian(lambda e: (e[:, 0] * e[:, 1]).sum())(given)
+    torch.testing.assert_close(found, exact)
 
 
 def test_hooks_of_all_modules_are_called():
