@@ -15,7 +15,8 @@ _local = threading.local()
 
 
 def is_sound(ids: Tensor, offsets: Tensor, first_rows: Tensor, rows: int) -> bool:
-    """Whether the bags of a lookup follow each other, and each id is inside its table.
+    """Whether the bags of a lookup follow each other from its first id to its last, and each id is
+    inside its table.
 
     Args:
         ids, offsets, first_rows, rows: see `sum_lookup`; of any values.

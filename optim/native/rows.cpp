@@ -180,11 +180,11 @@ std::tuple<Tensor, Tensor, Tensor> sum_by_row(const Tensor& ids, const Tensor& o
   return {found, sums, counts};
 }
 
-// Whether bags follow each other among the ids, and each id is inside its table.
+// Whether bags follow each other from the first id to the last, and each is inside its table.
 bool is_sound(const Tensor& ids, const Tensor& offsets, const Tensor& first_rows, int64_t rows) {
   const Lookup lookup(ids, offsets, first_rows, rows);
   const int64_t bags = lookup.features * lookup.bags;
-  bool sound = lookup.offset(bags) - lookup.offset(0) == lookup.occurrences;
+  bool sound = lookup.offset(0) == 0 && lookup.offset(bags) == lookup.occurrences;
   in_parallel((bags + CHUNK - 1) / CHUNK, [&](int64_t chunk) {
     bool ascending = true;
     for (int64_t bag = chunk * CHUNK; bag < std::min((chunk + 1) * CHUNK, bags); ++bag)

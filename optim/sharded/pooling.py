@@ -11,22 +11,18 @@ from stampede.optim.native import kernels
 from stampede.optim.sharded.lookups import ArrayLookup
 
 
-def check_lookup(
-    parts: Sequence[ArrayLookup], indices: Tensor, offsets: Tensor, by_fbgemm: Callable[[], object]
-) -> None:
+def check_lookup(parts: Sequence[ArrayLookup], by_fbgemm: Callable[[], object]) -> None:
     """Check bags and ids of arrays that the C++ kernels handle, in parallel.
 
     Args:
         parts: of a lookup.
-        indices, offsets: of the whole lookup.
         by_fbgemm: FBGEMM's slower check, called where something is wrong; it says what, and
             refuses or mends it.
 
     Raises:
         IndexError: something is wrong still.
     """
-    is_whole = int(offsets[0]) == 0 and int(offsets[-1]) == indices.numel()
-    if is_whole and all(map(_is_sound, parts)):
+    if all(map(_is_sound, parts)):
         return
     by_fbgemm()
     if not all(map(_is_sound, parts)):

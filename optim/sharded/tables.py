@@ -238,10 +238,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         if self._is_pooled_by_kernel():
             if self.bounds_check_mode_int != BoundsCheckMode.NONE.value:
                 check_lookup(
-                    parts,
-                    indices,
-                    offsets,
-                    lambda: self.prepare_inputs(indices, offsets, per_sample_weights),
+                    parts, lambda: self.prepare_inputs(indices, offsets, per_sample_weights)
                 )
             return pool_by_kernel(parts)
         return super().forward(indices, offsets, per_sample_weights)

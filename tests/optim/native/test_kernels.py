@@ -132,17 +132,17 @@ def test_whether_a_lookup_is_sound(bags, longest, start, id_type, damage, thread
             for size, own in zip(sizes, lengths.view(3, bags), strict=True)
         ]
     )
-    sound = not damage
+    sound = not damage and not start
     where = int(torch.randint(0, max(len(ids), 1), (), generator=draw))
     if damage in ("id", "large id"):
         if len(ids):
             ids[where] = {"id": -1, "large id": 5}[damage]
-        sound = not len(ids)
+        sound = not len(ids) and not start
     elif damage == "offsets":
         if len(offsets) > 2 and offsets[-1] > 0:
             offsets[len(offsets) // 2] = offsets[-1] + 1
         else:
-            sound = True
+            sound = not start
     elif damage:
         offsets[{"first": 0, "last": -1}[damage]] += {"first": -1, "last": 1}[damage]
     with torch_threads(threads):
