@@ -1,5 +1,6 @@
 """Jobs on prepared data, in one process or as a rank of several."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +46,10 @@ def prepared(folder: Path, train=333, test=67, single=3, multi=2, weight=True, c
 def prepared_config(folder: Path, data: Path, *overrides: str, world_size: int = 1):
     """A configuration of a job on a prepared folder."""
     path = folder / "small.yaml"
-    path.write_text(f"data: {{kind: prepared, path: {data}}}")
+    # All ranks do so at a time: none may read what another has half written.
+    mine = folder / f"small_{os.getpid()}.yaml"
+    mine.write_text(f"data: {{kind: prepared, path: {data}}}")
+    mine.replace(path)
     return load_config(path, [f"run.dir={folder}", *OVERRIDES, *overrides], world_size)
 
 
