@@ -14,11 +14,6 @@ from support.threads import torch_threads
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _compiled():
-    assert native.available()
-
-
 CPU = Path("/proc/cpuinfo")
 
 
