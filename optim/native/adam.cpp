@@ -348,21 +348,21 @@ void catch_up_lookup_(Tensor weights, Tensor m, Tensor v, Tensor last, const Ten
   int32_t* at = last.data_ptr<int32_t>();
   const auto chunks = lookup.chunks();
   std::vector<Behind> behind;
-  in_parallel(chunks.size(), [&](int64_t c) {
-    const int64_t f = chunks[c].feature, first_row = lookup.first_rows[f];
-    const int64_t size = lookup.stop_row(f) - first_row;
-    const auto row_of = [&](int64_t i) { return lookup.row(i, first_row, size); };
-    std::vector<Behind> mine;
-    for (int64_t i = chunks[c].first; i < chunks[c].stop; ++i) {
-      if (i + WAITING < chunks[c].stop) __builtin_prefetch(at + row_of(i + WAITING));
-      const int64_t row = row_of(i);
-      if (__atomic_load_n(at + row, __ATOMIC_RELAXED) >= missed.now) continue;
-      // Whoever changes it takes the row.
-      const int32_t from = __atomic_exchange_n(at + row, missed.now, __ATOMIC_RELAXED);
-      if (from < missed.now) mine.push_back({row, from});
-    }
+  with_types(lookup, [&](auto ids, auto) {
+    in_parallel(chunks.size(), [&](int64_t c) {
+      const Lookup::Table table = lookup.table(chunks[c].feature);
+      std::vector<Behind> mine;
+      for (int64_t i = chunks[c].first; i < chunks[c].stop; ++i) {
+        if (i + WAITING < chunks[c].stop) __builtin_prefetch(at + table.row(ids[i + WAITING]));
+        const int64_t row = table.row(ids[i]);
+        if (__atomic_load_n(at + row, __ATOMIC_RELAXED) >= missed.now) continue;
+        // Whoever changes it takes the row.
+        const int32_t from = __atomic_exchange_n(at + row, missed.now, __ATOMIC_RELAXED);
+        if (from < missed.now) mine.push_back({row, from});
+      }
 #pragma omp critical(stampede_behind)
-    behind.insert(behind.end(), mine.begin(), mine.end());
+      behind.insert(behind.end(), mine.begin(), mine.end());
+    });
   });
   for (const Behind& row : behind) Missed::check(missed.knows(row.at));
   const std::vector<Behind> ordered = missed.in_order(behind);

@@ -68,10 +68,6 @@ struct Lookup {
     return weights->const_data_ptr<float>();
   }
 
-  int64_t id(int64_t i) const {
-    return ids_are_long ? static_cast<const int64_t*>(ids)[i]
-                        : static_cast<const int32_t*>(ids)[i];
-  }
   int64_t offset(int64_t bag) const {
     if (!offsets) return bag;
     return offsets_are_long ? static_cast<const int64_t*>(offsets)[bag]
@@ -79,19 +75,19 @@ struct Lookup {
   }
   int64_t bound(int64_t feature) const { return offset(feature * bags) - offset(0); }
 
-  // One past the last row of a feature's table; tables lie one behind the other.
-  int64_t stop_row(int64_t feature) const {
+  // The rows of a feature's table; tables lie one behind the other.
+  struct Table {
+    int64_t first;
+    uint64_t size;
+    bool holds(int64_t id) const { return static_cast<uint64_t>(id) < size; }
+    // An id outside stands for the first row, as in FBGEMM's lookup.
+    int64_t row(int64_t id) const { return first + (holds(id) ? id : 0); }
+  };
+  Table table(int64_t feature) const {
+    const int64_t first = first_rows[feature];
     for (int64_t f = feature + 1; f < features; ++f)
-      if (first_rows[f] != first_rows[feature]) return first_rows[f];
-    return rows;
-  }
-
-  // The row of an id of a feature, whose table has `size` rows from `first_row` on. An id outside
-  // stands for the first row, as in FBGEMM's lookup.
-  int64_t row(int64_t i, int64_t first_row, int64_t size) const {
-    const int64_t found = id(i);
-    const bool inside = static_cast<uint64_t>(found) < static_cast<uint64_t>(size);
-    return first_row + (inside ? found : 0);
+      if (first_rows[f] != first) return {first, static_cast<uint64_t>(first_rows[f] - first)};
+    return {first, static_cast<uint64_t>(rows - first)};
   }
 
   struct Chunk {
@@ -105,6 +101,23 @@ struct Lookup {
     return found;
   }
 };
+
+// Offsets where each id is a bag.
+struct EachIsABag {
+  int64_t operator[](int64_t bag) const { return bag; }
+};
+
+// Calls with the ids and the offsets of a lookup as arrays of their types.
+template <typename Call>
+auto with_types(const Lookup& lookup, const Call& call) {
+  const auto with_offsets = [&](auto ids) {
+    if (!lookup.offsets) return call(ids, EachIsABag());
+    if (lookup.offsets_are_long) return call(ids, static_cast<const int64_t*>(lookup.offsets));
+    return call(ids, static_cast<const int32_t*>(lookup.offsets));
+  };
+  return lookup.ids_are_long ? with_offsets(static_cast<const int64_t*>(lookup.ids))
+                             : with_offsets(static_cast<const int32_t*>(lookup.ids));
+}
 
 template <typename Do>
 void in_parallel(int64_t tasks, const Do& task) {

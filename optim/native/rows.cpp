@@ -61,9 +61,11 @@ auto with_width(int64_t dim, const Call& call) {
 
 // Samples whose bags are pooled one feature after the other, so that their output stays in cache.
 constexpr int64_t SAMPLES = 128;
+// Tasks for each thread, where they do not take equally long.
+constexpr int64_t TASKS = 2;
 
 template <int WIDTH>
-inline void add_row(float* to, const float* from, float factor, bool scaled, int64_t dim) {
+inline void add_row(float* __restrict to, const float* __restrict from, float factor, bool scaled, int64_t dim) {
   const int64_t width = WIDTH ? WIDTH : dim;
   if (scaled)
     for (int64_t d = 0; d < width; ++d) to[d] = fma(factor, from[d], to[d]);
@@ -78,47 +80,74 @@ struct Source {
   const float* weights;
 };
 
+// Adds gradients to the sums of their rows, which are fetched before they are needed.
 template <int WIDTH>
-void add_feature(const Lookup& lookup, const Source& source, int64_t f, int64_t part,
-                 int64_t parts, const uint64_t* words, const int32_t* before, float* sums,
-                 int64_t* counts) {
-  const int64_t dim = source.dim, start = lookup.offset(0);
-  struct {
+class Adding {
+ public:
+  Adding(const Lookup& lookup, const Source& source, const uint64_t* words, const int32_t* before,
+         float* sums, int64_t* counts)
+      : lookup_(lookup),
+        source_(source),
+        words_(words),
+        before_(before),
+        sums_(sums),
+        counts_(counts) {}
+
+  // Those of some bags of a feature, of the rows whose place leaves `part` when divided by `parts`.
+  template <typename Ids, typename Offsets>
+  void bags(const Ids& ids, const Offsets& offsets, int64_t f, int64_t begin, int64_t end,
+            int64_t part, int64_t parts) {
+    const int64_t dim = source_.dim, start = offsets[0], first_row = lookup_.first_rows[f];
+    const bool pooled = source_.pooled;
+    const float* grad = source_.grad + (pooled ? f * dim : 0);
+    for (int64_t b = begin; b < end; ++b) {
+      const int64_t bag = f * lookup_.bags + b;
+      const int64_t first = offsets[bag] - start, stop = offsets[bag + 1] - start;
+      for (int64_t i = first; i < stop; ++i) {
+        const int64_t row = ids[i] + first_row;
+        const uint64_t below = words_[row >> 6] & ((uint64_t{1} << (row & 63)) - 1);
+        const int64_t at = before_[row >> 6] + __builtin_popcountll(below);
+        if (parts > 1 && at % parts != part) continue;
+        const float* from = grad + (pooled ? b : i) * source_.stride;
+        float factor = source_.weights ? source_.weights[i] : 1.0f;
+        if (source_.mean) factor *= 1.0f / static_cast<float>(stop - first);
+        for (const float* soon : {from, const_cast<const float*>(sums_) + at * dim}) {
+          __builtin_prefetch(soon);
+          __builtin_prefetch(soon + dim - 1);
+        }
+        waiting_[count_++] = {from, at, factor};
+        if (count_ == WAITING) add();
+      }
+    }
+  }
+
+  // Those that wait.
+  void add() {
+    const int64_t dim = source_.dim;
+    const bool scaled = source_.weights || source_.mean;
+    for (int64_t k = 0; k < count_; ++k) {
+      const auto& one = waiting_[k];
+      ++counts_[one.at];
+      add_row<WIDTH>(sums_ + one.at * dim, one.from, one.factor, scaled, dim);
+    }
+    count_ = 0;
+  }
+
+ private:
+  struct One {
     const float* from;
     int64_t at;
     float factor;
-  } waiting[WAITING];
-  int64_t count = 0;
-  const auto add_waiting = [&] {
-    for (int64_t k = 0; k < count; ++k) {
-      const auto& one = waiting[k];
-      ++counts[one.at];
-      add_row<WIDTH>(sums + one.at * dim, one.from, one.factor, source.weights || source.mean, dim);
-    }
-    count = 0;
   };
-  for (int64_t b = 0; b < lookup.bags; ++b) {
-    const int64_t bag = f * lookup.bags + b;
-    const int64_t first = lookup.offset(bag) - start, stop = lookup.offset(bag + 1) - start;
-    for (int64_t i = first; i < stop; ++i) {
-      const int64_t row = lookup.id(i) + lookup.first_rows[f];
-      const uint64_t below = words[row >> 6] & ((uint64_t{1} << (row & 63)) - 1);
-      const int64_t at = before[row >> 6] + __builtin_popcountll(below);
-      if (parts > 1 && at % parts != part) continue;
-      const float* from =
-          source.grad + (source.pooled ? b * source.stride + f * dim : i * source.stride);
-      float factor = source.weights ? source.weights[i] : 1.0f;
-      if (source.mean) factor *= 1.0f / static_cast<float>(stop - first);
-      for (const float* soon : {from, const_cast<const float*>(sums) + at * dim}) {
-        __builtin_prefetch(soon);
-        __builtin_prefetch(soon + dim - 1);
-      }
-      waiting[count++] = {from, at, factor};
-      if (count == WAITING) add_waiting();
-    }
-  }
-  add_waiting();
-}
+  const Lookup& lookup_;
+  const Source& source_;
+  const uint64_t* words_;
+  const int32_t* before_;
+  float* sums_;
+  int64_t* counts_;
+  One waiting_[WAITING];
+  int64_t count_ = 0;
+};
 
 // Distinct rows in order, the sums of their gradients, and how often each occurs.
 std::tuple<Tensor, Tensor, Tensor> sum_by_row(const Tensor& ids, const Tensor& offsets,
@@ -133,16 +162,18 @@ std::tuple<Tensor, Tensor, Tensor> sum_by_row(const Tensor& ids, const Tensor& o
   int32_t* counted = before.data_ptr<int32_t>();
   bool outside = false;
   const auto chunks = lookup.chunks();
-  in_parallel(chunks.size(), [&](int64_t c) {
-    const int64_t f = chunks[c].feature, first_row = lookup.first_rows[f];
-    const int64_t size = lookup.stop_row(f) - first_row;
-    for (int64_t i = chunks[c].first; i < chunks[c].stop; ++i) {
-      const int64_t id = lookup.id(i);
-      if (static_cast<uint64_t>(id) >= static_cast<uint64_t>(size))
-        __atomic_store_n(&outside, true, __ATOMIC_RELAXED);
-      else
-        marks.mark(first_row + id);
-    }
+  with_types(lookup, [&](auto ids, auto) {
+    in_parallel(chunks.size(), [&](int64_t c) {
+      const Lookup::Table table = lookup.table(chunks[c].feature);
+      bool all_inside = true;
+      for (int64_t i = chunks[c].first; i < chunks[c].stop; ++i) {
+        if (table.holds(ids[i]))
+          marks.mark(table.first + ids[i]);
+        else
+          all_inside = false;
+      }
+      if (!all_inside) __atomic_store_n(&outside, true, __ATOMIC_RELAXED);
+    });
   });
   if (outside) {
     marks.clear();
@@ -161,20 +192,32 @@ std::tuple<Tensor, Tensor, Tensor> sum_by_row(const Tensor& ids, const Tensor& o
       *next++ = word * 64 + __builtin_ctzll(left);
   });
 
-  // A table's features in one task: they may share rows. Few tables are split by rows.
+  // Neighbouring tables in one task, block by block of samples, so that a gradient's neighbours are
+  // added while they are near. A table's features stay together, as they may share rows. Few tables
+  // are split by rows.
   std::vector<int64_t> firsts;
   for (int64_t f = 0; f < lookup.features; ++f)
     if (f == 0 || lookup.first_rows[f] != lookup.first_rows[f - 1]) firsts.push_back(f);
-  const int64_t tables = firsts.size(), threads = at::get_num_threads();
+  const int64_t tables = firsts.size(), wanted = TASKS * at::get_num_threads();
   firsts.push_back(lookup.features);
-  const int64_t parts = tables >= 2 * threads ? 1 : (2 * threads + tables - 1) / tables;
+  const int64_t groups = std::min(tables, wanted), parts = (wanted + groups - 1) / groups;
   const Source source{grad.const_data_ptr<float>(), grad.stride(0), dim, pooled, mean,
                       lookup.factors(weights)};
-  const auto add = with_width(dim, [](auto width) { return &add_feature<width.value>; });
-  in_parallel(tables * parts, [&](int64_t task) {
-    for (int64_t f = firsts[task / parts]; f < firsts[task / parts + 1]; ++f)
-      add(lookup, source, f, task % parts, parts, marks.words, counted, sums.data_ptr<float>(),
-          counts.data_ptr<int64_t>());
+  with_width(dim, [&](auto width) {
+    with_types(lookup, [&](auto ids, auto offsets) {
+      in_parallel(groups * parts, [&](int64_t task) {
+        Adding<width.value> adding(lookup, source, marks.words, counted, sums.data_ptr<float>(),
+                                   counts.data_ptr<int64_t>());
+        const int64_t group = task / parts, first = firsts[group * tables / groups],
+                      stop = firsts[(group + 1) * tables / groups];
+        for (int64_t begin = 0; begin < lookup.bags; begin += SAMPLES) {
+          const int64_t end = std::min(begin + SAMPLES, lookup.bags);
+          for (int64_t f = first; f < stop; ++f)
+            adding.bags(ids, offsets, f, begin, end, task % parts, parts);
+        }
+        adding.add();
+      });
+    });
   });
   marks.clear();
   return {found, sums, counts};
@@ -183,49 +226,54 @@ std::tuple<Tensor, Tensor, Tensor> sum_by_row(const Tensor& ids, const Tensor& o
 // Whether bags follow each other from the first id to the last, and each is inside its table.
 bool is_sound(const Tensor& ids, const Tensor& offsets, const Tensor& first_rows, int64_t rows) {
   const Lookup lookup(ids, offsets, first_rows, rows);
-  const int64_t bags = lookup.features * lookup.bags;
-  bool sound = lookup.offset(0) == 0 && lookup.offset(bags) == lookup.occurrences;
-  in_parallel((bags + CHUNK - 1) / CHUNK, [&](int64_t chunk) {
-    bool ascending = true;
-    for (int64_t bag = chunk * CHUNK; bag < std::min((chunk + 1) * CHUNK, bags); ++bag)
-      ascending &= lookup.offset(bag) <= lookup.offset(bag + 1);
-    if (!ascending) __atomic_store_n(&sound, false, __ATOMIC_RELAXED);
+  return with_types(lookup, [&](auto ids, auto offsets) {
+    const int64_t bags = lookup.features * lookup.bags;
+    bool sound = offsets[0] == 0 && offsets[bags] == lookup.occurrences;
+    in_parallel((bags + CHUNK - 1) / CHUNK, [&](int64_t chunk) {
+      bool ascending = true;
+      for (int64_t bag = chunk * CHUNK; bag < std::min((chunk + 1) * CHUNK, bags); ++bag)
+        ascending &= offsets[bag] <= offsets[bag + 1];
+      if (!ascending) __atomic_store_n(&sound, false, __ATOMIC_RELAXED);
+    });
+    if (!sound) return false;
+    const auto chunks = lookup.chunks();
+    in_parallel(chunks.size(), [&](int64_t c) {
+      const Lookup::Table table = lookup.table(chunks[c].feature);
+      bool all_inside = true;
+      for (int64_t i = chunks[c].first; i < chunks[c].stop; ++i) all_inside &= table.holds(ids[i]);
+      if (!all_inside) __atomic_store_n(&sound, false, __ATOMIC_RELAXED);
+    });
+    return sound;
   });
-  if (!sound) return false;
-  const auto chunks = lookup.chunks();
-  in_parallel(chunks.size(), [&](int64_t c) {
-    const int64_t f = chunks[c].feature, size = lookup.stop_row(f) - lookup.first_rows[f];
-    bool inside = true;
-    for (int64_t i = chunks[c].first; i < chunks[c].stop; ++i)
-      inside &= static_cast<uint64_t>(lookup.id(i)) < static_cast<uint64_t>(size);
-    if (!inside) __atomic_store_n(&sound, false, __ATOMIC_RELAXED);
-  });
-  return sound;
 }
 
 // The pooled rows of a lookup, written to `output` `[bags, features * dim]`.
-template <int WIDTH>
-void pool(const Lookup& lookup, const float* rows, int64_t dim, bool mean, const float* weights,
-          float* output, int64_t stride) {
-  const int64_t start = lookup.offset(0);
+template <int WIDTH, typename Ids, typename Offsets>
+void pool(const Lookup& lookup, const Ids& ids, const Offsets& offsets, const float* rows,
+          int64_t columns, bool mean, const float* weights, float* output, int64_t stride) {
+  const int64_t start = offsets[0], dim = WIDTH ? WIDTH : columns;
   in_parallel((lookup.bags + SAMPLES - 1) / SAMPLES, [&](int64_t block) {
     const int64_t begin = block * SAMPLES, end = std::min(begin + SAMPLES, lookup.bags);
     for (int64_t f = 0; f < lookup.features; ++f) {
-      const int64_t first_row = lookup.first_rows[f], size = lookup.stop_row(f) - first_row;
-      const auto row_of = [&](int64_t i) { return rows + lookup.row(i, first_row, size) * dim; };
-      const int64_t last = lookup.offset(f * lookup.bags + end) - start;
-      int64_t fetched = lookup.offset(f * lookup.bags + begin) - start;
+      const Lookup::Table table = lookup.table(f);
+      const auto row_of = [&](int64_t i) { return rows + table.row(ids[i]) * dim; };
+      const int64_t last = offsets[f * lookup.bags + end] - start;
+      int64_t fetched = offsets[f * lookup.bags + begin] - start;
       for (int64_t b = begin; b < end; ++b) {
         const int64_t bag = f * lookup.bags + b;
-        const int64_t first = lookup.offset(bag) - start, stop = lookup.offset(bag + 1) - start;
+        const int64_t first = offsets[bag] - start, stop = offsets[bag + 1] - start;
         float* to = output + b * stride + f * dim;
-        std::fill_n(to, WIDTH ? WIDTH : dim, 0.0f);
+        for (; fetched < std::min(stop - 1 + WAITING, last); ++fetched) {
+          const float* soon = row_of(fetched);
+          __builtin_prefetch(soon);
+          __builtin_prefetch(soon + dim - 1);
+        }
+        if (stop - first == 1 && !weights) {
+          std::copy_n(row_of(first), dim, to);
+          continue;
+        }
+        std::fill_n(to, dim, 0.0f);
         for (int64_t i = first; i < stop; ++i) {
-          for (; fetched < std::min(i + WAITING, last); ++fetched) {
-            const float* soon = row_of(fetched);
-            __builtin_prefetch(soon);
-            __builtin_prefetch(soon + dim - 1);
-          }
           float factor = weights ? weights[i] : 1.0f;
           if (mean) factor *= 1.0f / static_cast<float>(stop - first);
           add_row<WIDTH>(to, row_of(i), factor, weights || mean, dim);
@@ -245,8 +293,10 @@ void pool_rows_(const Tensor& rows, const Tensor& ids, const Tensor& offsets,
                   output.size(0) == lookup.bags && output.size(1) == lookup.features * dim,
               "the output is float32 [bags, features * dim] with contiguous rows");
   with_width(dim, [&](auto width) {
-    pool<width.value>(lookup, rows.const_data_ptr<float>(), dim, mean, lookup.factors(weights),
-                      output.data_ptr<float>(), output.stride(0));
+    with_types(lookup, [&](auto ids, auto offsets) {
+      pool<width.value>(lookup, ids, offsets, rows.const_data_ptr<float>(), dim, mean,
+                        lookup.factors(weights), output.data_ptr<float>(), output.stride(0));
+    });
   });
 }
 
