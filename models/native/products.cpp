@@ -82,7 +82,7 @@ void multiply_panel(const Matrix<Value>& left, int64_t row, int64_t end, const P
   Ahead product_ahead(target.to + next * target.stride, count * target.stride, times);
   for (int64_t j = 0; j < parts_of(right.columns, PANEL); ++j) {
     float* square = squares[j % 2];
-    multiply<SPLITS>(panel, right.panel(j), right.depths, true, square, PANEL, [&] {
+    multiply<SPLITS, Right::PASSES>(panel, right.panel(j), right.depths, true, square, [&] {
       before.rows(rows_a_depth);
       rows_ahead.fetch();
       product_ahead.fetch();
@@ -222,11 +222,10 @@ std::tuple<Tensor, Tensor> masked_inputs_gradient(const Tensor& gradient, const 
 template <int SPLITS>
 constexpr int64_t DEPTHS = SPLITS == 1 ? 8 : 3;
 
-// The product of some rows of the factors, the left one transposed; the result's rows have `stride`
-// numbers.
+// The product of some rows of the factors, the left one transposed, in squares one after the other.
 template <int SPLITS, typename Value>
 void multiply_transposed(const Matrix<Value>& left, const Matrix<Value>& right, int64_t begin,
-                         int64_t end, float* result, int64_t stride) {
+                         int64_t end, float* squares) {
   constexpr int64_t size = panel_size<SPLITS>(DEPTHS<SPLITS>), ROWS = DEPTHS<SPLITS> * DEPTH;
   const int64_t of_left = parts_of(left.columns, PANEL), of_right = parts_of(right.columns, PANEL);
   const InUse tiles;
@@ -242,13 +241,28 @@ void multiply_transposed(const Matrix<Value>& left, const Matrix<Value>& right, 
     const int64_t times = of_left * of_right * depths;
     Ahead a_ahead(left.values + next * left.columns, count * left.columns, times);
     Ahead b_ahead(right.values + next * right.columns, count * right.columns, times);
+    float* square = squares;
     for (int64_t i = 0; i < of_left; ++i)
-      for (int64_t j = 0; j < of_right; ++j)
-        multiply<SPLITS>(LeftPanel{a + i * size}, b + j * size, depths, is_first,
-                         result + i * PANEL * stride + j * PANEL, stride, [&] {
-                           a_ahead.fetch();
-                           b_ahead.fetch();
-                         });
+      for (int64_t j = 0; j < of_right; ++j, square += PANEL * PANEL)
+        multiply<SPLITS, Right::STAYS>(LeftPanel{a + i * size}, b + j * size, depths, is_first,
+                                       square, [&] {
+                                         a_ahead.fetch();
+                                         b_ahead.fetch();
+                                       });
+  }
+}
+
+// A row of the sum of matrices in squares.
+void add_up_row(const Tensor& each, int64_t row, int64_t columns, float* sum) {
+  for (int64_t first = 0; first < columns; first += PANEL) {
+    const int64_t square = row / PANEL * parts_of(columns, PANEL) + first / PANEL;
+    const float* from = each.const_data_ptr<float>() + (square * PANEL + row % PANEL) * PANEL;
+    const int64_t count = std::min(PANEL, columns - first);
+    std::copy_n(from, count, sum + first);
+    for (int64_t share = 1; share < each.size(0); ++share) {
+      from += each.stride(0);
+      for (int64_t k = 0; k < count; ++k) sum[first + k] += from[k];
+    }
   }
 }
 
@@ -257,15 +271,19 @@ Tensor transposed_product_of(const Tensor& a, const Tensor& b) {
   const Matrix<Value> left = as_matrix<Value>(a), right = as_matrix<Value>(b);
   // Each thread has rows and a sum of its own, so that none waits for what another has packed.
   const Shares shares(left.rows, DEPTH);
-  Tensor sums = at::empty({shares.count, parts_of(left.columns, PANEL) * PANEL,
-                           parts_of(right.columns, PANEL) * PANEL},
-                          at::kFloat);
-  float* each = sums.data_ptr<float>();
+  const int64_t squares = parts_of(left.columns, PANEL) * parts_of(right.columns, PANEL);
+  Tensor each = at::empty({shares.count, squares * PANEL * PANEL}, at::kFloat);
   shares.in_parallel([&](int64_t share, int64_t begin, int64_t end) {
-    multiply_transposed<SPLITS>(left, right, begin, end, each + share * sums.stride(0),
-                                sums.stride(1));
+    multiply_transposed<SPLITS>(left, right, begin, end,
+                                each.data_ptr<float>() + share * each.stride(0));
   });
-  return sums.narrow(1, 0, left.columns).narrow(2, 0, right.columns).sum(0);
+  if (!shares.count) return at::zeros({left.columns, right.columns}, at::kFloat);
+  Tensor product = at::empty({left.columns, right.columns}, at::kFloat);
+  at::parallel_for(0, left.columns, PANEL, [&](int64_t first, int64_t stop) {
+    for (int64_t row = first; row < stop; ++row)
+      add_up_row(each, row, right.columns, product.data_ptr<float>() + row * right.columns);
+  });
+  return product;
 }
 
 bool has_tiles() { return may_be_used(); }

@@ -258,10 +258,17 @@ inline void take_left(const uint16_t* tile, const uint16_t* other, int64_t bytes
   _tile_loadd(5, other, bytes);
 }
 inline void take_left(const uint16_t* tile) { take_left(tile, tile + TILE, 64); }
-// The left panel stays in the nearest cache while right ones pass by.
+// Whether right panels are to stay in the nearest cache, or to pass by while a left one stays.
+enum class Right { STAYS, PASSES };
+template <Right RIGHT>
 inline void take_right(const uint16_t* tile) {
-  _tile_stream_loadd(6, tile, 64);
-  _tile_stream_loadd(7, tile + TILE, 64);
+  if constexpr (RIGHT == Right::STAYS) {
+    _tile_loadd(6, tile, 64);
+    _tile_loadd(7, tile + TILE, 64);
+  } else {
+    _tile_stream_loadd(6, tile, 64);
+    _tile_stream_loadd(7, tile + TILE, 64);
+  }
 }
 inline void add_products() {
   _tile_dpbf16ps(0, 4, 6);
@@ -270,14 +277,14 @@ inline void add_products() {
   _tile_dpbf16ps(3, 5, 7);
 }
 
-// Adds the products of two panels to a square of the result, `[PANEL][stride]`. `between` is called
+// Adds the products of two panels to a square of the result, `[PANEL][PANEL]`. `between` is called
 // in each depth, so that the processor does it while it multiplies tiles.
-template <int SPLITS, typename Between>
+template <int SPLITS, Right RIGHT, typename Between>
 inline void multiply(const LeftPanel& left, const uint16_t* right, int64_t depths, bool from_zero,
-                     float* square, int64_t stride, const Between& between) {
+                     float* square, const Between& between) {
   written_to_memory();
-  const int64_t bytes = stride * sizeof(float);
-  float* below = square + SIDE * stride;
+  constexpr int64_t bytes = PANEL * sizeof(float);
+  float* below = square + SIDE * PANEL;
   if (from_zero) {
     _tile_zero(0);
     _tile_zero(1);
@@ -299,22 +306,22 @@ inline void multiply(const LeftPanel& left, const uint16_t* right, int64_t depth
       } else {
         take_left(packed);
       }
-      take_right(right);
+      take_right<RIGHT>(right);
       add_products();
     } else {
       // The smallest products first; from one to the next only one factor changes.
       take_left(packed + 2 * NEXT);
-      take_right(right);
+      take_right<RIGHT>(right);
       add_products();
       take_left(packed + NEXT);
       add_products();
-      take_right(right + NEXT);
+      take_right<RIGHT>(right + NEXT);
       add_products();
       take_left(packed);
       add_products();
-      take_right(right + 2 * NEXT);
+      take_right<RIGHT>(right + 2 * NEXT);
       add_products();
-      take_right(right);
+      take_right<RIGHT>(right);
       add_products();
     }
     between();
