@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.models.embedding_front import EmbeddingFront
-from stampede.models.mlp import linear
+from stampede.models.mlp import is_plain, linear
 from stampede.models.registry import NetworkShape, network
 from stampede.native import switched_off
 from stampede.settings import Section, SettingsError
@@ -83,6 +83,10 @@ class CTRModel(nn.Module):
 
         A sample's logit depends on that sample alone.
         """
+        if self._network_adds_first_order():
+            stored, dim = self.front.stored(rows), self.front.columns.dim
+            weights = None if self.number_weights is None else self.number_weights.weight
+            return self.network.with_first_order(stored, dim, dense, weights) + self.bias
         embeddings, id_weights = self.front.split(rows)
         logits = self.network(embeddings, dense) + self.bias
         if self.first_order:
@@ -90,6 +94,16 @@ class CTRModel(nn.Module):
         if self.number_weights is not None:
             logits = logits + self.number_weights(dense).squeeze(1)
         return logits
+
+    def _network_adds_first_order(self) -> bool:
+        """Whether it can, and nobody waits for a module to be called instead."""
+        network, weights = self.network, self.number_weights
+        return (
+            self.first_order
+            and hasattr(type(network), "with_first_order")
+            and is_plain(network, type(network))
+            and (weights is None or is_plain(weights, nn.Linear))
+        )
 
 
 def _check_logits(name: str, module: nn.Module, shape: NetworkShape) -> None:

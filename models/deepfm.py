@@ -6,12 +6,14 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-from stampede.models.fm import joined_with_second_order
+from stampede.models.fm import second_order
 from stampede.models.mlp import MLP
+from stampede.models.orders import joined_with_orders
 from stampede.models.registry import NetworkShape, register
 
 # Who traces a network symbolically is not to see the branches within.
-torch.fx.wrap("joined_with_second_order")
+torch.fx.wrap("joined_with_orders")
+torch.fx.wrap("second_order")
 
 
 @register("deepfm", first_order=True)
@@ -29,5 +31,12 @@ class DeepFM(nn.Module):
 
     def forward(self, embeddings: Tensor, dense: Tensor) -> Tensor:
         """Logits `[batch]` from embeddings `[batch, fields, dim]` and numbers `[batch, n]`."""
-        inputs, interaction = joined_with_second_order(embeddings, dense)
-        return interaction + self.mlp(inputs)
+        inputs = torch.cat([embeddings.flatten(1), dense], 1)
+        return second_order(embeddings) + self.mlp(inputs)
+
+    def with_first_order(
+        self, stored: Tensor, dim: int, dense: Tensor, number_weights: Tensor | None
+    ) -> Tensor:
+        """Logits with the first-order term, see `register`; in fewer passes over the rows."""
+        inputs, orders = joined_with_orders(stored, dim, dense, number_weights)
+        return orders + self.mlp(inputs)

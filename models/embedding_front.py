@@ -141,10 +141,13 @@ class EmbeddingFront(nn.Module):
         pooled = self.ebc.compute_and_output_dist(sent.context, ids)
         return _in_order(pooled, self.fields)
 
+    def stored(self, rows: Tensor) -> Tensor:
+        """Rows as `[batch, fields, stored width]`; see `lookup`."""
+        return rows.view(-1, len(self.fields), self.columns.stored)
+
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings `[batch, fields, dim]` and first-order weights `[batch, fields]` of rows."""
-        stored = rows.view(-1, len(self.fields), self.columns.stored)
-        embeddings, first_order = self.columns.split(stored)
+        embeddings, first_order = self.columns.split(self.stored(rows))
         return embeddings, first_order.squeeze(-1)
 
     def forward(self, sparse: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:

@@ -55,19 +55,19 @@ class HiddenLayers(torchrec_mlp.MLP):
 
 def _plain_layers(hidden: HiddenLayers) -> list[nn.Linear] | None:
     """What relu_layers computes as the module does; None if it may do something else."""
-    if not _is_plain(hidden._mlp, nn.Sequential):
+    if not is_plain(hidden._mlp, nn.Sequential):
         return None
-    is_plain = all(
-        _is_plain(layer, torchrec_mlp.Perceptron)
+    are_plain = all(
+        is_plain(layer, torchrec_mlp.Perceptron)
         and layer._activation_fn is torch.relu
-        and _is_plain(layer._linear, nn.Linear)
+        and is_plain(layer._linear, nn.Linear)
         and layer._linear.bias is not None
         for layer in hidden._mlp
     )
-    return [layer._linear for layer in hidden._mlp] if is_plain else None
+    return [layer._linear for layer in hidden._mlp] if are_plain else None
 
 
-def _is_plain(module: nn.Module, kind: type) -> bool:
+def is_plain(module: nn.Module, kind: type) -> bool:
     """Whether it is of that very kind, unchanged, and nobody waits for it to be called."""
     return type(module) is kind and not (
         "forward" in vars(module)
@@ -104,8 +104,8 @@ class MLP(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits `[batch]`."""
         hidden, output = self.hidden, self.output
-        layers = _plain_layers(hidden) if _is_plain(hidden, HiddenLayers) else None
-        if layers is None or not _is_plain(output, nn.Linear) or not _is_one_column(output):
+        layers = _plain_layers(hidden) if is_plain(hidden, HiddenLayers) else None
+        if layers is None or not is_plain(output, nn.Linear) or not _is_one_column(output):
             return output(hidden(inputs)).squeeze(1)
         return relu_layers(inputs, layers, output).squeeze(1)
 

@@ -130,7 +130,15 @@ struct Lanes {
 
 struct Part {
   __mmask16 mask;
-  explicit Part(int64_t count) : mask(count >= LANES ? 0xffff : (1u << count) - 1) {}
+  explicit Part(int64_t count)
+      : mask(count >= LANES ? 0xffff : count <= 0 ? 0 : (1u << count) - 1) {}
+  static Part only(int64_t lane) {
+    Part part(0);
+    if (0 <= lane && lane < LANES) part.mask = 1u << lane;
+    return part;
+  }
+  // 0 in the other lanes.
+  Lanes of(Lanes lanes) const { return Lanes(_mm512_maskz_mov_ps(mask, lanes.values)); }
   Lanes load(const float* from) const { return Lanes(_mm512_maskz_loadu_ps(mask, from)); }
   Lanes load(const uint16_t* from) const {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from));
@@ -169,17 +177,24 @@ struct Lanes {
 };
 
 struct Part {
-  int64_t count;
-  explicit Part(int64_t count_) : count(std::min(count_, LANES)) {}
+  int64_t first = 0, stop;
+  explicit Part(int64_t count) : stop(std::clamp<int64_t>(count, 0, LANES)) {}
+  static Part only(int64_t lane) {
+    Part part(0 <= lane && lane < LANES ? lane + 1 : 0);
+    part.first = std::max<int64_t>(part.stop - 1, 0);
+    return part;
+  }
+  // 0 in the other lanes.
+  Lanes of(const Lanes& lanes) const { return load(lanes.values); }
   template <typename Value>
   Lanes load(const Value* from) const {
     Lanes lanes;
-    for (int64_t k = 0; k < count; ++k) lanes.values[k] = as_float(from[k]);
+    for (int64_t k = first; k < stop; ++k) lanes.values[k] = as_float(from[k]);
     return lanes;
   }
   template <typename Value>
   void store(Value* to, const Lanes& lanes) const {
-    for (int64_t k = 0; k < count; ++k) rounded_to(to[k], lanes.values[k]);
+    for (int64_t k = first; k < stop; ++k) rounded_to(to[k], lanes.values[k]);
   }
 };
 #endif
@@ -200,50 +215,97 @@ struct Embeddings {
   }
 };
 
+// Stored rows of a batch `[samples, fields, stored]`: `dim` columns of an embedding, one of a
+// first-order weight, and others that are zero.
+struct StoredRows {
+  const float* values;
+  int64_t samples, fields, stored, dim;
+
+  StoredRows(const Tensor& rows, int64_t dim_)
+      : values(rows.const_data_ptr<float>()),
+        samples(rows.size(0)),
+        fields(rows.size(1)),
+        stored(rows.size(2)),
+        dim(dim_) {
+    TORCH_CHECK(rows.is_contiguous() && dim < stored,
+                "stored rows must be contiguous and have room for a first-order weight");
+  }
+  int64_t at(int64_t n, int64_t f) const { return (n * fields + f) * stored; }
+};
+
+// Numbers of a batch `[samples, count]`, with a weight each or none.
+struct Numbers {
+  const float *values, *weights;
+  int64_t count;
+
+  Numbers(const Tensor& numbers, const std::optional<Tensor>& weights_)
+      : values(numbers.const_data_ptr<float>()),
+        weights(weights_ ? weights_->const_data_ptr<float>() : nullptr),
+        count(numbers.size(1)) {
+    TORCH_CHECK(numbers.is_contiguous(), "numbers must be contiguous");
+    TORCH_CHECK(!weights_ || (weights_->is_contiguous() && weights_->numel() == count),
+                "there must be a weight for each number");
+  }
+};
+
 template <typename Value>
-void join_of(const Embeddings& from, const float* numbers, int64_t count, Value* joined,
-             float* interaction, float* total) {
-  const int64_t dim = from.dim, width = from.fields * dim + count;
+void join_of(const StoredRows& from, const Numbers& numbers, Value* joined, float* orders,
+             float* total) {
+  const int64_t dim = from.dim, count = numbers.count, width = from.fields * dim + count;
   each_block(from.samples, [&](int64_t, int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       Value* to = joined + n * width;
-      float both = 0.0f;
-      for (int64_t d = 0; d < dim; d += LANES) {
-        const Part part(dim - d);
+      Lanes first, second;
+      // The first-order weight is in the lane after those of the embedding.
+      for (int64_t d = 0; d <= dim; d += LANES) {
+        const Part embedding(dim - d), both(dim + 1 - d);
         Lanes sum, squares;
         for (int64_t f = 0; f < from.fields; ++f) {
-          const Lanes e = part.load(from.values + n * from.of_sample + f * from.of_field + d);
-          part.store(to + f * dim + d, e);
+          const Lanes e = both.load(from.values + from.at(n, f) + d);
+          embedding.store(to + f * dim + d, e);
           sum = sum + e;
           squares = squares + e * e;
         }
-        part.store(total + n * dim + d, sum);
-        both += (sum * sum - squares).added_up();
+        embedding.store(total + n * dim + d, sum);
+        second = second + embedding.of(sum * sum - squares);
+        first = first + Part::only(dim - d).of(sum);
       }
-      interaction[n] = 0.5f * both;
       for (int64_t k = 0; k < count; k += LANES) {
         const Part part(count - k);
-        part.store(to + from.fields * dim + k, part.load(numbers + n * count + k));
+        const Lanes x = part.load(numbers.values + n * count + k);
+        part.store(to + from.fields * dim + k, x);
+        if (numbers.weights) first = first + x * part.load(numbers.weights + k);
       }
+      orders[n] = first.added_up() + 0.5f * second.added_up();
     }
   });
 }
 
+// `of_weights` are the gradients of the numbers' weights, for each block of samples.
 template <typename Value>
-void join_backward_of(const Embeddings& from, const Value* of_joined, const float* of_interaction,
-                      const float* total, int64_t count, float* grad) {
-  const int64_t dim = from.dim, width = from.fields * dim + count;
-  each_block(from.samples, [&](int64_t, int64_t begin, int64_t end) {
+void join_backward_of(const StoredRows& from, const Numbers& numbers, const Value* of_joined,
+                      const float* of_orders, const float* total, float* grad,
+                      float* of_weights) {
+  const int64_t dim = from.dim, count = numbers.count, width = from.fields * dim + count;
+  each_block(from.samples, [&](int64_t block, int64_t begin, int64_t end) {
+    float* sums = of_weights + block * count;
+    std::fill_n(sums, count, 0.0f);
     for (int64_t n = begin; n < end; ++n) {
-      const Lanes factor(of_interaction[n]);
-      for (int64_t d = 0; d < dim; d += LANES) {
-        const Part part(dim - d);
-        const Lanes sum = part.load(total + n * dim + d);
+      const Lanes factor(of_orders[n]);
+      for (int64_t d = 0; d < from.stored; d += LANES) {
+        const Part embedding(dim - d), row(from.stored - d);
+        const Lanes sum = embedding.load(total + n * dim + d);
+        const Lanes of_first = Part::only(dim - d).of(factor);
         for (int64_t f = 0; f < from.fields; ++f) {
-          const Lanes e = part.load(from.values + n * from.of_sample + f * from.of_field + d);
-          const Lanes g = part.load(of_joined + n * width + f * dim + d);
-          part.store(grad + (n * from.fields + f) * dim + d, g + factor * (sum - e));
+          const Lanes e = embedding.load(from.values + from.at(n, f) + d);
+          const Lanes g = embedding.load(of_joined + n * width + f * dim + d);
+          row.store(grad + from.at(n, f) + d, embedding.of(g + factor * (sum - e)) + of_first);
         }
+      }
+      for (int64_t k = 0; k < count; k += LANES) {
+        const Part part(count - k);
+        const Lanes x = part.load(numbers.values + n * count + k);
+        part.store(sums + k, part.load(sums + k) + factor * x);
       }
     }
   });
@@ -332,43 +394,46 @@ std::tuple<Tensor, Tensor, Tensor> single_output_backward(const Tensor& grad, co
   return {masked, total[0].clone(), total[1].clone().unsqueeze(0)};
 }
 
-// `[e_1 .. e_F, x]` of each sample, `sum_{i<j} <e_i, e_j>`, and `sum_i e_i`.
-std::tuple<Tensor, Tensor, Tensor> join(const Tensor& embeddings, const Tensor& numbers,
+// `[e_1 .. e_F, x]` of each sample, `sum_f w_f + <w, x> + sum_{i<j} <e_i, e_j>`, and `sum_i e_i`.
+std::tuple<Tensor, Tensor, Tensor> join(const Tensor& stored, int64_t dim, const Tensor& numbers,
+                                        const std::optional<Tensor>& number_weights,
                                         bool as_bf16) {
-  const Embeddings from(embeddings);
-  TORCH_CHECK(numbers.is_contiguous() && numbers.size(0) == from.samples,
-              "numbers must be contiguous [samples, numbers]");
-  const int64_t count = numbers.size(1), width = from.fields * from.dim + count;
+  const StoredRows from(stored, dim);
+  const Numbers given(numbers, number_weights);
+  TORCH_CHECK(numbers.size(0) == from.samples, "there must be numbers for each sample");
+  const int64_t width = from.fields * dim + given.count;
   Tensor joined = at::empty({from.samples, width}, as_bf16 ? at::kBFloat16 : at::kFloat);
-  Tensor interaction = at::empty({from.samples}, at::kFloat);
-  Tensor total = at::empty({from.samples, from.dim}, at::kFloat);
-  const float* given = numbers.const_data_ptr<float>();
-  float *sums = interaction.data_ptr<float>(), *totals = total.data_ptr<float>();
+  Tensor orders = at::empty({from.samples}, at::kFloat);
+  Tensor total = at::empty({from.samples, dim}, at::kFloat);
+  float *sums = orders.data_ptr<float>(), *totals = total.data_ptr<float>();
   if (as_bf16)
-    join_of(from, given, count, static_cast<uint16_t*>(joined.data_ptr()), sums, totals);
+    join_of(from, given, static_cast<uint16_t*>(joined.data_ptr()), sums, totals);
   else
-    join_of(from, given, count, joined.data_ptr<float>(), sums, totals);
-  return {joined, interaction, total};
+    join_of(from, given, joined.data_ptr<float>(), sums, totals);
+  return {joined, orders, total};
 }
 
-// The gradient of the embeddings.
-Tensor join_backward(const Tensor& of_joined, const Tensor& of_interaction,
-                     const Tensor& embeddings, const Tensor& total) {
-  const Embeddings from(embeddings);
+// The gradients of the stored rows, and of the weights of the numbers.
+std::tuple<Tensor, Tensor> join_backward(const Tensor& of_joined, const Tensor& of_orders,
+                                         const Tensor& stored, int64_t dim, const Tensor& total,
+                                         const Tensor& numbers) {
+  const StoredRows from(stored, dim);
+  const Numbers given(numbers, std::nullopt);
   check_matrix(of_joined, "the gradient");
-  TORCH_CHECK(of_interaction.is_contiguous() && total.is_contiguous(),
-              "gradient and sums must be contiguous");
-  const int64_t count = of_joined.size(1) - from.fields * from.dim;
-  Tensor grad = at::empty({from.samples, from.fields, from.dim}, at::kFloat);
-  const float *factors = of_interaction.const_data_ptr<float>(),
+  TORCH_CHECK(of_orders.is_contiguous() && of_orders.scalar_type() == at::kFloat &&
+                  total.is_contiguous(),
+              "gradient and sums must be contiguous float32");
+  Tensor grad = at::empty({from.samples, from.fields, from.stored}, at::kFloat);
+  Tensor sums = at::empty({(from.samples + ROWS - 1) / ROWS, given.count}, at::kFloat);
+  const float *factors = of_orders.const_data_ptr<float>(),
               *totals = total.const_data_ptr<float>();
-  float* to = grad.data_ptr<float>();
+  float *to = grad.data_ptr<float>(), *each = sums.data_ptr<float>();
   if (of_joined.scalar_type() == at::kFloat)
-    join_backward_of(from, of_joined.const_data_ptr<float>(), factors, totals, count, to);
+    join_backward_of(from, given, of_joined.const_data_ptr<float>(), factors, totals, to, each);
   else
-    join_backward_of(from, static_cast<const uint16_t*>(of_joined.const_data_ptr()), factors,
-                     totals, count, to);
-  return grad;
+    join_backward_of(from, given, static_cast<const uint16_t*>(of_joined.const_data_ptr()), factors,
+                     totals, to, each);
+  return {grad, sums.sum(0, true)};
 }
 
 // The gradient of stored rows `[samples, fields, stored]` from that of their embeddings and that of

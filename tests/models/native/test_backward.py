@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stampede.models import StoredColumns, native
-from stampede.models.fm import joined_with_second_order, second_order
+from stampede.models.fm import second_order
 from stampede.models.mlp import MLP, hidden_layers
+from stampede.models.orders import joined_with_orders
 from support.dense import PRECISIONS, autocast, mlp_and_inputs
 
 
@@ -59,7 +60,7 @@ def test_a_gradient_that_is_to_be_differentiated_is_refused(function):
     embeddings = inputs.view(70, 2, 3)
     outcome = {
         "mlp": lambda: mlp(inputs),
-        "joined": lambda: joined_with_second_order(embeddings, torch.zeros(70, 0))[0],
+        "joined": lambda: joined_with_orders(embeddings, 2, torch.zeros(70, 0), None)[0],
         "split": lambda: StoredColumns(2).split(embeddings)[0],
         "second order": lambda: second_order(embeddings),
     }[function]()

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stampede.models import StoredColumns
-from stampede.models.fm import joined_with_second_order
 from stampede.models.relu_layers import relu_layers
 from support.dense import PRECISIONS, assert_near, autocast, rounded
 
@@ -60,43 +59,6 @@ def test_relu_layers(rows, widths, has_output, precision, seed):
         assert_near(one, other, precision)
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    samples=st.sampled_from([0, 1, 63, 64, 65, 300]),
-    fields=st.integers(1, 7),
-    dim=st.integers(1, 40),
-    numbers=st.sampled_from([0, 1, 13, 16, 17]),
-    precision=st.sampled_from(list(PRECISIONS)),
-    seed=st.integers(0, 2**31),
-)
-def test_inputs_and_interactions_of_stored_rows(samples, fields, dim, numbers, precision, seed):
-    draw = torch.Generator().manual_seed(seed)
-    columns = StoredColumns(dim)
-    stored = torch.randn(samples, fields, columns.stored, generator=draw).requires_grad_()
-    given = torch.randn(samples, numbers, generator=draw)
-    to_joined = rounded(torch.randn(samples, fields * dim + numbers, generator=draw), precision)
-    to_each = torch.randn(samples, generator=draw)
-    with autocast(precision):
-        embeddings, first_order = columns.split(stored)
-        joined, interaction = joined_with_second_order(embeddings, given)
-    assert joined.dtype == PRECISIONS[precision][0] and interaction.dtype == torch.float32
-    assert "_JoinedWithSecondOrder" in joined.grad_fn.name()
-    assert "_Split" in first_order.grad_fn.name()
-    firsts = first_order.squeeze(-1).sum(1)
-    loss = (joined * to_joined.to(joined.dtype)).float().sum()
-    (loss + (interaction * to_each).sum() + (firsts * to_each).sum()).backward()
-
-    exact = stored.detach().double().requires_grad_()
-    e = exact[..., :dim]
-    all_pairs = 0.5 * (e.sum(1).square() - e.square().sum(1)).sum(1)
-    inputs = torch.cat([e.flatten(1), given.double()], 1)
-    total = (inputs * to_joined).sum() + ((all_pairs + exact[..., dim].sum(1)) * to_each).sum()
-    total.backward()
-    assert torch.equal(joined.float(), rounded(inputs.detach().float(), precision))
-    assert_near(interaction.detach(), all_pairs.detach(), "fp32")
-    assert_near(stored.grad, exact.grad, "fp32")
-
-
 @pytest.mark.parametrize("uses", ["embeddings", "first order", "embeddings transposed"])
 def test_the_gradient_of_rows_of_which_a_part_is_used(uses):
     rows = torch.randn(70, 3, 8, requires_grad=True)
@@ -122,8 +84,6 @@ def test_nan_and_infinity_are_passed_on(precision):
     nn.init.ones_(layer.weight), nn.init.zeros_(layer.bias)
     with autocast(precision):
         output = relu_layers(inputs, [layer])
-        joined, interaction = joined_with_second_order(inputs[:, :, None], torch.zeros(5, 0))
-    assert joined.dtype == PRECISIONS[precision][0]
     output.float().backward(torch.tensor([[1.0], [2.0], [float("nan")], [4.0], [5.0]]))
     found = output.detach().float().flatten()
     # Tiles make NaN of infinite factors of float32 products.
@@ -131,8 +91,6 @@ def test_nan_and_infinity_are_passed_on(precision):
     assert not found[2].isfinite() and (found[4] == 0 or found[4].isnan())
     expected = torch.tensor([1.0, 2.0, float("nan"), 0.0])
     torch.testing.assert_close(inputs.grad.flatten()[:4], expected, equal_nan=True)
-    torch.testing.assert_close(joined.detach().float(), inputs.detach(), equal_nan=True)
-    assert interaction[1].isnan()
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

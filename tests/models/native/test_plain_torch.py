@@ -8,7 +8,6 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from stampede.models import NetworkShape, NoOptions, native, network
-from stampede.models.fm import joined_with_second_order, second_order
 from stampede.models.mlp import MLP, HiddenLayers, hidden_layers
 from stampede.native import switched_off
 from support.dense import PRECISIONS, autocast, mlp_and_inputs
@@ -109,10 +108,6 @@ def test_plain_torch_does_the_same_where_the_kernels_cannot():
     with switched_off():
         assert native.computing_dtype(inputs) is None
         torch.testing.assert_close(layers(inputs), found)
-        embeddings = torch.randn(3, 2, 4, requires_grad=True)
-        joined, interaction = joined_with_second_order(embeddings, inputs)
-    torch.testing.assert_close(interaction, second_order(embeddings))
-    assert torch.equal(joined, torch.cat([embeddings.flatten(1), inputs], 1))
     # Of other shapes and dtypes than batches of float32.
     torch.testing.assert_close(layers(inputs[None]), found[None])
     assert layers(inputs[:0]).shape == (0, 4)

@@ -1,0 +1,98 @@
+"""The terms of first and second order, and the inputs of an MLP, of looked-up rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor, nn
+from torch.nn import functional
+
+from stampede.models import native
+from stampede.models.embedding_front import StoredColumns
+from stampede.models.fm import second_order
+from stampede.models.once import differentiable_once
+
+
+class _JoinedWithOrders(torch.autograd.Function):
+    """In one pass over the rows, forward and backward; on a CPU."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        stored: Tensor,
+        dim: int,
+        numbers: Tensor,
+        number_weights: Tensor | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        stored, numbers = stored.contiguous(), numbers.contiguous()
+        weights = None if number_weights is None else number_weights.contiguous()
+        joined, orders, total = torch.ops.stampede_dense.join(
+            stored, dim, numbers, weights, dtype == torch.bfloat16
+        )
+        ctx.save_for_backward(stored, total, numbers)
+        ctx.dim = dim
+        return joined, orders
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, of_joined: Tensor, of_orders: Tensor) -> tuple[Tensor | None, ...]:
+        stored, total, numbers = ctx.saved_tensors
+        of_stored, of_weights = torch.ops.stampede_dense.join_backward(
+            of_joined.contiguous(), of_orders.contiguous(), stored, ctx.dim, total, numbers
+        )
+        of_stored_is_needed, _, _, of_weights_are_needed, _ = ctx.needs_input_grad
+        return (
+            of_stored if of_stored_is_needed else None,
+            None,
+            None,
+            of_weights if of_weights_are_needed else None,
+            None,
+        )
+
+
+@torch.fx.wrap  # Who traces a network symbolically is not to see the branch within.
+def joined_with_orders(
+    stored: Tensor, dim: int, numbers: Tensor, number_weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """`[e_1 .. e_F, x]`, and `sum_f w_f + <w, x> + sum_{i<j} <e_i, e_j>`, of each sample.
+
+    In training on a CPU that is one pass over the rows, and the first is bfloat16 where autocast
+    says so. Without gradients plain torch computes it, so that an exported model gives the same
+    bits.
+
+    Args:
+        stored: `[batch, fields, stored width]`, see `StoredColumns`.
+        dim: columns of an embedding.
+        numbers: `[batch, n]`.
+        number_weights: `[1, n]`, the first-order weights `w` of the numbers; None: without them.
+
+    Returns:
+        `[batch, fields * dim + n]` and `[batch]`.
+    """
+    dtype = _dtype_of_kernels(stored, numbers, number_weights)
+    if dtype is not None:
+        return _JoinedWithOrders.apply(stored, dim, numbers, number_weights, dtype)
+    embeddings, first_order = StoredColumns(dim).split(stored)
+    orders = second_order(embeddings) + first_order.squeeze(-1).sum(1)
+    if number_weights is not None:
+        orders = orders + functional.linear(numbers, number_weights).squeeze(1)
+    return torch.cat([embeddings.flatten(1), numbers], 1), orders
+
+
+def _dtype_of_kernels(
+    stored: Tensor, numbers: Tensor, number_weights: Tensor | None
+) -> torch.dtype | None:
+    """What the first result of the kernels is; None where they cannot, or are not to."""
+    if not (torch.is_grad_enabled() and stored.requires_grad) or numbers.requires_grad:
+        return None
+    given = [stored, numbers, *([] if number_weights is None else [number_weights])]
+    fit = all(
+        type(one) in (Tensor, nn.Parameter)
+        and one.dtype == torch.float32
+        and one.device.type == "cpu"
+        for one in given
+    )
+    return native.computing_dtype(stored) if fit else None
