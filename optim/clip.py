@@ -102,6 +102,21 @@ class CowClip:
         """Whether all rows of a table are scaled alike."""
         return self.granularity in ("global", "field", "field_adaptive")
 
+    def row_bounds(self, width: int) -> tuple[float, float]:
+        """What a row's threshold for one occurrence is made of, where each row has one.
+
+        Args:
+            width: number of clipped columns of the whole table, never a padded one.
+
+        Returns:
+            `relative` and `least` of `max(relative * norm of the weights, least)`.
+        """
+        if self.granularity == "row":
+            return 0.0, self.threshold
+        if self.variant == "reference":
+            return self.ratio, self.ratio * self.ratio * math.sqrt(width) * self.bound
+        return self.ratio, self.bound
+
     def may_clip_decay(self, l2: float) -> bool:
         """Whether the L2 term of a row without other gradient, `2*l2*w`, can exceed a threshold."""
         if self.granularity == "none" or l2 == 0:
@@ -126,27 +141,22 @@ def row_factor(
     Returns:
         `[n]`, at most 1, dtype of `grad_squares`.
     """
-    if clip.granularity == "row":
-        threshold = clip.threshold * counts.clamp_min(1).to(grad_squares.dtype)
-    else:
-        threshold = row_threshold(weight_squares.sqrt(), counts, width, clip)
-    return _factor(grad_squares.sqrt(), threshold)
+    return _factor(grad_squares.sqrt(), row_threshold(weight_squares.sqrt(), counts, width, clip))
 
 
 def row_threshold(weight_norm: Tensor, counts: Tensor, width: int, clip: CowClip) -> Tensor:
-    """CowClip's largest gradient norm for each row.
+    """The largest gradient norm of each row under `row` and `cowclip`.
 
-    `reference`: `r * max(||w||, r * sqrt(width) * zeta) * max(c, 1)` (authors' `clip.py`);
-    `paper`: `max(r * ||w||, zeta) * max(c, 1)`.
+    `row`: `threshold * max(c, 1)`. `cowclip`, `reference`:
+    `r * max(||w||, r * sqrt(width) * zeta) * max(c, 1)` (authors' `clip.py`); `paper`:
+    `max(r * ||w||, zeta) * max(c, 1)`.
 
     Args:
         weight_norm: `[n]` L2 norms of the clipped columns of the weights.
         counts, width, clip: see `row_factor`.
     """
-    if clip.variant == "reference":
-        threshold = clip.ratio * weight_norm.clamp_min(clip.ratio * math.sqrt(width) * clip.bound)
-    else:
-        threshold = (clip.ratio * weight_norm).clamp_min(clip.bound)
+    relative, least = clip.row_bounds(width)
+    threshold = (relative * weight_norm).clamp_min(least)
     return threshold * counts.clamp_min(1).to(threshold.dtype)
 
 

@@ -7,12 +7,15 @@ through memory once in many steps instead of in every one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias, TypeVar
+
 import torch
 from torch import Tensor
 
 from stampede.optim import native
 from stampede.optim.lookup import Lookup
-from stampede.optim.native import kernels, replay
+from stampede.optim.native import replay
 from stampede.optim.nonfinite import LATE, NonFiniteFlag
 from stampede.optim.rules import Adam
 from stampede.optim.rules.adam import step_constants
@@ -28,6 +31,10 @@ FEWEST_ROWS = 1 << 16
 # A sweep costs 6.4 ns a row and a replayed step 1.7 ns, but 48 ns more for each row of the batch
 # (benchmarks/update_kernel.py): where the batch holds a tenth of the rows, a sweep is cheaper.
 ROWS_A_TOUCHED_ROW = 10
+
+T = TypeVar("T")
+# Is given the constants of a step, `[1, 3]`, the step that each row is at or None, and its number.
+StepKernel: TypeAlias = Callable[[Tensor, Tensor | None, int], T]
 
 
 class MissedSteps:
@@ -105,30 +112,17 @@ class MissedSteps:
             self._catch_up_range(array, range(len(array.weights)))
             self.behind = False
 
-    def take_step(
-        self, array: TableArray, lr: float, rows: Tensor, grads: Tensor, factor: Tensor | None
-    ) -> None:
+    def take_step(self, array: TableArray, lr: float, touched: int, kernel: StepKernel[T]) -> T:
         """Take the next step: the batch's rows now, the others at the latest in `WINDOW` steps.
 
         Args:
             lr: learning rate.
-            rows: `[n]` rows of the batch, up to date.
-            grads: `[n, dim]` gradients, L2 included.
-            factor: `[n]` what their clipped columns are multiplied by; None for 1.
+            touched: rows of the batch, which are up to date.
+            kernel: takes their step.
         """
-        constants = self.begin_step(array, lr)
-        kernels.adam_rows_(
-            *array.adam_tensors(),
-            rows,
-            grads,
-            factor,
-            array.local_width,
-            constants,
-            array.settings.rule.betas,
-            self.last,
-            self.step,
-        )
-        self.end_step(array, is_swept=ROWS_A_TOUCHED_ROW * len(rows) >= len(self.last))
+        found = kernel(self.begin_step(array, lr), self.last, self.step)
+        self.end_step(array, is_swept=ROWS_A_TOUCHED_ROW * touched >= len(self.last))
+        return found
 
     def begin_step(self, array: TableArray, lr: float) -> Tensor:
         """Begin the next step, which the batch's rows are to take; returns its constants."""
@@ -167,8 +161,13 @@ class MissedSteps:
             whole[frozen] = row
 
 
-def can_step_alone(array: TableArray) -> bool:
-    """Whether only the batch's rows move, and there is a kernel for their step."""
+def steps_by_kernel(array: TableArray) -> bool:
+    """Whether a C++ kernel takes the step of the batch's rows, and `take_step_` is for the array.
+
+    Other rows then do not move, or can take their steps later.
+    """
+    if array.missed is not None:
+        return not array.missed.is_queued
     settings = array.settings
     return (
         type(settings.rule) is Adam
@@ -177,23 +176,19 @@ def can_step_alone(array: TableArray) -> bool:
     )
 
 
-def step_alone_(
-    array: TableArray, lr: float, step: int, rows: Tensor, grads: Tensor, factor: Tensor | None
-) -> None:
-    """The step of the batch's rows; see `MissedSteps.take_step` for the arguments."""
+def take_step_(array: TableArray, lr: float, step: int, touched: int, kernel: StepKernel[T]) -> T:
+    """The step of the batch's rows by a kernel, and of the others that are to take it now.
+
+    Args:
+        step: its number.
+        lr, touched, kernel: see `MissedSteps.take_step`.
+    """
+    if array.missed is not None:
+        array.missed.set_step(step - 1)
+        return array.missed.take_step(array, lr, touched, kernel)
     settings = array.settings
     constants = torch.tensor([step_constants(settings.rule, lr, step, settings.weight_decay)])
-    kernels.adam_rows_(
-        *array.adam_tensors(),
-        rows,
-        grads,
-        factor,
-        array.local_width,
-        constants,
-        settings.rule.betas,
-        None,
-        step,
-    )
+    return kernel(constants, None, step)
 
 
 def can_miss_steps(weights: Tensor, settings: UpdateSettings) -> bool:

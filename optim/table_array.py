@@ -48,6 +48,7 @@ class TableArray:
         width: number of clipped columns of the whole tables, the same for all.
         local_width: how many of this array's first columns are clipped ones.
         settings: the rule.
+        is_split: whether other arrays hold other columns of these tables.
         frozen_row: a row that is never changed (`padding_idx`), or None.
         missed: where rows that are not in the batch take their steps later; None where a sweep
             takes them in each step.
@@ -59,6 +60,7 @@ class TableArray:
     width: int
     local_width: int
     settings: UpdateSettings
+    is_split: bool = False
     frozen_row: int | None = None
     missed: MissedSteps | None = None
 
@@ -79,7 +81,8 @@ class TableArray:
             name: torch.zeros(shape, dtype=state_dtype(weights), device=weights.device)
             for name, shape in shapes.items()
         }
-        return cls(tuple(shards), weights, states, width, local_width, settings)
+        is_split = weights.shape[1] < dim
+        return cls(tuple(shards), weights, states, width, local_width, settings, is_split)
 
     @property
     def starts(self) -> list[int]:

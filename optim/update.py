@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from stampede.optim.clip import row_factor, table_factor
-from stampede.optim.missed_steps import can_step_alone, step_alone_
+from stampede.optim.missed_steps import steps_by_kernel, take_step_
+from stampede.optim.native import kernels
 from stampede.optim.nonfinite import NonFiniteGradientError
+from stampede.optim.one_pass import is_one_pass, step_in_one_pass_
 from stampede.optim.reduction import NoReduction, PendingUpdate, Reduction, TableSums
 from stampede.optim.row_values import RowValues, all_values, batch_values
 from stampede.optim.rows import RowGradients
@@ -84,10 +86,13 @@ def update_(updates: Sequence[PendingUpdate], reduction: Reduction | None = None
         NonFiniteGradientError: a gradient is not finite where the settings do not allow it.
     """
     reduction = reduction or NoReduction()
-    works = [_begin(update) for update in updates]
+    updates = [_without_frozen_row(update) for update in updates]
+    # None: in one pass, once it is known that no rank refuses the step.
+    each = [None if is_one_pass(update) else _begin(update) for update in updates]
+    works = [work for work in each if work is not None]
     _sum_columns(works, reduction)
     _leave_out_nonfinite(works)
-    device = works[0].grads.device if works else reduction.device
+    device = updates[0].batch.grads.device if updates else reduction.device
     sums = _table_sums(works, device)
     reduction.sum_tables_(sums)
     if sums.nonfinite:
@@ -95,14 +100,30 @@ def update_(updates: Sequence[PendingUpdate], reduction: Reduction | None = None
             "the gradient of an embedding row is not finite; no table of its collection was "
             "changed (on_nonfinite='skip_row' would leave such rows out)"
         )
-    return [_finish(work, sums) for work in works]
+    return [
+        _step_in_one_pass(update) if work is None else _finish(work, sums)
+        for update, work in zip(updates, each, strict=True)
+    ]
+
+
+def _without_frozen_row(update: PendingUpdate) -> PendingUpdate:
+    frozen, batch = update.array.frozen_row, update.batch
+    if frozen is None:
+        return update
+    return replace(update, batch=RowGradients(*(part[batch.rows != frozen] for part in batch)))
+
+
+def _step_in_one_pass(update: PendingUpdate) -> Outcome:
+    clipped, skipped = step_in_one_pass_(update)
+    counted = int(update.array.counts_rows)
+    device = update.array.weights.device
+    numbers = len(update.batch.rows) - skipped, clipped, skipped
+    return Outcome(*(torch.tensor(number * counted, device=device) for number in numbers))
 
 
 def _begin(update: PendingUpdate) -> _Work:
     """Measure the batch's rows."""
     array, batch, settings = update.array, update.batch, update.array.settings
-    if array.frozen_row is not None:
-        batch = RowGradients(*(part[batch.rows != array.frozen_row] for part in batch))
     grads, values = batch_values(array, batch)
     everything = None
     if settings.needs_all_rows:
@@ -201,11 +222,24 @@ def _finish(work: _Work, sums: TableSums) -> Outcome:
         array.missed.flush(array)
         _step_with_sweep(work, factor, swept_factor)
         array.missed.all_are_at(step)
-    elif array.missed is not None:
-        array.missed.set_step(step - 1)
-        array.missed.take_step(array, lr, rows, work.grads, factor)
-    elif can_step_alone(array):
-        step_alone_(array, lr, step, rows, work.grads, factor)
+    elif steps_by_kernel(array):
+        take_step_(
+            array,
+            lr,
+            step,
+            len(rows),
+            lambda constants, last, step: kernels.adam_rows_(
+                *array.adam_tensors(),
+                rows,
+                work.grads,
+                factor,
+                array.local_width,
+                constants,
+                array.settings.rule.betas,
+                last,
+                step,
+            ),
+        )
     else:
         _step_with_sweep(work, factor, swept_factor)
     counted = int(array.counts_rows)

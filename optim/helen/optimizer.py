@@ -275,7 +275,7 @@ class Helen(torch.optim.Optimizer):
         moments = {moment: as_table(state[moment]) for moment in _MOMENTS}
         settings, dim = settings_of(group).second_pass(), table.shape[1]
         shards, frozen = (TableShard(name, len(table)),), self._frozen_rows().get(param)
-        return TableArray(shards, table, moments, dim, dim, settings, frozen)
+        return TableArray(shards, table, moments, dim, dim, settings, frozen_row=frozen)
 
 
 def _gradient(param: Tensor, group: dict[str, Any], frozen: dict[Tensor, int]) -> RowGradients:

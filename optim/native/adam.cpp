@@ -3,6 +3,7 @@
 
 #include <cfloat>
 #include <cmath>
+#include <cstring>
 #include <tuple>
 
 #include "lookup.h"
@@ -22,6 +23,8 @@ constexpr int64_t LANES = 6 * VECTOR;
 constexpr int64_t BLOCK_ROWS = 4096;
 // Random rows are fetched so many rows before they are needed.
 constexpr int64_t AHEAD = 8;
+// Rows that a thread takes at a time.
+constexpr int64_t ROWS = 1024;
 
 // One Adam step: `alpha = lr * sqrt(1-b2^t) / (1-b1^t)`, `w = keep*w - alpha * m / (sqrt(v)+eps)`.
 struct Step {
@@ -50,9 +53,9 @@ std::tuple<Tensor, Tensor> measure_rows(const Tensor& weights, const Tensor& row
   const float *all = weights.const_data_ptr<float>(), *given = grads.const_data_ptr<float>();
   const float decay = 2.0 * l2;
   float *grad = decayed.data_ptr<float>(), *out = squares.data_ptr<float>();
-  in_parallel((n + CHUNK - 1) / CHUNK, [&](int64_t chunk) {
-    const int64_t stop = std::min((chunk + 1) * CHUNK, n);
-    for (int64_t k = chunk * CHUNK; k < stop; ++k) {
+  in_parallel((n + ROWS - 1) / ROWS, [&](int64_t chunk) {
+    const int64_t stop = std::min((chunk + 1) * ROWS, n);
+    for (int64_t k = chunk * ROWS; k < stop; ++k) {
       if (k + AHEAD < stop) __builtin_prefetch(all + row[k + AHEAD] * dim);
       const float *w = all + row[k] * dim, *from = given + k * dim;
       float* g = grad + k * dim;
@@ -111,9 +114,9 @@ void adam_rows_(Tensor weights, Tensor m, Tensor v, const Tensor& rows, const Te
   int32_t* at_step = last ? last->data_ptr<int32_t>() : nullptr;
   const Betas betas(b1, b2);
   const Step step = *steps_of(steps);
-  in_parallel((n + CHUNK - 1) / CHUNK, [&](int64_t chunk) {
-    const int64_t stop = std::min((chunk + 1) * CHUNK, n);
-    for (int64_t k = chunk * CHUNK; k < stop; ++k) {
+  in_parallel((n + ROWS - 1) / ROWS, [&](int64_t chunk) {
+    const int64_t stop = std::min((chunk + 1) * ROWS, n);
+    for (int64_t k = chunk * ROWS; k < stop; ++k) {
       if (k + AHEAD < stop) array.prefetch(row[k + AHEAD]);
       const int64_t at = row[k] * dim;
       const float scale = factors ? factors[k] : 1.0f;
@@ -126,6 +129,118 @@ void adam_rows_(Tensor weights, Tensor m, Tensor v, const Tensor& rows, const Te
       if (at_step) at_step[row[k]] = now;
     }
   });
+}
+
+// The largest norm of a row's gradient, `max(relative * norm of its weights, least) * count`, over
+// its first `columns` columns; none where `columns` is 0.
+struct Clip {
+  int64_t columns;
+  float relative, least;
+};
+
+// What happened to rows: threads add up.
+struct Happened {
+  int64_t clipped = 0, skipped = 0;
+  void add(const Happened& some) {
+    __atomic_fetch_add(&clipped, some.clipped, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&skipped, some.skipped, __ATOMIC_RELAXED);
+  }
+};
+
+// What the clipped columns of a gradient `g` are multiplied by; NaN where a sum is not finite.
+template <typename Sum>
+float clip_factor(const float* g, const float* w, int64_t dim, int64_t count, const Clip& clip) {
+  Sum of_grad = 0, of_rest = 0, of_weight = 0;
+#pragma omp simd reduction(+ : of_grad, of_rest, of_weight)
+  for (int64_t d = 0; d < dim; ++d) {
+    const bool is_clipped = d < clip.columns;
+    const Sum square = static_cast<Sum>(g[d]) * g[d];
+    of_grad += is_clipped ? square : 0;
+    of_rest += is_clipped ? 0 : square;
+    of_weight += is_clipped ? static_cast<Sum>(w[d]) * w[d] : 0;
+  }
+  if (!std::isfinite(of_grad + of_rest + of_weight)) return NAN;
+  const Sum norm = std::sqrt(of_grad);
+  const Sum most = std::max<Sum>(clip.relative * std::sqrt(of_weight), clip.least) *
+                   static_cast<Sum>(std::max<int64_t>(count, 1));
+  return norm > most ? most / norm : 1.0f;
+}
+
+// L2, clip and step of the rows of a batch in one pass over them. A row whose weights are not
+// finite is left alone.
+template <int WIDTH>
+Happened clip_and_step_of(const Array& array, const int64_t* rows, int64_t n, const float* grads,
+                          const int64_t* counts, const Clip& clip, float decay, const Betas& betas,
+                          const Step& step, int32_t* at_step, int32_t now) {
+  const int64_t dim = WIDTH ? WIDTH : array.dim;
+  Happened all;
+  in_parallel((n + ROWS - 1) / ROWS, [&](int64_t chunk) {
+    Happened here;
+    std::vector<float> decayed(dim);
+    float* g = decayed.data();
+    const int64_t stop = std::min((chunk + 1) * ROWS, n);
+    for (int64_t k = chunk * ROWS; k < stop; ++k) {
+      if (k + AHEAD < stop) array.prefetch(rows[k + AHEAD]);
+      const int64_t at = rows[k] * dim;
+      const float* from = grads + k * dim;
+      float *__restrict w = array.weights + at, *__restrict first = array.m + at,
+            *__restrict second = array.v + at;
+      for (int64_t d = 0; d < dim; ++d) g[d] = fma(decay, w[d], from[d]);
+      float factor = clip_factor<float>(g, w, dim, counts[k], clip);
+      // Squares of large numbers are none of float32.
+      if (std::isnan(factor)) factor = clip_factor<double>(g, w, dim, counts[k], clip);
+      if (std::isnan(factor)) {
+        ++here.skipped;
+        continue;
+      }
+      here.clipped += factor < 1.0f;
+#pragma omp simd
+      for (int64_t d = 0; d < dim; ++d)
+        adam(w[d], first[d], second[d], d < clip.columns ? g[d] * factor : g[d], betas, step);
+      if (at_step) at_step[rows[k]] = now;
+    }
+    all.add(here);
+  });
+  return all;
+}
+
+// How many rows were clipped, and how many left alone.
+std::tuple<int64_t, int64_t> clip_and_step_rows_(
+    Tensor weights, Tensor m, Tensor v, const Tensor& rows, const Tensor& grads,
+    const Tensor& counts, int64_t clipped, double relative, double least, double l2,
+    const Tensor& steps, double b1, double b2, std::optional<Tensor> last, int64_t now) {
+  const Array array(weights, m, v);
+  const Clip clip{clipped, static_cast<float>(relative), static_cast<float>(least)};
+  TORCH_CHECK(grads.is_contiguous() && grads.size(1) == array.dim && clipped <= array.dim,
+              "gradients must be contiguous and as wide as the rows");
+  Happened happened;
+  with_width(array.dim, [&](auto width) {
+    happened = clip_and_step_of<width.value>(
+        array, rows.const_data_ptr<int64_t>(), rows.numel(), grads.const_data_ptr<float>(),
+        counts.const_data_ptr<int64_t>(), clip, 2.0 * l2, Betas(b1, b2), *steps_of(steps),
+        last ? last->data_ptr<int32_t>() : nullptr, now);
+  });
+  return {happened.clipped, happened.skipped};
+}
+
+// Whether the sum of squares of each row is finite for certain; it may be where the answer is no.
+bool are_finite(const Tensor& grads) {
+  TORCH_CHECK(grads.is_contiguous() && grads.scalar_type() == at::kFloat,
+              "gradients must be contiguous float32");
+  // Without a sign, numbers are in the order of their bits; infinity and NaN come last.
+  const float most = std::sqrt(FLT_MAX / std::max<int64_t>(grads.size(1), 1)) / 2.0f;
+  uint32_t limit;
+  std::memcpy(&limit, &most, sizeof limit);
+  const auto* all = static_cast<const uint32_t*>(grads.const_data_ptr());
+  const int64_t n = grads.numel(), each = CHUNK * 8;
+  bool finite = true;
+  in_parallel((n + each - 1) / each, [&](int64_t chunk) {
+    uint32_t largest = 0;
+    for (int64_t k = chunk * each; k < std::min((chunk + 1) * each, n); ++k)
+      largest = std::max(largest, all[k] & 0x7fffffffu);
+    if (largest > limit) __atomic_store_n(&finite, false, __ATOMIC_RELAXED);
+  });
+  return finite;
 }
 
 // A row and the step it is at.
@@ -367,8 +482,8 @@ void catch_up_lookup_(Tensor weights, Tensor m, Tensor v, Tensor last, const Ten
   for (const Behind& row : behind) Missed::check(missed.knows(row.at));
   const std::vector<Behind> ordered = missed.in_order(behind);
   const int64_t n = ordered.size();
-  in_parallel((n + CHUNK - 1) / CHUNK, [&](int64_t chunk) {
-    missed.catch_up(ordered.data() + chunk * CHUNK, std::min(CHUNK, n - chunk * CHUNK));
+  in_parallel((n + ROWS - 1) / ROWS, [&](int64_t chunk) {
+    missed.catch_up(ordered.data() + chunk * ROWS, std::min(ROWS, n - chunk * ROWS));
   });
 }
 
@@ -377,6 +492,8 @@ void catch_up_lookup_(Tensor weights, Tensor m, Tensor v, Tensor last, const Ten
 TORCH_LIBRARY_FRAGMENT(stampede, library) {
   library.def("measure_rows", &measure_rows);
   library.def("adam_rows_", &adam_rows_);
+  library.def("are_finite", &are_finite);
+  library.def("clip_and_step_rows_", &clip_and_step_rows_);
   library.def("catch_up_range_", &catch_up_range_);
   library.def("catch_up_lookup_", &catch_up_lookup_);
 }

@@ -131,6 +131,58 @@ def adam_rows_(
     )
 
 
+def are_finite(grads: Tensor) -> bool:
+    """Whether the sum of squares of each row of `[n, dim]` float32 is finite.
+
+    Only for certain: it may be where the answer is no.
+    """
+    return torch.ops.stampede.are_finite(grads)
+
+
+def clip_and_step_rows_(
+    weights: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    rows: Tensor,
+    grads: Tensor,
+    counts: Tensor,
+    clipped: int,
+    bounds: tuple[float, float],
+    l2: float,
+    constants: Tensor,
+    betas: tuple[float, float],
+    last: Tensor | None,
+    step: int,
+) -> tuple[int, int]:
+    """L2, clip and Adam step of the rows of a batch, in place and in one pass over them.
+
+    Args:
+        weights, exp_avg, exp_avg_sq, rows, constants, last, step: see `adam_rows_`.
+        grads: `[n, dim]` float32 without the L2 term, finite.
+        counts: `[n]` int64 occurrences of each row.
+        clipped: number of clipped columns, the first ones; 0 for no clip.
+        bounds: see `CowClip.row_bounds`.
+
+    Returns:
+        How many rows were clipped, and how many were left alone as their weights are not finite.
+    """
+    return torch.ops.stampede.clip_and_step_rows_(
+        weights,
+        exp_avg,
+        exp_avg_sq,
+        rows,
+        grads,
+        counts,
+        clipped,
+        *bounds,
+        l2,
+        constants,
+        *betas,
+        last,
+        step,
+    )
+
+
 def catch_up_range_(
     weights: Tensor,
     exp_avg: Tensor,

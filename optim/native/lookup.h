@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 namespace {
@@ -117,6 +118,21 @@ auto with_types(const Lookup& lookup, const Call& call) {
   };
   return lookup.ids_are_long ? with_offsets(static_cast<const int64_t*>(lookup.ids))
                              : with_offsets(static_cast<const int32_t*>(lookup.ids));
+}
+
+// Calls with the columns of a row as a constant where they are usual ones, and else with 0.
+template <typename Call>
+auto with_width(int64_t dim, const Call& call) {
+  switch (dim) {
+    case 4: return call(std::integral_constant<int, 4>());
+    case 8: return call(std::integral_constant<int, 8>());
+    case 12: return call(std::integral_constant<int, 12>());
+    case 16: return call(std::integral_constant<int, 16>());
+    case 20: return call(std::integral_constant<int, 20>());
+    case 32: return call(std::integral_constant<int, 32>());
+    case 64: return call(std::integral_constant<int, 64>());
+    default: return call(std::integral_constant<int, 0>());
+  }
 }
 
 template <typename Do>

@@ -3,7 +3,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <tuple>
-#include <type_traits>
 
 #include "lookup.h"
 
@@ -43,21 +42,6 @@ struct Marks {
     std::fill(summary, summary + summaries, 0);
   }
 };
-
-// Calls with the columns of a row as a constant where they are usual ones, and else with 0.
-template <typename Call>
-auto with_width(int64_t dim, const Call& call) {
-  switch (dim) {
-    case 4: return call(std::integral_constant<int, 4>());
-    case 8: return call(std::integral_constant<int, 8>());
-    case 12: return call(std::integral_constant<int, 12>());
-    case 16: return call(std::integral_constant<int, 16>());
-    case 20: return call(std::integral_constant<int, 20>());
-    case 32: return call(std::integral_constant<int, 32>());
-    case 64: return call(std::integral_constant<int, 64>());
-    default: return call(std::integral_constant<int, 0>());
-  }
-}
 
 // Samples whose bags are pooled one feature after the other, so that their output stays in cache.
 constexpr int64_t SAMPLES = 128;
