@@ -241,7 +241,7 @@ class GlobalBatches:
         ids, rows = read.ids.T, len(read.label)
         values, lengths = ids.reshape(-1), self._ones_of(tuple(ids.shape))
         # Told, as TorchRec would otherwise wait for a GPU that counts them.
-        ids_of_fields = None if read.bags else [rows] * len(self._fields)
+        ids_of_fields = [rows] * len(ids) + [len(bag.values) for bag in read.bags]
         if read.bags:
             values = torch.cat([values, *(bag.values.to(values.dtype) for bag in read.bags)])
             lengths = torch.cat([lengths, torch.stack([bag.lengths.int() for bag in read.bags])])

@@ -138,6 +138,9 @@ def check_batches(rows, cuts, single, multi, numbers, world_size, shuffle, half,
             assert batch.label.tolist() == arrays["label"][mine].tolist() + [0] * padding
             assert batch.weight.tolist() == arrays["weight"][mine].tolist() + [0] * padding
             assert batch.sparse.stride() == local
+            # TorchRec would count them, which on a GPU is a wait.
+            told = batch.sparse.length_per_key_or_none()
+            assert told == batch.sparse.lengths().view(len(fields), -1).sum(1).tolist()
             for i, field in enumerate(fields):
                 bags = batch.sparse[field].to_dense()
                 assert [bag.tolist() for bag in bags] == [
