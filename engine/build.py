@@ -10,6 +10,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.data import Dataset
+from stampede.engine.compilation import compile_network
 from stampede.engine.config import Config
 from stampede.engine.job import Job
 from stampede.engine.plan import make_plan, sharding_types
@@ -67,6 +68,7 @@ def build(
     if on_plan is not None:
         on_plan(figures)
     move_dense(model, processes.device)
+    compile_network(model.network, config.train.compile, processes.device)
     if processes.device.type == "cpu":
         # Compiled now, where they are not there yet, and not in the first step.
         native.available()

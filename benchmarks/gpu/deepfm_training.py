@@ -25,6 +25,15 @@ IDS, BATCHES = 33_800_000, (8192, 32768, 131072, 524288)
 # The paper's training: 10 epochs of nine tenths of Criteo Kaggle.
 PAPER_SAMPLES = 413e6
 STEPS, WARM_UP = 500, 20
+# Precision, which rows take a step, and whether the network is compiled; CUDA graphs on GPUs only.
+KINDS = (
+    ("tf32", "all", "none"),
+    ("tf32", "touched", "none"),
+    ("bf16", "all", "none"),
+    ("bf16", "touched", "none"),
+    ("bf16", "all", "default"),
+    ("bf16", "all", "cuda_graphs"),
+)
 FLOAT = 4
 
 
@@ -33,24 +42,34 @@ def measure(device: torch.device, quick: bool = False) -> dict:
 
     A window of steps ends with a flush of all rows, which counts. `share_of_gemm` is the time that
     the MLP's matrix products alone would take at the measured rate, of a step's; `share_of_copy`
-    the same for the bytes that lookup and update must move, at the measured bandwidth.
+    the same for the bytes that lookup and update must move, at the measured bandwidth. `failed` has
+    what could not be compiled.
     """
     sizes = cardinalities(20_000 if quick else IDS)
     batches, steps, rows = ((256,), 6, 4096) if quick else (BATCHES, STEPS, 1 << 25)
     floors = _floors(device, quick)
-    found: dict = {"floors": floors, "ids": sum(sizes), "runs": []}
+    found: dict = {"floors": floors, "ids": sum(sizes), "runs": [], "failed": []}
     with processes(device.type) as here:
         clicks = ResidentClicks(rows, sizes, device)
-        for precision in ("tf32", "bf16"):
-            for kept in ("all", "touched"):
-                job = deepfm(sizes, here.device, precision=precision, rows=kept)
-                for batch in batches:
-                    run = _run(job, clicks, batch, steps, here)
-                    run |= {"precision": precision, "rows": kept}
-                    run |= _shares(run, batch, precision, floors, sum(sizes))
-                    found["runs"].append(run)
-                    print(_line(run), flush=True)
-                del job
+        kinds = [kind for kind in KINDS if kind[2] != "cuda_graphs" or here.device.type == "cuda"]
+        for precision, rows_moved, compilation in kinds:
+            job = deepfm(
+                sizes, here.device, precision=precision, rows=rows_moved, compilation=compilation
+            )
+            for batch in batches:
+                kind = {"precision": precision, "rows": rows_moved, "compile": compilation}
+                try:
+                    run = kind | _run(job, clicks, batch, steps, here)
+                except Exception as failure:
+                    if compilation == "none":
+                        raise
+                    # What is compiled stands beside what is not; the rest goes on without it.
+                    found["failed"].append(kind | {"batch": batch, "why": repr(failure)[:500]})
+                    print(found["failed"][-1], flush=True)
+                    break
+                found["runs"].append(run | _shares(run, batch, precision, floors, sum(sizes)))
+                print(_line(found["runs"][-1]), flush=True)
+            del job
     return found
 
 
@@ -151,7 +170,8 @@ def _flops() -> int:
 
 def _line(run: dict) -> str:
     return (
-        f"{run['precision']} rows {run['rows']:<7} batch {run['batch']:>7,}: "
+        f"{run['precision']} rows {run['rows']:<7} compile {run['compile']:<11} "
+        f"batch {run['batch']:>7,}: "
         f"{run['samples_per_second'] / 1e6:8.2f} M samples/s, 413 M in "
         f"{run['seconds_for_413_million']:7.1f} s"
     )

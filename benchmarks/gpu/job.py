@@ -12,6 +12,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.data.synthetic import NUMBERS
+from stampede.engine.compilation import Compilation, compile_network
 from stampede.engine.job import Job
 from stampede.engine.precision import Precision, choose_precision
 from stampede.models import CTRModel, table_name
@@ -37,6 +38,7 @@ def deepfm(
     device: torch.device,
     *,
     precision: Precision = "fp32",
+    compilation: Compilation = "none",
     rows: str = "all",
     hidden: Sequence[int] = HIDDEN,
 ) -> Job:
@@ -44,7 +46,7 @@ def deepfm(
 
     Args:
         sizes: rows of each field's table.
-        precision, rows: as in the configuration.
+        precision, compilation, rows: as in the configuration.
     """
     vocabulary = {f"C{field + 1}": size for field, size in enumerate(sizes)}
     model = CTRModel("deepfm", vocabulary, NUMBERS, DIM, hidden, seed=0)
@@ -67,6 +69,7 @@ def deepfm(
         if child is not model.front:
             child.to(device)
     model.bias.data = model.bias.data.to(device)
+    compile_network(model.network, compilation, device)
     sharded = DistributedModelParallel(
         model,
         device=device,

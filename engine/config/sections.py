@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, create_model, model_validator
 
+from stampede.engine.compilation import Compilation
 from stampede.engine.config.data import DataSection, RawSection, SyntheticSection
 from stampede.engine.config.divergence import DivergenceSection
 from stampede.engine.config.embedding_optimizers import (
@@ -96,6 +97,11 @@ class TrainSection(Section):
     precision: Precision = Field(
         "fp32",
         description="of the dense layers; tf32 is for GPUs, bf16 is taken where it is faster",
+    )
+    compile: Compilation = Field(
+        "none",
+        description="of the network, by torch.compile; cuda_graphs, on a GPU, also launches it as "
+        "one; on a CPU none is the fastest",
     )
     log_every: int = Field(20, ge=1, description="steps between two lines of metrics.jsonl")
     clip_stats_every: int = Field(

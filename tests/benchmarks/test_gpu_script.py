@@ -30,9 +30,15 @@ def test_all_parts_run_and_leave_their_results(tmp_path):
     assert set(found["correctness"].values()) == {"ok"}
     assert set(found["update"]) == {"256", "512"}
     runs = found["training"]["runs"]
-    assert {(run["precision"], run["rows"]) for run in runs} == {
-        (precision, rows) for precision in ("tf32", "bf16") for rows in ("all", "touched")
+    assert {(run["precision"], run["rows"], run["compile"]) for run in runs} == {
+        ("bf16", "all", "default"),
+        *(
+            (precision, rows, "none")
+            for precision in ("tf32", "bf16")
+            for rows in ("all", "touched")
+        ),
     }
+    assert not found["training"]["failed"]
     assert all(run["samples_per_second"] > 0 < run["distinct_rows_a_step"] for run in runs)
     assert found["profile"][0]["microseconds_a_step"] > 0
 
