@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from stampede.models.embedding_front import EmbeddingFront
-from stampede.models.mlp import is_plain, linear
+from stampede.models.embedding_front import EmbeddingFront, StoredColumns
+from stampede.models.mlp import is_one_column, is_plain, linear
 from stampede.models.registry import NetworkShape, network
 from stampede.native import switched_off
 from stampede.settings import Section, SettingsError
@@ -66,6 +66,8 @@ class CTRModel(nn.Module):
             torch.default_generator.manual_seed(seed)
             self.network = registered.build(shape, generator, options or registered.options())
             _check_logits(name, self.network, shape)
+            if registered.first_order and _has_own_first_order(self.network):
+                _check_logits(name, self.network, shape, with_first_order=True)
             if registered.first_order and numbers:
                 self.number_weights = linear(numbers, 1, generator, bias=False)
 
@@ -100,23 +102,54 @@ class CTRModel(nn.Module):
         network, weights = self.network, self.number_weights
         return (
             self.first_order
-            and hasattr(type(network), "with_first_order")
+            and _has_own_first_order(network)
             and is_plain(network, type(network))
-            and (weights is None or is_plain(weights, nn.Linear))
+            and (weights is None or (is_plain(weights, nn.Linear) and is_one_column(weights)))
         )
 
 
-def _check_logits(name: str, module: nn.Module, shape: NetworkShape) -> None:
+def _has_own_first_order(network: nn.Module) -> bool:
+    """Whether its `with_first_order` is that of its `forward`, not of a class it overrides."""
+    for kind in type(network).__mro__:
+        if "with_first_order" in vars(kind):
+            return True
+        if "forward" in vars(kind):
+            return False
+    return False
+
+
+class _WithFirstOrder(nn.Module):
+    """Calls a network's `with_first_order`."""
+
+    def __init__(self, network: nn.Module, dim: int) -> None:
+        super().__init__()
+        self.network, self._dim = network, dim
+
+    def forward(self, rows: Tensor, numbers: Tensor) -> Tensor:
+        weights = numbers.new_zeros(1, numbers.shape[1])
+        return self.network.with_first_order(rows, self._dim, numbers, weights)
+
+
+def _check_logits(
+    name: str, network: nn.Module, shape: NetworkShape, *, with_first_order: bool = False
+) -> None:
     """Refuse a network that cannot be called, changes its inputs, or whose logits would broadcast.
 
     It is tried as it is evaluated and as it is trained; its weights and buffers are left alone.
+
+    Args:
+        with_first_order: whether its method of that name is called instead of `forward`.
     """
-    samples = 2
+    samples, rows = 2, "embeddings"
+    module, width, method = network, shape.dim, "forward"
+    if with_first_order:
+        module, method = _WithFirstOrder(network, shape.dim), "with_first_order"
+        rows, width = "stored rows", StoredColumns(shape.dim).stored
     was_training = module.training
     for training in (False, True):
         module.train(training)
         inputs = {
-            "embeddings": torch.zeros(samples, shape.fields, shape.dim),
+            rows: torch.zeros(samples, shape.fields, width),
             "numbers": torch.zeros(samples, shape.numbers),
         }
         # Counted by torch: zeros may be zeros still after they were changed.
@@ -128,20 +161,20 @@ def _check_logits(name: str, module: nn.Module, shape: NetworkShape) -> None:
                 logits = functional_call(module, state, tuple(inputs.values()))
         except Exception as failure:
             raise SettingsError(
-                f"model.name: the network {name!r} fails for embeddings [{samples}, "
-                f"{shape.fields}, {shape.dim}] and numbers [{samples}, {shape.numbers}]: "
+                f"model.name: the network {name!r} fails for {rows} [{samples}, "
+                f"{shape.fields}, {width}] and numbers [{samples}, {shape.numbers}]: "
                 f"{type(failure).__name__}: {failure}"
             ) from failure
         found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         if found != [samples]:
             raise SettingsError(
                 f"model.name: the network {name!r} returns {found} for {samples} samples; its "
-                "forward must return logits of shape [batch], one per sample"
+                f"{method} must return logits of shape [batch], one per sample"
             )
         changed = [key for key, tensor in inputs.items() if tensor._version != before[key]]
         if changed:
             raise SettingsError(
-                f"model.name: the network {name!r} changes its {changed[0]} in place; its forward "
+                f"model.name: the network {name!r} changes its {changed[0]} in place; its {method} "
                 f"must leave them as they are: write for example `x = {changed[0]} * 2` instead of "
                 f"`{changed[0]}.mul_(2)`, and nothing with inplace=True on them"
             )

@@ -37,6 +37,9 @@ class DeepFM(nn.Module):
     def with_first_order(
         self, stored: Tensor, dim: int, dense: Tensor, number_weights: Tensor | None
     ) -> Tensor:
-        """Logits with the first-order term, see `register`; in fewer passes over the rows."""
+        """Logits `[batch]` with the first-order term, in fewer passes over the rows.
+
+        See `register` for arguments and for when it is called.
+        """
         inputs, orders = joined_with_orders(stored, dim, dense, number_weights)
         return orders + self.mlp(inputs)

@@ -29,7 +29,7 @@ class _SecondOrder(torch.autograd.Function):
     @differentiable_once
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:
         embeddings, total = ctx.saved_tensors
-        return (total.unsqueeze(1) - embeddings).mul_(grad[:, None, None])
+        return (total.unsqueeze(1) - embeddings) * grad[:, None, None]
 
 
 @torch.fx.wrap  # TorchRec's pipelines trace the model; what happens within is not theirs to see.

@@ -105,10 +105,11 @@ class MLP(nn.Module):
         """Logits `[batch]`."""
         hidden, output = self.hidden, self.output
         layers = _plain_layers(hidden) if is_plain(hidden, HiddenLayers) else None
-        if layers is None or not is_plain(output, nn.Linear) or not _is_one_column(output):
+        if layers is None or not is_plain(output, nn.Linear) or not is_one_column(output):
             return output(hidden(inputs)).squeeze(1)
         return relu_layers(inputs, layers, output).squeeze(1)
 
 
-def _is_one_column(output: nn.Linear) -> bool:
+def is_one_column(output: nn.Linear) -> bool:
+    """Whether all it does is a product with one column of weights."""
     return output.bias is None and output.out_features == 1

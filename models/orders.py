@@ -59,9 +59,9 @@ def joined_with_orders(
 ) -> tuple[Tensor, Tensor]:
     """`[e_1 .. e_F, x]`, and `sum_f w_f + <w, x> + sum_{i<j} <e_i, e_j>`, of each sample.
 
-    In training on a CPU that is one pass over the rows, and the first is bfloat16 where autocast
-    says so. Without gradients plain torch computes it, so that an exported model gives the same
-    bits.
+    In training on a CPU that is one pass over the rows, differentiable once; the first is bfloat16
+    where autocast says so, the second float32. Without gradients plain torch computes it, so that
+    an exported model gives the same bits.
 
     Args:
         stored: `[batch, fields, stored width]`, see `StoredColumns`.
@@ -71,6 +71,9 @@ def joined_with_orders(
 
     Returns:
         `[batch, fields * dim + n]` and `[batch]`.
+
+    Raises:
+        RuntimeError: where it is differentiable once, a gradient is to be differentiated again.
     """
     dtype = _dtype_of_kernels(stored, numbers, number_weights)
     if dtype is not None:

@@ -92,10 +92,12 @@ def register(
     `[batch, numbers]` to logits `[batch]`. A global batch is divided among processes, and on a CPU
     into tiles, so a sample's logit must not depend on other samples (batch norm would see tiles).
     It must not change its inputs in place.
-    It may have a method `with_first_order(stored, dim, numbers, number_weights)` that returns the
-    logits with the first-order term, where it can do both in fewer passes: of rows `[batch, fields,
-    stored width]`, see `StoredColumns`, and of weights `[1, numbers]` or None. The model calls it
-    instead, unless somebody has hooked the module.
+    With `first_order`, it may have a method `with_first_order(stored, dim, numbers,
+    number_weights)` that returns `forward` plus the first-order term, `[batch]`, where it can do
+    both in fewer passes: of rows `[batch, fields, stored width]`, see `StoredColumns`, and of
+    weights `[1, numbers]` or None. The model calls it instead of `forward`, unless the network or
+    the layer of `number_weights` was hooked, replaced or compiled, or a subclass has a `forward`
+    of its own.
     It may have a method `l2_terms()` that returns pairs of a parameter and a coefficient c, for
     `c * ||w||^2` in the loss.
 

@@ -103,18 +103,22 @@ class CowClip:
         return self.granularity in ("global", "field", "field_adaptive")
 
     def row_bounds(self, width: int) -> tuple[float, float]:
-        """What a row's threshold for one occurrence is made of, where each row has one.
+        """`relative` and `least` of `max(relative * ||w||, least) * max(count, 1)`.
+
+        That is the largest norm of each row's gradient.
 
         Args:
             width: number of clipped columns of the whole table, never a padded one.
 
-        Returns:
-            `relative` and `least` of `max(relative * norm of the weights, least)`.
+        Raises:
+            ValueError: rows have no thresholds of their own, see `by_row`.
         """
         if self.granularity == "row":
             return 0.0, self.threshold
+        if self.granularity != "cowclip":
+            raise ValueError(f"granularity {self.granularity!r} has no threshold for each row")
         if self.variant == "reference":
-            return self.ratio, self.ratio * self.ratio * math.sqrt(width) * self.bound
+            return self.ratio, self.ratio * (self.ratio * math.sqrt(width) * self.bound)
         return self.ratio, self.bound
 
     def may_clip_decay(self, l2: float) -> bool:
@@ -156,7 +160,9 @@ def row_threshold(weight_norm: Tensor, counts: Tensor, width: int, clip: CowClip
         counts, width, clip: see `row_factor`.
     """
     relative, least = clip.row_bounds(width)
-    threshold = (relative * weight_norm).clamp_min(least)
+    # An infinite norm times 0 would be none.
+    of_weights = relative * weight_norm if relative else torch.zeros_like(weight_norm)
+    threshold = of_weights.clamp_min(least)
     return threshold * counts.clamp_min(1).to(threshold.dtype)
 
 

@@ -6,13 +6,15 @@ import torch
 
 from stampede.optim.missed_steps import steps_by_kernel, take_step_
 from stampede.optim.native import kernels
-from stampede.optim.nonfinite import NonFiniteGradientError
 from stampede.optim.reduction import PendingUpdate
 
 
 def is_one_pass(update: PendingUpdate) -> bool:
-    """Whether the C++ kernel does all of an update, whose gradients are finite."""
-    array, grads = update.array, update.batch.grads
+    """Whether the C++ kernel does all of an update. It changes nothing by itself.
+
+    Gradients that are not finite are left to the passes that tell which rows they are of.
+    """
+    array, (rows, grads, _) = update.array, update.batch
     settings = array.settings
     alone = not (array.is_split or settings.clip.by_table or settings.needs_all_rows)
     return (
@@ -20,24 +22,16 @@ def is_one_pass(update: PendingUpdate) -> bool:
         and steps_by_kernel(array)
         and grads.dtype == torch.float32
         and grads.is_contiguous()
-        and kernels.are_finite(grads)
+        and kernels.are_finite(array.weights, rows, grads, settings.l2)
     )
 
 
-def step_in_one_pass_(update: PendingUpdate) -> tuple[int, int]:
-    """The step of an array for which `is_one_pass` is true.
-
-    Returns:
-        How many rows were clipped, and how many were left alone as their weights are not finite.
-
-    Raises:
-        NonFiniteGradientError: the weights of a row are not finite where the settings do not allow
-            it. Other rows have taken the step.
-    """
+def step_in_one_pass_(update: PendingUpdate) -> int:
+    """The step of an array for which `is_one_pass` is true; returns how many rows were clipped."""
     array, (rows, grads, counts) = update.array, update.batch
     settings = array.settings
     is_clipped = settings.clip.by_row
-    clipped, skipped = take_step_(
+    return take_step_(
         array,
         update.lr,
         update.step,
@@ -56,9 +50,3 @@ def step_in_one_pass_(update: PendingUpdate) -> tuple[int, int]:
             step,
         ),
     )
-    if skipped and settings.on_nonfinite == "error":
-        raise NonFiniteGradientError(
-            f"the weights of {skipped} embedding rows were not finite before this step; load an "
-            "earlier checkpoint (on_nonfinite='skip_row' would leave such rows alone)"
-        )
-    return clipped, skipped

@@ -114,11 +114,9 @@ def _without_frozen_row(update: PendingUpdate) -> PendingUpdate:
 
 
 def _step_in_one_pass(update: PendingUpdate) -> Outcome:
-    clipped, skipped = step_in_one_pass_(update)
-    counted = int(update.array.counts_rows)
-    device = update.array.weights.device
-    numbers = len(update.batch.rows) - skipped, clipped, skipped
-    return Outcome(*(torch.tensor(number * counted, device=device) for number in numbers))
+    clipped, counted = step_in_one_pass_(update), int(update.array.counts_rows)
+    numbers = len(update.batch.rows), clipped, 0
+    return Outcome(*(torch.tensor(number * counted) for number in numbers))
 
 
 def _begin(update: PendingUpdate) -> _Work:

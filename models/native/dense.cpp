@@ -50,6 +50,13 @@ void each_block(int64_t rows, const Do& task) {
   });
 }
 
+// The sums of blocks, in order.
+void add_up(const float* sums, int64_t blocks, int64_t columns, float* sum) {
+  std::fill(sum, sum + columns, 0.0f);
+  for (int64_t block = 0; block < blocks; ++block)
+    for (int64_t c = 0; c < columns; ++c) sum[c] += sums[block * columns + c];
+}
+
 template <typename Value>
 void relu_backward_of(const Value* grad, const Value* output, int64_t rows, int64_t columns,
                       Value* masked, float* sums, float* sum) {
@@ -66,9 +73,7 @@ void relu_backward_of(const Value* grad, const Value* output, int64_t rows, int6
       }
     }
   });
-  std::fill(sum, sum + columns, 0.0f);
-  for (int64_t block = 0; block < (rows + ROWS - 1) / ROWS; ++block)
-    for (int64_t c = 0; c < columns; ++c) sum[c] += sums[block * columns + c];
+  add_up(sums, (rows + ROWS - 1) / ROWS, columns, sum);
 }
 
 // Of `y = relu(z)` the gradient of z, and its float32 sum over the rows. It is written into y where
@@ -420,6 +425,11 @@ std::tuple<Tensor, Tensor> join_backward(const Tensor& of_joined, const Tensor& 
   const StoredRows from(stored, dim);
   const Numbers given(numbers, std::nullopt);
   check_matrix(of_joined, "the gradient");
+  const int64_t samples = from.samples, width = from.fields * dim + given.count;
+  TORCH_CHECK(numbers.size(0) == samples && of_joined.size(0) == samples &&
+                  of_joined.size(1) == width && of_orders.numel() == samples &&
+                  total.numel() == samples * dim,
+              "gradients, sums and numbers must be those of the rows");
   TORCH_CHECK(of_orders.is_contiguous() && of_orders.scalar_type() == at::kFloat &&
                   total.is_contiguous(),
               "gradient and sums must be contiguous float32");
@@ -433,7 +443,9 @@ std::tuple<Tensor, Tensor> join_backward(const Tensor& of_joined, const Tensor& 
   else
     join_backward_of(from, given, static_cast<const uint16_t*>(of_joined.const_data_ptr()), factors,
                      totals, to, each);
-  return {grad, sums.sum(0, true)};
+  Tensor of_weights = at::empty({1, given.count}, at::kFloat);
+  add_up(each, sums.size(0), given.count, of_weights.data_ptr<float>());
+  return {grad, of_weights};
 }
 
 // The gradient of stored rows `[samples, fields, stored]` from that of their embeddings and that of

@@ -3,7 +3,6 @@
 
 #include <cfloat>
 #include <cmath>
-#include <cstring>
 #include <tuple>
 
 #include "lookup.h"
@@ -138,46 +137,33 @@ struct Clip {
   float relative, least;
 };
 
-// What happened to rows: threads add up.
-struct Happened {
-  int64_t clipped = 0, skipped = 0;
-  void add(const Happened& some) {
-    __atomic_fetch_add(&clipped, some.clipped, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&skipped, some.skipped, __ATOMIC_RELAXED);
-  }
-};
-
-// What the clipped columns of a gradient `g` are multiplied by; NaN where a sum is not finite.
-template <typename Sum>
-float clip_factor(const float* g, const float* w, int64_t dim, int64_t count, const Clip& clip) {
-  Sum of_grad = 0, of_rest = 0, of_weight = 0;
-#pragma omp simd reduction(+ : of_grad, of_rest, of_weight)
+// What the clipped columns of a gradient `g` are multiplied by.
+inline float clip_factor(const float* g, const float* w, int64_t dim, int64_t count,
+                         const Clip& clip) {
+  float of_grad = 0, of_weight = 0;
+#pragma omp simd reduction(+ : of_grad, of_weight)
   for (int64_t d = 0; d < dim; ++d) {
-    const bool is_clipped = d < clip.columns;
-    const Sum square = static_cast<Sum>(g[d]) * g[d];
-    of_grad += is_clipped ? square : 0;
-    of_rest += is_clipped ? 0 : square;
-    of_weight += is_clipped ? static_cast<Sum>(w[d]) * w[d] : 0;
+    of_grad += d < clip.columns ? g[d] * g[d] : 0.0f;
+    of_weight += d < clip.columns ? w[d] * w[d] : 0.0f;
   }
-  if (!std::isfinite(of_grad + of_rest + of_weight)) return NAN;
-  const Sum norm = std::sqrt(of_grad);
-  const Sum most = std::max<Sum>(clip.relative * std::sqrt(of_weight), clip.least) *
-                   static_cast<Sum>(std::max<int64_t>(count, 1));
+  // An infinite norm times 0 would be none.
+  const float of_row = clip.relative > 0.0f ? clip.relative * std::sqrt(of_weight) : 0.0f;
+  const float norm = std::sqrt(of_grad);
+  const float most = std::max(of_row, clip.least) * static_cast<float>(std::max<int64_t>(count, 1));
   return norm > most ? most / norm : 1.0f;
 }
 
-// L2, clip and step of the rows of a batch in one pass over them. A row whose weights are not
-// finite is left alone.
+// L2, clip and step of the rows of a batch in one pass over them; returns how many were clipped.
 template <int WIDTH>
-Happened clip_and_step_of(const Array& array, const int64_t* rows, int64_t n, const float* grads,
-                          const int64_t* counts, const Clip& clip, float decay, const Betas& betas,
-                          const Step& step, int32_t* at_step, int32_t now) {
+int64_t clip_and_step_of(const Array& array, const int64_t* rows, int64_t n, const float* grads,
+                         const int64_t* counts, const Clip& clip, float decay, const Betas& betas,
+                         const Step& step, int32_t* at_step, int32_t now) {
   const int64_t dim = WIDTH ? WIDTH : array.dim;
-  Happened all;
+  int64_t clipped = 0;
   in_parallel((n + ROWS - 1) / ROWS, [&](int64_t chunk) {
-    Happened here;
     std::vector<float> decayed(dim);
     float* g = decayed.data();
+    int64_t clipped_here = 0;
     const int64_t stop = std::min((chunk + 1) * ROWS, n);
     for (int64_t k = chunk * ROWS; k < stop; ++k) {
       if (k + AHEAD < stop) array.prefetch(rows[k + AHEAD]);
@@ -186,61 +172,67 @@ Happened clip_and_step_of(const Array& array, const int64_t* rows, int64_t n, co
       float *__restrict w = array.weights + at, *__restrict first = array.m + at,
             *__restrict second = array.v + at;
       for (int64_t d = 0; d < dim; ++d) g[d] = fma(decay, w[d], from[d]);
-      float factor = clip_factor<float>(g, w, dim, counts[k], clip);
-      // Squares of large numbers are none of float32.
-      if (std::isnan(factor)) factor = clip_factor<double>(g, w, dim, counts[k], clip);
-      if (std::isnan(factor)) {
-        ++here.skipped;
-        continue;
-      }
-      here.clipped += factor < 1.0f;
+      const float factor = clip_factor(g, w, dim, counts[k], clip);
+      clipped_here += factor < 1.0f;
 #pragma omp simd
       for (int64_t d = 0; d < dim; ++d)
         adam(w[d], first[d], second[d], d < clip.columns ? g[d] * factor : g[d], betas, step);
       if (at_step) at_step[rows[k]] = now;
     }
-    all.add(here);
+    __atomic_fetch_add(&clipped, clipped_here, __ATOMIC_RELAXED);
   });
-  return all;
+  return clipped;
 }
 
-// How many rows were clipped, and how many left alone.
-std::tuple<int64_t, int64_t> clip_and_step_rows_(
-    Tensor weights, Tensor m, Tensor v, const Tensor& rows, const Tensor& grads,
-    const Tensor& counts, int64_t clipped, double relative, double least, double l2,
-    const Tensor& steps, double b1, double b2, std::optional<Tensor> last, int64_t now) {
+int64_t clip_and_step_rows_(Tensor weights, Tensor m, Tensor v, const Tensor& rows,
+                            const Tensor& grads, const Tensor& counts, int64_t columns,
+                            double relative, double least, double l2, const Tensor& steps,
+                            double b1, double b2, std::optional<Tensor> last, int64_t now) {
   const Array array(weights, m, v);
-  const Clip clip{clipped, static_cast<float>(relative), static_cast<float>(least)};
-  TORCH_CHECK(grads.is_contiguous() && grads.size(1) == array.dim && clipped <= array.dim,
+  const Clip clip{columns, static_cast<float>(relative), static_cast<float>(least)};
+  TORCH_CHECK(grads.is_contiguous() && grads.size(1) == array.dim && columns <= array.dim,
               "gradients must be contiguous and as wide as the rows");
-  Happened happened;
-  with_width(array.dim, [&](auto width) {
-    happened = clip_and_step_of<width.value>(
+  return with_width(array.dim, [&](auto width) {
+    return clip_and_step_of<width.value>(
         array, rows.const_data_ptr<int64_t>(), rows.numel(), grads.const_data_ptr<float>(),
         counts.const_data_ptr<int64_t>(), clip, 2.0 * l2, Betas(b1, b2), *steps_of(steps),
         last ? last->data_ptr<int32_t>() : nullptr, now);
   });
-  return {happened.clipped, happened.skipped};
 }
 
-// Whether the sum of squares of each row is finite for certain; it may be where the answer is no.
-bool are_finite(const Tensor& grads) {
-  TORCH_CHECK(grads.is_contiguous() && grads.scalar_type() == at::kFloat,
-              "gradients must be contiguous float32");
-  // Without a sign, numbers are in the order of their bits; infinity and NaN come last.
-  const float most = std::sqrt(FLT_MAX / std::max<int64_t>(grads.size(1), 1)) / 2.0f;
-  uint32_t limit;
-  std::memcpy(&limit, &most, sizeof limit);
-  const auto* all = static_cast<const uint32_t*>(grads.const_data_ptr());
-  const int64_t n = grads.numel(), each = CHUNK * 8;
+// Whether the squared norm of each row's gradient, L2 included, is finite.
+template <int WIDTH>
+bool are_finite_of(const float* weights, const int64_t* rows, int64_t n, const float* grads,
+                   int64_t columns, float decay) {
+  const int64_t dim = WIDTH ? WIDTH : columns;
   bool finite = true;
-  in_parallel((n + each - 1) / each, [&](int64_t chunk) {
-    uint32_t largest = 0;
-    for (int64_t k = chunk * each; k < std::min((chunk + 1) * each, n); ++k)
-      largest = std::max(largest, all[k] & 0x7fffffffu);
-    if (largest > limit) __atomic_store_n(&finite, false, __ATOMIC_RELAXED);
+  in_parallel((n + ROWS - 1) / ROWS, [&](int64_t chunk) {
+    bool here = true;
+    const int64_t stop = std::min((chunk + 1) * ROWS, n);
+    for (int64_t k = chunk * ROWS; k < stop; ++k) {
+      if (k + 2 * AHEAD < stop) __builtin_prefetch(weights + rows[k + 2 * AHEAD] * dim);
+      const float *w = weights + rows[k] * dim, *from = grads + k * dim;
+      float squares = 0;
+#pragma omp simd reduction(+ : squares)
+      for (int64_t d = 0; d < dim; ++d) {
+        const float g = fma(decay, w[d], from[d]);
+        squares += g * g;
+      }
+      here &= std::isfinite(squares);
+    }
+    if (!here) __atomic_store_n(&finite, false, __ATOMIC_RELAXED);
   });
   return finite;
+}
+
+bool are_finite(const Tensor& weights, const Tensor& rows, const Tensor& grads, double l2) {
+  TORCH_CHECK(grads.is_contiguous() && weights.is_contiguous() && grads.size(1) == weights.size(1),
+              "gradients must be contiguous and as wide as the rows");
+  return with_width(weights.size(1), [&](auto width) {
+    return are_finite_of<width.value>(weights.const_data_ptr<float>(),
+                                      rows.const_data_ptr<int64_t>(), rows.numel(),
+                                      grads.const_data_ptr<float>(), weights.size(1), 2.0 * l2);
+  });
 }
 
 // A row and the step it is at.

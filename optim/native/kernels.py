@@ -131,12 +131,13 @@ def adam_rows_(
     )
 
 
-def are_finite(grads: Tensor) -> bool:
-    """Whether the sum of squares of each row of `[n, dim]` float32 is finite.
+def are_finite(weights: Tensor, rows: Tensor, grads: Tensor, l2: float) -> bool:
+    """Whether the squared norm of the gradient of each row, with its L2 term, is finite.
 
-    Only for certain: it may be where the answer is no.
+    Args:
+        weights, rows, grads, l2: see `measure_rows`.
     """
-    return torch.ops.stampede.are_finite(grads)
+    return torch.ops.stampede.are_finite(weights, rows, grads, l2)
 
 
 def clip_and_step_rows_(
@@ -153,18 +154,18 @@ def clip_and_step_rows_(
     betas: tuple[float, float],
     last: Tensor | None,
     step: int,
-) -> tuple[int, int]:
+) -> int:
     """L2, clip and Adam step of the rows of a batch, in place and in one pass over them.
 
     Args:
         weights, exp_avg, exp_avg_sq, rows, constants, last, step: see `adam_rows_`.
-        grads: `[n, dim]` float32 without the L2 term, finite.
+        grads: `[n, dim]` float32 without the L2 term; with it `are_finite`.
         counts: `[n]` int64 occurrences of each row.
         clipped: number of clipped columns, the first ones; 0 for no clip.
         bounds: see `CowClip.row_bounds`.
 
     Returns:
-        How many rows were clipped, and how many were left alone as their weights are not finite.
+        How many rows were clipped.
     """
     return torch.ops.stampede.clip_and_step_rows_(
         weights,

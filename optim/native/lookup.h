@@ -1,7 +1,8 @@
 // A lookup's ids, and what all kernels of rows share.
 //
 // Every result is the same for any number of threads: a row belongs to one thread, which adds its
-// occurrences in the order in which they stand. Multiplications and additions are fused only where
+// occurrences block by block of samples and, within a block, in the order in which they stand.
+// Multiplications and additions are fused only where
 // `fma` says so, or two places could round one formula differently.
 #pragma once
 

@@ -43,7 +43,8 @@ struct Marks {
   }
 };
 
-// Samples whose bags are pooled one feature after the other, so that their output stays in cache.
+// Samples whose bags are pooled, or their gradients added, one feature after the other, so that the
+// output and its gradient stay in cache. Sums depend on it in their last places.
 constexpr int64_t SAMPLES = 128;
 // Tasks for each thread, where they do not take equally long.
 constexpr int64_t TASKS = 2;
@@ -243,21 +244,25 @@ void pool(const Lookup& lookup, const Ids& ids, const Offsets& offsets, const fl
       const auto row_of = [&](int64_t i) { return rows + table.row(ids[i]) * dim; };
       const int64_t last = offsets[f * lookup.bags + end] - start;
       int64_t fetched = offsets[f * lookup.bags + begin] - start;
-      for (int64_t b = begin; b < end; ++b) {
-        const int64_t bag = f * lookup.bags + b;
-        const int64_t first = offsets[bag] - start, stop = offsets[bag + 1] - start;
-        float* to = output + b * stride + f * dim;
-        for (; fetched < std::min(stop - 1 + WAITING, last); ++fetched) {
+      const auto fetch_after = [&](int64_t i) {
+        for (; fetched < std::min(i + WAITING, last); ++fetched) {
           const float* soon = row_of(fetched);
           __builtin_prefetch(soon);
           __builtin_prefetch(soon + dim - 1);
         }
+      };
+      for (int64_t b = begin; b < end; ++b) {
+        const int64_t bag = f * lookup.bags + b;
+        const int64_t first = offsets[bag] - start, stop = offsets[bag + 1] - start;
+        float* to = output + b * stride + f * dim;
         if (stop - first == 1 && !weights) {
+          fetch_after(first);
           std::copy_n(row_of(first), dim, to);
           continue;
         }
         std::fill_n(to, dim, 0.0f);
         for (int64_t i = first; i < stop; ++i) {
+          fetch_after(i);
           float factor = weights ? weights[i] : 1.0f;
           if (mean) factor *= 1.0f / static_cast<float>(stop - first);
           add_row<WIDTH>(to, row_of(i), factor, weights || mean, dim);

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -13,27 +11,6 @@ from stampede.optim.triton.adam import adam_step
 from stampede.optim.triton.block_sizes import BlockSizes, block_sizes
 from stampede.optim.triton.runs import SortedRuns
 from stampede.optim.triton.sum_runs import RowSums
-
-
-def threshold_terms(clip: CowClip, width: int) -> tuple[float, float]:
-    """Two numbers that give each row's threshold, `max(ratio * ||w||, lowest) * max(count, 1)`.
-
-    Mirrors `stampede.optim.clip.row_factor`.
-
-    Args:
-        clip: settings with a threshold for each row (`row`, `cowclip`).
-        width: number of clipped columns of the whole table, never a padded one.
-
-    Raises:
-        ValueError: the settings have no such threshold.
-    """
-    if clip.granularity == "row":
-        return 0.0, clip.threshold
-    if clip.granularity != "cowclip":
-        raise ValueError(f"granularity {clip.granularity!r} has no threshold for each row")
-    if clip.variant == "reference":
-        return clip.ratio, clip.ratio * (clip.ratio * math.sqrt(width) * clip.bound)
-    return clip.ratio, clip.bound
 
 
 def update_rows_(
@@ -76,7 +53,7 @@ def update_rows_(
     dim = weights.shape[1]
     sizes = sizes or block_sizes(dim, runs.occurrences)
     clips = clip.granularity != "none"
-    ratio, lowest = threshold_terms(clip, width) if clips else (0.0, 0.0)
+    ratio, lowest = clip.row_bounds(width) if clips else (0.0, 0.0)
     _update_rows[(triton.cdiv(runs.capacity, sizes.rows),)](
         weights,
         exp_avg,

@@ -8,9 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from stampede.models import CTRModel, StoredColumns
+from stampede.models import CTRModel, NetworkShape, StoredColumns
+from stampede.models.ctr_model import _check_logits
+from stampede.models.deepfm import DeepFM
 from stampede.models.orders import joined_with_orders
 from stampede.native import switched_off
+from stampede.settings import SettingsError
 from support.dense import PRECISIONS, assert_near, autocast, rounded
 
 KERNEL = "_JoinedWithOrders"
@@ -68,14 +71,16 @@ def test_pairs_by_brute_force():
         assert joined.tolist() == [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]]
 
 
-def test_nan_and_infinity_are_passed_on():
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_nan_and_infinity_are_passed_on(precision):
     stored = torch.zeros(4, 2, 4)
     stored[1, 0, 0], stored[2, 1, 2], stored[3, 0, 1] = float("nan"), float("nan"), float("inf")
     stored.requires_grad_()
-    joined, orders = joined_with_orders(stored, 2, torch.zeros(4, 0), None)
+    with autocast(precision):
+        joined, orders = joined_with_orders(stored, 2, torch.zeros(4, 0), None)
     assert orders[0] == 0 and orders[1].isnan() and orders[2].isnan()
     assert not orders[3].isfinite()
-    torch.testing.assert_close(joined, stored[..., :2].flatten(1), equal_nan=True)
+    torch.testing.assert_close(joined.float(), stored[..., :2].flatten(1), equal_nan=True)
     orders.backward(torch.tensor([float("nan"), 1.0, 2.0, 3.0]))
     assert stored.grad[0, :, :3].isnan().all()
     assert stored.grad[1:, :, 2].tolist() == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
@@ -130,11 +135,23 @@ def deepfm(numbers=2):
     return model
 
 
-def outcome(model, rows, numbers):
+def steps_of(node):
+    """Names of the functions that a gradient passes through."""
+    names, waiting = set(), [node]
+    while waiting:
+        node = waiting.pop()
+        if node is not None:
+            names.add(node.name())
+            waiting += [following for following, _ in node.next_functions]
+    return names
+
+
+def outcome(model, rows, numbers, *, in_one_pass=True):
     """Logits, and gradients of rows and parameters."""
     model.zero_grad()
     rows = rows.clone().requires_grad_()
     logits = model.logits(rows, numbers)
+    assert any(KERNEL in name for name in steps_of(logits.grad_fn)) == in_one_pass
     logits.square().sum().backward()
     dense = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     return [logits.detach(), rows.grad, *dense]
@@ -151,10 +168,12 @@ def test_a_model_gives_what_its_parts_do(numbers):
         expected = expected + model.number_weights(given).squeeze(1)
     torch.testing.assert_close(found[0], expected.detach())
     with switched_off():
-        torch.testing.assert_close(found, outcome(model, rows, given))
+        torch.testing.assert_close(found, outcome(model, rows, given, in_one_pass=False))
 
 
-@pytest.mark.parametrize("hooked", ["network", "number_weights", "another network"])
+@pytest.mark.parametrize(
+    "hooked", ["network", "number_weights", "another network", "a layer with a bias"]
+)
 def test_modules_that_are_hooked_or_replaced_are_called(hooked):
     model, rows, numbers = deepfm(), torch.randn(70, 8), torch.randn(70, 2)
     plain = outcome(model, rows, numbers)
@@ -167,12 +186,69 @@ def test_modules_that_are_hooked_or_replaced_are_called(hooked):
                 return embeddings.sum((1, 2))
 
         model.network = Sum()
+    elif hooked == "a layer with a bias":
+        seen.append(70)
+        layer, model.number_weights = model.number_weights, nn.Linear(2, 1)
+        with torch.no_grad():
+            model.number_weights.weight.copy_(layer.weight)
+            model.number_weights.bias.fill_(3.0)
     else:
         getattr(model, hooked).register_forward_hook(lambda *_: seen.append(70))
-    found = outcome(model, rows, numbers)
+    found = outcome(model, rows, numbers, in_one_pass=False)
     assert seen == [70]
-    if hooked != "another network":
+    if hooked in ("network", "number_weights"):
         torch.testing.assert_close(found, plain)
+    elif hooked == "a layer with a bias":
+        torch.testing.assert_close(found[0], plain[0] + 3.0)
+        assert model.number_weights.bias.grad is not None
+
+
+def test_a_subclass_is_called_where_it_differs():
+    class Doubled(DeepFM):
+        def forward(self, embeddings, dense):
+            return 2 * super().forward(embeddings, dense)
+
+    class Same(DeepFM):
+        pass
+
+    model, rows, numbers = deepfm(), torch.randn(70, 8), torch.randn(70, 2)
+    plain = outcome(model, rows, numbers)
+    for kind, factor in ((Same, 1), (Doubled, 2)):
+        model.network.__class__ = kind
+        embeddings, first_order = model.front.split(rows)
+        expected = factor * DeepFM.forward(model.network, embeddings, numbers)
+        expected = expected + first_order.sum(1) + model.number_weights(numbers).squeeze(1) + 0.5
+        found = outcome(model, rows, numbers, in_one_pass=kind is Same)
+        torch.testing.assert_close(found[0], expected.detach())
+    assert (found[0] - plain[0]).abs().max() > 0.1
+
+
+def test_gradients_of_a_batch_of_logits():
+    model, numbers = deepfm(), torch.randn(7, 2)
+    rows = torch.randn(7, 8).requires_grad_()
+    for hooked in (False, True):
+        if hooked:
+            model.network.register_forward_hook(lambda *_: None)
+        each = [torch.autograd.grad(model.logits(rows, numbers)[i], rows)[0] for i in range(7)]
+        together = torch.autograd.grad(
+            model.logits(rows, numbers), rows, torch.eye(7), is_grads_batched=True
+        )
+        torch.testing.assert_close(together[0], torch.stack(each))
+
+
+def test_logits_that_would_broadcast_are_refused():
+    shape = NetworkShape(2, 3, 2, (8,))
+
+    class Own(DeepFM):
+        def with_first_order(self, *given):
+            return super().with_first_order(*given).unsqueeze(1)
+
+    own = Own(shape, torch.Generator())
+    with pytest.raises(
+        SettingsError, match=r"returns \[2, 1\] .* its with_first_order must return"
+    ):
+        _check_logits("own", own, shape, with_first_order=True)
+    _check_logits("own", own, shape)
 
 
 def test_a_traced_model_gives_the_same():
@@ -187,4 +263,11 @@ def test_a_traced_model_gives_the_same():
             return self.model.logits(rows, dense)
 
     traced = torch.fx.symbolic_trace(Logits())
-    torch.testing.assert_close(traced(rows, numbers), model.logits(rows, numbers))
+    grads = []
+    for function in (traced, model.logits):
+        given = rows.clone().requires_grad_()
+        logits = function(given, numbers)
+        assert any(KERNEL in name for name in steps_of(logits.grad_fn))
+        logits.square().sum().backward()
+        grads.append(given.grad)
+    torch.testing.assert_close(*grads)

@@ -1,6 +1,7 @@
 """L2, clip and step of rows in one pass, against float64 and against the passes one by one."""
 
 import math
+from contextlib import contextmanager
 from unittest import mock
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from stampede.optim import CowClip, native, update
+from stampede.optim import CowClip, missed_steps, native, update
 from stampede.optim.missed_steps import MissedSteps
 from stampede.optim.native import kernels
 from stampede.optim.nonfinite import NonFiniteGradientError
@@ -106,66 +107,114 @@ def test_steps_against_float64(rows, dim, columns, clip, l2, moved, threads, see
         torch.testing.assert_close(found.double(), exact, rtol=2e-4, atol=2e-6)
 
 
+@contextmanager
+def ways():
+    """Notes which of the two ways an update takes."""
+    taken = []
+
+    def noted(name):
+        function = getattr(update, name)
+        return mock.patch.object(
+            update, name, side_effect=lambda *given: (taken.append(name), function(*given))[1]
+        )
+
+    with noted("_begin"), noted("_step_in_one_pass"):
+        yield taken
+
+
 @pytest.mark.parametrize("on_nonfinite", ["error", "skip_row"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
-def test_gradients_that_are_not_finite_are_left_to_the_other_way(on_nonfinite, value):
+@pytest.mark.parametrize("broken", ["gradient", "weight"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e25])
+def test_what_is_not_finite_is_left_to_the_passes(on_nonfinite, broken, value):
+    """Of three arrays the one in the middle has a bad row; refused, nothing changes in any."""
     draw = torch.Generator().manual_seed(0)
-    setting = UpdateSettings(rows="touched", on_nonfinite=on_nonfinite)
-    array, batch = array_of(50, 12, setting, draw), batch_of(50, 12, draw, 20)
-    batch.grads[7, 3] = value
-    before = [tensor.clone() for tensor in array.all_tensors()]
+    setting = UpdateSettings(rows="touched", l2=1e-3, on_nonfinite=on_nonfinite)
+    arrays = [array_of(50, 12, setting, draw) for _ in range(3)]
+    batches = [batch_of(50, 12, draw, 20) for _ in range(3)]
+    bad = batches[1].rows[7]
+    if broken == "gradient":
+        batches[1].grads[7, 3] = value
+    else:
+        arrays[1].weights[bad, 3] = value
+    before = [tensor.clone() for array in arrays for tensor in array.all_tensors()]
+    pending = [PendingUpdate(*both, 1e-2, 1) for both in zip(arrays, batches, strict=True)]
     if on_nonfinite == "error":
         with pytest.raises(NonFiniteGradientError, match="no table of its collection was changed"):
-            update_([PendingUpdate(array, batch, 1e-2, 1)])
-        assert all(map(torch.equal, array.all_tensors(), before))
+            update_(pending)
+        after = [tensor for array in arrays for tensor in array.all_tensors()]
+        for one, other in zip(after, before, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
         return
-    (outcome,) = update_([PendingUpdate(array, batch, 1e-2, 1)])
-    assert (int(outcome.touched), int(outcome.skipped)) == (19, 1)
-    changed = (array.weights != before[0]).any(1)
-    assert changed.nonzero().flatten().tolist() == [r for r in batch.rows if r != batch.rows[7]]
+    with ways() as taken:
+        outcomes = update_(pending)
+    assert taken == ["_begin", "_step_in_one_pass", "_step_in_one_pass"]
+    assert [int(outcome.touched) for outcome in outcomes] == [20, 19, 20]
+    assert [int(outcome.skipped) for outcome in outcomes] == [0, 1, 0]
+    for array, batch in zip(arrays, batches, strict=True):
+        moved = array.states["exp_avg"].any(1).nonzero().flatten()
+        assert moved.tolist() == [row for row in batch.rows if array is not arrays[1] or row != bad]
 
 
-@pytest.mark.parametrize("on_nonfinite", ["error", "skip_row"])
-@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-def test_rows_whose_weights_are_not_finite_are_left_alone(on_nonfinite, value):
-    draw = torch.Generator().manual_seed(0)
-    setting = UpdateSettings(rows="touched", on_nonfinite=on_nonfinite)
-    array, batch = array_of(50, 12, setting, draw), batch_of(50, 12, draw, 20)
-    bad = int(batch.rows[7])
-    array.weights[bad, 3] = value
-    before = array.weights.clone()
-    if on_nonfinite == "error":
-        with pytest.raises(NonFiniteGradientError, match="the weights of 1 embedding rows"):
-            update_([PendingUpdate(array, batch, 1e-2, 1)])
-    else:
-        (outcome,) = update_([PendingUpdate(array, batch, 1e-2, 1)])
-        assert (int(outcome.touched), int(outcome.skipped)) == (19, 1)
-    assert torch.equal(array.weights[bad].isfinite(), before[bad].isfinite())
-    assert array.states["exp_avg"][bad].abs().max() == 0
-    assert (array.weights != before)[batch.rows[:7]].all()
-
-
-def test_large_weights_have_a_norm():
+def test_weights_whose_squares_overflow_are_above_any_gradient():
     setting = UpdateSettings(clip=CowClip(), rows="touched")
     draw = torch.Generator().manual_seed(0)
     array, batch = array_of(9, 4, setting, draw, size=1e25), batch_of(9, 4, draw, 5)
-    (outcome,) = update_([PendingUpdate(array, batch, 1e-2, 1)])
+    with ways() as taken:
+        (outcome,) = update_([PendingUpdate(array, batch, 1e-2, 1)])
+    assert taken == ["_step_in_one_pass"]
     assert (int(outcome.clipped), int(outcome.skipped)) == (0, 0)
     assert array.states["exp_avg"][batch.rows].abs().min() > 0
+    # A constant threshold does not depend on them.
+    array.settings = UpdateSettings(clip=CowClip("row", threshold=1e-9), rows="touched")
+    (outcome,) = update_([PendingUpdate(array, batch, 1e-2, 2)])
+    assert int(outcome.clipped) == 5
 
 
 @given(
     rows=st.integers(0, 40),
     dim=st.integers(1, 40),
     value=st.sampled_from([0.0, 1.0, 1e15, 1e20, float("inf"), float("nan"), -float("inf")]),
+    in_weights=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_what_is_called_finite_is(rows, dim, value, seed):
+def test_what_is_called_finite(rows, dim, value, in_weights, seed):
     draw = torch.Generator().manual_seed(seed)
-    grads = torch.randn(rows, dim, generator=draw)
+    weights, grads = torch.randn(50, dim, generator=draw), torch.randn(rows, dim, generator=draw)
+    ids = torch.randperm(50, generator=draw)[:rows]
     if rows:
-        grads[int(torch.randint(0, rows, (), generator=draw)), dim - 1] = value
-    assert kernels.are_finite(grads) == (not rows or abs(value) <= 1e15)
+        bad = int(torch.randint(0, rows, (), generator=draw))
+        if in_weights:
+            weights[ids[bad], dim - 1] = value
+        else:
+            grads[bad, dim - 1] = value
+    found = kernels.are_finite(weights, ids, grads, 0.5)
+    assert found == (not rows or abs(value) <= 1e15)
+
+
+@pytest.mark.parametrize("frozen", [None, 3])
+def test_rows_that_wait_and_a_frozen_row(frozen):
+    """Beside a sweep of all rows in each step."""
+    found = []
+    for defers in (False, True):
+        draw = torch.Generator().manual_seed(0)
+        array = array_of(300, 12, UpdateSettings(l2=1e-3), draw)
+        array.frozen_row = frozen
+        with mock.patch.multiple(missed_steps, FEWEST_ROWS=0, ROWS_A_TOUCHED_ROW=0, WINDOW=5):
+            array.missed = MissedSteps(array, defers=defers)
+            before = array.weights.clone()
+            for step in range(1, 12):
+                batch = batch_of(300, 12, draw, 40)
+                array.missed.catch_up_rows(array, batch.rows)
+                with ways() as taken:
+                    (outcome,) = update_([PendingUpdate(array, batch, 1e-2, step)])
+                assert taken == ["_step_in_one_pass"]
+                assert int(outcome.touched) == 40 - int(frozen in batch.rows.tolist())
+            assert array.missed.behind == defers
+            array.missed.flush(array)
+        if frozen is not None:
+            assert torch.equal(array.weights[frozen], before[frozen])
+        found.append(array.all_tensors())
+    assert all(map(torch.equal, *found))
 
 
 def test_both_ways_give_the_same():
@@ -176,7 +225,15 @@ def test_both_ways_give_the_same():
         setting = UpdateSettings(clip=CowClip(columns=10), l2=1e-3, rows="touched")
         array, batch = array_of(500, 12, setting, draw), batch_of(500, 12, draw, 300)
         array.is_split = is_split
-        (outcome,) = update_([PendingUpdate(array, batch, 1e-2, 1)])
+        with ways() as taken:
+            (outcome,) = update_([PendingUpdate(array, batch, 1e-2, 1)])
+        assert taken == ["_begin" if is_split else "_step_in_one_pass"]
         outcomes.append((*array.all_tensors(), outcome.touched, outcome.clipped, outcome.skipped))
     for one, other in zip(*outcomes, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("columns, is_split", [(12, False), (8, True)])
+def test_columns_of_wider_tables_are_known_as_such(columns, is_split):
+    array = TableArray.create([TableShard("t", 5)], torch.zeros(5, columns), UpdateSettings(), 12)
+    assert array.is_split == is_split

@@ -1,7 +1,6 @@
 """The whole update of a batch's rows, against the equations and against `update_`."""
 
 import copy
-import math
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from stampede.optim import CowClip
-from stampede.optim.clip import row_factor
 from stampede.optim.reduction import PendingUpdate
 from stampede.optim.rows import RowGradients
 from stampede.optim.rules import SGD, Adam, RowWiseAdam
@@ -20,7 +18,6 @@ from stampede.optim.table_array import TableArray, TableShard
 from stampede.optim.triton import update as fused
 from stampede.optim.triton.runs import sorted_runs
 from stampede.optim.triton.update import measure_rows, step_rows_, why_not
-from stampede.optim.triton.update_rows import threshold_terms
 from stampede.optim.update import update_
 from support.lookups import DEVICE, dense, lookups, random_gradient, random_lookup, small_blocks
 from support.reference import ReferenceTables
@@ -142,27 +139,6 @@ def test_any_lookup_follows_the_equations(lookup, dim, rule, clip, columns, l2):
     clip = CowClip(**{**vars(clip), "columns": columns})
     setting = UpdateSettings(rule, clip, l2=l2, rows="touched")
     assert_follows(setting, dim, [(lookup, random_gradient(lookup, dim, scale=0.05))] * 2)
-
-
-@pytest.mark.parametrize("clip", **by_clip)
-def test_thresholds_are_those_of_clip(clip):
-    if clip.granularity == "none":
-        with pytest.raises(ValueError, match="'none' has no threshold for each row"):
-            threshold_terms(clip, 10)
-        return
-    ratio, lowest = threshold_terms(clip, 10)
-    for weight_norm in (0.0, 1e-4, 1e-2, 3.0):
-        for count in (0, 1, 7):
-            threshold = max(ratio * weight_norm, lowest) * max(count, 1)
-            norm = 100.0
-            factor = row_factor(
-                torch.tensor([norm**2], dtype=torch.float64),
-                torch.tensor([weight_norm**2], dtype=torch.float64),
-                torch.tensor([count]),
-                10,
-                clip,
-            )
-            assert math.isclose(threshold / norm, float(factor), rel_tol=1e-12)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
