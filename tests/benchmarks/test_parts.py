@@ -45,7 +45,7 @@ def test_the_parts_of_our_update_are_within_it():
 
     found = update_kernel.measure_backward(64, 5000, repeats=2)
     assert set(found["seconds"]) == {"fbgemm", "stampede", "torch"}
-    assert set(found["parts"]) == {"sum by row", "measure", "step", "rest"}
+    assert set(found["parts"]) == {"sum by row", "check", "clip and step", "rest"}
     assert min(found["parts"].values()) > 0
     assert len(found["all_seconds"]["torch"]) == 2
     line = update_kernel.backward_table({"64": found}).splitlines()[-1].split()
