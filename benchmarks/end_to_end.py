@@ -80,7 +80,9 @@ def contenders(batch: int) -> list[Contender]:
     found = [Contender(batch, "sparse_adam"), Contender(batch, "fp32"), Contender(batch, "bf16")]
     if batch != 8192:
         found.append(Contender(batch, "fp32", rows="touched"))
-        found.append(Contender(batch, "bf16", rows="touched", repeats=1))
+        found.append(
+            Contender(batch, "bf16", rows="touched", **({"repeats": 1} if batch == 1024 else {}))
+        )
     found.append(Contender(batch, "sparse_adam", keeps_memory=True, repeats=1))
     found.append(Contender(batch, "dense_adam", repeats=1))
     return found

@@ -136,6 +136,7 @@ class Trainer:
                 break
             self._train_epoch(epoch, bar)
             self._finish_epoch(epoch)
+        self._time.pause()
         if not progress.last:
             # The run goes on with fewer epochs than it had begun, and evaluated none.
             self._evaluations.within_epoch(progress)
@@ -179,7 +180,9 @@ class Trainer:
                 due = every and progress.step % every == 0
                 if self._agree(progress.step) or due:
                     self._save()
-        self._time.pause()
+        # Else the next epoch follows at once: rows need not be brought up to date between them.
+        if is_evaluated(epoch + 1, self.config):
+            self._time.pause()
 
     def _step(self, sent: SentBatch) -> Tensor:
         progress = self.progress

@@ -27,12 +27,16 @@ class TrainingTime:
         self._since: float | None = None
 
     def go_on(self) -> None:
-        """The time from here on is that of training."""
+        """The time from here on is that of training; nothing changes where it is already."""
+        if self._since is not None:
+            return
         self._since = time.perf_counter()
         self._since_rate = (self._since, self._progress.samples)
 
     def pause(self) -> None:
-        """The time of training ends here, once all rows are up to date."""
+        """The time of training ends here, once all rows are up to date; or has ended before."""
+        if self._since is None:
+            return
         progress, processes = self._progress, self._processes
         processes.pulse.beat("updating waiting rows")
         flush_tables(self._job, progress.step, processes.device)
@@ -43,8 +47,7 @@ class TrainingTime:
     def paused(self) -> Iterator[None]:
         """Within it no time counts; after a failure training does not go on."""
         running = self._since is not None
-        if running:
-            self.pause()
+        self.pause()
         yield
         if running:
             self.go_on()
