@@ -18,9 +18,8 @@ from stampede.native import Library
 
 _FOLDER = Path(__file__).parent
 _DENSE = Library(
-    _FOLDER / "dense.cpp",
-    _FOLDER / "products.cpp",
-    headers=[_FOLDER / name for name in ("matrices.h", "tiles.h", "writing.h")],
+    *(_FOLDER / name for name in ("dense.cpp", "products.cpp", "stored.cpp")),
+    headers=[_FOLDER / name for name in ("lanes.h", "matrices.h", "tiles.h", "writing.h")],
 )
 
 

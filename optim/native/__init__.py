@@ -5,7 +5,10 @@ from pathlib import Path
 from stampede.native import Library, switched_off
 
 _HERE = Path(__file__).parent
-_ROWS = Library(_HERE / "rows.cpp", _HERE / "adam.cpp", headers=[_HERE / "lookup.h"])
+_ROWS = Library(
+    *(_HERE / name for name in ("rows.cpp", "adam.cpp", "missed.cpp")),
+    headers=[_HERE / name for name in ("lookup.h", "adam.h")],
+)
 available, handles = _ROWS.available, _ROWS.handles
 
 __all__ = ["available", "handles", "switched_off"]

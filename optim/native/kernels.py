@@ -1,4 +1,4 @@
-"""Calls of the C++ kernels, with shapes and dtypes; formulas are in `rows.cpp` and `adam.cpp`."""
+"""Calls of the C++ kernels, with shapes and dtypes; formulas are in the C++ files."""
 
 from __future__ import annotations
 
