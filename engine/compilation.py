@@ -12,17 +12,21 @@ from stampede.settings import SettingsError
 Compilation = Literal["none", "default", "cuda_graphs"]
 
 
-def compile_network(network: nn.Module, how: Compilation, device: torch.device) -> None:
+def compile_network(
+    network: nn.Module, how: Compilation, device: torch.device, passes: int = 1
+) -> None:
     """Have `torch.compile` take over a network's forward and backward, from its first call on.
 
     Names of parameters stay what they are. Every size of a batch is compiled on its own: there are
-    few, and the last one of an epoch must not make the others slower.
+    few (training and evaluation have a whole one and a last one each), and the last one of an epoch
+    must not make the others slower. After 8 sizes torch compiles no more.
 
     Args:
         how: `cuda_graphs` also records what is launched for each size, and launches it as one.
+        passes: forward and backward passes of a step.
 
     Raises:
-        SettingsError: CUDA graphs are asked for elsewhere than on a GPU.
+        SettingsError: CUDA graphs are asked for elsewhere than on a GPU, or for two passes.
     """
     if how == "none":
         return
@@ -30,5 +34,11 @@ def compile_network(network: nn.Module, how: Compilation, device: torch.device) 
         raise SettingsError(
             "train.compile: found 'cuda_graphs', but this run is on the CPU; write "
             "train.compile=default or none"
+        )
+    if how == "cuda_graphs" and passes > 1:
+        # The second pass would overwrite the gradients of the first, which are kept.
+        raise SettingsError(
+            f"train.compile: found 'cuda_graphs', but a step has {passes} passes with this "
+            "optim.embedding.optimizer; write train.compile=default or none"
         )
     network.compile(dynamic=False, mode="reduce-overhead" if how == "cuda_graphs" else None)

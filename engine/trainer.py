@@ -136,7 +136,6 @@ class Trainer:
                 break
             self._train_epoch(epoch, bar)
             self._finish_epoch(epoch)
-        self._time.pause()
         if not progress.last:
             # The run goes on with fewer epochs than it had begun, and evaluated none.
             self._evaluations.within_epoch(progress)
@@ -180,9 +179,6 @@ class Trainer:
                 due = every and progress.step % every == 0
                 if self._agree(progress.step) or due:
                     self._save()
-        # Else the next epoch follows at once: rows need not be brought up to date between them.
-        if is_evaluated(epoch + 1, self.config):
-            self._time.pause()
 
     def _step(self, sent: SentBatch) -> Tensor:
         progress = self.progress
@@ -205,8 +201,10 @@ class Trainer:
 
     def _finish_epoch(self, epoch: int) -> None:
         if not is_evaluated(epoch + 1, self.config):
+            # The next one follows at once: rows need not be brought up to date between them.
             self.progress.epoch = epoch + 1
             return
+        self._time.pause()
         # Nothing is saved unseen: weights may have diverged in the last step.
         self._evaluations.after_epoch(self.progress)
         self._save()

@@ -126,7 +126,8 @@ class _WithFirstOrder(nn.Module):
         self.network, self._dim = network, dim
 
     def forward(self, rows: Tensor, numbers: Tensor) -> Tensor:
-        weights = numbers.new_zeros(1, numbers.shape[1])
+        count = numbers.shape[1]
+        weights = numbers.new_zeros(1, count) if count else None
         return self.network.with_first_order(rows, self._dim, numbers, weights)
 
 

@@ -53,6 +53,8 @@ def measure(device: torch.device, quick: bool = False) -> dict:
         clicks = ResidentClicks(rows, sizes, device)
         kinds = [kind for kind in KINDS if kind[2] != "cuda_graphs" or here.device.type == "cuda"]
         for precision, rows_moved, compilation in kinds:
+            # It compiles for so many sizes and no more.
+            torch._dynamo.reset()
             job = deepfm(
                 sizes, here.device, precision=precision, rows=rows_moved, compilation=compilation
             )

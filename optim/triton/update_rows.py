@@ -136,6 +136,7 @@ def _update_rows(
             times = tl.load(starts + run + 1, mask=here, other=0) - tl.load(
                 starts + run, mask=here, other=0
             )
+            # Of an infinite norm times 0, which is no number, the maximum is the other one.
             threshold = tl.maximum(ratio * of_weights, lowest) * tl.maximum(times, 1).to(tl.float32)
             # The quotient is not taken where the norm is 0; there it would be 0 / 0 for a zero row.
             is_above = here & (norm > threshold)

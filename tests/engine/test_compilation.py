@@ -1,12 +1,17 @@
 """A network that torch.compile takes over trains as the plain one."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
 from stampede.engine.compilation import compile_network
 from stampede.settings import SettingsError
-from support.jobs import run_small, small_config, train_an_epoch
+from support.jobs import SMALL, run_small, small_config, train_an_epoch
+from support.paths import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +41,27 @@ def test_a_run_may_go_on_compiled(tmp_path):
 def test_cuda_graphs_are_for_gpus(tmp_path):
     with pytest.raises(SettingsError, match=r"train.compile: found 'cuda_graphs'.* write "):
         run_small(tmp_path, ["train.compile=cuda_graphs"])
+
+
+def test_cuda_graphs_take_one_pass():
+    with pytest.raises(SettingsError, match="a step has 2 passes with this"):
+        compile_network(torch.nn.Linear(1, 1), "cuda_graphs", torch.device("cuda"), passes=2)
+
+
+def test_without_a_compiler_it_says_what_to_write(tmp_path):
+    (tmp_path / "small.yaml").write_text("")
+    overrides = [*SMALL, "train.compile=default"]
+    done = subprocess.run(
+        [sys.executable, ROOT / "launch.py", "small.yaml", *overrides],
+        cwd=tmp_path,
+        env={**os.environ, "CXX": "/nonexistent", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 1
+    assert "error: torch.compile failed (" in done.stderr
+    assert "write train.compile=none" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_how_the_network_is_compiled_for_a_gpu():

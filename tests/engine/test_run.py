@@ -12,6 +12,7 @@ import torch
 
 import stampede.engine.run as engine_run
 from stampede.data import GlobalBatches
+from stampede.engine import trainer
 from stampede.engine.ahead import send
 from stampede.engine.build import build
 from stampede.engine.config import load_config
@@ -55,22 +56,36 @@ def test_a_run_leaves_its_files(tmp_path, capsys):
     assert max(lengths) <= 100
 
 
-@pytest.mark.parametrize("every, windows", [(0, 1), (3, 3)])
-def test_training_time_includes_the_steps_that_rows_had_missed(
-    tmp_path, monkeypatch, every, windows
+@pytest.mark.parametrize(
+    "overrides, windows",
+    [
+        ([], 1),
+        (["evaluate.every=3"], 3),
+        (["train.epochs=4", "evaluate.every_epochs=2"], 2),
+        (["train.epochs=3", "evaluate.every_epochs=2"], 2),
+    ],
+)
+def test_training_time_includes_all_steps_and_those_that_rows_had_missed(
+    tmp_path, monkeypatch, overrides, windows
 ):
-    late, flush = [0.0], CowClipTables.flush
+    late, flush, take_step = [0.0], CowClipTables.flush, trainer.train_step
 
     def slow_flush(tables):
-        late[0] += 1000.0
+        late[0] += 1e6
         flush(tables)
+
+    def slow_step(*given):
+        late[0] += 1e3
+        return take_step(*given)
 
     clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + late[0])
     monkeypatch.setattr("stampede.engine.training_time.time", clock)
     monkeypatch.setattr(CowClipTables, "flush", slow_flush)
-    run_small(tmp_path, [f"evaluate.every={every}"])
+    monkeypatch.setattr(trainer, "train_step", slow_step)
+    run_small(tmp_path, overrides)
     summary = json.loads((tmp_path / "small/summary.json").read_text())
-    assert 1000 * windows <= summary["train_seconds"] < 1000 * (windows + 1)
+    least = 1e6 * windows + 1e3 * summary["steps"]
+    assert least <= summary["train_seconds"] < least + 1e3
 
 
 def test_the_config_file_reproduces_the_run(tmp_path):

@@ -236,6 +236,23 @@ def test_gradients_of_a_batch_of_logits():
         torch.testing.assert_close(together[0], torch.stack(each))
 
 
+def test_what_cannot_do_without_numbers_is_refused():
+    class Own(DeepFM):
+        def with_first_order(self, stored, dim, numbers, number_weights):
+            return super().with_first_order(stored, dim, numbers, number_weights) + (
+                number_weights.sum()
+            )
+
+    for numbers in (2, 0):
+        shape = NetworkShape(2, 3, numbers, (8,))
+        own = Own(shape, torch.Generator())
+        if numbers:
+            _check_logits("own", own, shape, with_first_order=True)
+            continue
+        with pytest.raises(SettingsError, match="the network 'own' fails for stored rows"):
+            _check_logits("own", own, shape, with_first_order=True)
+
+
 def test_logits_that_would_broadcast_are_refused():
     shape = NetworkShape(2, 3, 2, (8,))
 
