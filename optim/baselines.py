@@ -1,4 +1,36 @@
-"""FBGEMM's own fused optimizers for TorchRec tables, as baselines to compare with."""
+"""FBGEMM's own fused optimizers for TorchRec tables, as baselines to compare with.
+
+All update only the rows of the batch. `grad` is the gradient of a row, summed over its occurrences.
+`D`, `||w||` and `||g||` are those of the stored row, padding and all.
+
+`fbgemm_rowwise_adagrad`, one accumulator `a` a row (`rowwise_adagrad` in FBGEMM's
+`codegen/genscript/optimizers.py`)::
+
+    g = grad + 2*l2*w
+    a = a + ||g||^2 / D
+    w = (1 - lr*weight_decay) * w - lr / (sqrt(a) + eps) * g
+
+`fbgemm_adam`, two moments a weight (`adam`, same file; CUDA only)::
+
+    m = b1*m + (1-b1)*grad ;  v = b2*v + (1-b2)*grad*grad
+    w = w - lr * (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + weight_decay * w)
+
+where `t` counts lookups of the table, evaluation included. TorchRec's checkpoints lose it:
+after loading one, call `fused_optimizer.set_optimizer_step(steps)` before the first lookup.
+
+`fbgemm_cowclip`, FBGEMM's `WeightDecayMode.COWCLIP` (`rowwise_adagrad_with_counter`, same
+file)::
+
+    n = n + 1                                 # with counter_halflife=0: n = 1
+    g = grad + 2*l2*w
+    a = a + ||g||^2 / D
+    t = n * max(ratio * ||w||, bound)
+    w = (1 - lr*weight_decay) * w - lr / (sqrt(a) + eps) * min(1, t / ||g||) * g
+
+It is not the CowClip of the paper: `n` is the number of steps in which the row was seen, not
+the occurrences of the id in the batch, so its clip fades as training goes on; and only the
+step is clipped, the accumulator takes the whole gradient.
+"""
 
 from __future__ import annotations
 
@@ -42,38 +74,9 @@ def baseline_optimizer(
 ) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """Class and keyword arguments of a baseline, for `apply_optimizer_in_backward`.
 
-    All three update only the rows of the batch. `grad` is the gradient of a row, summed over its
-    occurrences. `D`, `||w||` and `||g||` are those of the stored row, padding and all: keep
-    first-order weights out of a table whose rule has one accumulator a row. Plan the tables as one
-    of `BASELINE_SHARDING_TYPES`.
-
-    `fbgemm_rowwise_adagrad`, one accumulator `a` a row (`rowwise_adagrad` in FBGEMM's
-    `codegen/genscript/optimizers.py`)::
-
-        g = grad + 2*l2*w
-        a = a + ||g||^2 / D
-        w = (1 - lr*weight_decay) * w - lr / (sqrt(a) + eps) * g
-
-    `fbgemm_adam`, two moments a weight (`adam`, same file; CUDA only)::
-
-        m = b1*m + (1-b1)*grad ;  v = b2*v + (1-b2)*grad*grad
-        w = w - lr * (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + weight_decay * w)
-
-    where `t` counts lookups of the table, evaluation included. TorchRec's checkpoints lose it:
-    after loading one, call `fused_optimizer.set_optimizer_step(steps)` before the first lookup.
-
-    `fbgemm_cowclip`, FBGEMM's `WeightDecayMode.COWCLIP` (`rowwise_adagrad_with_counter`, same
-    file)::
-
-        n = n + 1                                 # with counter_halflife=0: n = 1
-        g = grad + 2*l2*w
-        a = a + ||g||^2 / D
-        t = n * max(ratio * ||w||, bound)
-        w = (1 - lr*weight_decay) * w - lr / (sqrt(a) + eps) * min(1, t / ||g||) * g
-
-    It is not the CowClip of the paper: `n` is the number of steps in which the row was seen, not
-    the occurrences of the id in the batch, so its clip fades as training goes on; and only the
-    step is clipped, the accumulator takes the whole gradient.
+    What each computes is at the top of this file. Keep first-order weights out of a table whose
+    rule has one accumulator a row: they would be part of `||w||` and `||g||`. Plan the tables as
+    one of `BASELINE_SHARDING_TYPES`.
 
     Args:
         name: one of `BASELINES`.
