@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from importlib import metadata
 
+import torch
+
 from stampede.data import Dataset
 from stampede.engine.checkpoint.manifest import DataEntry, TableEntry
 from stampede.models import StoredColumns, table_name
@@ -35,4 +37,9 @@ def data_entry(dataset: Dataset) -> DataEntry:
 
 def versions() -> dict[str, str]:
     """Versions of what decides how a run goes on."""
-    return {name: metadata.version(name) for name in ("stampede", "torch", "torchrec")}
+    return {
+        "stampede": metadata.version("stampede"),
+        # The installed package's version does not say which build it is.
+        "torch": torch.__version__,
+        "torchrec": metadata.version("torchrec"),
+    }
