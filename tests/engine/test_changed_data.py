@@ -12,9 +12,9 @@ from stampede.data import DataError
 from stampede.data.prepared import changed
 from stampede.data.prepared.verify import verify
 from support.movie_runs import prepared_movies
-from support.prepared import set_time, swap_users
 from support.ranks import run_ranks
 from support.reading import prepared, refusal_of, run_prepared
+from support.tampering import set_time, swap_users
 
 READING = "are newer than manifest.json; reading them"
 

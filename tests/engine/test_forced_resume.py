@@ -17,8 +17,8 @@ from support.movie_runs import train_on_movies
 from support.movies import MOVIES
 from support.other_network import OWN
 from support.predicting import predict
-from support.prepared import sign_learned, swap_users
 from support.preparing import prepared
+from support.tampering import sign_learned, swap_users
 from support.warm_starts import begun, movie_folder, rows_of_ids, tensors_of, weights_name
 
 FORCE = ["checkpoint.resume=auto", "checkpoint.force=true"]

@@ -23,14 +23,15 @@ def registered(monkeypatch):
     monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
 
 
-# One tile, and several.
-@pytest.mark.parametrize("batch_size", [256, 4096])
-def test_embeddings_need_not_be_used_and_are_not_trained_then(tmp_path, batch_size):
+# In one tile, and in several.
+@pytest.mark.parametrize("tile_rows", [8192, 100])
+def test_embeddings_need_not_be_used_and_are_not_trained_then(tmp_path, monkeypatch, tile_rows):
+    monkeypatch.setattr("stampede.engine.step.TILE_ROWS", tile_rows)
     config = small_config(
         tmp_path,
         *own_network(tmp_path, "numbers_only", NUMBERS_ONLY),
         "data.rows=6000",
-        f"train.batch_size={batch_size}",
+        "train.batch_size=256",
         "optim.embedding.l2=0",
     )
     with processes("cpu") as here:

@@ -17,7 +17,7 @@ from support.checkpoints import as_first_format, sign, values_of
 from support.jobs import run_small, without_times
 from support.movie_runs import train_on_movies
 from support.movies import MOVIES
-from support.prepared import swap_users
+from support.tampering import swap_users
 from support.warm_starts import begun, movie_folder, rows_of_ids, tensors_of, weights_name
 
 # Kept as they are where nothing is trained.

@@ -18,8 +18,9 @@ from stampede.data.writing import LEARNED_FOLDER, WritingOptions
 from support.fuzzing import NUMBERS, VALUES, changed_bytes, changed_trees, fuzz
 from support.guarded import guarded
 from support.mixed_log import write_mixed
-from support.prepared import sign_learned, write_small, write_unpacking
+from support.prepared import write_small
 from support.preparing import prepared
+from support.tampering import sign_learned, write_unpacking
 
 CASES = [120, pytest.param(10_000, marks=pytest.mark.soak)]
 

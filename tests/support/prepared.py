@@ -1,15 +1,10 @@
 """Prepared data sets written from arrays, without the code that prepares."""
 
 import hashlib
-import os
 from pathlib import Path
 
 import numpy as np
-import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from stampede.data.prepared.checksum import file_entry
 from stampede.data.prepared.manifest import (
     MANIFEST,
     FieldEntry,
@@ -17,7 +12,6 @@ from stampede.data.prepared.manifest import (
     Manifest,
     ShardEntry,
 )
-from stampede.data.writing import LEARNED_FOLDER
 
 
 def write_prepared(folder: Path, parts, fields, shard_rows=None, **described) -> Path:
@@ -87,51 +81,6 @@ def write_array(folder, name, array):
         while chunk := file.read(1 << 24):
             digest.update(chunk)
     return FileEntry(name=name, bytes=path.stat().st_size, sha256=digest.hexdigest())
-
-
-def set_time(path, later):
-    """Change when a file was written to as `cp -p` does; its inode is newer than the manifest.
-
-    Args:
-        later: than the manifest of its folder, in nanoseconds; negative: earlier.
-    """
-    made = (path.parent / MANIFEST).stat().st_mtime_ns
-    while True:
-        os.utime(path, ns=(made + later, made + later))
-        # The clock of inodes goes in steps of milliseconds.
-        if path.stat().st_ctime_ns > made:
-            return
-
-
-def swap_users(folder):
-    """Two users of a prepared folder have each other's row, and no checksum of a file says so."""
-    path = folder / LEARNED_FOLDER / "user.parquet"
-    frame = pl.read_parquet(path)
-    # Others may have links to it.
-    path.unlink()
-    frame[[1, 0, *range(2, len(frame))]].write_parquet(path)
-
-
-def write_unpacking(folder, ids=40_000_000):
-    """The vocabulary of users becomes a small file of one id so many times."""
-    path = folder / LEARNED_FOLDER / "user.parquet"
-    path.unlink()
-    piece = pa.table({"value": pa.array(["x"] * 1_000_000)})
-    with pq.ParquetWriter(path, piece.schema, compression="zstd") as writer:
-        for _ in range(ids // len(piece)):
-            writer.write_table(piece)
-    assert path.stat().st_size < 500_000
-
-
-def sign_learned(folder):
-    """Give the manifest checksums of what was learned that are right, as someone may who lies."""
-    path = folder / MANIFEST
-    manifest = Manifest.model_validate_json(path.read_bytes())
-    learned = [file_entry(folder / entry.name, folder) for entry in manifest.learned]
-    text = manifest.model_copy(update={"learned": learned}).model_dump_json()
-    # Others may have links to it.
-    path.unlink()
-    path.write_text(text)
 
 
 def drawn_rows(rows, single=3, numbers=2, multi=0, weight=False, vocabulary=50, seed=0):

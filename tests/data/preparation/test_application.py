@@ -10,9 +10,9 @@ from stampede.data import DataError
 from stampede.data.application import apply_learned
 from stampede.data.writing import LEARNED_FOLDER, WritingOptions
 from support.mixed_log import write_mixed
-from support.prepared import sign_learned, swap_users
 from support.prepared_arrays import arrays_of, manifest_of
 from support.preparing import PARTS, prepared, write
+from support.tampering import sign_learned, swap_users
 
 
 @pytest.fixture

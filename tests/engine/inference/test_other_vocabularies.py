@@ -15,7 +15,7 @@ from support.guarded import guarded
 from support.movie_runs import prepare_movies, rows_of_test_part, train_on_movies
 from support.movies import write_movies
 from support.predicting import predict, run_command, scores
-from support.prepared import sign_learned, swap_users, write_unpacking
+from support.tampering import sign_learned, swap_users, write_unpacking
 
 
 @pytest.fixture

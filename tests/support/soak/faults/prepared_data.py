@@ -4,13 +4,13 @@ import os
 import re
 from functools import partial
 
-from support.prepared import set_time
 from support.soak.cases import STEPS
 from support.soak.damages import damage, mended
 from support.soak.disturbances import (
     at_step,
 )
 from support.soak.faults.kind import Meeting, kind
+from support.tampering import set_time
 
 
 @kind("data file vanished", 14, 2, begun=True)

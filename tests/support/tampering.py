@@ -1,0 +1,56 @@
+"""Prepared folders changed after they were written: times, vocabularies, checksums."""
+
+import os
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stampede.data.prepared.checksum import file_entry
+from stampede.data.prepared.manifest import MANIFEST, Manifest
+from stampede.data.writing import LEARNED_FOLDER
+
+
+def set_time(path, later):
+    """Change when a file was written to as `cp -p` does; its inode is newer than the manifest.
+
+    Args:
+        later: than the manifest of its folder, in nanoseconds; negative: earlier.
+    """
+    made = (path.parent / MANIFEST).stat().st_mtime_ns
+    while True:
+        os.utime(path, ns=(made + later, made + later))
+        # The clock of inodes goes in steps of milliseconds.
+        if path.stat().st_ctime_ns > made:
+            return
+
+
+def swap_users(folder):
+    """Two users of a prepared folder have each other's row, and no checksum of a file says so."""
+    path = folder / LEARNED_FOLDER / "user.parquet"
+    frame = pl.read_parquet(path)
+    # Others may have links to it.
+    path.unlink()
+    frame[[1, 0, *range(2, len(frame))]].write_parquet(path)
+
+
+def write_unpacking(folder, ids=40_000_000):
+    """The vocabulary of users becomes a small file of one id so many times."""
+    path = folder / LEARNED_FOLDER / "user.parquet"
+    path.unlink()
+    piece = pa.table({"value": pa.array(["x"] * 1_000_000)})
+    with pq.ParquetWriter(path, piece.schema, compression="zstd") as writer:
+        for _ in range(ids // len(piece)):
+            writer.write_table(piece)
+    assert path.stat().st_size < 500_000
+
+
+def sign_learned(folder):
+    """Give the manifest checksums of what was learned that are right, as someone may who lies."""
+    path = folder / MANIFEST
+    manifest = Manifest.model_validate_json(path.read_bytes())
+    learned = [file_entry(folder / entry.name, folder) for entry in manifest.learned]
+    text = manifest.model_copy(update={"learned": learned}).model_dump_json()
+    # Others may have links to it.
+    path.unlink()
+    path.write_text(text)
