@@ -37,13 +37,13 @@ KINDS = (
 FLOAT = 4
 
 
-def measure(device: torch.device, quick: bool = False) -> dict:
+def measure(device: torch.device, quick: bool = False) -> Iterator[dict]:
     """Samples a second by batch size, precision and rows, beside floors of the same run.
 
     A window of steps ends with a flush of all rows, which counts. `share_of_gemm` is the time that
     the MLP's matrix products alone would take at the measured rate, of a step's; `share_of_copy`
     the same for the bytes that lookup and update must move, at the measured bandwidth. `failed` has
-    what could not be compiled.
+    what could not be compiled. Yielded as it grows.
     """
     sizes = cardinalities(20_000 if quick else IDS)
     batches, steps, rows = ((256,), 6, 4096) if quick else (BATCHES, STEPS, 1 << 25)
@@ -68,11 +68,12 @@ def measure(device: torch.device, quick: bool = False) -> dict:
                     # What is compiled stands beside what is not; the rest goes on without it.
                     found["failed"].append(kind | {"batch": batch, "why": repr(failure)[:500]})
                     print(found["failed"][-1], flush=True)
+                    yield found
                     break
                 found["runs"].append(run | _shares(run, batch, precision, floors, sum(sizes)))
                 print(_line(found["runs"][-1]), flush=True)
+                yield found
             del job
-    return found
 
 
 def _run(

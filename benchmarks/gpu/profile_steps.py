@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from clicks import cardinalities
 from job import deepfm
@@ -16,7 +18,7 @@ from stampede.engine.step import train_step
 IDS, BATCH, STEPS, WARM_UP = 33_800_000, 131072, 20, 10
 
 
-def measure(device: torch.device, quick: bool = False) -> list[dict]:
+def measure(device: torch.device, quick: bool = False) -> Iterator[list[dict]]:
     """The kernels that take the most time: name, calls and microseconds a step."""
     sizes = cardinalities(20_000 if quick else IDS)
     batch, steps, warm_up = (256, 2, 1) if quick else (BATCH, STEPS, WARM_UP)
@@ -45,4 +47,4 @@ def measure(device: torch.device, quick: bool = False) -> list[dict]:
     ]
     for row in table[:12]:
         print(f"{row['microseconds_a_step']:>10.0f} us  {row['name'][:80]}", flush=True)
-    return table
+    yield table

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import correctness
@@ -23,28 +26,58 @@ PARTS = {
     "profile": profile_steps.measure,
 }
 
+# Seconds of each part; a command on a lent machine may take ten minutes.
+LIMIT = 8 * 60
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=["correctness", *PARTS, "all"])
-    parser.add_argument("--out", type=Path, required=True, help="JSON, written after each part")
+    parser.add_argument("--out", type=Path, required=True, help="JSON, written as it grows")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--quick", action="store_true", help="small sizes; figures mean little")
+    parser.add_argument("--limit", type=int, default=LIMIT, help="seconds of each part")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("no GPU here; --device cpu --quick shows that the script works")
     device = torch.device(options.device)
     found = {"machine": _machine(device), "quick": options.quick}
-    wrong = correctness.check(device, options.quick)
-    found["correctness"] = wrong
-    failed = [name for name, what in wrong.items() if what != "ok"]
-    for name, measure in PARTS.items():
-        if options.part in (name, "all") and not failed:
-            found[name] = measure(device, options.quick)
+    try:
+        with _at_most(options.limit, "correctness"):
+            wrong = correctness.check(device, options.quick)
+        found["correctness"] = wrong
+        failed = [name for name, what in wrong.items() if what != "ok"]
         _write(options.out, found)
+        for name, measure in PARTS.items():
+            if options.part in (name, "all") and not failed:
+                with _at_most(options.limit, name):
+                    for found[name] in measure(device, options.quick):
+                        _write(options.out, found)
+    except _TookTooLong as late:
+        print(f"error: {late}", file=sys.stderr)
+        return 1
     if failed:
         print(f"error: wrong on this machine: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+class _TookTooLong(BaseException):
+    """No `Exception`: parts go on after some of those."""
+
+
+@contextmanager
+def _at_most(seconds: int, part: str) -> Iterator[None]:
+    """Stop a part that takes too long; what it has measured by then is written."""
+
+    def stop(*_: object) -> None:
+        raise _TookTooLong(f"{part}: took more than {seconds} s and was stopped")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
 
 
 def _machine(device: torch.device) -> dict:

@@ -6,7 +6,9 @@ Forward and backward together: with `rows: all` ours sorts in forward, and bring
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from clicks import cardinalities
@@ -18,7 +20,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 from resident_clicks import drawn_ids
-from torch import nn
+from torch import Tensor, nn
 
 from stampede.optim import CowClip
 from stampede.optim.missed_steps import WINDOW
@@ -32,8 +34,12 @@ IDS = 33_800_000
 DIFFERENT = 4
 
 
-def measure(device: torch.device, quick: bool = False) -> dict:
-    """Median seconds of forward and backward, by batch size and contender, and their ratios."""
+def measure(device: torch.device, quick: bool = False) -> Iterator[dict]:
+    """Median seconds of forward and backward, by batch size and contender, and their ratios.
+
+    `update_of_fbgemm_adam` is the ratio of what is left after FBGEMM's forward, whoever does it
+    when: its backward, and our sort, replay and update. Yielded as it grows.
+    """
     sizes = cardinalities(20_000 if quick else IDS)
     batches, repeats = ((256, 512), 4) if quick else (BATCHES, 40)
     contenders = {"fbgemm_adam": _fbgemm(sizes, device)}
@@ -45,15 +51,27 @@ def measure(device: torch.device, quick: bool = False) -> dict:
         ).tbe
     found = {}
     for batch in batches:
+        inputs = _inputs(sizes, batch, device)
         seconds = {
-            name: _step_seconds(tbe, sizes, batch, repeats, device)
+            name: _step_seconds(partial(_step, tbe, inputs), repeats, device)
             for name, tbe in contenders.items()
         }
-        ratios = {n: s / seconds["fbgemm_adam"] for n, s in seconds.items() if n != "fbgemm_adam"}
-        found[str(batch)] = {"seconds": seconds, "of_fbgemm_adam": ratios}
-        shown = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
+        fbgemm = contenders["fbgemm_adam"]
+        lookup = _step_seconds(partial(_lookup, fbgemm, inputs), repeats, device)
+        whole = seconds["fbgemm_adam"]
+        ours = {name: spent for name, spent in seconds.items() if name != "fbgemm_adam"}
+        found[str(batch)] = {
+            "seconds": seconds,
+            "fbgemm_forward_seconds": lookup,
+            "of_fbgemm_adam": {name: spent / whole for name, spent in ours.items()},
+            "update_of_fbgemm_adam": {
+                name: (spent - lookup) / (whole - lookup) for name, spent in ours.items()
+            },
+        }
+        ratios = found[str(batch)]["update_of_fbgemm_adam"].items()
+        shown = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios)
         print(f"update at {batch:>7,}: {shown} of FBGEMM's ADAM", flush=True)
-    return found
+        yield found
 
 
 def _fbgemm(sizes: list[int], device: torch.device) -> nn.Module:
@@ -71,17 +89,32 @@ def _fbgemm(sizes: list[int], device: torch.device) -> nn.Module:
     )
 
 
-def _step_seconds(
-    tbe: nn.Module, sizes: list[int], batch: int, repeats: int, device: torch.device
-) -> float:
+class _Inputs(NamedTuple):
+    """Ids of some batches, and what the lookups and updates of all of them share."""
+
+    ids: list[Tensor]
+    offsets: Tensor
+    grad: Tensor
+
+
+def _inputs(sizes: list[int], batch: int, device: torch.device) -> _Inputs:
     draw = torch.Generator(device).manual_seed(batch)
-    ids = [drawn_ids(batch, sizes, draw).T.reshape(-1) for _ in range(DIFFERENT)]
-    offsets = torch.arange(len(sizes) * batch + 1, device=device)
-    grad = torch.randn(batch, len(sizes) * COLUMNS, generator=draw, device=device) / batch
+    return _Inputs(
+        ids=[drawn_ids(batch, sizes, draw).T.reshape(-1) for _ in range(DIFFERENT)],
+        offsets=torch.arange(len(sizes) * batch + 1, device=device),
+        grad=torch.randn(batch, len(sizes) * COLUMNS, generator=draw, device=device) / batch,
+    )
 
-    def forward_and_backward(number: int) -> None:
-        tbe(ids[number % DIFFERENT], offsets).backward(grad)
 
+def _lookup(tbe: nn.Module, inputs: _Inputs, number: int) -> Tensor:
+    return tbe(inputs.ids[number % DIFFERENT], inputs.offsets)
+
+
+def _step(tbe: nn.Module, inputs: _Inputs, number: int) -> None:
+    _lookup(tbe, inputs, number).backward(inputs.grad)
+
+
+def _step_seconds(call: Callable[[int], Any], repeats: int, device: torch.device) -> float:
     # The first steps compile, and after a window of them as many rows wait as ever will.
-    calls = [partial(forward_and_backward, number) for number in range(WINDOW + repeats)]
+    calls = [partial(call, number) for number in range(WINDOW + repeats)]
     return statistics.median(device_seconds(calls, device)[WINDOW:])

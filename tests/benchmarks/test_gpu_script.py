@@ -12,9 +12,18 @@ from support.paths import ROOT
 
 
 def run_script(out, *options):
+    # The GPU machine has no Polars.
+    absent = out.parent / "absent"
+    absent.mkdir()
+    (absent / "polars.py").write_text("raise ModuleNotFoundError('no polars here')\n")
     return subprocess.run(
         ["sh", ROOT / "benchmarks/gpu.sh", "-", "all", out],
-        env={**os.environ, "PYTHON": sys.executable, "GPU_OPTIONS": " ".join(options)},
+        env={
+            **os.environ,
+            "PYTHON": sys.executable,
+            "PYTHONPATH": str(absent),
+            "GPU_OPTIONS": " ".join(options),
+        },
         capture_output=True,
         text=True,
         timeout=500,
@@ -29,6 +38,13 @@ def test_all_parts_run_and_leave_their_results(tmp_path):
     assert len(found["correctness"]) == 13
     assert set(found["correctness"].values()) == {"ok"}
     assert set(found["update"]) == {"256", "512"}
+    for update in found["update"].values():
+        lookup, spent = update["fbgemm_forward_seconds"], update["seconds"]
+        of = update["update_of_fbgemm_adam"]
+        assert lookup > 0 and of.keys() == {"ours_touched", "ours_all"}
+        for name, ratio in of.items():
+            rest = spent["fbgemm_adam"] - lookup
+            assert ratio == pytest.approx((spent[name] - lookup) / rest)
     runs = found["training"]["runs"]
     assert {(run["precision"], run["rows"], run["compile"]) for run in runs} == {
         ("bf16", "all", "default"),
@@ -40,7 +56,17 @@ def test_all_parts_run_and_leave_their_results(tmp_path):
     }
     assert not found["training"]["failed"]
     assert all(run["samples_per_second"] > 0 < run["distinct_rows_a_step"] for run in runs)
+    assert all(run["share_of_gemm"] > 0 and run["share_of_copy"] > 0 for run in runs)
+    for run in runs:
+        assert run["seconds_for_413_million"] * run["samples_per_second"] == pytest.approx(413e6)
     assert found["profile"][0]["microseconds_a_step"] > 0
+
+
+def test_a_part_that_takes_too_long_is_stopped(tmp_path):
+    done = run_script(tmp_path / "gpu.json", "--device", "cpu", "--quick", "--limit", "1")
+    assert done.returncode == 1
+    assert "error: correctness: took more than 1 s and was stopped" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
