@@ -35,7 +35,7 @@ def describe_machine() -> dict[str, str | int | list[str]]:
     commit = os.environ.get("COMMIT", "")
     if not commit and shutil.which("git"):
         commit = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty"],
+            ["git", "-C", str(root), "describe", "--always"],
             capture_output=True,
             text=True,
         ).stdout.strip()

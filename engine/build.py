@@ -68,7 +68,7 @@ def build(
     if on_plan is not None:
         on_plan(figures)
     move_dense(model, processes.device)
-    compile_network(model.network, config.train.compile, processes.device, passes(config))
+    compile_network(model.network, config.train.compile, processes.device)
     if processes.device.type == "cpu":
         # Compiled now, where they are not there yet, and not in the first step.
         native.available()

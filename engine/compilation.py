@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Literal
 
 import torch
@@ -12,9 +13,7 @@ from stampede.settings import SettingsError
 Compilation = Literal["none", "default", "cuda_graphs"]
 
 
-def compile_network(
-    network: nn.Module, how: Compilation, device: torch.device, passes: int = 1
-) -> None:
+def compile_network(network: nn.Module, how: Compilation, device: torch.device) -> None:
     """Have `torch.compile` take over a network's forward and backward, from its first call on.
 
     Names of parameters stay what they are. Every size of a batch is compiled on its own: there are
@@ -23,10 +22,9 @@ def compile_network(
 
     Args:
         how: `cuda_graphs` also records what is launched for each size, and launches it as one.
-        passes: forward and backward passes of a step.
 
     Raises:
-        SettingsError: CUDA graphs are asked for elsewhere than on a GPU, or for two passes.
+        SettingsError: CUDA graphs are asked for elsewhere than on a GPU.
     """
     if how == "none":
         return
@@ -35,10 +33,11 @@ def compile_network(
             "train.compile: found 'cuda_graphs', but this run is on the CPU; write "
             "train.compile=default or none"
         )
-    if how == "cuda_graphs" and passes > 1:
-        # The second pass would overwrite the gradients of the first, which are kept.
-        raise SettingsError(
-            f"train.compile: found 'cuda_graphs', but a step has {passes} passes with this "
-            "optim.embedding.optimizer; write train.compile=default or none"
-        )
     network.compile(dynamic=False, mode="reduce-overhead" if how == "cuda_graphs" else None)
+
+
+def could_not_compile(failure: Exception) -> bool:
+    """Whether `torch.compile` failed, for want of a compiler or by a fault of its own."""
+    # Only where it was imported, which takes long.
+    compilers = sys.modules.get("torch._dynamo.exc")
+    return compilers is not None and isinstance(failure, compilers.BackendCompilerFailed)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from stampede.data import DataError
+from stampede.engine.compilation import could_not_compile
 from stampede.engine.errors import (
     DoesNotFitError,
     InterruptedRunError,
@@ -47,7 +48,7 @@ def exit_status(action: Callable[[], None]) -> int:
     except (MemoryError, RuntimeError) as failure:
         if lacks_memory(failure):
             return _complain(MemoryError(f"out of memory ({what_was_asked(failure)})"), STOPPED)
-        if _could_not_compile(failure):
+        if could_not_compile(failure):
             reason = next(iter(str(failure).strip().splitlines()), type(failure).__name__)
             asked = f"torch.compile failed ({reason}); write train.compile=none"
             return _complain(RuntimeError(asked), STOPPED)
@@ -58,12 +59,6 @@ def exit_status(action: Callable[[], None]) -> int:
         lost = f"the connection to another rank is lost ({reason}); see what that rank says"
         return _complain(RuntimeError(lost), STOPPED)
     return 0
-
-
-def _could_not_compile(failure: Exception) -> bool:
-    # Only where it was imported, which takes long.
-    compilers = sys.modules.get("torch._dynamo.exc")
-    return compilers is not None and isinstance(failure, compilers.BackendCompilerFailed)
 
 
 def _complain(failure: Exception, status: int) -> int:

@@ -145,7 +145,7 @@ def _check_logits(
     module, width, method = network, shape.dim, "forward"
     if with_first_order:
         module, method = _WithFirstOrder(network, shape.dim), "with_first_order"
-        rows, width = "stored rows", StoredColumns(shape.dim).stored
+        rows, width = "stored", StoredColumns(shape.dim).stored
     was_training = module.training
     for training in (False, True):
         module.train(training)

@@ -53,7 +53,6 @@ class _JoinedWithOrders(torch.autograd.Function):
         )
 
 
-@torch.fx.wrap  # Who traces a network symbolically is not to see the branch within.
 def joined_with_orders(
     stored: Tensor, dim: int, numbers: Tensor, number_weights: Tensor | None
 ) -> tuple[Tensor, Tensor]:

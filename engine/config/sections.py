@@ -101,7 +101,7 @@ class TrainSection(Section):
     compile: Compilation = Field(
         "none",
         description="of the network, by torch.compile; cuda_graphs, on a GPU, also launches it as "
-        "one; on a CPU none is the fastest",
+        "one; on a CPU the network then goes without the C++ kernels",
     )
     log_every: int = Field(20, ge=1, description="steps between two lines of metrics.jsonl")
     clip_stats_every: int = Field(
@@ -209,9 +209,22 @@ class Config(Section):
                 f"optim.embedding.optimizer {optimizer!r} clips no single rows here; write 0, or "
                 "optim.embedding.clip.granularity: cowclip or row"
             )
+        if self.train.compile == "cuda_graphs":
+            self._check_cuda_graphs()
         for part in ("embedding", "dense"):
             _check_room_for_decay(part, getattr(self.optim, part).schedule, self.train.epochs)
         return self
+
+    def _check_cuda_graphs(self) -> None:
+        said = "train.compile: found 'cuda_graphs', but "
+        instead = "; write train.compile: default or none"
+        if self.run.device == "cpu":
+            raise ValueError(f"{said}run.device is 'cpu'{instead}")
+        if self.optim.embedding.optimizer == "helen":
+            # The second pass would overwrite the gradients of the first, which are kept.
+            raise ValueError(
+                f"{said}a step of optim.embedding.optimizer 'helen' has two passes{instead}"
+            )
 
 
 def _check_room_for_decay(part: str, schedule: ScheduleSection, epochs: int) -> None:

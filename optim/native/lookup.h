@@ -15,6 +15,10 @@
 #include <type_traits>
 #include <vector>
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 namespace {
 
 using at::Tensor;
@@ -136,15 +140,41 @@ auto with_width(int64_t dim, const Call& call) {
   }
 }
 
+// While it lives, numbers below the least normal one (1.2e-38) are 0 to this thread, where they are
+// read and where they are written. Moments of rows that no batch holds decay to such numbers after
+// some 800 steps, and weights after them; an x86 processor takes a hundred times as long for each.
+class DenormalsAreZero {
+ public:
+  DenormalsAreZero(const DenormalsAreZero&) = delete;
+  DenormalsAreZero& operator=(const DenormalsAreZero&) = delete;
+#ifdef __SSE2__
+  DenormalsAreZero() : before_(_mm_getcsr()) {
+    // Results flushed to zero, and arguments taken as zero.
+    _mm_setcsr(before_ | 0x8000 | 0x0040);
+  }
+  ~DenormalsAreZero() { _mm_setcsr(before_); }
+
+ private:
+  const unsigned before_;
+#else
+  DenormalsAreZero() {}
+#endif
+};
+
 template <typename Do>
 void in_parallel(int64_t tasks, const Do& task) {
   const int threads = std::min<int64_t>(at::get_num_threads(), tasks);
   if (threads <= 1 || at::in_parallel_region()) {
+    const DenormalsAreZero zero;
     for (int64_t i = 0; i < tasks; ++i) task(i);
     return;
   }
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-  for (int64_t i = 0; i < tasks; ++i) task(i);
+#pragma omp parallel num_threads(threads)
+  {
+    const DenormalsAreZero zero;
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < tasks; ++i) task(i);
+  }
 }
 
 }  // namespace

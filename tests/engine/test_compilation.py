@@ -43,9 +43,16 @@ def test_cuda_graphs_are_for_gpus(tmp_path):
         run_small(tmp_path, ["train.compile=cuda_graphs"])
 
 
-def test_cuda_graphs_take_one_pass():
-    with pytest.raises(SettingsError, match="a step has 2 passes with this"):
-        compile_network(torch.nn.Linear(1, 1), "cuda_graphs", torch.device("cuda"), passes=2)
+@pytest.mark.parametrize(
+    "overrides, why",
+    [
+        (["run.device=cpu"], "run.device is 'cpu'"),
+        (["optim.embedding.optimizer=helen"], "a step of .*'helen' has two passes"),
+    ],
+)
+def test_impossible_cuda_graphs_are_refused_before_data_are_read(tmp_path, overrides, why):
+    with pytest.raises(SettingsError, match=f"train.compile: found 'cuda_graphs', but {why}"):
+        small_config(tmp_path, "train.compile=cuda_graphs", *overrides)
 
 
 def test_without_a_compiler_it_says_what_to_write(tmp_path):

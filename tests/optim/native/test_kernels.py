@@ -195,7 +195,9 @@ def test_replays_missed_steps(rows, dim, steps, decay, eps, keep, size, seed):
     assert (last == steps).all()
     for found, exact in zip((w, m, v), expected, strict=True):
         scale = exact.abs().max().item()
-        torch.testing.assert_close(found.double(), exact, rtol=2e-5, atol=2e-6 * scale)
+        # Numbers below the least normal one are 0.
+        atol = 2e-6 * scale + torch.finfo(torch.float32).tiny
+        torch.testing.assert_close(found.double(), exact, rtol=2e-5, atol=atol)
 
 
 @settings(max_examples=80, deadline=None)
