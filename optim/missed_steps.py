@@ -94,7 +94,8 @@ class MissedSteps:
         if not self.behind:
             return
         if self._flag is None:
-            replay.replay_lookup_(array, self.last, lookup, self._history)
+            with array.keeping_frozen_row():
+                replay.replay_lookup_(array, self.last, lookup, self._history)
         else:
             from stampede.optim.triton import replay as queued
 
@@ -154,11 +155,8 @@ class MissedSteps:
 
             queued.replay_range_(array, self.last, rows, self._history, self._flag.tensor)
             return
-        frozen = array.frozen_row
-        kept = [] if frozen is None else [whole[frozen].clone() for whole in array.all_tensors()]
-        replay.replay_range_(array, self.last, rows, self._history)
-        for whole, row in zip(array.all_tensors(), kept, strict=False):
-            whole[frozen] = row
+        with array.keeping_frozen_row():
+            replay.replay_range_(array, self.last, rows, self._history)
 
 
 def steps_by_kernel(array: TableArray) -> bool:

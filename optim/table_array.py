@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -107,6 +108,16 @@ class TableArray:
     def all_tensors(self) -> list[Tensor]:
         """Weights and states."""
         return [self.weights, *self.states.values()]
+
+    @contextmanager
+    def keeping_frozen_row(self) -> Iterator[None]:
+        """Within it the frozen row may move; afterwards it is as before."""
+        kept = []
+        if self.frozen_row is not None:
+            kept = [(whole, whole[self.frozen_row].clone()) for whole in self.all_tensors()]
+        yield
+        for whole, row in kept:
+            whole[self.frozen_row] = row
 
     def adam_tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Weights and both moments of Adam."""

@@ -310,10 +310,5 @@ def _sweep_others(work: _Work, factor: Tensor | None) -> None:
     array, update = work.array, work.update
     if not array.settings.moves_untouched_rows:
         return
-    kept = None
-    if array.frozen_row is not None:
-        frozen = array.frozen_row
-        kept = [(whole, whole[frozen].clone()) for whole in array.all_tensors()]
-    sweep_(array, work.everything, factor, lr=update.lr, step=update.step)
-    for whole, row in kept or ():
-        whole[frozen] = row
+    with array.keeping_frozen_row():
+        sweep_(array, work.everything, factor, lr=update.lr, step=update.step)

@@ -71,6 +71,30 @@ def test_same_bits_as_a_sweep(setting):
     assert all(waited)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_decays_becomes_zero(threads):
+    """Denormal numbers would make later steps many times slower."""
+    # The first moment halves in each step: rows that were never looked up again are through.
+    setting = UpdateSettings(rule=Adam((0.5, 0.9), 1e-8, "keras"), rows="all")
+    swept, waited, in_torch = (
+        trained(way, setting, steps=240, threads=threads) for way in ("kernels", "waiting", "torch")
+    )
+    assert_same_bits(swept, waited)
+    least = torch.finfo(torch.float32).tiny
+
+    def denormal(state):
+        return sum(int(((t != 0) & (t.abs() < least)).sum()) for t in state)
+
+    assert denormal(in_torch) > 0
+    assert denormal(waited) == 0
+    for found, expected in zip(waited, in_torch, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    # It is a matter of the kernels alone, on all threads.
+    tiny = torch.full((1 << 16,), least / 4)
+    with torch_threads(threads):
+        assert torch.equal(tiny * 2, torch.full((1 << 16,), least / 2)) and (tiny * 2 > 0).all()
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     window=st.integers(1, 40),

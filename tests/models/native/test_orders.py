@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from stampede.models import CTRModel, NetworkShape, StoredColumns
-from stampede.models.ctr_model import _check_logits
+from stampede.models import CTRModel, StoredColumns
 from stampede.models.deepfm import DeepFM
 from stampede.models.orders import joined_with_orders
+from stampede.models.registry import _NETWORKS, register
 from stampede.native import switched_off
 from stampede.settings import SettingsError
 from support.dense import PRECISIONS, assert_near, autocast, rounded
@@ -236,36 +236,60 @@ def test_gradients_of_a_batch_of_logits():
         torch.testing.assert_close(together[0], torch.stack(each))
 
 
-def test_what_cannot_do_without_numbers_is_refused():
+@pytest.fixture
+def model_of(monkeypatch):
+    """A model of a network that is registered for it."""
+    monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
+
+    def make(kind, numbers=2, first_order=True):
+        register("own", first_order=first_order)(kind)
+        return CTRModel("own", {"a": 5, "b": 7}, numbers, 3, [8], 0)
+
+    return make
+
+
+def test_what_cannot_do_without_numbers_is_refused(model_of):
     class Own(DeepFM):
         def with_first_order(self, stored, dim, numbers, number_weights):
             return super().with_first_order(stored, dim, numbers, number_weights) + (
                 number_weights.sum()
             )
 
-    for numbers in (2, 0):
-        shape = NetworkShape(2, 3, numbers, (8,))
-        own = Own(shape, torch.Generator())
-        if numbers:
-            _check_logits("own", own, shape, with_first_order=True)
-            continue
-        with pytest.raises(SettingsError, match="the network 'own' fails for stored \\["):
-            _check_logits("own", own, shape, with_first_order=True)
+    model_of(Own)
+    with pytest.raises(SettingsError, match=r"the network 'own' fails for stored \["):
+        model_of(Own, numbers=0)
 
 
-def test_logits_that_would_broadcast_are_refused():
-    shape = NetworkShape(2, 3, 2, (8,))
-
+def test_logits_that_would_broadcast_are_refused(model_of):
     class Own(DeepFM):
         def with_first_order(self, *given):
             return super().with_first_order(*given).unsqueeze(1)
 
-    own = Own(shape, torch.Generator())
     with pytest.raises(
         SettingsError, match=r"returns \[2, 1\] .* its with_first_order must return"
     ):
-        _check_logits("own", own, shape, with_first_order=True)
-    _check_logits("own", own, shape)
+        model_of(Own)
+
+
+def test_stored_rows_that_are_changed_are_refused(model_of):
+    class Own(DeepFM):
+        def with_first_order(self, stored, *given):
+            return super().with_first_order(stored.mul_(2), *given)
+
+    with pytest.raises(SettingsError, match=r"`x = stored \* 2` instead of `stored.mul_\(2\)`"):
+        model_of(Own)
+
+
+def test_terms_that_were_not_asked_for_are_not_added(model_of):
+    class Own(DeepFM):
+        def with_first_order(self, *given):
+            raise AssertionError("called")
+
+    rows, numbers = torch.randn(5, 8), torch.randn(5, 2)
+    model = model_of(Own, first_order=False)
+    embeddings, _ = model.front.split(rows)
+    expected = model.network(embeddings, numbers) + model.bias
+    torch.testing.assert_close(model.logits(rows, numbers), expected)
 
 
 def test_a_traced_model_gives_the_same():

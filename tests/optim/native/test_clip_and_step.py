@@ -201,14 +201,16 @@ def test_rows_that_wait_and_a_frozen_row(frozen):
         array.frozen_row = frozen
         with mock.patch.multiple(missed_steps, FEWEST_ROWS=0, ROWS_A_TOUCHED_ROW=0, WINDOW=5):
             array.missed = MissedSteps(array, defers=defers)
-            before = array.weights.clone()
+            before, held = array.weights.clone(), 0
             for step in range(1, 12):
-                batch = batch_of(300, 12, draw, 40)
+                batch = batch_of(300, 12, draw, 120)
+                held += 3 in batch.rows.tolist()
                 array.missed.catch_up_rows(array, batch.rows)
                 with ways() as taken:
                     (outcome,) = update_([PendingUpdate(array, batch, 1e-2, step)])
                 assert taken == ["_step_in_one_pass"]
-                assert int(outcome.touched) == 40 - int(frozen in batch.rows.tolist())
+                assert int(outcome.touched) == 120 - int(frozen in batch.rows.tolist())
+            assert 0 < held < 11
             assert array.missed.behind == defers
             array.missed.flush(array)
         if frozen is not None:

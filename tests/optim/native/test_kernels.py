@@ -71,6 +71,26 @@ def pooled_in_float64(table, ids, offsets, first_rows, mean, weights):
     return pooled
 
 
+def test_the_number_of_threads_changes_no_bit_of_a_replay():
+    found = []
+    for threads in (1, 2, 4):
+        draw = torch.Generator().manual_seed(0)
+        # Several blocks of 4096 rows, one of them with rows at many steps.
+        w, m = (torch.randn(20_011, 11, generator=draw) for _ in range(2))
+        v = m.square()
+        last = torch.zeros(len(w), dtype=torch.int32)
+        last[9000:11_000] = torch.randint(0, 7, (2000,), generator=draw).int()
+        constants = torch.tensor([[1e-3, 1e-8, 1.0]]).repeat(7, 1)
+        with torch_threads(threads):
+            kernels.catch_up_range_(
+                w, m, v, last, range(5, len(w)), constants, 0, 7, (0.9, 0.999), 1e-3
+            )
+        assert (last[5:] == 7).all() and not last[:5].any()
+        found.append((w, m, v))
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     tables=st.lists(st.integers(1, 5000), min_size=1, max_size=4),
