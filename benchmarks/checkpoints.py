@@ -44,12 +44,14 @@ class Window(NamedTuple):
 
     Attributes:
         seconds: of all.
-        stall: of them, in which training stood still for the checkpoint.
+        flush: of them, in which rows took the steps that they had missed.
+        stall: of them, in which training stood still for the checkpoint, the flush included.
         background: from then on, until it was written.
         peak: largest resident set, in bytes.
     """
 
     seconds: float
+    flush: float
     stall: float
     background: float
     peak: int
@@ -120,23 +122,23 @@ def _window(job: Training, steps: int, checkpoints: Checkpoints | None) -> Windo
     """So many steps, after a checkpoint is begun if one is to be; it is written at their end."""
     # The largest resident size from here on (proc(5)).
     Path("/proc/self/clear_refs").write_text("5")
-    watch, stall = Stopwatch(), 0.0
+    watch, flush, stall = Stopwatch(), 0.0, 0.0
     with watch.watching(Checkpoints, "_try_to_write", "background"):
         start = time.perf_counter()
         if checkpoints is not None:
-            stall = seconds_of(lambda: _save(job, checkpoints))
+            # What the training loop does for a checkpoint within an epoch.
+            flush = seconds_of(job.flush)
+            stall = flush + seconds_of(lambda: _save(job, checkpoints))
         for _ in range(steps):
             job.step()
         if checkpoints is not None:
             checkpoints.wait()
         seconds = time.perf_counter() - start
     background = watch.seconds.get("background", 0.0)
-    return Window(seconds, stall, background, memory_of_this_process()[1])
+    return Window(seconds, flush, stall, background, memory_of_this_process()[1])
 
 
 def _save(job: Training, checkpoints: Checkpoints) -> None:
-    """What the training loop does for a checkpoint within an epoch."""
-    job.flush()
     samples = job.steps * job.config.train.batch_size
     checkpoints.save(Progress(step=job.steps, samples=samples, reader={"epoch": 0, "samples": 1}))
 
@@ -149,6 +151,7 @@ def summarize(taken: list[tuple[Window, Window]], steps: int, ids: int, size: in
         "checkpoint_bytes": size,
         "steps_a_window": steps,
         "share_taken": statistics.median(b.seconds / a.seconds for a, b in taken) - 1,
+        "flush_seconds": statistics.median(window.flush for window in with_one),
         "stall_seconds": statistics.median(window.stall for window in with_one),
         "background_seconds": statistics.median(window.background for window in with_one),
         "peak_bytes_without": max(window.peak for window in without),
@@ -163,9 +166,10 @@ def summarize(taken: list[tuple[Window, Window]], steps: int, ids: int, size: in
 def line(name: str, found: dict) -> str:
     """What a person wants to know of it."""
     more = found["peak_bytes_with"] - found["peak_bytes_without"]
+    stall = f"{found['stall_seconds']:.2f} s (flush {found['flush_seconds']:.2f} s)"
     return (
-        f"{name:<14} {found['share_taken']:>7.2%} of training (bar {BAR:.0%}), stall "
-        f"{found['stall_seconds']:.2f} s, background {found['background_seconds']:.2f} s, peak "
+        f"{name:<14} {found['share_taken']:>7.2%} of training (bar {BAR:.0%}), stall {stall}, "
+        f"background {found['background_seconds']:.2f} s, peak "
         f"{found['peak_bytes_without'] / 1e9:.2f} + {more / 1e9:.2f} GB, "
         f"{found['checkpoint_bytes'] / 1e6:,.0f} MB a checkpoint"
     )

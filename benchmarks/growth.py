@@ -33,9 +33,6 @@ SERIES = {
 }
 QUICK = {"batch": (4096,), "ids": (100_000, 1_000_000), "fields": (13,)}
 
-# At least as many steps, and at least as many samples.
-STEPS, SAMPLES = 4, 1 << 17
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -50,9 +47,11 @@ def main() -> None:
             point["ids"] = QUICK["ids"][0]
         rows = max(QUICK["batch"]) if options.quick else ROWS
         clicks = write_clicks(options.folder, rows, point["ids"], point["fields"])
-        steps = 2 if options.quick else max(STEPS, SAMPLES // point["batch"])
+        # A whole epoch.
+        steps = max(rows // point["batch"], 2)
         found[name][str(value)] = in_a_process(clicks, point["batch"], steps)
         report.add(batch=BATCH, ids=IDS, fields=FIELDS, rows=rows, growth=found)
+    report.add(bytes_per_id=bytes_per_id(found["ids"]))
     print(table(found))
     report.close()
 

@@ -39,7 +39,9 @@ def describe_machine() -> dict[str, str | int | list[str]]:
             capture_output=True,
             text=True,
         ).stdout.strip()
-    versions = {name: metadata.version(name) for name in ("torch", "torchrec", "numpy")}
+    # FBGEMM goes by another name in its build for CPUs.
+    named = ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "numpy")
+    versions = {d.name: d.version for name in named for d in metadata.distributions(name=name)}
     return {
         "cpu": cpu,
         "cores": CORES,

@@ -74,7 +74,9 @@ def table(speeds: dict[str, float], measured_floors: dict) -> str:
             f"{cell(line.to_peer):>14}{cell(line.bar, 1):>5}{cell(line.to_floor):>13}"
             f"{cell(line.floor_to_peer):>24}"
         )
-    return "\n".join([*shown, *all_beside_touched(speeds), "", floors.table(measured_floors)])
+    shown += all_beside_touched(speeds)
+    shown += [f"/ SparseAdam with our allocator, {line}" for line in beside_our_allocator(speeds)]
+    return "\n".join([*shown, "", floors.table(measured_floors)])
 
 
 def all_beside_touched(speeds: dict[str, float]) -> list[str]:
@@ -88,6 +90,21 @@ def all_beside_touched(speeds: dict[str, float]) -> list[str]:
                 f"batch {int(batch):,}, {precision}: `rows: all` takes {touched / everything:.2f} "
                 "times as long as `touched`" + (", bar 1.15" if int(batch) == 65536 else "")
             )
+    return found
+
+
+def beside_our_allocator(speeds: dict[str, float]) -> list[str]:
+    """Ratios to SparseAdam with the allocator's setting of our launcher, which set no bar."""
+    found = []
+    for name, peer in speeds.items():
+        batch, trainer, *setting = name.split()
+        if trainer == "sparse_adam" and setting:
+            ours = {
+                precision: speeds.get(f"{batch} {precision} all") for precision in floors.PRECISIONS
+            }
+            shown = ", ".join(f"{p} {speed / peer:.2f}" for p, speed in ours.items() if speed)
+            if shown:
+                found.append(f"batch {int(batch):,}: {shown}")
     return found
 
 

@@ -43,8 +43,8 @@ from support.updated_tables import Tables, computed
 DIM, CLIPPED = 12, 10
 BATCHES = (1024, 8192, 65536)
 
-# Steps of a window of `rows: all`; a multiple of those after which no row waits any longer.
-STEPS = {1024: 256, 8192: 96, 65536: 32}
+# Steps of a window of `rows: all`, those of an epoch in `end_to_end.py`.
+STEPS = {1024: 512, 8192: 256, 65536: 32}
 # Plain PyTorch sweeps the whole table in every step, each time alike.
 TORCH_STEPS = 6
 

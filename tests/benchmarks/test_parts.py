@@ -288,7 +288,8 @@ def test_the_share_of_checkpoints_is_that_of_pairs_of_windows():
 
     def windows(*seconds):
         return [
-            (checkpoints.Window(a, 0, 0, 10), checkpoints.Window(b, 0.5, 2, 25)) for a, b in seconds
+            (checkpoints.Window(a, 0, 0, 0, 10), checkpoints.Window(b, 0.25, 0.5, 2, 25))
+            for a, b in seconds
         ]
 
     found = checkpoints.summarize(windows((10, 10.2), (20, 20.2), (30, 33)), 7, 100, 9)
