@@ -278,6 +278,7 @@ def test_a_checkpoint_takes_time_and_memory_and_leaves_nothing(clicks, tmp_path)
     assert 144 * found["ids"] < found["checkpoint_bytes"] < 200 * found["ids"]
     for taken, stalled in zip(found["all_seconds_with"], found["all_stall_seconds"], strict=True):
         assert 0 < stalled < taken
+    assert 0 < found["flush_seconds"] < found["stall_seconds"]
     assert all(seconds > 0 for seconds in found["all_background_seconds"])
     assert not folder.exists()
     assert f"{found['share_taken']:.2%} of training (bar 3%)" in checkpoints.line("x", found)
@@ -294,5 +295,6 @@ def test_the_share_of_checkpoints_is_that_of_pairs_of_windows():
 
     found = checkpoints.summarize(windows((10, 10.2), (20, 20.2), (30, 33)), 7, 100, 9)
     assert found["share_taken"] == pytest.approx(0.02)
-    assert (found["stall_seconds"], found["background_seconds"]) == (0.5, 2)
+    assert (found["flush_seconds"], found["stall_seconds"]) == (0.25, 0.5)
+    assert found["background_seconds"] == 2
     assert (found["peak_bytes_without"], found["peak_bytes_with"]) == (10, 25)
