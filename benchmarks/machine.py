@@ -34,11 +34,10 @@ def describe_machine() -> dict[str, str | int | list[str]]:
     # A copy on another machine may know neither.
     commit = os.environ.get("COMMIT", "")
     if not commit and shutil.which("git"):
-        commit = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always"],
-            capture_output=True,
-            text=True,
-        ).stdout.strip()
+        commit = _git(root, "describe", "--always")
+        # Results that were just written change nothing that is measured.
+        if _git(root, "status", "--porcelain", "--", ".", ":!benchmarks/results", ":!README.md"):
+            commit += "-dirty"
     # FBGEMM goes by another name in its build for CPUs.
     named = ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "numpy")
     versions = {d.name: d.version for name in named for d in metadata.distributions(name=name)}
@@ -51,6 +50,11 @@ def describe_machine() -> dict[str, str | int | list[str]]:
         "python": platform.python_version(),
         **versions,
     }
+
+
+def _git(root: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
 class OtherProcesses:
