@@ -98,17 +98,18 @@ def _end_to_end(found: dict) -> str:
         f"{' and '.join(map(str, floors.ROWS))} rows, {floor}; copying "
         f"{measured['copy_bytes_per_second'] / 1e9:.0f} GB/s."
     )
-    beside = "; ".join(speeds.all_beside_touched(found["samples_per_second"]))
-    return "\n\n".join(
-        [
-            "![Training speed](benchmarks/results/end_to_end.png)",
-            said,
-            _markdown([*heads, "MLP alone / SparseAdam"], rows),
-            f"{beside[:1].upper()}{beside[1:]}.",
-            "`rows: all` / SparseAdam with our allocator's setting, which sets no bar: "
-            f"{'; '.join(speeds.beside_our_allocator(found['samples_per_second']))}.",
-        ]
-    )
+    parts = [
+        "![Training speed](benchmarks/results/end_to_end.png)",
+        said,
+        _markdown([*heads, "MLP alone / SparseAdam"], rows),
+    ]
+    if beside := "; ".join(speeds.all_beside_touched(found["samples_per_second"])):
+        parts.append(f"{beside[0].upper()}{beside[1:]}.")
+    if beside := "; ".join(speeds.beside_our_allocator(found["samples_per_second"])):
+        parts.append(
+            f"`rows: all` / SparseAdam with our allocator's setting, which sets no bar: {beside}."
+        )
+    return "\n\n".join(parts)
 
 
 def _update_kernel(found: dict) -> str:

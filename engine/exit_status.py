@@ -15,6 +15,7 @@ from stampede.engine.errors import (
     TrainingStoppedError,
 )
 from stampede.engine.lack_of_memory import LackOfMemoryError, lacks_memory, what_was_asked
+from stampede.engine.lost_interrupts import interrupts_kept
 from stampede.engine.processes import launched_rank
 from stampede.settings import SettingsError
 
@@ -31,7 +32,8 @@ def exit_status(action: Callable[[], None]) -> int:
         stopped: 143 by SIGTERM, 130 by SIGINT. A run that hangs ends with 3, from elsewhere.
     """
     try:
-        action()
+        with interrupts_kept():
+            action()
     except (SettingsError, DataError, RunFolderError) as mistake:
         return _complain(mistake, MISTAKE)
     except (TrainingStoppedError, DoesNotFitError, LackOfMemoryError) as stop:
