@@ -18,10 +18,9 @@ std::tuple<Tensor, Tensor> measure_rows(const Tensor& weights, const Tensor& row
   const float *all = weights.const_data_ptr<float>(), *given = grads.const_data_ptr<float>();
   const float decay = 2.0 * l2;
   float *grad = decayed.data_ptr<float>(), *out = squares.data_ptr<float>();
-  in_parallel((n + ROWS - 1) / ROWS, [&](int64_t chunk) {
-    const int64_t stop = std::min((chunk + 1) * ROWS, n);
-    for (int64_t k = chunk * ROWS; k < stop; ++k) {
-      if (k + AHEAD < stop) __builtin_prefetch(all + row[k + AHEAD] * dim);
+  in_blocks(n, ROWS, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) {
+      if (k + AHEAD < end) __builtin_prefetch(all + row[k + AHEAD] * dim);
       const float *w = all + row[k] * dim, *from = given + k * dim;
       float* g = grad + k * dim;
       float of_grad = 0, of_rest = 0, of_weight = 0;
@@ -52,10 +51,9 @@ void adam_rows_(Tensor weights, Tensor m, Tensor v, const Tensor& rows, const Te
   int32_t* at_step = last ? last->data_ptr<int32_t>() : nullptr;
   const Betas betas(b1, b2);
   const Step step = *steps_of(steps);
-  in_parallel((n + ROWS - 1) / ROWS, [&](int64_t chunk) {
-    const int64_t stop = std::min((chunk + 1) * ROWS, n);
-    for (int64_t k = chunk * ROWS; k < stop; ++k) {
-      if (k + AHEAD < stop) array.prefetch(row[k + AHEAD]);
+  in_blocks(n, ROWS, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) {
+      if (k + AHEAD < end) array.prefetch(row[k + AHEAD]);
       const int64_t at = row[k] * dim;
       const float scale = factors ? factors[k] : 1.0f;
       const float* g = grad + k * dim;
@@ -99,13 +97,12 @@ int64_t clip_and_step_of(const Array& array, const int64_t* rows, int64_t n, con
                          const Step& step, int32_t* at_step, int32_t now) {
   const int64_t dim = WIDTH ? WIDTH : array.dim;
   int64_t clipped = 0;
-  in_parallel((n + ROWS - 1) / ROWS, [&](int64_t chunk) {
+  in_blocks(n, ROWS, [&](int64_t begin, int64_t end) {
     std::vector<float> decayed(dim);
     float* g = decayed.data();
     int64_t clipped_here = 0;
-    const int64_t stop = std::min((chunk + 1) * ROWS, n);
-    for (int64_t k = chunk * ROWS; k < stop; ++k) {
-      if (k + AHEAD < stop) array.prefetch(rows[k + AHEAD]);
+    for (int64_t k = begin; k < end; ++k) {
+      if (k + AHEAD < end) array.prefetch(rows[k + AHEAD]);
       const int64_t at = rows[k] * dim;
       const float* from = grads + k * dim;
       float *__restrict w = array.weights + at, *__restrict first = array.m + at,
@@ -145,11 +142,10 @@ bool are_finite_of(const float* weights, const int64_t* rows, int64_t n, const f
                    int64_t columns, float decay) {
   const int64_t dim = WIDTH ? WIDTH : columns;
   bool finite = true;
-  in_parallel((n + ROWS - 1) / ROWS, [&](int64_t chunk) {
+  in_blocks(n, ROWS, [&](int64_t begin, int64_t end) {
     bool here = true;
-    const int64_t stop = std::min((chunk + 1) * ROWS, n);
-    for (int64_t k = chunk * ROWS; k < stop; ++k) {
-      if (k + 2 * AHEAD < stop) __builtin_prefetch(weights + rows[k + 2 * AHEAD] * dim);
+    for (int64_t k = begin; k < end; ++k) {
+      if (k + 2 * AHEAD < end) __builtin_prefetch(weights + rows[k + 2 * AHEAD] * dim);
       const float *w = weights + rows[k] * dim, *from = grads + k * dim;
       float squares = 0;
 #pragma omp simd reduction(+ : squares)

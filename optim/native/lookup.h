@@ -177,4 +177,12 @@ void in_parallel(int64_t tasks, const Do& task) {
   }
 }
 
+// `work(begin, end)` for each block of `size` of the first `count` numbers.
+template <typename Work>
+void in_blocks(int64_t count, int64_t size, const Work& work) {
+  in_parallel((count + size - 1) / size, [&](int64_t block) {
+    work(block * size, std::min((block + 1) * size, count));
+  });
+}
+
 }  // namespace

@@ -218,9 +218,8 @@ void catch_up_range_(Tensor weights, Tensor m, Tensor v, Tensor last, int64_t fi
   const Missed missed(Array(weights, m, v), steps, first, now, b1, b2, l2);
   int32_t* at = last.data_ptr<int32_t>();
   bool known = true;
-  in_parallel((stop_row - first_row + BLOCK_ROWS - 1) / BLOCK_ROWS, [&](int64_t block) {
-    const int64_t begin = first_row + block * BLOCK_ROWS;
-    const int64_t end = std::min(begin + BLOCK_ROWS, stop_row);
+  in_blocks(stop_row - first_row, BLOCK_ROWS, [&](int64_t begin, int64_t end) {
+    begin += first_row, end += first_row;
     if (missed.catch_up_block(at, begin, end))
       std::fill(at + begin, at + end, missed.now);
     else
@@ -256,9 +255,8 @@ void catch_up_lookup_(Tensor weights, Tensor m, Tensor v, Tensor last, const Ten
   });
   for (const Behind& row : behind) Missed::check(missed.knows(row.at));
   const std::vector<Behind> ordered = missed.in_order(behind);
-  const int64_t n = ordered.size();
-  in_parallel((n + ROWS - 1) / ROWS, [&](int64_t chunk) {
-    missed.catch_up(ordered.data() + chunk * ROWS, std::min(ROWS, n - chunk * ROWS));
+  in_blocks(ordered.size(), ROWS, [&](int64_t begin, int64_t end) {
+    missed.catch_up(ordered.data() + begin, end - begin);
   });
 }
 

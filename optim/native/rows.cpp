@@ -214,10 +214,9 @@ bool is_sound(const Tensor& ids, const Tensor& offsets, const Tensor& first_rows
   return with_types(lookup, [&](auto ids, auto offsets) {
     const int64_t bags = lookup.features * lookup.bags;
     bool sound = offsets[0] == 0 && offsets[bags] == lookup.occurrences;
-    in_parallel((bags + CHUNK - 1) / CHUNK, [&](int64_t chunk) {
+    in_blocks(bags, CHUNK, [&](int64_t begin, int64_t end) {
       bool ascending = true;
-      for (int64_t bag = chunk * CHUNK; bag < std::min((chunk + 1) * CHUNK, bags); ++bag)
-        ascending &= offsets[bag] <= offsets[bag + 1];
+      for (int64_t bag = begin; bag < end; ++bag) ascending &= offsets[bag] <= offsets[bag + 1];
       if (!ascending) __atomic_store_n(&sound, false, __ATOMIC_RELAXED);
     });
     if (!sound) return false;
@@ -237,8 +236,7 @@ template <int WIDTH, typename Ids, typename Offsets>
 void pool(const Lookup& lookup, const Ids& ids, const Offsets& offsets, const float* rows,
           int64_t columns, bool mean, const float* weights, float* output, int64_t stride) {
   const int64_t start = offsets[0], dim = WIDTH ? WIDTH : columns;
-  in_parallel((lookup.bags + SAMPLES - 1) / SAMPLES, [&](int64_t block) {
-    const int64_t begin = block * SAMPLES, end = std::min(begin + SAMPLES, lookup.bags);
+  in_blocks(lookup.bags, SAMPLES, [&](int64_t begin, int64_t end) {
     for (int64_t f = 0; f < lookup.features; ++f) {
       const Lookup::Table table = lookup.table(f);
       const auto row_of = [&](int64_t i) { return rows + table.row(ids[i]) * dim; };

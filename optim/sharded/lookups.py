@@ -14,6 +14,20 @@ from stampede.optim.rows import RowGradients, sum_by_row
 from stampede.optim.table_array import TableArray
 
 
+class ArrayPlace(NamedTuple):
+    """Where an array stands in the lookups of its fused tables.
+
+    Attributes:
+        features: whose tables it holds.
+        columns: of these features in the pooled output.
+        first_rows: `[features]` int64, the first row of each one's table in the array.
+    """
+
+    features: slice
+    columns: slice
+    first_rows: Tensor
+
+
 class ArrayLookup(NamedTuple):
     """The part of a lookup that falls to one array.
 

@@ -21,7 +21,12 @@ from stampede.optim.nonfinite import NonFiniteFlag
 from stampede.optim.rows import RowGradients
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.autograd import LookUp
-from stampede.optim.sharded.lookups import ArrayLookup, LookupGradient, gradient_by_row
+from stampede.optim.sharded.lookups import (
+    ArrayLookup,
+    ArrayPlace,
+    LookupGradient,
+    gradient_by_row,
+)
 from stampede.optim.sharded.pooling import check_lookup, look_up_in_torch, pool_by_kernel
 from stampede.optim.table_array import TableArray, TableShard
 
@@ -39,6 +44,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     Attributes:
         arrays: the tables with their state; consecutive tables that begin at the same column and
             have one width are one array.
+        places: where each array stands in a lookup.
         is_replicated: whether every rank holds a copy, looks up its own part of the batch only and
             must exchange gradients.
         step_count: int64 scalar on the CPU, steps taken so far.
@@ -49,6 +55,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     """
 
     arrays: list[TableArray]
+    places: list[ArrayPlace]
     is_replicated: bool
     step_count: Tensor
     version: int
@@ -84,6 +91,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             weights = flat[first : first + size].view(-1, columns)
             tbe.arrays.append(TableArray.create(run_shards, weights, settings, dim))
             first += size
+        tbe.places = tbe._places()
         tbe.is_replicated = is_replicated
         tbe.step_count = torch.zeros((), dtype=torch.int64)
         tbe.version = 0
@@ -254,7 +262,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     def _nothing(self, offsets: Tensor) -> Tensor:
         batch = (offsets.numel() - 1) // len(self.feature_table_map)
         pooled = self.pooling_mode != PoolingMode.NONE
-        columns = self._features_and_columns()[1][-1] if pooled else self.embedding_specs[0][1]
+        columns = self.places[-1].columns.stop if pooled else self.embedding_specs[0][1]
         return torch.zeros(batch if pooled else 0, columns, device=offsets.device)
 
     @torch.no_grad()
@@ -283,21 +291,21 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     ) -> list[ArrayLookup]:
         """What of a lookup falls to each array."""
         batch = (offsets.numel() - 1) // len(self.feature_table_map)
-        features, columns = self._features_and_columns()
         # One array needs no look at the offsets, which lie on the device.
         cuts = [0, indices.numel()]
         if len(self.arrays) > 1:
-            cuts = offsets[[feature * batch for feature in features]].tolist()
+            firsts = [place.features.start for place in self.places]
+            cuts = offsets[[batch * feature for feature in firsts]].tolist() + cuts[1:]
         parts = []
-        for number, (array, (first, stop)) in enumerate(
-            zip(self.arrays, pairwise(features), strict=True)
+        for array, place, (first, stop) in zip(
+            self.arrays, self.places, pairwise(cuts), strict=True
         ):
-            positions = slice(cuts[number], cuts[number + 1])
-            bags = offsets[first * batch : stop * batch + 1]
+            bags = offsets[place.features.start * batch : place.features.stop * batch + 1]
+            positions = slice(first, stop)
             lookup = Lookup(
                 indices[positions],
-                bags - cuts[number] if cuts[number] else bags,
-                self.hash_size_cumsum[first:stop] - self.hash_size_cumsum[first],
+                bags - first if first else bags,
+                place.first_rows,
                 len(array.weights),
                 pooled=self.pooling_mode != PoolingMode.NONE,
                 mean=self.pooling_mode == PoolingMode.MEAN,
@@ -305,19 +313,19 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
                     None if per_sample_weights is None else per_sample_weights[positions]
                 ),
             )
-            output = slice(columns[number], columns[number + 1])
-            parts.append(ArrayLookup(array, positions, output, lookup))
+            parts.append(ArrayLookup(array, positions, place.columns, lookup))
         return parts
 
-    def _features_and_columns(self) -> tuple[list[int], list[int]]:
-        """First feature and first output column of every array, and one past the last."""
-        features, columns, table = [0], [0], 0
+    def _places(self) -> list[ArrayPlace]:
+        found, table, feature, column = [], 0, 0, 0
         for array in self.arrays:
             table += len(array.shards)
-            here = sum(t < table for t in self.feature_table_map) - features[-1]
-            features.append(features[-1] + here)
-            columns.append(columns[-1] + here * array.weights.shape[1])
-        return features, columns
+            features = slice(feature, sum(t < table for t in self.feature_table_map))
+            width = (features.stop - feature) * array.weights.shape[1]
+            first_rows = self.hash_size_cumsum[features] - self.hash_size_cumsum[feature]
+            found.append(ArrayPlace(features, slice(column, column + width), first_rows))
+            feature, column = features.stop, column + width
+        return found
 
     def get_optimizer_state(self) -> list[dict[str, Tensor]]:
         """Element-wise states of each table, views of the tables' shape; the first is momentum1."""
