@@ -13,7 +13,7 @@ from support.unsharded import process_group
 KINDS = ("TrainPipelineSparseDist", "TrainPipelineSparseDistLite")
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[1, 2, 4])
 def results(request):
     if request.param == 1:
         return train_in_pipelines(KINDS)

@@ -9,11 +9,15 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from stampede.data import GlobalBatches
+from stampede.engine import step as step_module
 from stampede.engine import trainer
 from stampede.engine.ahead import send
 from stampede.engine.build import build
+from stampede.engine.checkpoint import Progress
 from stampede.engine.datasets import open_dataset
+from stampede.engine.divergence import count_if_skipped
 from stampede.engine.errors import DivergedError, TrainingStoppedError
+from stampede.engine.learning_rates import LearningRates, set_learning_rates
 from stampede.engine.processes import processes
 from stampede.engine.step import train_step
 from stampede.optim import local_cowclip_tables, nonfinite
@@ -21,6 +25,7 @@ from stampede.optim.sharded.queue import UpdateQueue
 from support.diverging import poisoned
 from support.jobs import lines, run_small, small_config, without_times
 from support.updated_tables import computed
+from support.waits import noted_waits
 
 # The interpreter takes its time.
 FEW = [
@@ -45,7 +50,29 @@ def test_a_run_is_that_of_the_cpu(tmp_path):
                 assert one[key] == pytest.approx(other[key], rel=1e-5)
 
 
-def test_a_loss_that_is_not_finite_is_named_by_its_step_some_steps_later(tmp_path, monkeypatch):
+def _poison_loss(batch, patch):
+    batch.dense[1, 0] = float("nan")
+
+
+def _poison_gradient(batch, patch):
+    """The loss stays finite, and so do the gradients of the dense layers."""
+    compute = step_module._dense_pass
+
+    def poisoned(*given):
+        loss, grad = compute(*given)
+        grad[1, 0] = float("inf")
+        return loss, grad
+
+    patch.setattr(step_module, "_dense_pass", poisoned)
+
+
+@pytest.mark.parametrize(
+    "poison, says",
+    [(_poison_loss, "optim.dense.lr"), (_poison_gradient, "optim.embedding.on_nonfinite=skip_row")],
+)
+def test_what_is_not_finite_is_named_by_its_step_some_steps_later(
+    poison, says, tmp_path, monkeypatch
+):
     monkeypatch.setattr(nonfinite, "LATE", 1)
     config = small_config(tmp_path, *FEW, "train.batch_size=10")
     with processes("cpu") as here, computed("queued"):
@@ -54,14 +81,35 @@ def test_a_loss_that_is_not_finite_is_named_by_its_step_some_steps_later(tmp_pat
         batches = GlobalBatches(dataset.train, list(dataset.vocabulary_sizes), 10, 0, 1)
         weights = [*job.dense_parameters.values(), *local_cowclip_tables(job.model)]
         before = None
-        with pytest.raises(TrainingStoppedError, match=r"step 3: .*optim.dense.lr"):
+        with pytest.raises(TrainingStoppedError, match=f"step 3: .*{says}"):
             for step, batch in enumerate(batches.epoch(0), 1):
-                if step == 3:
-                    batch.dense[1, 0] = float("nan")
-                    before = [_values(held) for held in weights]
-                train_step(job, send(batch, job.front, here.device), step, here)
+                with monkeypatch.context() as patch:
+                    if step == 3:
+                        poison(batch, patch)
+                        before = [_values(held) for held in weights]
+                    train_step(job, send(batch, job.front, here.device), step, here)
         assert step == 3 + 1
         assert all(map(torch.equal, before, [_values(held) for held in weights]))
+
+
+@pytest.mark.parametrize("way", ["queued", "kernels"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_does_not_wait_for_the_device(way, precision, tmp_path):
+    config = small_config(tmp_path, *FEW, f"train.precision={precision}")
+    with processes("cpu") as here, computed(way):
+        dataset = open_dataset(config, here)
+        job = build(config, dataset, here)
+        batches = GlobalBatches(dataset.train, list(dataset.vocabulary_sizes), 25, 0, 1)
+        first, second, *_ = (send(batch, job.front, here.device) for batch in batches.epoch(0))
+        train_step(job, first, 1, here)
+        on_cpu = [state["step"] for state in job.dense_optimizer.state.values()]
+        for tables in local_cowclip_tables(job.model):
+            on_cpu += [tables.step_count, tables.learning_rate_tensor]
+        with noted_waits(on_cpu) as waits:
+            set_learning_rates(job, LearningRates(dense=1e-3, embedding=1e-4))
+            loss = train_step(job, second, 2, here)
+            count_if_skipped(loss, Progress(), job)
+    assert bool(waits) == (way == "kernels")
 
 
 def _values(held):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -12,6 +11,7 @@ from stampede.optim.rules import Adam
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.queue import why_not_queued
 from support.updated_tables import Tables, computed, of_rows
+from support.waits import noted_waits
 
 SIZES, DIM = (300, 41), 12
 SETTINGS = [
@@ -217,39 +217,14 @@ def test_what_can_be_queued_has_no_reason_why_not():
     assert "no GPU here" in why_not_queued([made().tbe], has_helen=False)
 
 
-class _Waits(TorchDispatchMode):
-    """Notes operators that would wait for a GPU, unless they read what lies on the CPU anyway."""
-
-    SIZES_FROM_VALUES = ("nonzero", "unique", "masked_select", "repeat_interleave.Tensor")
-
-    def __init__(self, on_cpu):
-        super().__init__()
-        self.on_cpu = {tensor.data_ptr() for tensor in on_cpu}
-        self.found = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = str(func)
-        reads = "_local_scalar_dense" in name and args[0].data_ptr() not in self.on_cpu
-        if reads or any(word in name for word in self.SIZES_FROM_VALUES):
-            self.found.append(name)
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("setting", SETTINGS[:2])
 @pytest.mark.parametrize("way", ["queued", "torch"])
-def test_only_a_step_that_is_not_queued_waits_for_the_device(way, setting, monkeypatch):
+def test_only_a_step_that_is_not_queued_waits_for_the_device(way, setting):
     with computed(way):
         tbe = made(setting).tbe
         one_step(tbe, 0)
         indices, offsets = torch.tensor([5, 7, 5, 40]), torch.tensor([0, 1, 2, 3, 4])
-        waits, tolist = _Waits([tbe.step_count, tbe.learning_rate_tensor]), torch.Tensor.tolist
-
-        def noted(tensor):
-            waits.found.append("tolist")
-            return tolist(tensor)
-
-        monkeypatch.setattr(torch.Tensor, "tolist", noted)
-        with waits:
+        with noted_waits([tbe.step_count, tbe.learning_rate_tensor]) as waits:
             output = tbe(indices, offsets)
             output.backward(torch.ones_like(output))
-    assert bool(waits.found) == (way == "torch")
+    assert bool(waits) == (way == "torch")
