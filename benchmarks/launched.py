@@ -21,6 +21,9 @@ KEEP_MEMORY = {
     "MALLOC_MMAP_MAX_": "0",
 }
 
+# Of the shell that the benchmark was started in; programs are to have glibc's own defaults.
+_ALLOCATORS = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "THP_MEM_ALLOC_ENABLE")
+
 # The launcher measures whether bf16 is faster; on a busy machine that may come out wrong.
 ATTEMPTS = 3
 
@@ -30,6 +33,8 @@ def run_program(
 ) -> str:
     """What a Python program printed.
 
+    The shell's settings of an allocator do not reach it.
+
     Args:
         command: the program and its arguments.
         threads: of OpenMP.
@@ -38,9 +43,10 @@ def run_program(
     Raises:
         RuntimeError: it failed.
     """
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(_ALLOCATORS)}
     done = subprocess.run(
         [sys.executable, *map(str, command)],
-        env={**os.environ, "OMP_NUM_THREADS": str(threads), **(environment or {})},
+        env={**inherited, "OMP_NUM_THREADS": str(threads), **(environment or {})},
         capture_output=True,
         text=True,
         cwd=ROOT,

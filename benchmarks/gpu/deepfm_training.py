@@ -11,6 +11,7 @@ from clicks import cardinalities
 from clock import seconds_until_done
 from job import DIM, HIDDEN, deepfm
 from resident_clicks import ResidentClicks
+from torch._dynamo.utils import counters
 
 from stampede.data import Batch, GlobalBatches, Order
 from stampede.data.synthetic import NUMBERS
@@ -55,6 +56,7 @@ def measure(device: torch.device, quick: bool = False) -> Iterator[dict]:
         for precision, rows_moved, compilation in kinds:
             # It compiles for so many sizes and no more.
             torch._dynamo.reset()
+            counters.clear()
             job = deepfm(
                 sizes, here.device, precision=precision, rows=rows_moved, compilation=compilation
             )
@@ -107,6 +109,8 @@ def _run(
         "samples_per_second": speed,
         "seconds_for_413_million": PAPER_SAMPLES / speed,
         "distinct_rows_a_step": touched,
+        # Of the network, one for each size of a batch so far; 0 where it is not compiled.
+        "compiled_graphs": counters["stats"]["unique_graphs"],
     }
     if here.device.type == "cuda":
         found["peak_bytes"] = torch.cuda.max_memory_allocated()

@@ -55,6 +55,8 @@ def test_all_parts_run_and_leave_their_results(tmp_path):
         ),
     }
     assert not found["training"]["failed"]
+    graphs = [(run["compile"], run["compiled_graphs"]) for run in runs]
+    assert graphs == [*[("none", 0)] * 4, ("default", 1)]
     assert all(run["samples_per_second"] > 0 < run["distinct_rows_a_step"] for run in runs)
     assert all(run["share_of_gemm"] > 0 and run["share_of_copy"] > 0 for run in runs)
     for run in runs:
@@ -67,6 +69,29 @@ def test_a_part_that_takes_too_long_is_stopped(tmp_path):
     assert done.returncode == 1
     assert "error: correctness: took more than 1 s and was stopped" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_cannot_be_compiled_does_not_stop_the_other_runs(monkeypatch):
+    for folder in ("benchmarks", "benchmarks/gpu"):
+        monkeypatch.syspath_prepend(ROOT / folder)
+    import deepfm_training
+
+    kinds = (("bf16", "all", "default"), ("tf32", "all", "none"))
+    monkeypatch.setattr(deepfm_training, "KINDS", kinds)
+
+    def refuses(graph, inputs):
+        raise RuntimeError("no such graph")
+
+    def compile_network(network, how, device):
+        if how != "none":
+            network.compile(backend=refuses)
+
+    monkeypatch.setattr("job.compile_network", compile_network)
+    for found in deepfm_training.measure(torch.device("cpu"), quick=True):
+        last = found
+    (failed,) = last["failed"]
+    assert failed["compile"] == "default" and "no such graph" in failed["why"]
+    assert [run["compile"] for run in last["runs"]] == ["none"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -223,6 +223,20 @@ def test_the_readme_shows_the_committed_results():
     assert shown == expected, "run python benchmarks/readme_tables.py --write"
 
 
+def test_programs_have_the_default_allocator_or_the_asked_one(tmp_path, monkeypatch):
+    from launched import KEEP_MEMORY, run_program
+
+    program = tmp_path / "said.py"
+    program.write_text("import json, os; print(json.dumps(dict(os.environ)))")
+    for name in ("MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "LD_PRELOAD"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("KEPT", "1")
+    said = json.loads(run_program([program], threads=2))
+    assert said["KEPT"] == "1" and said["OMP_NUM_THREADS"] == "2"
+    assert not [name for name in said if name.startswith(("MALLOC_", "LD_PRELOAD"))]
+    assert KEEP_MEMORY.items() <= json.loads(run_program([program], 2, KEEP_MEMORY)).items()
+
+
 def test_a_run_that_fell_back_to_fp32_is_no_result_of_bf16(tmp_path, monkeypatch):
     import launched
 
