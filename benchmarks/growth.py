@@ -1,7 +1,8 @@
 """How a training step grows with the batch, with ids and with fields, and memory per id.
 
-launch.py's steps with CowClip and `rows: all` in fp32, the last flush included. Each point is a
-process of its own: its peak memory is that of training alone.
+launch.py's steps with CowClip and `rows: all` in fp32, the last flush included, and the same after
+many steps, when the moments of rows that no batch holds have decayed. Each point is a process of
+its own: its peak memory is that of training alone.
 
     python benchmarks/growth.py
 """
@@ -25,13 +26,15 @@ from stampede.optim import local_cowclip_tables
 BATCH = 8192
 ROWS = 1 << 18
 
-# What is changed, the others staying at BATCH, IDS and FIELDS.
+# What is changed, the others staying at BATCH, IDS and FIELDS; `trained` are steps before those
+# that are measured.
 SERIES = {
     "batch": (1024, 4096, 16_384, 65_536, 131_072),
     "ids": (1_000_000, 3_000_000, 10_000_000, 30_000_000),
     "fields": (13, 26, 52),
+    "trained": (0, 1000, 2000),
 }
-QUICK = {"batch": (4096,), "ids": (100_000, 1_000_000), "fields": (13,)}
+QUICK = {"batch": (4096,), "ids": (100_000, 1_000_000), "fields": (13,), "trained": (8,)}
 
 
 def main() -> None:
@@ -42,37 +45,37 @@ def main() -> None:
     found: dict[str, dict[str, dict]] = {name: {} for name in series}
     points = [(name, value) for name, values in series.items() for value in values]
     for name, value in tqdm(points, desc="growth", unit="point", ncols=100):
-        point = {"batch": BATCH, "ids": IDS, "fields": FIELDS, name: value}
+        point = {"batch": BATCH, "ids": IDS, "fields": FIELDS, "trained": 0, name: value}
         if options.quick and name != "ids":
             point["ids"] = QUICK["ids"][0]
         rows = max(QUICK["batch"]) if options.quick else ROWS
         clicks = write_clicks(options.folder, rows, point["ids"], point["fields"])
         # A whole epoch.
         steps = max(rows // point["batch"], 2)
-        found[name][str(value)] = in_a_process(clicks, point["batch"], steps)
+        found[name][str(value)] = in_a_process(clicks, point["batch"], steps, point["trained"])
         report.add(batch=BATCH, ids=IDS, fields=FIELDS, rows=rows, growth=found)
     report.add(bytes_per_id=bytes_per_id(found["ids"]))
     print(table(found))
     report.close()
 
 
-def in_a_process(clicks: Path, batch: int, steps: int) -> dict:
+def in_a_process(clicks: Path, batch: int, steps: int, trained: int) -> dict:
     """`measure` in a new process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        result = pool.apply(measure, (clicks, batch, steps))
+        result = pool.apply(measure, (clicks, batch, steps, trained))
         # Ended and waited for, so that its processor time counts as this benchmark's.
         pool.close()
         pool.join()
     return result
 
 
-def measure(clicks: Path, batch: int, steps: int) -> dict:
-    """Seconds a step, and memory."""
+def measure(clicks: Path, batch: int, steps: int, trained: int = 0) -> dict:
+    """Seconds a step, and memory; of steps after those `trained`."""
     torch.set_num_threads(CORES)
     before, _ = memory_of_this_process()
     overrides = [f"train.batch_size={batch}"]
     with training(clicks, overrides) as job:
-        job.seconds(2)
+        job.seconds(2 + trained)
         seconds = job.seconds(steps)
         arrays = [a for tables in local_cowclip_tables(job.job.model) for a in tables.arrays]
         held = sum(tensor.nbytes for array in arrays for tensor in array.all_tensors())

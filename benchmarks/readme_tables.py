@@ -13,12 +13,16 @@ from pathlib import Path
 
 import floors
 import speeds
+import waiting_rows
 from report import RESULTS, ROOT
 
 from stampede.engine.whole_files import write_whole
 
 # The tables stand between these in README.md.
 BEGIN, END = "<!-- benchmarks/readme_tables.py -->", "<!-- end -->"
+
+# What the series of growth.py count, where their names do not say it.
+GROWN = {"batch": "samples", "trained": "steps trained before"}
 
 NOTHING = "Not measured yet: `make bench`, then `python benchmarks/readme_tables.py --write`."
 
@@ -46,6 +50,7 @@ def tables(results: Path) -> str:
     for name, make in (
         ("end_to_end", _end_to_end),
         ("update_kernel", _update_kernel),
+        ("waiting_rows", _waiting_rows),
         ("step_breakdown", _step_breakdown),
         ("growth", _growth),
         ("communication", _communication),
@@ -143,6 +148,27 @@ def _update_kernel(found: dict) -> str:
     return f"{said}\n\n{_markdown(heads, rows)}"
 
 
+def _waiting_rows(found: dict) -> str:
+    rows = [
+        [
+            f"{one['ids']:,}",
+            f"{one['batch']:,}",
+            f"{one['ids'] / one['distinct_ids']:.1f}",
+            *(f"{1e3 * one['seconds_per_step'][name]:.1f}" for name in ("waiting", "swept")),
+            one["chosen"],
+        ]
+        for one in found["points"]
+    ]
+    worst = max(map(waiting_rows.chosen_to_better, found["points"]))
+    said = (
+        "`rows: all`: rows that take their steps later beside a sweep of all rows in each step, "
+        "milliseconds of forward and backward of the tables with the last flush. What is chosen "
+        f"takes at most {worst:.2f} times as long as the better of the two:"
+    )
+    heads = ["ids", "batch", "ids / distinct ids", "waiting", "swept", "chosen"]
+    return f"{said}\n\n{_markdown(heads, rows)}"
+
+
 def _step_breakdown(found: dict) -> str:
     parts = found["microseconds_per_sample"]
     names = list(next(iter(parts.values())))
@@ -155,14 +181,14 @@ def _step_breakdown(found: dict) -> str:
 
 
 def _batch_and(name: str) -> list[str]:
-    batch, precision = name.split()
-    return [f"{int(batch):,}", precision]
+    batch, computed = name.split(maxsplit=1)
+    return [f"{int(batch):,}", computed]
 
 
 def _growth(found: dict) -> str:
     rows = [
         [
-            f"{int(value):,} {'samples' if name == 'batch' else name}",
+            f"{int(value):,} {GROWN.get(name, name)}",
             f"{1e3 * one['seconds_per_step']:.0f}",
             f"{one['samples_per_second']:,.0f}",
             f"{one['table_bytes'] / 1e9:.2f}",

@@ -3,7 +3,8 @@
 Timers around what a step calls, in this process, as launch.py trains: the next batch; the lookup,
 with the sending of ids and the steps that its rows had missed; the dense layers forward, backward
 and their Adam; the backward of the lookup, which updates the tables, with the last flush. The rest
-is the loss, gradients copied tile by tile, learning rates, finiteness and Python.
+is the loss, gradients copied tile by tile, learning rates, finiteness and Python. One batch size is
+also measured with the network handed to torch.compile, which takes the place of the C++ kernels.
 
     python benchmarks/step_breakdown.py
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 import launchers_allocator  # noqa: F401
 import torch
 from clicks import IDS, write_clicks
+from floors import PRECISIONS
 from machine import CORES
 from matplotlib.figure import Figure
 from report import Report, parse_options, picture_path
@@ -32,6 +34,9 @@ STEPS = {1024: 512, 8192: 64, 65536: 16}
 
 ROWS = 1 << 19
 
+# Samples of the steps that are also compiled.
+COMPILED = 8192
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -41,10 +46,13 @@ def main() -> None:
     clicks = write_clicks(options.folder, rows, ids)
     report = Report(options.out, options.quick)
     found: dict[str, dict] = {}
-    points = [(batch, precision) for precision in ("fp32", "bf16") for batch in steps]
-    for batch, precision in tqdm(points, desc="step breakdown", unit="run", ncols=100):
+    points = [(batch, precision, "") for precision in PRECISIONS for batch in steps]
+    if not options.quick:
+        points += [(COMPILED, precision, " compiled") for precision in PRECISIONS]
+    for batch, precision, compiled in tqdm(points, desc="step breakdown", unit="run", ncols=100):
         overrides = [f"train.batch_size={batch}", f"train.precision={precision}"]
-        found[f"{batch} {precision}"] = measure(clicks, overrides, batch, steps[batch])
+        overrides += ["train.compile=default"] if compiled else []
+        found[f"{batch} {precision}{compiled}"] = measure(clicks, overrides, batch, steps[batch])
         report.add(rows=rows, ids=ids, steps=steps, microseconds_per_sample=found)
     print(table(found))
     draw(found, picture_path(options.out))
@@ -91,12 +99,12 @@ def table(found: dict[str, dict[str, float]]) -> str:
     heads = "".join(f"{part:>9}" for part in PARTS)
     lines = [
         "microseconds a sample",
-        f"{'batch':>7}{'':>6}{heads}{'step':>9}{'samples/s':>12}",
+        f"{'batch':>7}{'':>15}{heads}{'step':>9}{'samples/s':>12}",
     ]
     for name, parts in found.items():
-        batch, precision = name.split()
+        batch, computed = name.split(maxsplit=1)
         cells = "".join(f"{parts[part]:>9.2f}" for part in (*PARTS, "step"))
-        lines.append(f"{int(batch):>7,}{precision:>6}{cells}{1e6 / parts['step']:>12,.0f}")
+        lines.append(f"{int(batch):>7,}{computed:>15}{cells}{1e6 / parts['step']:>12,.0f}")
     return "\n".join(lines)
 
 
@@ -104,7 +112,8 @@ def draw(found: dict[str, dict[str, float]], path: Path) -> None:
     """Bars of the parts, one on top of the other."""
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
-    names = [f"{int(name.split()[0]):,}\n{name.split()[1]}" for name in found]
+    runs = [name.split(maxsplit=1) for name in found]
+    names = [f"{int(batch):,}\n{computed}" for batch, computed in runs]
     bottom = [0.0] * len(found)
     for part in PARTS:
         heights = [parts[part] for parts in found.values()]

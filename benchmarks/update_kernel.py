@@ -180,15 +180,15 @@ def measure_all_rows(batch: int, ids: int, steps: int, repeats: int) -> dict:
     """Seconds a step, forward and backward, of windows that end with a flush of all rows."""
     sizes = cardinalities(ids)
     lookups = Lookups(batch, sizes, min(steps, 64))
-    contenders = {"touched": _window(ours(sizes, "touched"), lookups, steps)}
-    contenders["deferred"] = _window(ours(sizes, "all"), lookups, steps)
+    contenders = {"touched": window(ours(sizes, "touched"), lookups, steps)}
+    contenders["deferred"] = window(ours(sizes, "all"), lookups, steps)
     with computed("kernels"):
         swept = ours(sizes, "all")
-    contenders["swept"] = _window(swept, lookups, steps)
+    contenders["swept"] = window(swept, lookups, steps)
     with computed("torch"):
         plain = ours(sizes, "all")
     few = min(steps, TORCH_STEPS)
-    run_torch = _window(plain, lookups, few)
+    run_torch = window(plain, lookups, few)
 
     def in_torch() -> float:
         with computed("torch"):
@@ -206,7 +206,9 @@ def measure_all_rows(batch: int, ids: int, steps: int, repeats: int) -> dict:
     }
 
 
-def _window(tables: nn.Module, lookups: Lookups, steps: int) -> Callable[[], float]:
+def window(tables: nn.Module, lookups: Lookups, steps: int) -> Callable[[], float]:
+    """Gives the seconds of so many steps, forward and backward, and of the flush after them."""
+
     def run() -> float:
         start = time.perf_counter()
         for step in range(steps):

@@ -28,8 +28,8 @@ from stampede.optim.table_array import TableArray
 WINDOW = 32
 # Below so many rows a sweep of all of them in each step stays in cache.
 FEWEST_ROWS = 1 << 16
-# A sweep costs 6.4 ns a row and a replayed step 1.7 ns, but 48 ns more for each row of the batch
-# (benchmarks/update_kernel.py): where the batch holds a tenth of the rows, a sweep is cheaper.
+# To sweep them costs as much as to let them wait where a table has some ten rows for each of the
+# batch (benchmarks/waiting_rows.py).
 ROWS_A_TOUCHED_ROW = 10
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ class MissedSteps:
             kernel: takes their step.
         """
         found = kernel(self.begin_step(array, lr), self.last, self.step)
-        self.end_step(array, is_swept=ROWS_A_TOUCHED_ROW * touched >= len(self.last))
+        self.end_step(array, is_swept=sweeps_all(touched, len(self.last)))
         return found
 
     def begin_step(self, array: TableArray, lr: float) -> Tensor:
@@ -157,6 +157,11 @@ class MissedSteps:
             return
         with array.keeping_frozen_row():
             replay.replay_range_(array, self.last, rows, self._history)
+
+
+def sweeps_all(touched: int, rows: int) -> bool:
+    """Whether all rows take a step at once, as so many of them are in its batch."""
+    return ROWS_A_TOUCHED_ROW * touched >= rows
 
 
 def steps_by_kernel(array: TableArray) -> bool:

@@ -61,6 +61,24 @@ def test_all_rows_are_trained_in_four_ways():
     assert "64" in update_kernel.all_rows_table({"64": found})
 
 
+def test_waiting_rows_are_measured_beside_a_sweep_and_the_choice_beside_the_better_one():
+    import waiting_rows
+
+    from stampede.optim import missed_steps
+
+    found = waiting_rows.measure(5000, 16, repeats=1)
+    assert set(found["seconds_per_step"]) == {"waiting", "swept"}
+    assert found["ids"] / found["distinct_ids"] > missed_steps.ROWS_A_TOUCHED_ROW
+    # Few rows are swept, whatever the batch.
+    assert found["chosen"] == "swept"
+    point = {**found, "seconds_per_step": {"waiting": 2e-3, "swept": 3e-3}}
+    assert waiting_rows.chosen_to_better(point) == 1.5
+    assert waiting_rows.chosen_to_better({**point, "chosen": "waiting"}) == 1
+    assert waiting_rows.table([point]).splitlines()[-1].split()[-4:] == [
+        "2.00", "3.00", "swept", "1.50",
+    ]  # fmt: skip
+
+
 def test_the_parts_of_a_step_are_the_whole_step(clicks, tmp_path):
     import step_breakdown
 
@@ -69,7 +87,8 @@ def test_the_parts_of_a_step_are_the_whole_step(clicks, tmp_path):
     assert all(parts[name] > 0 for name in step_breakdown.PARTS)
     step_breakdown.draw({"256 fp32": parts}, tmp_path / "x.png")
     assert (tmp_path / "x.png").stat().st_size > 1000
-    assert f"{parts['update']:.2f}" in step_breakdown.table({"256 fp32": parts})
+    shown = step_breakdown.table({"256 fp32": parts, "256 bf16 compiled": parts})
+    assert f"{parts['update']:.2f}" in shown and "bf16 compiled" in shown
 
 
 def test_all_parts_of_a_step_are_watched(clicks):
@@ -89,7 +108,7 @@ def test_all_parts_of_a_step_are_watched(clicks):
 def test_growth_knows_the_memory_of_the_tables(clicks):
     import growth
 
-    found = growth.measure(clicks, 256, 2)
+    found = growth.measure(clicks, 256, 2, trained=3)
     # Weights and two moments of 12 columns.
     assert found["table_bytes"] == 144 * found["ids"]
     assert found["peak_bytes"] > found["table_bytes"]

@@ -1,0 +1,111 @@
+"""Where a sweep of all rows in each step is cheaper than rows that take their steps later.
+
+`rows: all`, forward and backward of 26 tables of 12 columns and the flush after them, by number of
+ids and of samples. Which of the two is chosen in training depends on how many rows there are for
+each distinct one of a batch (`stampede.optim.missed_steps`).
+
+    python benchmarks/waiting_rows.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+from unittest import mock
+
+from clicks import FIELDS, cardinalities
+from report import Report, parse_options
+from timing import interleaved
+from tqdm import tqdm
+from update_kernel import DIM, Lookups, ours, window
+
+from stampede.optim import missed_steps, native
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from support.updated_tables import computed
+
+IDS = (30_000, 100_000, 300_000, 1_000_000, 2_600_000)
+BATCHES = (1024, 4096, 16_384, 65_536)
+
+# Samples of a window: at least 32 steps, at most 512.
+SAMPLES = 1 << 21
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = parse_options(parser, "waiting_rows")
+    if not native.available():
+        sys.exit("error: the CPU kernels cannot be compiled here: a C++17 compiler must be in PATH")
+    report = Report(options.out, options.quick)
+    sizes, batches = (IDS[:2], BATCHES[:1]) if options.quick else (IDS, BATCHES)
+    points = [(ids, batch) for ids in sizes for batch in batches]
+    found: list[dict] = []
+    for ids, batch in tqdm(points, desc="waiting rows", unit="point", ncols=100):
+        found.append(measure(ids, batch, repeats=1 if options.quick else 3))
+        report.add(
+            columns=DIM,
+            fields=FIELDS,
+            rows_a_touched_row=missed_steps.ROWS_A_TOUCHED_ROW,
+            fewest_rows=missed_steps.FEWEST_ROWS,
+            points=found,
+        )
+    print(table(found))
+    report.close()
+
+
+def measure(ids: int, batch: int, repeats: int) -> dict:
+    """Seconds a step, either way, and which way is chosen."""
+    sizes = cardinalities(ids)
+    steps = max(32, min(512, SAMPLES // batch))
+    lookups = Lookups(batch, sizes, min(steps, 64))
+    rows = sum(sizes)
+    with computed("waiting", missed_steps.WINDOW):
+        waiting = ours(sizes, "all")
+    with computed("kernels"):
+        swept = ours(sizes, "all")
+    run_waiting = window(waiting, lookups, steps)
+
+    def never_swept() -> float:
+        # Asked at each step.
+        with mock.patch.object(missed_steps, "ROWS_A_TOUCHED_ROW", 0):
+            return run_waiting()
+
+    taken = interleaved({"waiting": never_swept, "swept": window(swept, lookups, steps)}, repeats)
+    is_swept = rows < missed_steps.FEWEST_ROWS or missed_steps.sweeps_all(lookups.distinct, rows)
+    return {
+        "ids": rows,
+        "batch": batch,
+        "steps": steps,
+        "distinct_ids": lookups.distinct,
+        "seconds_per_step": {name: statistics.median(all_) / steps for name, all_ in taken.items()},
+        "all_seconds": taken,
+        "chosen": "swept" if is_swept else "waiting",
+    }
+
+
+def chosen_to_better(point: dict) -> float:
+    """Time of what is chosen, of the better one's; 1 where that is chosen."""
+    seconds = point["seconds_per_step"]
+    return seconds[point["chosen"]] / min(seconds.values())
+
+
+def table(found: list[dict]) -> str:
+    """For people; milliseconds a step."""
+    lines = [
+        f"{'ids':>10}{'batch':>8}{'distinct':>10}{'ids a distinct one':>20}{'waiting':>10}"
+        f"{'swept':>9}{'chosen':>10}{'to better':>11}"
+    ]
+    for one in found:
+        ms = {name: 1e3 * seconds for name, seconds in one["seconds_per_step"].items()}
+        lines.append(
+            f"{one['ids']:>10,}{one['batch']:>8,}{one['distinct_ids']:>10,}"
+            f"{one['ids'] / one['distinct_ids']:>20.1f}{ms['waiting']:>10.2f}{ms['swept']:>9.2f}"
+            f"{one['chosen']:>10}{chosen_to_better(one):>11.2f}"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
