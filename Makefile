@@ -9,7 +9,7 @@ help:
 	@echo "make train   set up .venv if needed, train configs/quickstart.yaml, print the result"
 	@echo "make test    set up .venv if needed, run the test suite except the soak tests"
 	@echo "make soak    set up .venv if needed, run the soak tests; SOAK='-k NAME': some of them"
-	@echo "make bench   set up .venv if needed, measure the training speed; QUICK=1: in a minute"
+	@echo "make bench   set up .venv if needed, measure the training speed; QUICK=1: in two minutes"
 	@echo "make lint    set up .venv if needed, run ruff"
 	@echo "make setup   set up .venv only"
 	@echo "PYTHON=python3.12 make ...   use this Python (3.10 to 3.13) for .venv"
