@@ -60,8 +60,9 @@ def sent_ahead(
     source, ahead = iter(batches), None
     pulse = pulse or Pulse()
     # On a GPU all this happens on a stream of its own: TorchRec waits for the device when it sends
-    # ids, and on this stream the steps that are queued need not end first.
-    aside = torch.cuda.Stream(device) if device.type == "cuda" else None
+    # ids, and on this stream the steps that are queued need not end first. What is launched here is
+    # small, and is to go before what these steps still have to launch.
+    aside = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
     while True:
         with torch.cuda.stream(aside):
             pulse.beat("reading the next batch")

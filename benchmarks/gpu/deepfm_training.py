@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import statistics
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from clicks import cardinalities
-from clock import seconds_until_done
+from clock import device_seconds, seconds_until_done
 from job import DIM, HIDDEN, deepfm
 from resident_clicks import ResidentClicks
+from torch import Tensor
 from torch._dynamo.utils import counters
 
 from stampede.data import Batch, GlobalBatches, Order
@@ -75,7 +79,11 @@ def measure(device: torch.device, quick: bool = False) -> Iterator[dict]:
                 found["runs"].append(run | _shares(run, batch, precision, floors, sum(sizes)))
                 print(_line(found["runs"][-1]), flush=True)
                 yield found
+            # It holds itself, by its hooks.
             del job
+            gc.collect()
+            if here.device.type == "cuda":
+                torch.cuda.empty_cache()
 
 
 def _run(
@@ -95,9 +103,10 @@ def _run(
         for tables in local_cowclip_tables(job.model):
             tables.flush()
 
-    train(min(WARM_UP, steps))
     if here.device.type == "cuda":
+        # Before CUDA graphs are recorded, which keep their memory.
         torch.cuda.reset_peak_memory_stats()
+    train(min(WARM_UP, steps))
     for tables in local_cowclip_tables(job.model):
         tables.row_counts.zero_()
     seconds = seconds_until_done(lambda: train(steps), here.device)
@@ -113,7 +122,7 @@ def _run(
         "compiled_graphs": counters["stats"]["unique_graphs"],
     }
     if here.device.type == "cuda":
-        found["peak_bytes"] = torch.cuda.max_memory_allocated()
+        found["peak_bytes"] = torch.cuda.max_memory_reserved()
     return found
 
 
@@ -133,23 +142,27 @@ def _floors(device: torch.device, quick: bool) -> dict:
                 torch.randn(samples, before, device=device, dtype=dtype),
                 torch.randn(before, after, device=device, dtype=dtype),
             )
-            for before, after in pairwise(_widths())
+            # Rows that begin at multiples of 16 bytes are multiplied faster.
+            for before, after in pairwise([-(-width // 8) * 8 for width in _widths()])
         ]
         allowed = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")
-        taken = [
-            seconds_until_done(lambda pairs=pairs: [a @ b for a, b in pairs], device)
-            for _ in range(10)
-        ]
+        call = partial(_multiply, pairs)
+        taken = statistics.median(device_seconds([call] * 30, device)[10:])
         torch.set_float32_matmul_precision(allowed)
-        found["gemm_flops"][precision] = samples * _flops() / min(taken[2:])
+        found["gemm_flops"][precision] = samples * _flops() / taken
     return found
+
+
+def _multiply(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    for a, b in pairs:
+        a @ b
 
 
 def _copy_seconds(size: int, device: torch.device) -> float:
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return min([seconds_until_done(lambda: target.copy_(source), device) for _ in range(6)][1:])
+    return statistics.median(device_seconds([partial(target.copy_, source)] * 6, device)[1:])
 
 
 def _shares(run: dict, batch: int, precision: str, floors: dict, ids: int) -> dict[str, float]:

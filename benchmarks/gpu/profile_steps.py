@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 
 import torch
 from clicks import cardinalities
+from clock import kernel_times
 from job import deepfm
 from resident_clicks import ResidentClicks
-from torch.profiler import ProfilerActivity, profile
 
 from stampede.data import GlobalBatches, Order
 from stampede.engine.ahead import sent_ahead
@@ -22,28 +23,26 @@ def measure(device: torch.device, quick: bool = False) -> Iterator[list[dict]]:
     """The kernels that take the most time: name, calls and microseconds a step."""
     sizes = cardinalities(20_000 if quick else IDS)
     batch, steps, warm_up = (256, 2, 1) if quick else (BATCH, STEPS, WARM_UP)
-    activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
     with processes(device.type) as here:
         clicks = ResidentClicks((steps + warm_up + 1) * batch, sizes, device)
         job = deepfm(sizes, here.device, precision="bf16")
         batches = GlobalBatches(clicks, list(job.front.fields), batch, 0, 1, Order(clicks.rows))
         source = sent_ahead(batches, job.front, here.device)
-        for number in range(1, warm_up + 1):
-            train_step(job, next(source), number, here)
-        with profile(activities=[activity]) as profiled:
-            for number in range(warm_up + 1, warm_up + steps + 1):
-                train_step(job, next(source), number, here)
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-    taken = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    events = sorted(profiled.key_averages(), key=lambda e: getattr(e, taken), reverse=True)
+        numbers = count(1)
+
+        def step() -> None:
+            train_step(job, next(source), next(numbers), here)
+
+        for _ in range(warm_up):
+            step()
+        kernels = kernel_times([step] * steps, here.device)
     table = [
         {
-            "name": event.key[:100],
-            "calls_a_step": event.count / steps,
-            "microseconds_a_step": getattr(event, taken) / steps,
+            "name": name[:100],
+            "calls_a_step": calls / steps,
+            "microseconds_a_step": 1e6 * seconds / steps,
         }
-        for event in events[:30]
+        for name, calls, seconds in kernels[:30]
     ]
     for row in table[:12]:
         print(f"{row['microseconds_a_step']:>10.0f} us  {row['name'][:80]}", flush=True)

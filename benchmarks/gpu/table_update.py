@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from clicks import cardinalities
-from clock import device_seconds
+from clock import device_seconds, kernel_times
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
@@ -38,7 +38,8 @@ def measure(device: torch.device, quick: bool = False) -> Iterator[dict]:
     """Median seconds of forward and backward, by batch size and contender, and their ratios.
 
     `update_of_fbgemm_adam` is the ratio of what is left after FBGEMM's forward, whoever does it
-    when: its backward, and our sort, replay and update. Yielded as it grows.
+    when: its backward, and our sort, replay and update. The same of the kernels' own time stands
+    beside it, which leaves out what the device waits for a slower host. Yielded as it grows.
     """
     sizes = cardinalities(20_000 if quick else IDS)
     batches, repeats = ((256, 512), 4) if quick else (BATCHES, 40)
@@ -56,22 +57,35 @@ def measure(device: torch.device, quick: bool = False) -> Iterator[dict]:
             name: _step_seconds(partial(_step, tbe, inputs), repeats, device)
             for name, tbe in contenders.items()
         }
-        fbgemm = contenders["fbgemm_adam"]
-        lookup = _step_seconds(partial(_lookup, fbgemm, inputs), repeats, device)
-        whole = seconds["fbgemm_adam"]
-        ours = {name: spent for name, spent in seconds.items() if name != "fbgemm_adam"}
+        only_lookup = partial(_lookup, contenders["fbgemm_adam"], inputs)
+        lookup = _step_seconds(only_lookup, repeats, device)
+        of_kernels = {
+            name: _kernel_seconds(partial(_step, tbe, inputs), repeats, device)
+            for name, tbe in contenders.items()
+        }
+        lookup_of_kernels = _kernel_seconds(only_lookup, repeats, device)
         found[str(batch)] = {
             "seconds": seconds,
             "fbgemm_forward_seconds": lookup,
-            "of_fbgemm_adam": {name: spent / whole for name, spent in ours.items()},
-            "update_of_fbgemm_adam": {
-                name: (spent - lookup) / (whole - lookup) for name, spent in ours.items()
-            },
+            "kernel_seconds": of_kernels,
+            "fbgemm_forward_kernel_seconds": lookup_of_kernels,
+            "of_fbgemm_adam": _ratios(seconds, 0.0),
+            "update_of_fbgemm_adam": _ratios(seconds, lookup),
+            "update_kernels_of_fbgemm_adam": _ratios(of_kernels, lookup_of_kernels),
         }
-        ratios = found[str(batch)]["update_of_fbgemm_adam"].items()
-        shown = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios)
-        print(f"update at {batch:>7,}: {shown} of FBGEMM's ADAM", flush=True)
+        for what in ("update", "update_kernels"):
+            ratios = found[str(batch)][f"{what}_of_fbgemm_adam"].items()
+            shown = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios)
+            print(f"{what} at {batch:>7,}: {shown} of FBGEMM's ADAM", flush=True)
         yield found
+
+
+def _ratios(seconds: dict[str, float], lookup: float) -> dict[str, float]:
+    """Ours to FBGEMM's, both without a lookup."""
+    whole = seconds["fbgemm_adam"] - lookup
+    return {
+        name: (spent - lookup) / whole for name, spent in seconds.items() if name != "fbgemm_adam"
+    }
 
 
 def _fbgemm(sizes: list[int], device: torch.device) -> nn.Module:
@@ -118,3 +132,8 @@ def _step_seconds(call: Callable[[int], Any], repeats: int, device: torch.device
     # The first steps compile, and after a window of them as many rows wait as ever will.
     calls = [partial(call, number) for number in range(WINDOW + repeats)]
     return statistics.median(device_seconds(calls, device)[WINDOW:])
+
+
+def _kernel_seconds(call: Callable[[int], Any], repeats: int, device: torch.device) -> float:
+    kernels = kernel_times([partial(call, number) for number in range(repeats)], device)
+    return sum(seconds for _, _, seconds in kernels) / repeats

@@ -218,10 +218,12 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
 
         On a GPU FBGEMM replaces ids outside their table by 0, and says so.
         """
-        missed = [array.missed for array in self.arrays if array.missed is not None]
-        if not any(waiting.is_queued for waiting in missed):
+        if not self._is_checked_first():
             return indices, offsets, per_sample_weights
         return self.prepare_inputs(indices, offsets, per_sample_weights)[:3]
+
+    def _is_checked_first(self) -> bool:
+        return any(array.missed is not None and array.missed.is_queued for array in self.arrays)
 
     @torch.no_grad()
     def lookup(
@@ -243,13 +245,20 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         if self._stored().dtype == torch.bfloat16:
             # FBGEMM's lookup knows no bf16 on CPU.
             return look_up_in_torch(parts)
+        mode = self.bounds_check_mode_int
+        is_to_check = mode != BoundsCheckMode.NONE.value and not self._is_checked_first()
         if self._is_pooled_by_kernel():
-            if self.bounds_check_mode_int != BoundsCheckMode.NONE.value:
+            if is_to_check:
                 check_lookup(
                     parts, lambda: self.prepare_inputs(indices, offsets, per_sample_weights)
                 )
             return pool_by_kernel(parts)
-        return super().forward(indices, offsets, per_sample_weights)
+        if not is_to_check:
+            self.bounds_check_mode_int = BoundsCheckMode.NONE.value
+        try:
+            return super().forward(indices, offsets, per_sample_weights)
+        finally:
+            self.bounds_check_mode_int = mode
 
     def _is_pooled_by_kernel(self) -> bool:
         """Whether the C++ kernel gives what FBGEMM's lookup does, which takes longer."""

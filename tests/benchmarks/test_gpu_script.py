@@ -10,16 +10,21 @@ import torch
 
 from support.paths import ROOT
 
+DESCRIBED = (
+    "import json; from machine import describe_machine; print(json.dumps(describe_machine()))"
+)
 
-def run_script(out, *options):
+
+def run_script(out, *options, part="all"):
     # The GPU machine has no Polars.
     absent = out.parent / "absent"
-    absent.mkdir()
+    absent.mkdir(exist_ok=True)
     (absent / "polars.py").write_text("raise ModuleNotFoundError('no polars here')\n")
     return subprocess.run(
-        ["sh", ROOT / "benchmarks/gpu.sh", "-", "all", out],
+        ["sh", ROOT / "benchmarks/gpu.sh", "-", part, out],
         env={
             **os.environ,
+            "COMMIT": "1234567",
             "PYTHON": sys.executable,
             "PYTHONPATH": str(absent),
             "GPU_OPTIONS": " ".join(options),
@@ -45,6 +50,8 @@ def test_all_parts_run_and_leave_their_results(tmp_path):
         for name, ratio in of.items():
             rest = spent["fbgemm_adam"] - lookup
             assert ratio == pytest.approx((spent[name] - lookup) / rest)
+        assert all(seconds > 0 for seconds in update["kernel_seconds"].values())
+        assert update["update_kernels_of_fbgemm_adam"].keys() == of.keys()
     runs = found["training"]["runs"]
     assert {(run["precision"], run["rows"], run["compile"]) for run in runs} == {
         ("bf16", "all", "default"),
@@ -62,6 +69,33 @@ def test_all_parts_run_and_leave_their_results(tmp_path):
     for run in runs:
         assert run["seconds_for_413_million"] * run["samples_per_second"] == pytest.approx(413e6)
     assert found["profile"][0]["microseconds_a_step"] > 0
+
+
+def test_parts_of_several_commands_come_together(tmp_path):
+    out, options = tmp_path / "gpu.json", ("--device", "cpu", "--quick", "--checked")
+    refused = run_script(out, *options, part="update")
+    assert refused.returncode == 2
+    assert f"--checked: {out} holds no correctness of this code and machine" in refused.stderr
+    # Whatever it says is taken over, and not looked at again.
+    machine = {"PYTHONPATH": str(ROOT / "benchmarks")}
+    said = subprocess.run(
+        [sys.executable, "-c", DESCRIBED],
+        env={**os.environ, **machine, "COMMIT": "1234567"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    earlier = {"machine": json.loads(said.stdout), "quick": True, "correctness": {"all": "ok"}}
+    out.write_text(json.dumps({**earlier, "training": "of another command"}))
+    done = run_script(out, *options, part="update")
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(out.read_text())
+    assert found.pop("update").keys() == {"256", "512"}
+    assert found == {**earlier, "training": "of another command"}
+    # Of other code.
+    earlier["machine"]["commit"] = "7654321"
+    out.write_text(json.dumps(earlier))
+    assert run_script(out, *options, part="update").returncode == 2
 
 
 def test_a_part_that_takes_too_long_is_stopped(tmp_path):

@@ -176,7 +176,10 @@ class Tables:
 def assert_follows(tables, reference):
     for name, weights in tables.whole_tables().items():
         torch.testing.assert_close(weights, reference.weights[name], rtol=1e-4, atol=1e-5)
-    assert tables.tbe.row_counts.tolist() == [reference.touched, reference.clipped, 0]
+    touched, clipped, skipped = tables.tbe.row_counts.tolist()
+    assert (touched, skipped) == (reference.touched, 0)
+    # A GPU adds up in another order: a norm beside its threshold may fall on the other side.
+    assert abs(clipped - reference.clipped) <= (3 if tables.device.type == "cuda" else 0)
 
 
 def of_rows(*rows):

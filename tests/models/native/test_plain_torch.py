@@ -1,5 +1,7 @@
 """Where plain torch computes instead of the kernels."""
 
+from importlib import import_module
+
 import pytest
 import torch
 from torch import nn
@@ -149,3 +151,30 @@ def test_hooks_of_a_layer_are_called():
     assert seen == ["layer", "linear"]
     layers._mlp[1]._linear = torch.nn.utils.parametrizations.weight_norm(layers._mlp[1]._linear)
     torch.testing.assert_close(layers(inputs), expected)
+
+
+@pytest.mark.parametrize("columns", [273, 16])
+def test_rows_are_padded_with_zeros_where_a_product_of_them_is_faster(columns, monkeypatch):
+    module = import_module("stampede.models.relu_layers")
+    mlp = MLP(columns, [12, 8], torch.Generator().manual_seed(0))
+    inputs = torch.randn(70, columns)
+    widths, linear = [], functional.linear
+
+    def noted(rows, weight, bias=None):
+        widths.append((rows.shape[1], *weight.shape))
+        return linear(rows, weight, bias)
+
+    found = []
+    with switched_off():
+        for is_faster in (False, True):
+            monkeypatch.setattr(module, "_is_aligned_faster", lambda _, faster=is_faster: faster)
+            monkeypatch.setattr(functional, "linear", noted)
+            mlp.zero_grad()
+            given = inputs.clone().requires_grad_()
+            logits = mlp(given)
+            logits.square().sum().backward()
+            found.append([logits.detach(), given.grad, *(p.grad.clone() for p in mlp.parameters())])
+    wide = {273: 280}.get(columns, columns)
+    assert widths[:3] == [(columns, 12, columns), (12, 8, 12), (8, 1, 8)]
+    assert widths[3:] == [(wide, 12, wide), (16, 8, 16), (8, 1, 8)]
+    torch.testing.assert_close(*found)

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from stampede.optim import CowClip, NonFiniteGradientError
+from stampede.optim import CowClip, CowClipTables, NonFiniteGradientError
 from stampede.optim.nonfinite import LATE
 from stampede.optim.rules import Adam
 from stampede.optim.settings import UpdateSettings
@@ -228,3 +229,25 @@ def test_only_a_step_that_is_not_queued_waits_for_the_device(way, setting):
             output = tbe(indices, offsets)
             output.backward(torch.ones_like(output))
     assert bool(waits) == (way == "torch")
+
+
+@pytest.mark.parametrize("way", ["queued", "waiting", "torch"])
+def test_ids_are_checked_once_and_corrected(way, monkeypatch):
+    class Checks(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += "bounds_check_indices" in str(func)
+            return func(*args, **(kwargs or {}))
+
+    # As on a GPU.
+    monkeypatch.setattr(CowClipTables, "_is_pooled_by_kernel", lambda _: False)
+    with computed(way):
+        tbe = made().tbe
+        mode = tbe.bounds_check_mode_int
+        ids = torch.tensor([5, 10**6, 7, 40])
+        with Checks() as checks:
+            found = tbe(ids, torch.arange(5))
+        first, second = tbe.split_embedding_weights()
+    assert checks.count == 1 and tbe.bounds_check_mode_int == mode
+    assert torch.equal(found, torch.stack([first[[5, 0]], second[[7, 40]]], 1).flatten(1))
