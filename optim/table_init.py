@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,8 @@ from torch import Tensor
 
 # Rows drawn from one random stream. A shard draws whole blocks and keeps its own rows.
 BLOCK_ROWS = 1024
+# Blocks that a thread draws at a time.
+_BLOCKS = 64
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,6 @@ class TableInit:
     seed: int = 0
 
 
-@torch.no_grad()
 def fill_shard_(
     shard: Tensor,
     init: TableInit,
@@ -52,23 +54,42 @@ def fill_shard_(
         dim: number of columns of the whole table.
         low, high: bounds of the uniform distribution, used where `init.std` is None.
     """
-    drawn = dim if init.columns is None else init.columns
     stop = row_offset + shard.shape[0]
-    for block in range(row_offset // BLOCK_ROWS, math.ceil(stop / BLOCK_ROWS)):
-        values = np.zeros((BLOCK_ROWS, dim), dtype=np.float32)
-        key = np.random.SeedSequence([init.seed, zlib.crc32(table.encode()), block])
-        generator = np.random.Generator(np.random.Philox(key))
-        if init.std is None:
-            values[:, :drawn] = generator.random((BLOCK_ROWS, drawn), dtype=np.float32)
-            values[:, :drawn] *= high - low
-            values[:, :drawn] += low
-        else:
-            values[:, :drawn] = generator.standard_normal((BLOCK_ROWS, drawn), dtype=np.float32)
-            values[:, :drawn] *= init.std
-        first = max(row_offset, block * BLOCK_ROWS)
-        last = min(stop, (block + 1) * BLOCK_ROWS)
-        part = values[
-            first - block * BLOCK_ROWS : last - block * BLOCK_ROWS,
-            column_offset : column_offset + shard.shape[1],
-        ]
-        shard[first - row_offset : last - row_offset].copy_(torch.from_numpy(part))
+    blocks = range(row_offset // BLOCK_ROWS, math.ceil(stop / BLOCK_ROWS))
+    together = [blocks[first : first + _BLOCKS] for first in range(0, len(blocks), _BLOCKS)]
+
+    # Elsewhere than in the thread that asks for it, gradients are recorded unless it is said again.
+    @torch.no_grad()
+    def fill(some: range) -> None:
+        for block in some:
+            values = _drawn_block(init, table, block, dim, low, high)
+            first = max(row_offset, block * BLOCK_ROWS)
+            last = min(stop, (block + 1) * BLOCK_ROWS)
+            part = values[
+                first - block * BLOCK_ROWS : last - block * BLOCK_ROWS,
+                column_offset : column_offset + shard.shape[1],
+            ]
+            shard[first - row_offset : last - row_offset].copy_(torch.from_numpy(part))
+
+    # Drawing numbers lets other threads run.
+    with ThreadPoolExecutor(torch.get_num_threads(), "stampede-init") as threads:
+        for _ in threads.map(fill, together):
+            pass
+
+
+def _drawn_block(
+    init: TableInit, table: str, block: int, dim: int, low: float, high: float
+) -> np.ndarray:
+    """`[BLOCK_ROWS, dim]` float32, the initial values of a block of whole rows."""
+    drawn = dim if init.columns is None else init.columns
+    values = np.zeros((BLOCK_ROWS, dim), dtype=np.float32)
+    key = np.random.SeedSequence([init.seed, zlib.crc32(table.encode()), block])
+    generator = np.random.Generator(np.random.Philox(key))
+    if init.std is None:
+        values[:, :drawn] = generator.random((BLOCK_ROWS, drawn), dtype=np.float32)
+        values[:, :drawn] *= high - low
+        values[:, :drawn] += low
+    else:
+        values[:, :drawn] = generator.standard_normal((BLOCK_ROWS, drawn), dtype=np.float32)
+        values[:, :drawn] *= init.std
+    return values

@@ -33,6 +33,19 @@ def test_shards_are_parts_of_the_whole(init):
     assert torch.equal(shard(50, 4, init, 7, 8), whole[7:57, 8:12])
 
 
+def test_several_threads_draw_what_one_does():
+    rows = 3 * 64 * BLOCK_ROWS + 5
+    made = torch.nn.Parameter(torch.full((rows, 4), float("nan")))
+    given = {"table": "t", "column_offset": 0, "dim": 4, "low": -0.5, "high": 0.5}
+    fill_shard_(made, TableInit(0.01), row_offset=7, **given)
+    assert made.is_leaf and made.requires_grad
+    for first in (0, 64 * BLOCK_ROWS - 8, rows - 100):
+        part = torch.empty(100, 4)
+        fill_shard_(part, TableInit(0.01), row_offset=7 + first, **given)
+        assert torch.equal(made.detach()[first : first + 100], part)
+    assert made.isfinite().all()
+
+
 def test_distribution():
     normal = shard(20_000, init=TableInit(0.01, columns=10))
     assert normal[:, 10:].abs().max() == 0
