@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import _thread
 import sys
-import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,10 +23,9 @@ def interrupts_kept() -> Iterator[None]:
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            # Not from here, where it would be lost as well.
-            again = threading.Timer(_SECONDS, _thread.interrupt_main)
-            again.daemon = True
-            again.start()
+            # Not from here, where it would be lost as well; and without the locks of `threading`,
+            # which the code around the finalizer may hold.
+            _thread.start_new_thread(_interrupt_soon, ())
         else:
             before(unraisable)
 
@@ -35,3 +34,8 @@ def interrupts_kept() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = before
+
+
+def _interrupt_soon() -> None:
+    time.sleep(_SECONDS)
+    _thread.interrupt_main()
