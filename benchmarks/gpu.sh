@@ -5,7 +5,8 @@
 #
 # PACKAGE_DIR holds FBGEMM, torchrec, pydantic and what they need, packed for that machine; where it
 # is `-`, they are installed already. Each part ends within 8 minutes. Whatever the part, the
-# correctness comes first: figures of kernels that compute something else are worth nothing.
+# correctness comes first: figures of kernels that compute something else are worth nothing. Where
+# OUT.json holds that of this code on this machine, GPU_OPTIONS=--checked takes its word.
 # PYTHON is the interpreter, python3 unless it is given.
 set -e
 package=${1:?"usage: sh benchmarks/gpu.sh PACKAGE_DIR [part] [OUT.json]"}

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 
 from stampede.data.errors import DataError
+from stampede.data.lost_interrupts import interrupts_kept
 from stampede.settings import SettingsError
 
 
@@ -16,7 +17,8 @@ def exit_status(action: Callable[[], None], *mistakes: type[Exception]) -> int:
         mistakes: errors besides `DataError` and `SettingsError` that are the user's to mend.
     """
     try:
-        action()
+        with interrupts_kept():
+            action()
     except (DataError, SettingsError, *mistakes) as mistake:
         print(f"error: {mistake}", file=sys.stderr)
         return 2

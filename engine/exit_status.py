@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from stampede.data import DataError
+from stampede.data.lost_interrupts import interrupts_kept
 from stampede.engine.compilation import could_not_compile
 from stampede.engine.errors import (
     DoesNotFitError,
@@ -15,7 +16,6 @@ from stampede.engine.errors import (
     TrainingStoppedError,
 )
 from stampede.engine.lack_of_memory import LackOfMemoryError, lacks_memory, what_was_asked
-from stampede.engine.lost_interrupts import interrupts_kept
 from stampede.engine.processes import launched_rank
 from stampede.settings import SettingsError
 

@@ -82,8 +82,6 @@ def measure(device: torch.device, quick: bool = False) -> Iterator[dict]:
             # It holds itself, by its hooks.
             del job
             gc.collect()
-            if here.device.type == "cuda":
-                torch.cuda.empty_cache()
 
 
 def _run(
@@ -104,7 +102,8 @@ def _run(
             tables.flush()
 
     if here.device.type == "cuda":
-        # Before CUDA graphs are recorded, which keep their memory.
+        # What others have left is not this one's; what graphs keep, which are recorded now, is.
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     train(min(WARM_UP, steps))
     for tables in local_cowclip_tables(job.model):

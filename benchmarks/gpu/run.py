@@ -1,4 +1,4 @@
-"""The parts of `benchmarks/gpu.sh`: correctness first, then the one that is asked for.
+"""The parts of `benchmarks/gpu.sh`: correctness, unless it was checked, then what is asked for.
 
 Started by `benchmarks/gpu.sh`, which says where everything lies.
 """
@@ -53,15 +53,21 @@ def main() -> int:
     # Parts may be measured one by one.
     found |= earlier
     try:
-        wrong = found.get("correctness")
         if not options.checked:
+            found.pop("correctness", None)
+            _write(options.out, found)
             with _at_most(options.limit, "correctness"):
-                wrong = correctness.check(device, options.quick)
-        found["correctness"] = wrong
+                found["correctness"] = correctness.check(device, options.quick)
+        wrong = found["correctness"]
         failed = [name for name, what in wrong.items() if what != "ok"]
+        if failed:
+            for name in PARTS:
+                found.pop(name, None)
         _write(options.out, found)
         for name, measure in PARTS.items():
             if options.part in (name, "all") and not failed:
+                found.pop(name, None)
+                _write(options.out, found)
                 with _at_most(options.limit, name):
                     for found[name] in measure(device, options.quick):
                         _write(options.out, found)
@@ -79,7 +85,9 @@ def _earlier(out: Path, found: dict) -> dict:
         return {}
     earlier = json.loads(out.read_text())
     same = all(earlier.get(key) == value for key, value in found.items())
-    return earlier if same and found["machine"]["commit"] else {}
+    commit = found["machine"]["commit"]
+    is_known = commit and not commit.endswith("-dirty")
+    return earlier if same and is_known else {}
 
 
 class _TookTooLong(BaseException):

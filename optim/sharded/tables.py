@@ -303,8 +303,8 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         # One array needs no look at the offsets, which lie on the device.
         cuts = [0, indices.numel()]
         if len(self.arrays) > 1:
-            firsts = [place.features.start for place in self.places]
-            cuts = offsets[[batch * feature for feature in firsts]].tolist() + cuts[1:]
+            ends = [0, *(place.features.stop for place in self.places)]
+            cuts = offsets[[batch * feature for feature in ends]].tolist()
         parts = []
         for array, place, (first, stop) in zip(
             self.arrays, self.places, pairwise(cuts), strict=True

@@ -92,6 +92,9 @@ def test_parts_of_several_commands_come_together(tmp_path):
     found = json.loads(out.read_text())
     assert found.pop("update").keys() == {"256", "512"}
     assert found == {**earlier, "training": "of another command"}
+    # A check that does not end takes the place of an earlier one.
+    late = run_script(out, "--device", "cpu", "--quick", "--limit", "1", part="update")
+    assert late.returncode == 1 and "correctness" not in json.loads(out.read_text())
     # Of other code.
     earlier["machine"]["commit"] = "7654321"
     out.write_text(json.dumps(earlier))

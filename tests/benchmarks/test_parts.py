@@ -61,15 +61,31 @@ def test_all_rows_are_trained_in_four_ways():
     assert "64" in update_kernel.all_rows_table({"64": found})
 
 
-def test_waiting_rows_are_measured_beside_a_sweep_and_the_choice_beside_the_better_one():
+def test_waiting_rows_are_measured_beside_a_sweep_and_the_choice_beside_the_better_one(
+    monkeypatch,
+):
     import waiting_rows
 
     from stampede.optim import missed_steps
 
-    found = waiting_rows.measure(5000, 16, repeats=1)
-    assert set(found["seconds_per_step"]) == {"waiting", "swept"}
-    assert found["ids"] / found["distinct_ids"] > missed_steps.ROWS_A_TOUCHED_ROW
+    swept, end_step = [], missed_steps.MissedSteps.end_step
+
+    def noted(missed, array, *, is_swept):
+        swept.append(is_swept or not missed.defers)
+        end_step(missed, array, is_swept=is_swept)
+
+    monkeypatch.setattr(missed_steps.MissedSteps, "end_step", noted)
+    monkeypatch.setattr(missed_steps, "FEWEST_ROWS", 0)
+    # A batch that would be swept, and one that would not.
+    for batch, chosen in ((512, "swept"), (16, "waiting")):
+        swept.clear()
+        found = waiting_rows.measure(5000, batch, repeats=1)
+        assert set(found["seconds_per_step"]) == {"waiting", "swept"}
+        assert found["chosen"] == chosen
+        assert swept.count(True) == swept.count(False) == 2 * found["steps"]
     # Few rows are swept, whatever the batch.
+    monkeypatch.setattr(missed_steps, "FEWEST_ROWS", 1 << 16)
+    found = waiting_rows.measure(5000, 16, repeats=1)
     assert found["chosen"] == "swept"
     point = {**found, "seconds_per_step": {"waiting": 2e-3, "swept": 3e-3}}
     assert waiting_rows.chosen_to_better(point) == 1.5
@@ -105,10 +121,19 @@ def test_all_parts_of_a_step_are_watched(clicks):
     assert watch.calls == {"data": 4, "lookup": 4 + 3, "dense": 3 * 3, "update": 3 + 1}
 
 
-def test_growth_knows_the_memory_of_the_tables(clicks):
+def test_growth_knows_the_memory_of_the_tables(clicks, monkeypatch):
     import growth
+    from training import Training
 
+    steps, seconds = [], Training.seconds
+
+    def noted(job, count):
+        steps.append(count)
+        return seconds(job, count)
+
+    monkeypatch.setattr(Training, "seconds", noted)
     found = growth.measure(clicks, 256, 2, trained=3)
+    assert steps == [2 + 3, 2] and found["steps"] == 2
     # Weights and two moments of 12 columns.
     assert found["table_bytes"] == 144 * found["ids"]
     assert found["peak_bytes"] > found["table_bytes"]

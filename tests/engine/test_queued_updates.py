@@ -94,7 +94,9 @@ def test_what_is_not_finite_is_named_by_its_step_some_steps_later(
 
 @pytest.mark.parametrize("way", ["queued", "kernels"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_step_does_not_wait_for_the_device(way, precision, tmp_path):
+def test_a_step_does_not_wait_for_the_device_nor_for_other_processes(
+    way, precision, tmp_path, monkeypatch
+):
     config = small_config(tmp_path, *FEW, f"train.precision={precision}")
     with processes("cpu") as here, computed(way):
         dataset = open_dataset(config, here)
@@ -105,11 +107,14 @@ def test_a_step_does_not_wait_for_the_device(way, precision, tmp_path):
         on_cpu = [state["step"] for state in job.dense_optimizer.state.values()]
         for tables in local_cowclip_tables(job.model):
             on_cpu += [tables.step_count, tables.learning_rate_tensor]
+        exchanges = []
+        monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: exchanges.append(1))
         with noted_waits(on_cpu) as waits:
             set_learning_rates(job, LearningRates(dense=1e-3, embedding=1e-4))
             loss = train_step(job, second, 2, here)
             count_if_skipped(loss, Progress(), job)
     assert bool(waits) == (way == "kernels")
+    assert not exchanges
 
 
 def _values(held):

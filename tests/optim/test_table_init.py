@@ -1,11 +1,13 @@
 """Initial values depend on (seed, table, row, column) only."""
 
+import threading
+import time
 import tracemalloc
 
 import pytest
 import torch
 
-from stampede.optim import TableInit
+from stampede.optim import TableInit, table_init
 from stampede.optim.table_init import BLOCK_ROWS, fill_shard_
 
 
@@ -33,7 +35,16 @@ def test_shards_are_parts_of_the_whole(init):
     assert torch.equal(shard(50, 4, init, 7, 8), whole[7:57, 8:12])
 
 
-def test_several_threads_draw_what_one_does():
+def test_several_threads_draw_what_one_does(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    drawing, draw = set(), table_init._drawn_block
+
+    def noted(*given):
+        drawing.add(threading.get_ident())
+        time.sleep(1e-3)
+        return draw(*given)
+
+    monkeypatch.setattr(table_init, "_drawn_block", noted)
     rows = 3 * 64 * BLOCK_ROWS + 5
     made = torch.nn.Parameter(torch.full((rows, 4), float("nan")))
     given = {"table": "t", "column_offset": 0, "dim": 4, "low": -0.5, "high": 0.5}
@@ -44,6 +55,7 @@ def test_several_threads_draw_what_one_does():
         fill_shard_(part, TableInit(0.01), row_offset=7 + first, **given)
         assert torch.equal(made.detach()[first : first + 100], part)
     assert made.isfinite().all()
+    assert len(drawing) > 1
 
 
 def test_distribution():

@@ -1,6 +1,7 @@
 """Where plain torch computes instead of the kernels."""
 
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -151,6 +152,12 @@ def test_hooks_of_a_layer_are_called():
     assert seen == ["layer", "linear"]
     layers._mlp[1]._linear = torch.nn.utils.parametrizations.weight_norm(layers._mlp[1]._linear)
     torch.testing.assert_close(layers(inputs), expected)
+
+
+def test_products_of_aligned_rows_are_faster_on_a_gpu_alone():
+    module = import_module("stampede.models.relu_layers")
+    assert not module._is_aligned_faster(torch.zeros(2, 3))
+    assert module._is_aligned_faster(SimpleNamespace(is_cuda=True))
 
 
 @pytest.mark.parametrize("columns", [273, 16])

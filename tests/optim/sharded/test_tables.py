@@ -82,6 +82,15 @@ def test_column_shards_of_mixed_widths_and_offsets(order, columns, rule, way, se
         assert_follows(tables, reference)
 
 
+def test_ids_after_the_last_bag_of_several_arrays_belong_to_none():
+    tables = Tables(of_rows(9, 5), [4, 8], [0, 1], dim=8).tbe
+    assert len(tables.arrays) == 2
+    ids = torch.tensor([8, 0, 3, 4, 1, 2, 6, 7])
+    offsets = torch.tensor([0, 1, 3, 5, 6])
+    expected = tables(ids[:6], offsets)
+    torch.testing.assert_close(tables(ids, offsets), expected)
+
+
 def one_table(**arguments):
     return Tables(of_rows(5), [4], [0], **arguments).tbe
 

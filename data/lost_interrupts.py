@@ -20,22 +20,26 @@ def interrupts_kept() -> Iterator[None]:
     Ctrl-C while garbage is collected would not be heard.
     """
     before = sys.unraisablehook
+    pending: list[None] = []
+
+    def interrupt_soon() -> None:
+        time.sleep(_SECONDS)
+        _thread.interrupt_main()
+        pending.pop()
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
             # Not from here, where it would be lost as well; and without the locks of `threading`,
             # which the code around the finalizer may hold.
-            _thread.start_new_thread(_interrupt_soon, ())
+            pending.append(None)
+            _thread.start_new_thread(interrupt_soon, ())
         else:
             before(unraisable)
 
     sys.unraisablehook = hook
     try:
         yield
+        while pending:
+            time.sleep(_SECONDS)
     finally:
         sys.unraisablehook = before
-
-
-def _interrupt_soon() -> None:
-    time.sleep(_SECONDS)
-    _thread.interrupt_main()
