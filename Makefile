@@ -3,11 +3,12 @@ PYTHON ?= $(shell .venv/bin/python -c '' 2>/dev/null && echo .venv/bin/python ||
 VENV_PYTHON := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test soak bench lint
+.PHONY: help setup train test slow soak bench lint
 
 help:
 	@echo "make train   set up .venv if needed, train configs/quickstart.yaml, print the result"
-	@echo "make test    set up .venv if needed, run the test suite except the soak tests"
+	@echo "make test    set up .venv if needed, run the test suite except slow and soak tests"
+	@echo "make slow    set up .venv if needed, run the slow tests"
 	@echo "make soak    set up .venv if needed, run the soak tests; SOAK='-k NAME': some of them"
 	@echo "make bench   set up .venv if needed, measure the training speed; QUICK=1: in two minutes"
 	@echo "make lint    set up .venv if needed, run ruff"
@@ -23,11 +24,14 @@ train: setup
 	$(VENV_PYTHON) launch.py configs/quickstart.yaml run.overwrite=true
 
 test: setup
-	$(VENV_PYTHON) -m pytest -n 2 --dist loadfile -m "not soak"
+	$(VENV_PYTHON) -m pytest
+
+slow: setup
+	$(VENV_PYTHON) -m pytest -m "slow and not soak"
 
 # pytest's exit status 5 means that no test was selected.
 soak: setup
-	@$(VENV_PYTHON) -m pytest -m soak $(SOAK) || { status=$$?; \
+	@$(VENV_PYTHON) -m pytest -n 0 -m soak $(SOAK) || { status=$$?; \
 	  [ $$status -eq 5 ] && echo "there are no soak tests" || exit $$status; }
 
 bench: setup

@@ -10,6 +10,8 @@ import torch
 
 from support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 DESCRIBED = (
     "import json; from machine import describe_machine; print(json.dumps(describe_machine()))"
 )

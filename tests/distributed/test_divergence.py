@@ -6,6 +6,8 @@ from support.diverging import run_poisoned_on_rank_1
 from support.jobs import lines, run_small, without_times
 from support.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 LONG = ["train.epochs=2", "evaluate.every=3", "optim.dense.schedule.warmup=0",
         "checkpoint.every_steps=2", "sharding.plan=row_wise"]  # fmt: skip
 

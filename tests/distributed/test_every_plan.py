@@ -9,6 +9,8 @@ from support.parity_cases import PLANS, base_optimizers, corners, drawn, every_p
 from support.parity_reference import deviation, state_deviation, train_reference
 from support.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 # The largest deviation, of the largest movement, that float32 may make in 20 steps.
 TOLERANCE = 1e-4
 CASES = [*every_plan(), *family(), *base_optimizers(), *corners(), *drawn(), *queued()]

@@ -16,6 +16,8 @@ from support.reading import (
     train_prepared,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def joined(ranks):
     """Sorted rows of each global batch."""

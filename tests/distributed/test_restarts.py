@@ -20,6 +20,8 @@ from support.ranks import run_ranks
 from support.undisturbed import undisturbed_runs
 from support.weights import check_weights
 
+pytestmark = pytest.mark.slow
+
 # 8 steps an epoch.
 LONG = ["train.epochs=2", "evaluate.every=3", "checkpoint.every_steps=3", "sharding.plan=row_wise"]
 # Seconds; longer than any step takes, also on a machine that has more to do.

@@ -8,6 +8,8 @@ import torch
 from support.jobs import losses_and_weights, run_small
 from support.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 
 def assert_same(one, other):
     assert other[0] == pytest.approx(one[0], rel=1e-5)

@@ -9,6 +9,8 @@ from support.ranks import run_ranks
 from support.stopping import run_without_kernels, stopped_on_last_rank
 from support.weights import check_weights
 
+pytestmark = pytest.mark.slow
+
 LONG = ["train.epochs=2", "evaluate.every=3", "sharding.plan=row_wise"]
 
 # Of the largest weight of a tensor, where sums are rounded in another order.

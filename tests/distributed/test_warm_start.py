@@ -7,6 +7,8 @@ from support.movie_runs import train_on_movies
 from support.ranks import run_ranks
 from support.warm_starts import begun, begun_one_after_another, movie_folder, tensors_of
 
+pytestmark = pytest.mark.slow
+
 # Processes and plans that write, and that read.
 SAVED = [(1, "table_wise"), (2, "column_wise"), (4, "row_wise")]
 READ = {

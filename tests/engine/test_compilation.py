@@ -13,6 +13,8 @@ from stampede.settings import SettingsError
 from support.jobs import SMALL, run_small, small_config, train_an_epoch
 from support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _afresh():

@@ -21,6 +21,8 @@ from support.preparing import prepared
 from support.tampering import sign_learned, swap_users
 from support.warm_starts import begun, movie_folder, rows_of_ids, tensors_of, weights_name
 
+pytestmark = pytest.mark.slow
+
 FORCE = ["checkpoint.resume=auto", "checkpoint.force=true"]
 RESUME = ["checkpoint.resume=auto"]
 

@@ -14,6 +14,8 @@ from support.forked import run_program
 from support.jobs import SMALL
 from support.paths import ROOT, shared
 
+pytestmark = pytest.mark.slow
+
 PYTHON = [sys.executable]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TWO_RANKS = [*TORCHRUN, "--standalone", "--nproc_per_node", "2"]

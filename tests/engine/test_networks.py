@@ -7,6 +7,8 @@ from stampede.engine.precision import DensePrecision
 from support.networks import VARIANTS, train_networks, variant_id
 from support.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 LEARNS = ["data.rows=16000", "data.test_rows=2000", "train.batch_size=256"]
 SHORT = ["data.rows=600", "data.test_rows=300", "train.batch_size=256", "sharding.plan=row_wise"]
 

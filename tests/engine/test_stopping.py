@@ -23,6 +23,8 @@ from support.jobs import SMALL, lines, run_small, without_times
 from support.paths import ROOT
 from support.stopping import ask_to_stop, before_step
 
+pytestmark = pytest.mark.slow
+
 # 8 steps an epoch.
 LONG = ["train.epochs=2", "evaluate.every=3"]
 

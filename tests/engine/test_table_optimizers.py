@@ -11,6 +11,8 @@ from stampede.optim import Hyperparameters
 from stampede.settings import SettingsError
 from support.jobs import lines, losses_and_weights, run_small, small_config
 
+pytestmark = pytest.mark.slow
+
 OURS = ("adam", "rowwise_adam", "adagrad", "rowwise_adagrad", "sgd")
 ON_CPU = (*OURS, "helen", "fbgemm_rowwise_adagrad", "fbgemm_cowclip")
 SCALED = Hyperparameters(embedding_lr=0.5, embedding_l2=0.25, dense_lr=0.1)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 TRAIN = """
 import logging, sys, torch
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")

@@ -1,6 +1,6 @@
 """Runs that meet a fault end with a sentence and a status, and go on once it is mended.
 
-`make soak` injects hundreds of faults; without it a tenth of them.
+`make soak` injects hundreds of faults, `make slow` a tenth of them.
 """
 
 import pytest
@@ -10,6 +10,8 @@ from support.soak.disturbances import may_mount
 from support.soak.faults import KINDS
 from support.soak.injecting import inject
 from support.soak.results import write_results
+
+pytestmark = pytest.mark.slow
 
 RESULTS = {}
 

@@ -27,6 +27,8 @@ from support.checkpoints import (
 )
 from support.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())

@@ -21,6 +21,8 @@ from support.diverging import (
 from support.jobs import lines, run_small, without_times
 from support.stopping import before_step
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def rolled_back(tmp_path_factory):

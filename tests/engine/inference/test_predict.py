@@ -23,6 +23,8 @@ from support.movies import write_movies
 from support.predicting import auc_of, predict, scores, train_as_ranks
 from support.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("form", ["csv", "csv.gz", "csv.zst", "tsv", "parquet"])
 def test_the_auc_is_that_of_the_run(trained_run, tmp_path, form):

@@ -14,6 +14,8 @@ from stampede.settings import SettingsError
 from support.paths import ROOT, shared
 from support.planning import gpus, planned_config
 
+pytestmark = pytest.mark.slow
+
 TEN_BILLION = planned_config(world_size=128, batch_size=65536)
 
 

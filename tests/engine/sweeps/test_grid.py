@@ -16,6 +16,8 @@ from support.paths import ROOT
 from support.sweeping import Started, sweep, write_sweep
 from support.waiting import wait_for
 
+pytestmark = pytest.mark.slow
+
 GRID = """
 grid:
   rate:

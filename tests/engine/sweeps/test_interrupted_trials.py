@@ -15,6 +15,8 @@ from support.jobs import without_times
 from support.paths import ROOT
 from support.sweeping import Started, sweep, write_sweep
 
+pytestmark = pytest.mark.slow
+
 FAILING = """
 grid:
   rate:

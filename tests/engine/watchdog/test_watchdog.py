@@ -17,6 +17,8 @@ from support.jobs import run_small
 from support.paths import ROOT
 from support.waiting import wait_for
 
+pytestmark = pytest.mark.slow
+
 HANGS = """
 import sys, time
 from pathlib import Path
