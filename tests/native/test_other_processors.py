@@ -14,7 +14,7 @@ import sys
 import pytest
 from stampede.native import library
 library._FLAGS.append("-mno-avx512f")
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *sys.argv[1:]]))
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-n", "0", *sys.argv[1:]]))
 """
 
 
