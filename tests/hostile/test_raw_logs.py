@@ -186,11 +186,11 @@ def bomb(path: Path, piece: bytes, times: int):
     ids=["a line", "empty lines", "columns", "lines"],
 )
 def test_files_that_unpack_to_far_more(tmp_path, monkeypatch, suffix, piece, words):
-    """400 MB, of which a small part is ever in memory."""
+    """800 MB, of which less than half is ever in memory."""
     monkeypatch.setattr(blocks, "_LONGEST_LINE", 4 << 20)
     path = tmp_path / f"log.txt{suffix}"
-    bomb(path, piece, 400)
-    with guarded(tmp_path, DataError, memory=300 << 20) as said:
+    bomb(path, piece, 800)
+    with guarded(tmp_path, DataError, memory=400 << 20) as said:
         for _ in RawLog(CRITEO, [path]).chunks(BadRows("error")):
             pass
     assert words in said[0]
