@@ -105,7 +105,7 @@ def relu_layers(
 def _aligned_linear(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """`functional.linear`; on a GPU with columns of zeros up to a multiple of 16 bytes.
 
-    cuBLAS multiplies other rows several times more slowly (NVIDIA's guide to matrix products).
+    NVIDIA's guide to matrix products asks for such rows; what it brings here was not measured yet.
     """
     missing = -inputs.shape[-1] % _ALIGNED if _is_aligned_faster(inputs) else 0
     if missing:
