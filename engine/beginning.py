@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,12 +44,14 @@ class Found:
 
     Attributes:
         newest: checkpoint that the run continues; None for a run that begins.
+        saved: the configuration of that checkpoint.
         changed: since then.
         source: what a run that begins takes weights from.
         lost: what is told of a run that was to be continued and begins anew; may be empty.
     """
 
     newest: Path | None = None
+    saved: dict[str, Any] | None = None
     changed: Changes = field(default_factory=lambda: Changes([], []))
     source: Source | None = None
     lost: str = ""
@@ -101,7 +104,7 @@ def _found(newest: Path, config: Config, folder: RunFolder, processes: Processes
         if not config.checkpoint.force:
             raise
         changed.harmful.append(str(other).partition(";")[0])
-    return Found(newest, changed)
+    return Found(newest, read_manifest(newest).config, changed)
 
 
 def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: Processes) -> Begun:

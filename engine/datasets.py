@@ -146,7 +146,8 @@ def _source(section: RawSection) -> Source:
         section.path,
         section,
         schema=getattr(section, "schema_file", ""),
-        split_hour=getattr(section, "split_hour", False),
+        split_hour=getattr(section, "split_hour", None),
+        features=section.features,
     )
 
 

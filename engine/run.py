@@ -13,6 +13,7 @@ from stampede.engine.memory_guard import MemoryGuard
 from stampede.engine.network_copy import keep_network
 from stampede.engine.plan import describe_plan
 from stampede.engine.processes import processes
+from stampede.engine.recipe import described, with_recipe
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.summary import describe, summarize
 from stampede.engine.trainer import Trainer
@@ -40,6 +41,7 @@ def run(config: Config) -> None:
         found = find_beginning(config, folder, continued, here)
         is_new = found.newest is None
         dataset = open_dataset(config, here)
+        config, choices = with_recipe(config, dataset.train.rows, here.world_size, found.saved)
         job = build(config, dataset, here, memory.plan)
         begun = begin(found, config, job, dataset, here)
         here.on_main(lambda: folder.claim(config) if is_new else folder.write_config(config))
@@ -55,6 +57,8 @@ def run(config: Config) -> None:
         if here.is_main:
             ids = sum(dataset.vocabulary_sizes.values())
             print(f"{config.run.name}: {dataset.train.rows:,} training rows, {ids:,} ids, {plan}")
+            if choices:
+                print(described(choices))
             print(job.scaling.table())
             print(f"dense layers in {job.precision.reason}")
             for line in [*begun.lines, *lost]:

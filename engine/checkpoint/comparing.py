@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 from stampede.engine.checkpoint.manifest import DataEntry, read_manifest
 from stampede.engine.config import Config, with_defaults
+from stampede.engine.config.presets import below_old_runs
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import Processes
+from stampede.engine.recipe import open_keys
 from stampede.settings import cut
 
 # Sections and keys that may differ between a checkpoint and the run that continues it.
@@ -55,8 +57,11 @@ def changes(path: Path, config: Config, processes: Processes) -> Changes:
             checkpoint is damaged.
     """
     manifest = read_manifest(path)
-    before = flat_keys(with_defaults(manifest.config, config))
+    before = flat_keys(with_defaults(below_old_runs(manifest.config), config))
     now = flat_keys(config.model_dump(mode="json"))
+    for key in open_keys(config):
+        # The run goes on with what the recipe gave it when it began.
+        now[key] = before.get(key)
     differing = _differing(before, now)
     free = {key: line for key, line in differing.items() if key.startswith(_FREE)}
     harmful = _shortened({k: line for k, line in differing.items() if k not in free}, now)

@@ -26,7 +26,7 @@ class EvaluateSection(Section):
         "paper's way: no rows are kept for validation, and best_auc is optimistic",
     )
     patience: int = Field(
-        0,
+        2,
         ge=0,
         description="evaluated epochs in a row without a better AUC on select_on, after which "
         "training stops; 0: never",

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from stampede.engine.config.model import DEFAULT_NETWORK
 from stampede.engine.config.network_file import execute_network_file
+from stampede.engine.config.presets import with_preset
 from stampede.engine.config.sections import Config, config_type
 from stampede.settings import SettingsError, parse_yaml, read_yaml, sentences, shown
 
@@ -33,6 +34,7 @@ def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) 
     # An empty section (`train:` alone) is one with all defaults.
     values = {key: {} if value is None else value for key, value in values.items()}
     execute_network_file(values.get("model"), path)
+    values = with_preset(values)
     for *sections, key, default in (
         ("run", "name", _name_of(path)),
         ("model", "name", DEFAULT_NETWORK),
@@ -45,17 +47,26 @@ def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) 
     except ValidationError as failure:
         raise SettingsError(f"{path}:\n" + "\n".join(sentences(failure, config_type()))) from None
     _check_run_name(config.run.name)
+    check_divides(config, world_size, f"{path}:\n  ")
+    return config
+
+
+def check_divides(config: Config, world_size: int, where: str = "") -> None:
+    """Check that the ranks can share the global batches.
+
+    Raises:
+        SettingsError: a size does not divide by their number.
+    """
     for key, size in (
         ("train.batch_size", config.train.batch_size),
         ("evaluate.batch_size", config.evaluate.batch_size),
     ):
-        if size % world_size:
+        if size is not None and size % world_size:
             raise SettingsError(
-                f"{path}:\n  {key}: {size} does not divide by the number of ranks, {world_size}; "
+                f"{where}{key}: {size} does not divide by the number of ranks, {world_size}; "
                 f"it is the global batch size, write {max(1, size // world_size) * world_size} "
                 f"or {(size // world_size + 1) * world_size}"
             )
-    return config
 
 
 def _set_default(values: dict[str, Any], sections: list[str], key: str, default: Any) -> None:
@@ -80,7 +91,7 @@ def to_yaml(config: Config) -> str:
 def _apply(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     parts = key.split(".")
-    if not equals or len(parts) < 2 or not all(parts):
+    if not equals or (len(parts) < 2 and key != "preset") or not all(parts):
         raise SettingsError(
             f"override {shown(override)}: write section.key=value, e.g. train.epochs=3"
         )

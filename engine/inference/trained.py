@@ -76,7 +76,8 @@ def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = F
             "executed; write --allow-import if you trust it and this run folder"
         )
     check_unexecuted(run.path, run.config_file)
-    config = load_config(run.config_file)
+    # For keys that a run of an older version lacks.
+    config = load_config(run.config_file, ["preset=paper"])
     if imported:
         print(f"model.import: {config.model.import_file} was executed", file=sys.stderr)
     return Trained(

@@ -23,6 +23,7 @@ from stampede.engine.planning.report import report
 from stampede.engine.planning.shards import placed_shards
 from stampede.engine.planning.tables import planned_data
 from stampede.engine.planning.workload import Workload, workload
+from stampede.engine.recipe import LARGE_LOG, with_recipe
 from stampede.engine.scaled import scaled_hyperparameters
 from stampede.engine.table_optimizer import table_optimizer
 from stampede.engine.whole_files import to_json, write_whole
@@ -91,6 +92,7 @@ def dry_run(config: Config, cluster: Cluster) -> DryRun:
         DataError: a file of the data cannot be used.
     """
     data = planned_data(config)
+    config, _ = with_recipe(config, data.rows or LARGE_LOG, cluster.world_size)
     model = build_model(config, data.vocabulary_sizes, data.numbers)
     kind, arguments = table_optimizer(
         config,

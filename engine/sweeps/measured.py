@@ -8,6 +8,7 @@ from typing import Any
 
 from stampede.engine.checkpoint import flat_keys
 from stampede.engine.config import Config, load_config
+from stampede.engine.recipe import open_keys
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.sweeps.files import reading
 from stampede.settings import SettingsError
@@ -72,6 +73,8 @@ def difference(config: Config, folder: RunFolder) -> str:
     except SettingsError as mistake:
         return f"its configuration cannot be used now: {mistake}"
     for key in dict.fromkeys([*here, *there]):
+        if key in open_keys(config):
+            continue
         if (key in here, here.get(key)) != (key in there, there.get(key)):
             return f"{key} is {_shown(there, key)} there and {_shown(here, key)} here"
     return ""

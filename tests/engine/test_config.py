@@ -64,7 +64,7 @@ BAD = [
         ["optim.dense.schedule: unit is 'steps'", "write warmup in steps"],
     ),
     (
-        "optim:\n  dense:\n    schedule: {decay: cosine}",
+        "optim:\n  dense:\n    schedule: {decay: cosine, warmup: 1}\ntrain:\n  epochs: 1",
         ["optim.dense.schedule.decay is 'cosine'", "train.epochs 1", "below 1"],
     ),
     ("run:\n  seed: 99999999999999999999", ["run.seed", "less than"]),
