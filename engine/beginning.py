@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stampede.data import Dataset
+from stampede.data import Dataset, click_share
 from stampede.engine.checkpoint import (
     Progress,
     changes,
@@ -120,7 +121,7 @@ def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: P
         told += [f"weights from {report.checkpoint}, after step {report.step:,}", *report.lines()]
         return Begun(Progress(), told, ("init_from.json", report))
     if found.newest is None:
-        return Begun(Progress(), told)
+        return Begun(Progress(), [*told, *_set_initial_bias(config, job, dataset, processes)])
     harmful = [*found.changed.harmful]
     if config.checkpoint.force:
         harmful += _of_data_and_network(found.newest, job, dataset)
@@ -132,6 +133,21 @@ def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: P
     if config.checkpoint.init_from:
         lines.append("checkpoint.init_from is not used: the run has a checkpoint of its own")
     return Begun(progress, lines)
+
+
+def _set_initial_bias(
+    config: Config, job: Job, dataset: Dataset, processes: Processes
+) -> list[str]:
+    """Let a new run's bias be what `model.initial_bias` says; what is told of it."""
+    if config.model.initial_bias == "zero":
+        return []
+    share = processes.on_main(lambda: click_share(dataset.train), patience=PATIENCE)
+    if share is None or not 0.0 < share < 1.0:
+        return []
+    log_odds = math.log(share / (1.0 - share))
+    with torch.no_grad():
+        job.ctr_model.bias.fill_(log_odds)
+    return [f"bias begins at {log_odds:.3f}, the log odds of a click in training ({share:.2%})"]
 
 
 def _of_data_and_network(path: Path, job: Job, dataset: Dataset) -> list[str]:
@@ -161,7 +177,12 @@ def _by_force(
         flat_keys(values).get(_OPTIMIZER)
         for values in (manifest.config, config.model_dump(mode="json"))
     )
-    states = States(tables=None if was == now else f"{_OPTIMIZER} was {was}, now {now}")
+    reason = None if was == now else f"{_OPTIMIZER} was {was}, now {now}"
+    scale, scale_now = manifest.first_order_scale, job.ctr_model.first_order_scale
+    if scale != scale_now:
+        # Moments are those of gradients that it multiplied.
+        reason = f"model.first_order_scale was {scale:g}, now {scale_now:g}"
+    states = States(tables=reason, dense=None if scale == scale_now else reason)
     matching = Matching(source, config, dataset.vocabulary_sizes)
     report = load_matching(source, matching, job, processes, states)
     if states.tables is None:

@@ -264,8 +264,11 @@ class Trainer:
             steps_per_epoch=self.dataset.train.rows / train.batch_size,
             total_steps=len(self._batches) * train.epochs,
         )
-        fraction = Plateau(**self.progress.plateau).fraction * self.progress.dense_fraction
-        return rates._replace(dense=rates.dense * fraction)
+        progress = self.progress
+        return rates._replace(
+            embedding=rates.embedding * Plateau(**progress.table_plateau).fraction,
+            dense=rates.dense * Plateau(**progress.plateau).fraction * progress.dense_fraction,
+        )
 
     def _log_training(self, epoch: int, loss: float, rates: LearningRates) -> None:
         add_row_counts(self.progress, self.job, self.processes.device)

@@ -119,14 +119,20 @@ class ShardedPart:
         _check_lengths(pieces)
         return samples
 
+    def label(self, rows: Tensor) -> Tensor:
+        """Labels of rows as `read` wants them, `[n]` float32."""
+        return self._column("label", rows)
+
     def weight(self, rows: Tensor) -> Tensor | None:
         """Weights of rows as `read` wants them, `[n]` float32; None where there are none."""
-        if "weight" not in self.shards[0].arrays:
-            return None
+        return self._column("weight", rows) if "weight" in self.shards[0].arrays else None
+
+    def _column(self, name: str, rows: Tensor) -> Tensor:
+        """Rows of one array."""
         pieces = self._pieces(rows)
-        weight = self._gather(["weight"], pieces, len(rows))["weight"]
+        values = self._gather([name], pieces, len(rows))[name]
         _check_lengths(pieces)
-        return weight
+        return values
 
     def shards_between(self, first: int, last: int) -> list[tuple[Shard, int, int]]:
         """The shards that hold the rows `first` to `last - 1`, and their own first and last."""

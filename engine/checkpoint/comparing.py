@@ -14,7 +14,8 @@ from stampede.engine.recipe import open_keys
 from stampede.settings import cut
 
 # Sections and keys that may differ between a checkpoint and the run that continues it.
-_FREE = ("model.import", "optim.embedding.lr", "optim.embedding.schedule.",
+_FREE = ("model.import", "model.initial_bias", "optim.embedding.lr", "optim.embedding.schedule.",
+         "optim.embedding.plateau.",
          "optim.embedding.on_nonfinite", "optim.dense.lr", "optim.dense.schedule.",
          "optim.dense.plateau.", "run.name", "run.dir", "run.device", "run.overwrite",
          "run.hang_seconds", "run.slow_hang_seconds", "data.path", "data.cache", "data.residence",
@@ -28,7 +29,7 @@ _FREE = ("model.import", "optim.embedding.lr", "optim.embedding.schedule.",
 # Of these, what says only how the run was started.
 _NOT_WORTH_TELLING = (
     "run.name", "run.dir", "run.overwrite", "run.hang_seconds", "run.slow_hang_seconds",
-    "checkpoint.resume", "checkpoint.force", "checkpoint.init_from",
+    "model.initial_bias", "checkpoint.resume", "checkpoint.force", "checkpoint.init_from",
 )  # fmt: skip
 
 # Of a thousand fields that differ, or keys that only a checkpoint has, the first tell enough.

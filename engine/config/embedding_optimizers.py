@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stampede.engine.config.schedule import ScheduleSection
+from stampede.engine.config.schedule import PlateauSection, ScheduleSection
 from stampede.optim import CowClip
 from stampede.optim.clip import Granularity, Variant
 from stampede.optim.rules import EpsPlacement
@@ -53,6 +53,7 @@ class ClipSection(Section):
 class _TableOptimizer(Section):
     lr: float = Field(1e-4, ge=0, description="learning rate, which the schedule changes")
     schedule: ScheduleSection = ScheduleSection()
+    plateau: PlateauSection = PlateauSection()
 
 
 class _L2(Section):

@@ -73,6 +73,12 @@ class DenseOptimSection(Section):
     eps_placement: EpsPlacement = Field(
         "keras", description="epsilon before (keras) or after (torch) the bias correction"
     )
+    weight_decay: float = Field(
+        0.0,
+        ge=0,
+        description="decoupled decay (AdamW), w = w * (1 - lr*weight_decay), of the matrices: not "
+        "of biases, norms and first-order weights; no rule scales it",
+    )
 
 
 class ScalingSection(Section):

@@ -22,6 +22,7 @@ from stampede.engine.warm_start.matching import FieldMatch, Matching
 from stampede.engine.warm_start.report import FieldReport, LoadReport
 from stampede.engine.warm_start.rows import copy_rows_, has_rows_here
 from stampede.engine.warm_start.source import Source
+from stampede.models import CTRModel
 
 _ABSENT = "not in the checkpoint"
 _UNUSED = "not in this run"
@@ -29,6 +30,8 @@ _WITH_ITS_TABLE = "as its table"
 
 # Names of tables, of which a process may hold some only.
 _TABLES = f"model.{TABLES}"
+
+_NUMBER_WEIGHTS = "model.number_weights.weight"
 
 
 class States(NamedTuple):
@@ -73,7 +76,7 @@ def load_matching(
     # All ranks at one point: rows that are behind take their steps.
     state = contents(job, processes.rank)
     del state["random"]
-    here = _Here(source, manifest, flat_keys(state), states)
+    here = _Here(source, manifest, flat_keys(state), states, job.ctr_model)
     group = dist.new_group(backend="gloo", timeout=PATIENCE)
     fields = []
     for field in job.front.fields:
@@ -115,12 +118,20 @@ class _Here:
     """
 
     def __init__(
-        self, source: Source, manifest: Manifest, targets: dict[str, Any], states: States
+        self,
+        source: Source,
+        manifest: Manifest,
+        targets: dict[str, Any],
+        states: States,
+        model: CTRModel,
     ) -> None:
         self._checkpoint = source.checkpoint
         self._saved = manifest.tensors
         self._targets = targets
         self._states = states
+        # What stored first-order weights are multiplied by, for scores to stay what they are.
+        self._ratio = manifest.first_order_scale / model.first_order_scale
+        self._first_order = slice(*model.front.columns.names["first_order"])
         self.outcome = _Outcome(set(), {})
 
     def load_table(self, field: str, match: FieldMatch) -> None:
@@ -197,12 +208,16 @@ class _Here:
             return
         whole = torch.empty(saved.size, dtype=DTYPES[saved.dtype])
         read_tensors(self._checkpoint, {name: whole}, alone=True)
+        if name.startswith(_TABLES):
+            whole[:, self._first_order] *= self._ratio
         copy_rows_(target, whole, rows)
 
     def _read(self, names: list[str]) -> None:
         if names:
             tensors = {name: self._targets[name] for name in names}
             read_tensors(self._checkpoint, tensors, alone=True)
+            if _NUMBER_WEIGHTS in names:
+                self._targets[_NUMBER_WEIGHTS].detach().mul_(self._ratio)
 
 
 def _field_report(field: str, match: FieldMatch, sizes: Mapping[str, int]) -> FieldReport:

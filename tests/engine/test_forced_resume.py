@@ -52,6 +52,21 @@ def test_without_a_change_it_goes_on_as_ever(folder, capsys):
     assert not (folder / "forced/forced.json").exists()
 
 
+def test_another_scale_of_the_first_order_term(folder):
+    settings = ["train.epochs=2", "model.first_order_scale=4"]
+    with pytest.raises(RunFolderError, match=r"first_order_scale: 1\.0 in the checkpoint, 4"):
+        train_on_movies(folder, *settings, *RESUME)
+    before = tensors_of(newest_of(folder))
+    path, _, report = begun(folder, [*settings, *FORCE])
+    found = tensors_of(path)
+    slot, numbers = weights_name("slot"), "model.number_weights.weight"
+    assert torch.equal(found[slot][:, 10] * 4, before[slot][:, 10])
+    assert torch.equal(found[numbers] * 4, before[numbers])
+    # Moments are those of other gradients.
+    assert set(report["new"].values()) == {"model.first_order_scale was 1, now 4"}
+    assert not any(t.any() for n, t in found.items() if not n.startswith("model."))
+
+
 def test_another_vocabulary(folder, capsys):
     """The same rows, but ids that are seen once have a row now."""
     before = tensors_of(newest_of(folder))
