@@ -147,6 +147,9 @@ def _set_initial_bias(
     log_odds = math.log(share / (1.0 - share))
     with torch.no_grad():
         job.ctr_model.bias.fill_(log_odds)
+        if job.ctr_model.number_weights is not None:
+            # Random ones would move the logits from there.
+            job.ctr_model.number_weights.weight.zero_()
     return [f"bias begins at {log_odds:.3f}, the log odds of a click in training ({share:.2%})"]
 
 

@@ -22,9 +22,9 @@ _LARGEST_BASE, _SMALLEST_BATCH = 1024, 16
 # Larger batches are faster, and where there are many steps they lose nothing.
 _STEPS_OF_LARGE_BATCHES, _LARGEST_BATCH = 400, 8192
 
-# Times the rows. That of first-order weights is what scikit-learn's best C is on samples of Criteo
-# and Avazu, 0.03 to 0.3, as l2 = 1 / (2 C n); that of embeddings was the best of 110 to 480.
-_FIRST_ORDER_L2, _EMBEDDING_L2 = 4.0, 160.0
+# Times fields, over rows. That of first-order weights, which is this over the square of the scale,
+# is what scikit-learn's best C is on samples of Criteo and Avazu, 0.03 to 0.3, as l2 = 1 / (2 C n).
+_L2, _FIRST_ORDER_SCALE = 4.0, 4.0
 
 # Rows of the log that a plan is for where nobody knows them.
 LARGE_LOG = 10_000_000
@@ -38,6 +38,9 @@ _EPOCHS = ((1_000_000, 6), (10_000_000, 3), (math.inf, 2))
 
 _WARMUP = 0.2
 _DROPOUT, _DROPOUT_BELOW = 0.2, 1_000_000
+# These learn more slowly and do not overfit as soon.
+_WITHOUT_HIDDEN_LAYERS = ("lr", "fm")
+_WITH_HIDDEN_LAYERS = ("deepfm", "wide_deep", "dcn", "dcnv2", "xdeepfm", "dlrm", "finalmlp")
 
 _LR = 1e-3
 # Steps up to which the rate stays as it is; beyond it falls with their root, at the most to the
@@ -61,12 +64,13 @@ class Choice:
 
 
 def with_recipe(
-    config: Config, rows: int, world_size: int, saved: Mapping[str, Any] | None = None
+    config: Config, rows: int, fields: int, world_size: int, saved: Mapping[str, Any] | None = None
 ) -> tuple[Config, list[Choice]]:
     """The configuration with a value for every key that was left to the recipe.
 
     Args:
         rows: of the training part.
+        fields: number of id fields.
         world_size: number of ranks, which the batch divides by.
         saved: configuration of the checkpoint that the run continues, whose values count.
 
@@ -78,7 +82,7 @@ def with_recipe(
     """
     values = config.model_dump(mode="json")
     choices = []
-    for choice in _choices(values, rows, world_size):
+    for choice in _choices(values, rows, fields, world_size):
         # What a run of a version without a recipe lacks it had by the paper.
         before = _at(below_old_runs(dict(saved)), choice.key) if saved else None
         if before is None:
@@ -123,11 +127,11 @@ _KEYS = (
 )
 
 
-def _choices(values: dict[str, Any], rows: int, world_size: int) -> Iterator[Choice]:
+def _choices(values: dict[str, Any], rows: int, fields: int, world_size: int) -> Iterator[Choice]:
     """Choices in an order in which each depends on those before it only."""
     for key in _KEYS:
         if _is_open(values, key):
-            value, reason = _RULES[key](_Log(values, rows, world_size))
+            value, reason = _RULES[key](_Log(values, rows, fields, world_size))
             yield Choice(key, value, reason)
 
 
@@ -138,11 +142,13 @@ class _Log:
     Attributes:
         values: of the configuration, those chosen so far included.
         rows: of the training part.
+        fields: number of id fields.
         world_size: number of ranks.
     """
 
     values: dict[str, Any]
     rows: int
+    fields: int
     world_size: int
 
     def at(self, key: str) -> Any:
@@ -168,6 +174,8 @@ def _batch_size(log: _Log) -> tuple[int, str]:
 
 def _epochs(log: _Log) -> tuple[int, str]:
     epochs = next(epochs for most, epochs in _EPOCHS if log.rows < most)
+    if log.at("model.name") in _WITHOUT_HIDDEN_LAYERS:
+        epochs *= 2
     steps = math.ceil(log.rows / log.at("train.batch_size"))
     needed = min(math.ceil(_FEWEST_STEPS / steps), _MOST_EPOCHS)
     if needed > epochs:
@@ -184,7 +192,7 @@ def _embedding_lr(log: _Log) -> tuple[float, str]:
 
 
 def _embedding_l2(log: _Log) -> tuple[float, str]:
-    return _EMBEDDING_L2 / log.rows, f"{_EMBEDDING_L2:g} / rows"
+    return _L2 * log.fields / log.rows, f"{_L2:g} x {log.fields} fields / rows"
 
 
 def _decay(log: _Log) -> tuple[str, str]:
@@ -200,13 +208,15 @@ def _warmup(log: _Log) -> tuple[float, str]:
 
 
 def _first_order_scale(log: _Log) -> tuple[float, str]:
-    scale = math.sqrt(_EMBEDDING_L2 / _FIRST_ORDER_L2)
-    return scale, f"L2 of first-order weights is then {_FIRST_ORDER_L2:g} / rows"
+    return _FIRST_ORDER_SCALE, "4 times the rate and 1/16 of the L2 for first-order weights"
 
 
 def _dropout(log: _Log) -> tuple[float, str]:
-    small = log.rows < _DROPOUT_BELOW
-    return (_DROPOUT, f"fewer than {_DROPOUT_BELOW:,} rows") if small else (0.0, "many rows")
+    if log.at("model.name") not in _WITH_HIDDEN_LAYERS:
+        return 0.0, f"no hidden layers are known of {log.at('model.name')}"
+    if log.rows >= _DROPOUT_BELOW:
+        return 0.0, f"{_DROPOUT_BELOW:,} rows and more"
+    return _DROPOUT, f"fewer than {_DROPOUT_BELOW:,} rows"
 
 
 _RULES: dict[str, Callable[[_Log], tuple[Any, str]]] = {

@@ -41,7 +41,13 @@ def run(config: Config) -> None:
         found = find_beginning(config, folder, continued, here)
         is_new = found.newest is None
         dataset = open_dataset(config, here)
-        config, choices = with_recipe(config, dataset.train.rows, here.world_size, found.saved)
+        config, choices = with_recipe(
+            config,
+            dataset.train.rows,
+            len(dataset.vocabulary_sizes),
+            here.world_size,
+            found.saved,
+        )
         job = build(config, dataset, here, memory.plan)
         begun = begin(found, config, job, dataset, here)
         here.on_main(lambda: folder.claim(config) if is_new else folder.write_config(config))

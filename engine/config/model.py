@@ -26,19 +26,19 @@ class _ModelSection(Section):
     init_std: float = Field(
         1e-2, ge=0, description="standard deviation of the embeddings' initial values"
     )
-    first_order_scale: float = Field(
-        1.0,
+    first_order_scale: float | None = Field(
+        None,
         gt=0,
         description="what the first-order term, a weight per id and number, is multiplied by; with "
         "Adam these weights then learn that many times as fast as embeddings, and their L2 is "
-        "l2 / first_order_scale^2",
+        "l2 / first_order_scale^2; null: by the recipe",
     )
-    dropout: float = Field(
-        0.0,
+    dropout: float | None = Field(
+        None,
         ge=0,
         lt=1,
         description="share of the outputs of each hidden layer of the MLP that is left out in "
-        "training; 0: none",
+        "training; 0: none; null: by the recipe",
     )
     normalization: Normalization = Field(
         "none",
@@ -48,7 +48,8 @@ class _ModelSection(Section):
     initial_bias: InitialBias = Field(
         "log_odds",
         description="bias that a new run begins with: the log odds of a click in the training "
-        "part, or zero, as in the authors' code",
+        "part, with the first-order weights of numbers at 0; or zero, with these drawn at random, "
+        "as in the authors' code",
     )
     options: Section = NoOptions()
 

@@ -13,6 +13,7 @@ _PAPER: dict[str, Any] = {
         "dense": {"lr": 8e-4, "schedule": {"warmup": 1.0, "decay": "constant"}},
         "scaling": {"rule": "cowclip", "base_batch_size": 1024},
     },
+    "model": {"first_order_scale": 1.0, "dropout": 0.0, "initial_bias": "zero"},
     "train": {"batch_size": 8192, "epochs": 10},
     "evaluate": {"patience": 0},
 }

@@ -92,7 +92,7 @@ def dry_run(config: Config, cluster: Cluster) -> DryRun:
         DataError: a file of the data cannot be used.
     """
     data = planned_data(config)
-    config, _ = with_recipe(config, data.rows or LARGE_LOG, cluster.world_size)
+    config, _ = with_recipe(config, data.rows or LARGE_LOG, len(data.tables), cluster.world_size)
     model = build_model(config, data.vocabulary_sizes, data.numbers)
     kind, arguments = table_optimizer(
         config,

@@ -15,7 +15,7 @@ AUTO = [key for key in SMALL if not key.startswith(("preset", "train.epochs", "t
 
 
 def chosen(rows, *overrides, world_size=1):
-    config, choices = with_recipe(load_config(CRITEO, overrides), rows, world_size)
+    config, choices = with_recipe(load_config(CRITEO, overrides), rows, 39, world_size)
     assert not open_keys(config)
     return config, {choice.key: choice.value for choice in choices}
 
@@ -24,7 +24,7 @@ def test_every_key_that_is_left_open_is_chosen_and_told():
     config, choices = chosen(105_793)
     assert set(choices) == open_keys(load_config(CRITEO))
     assert config.train.batch_size == 1024 and config.train.epochs == 6
-    assert config.optim.embedding.l2 == pytest.approx(160 / 105_793)
+    assert config.optim.embedding.l2 == pytest.approx(4 * 39 / 105_793)
     assert config.optim.embedding.schedule.decay == "polynomial"
 
 
@@ -39,7 +39,7 @@ def test_what_is_given_stays():
 def test_the_paper_leaves_nothing_open():
     config = load_config(CRITEO, ["preset=paper"])
     assert not open_keys(config)
-    assert with_recipe(config, 1000, 1) == (config, [])
+    assert with_recipe(config, 1000, 39, 1) == (config, [])
     assert config.optim.embedding.lr == 1e-4 and config.optim.dense.schedule.warmup == 1.0
     assert config.data.features == "paper" and config.train.epochs == 10
     avazu = load_config(ROOT / "configs/avazu.yaml", ["preset=paper"])
@@ -80,10 +80,10 @@ def test_the_rate_falls_with_the_steps_down_to_the_papers():
 @pytest.mark.parametrize("world_size", [2, 3, 7])
 def test_the_batch_divides_by_the_ranks(world_size):
     config = load_config(CRITEO, ["evaluate.batch_size=84"], world_size)
-    settled, _ = with_recipe(config, 105_793, world_size)
+    settled, _ = with_recipe(config, 105_793, 39, world_size)
     assert settled.train.batch_size % world_size == 0
     with pytest.raises(SettingsError, match=r"train\.batch_size: 1000 does not divide"):
-        with_recipe(load_config(CRITEO, ["train.batch_size=1000"]), 105_793, 3)
+        with_recipe(load_config(CRITEO, ["train.batch_size=1000"]), 105_793, 39, 3)
 
 
 def test_a_run_goes_on_with_what_it_began_with(tmp_path):
