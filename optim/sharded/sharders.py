@@ -10,6 +10,10 @@ from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, get_ec_index_dedup
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
+from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingEnv
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -18,6 +22,7 @@ from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.chosen_optimizer import (
     as_fbgemm_sgd,
     optimizer_of,
+    say_optimizers,
     with_equal_state,
 )
 from stampede.optim.sharded.collections import (
@@ -58,11 +63,13 @@ def cowclip_sharders(
     *,
     one_backward_per_step: bool = True,
 ) -> list[ModuleSharder[nn.Module]]:
-    """Sharders of pooled and sequence embeddings, for `DistributedModelParallel` and the planner.
+    """TorchRec's default sharders, with ours of pooled and sequence embeddings among them.
 
-    Tables whose parameters carry an optimizer with CowClip (`apply_optimizer_in_backward`) get its
-    update in their backward, under every sharding type, data-parallel included; other tables keep
-    TorchRec's own optimizer. The result does not depend on the plan or the number of ranks.
+    For `DistributedModelParallel` and the planner. Tables whose parameters carry an optimizer with
+    CowClip (`apply_optimizer_in_backward`) get its update in their backward, under every sharding
+    type, data-parallel included, also inside managed collision and feature processors; other tables
+    keep TorchRec's own optimizer. The log says which optimizer each table has. The result does not
+    depend on the plan or the number of ranks.
 
     Args:
         init: distribution of the tables' initial values; they depend on (seed, table, row, column)
@@ -81,14 +88,29 @@ def cowclip_sharders(
         model = DistributedModelParallel(model, device=device, sharders=cowclip_sharders())
     """
     owner = BackwardUpdate(MisuseGuard(one_backward_per_step))
-    return [
-        CowClipEmbeddingBagCollectionSharder(init, owner, fused_params),
-        CowClipEmbeddingCollectionSharder(init, owner, fused_params),
+    bags = CowClipEmbeddingBagCollectionSharder(init, owner, fused_params)
+    sequences = CowClipEmbeddingCollectionSharder(init, owner, fused_params)
+    ours = [
+        bags,
+        sequences,
+        _FeatureProcessedSharder(bags),
+        _ManagedCollisionBagSharder(bags),
+        _ManagedCollisionSharder(sequences),
     ]
+    kinds = {sharder.module_type for sharder in ours}
+    return ours + [other for other in get_default_sharders() if other.module_type not in kinds]
 
 
-class _CowClipSharder(BaseEmbeddingSharder[nn.Module]):
-    """What both sharders have in common; see `cowclip_sharders`."""
+class _InDeviceMemory(BaseEmbeddingSharder[nn.Module]):
+    """Sharders of tables that lie in the device's memory."""
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """The one kernel of a sharding type."""
+        return [compute_kernel(sharding_type)]
+
+
+class _CowClipSharder(_InDeviceMemory):
+    """What the sharders of pooled and sequence embeddings have in common."""
 
     _sharded_type: type[CowClipCollection]
 
@@ -105,10 +127,6 @@ class _CowClipSharder(BaseEmbeddingSharder[nn.Module]):
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """All of them, on every device (TorchRec offers no row-wise on CPU)."""
         return list(SHARDING_TYPES)
-
-    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Only tables that lie in the device's memory."""
-        return [compute_kernel(sharding_type)]
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """The tables, as the planner is to see them: with an optimizer that it knows.
@@ -172,6 +190,8 @@ class _CowClipSharder(BaseEmbeddingSharder[nn.Module]):
             )
         for name in chosen:
             parameters[name]._stampede_module = weakref.ref(sharded)
+        if env.rank == 0:
+            say_optimizers(sharded.groups(), parameters, chosen, self.fused_params or {})
         return sharded
 
     def _check_module(self, module: nn.Module) -> None:
@@ -205,6 +225,18 @@ class CowClipEmbeddingCollectionSharder(_CowClipSharder, EmbeddingCollectionShar
                 "ids before the lookup and so falsifies their counts; call "
                 "set_ec_index_dedup(False)"
             )
+
+
+class _FeatureProcessedSharder(_InDeviceMemory, FeatureProcessedEmbeddingBagCollectionSharder):
+    """TorchRec's, with ours of the tables inside."""
+
+
+class _ManagedCollisionBagSharder(_InDeviceMemory, ManagedCollisionEmbeddingBagCollectionSharder):
+    """TorchRec's, with ours of the tables inside."""
+
+
+class _ManagedCollisionSharder(_InDeviceMemory, ManagedCollisionEmbeddingCollectionSharder):
+    """TorchRec's, with ours of the tables inside."""
 
 
 def _refuse_of_the_update(fused_params: dict[str, Any] | None) -> None:

@@ -17,7 +17,7 @@ from torchrec.distributed.types import ShardingEnv
 
 from stampede.optim import CowClip, CowClipTables, missed_steps, native, triton
 from stampede.optim.settings import UpdateSettings
-from stampede.optim.sharded.autograd import Reached
+from stampede.optim.sharded.autograd import tell_when_reached
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.layout import CollectionLayout
 from stampede.optim.sharded.misuse import MisuseGuard
@@ -108,7 +108,7 @@ class Tables:
         self.tbe.defer_steps(owner.queue_of(number))
         # The owner does not keep its collections alive.
         self.tbe.collection = self
-        self.tbe.register_forward_hook(lambda _m, _i, out: Reached.apply(out, owner, number))
+        self.tbe.register_forward_hook(lambda _m, _i, out: tell_when_reached(out, owner, number))
 
     def cowclip_tables(self):
         """As TorchRec's collections with CowClip."""
