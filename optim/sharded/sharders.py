@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from typing import Any
 
@@ -110,9 +111,14 @@ class _InDeviceMemory(BaseEmbeddingSharder[nn.Module]):
 
 
 class _CowClipSharder(_InDeviceMemory):
-    """What the sharders of pooled and sequence embeddings have in common."""
+    """What the sharders of pooled and sequence embeddings have in common.
+
+    Attributes:
+        module_fqn: path of the module around the collection, where `shard` is not told it.
+    """
 
     _sharded_type: type[CowClipCollection]
+    module_fqn: str | None = None
 
     def __init__(
         self,
@@ -186,7 +192,7 @@ class _CowClipSharder(_InDeviceMemory):
                 env=env,
                 fused_params=self.fused_params,
                 device=device,
-                module_fqn=module_fqn,
+                module_fqn=module_fqn or self.module_fqn,
             )
         for name in chosen:
             parameters[name]._stampede_module = weakref.ref(sharded)
@@ -231,11 +237,44 @@ class _FeatureProcessedSharder(_InDeviceMemory, FeatureProcessedEmbeddingBagColl
     """TorchRec's, with ours of the tables inside."""
 
 
-class _ManagedCollisionBagSharder(_InDeviceMemory, ManagedCollisionEmbeddingBagCollectionSharder):
+class _ManagedCollision(_InDeviceMemory):
+    """What both sharders of managed collision have in common."""
+
+    _e_sharder: _CowClipSharder
+
+    def shard(
+        self,
+        module: nn.Module,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> nn.Module:
+        """Shard the tables, and which id each of their rows is given.
+
+        Raises:
+            ValueError: a table has Helen; or see `_CowClipSharder.shard`.
+        """
+        for path, parameter in module._embedding_module.named_parameters():
+            choice = optimizer_of(parameter)
+            if choice is not None and choice.helen is not None:
+                raise ValueError(
+                    f"table {path.split('.')[-2]!r} with Helen: Helen looks up every batch twice, "
+                    "and managed collision may give an id another row in between; write an "
+                    "optimizer with CowClip"
+                )
+        # TorchRec does not say where the tables are: those of two modules may have one name.
+        named = copy.copy(self)
+        named._e_sharder = copy.copy(self._e_sharder)
+        named._e_sharder.module_fqn = module_fqn
+        return super(_ManagedCollision, named).shard(module, params, env, device, module_fqn)
+
+
+class _ManagedCollisionBagSharder(_ManagedCollision, ManagedCollisionEmbeddingBagCollectionSharder):
     """TorchRec's, with ours of the tables inside."""
 
 
-class _ManagedCollisionSharder(_InDeviceMemory, ManagedCollisionEmbeddingCollectionSharder):
+class _ManagedCollisionSharder(_ManagedCollision, ManagedCollisionEmbeddingCollectionSharder):
     """TorchRec's, with ours of the tables inside."""
 
 

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.slow
 
 TOLERANCE = 1e-4
 PROCESSES = (1, 2)
-# The first is so large that rows wait for their steps.
-TABLES = (Table(1 << 16, dim=8), Table(40, dim=8, features=2))
+# Of the first, rows wait for their steps, also where each of two processes has a half of it.
+TABLES = (Table(1 << 17, dim=8), Table(40, dim=8, features=2))
 CASES = [
     Case(plan, TABLES, arguments={"rows": rows}, steps=9, way=None)
     for plan in PLANS

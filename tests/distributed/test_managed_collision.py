@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.managed_collision import train_all, wrapped_by_hand
+from support.managed_collision import train_all
 from support.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -12,9 +12,9 @@ pytestmark = pytest.mark.slow
 RUNS = [
     (way, (pooled, rows, moved, by_hand))
     for way, rows, by_hand in (
-        ("waiting", 64, None),
-        ("waiting", 64, wrapped_by_hand),
-        (None, 1 << 17, None),
+        ("waiting", 64, False),
+        ("waiting", 64, True),
+        (None, 1 << 17, False),
     )
     for pooled in (True, False)
     for moved in ("all", "touched")

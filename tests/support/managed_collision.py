@@ -10,6 +10,8 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ShardedModule
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
@@ -90,7 +92,7 @@ def train(pooled, rows, moved, by_hand, steps=8):
         pooled: whether bags are pooled.
         rows: of each table.
         moved: which rows move, `all` or `touched`.
-        by_hand: sharders to take instead of those of `cowclip_sharders`, a function.
+        by_hand: whether TorchRec's sharders of managed collision are given ours by hand.
     """
     rank = dist.get_rank()
     model = SparseArch(pooled, rows)
@@ -98,8 +100,11 @@ def train(pooled, rows, moved, by_hand, steps=8):
     apply_optimizer_in_backward(
         CowClipAdam, tables, {**SETTINGS, "clip": CowClip(**CLIP), "rows": moved}
     )
-    sharders = by_hand() if by_hand else cowclip_sharders()
-    model = DistributedModelParallel(model, device=CPU, sharders=sharders)
+    sharders, plan = cowclip_sharders(), None
+    if by_hand:
+        sharders = wrapped(sharders)
+        plan = planned(model, sharders)
+    model = DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
     assert isinstance(model.module.mc, ShardedModule)
     evicted = recorded_evictions(model.module.mc)
     # Seen through its state, each rank's part of the rows.
@@ -205,13 +210,22 @@ def whole_tables(model):
     return whole
 
 
-def wrapped_by_hand():
-    """Ours inside TorchRec's sharders, as could be written before they were among ours."""
-    bags, sequences = cowclip_sharders()[:2]
+def wrapped(sharders):
+    """TorchRec's sharders with ours inside, as could be written before they were among ours."""
+    bags, sequences = sharders[:2]
     return [
         ManagedCollisionEmbeddingBagCollectionSharder(ebc_sharder=bags),
         ManagedCollisionEmbeddingCollectionSharder(ec_sharder=sequences),
     ]
+
+
+def planned(model, sharders):
+    """TorchRec's offer kernels that its planner does not know on a CPU."""
+    world = dist.get_world_size()
+    topology = Topology(world_size=world, local_world_size=world, compute_device="cpu")
+    constraints = {name: ParameterConstraints(compute_kernels=["fused"]) for name in FEATURES}
+    planner = EmbeddingShardingPlanner(topology=topology, constraints=constraints)
+    return planner.collective_plan(model, sharders, dist.group.WORLD)
 
 
 def train_all(runs):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torchrec import PoolingType
+from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
@@ -31,6 +32,7 @@ from support.bags import (
     weights_of,
     with_cowclip,
 )
+from support.managed_collision import SparseArch
 from support.reference import ReferenceTables
 
 
@@ -163,6 +165,29 @@ def test_the_log_says_what_becomes_of_replicated_tables(caplog):
     ]
     (line,) = lines_about(with_cowclip(Bags(a=8)), caplog, kind=PLANS["copies"])
     assert "are updated by CowClipAdam (lr 0.01" in line[1]
+
+
+def behind_managed_collision(kind):
+    model = torch.nn.ModuleDict({name: SparseArch(pooled=True, rows=64) for name in ("x", "y")})
+    tables = [p for name, p in model.named_parameters() if "embedding" in name]
+    apply_optimizer_in_backward(kind, tables, {"lr": 1e-2})
+    return model
+
+
+def test_tables_of_one_name_behind_two_managed_collisions_are_two():
+    model = DistributedModelParallel(
+        behind_managed_collision(CowClipAdam), device=CPU, sharders=cowclip_sharders()
+    )
+    of_tables = [array.shards for tbe in local_cowclip_tables(model) for array in tbe.arrays]
+    assert sorted(shard.table for shards in of_tables for shard in shards) == [
+        *("x.mc.table_0", "x.mc.table_1", "y.mc.table_0", "y.mc.table_1")
+    ]
+
+
+def test_helen_behind_managed_collision_is_refused():
+    model = behind_managed_collision(optim.Helen)
+    with pytest.raises(ValueError, match=r"'table_0' with Helen.*another row"):
+        DistributedModelParallel(model, device=CPU, sharders=cowclip_sharders())
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
