@@ -31,7 +31,7 @@ from stampede.optim.sharded.collections import (
     CowClipShardedEmbeddingBagCollection,
     CowClipShardedEmbeddingCollection,
 )
-from stampede.optim.sharded.misuse import MisuseGuard
+from stampede.optim.sharded.passes import Passes
 from stampede.optim.sharded.supported import (
     SHARDING_TYPES,
     check_collection,
@@ -62,7 +62,7 @@ def cowclip_sharders(
     init: TableInit | None = None,
     fused_params: dict[str, Any] | None = None,
     *,
-    one_backward_per_step: bool = True,
+    backwards_per_step: int | None = 1,
 ) -> list[ModuleSharder[nn.Module]]:
     """TorchRec's default sharders, with ours of pooled and sequence embeddings among them.
 
@@ -78,8 +78,10 @@ def cowclip_sharders(
             TorchRec's default range, or follow their own `init_fn`, which then depends on the plan.
         fused_params: of the lookups, passed on to TorchRec's sharders. With a table with CowClip,
             what would be about the update is refused: it goes to `apply_optimizer_in_backward`.
-        one_backward_per_step: refuse several backward passes between two steps of the dense
-            optimizer, which is how gradients are accumulated.
+        backwards_per_step: how many backward passes make one step of the tables, for gradient
+            accumulation: gradients and counts of so many add up, or of fewer if an optimizer of
+            the program steps before. More between two steps of the program's optimizers are
+            refused. None: each pass is a step of its own.
 
     Example::
 
@@ -88,7 +90,7 @@ def cowclip_sharders(
         )
         model = DistributedModelParallel(model, device=device, sharders=cowclip_sharders())
     """
-    owner = BackwardUpdate(MisuseGuard(one_backward_per_step))
+    owner = BackwardUpdate(Passes(backwards_per_step))
     bags = CowClipEmbeddingBagCollectionSharder(init, owner, fused_params)
     sequences = CowClipEmbeddingCollectionSharder(init, owner, fused_params)
     ours = [

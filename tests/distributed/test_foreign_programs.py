@@ -5,7 +5,12 @@ from functools import cache
 
 import pytest
 
-from support.foreign import foreign_in_reference, run_foreign, run_without_division
+from support.foreign import (
+    foreign_in_reference,
+    run_accumulated,
+    run_foreign,
+    run_without_division,
+)
 from support.parity import Case, Table
 from support.parity_cases import PLANS
 from support.parity_reference import deviation, state_deviation, train_reference
@@ -62,3 +67,10 @@ def test_gradients_that_are_not_divided_are_so_on_every_plan(count):
         if count > 1:
             divided = reference(case, gradient_factor=1)
             assert deviation(case, START[case], found["weights"], divided) > 0.01
+
+
+@pytest.mark.parametrize("count", PROCESSES)
+def test_gradients_and_counts_of_several_passes_add_up(count):
+    for case, found in zip(SMALL, run_ranks(count, run_accumulated, SMALL, count)[0], strict=True):
+        assert_follows(case, found)
+        assert found["counts"][:2] == [reference(case).touched, reference(case).clipped]

@@ -10,6 +10,7 @@ from torchrec.distributed.comm_ops import set_gradient_division
 from stampede.optim import local_cowclip_tables
 from support.parity import run_cases
 
+PASSES = 4
 EVICTED = [0, 3, 7, 11, 20, 21, 22]
 
 
@@ -75,6 +76,11 @@ def evict(model, rows):
 def run_foreign(cases, local_world_size=None):
     """The cases, with all of that in between."""
     return run_cases(cases, local_world_size, Foreign())
+
+
+def run_accumulated(cases, local_world_size=None):
+    """The cases with each batch spread over several backward passes."""
+    return run_cases(cases, local_world_size, passes=PASSES)
 
 
 def run_without_division(cases, local_world_size=None):
