@@ -50,6 +50,8 @@ def _refuse(optimizer: object) -> None:
         raise ValueError(
             f"tables with {optimizer.__name__} met one of TorchRec's own sharders, which does "
             "not know it; pass sharders=cowclip_sharders() (from stampede.optim) to "
-            "DistributedModelParallel, without other sharders of the same kind of module; a "
-            "single nn.EmbeddingBag must become an EmbeddingBagCollection"
+            "DistributedModelParallel: it has all of TorchRec's default sharders, those of managed "
+            "collision and feature processors included. Another sharder that takes one for the "
+            "tables inside is given ours (ebc_sharder=cowclip_sharders()[0]); a single "
+            "nn.EmbeddingBag must become an EmbeddingBagCollection"
         )
