@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 from stampede.data import DataError
-from stampede.data.lost_interrupts import interrupts_kept
 from stampede.engine.compilation import could_not_compile
 from stampede.engine.errors import (
     DoesNotFitError,
@@ -32,8 +31,7 @@ def exit_status(action: Callable[[], None]) -> int:
         stopped: 143 by SIGTERM, 130 by SIGINT. A run that hangs ends with 3, from elsewhere.
     """
     try:
-        with interrupts_kept():
-            action()
+        action()
     except (SettingsError, DataError, RunFolderError) as mistake:
         return _complain(mistake, MISTAKE)
     except (TrainingStoppedError, DoesNotFitError, LackOfMemoryError) as stop:

@@ -16,7 +16,6 @@ from stampede.engine.processes import processes
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.summary import describe, summarize
 from stampede.engine.trainer import Trainer
-from stampede.engine.watchdog.bus_error import bus_errors_explained
 from stampede.engine.watchdog.watchdog import watched
 
 
@@ -59,7 +58,7 @@ def run(config: Config) -> None:
             print(f"dense layers in {job.precision.reason}")
             for line in [*begun.lines, *lost]:
                 print(line)
-        with watched(here, config.run, folder.path), bus_errors_explained(dataset):
+        with watched(here, config.run, folder.path):
             trainer = Trainer(config, dataset, job, here, folder, begun.progress, begun.forced)
             progress = trainer.fit()
         summary = summarize(config, progress, here)

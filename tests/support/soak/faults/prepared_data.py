@@ -1,14 +1,8 @@
 """Files of the prepared data that vanish or change."""
 
-import os
 import re
-from functools import partial
 
-from support.soak.cases import STEPS
 from support.soak.damages import damage, mended
-from support.soak.disturbances import (
-    at_step,
-)
 from support.soak.faults.kind import Meeting, kind
 from support.tampering import set_time
 
@@ -37,22 +31,3 @@ def data_shard_truncated(case):
         path = case.a_file(case.data, "*.npy")
         damage(path, "truncated", case.draw)
         yield Meeting(rf"{re.escape(path.name)}: ")
-
-
-@kind("data file shortened while it is read", 8, 2)
-def data_file_shortened(case):
-    with mended(case.data):
-        path = case.a_file(case.data, "train-*.npy")
-        # The last batch was read before the last step but one.
-        disturbance = partial(
-            at_step,
-            case.draw.randrange(1, STEPS - 3),
-            os.truncate,
-            path,
-            case.draw.randrange(path.stat().st_size),
-        )
-        yield Meeting(
-            rf"{re.escape(path.name)}: was shortened to [\d,]+ bytes while it was being read",
-            ("data.residence=disk",),
-            disturbance,
-        )
