@@ -21,7 +21,7 @@ import numpy as np
 
 from stampede.data.command import exit_status
 from stampede.data.errors import DataError
-from stampede.data.prepared.checksum import file_entry
+from stampede.data.prepared.checksum import shard_file
 from stampede.data.prepared.manifest import (
     MANIFEST,
     PARTS,
@@ -261,7 +261,7 @@ def _write(
                 path = out / f"{part}-{len(parts[part]):05d}-{name}.npy"
                 values = found.arrays[array][start:stop]
                 _copy(values, path, dtypes[array], divisors if array == "sparse" else None)
-                files[name] = file_entry(path, out)
+                files[name] = shard_file(path, out)
             parts[part].append(ShardEntry(rows=stop - start, files=files))
             progress.advance_bytes(found.bytes)
     whole = manifest.model_copy(update={"parts": parts})

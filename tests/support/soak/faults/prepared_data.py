@@ -4,7 +4,6 @@ import re
 
 from support.soak.damages import damage, mended
 from support.soak.faults.kind import Meeting, kind
-from support.tampering import set_time
 
 
 @kind("data file vanished", 14, 2, begun=True)
@@ -20,8 +19,6 @@ def data_shard_changed(case):
     with mended(case.data):
         path = case.a_file(case.data, "*.npy")
         damage(path, "flipped", case.draw)
-        # Up to a day after the preparation or, as copies that keep their time have it, before.
-        set_time(path, int(case.draw.uniform(-86400, 86400) * 1e9))
         yield Meeting(rf"{re.escape(path.name)}: its content has changed \(SHA-256 differs\)")
 
 
