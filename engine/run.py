@@ -43,10 +43,10 @@ def run(config: Config) -> None:
         begun = begin(found, config, job, dataset, here)
         here.on_main(lambda: folder.claim(config) if is_new else folder.write_config(config))
         if begun.report is not None:
-            name, report = begun.report
-            here.on_main(lambda: folder.write_report(name, report.values()))
+            report = begun.report.values()
+            here.on_main(lambda: folder.write_report("init_from.json", report))
         here.on_main(lambda: keep_inputs(config, folder.path, replace=is_new))
-        here.on_main(lambda: keep_network(config, folder.path, replace=is_new or begun.forced))
+        here.on_main(lambda: keep_network(config, folder.path, replace=is_new))
         # A run that was killed may have logged steps that will be done again.
         lost = here.on_main(lambda: folder.keep_lines(begun.progress.metrics_lines))
         begun.progress.metrics_lines = folder.metrics_lines
@@ -59,7 +59,7 @@ def run(config: Config) -> None:
             for line in [*begun.lines, *lost]:
                 print(line)
         with watched(here, config.run, folder.path):
-            trainer = Trainer(config, dataset, job, here, folder, begun.progress, begun.forced)
+            trainer = Trainer(config, dataset, job, here, folder, begun.progress)
             progress = trainer.fit()
         summary = summarize(config, progress, here)
         title = (

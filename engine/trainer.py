@@ -52,7 +52,6 @@ class Trainer:
         config, dataset, job, processes: what is trained, and by whom.
         folder: where results go; written by rank 0.
         progress: how far the run has come.
-        forced: whether it goes on although it was changed.
     """
 
     config: Config
@@ -61,7 +60,6 @@ class Trainer:
     processes: Processes
     folder: RunFolder
     progress: Progress
-    forced: bool = False
 
     def fit(self) -> Progress:
         """Train all epochs that are not done yet.
@@ -99,8 +97,7 @@ class Trainer:
                 self._checkpoints,
                 self.progress.step,
             )
-            begins = self.forced or not self.progress.step
-            if config.train.on_divergence.rollbacks and begins:
+            if config.train.on_divergence.rollbacks and not self.progress.step:
                 # There is to be one to go back to from the first step on.
                 self._save_at_once()
             while not self._trained(bar, rollbacks):

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from stampede.engine.config.defaults import without_gone_keys
 from stampede.engine.config.model import DEFAULT_NETWORK
 from stampede.engine.config.network_file import execute_network_file
 from stampede.engine.config.sections import Config, config_type
@@ -28,6 +29,21 @@ def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) 
         SettingsError: what is wrong, key by key, and what to write instead.
     """
     values = read_yaml(path, "`python launch.py --help` lists the shipped configurations")
+    return _checked(values, path, overrides, world_size)
+
+
+def load_config_of_run(path: Path) -> Config:
+    """The configuration that a run wrote into its folder, perhaps one of an older version.
+
+    Raises:
+        SettingsError: it cannot be used now.
+    """
+    return _checked(without_gone_keys(read_yaml(path, "a run keeps it in its folder")), path)
+
+
+def _checked(
+    values: dict[str, Any], path: Path, overrides: Sequence[str] = (), world_size: int = 1
+) -> Config:
     for override in overrides:
         _apply(values, override)
     # An empty section (`train:` alone) is one with all defaults.

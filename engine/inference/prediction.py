@@ -140,7 +140,7 @@ def _score(scorer: Scorer, piece: Piece, file: ScoreFile, metrics: PartMetrics |
 def _rows(
     trained: Trained, inputs: list[str], options: PredictionOptions, bad_rows: BadRows
 ) -> Rows:
-    kept = inputs_folder(trained.config, trained.run, trained.vocabulary_sha256)
+    kept = inputs_folder(trained.config, trained.run)
     if OWN_DATA in inputs and len(inputs) > 1:
         raise DataError(f"{OWN_DATA}: is the run's own data and stands alone; write it, or files")
     if inputs == [OWN_DATA]:
