@@ -34,8 +34,6 @@ class Progress:
         best_auc: AUC on the test part in that epoch.
         waited: evaluated epochs since that were no better.
         plateau: state of the dense layers' rate, see `stampede.engine.selection.Plateau`.
-        rollbacks: times that the run diverged and went back to a checkpoint.
-        dense_fraction: what they have left of the dense layers' rate.
         logged_losses: newest ones, where these are compared; see `stampede.engine.divergence`.
         last: newest evaluation of the test part.
         evaluated_step: step after which it was made.
@@ -62,8 +60,6 @@ class Progress:
     best_auc: float | None = None
     waited: Count = 0
     plateau: PlateauState = field(default_factory=dict)
-    rollbacks: Count = 0
-    dense_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
     logged_losses: Annotated[list[float], Field(max_length=1000)] = field(default_factory=list)
     last: EvaluationState = field(default_factory=dict)
     evaluated_step: Count = 0
