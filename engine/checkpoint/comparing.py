@@ -20,7 +20,7 @@ _FREE = ("model.import", "optim.embedding.lr", "optim.embedding.schedule.",
          "train.compile", "train.on_nonfinite", "train.on_divergence.", "train.timing_every",
          "train.profile.",
          "evaluate.batch_size", "evaluate.every", "evaluate.every_epochs", "evaluate.patience",
-         "evaluate.metrics", "evaluate.group_by", "evaluate.memory_gb", "checkpoint.",
+         "evaluate.metrics", "evaluate.group_by", "checkpoint.",
          "sharding.")  # fmt: skip
 
 # Of these, what says only how the run was started.

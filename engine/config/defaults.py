@@ -9,6 +9,7 @@ from stampede.settings import Section
 # Keys of older versions, which their runs and checkpoints hold.
 _GONE = (
     "checkpoint.force",
+    "evaluate.memory_gb",
     "train.on_divergence.rollbacks",
     "train.on_divergence.dense_lr_factor",
 )

@@ -114,12 +114,12 @@ def predict(
         about = {"checkpoint": str(trained.checkpoint), "epoch": str(trained.epoch)}
         file.begin(rows.files, rows.has_label, rows.has_weight, about)
         started = time.perf_counter()
-        with PartMetrics((), _METRICS_MEMORY, output.parent) as metrics:
-            with RowProgress("scoring", rows.size) as progress:
-                for piece in rows.pieces():
-                    _score(scorer, piece, file, metrics if rows.has_label else None)
-                    progress.advance_to(piece.position, len(piece.rows))
-            found = metrics.result() if rows.has_label and file.rows else {}
+        metrics = PartMetrics(()) if rows.has_label else None
+        with RowProgress("scoring", rows.size) as progress:
+            for piece in rows.pieces():
+                _score(scorer, piece, file, metrics)
+                progress.advance_to(piece.position, len(piece.rows))
+        found = metrics.result() if metrics and file.rows else {}
         seconds = time.perf_counter() - started
     return Prediction(
         rows=file.rows,

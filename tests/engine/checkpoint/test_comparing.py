@@ -139,6 +139,7 @@ def test_of_many_keys_that_are_refused_the_first_are_told(tmp_path):
 # As versions before this one wrote them.
 OLD = {
     "checkpoint": {"force": False},
+    "evaluate": {"memory_gb": 2.0},
     "train": {"on_divergence": {"rollbacks": 2, "dense_lr_factor": 0.5}},
 }
 
@@ -150,6 +151,7 @@ def test_keys_that_are_gone_are_left_out_of_what_was_saved(tmp_path, capsys):
     file = yaml.safe_load((run / "config.yaml").read_text())
     for config in (values["config"], file):
         config["checkpoint"].update(OLD["checkpoint"])
+        config["evaluate"].update(OLD["evaluate"])
         config["train"]["on_divergence"].update(OLD["train"]["on_divergence"])
     sign(path, values)
     (run / "config.yaml").write_text(yaml.safe_dump(file))
