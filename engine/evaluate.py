@@ -169,8 +169,8 @@ class _Scores:
                 each = 60 if self._settings.group_by else 20
                 raise TrainingStoppedError(
                     f"rank 0 has no memory for the scores of {self._rows:,} samples, some {each} "
-                    f"bytes each ({failure or 'out of memory'}); evaluate fewer rows or give the process more "
-                    "memory, and continue with checkpoint.resume=auto"
+                    f"bytes each ({failure or 'out of memory'}); evaluate fewer rows or give the "
+                    "process more memory, and continue with checkpoint.resume=auto"
                 ) from None
 
         return self._processes.on_main(run)
