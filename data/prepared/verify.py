@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from stampede.data.prepared.manifest import (
     ShardFile,
     read_manifest,
 )
-from stampede.data.threads import run_tasks
 
 
 def check_unchanged(folder: Path, say: Callable[[str], object]) -> None:
@@ -57,19 +57,15 @@ def check_content(folder: Path, entries: Sequence[FileEntry]) -> None:
     Raises:
         DataError: one has changed; names the first.
     """
-    wrong: dict[str, str] = {}
-
-    def check(entry: FileEntry) -> None:
-        found = difference(folder / entry.name, entry)
-        if found:
-            wrong[entry.name] = found
-
-    run_tasks(check, entries)
-    for name, found in sorted(wrong.items()):
-        raise DataError(
-            f"{folder / name}: {found} since the data were prepared; delete the folder to prepare "
-            f"them again, or see what else: python -m stampede.data.prepare --verify {folder}"
-        )
+    with ThreadPoolExecutor() as threads:
+        found = threads.map(lambda entry: difference(folder / entry.name, entry), entries)
+        for entry, what in zip(entries, found, strict=True):
+            if what:
+                raise DataError(
+                    f"{folder / entry.name}: {what} since the data were prepared; delete the "
+                    "folder to prepare them again, or see what else: "
+                    f"python -m stampede.data.prepare --verify {folder}"
+                )
 
 
 def verify(folder: Path) -> None:

@@ -245,7 +245,7 @@ def test_other_mistakes(tmp_path, capsys):
     assert main([str(folder), str(out), "--sizes", "50,60"]) == 2
     assert "for all fields, or 3 of them" in capsys.readouterr().err
     assert main([str(folder), str(out)]) == 0
-    assert "train 30, validation 15, test 15 rows; 3 tables of 120 rows" in capsys.readouterr().out
+    assert "train 30, validation 15, test 15 rows; 3 tables of 117 rows" in capsys.readouterr().out
 
 
 def test_a_bad_value_far_down_is_named(tmp_path):
