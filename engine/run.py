@@ -9,7 +9,6 @@ from stampede.engine.build import build
 from stampede.engine.config import Config
 from stampede.engine.datasets import open_dataset
 from stampede.engine.inference.inputs import keep_inputs
-from stampede.engine.memory_guard import MemoryGuard
 from stampede.engine.network_copy import keep_network
 from stampede.engine.plan import describe_plan
 from stampede.engine.processes import processes
@@ -25,21 +24,16 @@ def run(config: Config) -> None:
     Raises:
         SettingsError, DataError, RunFolderError: the user's to mend.
         TrainingStoppedError: training cannot go on.
-        LackOfMemoryError: this process gets no more memory.
     """
     folder = RunFolder(Path(config.run.dir) / config.run.name)
-    with (
-        processes(config.run.device) as here,
-        folder,
-        MemoryGuard(config, here, folder) as memory,
-    ):
+    with processes(config.run.device) as here, folder:
         continued = here.on_main(lambda: folder.reserve(config))
         if here.is_main and config.model.import_file:
             print(f"model.import: {config.model.import_file} was executed")
         found = find_beginning(config, folder, continued, here)
         is_new = found.newest is None
         dataset = open_dataset(config, here)
-        job = build(config, dataset, here, memory.plan)
+        job = build(config, dataset, here)
         begun = begin(found, config, job, dataset, here)
         here.on_main(lambda: folder.claim(config) if is_new else folder.write_config(config))
         if begun.report is not None:

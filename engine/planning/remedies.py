@@ -10,10 +10,8 @@ from pydantic import TypeAdapter
 
 from stampede.engine.config import Config
 from stampede.engine.config.embedding_optimizers import EmbeddingOptimSection
-from stampede.engine.planning.figures import Figures
 from stampede.engine.planning.sizes import readable
 from stampede.engine.planning.states import table_states
-from stampede.models import StoredColumns
 
 if TYPE_CHECKING:
     from stampede.engine.planning.dry_run import DryRun
@@ -41,50 +39,6 @@ def shortfall(config: Config, done: DryRun) -> str:
         f"{int((total > cluster.usable).sum())} of {cluster.world_size} ranks lack memory. "
         + _what_to_try(config, done)
     )
-
-
-def what_to_lower(
-    config: Config, figures: Figures | None, rank: int, stage: str, on_gpu: bool
-) -> list[str]:
-    """What a run that is out of memory can do with less of, what brings most first.
-
-    Args:
-        figures: of its plan; None where it had none yet.
-        rank: that is out of memory.
-        stage: what it was doing, see `stampede.engine.pulse`.
-        on_gpu: whether it trains on a GPU.
-
-    Returns:
-        At least two, to be read after `Try`.
-    """
-    tables = [f"a smaller model.dim (now {config.model.dim})", "fewer rows of the tables"]
-    optimizer = _smaller_optimizer(config)
-    if optimizer is not None:
-        tables.append(f"optim.embedding.optimizer={optimizer}")
-    tables.append("more processes on other machines or GPUs, which share the tables")
-    batches = [f"a smaller train.batch_size (now {config.train.batch_size:,})"]
-    if stage.startswith(("evaluating", "computing metrics")):
-        batches = [f"a smaller evaluate.batch_size (now {config.evaluate.batch_size:,})"]
-    tries = tables + batches
-    if figures is not None:
-        of_rank = {kind: values[rank] for kind, values in figures.memory.items()}
-        if of_rank["activations"] > of_rank["weights"] + of_rank["optimizer_state"]:
-            tries = batches + tables
-    if config.checkpoint.asynchronous and stage.endswith("saving"):
-        tries.insert(0, "checkpoint.asynchronous=false, which copies no tables on a CPU")
-    if on_gpu and getattr(config.data, "residence", "disk") in ("auto", "device"):
-        tries.append("data.residence=memory")
-    return tries
-
-
-def _smaller_optimizer(config: Config) -> str | None:
-    """The first that keeps less for a row; None where none does."""
-    dim, stored = config.model.dim, StoredColumns(config.model.dim).stored
-    now = table_states(config, dim, stored).per_row(stored)
-    for name in _SMALLER:
-        if table_states(_with_optimizer(config, name), dim, stored).per_row(stored) < now:
-            return name
-    return None
 
 
 def _what_to_try(config: Config, done: DryRun) -> str:
