@@ -8,6 +8,7 @@ from stampede.engine.beginning import begin, find_beginning
 from stampede.engine.build import build
 from stampede.engine.config import Config
 from stampede.engine.datasets import open_dataset
+from stampede.engine.hang import watched
 from stampede.engine.inference.inputs import keep_inputs
 from stampede.engine.network_copy import keep_network
 from stampede.engine.plan import describe_plan
@@ -15,7 +16,6 @@ from stampede.engine.processes import processes
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.summary import describe, summarize
 from stampede.engine.trainer import Trainer
-from stampede.engine.watchdog.watchdog import watched
 
 
 def run(config: Config) -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from stampede.engine.checkpoint import Progress
 from stampede.engine.config import Config
 from stampede.engine.console import readable_auc, readable_bytes, table
-from stampede.engine.monitoring.memory import peak_memory_bytes
+from stampede.engine.monitor import peak_memory_bytes
 from stampede.engine.processes import Processes
 from stampede.engine.run_folder import RunFolder
 

@@ -22,7 +22,7 @@ from stampede.engine.errors import DivergedError, InterruptedRunError
 from stampede.engine.evaluations import Evaluations
 from stampede.engine.job import Job
 from stampede.engine.learning_rates import LearningRates, learning_rates, set_learning_rates
-from stampede.engine.monitoring.monitor import Monitor
+from stampede.engine.monitor import Monitor
 from stampede.engine.processes import Processes
 from stampede.engine.reading import Reader
 from stampede.engine.row_counts import add_row_counts

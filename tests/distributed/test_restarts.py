@@ -108,8 +108,7 @@ def test_a_worker_that_sleeps_is_named_and_replaced(tmp_path, undisturbed):
     for rank, place in enumerate(("train_step", "sleep_in_python")):
         told = (tmp_path / f"small/hang_rank_{rank}.txt").read_text()
         assert f"in {place}" in told
-        assert f"\nrank {rank} at step {6 - rank}, " in told and "gloo:all_" in told
-        assert (tmp_path / f"small/flight_recorder/rank_{rank}.json").stat().st_size > 1000
+        assert f"\nrank {rank} at step {6 - rank}, " in told
     went_on(done, tmp_path, undisturbed(2), 3)
 
 

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from stampede.engine.monitoring.phases import PHASES, StepTime
-from stampede.engine.monitoring.sentence import sentence_of
-from stampede.engine.monitoring.window import Window, together, window_of
+from stampede.engine.monitor import StepTime, Window, sentence_of, together, window_of
+from stampede.engine.pulse import PHASES
 
 
 def steps_of(computing, waiting=0.0):

@@ -11,9 +11,9 @@ from torch.profiler import profile, record_function
 from tqdm import tqdm
 
 from stampede.engine.config.profile import ProfileSection
-from stampede.engine.monitoring.giving_up import say_given_up
-from stampede.engine.monitoring.phases import LOOKING_UP
+from stampede.engine.console import say_given_up
 from stampede.engine.processes import Processes
+from stampede.engine.pulse import LOOKING_UP
 
 
 def trace_file(folder: Path, rank: int) -> Path:
