@@ -45,9 +45,6 @@ _PART: PartName = "test"
 
 _OTHER_OWN_DATA = "score raw files, or what `python -m stampede.data.apply` makes of them"
 
-# Bytes that sorting for the AUC may take.
-_METRICS_MEMORY = 5e8
-
 
 @dataclass(frozen=True)
 class PredictionOptions:
