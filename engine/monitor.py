@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,40 +39,24 @@ _HELD = 16
 _PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 
 
-class Clock(Protocol):
-    """Takes marks and tells the seconds between them."""
+class HostClock:
+    """That of the process, which on a CPU is the one that computes; marks are known at once."""
 
-    def mark(self) -> Any:
-        """Now."""
+    mark = staticmethod(time.perf_counter)
 
     def seconds(self, first: Any, last: Any) -> float:
         """From one mark that is settled to another."""
+        return last - first
 
     def is_settled(self, mark: Any) -> bool:
         """Whether the seconds up to a mark are known."""
+        return True
 
     def settle(self, mark: Any) -> None:
         """Wait until they are."""
 
 
-class HostClock:
-    """That of the process, which on a CPU is the one that computes."""
-
-    mark = staticmethod(time.perf_counter)
-
-    def seconds(self, first: float, last: float) -> float:
-        """From one mark to another."""
-        return last - first
-
-    def is_settled(self, mark: float) -> bool:
-        """At once."""
-        return True
-
-    def settle(self, mark: float) -> None:
-        """Nothing to wait for."""
-
-
-class StreamClock:
+class StreamClock(HostClock):
     """Events on the stream that a GPU trains on: when it gets there, not when the host does.
 
     The host runs ahead of the GPU. Time in which the stream has nothing to do, as the host is late,
@@ -82,26 +66,22 @@ class StreamClock:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device)
 
-    def mark(self) -> torch.cuda.Event:
-        """When all that was queued so far is done."""
+    def mark(self) -> torch.cuda.Event:  # noqa: D102
         event = torch.cuda.Event(enable_timing=True)
         event.record(self._stream)
         return event
 
-    def seconds(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
-        """From one mark that is settled to another."""
+    def seconds(self, first: Any, last: Any) -> float:  # noqa: D102
         return first.elapsed_time(last) / 1e3
 
-    def is_settled(self, mark: torch.cuda.Event) -> bool:
-        """Without a wait for it."""
+    def is_settled(self, mark: Any) -> bool:  # noqa: D102
         return mark.query()
 
-    def settle(self, mark: torch.cuda.Event) -> None:
-        """Wait for the stream to get there."""
+    def settle(self, mark: Any) -> None:  # noqa: D102
         mark.synchronize()
 
 
-def clock_of(device: torch.device) -> Clock:
+def clock_of(device: torch.device) -> HostClock:
     """What tells the time of a device."""
     return StreamClock(device) if device.type == "cuda" else HostClock()
 
@@ -146,7 +126,7 @@ class PhaseTimes:
         exchanges: phases that are collectives and nothing else; all their time counts as waited.
     """
 
-    def __init__(self, clock: Clock, exchanges: Collection[str] = ()) -> None:
+    def __init__(self, clock: HostClock, exchanges: Collection[str] = ()) -> None:
         self._clock = clock
         self._exchanges = exchanges
         self._stage = "starting"
@@ -264,29 +244,6 @@ class Window:
     def own(self) -> float:
         """Mean of what it did not wait for others."""
         return self.mean - self.waited
-
-    def to_vector(self) -> list[float]:
-        """As numbers, equally many for every window."""
-        return [
-            float(self.steps),
-            float(self.peak_memory_bytes),
-            self.waited,
-            *self.percentiles.values(),
-            *self.phases.values(),
-        ]
-
-    @classmethod
-    def from_vector(cls, numbers: Sequence[float]) -> Window:
-        """From what `to_vector` gave."""
-        steps, memory, waited, *rest = numbers
-        cut = len(_PERCENTILES)
-        return cls(
-            int(steps),
-            dict(zip(_PERCENTILES, rest[:cut], strict=True)),
-            dict(zip(PHASES, rest[cut:], strict=True)),
-            waited,
-            int(memory),
-        )
 
 
 def window_of(steps: Sequence[StepTime], peak_memory_bytes: int) -> Window:
@@ -510,14 +467,9 @@ class Monitor:
 
     def _gathered(self, window: Window) -> list[Window] | None:
         """Those of all ranks, on rank 0."""
-        mine = torch.tensor(window.to_vector(), dtype=torch.float64)
-        received = None
-        if self._processes.is_main:
-            received = [torch.empty_like(mine) for _ in range(self._processes.world_size)]
-        dist.gather(mine, received)
-        if received is None:
-            return None
-        return [Window.from_vector(numbers.tolist()) for numbers in received]
+        received = [None] * self._processes.world_size if self._processes.is_main else None
+        dist.gather_object(window, received)
+        return received
 
 
 def _own_fields(window: Window, steps: list[StepTime]) -> dict[str, Any]:
