@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from stampede.engine.compilation import compile_network
 from stampede.engine.config import Config
 from stampede.engine.job import Job
 from stampede.engine.plan import make_plan, sharding_types
-from stampede.engine.planning.figures import Figures
 from stampede.engine.planning.tables import planned_data
 from stampede.engine.planning.workload import passes, workload
 from stampede.engine.precision import choose_precision
@@ -32,16 +31,8 @@ from stampede.optim import (
 )
 
 
-def build(
-    config: Config,
-    dataset: Dataset,
-    processes: Processes,
-    on_plan: Callable[[Figures], None] | None = None,
-) -> Job:
+def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     """Build the model on this rank.
-
-    Args:
-        on_plan: is told what the plan asks of every rank, before the tables get memory.
 
     Raises:
         SettingsError: the tables cannot be sharded as asked.
@@ -57,7 +48,7 @@ def build(
         # The numbers' first-order weights decay with the tables' l2.
         l2[id(model.number_weights.weight)] = actual.embedding_l2
     sharders = cowclip_sharders(TableInit(config.model.init_std, columns, config.run.seed))
-    plan, figures = make_plan(
+    plan = make_plan(
         model,
         sharders,
         sharding_types(
@@ -66,8 +57,6 @@ def build(
         lambda: workload(config, planned_data(config, dataset), model, processes.world_size),
         processes,
     )
-    if on_plan is not None:
-        on_plan(figures)
     move_dense(model, processes.device)
     compile_network(model.network, config.train.compile, processes.device)
     if processes.device.type == "cpu":

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from stampede.data import Dataset, SyntheticClicks
 from stampede.data.preparation import prepare
-from stampede.data.prepared.changed import check_unchanged
 from stampede.data.prepared.manifest import FORMAT, MANIFEST
 from stampede.data.prepared.reader import open_prepared
+from stampede.data.prepared.verify import check_unchanged
 from stampede.data.sources import Source, fingerprint, open_source
 from stampede.data.vocabulary_fingerprint import vocabulary_fingerprint
 from stampede.engine.config import Config

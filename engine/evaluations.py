@@ -90,7 +90,6 @@ class Evaluations:
                 self._reader.evaluation(part),
                 self._processes,
                 self._config.evaluate,
-                self._folder.path,
                 self._on_batch,
             )
             results[name] = result

@@ -182,7 +182,10 @@ def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
 
 
 def _migrated(values: dict[str, Any]) -> dict[str, Any]:
-    """The same in the newest format."""
+    """The same as this version would have written it."""
+    # Older versions took a run that diverged back; this one would stop.
+    for gone in ("rollbacks", "dense_fraction"):
+        values["progress"].pop(gone, None)
     if values["format"] == FORMAT:
         return values
     return {**values, "format": FORMAT, "data": {**values["data"], "vocabulary_sha256": None}}

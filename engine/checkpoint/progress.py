@@ -35,8 +35,6 @@ class Progress:
         waited: evaluated epochs since that were no better.
         plateau, table_plateau: states of the rates of the dense layers and of the tables, see
             `stampede.engine.selection.Plateau`.
-        rollbacks: times that the run diverged and went back to a checkpoint.
-        dense_fraction: what they have left of the dense layers' rate.
         logged_losses: newest ones, where these are compared; see `stampede.engine.divergence`.
         last: newest evaluation of the test part.
         evaluated_step: step after which it was made.
@@ -64,8 +62,6 @@ class Progress:
     waited: Count = 0
     plateau: PlateauState = field(default_factory=dict)
     table_plateau: PlateauState = field(default_factory=dict)
-    rollbacks: Count = 0
-    dense_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
     logged_losses: Annotated[list[float], Field(max_length=1000)] = field(default_factory=list)
     last: EvaluationState = field(default_factory=dict)
     evaluated_step: Count = 0

@@ -41,12 +41,6 @@ class EvaluateSection(Section):
         description="id field of the model, such as the user's, whose ids are the groups of GAUC, "
         "missing, rare and unseen ones left out; '': none",
     )
-    memory_gb: float = Field(
-        1.0,
-        gt=0,
-        description="main memory in 10^9 bytes that rank 0 may take to sort scores; what does not "
-        "fit is kept in the run folder meanwhile",
-    )
 
     @model_validator(mode="after")
     def _check_groups(self) -> EvaluateSection:

@@ -10,9 +10,10 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from stampede.engine.config.defaults import without_gone_keys
 from stampede.engine.config.model import DEFAULT_NETWORK
 from stampede.engine.config.network_file import execute_network_file
-from stampede.engine.config.presets import with_preset
+from stampede.engine.config.presets import below_old_runs, with_preset
 from stampede.engine.config.sections import Config, config_type
 from stampede.settings import SettingsError, parse_yaml, read_yaml, sentences, shown
 
@@ -29,6 +30,22 @@ def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) 
         SettingsError: what is wrong, key by key, and what to write instead.
     """
     values = read_yaml(path, "`python launch.py --help` lists the shipped configurations")
+    return _checked(values, path, overrides, world_size)
+
+
+def load_config_of_run(path: Path) -> Config:
+    """The configuration that a run wrote into its folder, perhaps one of an older version.
+
+    Raises:
+        SettingsError: it cannot be used now.
+    """
+    values = read_yaml(path, "a run keeps it in its folder")
+    return _checked(below_old_runs(without_gone_keys(values)), path)
+
+
+def _checked(
+    values: dict[str, Any], path: Path, overrides: Sequence[str] = (), world_size: int = 1
+) -> Config:
     for override in overrides:
         _apply(values, override)
     # An empty section (`train:` alone) is one with all defaults.

@@ -129,9 +129,8 @@ class TrainSection(Section):
     )
     on_nonfinite: Literal["error", "skip_batch"] = Field(
         "error",
-        description="what a batch does whose loss is not finite: error stops, or rolls back where "
-        "on_divergence says so; skip_batch leaves it out, but ten in a row are an error (on a GPU "
-        "the loss is then waited for in each step)",
+        description="what a batch does whose loss is not finite: error stops; skip_batch leaves it "
+        "out, but ten in a row are an error (on a GPU the loss is then waited for in each step)",
     )
     on_divergence: DivergenceSection = DivergenceSection()
     timing_every: int = Field(
@@ -148,11 +147,6 @@ class CheckpointSection(Section):
 
     resume: Literal["never", "auto"] = Field(
         "never", description="auto continues from the newest checkpoint of the run folder"
-    )
-    force: bool = Field(
-        False,
-        description="a resumed run goes on although its data, network or optimizers were changed: "
-        "with what of the checkpoint still fits, which is listed",
     )
     init_from: str = Field(
         "",

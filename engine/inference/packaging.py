@@ -104,7 +104,7 @@ def _check_folder(folder: Path, overwrite: bool) -> None:
 
 
 def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
-    kept = inputs_folder(trained.config, trained.run, trained.vocabulary_sha256)
+    kept = inputs_folder(trained.config, trained.run)
     about = {
         "format": _FORMAT,
         "stampede": metadata.version("stampede"),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import cycle
 
 from stampede.engine.figures import as_written
-from stampede.engine.monitoring.phases import PHASES
+from stampede.engine.pulse import PHASES
 from stampede.engine.report.drawing import (
     Drawing,
     add_legend,

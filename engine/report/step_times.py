@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stampede.engine.console import readable_bytes
-from stampede.engine.monitoring.phases import READING
+from stampede.engine.pulse import READING
 from stampede.engine.report.run_records import RunRecord
 
 _HEADER = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stampede.engine.checkpoint import flat_keys
-from stampede.engine.config import Config, load_config
+from stampede.engine.config import Config, load_config_of_run
 from stampede.engine.recipe import open_keys
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.sweeps.files import reading
@@ -69,7 +69,7 @@ def difference(config: Config, folder: RunFolder) -> str:
     Keys that came later have their defaults.
     """
     try:
-        there, here = compared(load_config(folder.config_file)), compared(config)
+        there, here = compared(load_config_of_run(folder.config_file)), compared(config)
     except SettingsError as mistake:
         return f"its configuration cannot be used now: {mistake}"
     for key in dict.fromkeys([*here, *there]):

@@ -11,9 +11,9 @@ from torch.profiler import profile, record_function
 from tqdm import tqdm
 
 from stampede.engine.config.profile import ProfileSection
-from stampede.engine.monitoring.giving_up import say_given_up
-from stampede.engine.monitoring.phases import LOOKING_UP
+from stampede.engine.console import say_given_up
 from stampede.engine.processes import Processes
+from stampede.engine.pulse import LOOKING_UP
 
 
 def trace_file(folder: Path, rank: int) -> Path:
@@ -97,7 +97,6 @@ class StepTrace:
             if coming == self._first:
                 self._try(self._start)
         if coming == self._first:
-            # Once: a run that is rolled back takes the step again.
             self._begun = True
             self._listening.enter_context(self._processes.pulse.listening(self._begin_phase))
 
@@ -105,7 +104,6 @@ class StepTrace:
         """Let the trace show it, and the step that begins with it."""
         self._phase.close()
         if stage == LOOKING_UP:
-            # That of a step that diverged did not end.
             self._of_step.close()
             self._of_step.enter_context(record_function(f"step {self._processes.pulse.step}"))
         self._phase.enter_context(record_function(stage))
