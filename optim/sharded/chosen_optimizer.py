@@ -91,7 +91,7 @@ def say_optimizers(
             name = table.name
             given = [kind.__name__ for kind in getattr(parameters[name], "_optimizer_classes", ())]
             if name in chosen:
-                level, text = logging.INFO, f"are updated by {chosen[name]}"
+                level, text = logging.INFO, f"are updated in their backward by {chosen[name]}"
             elif group.compute_kernel == EmbeddingComputeKernel.DENSE:
                 text = "are left to the program's own optimizer, as TorchRec does for data_parallel"
                 level = logging.WARNING if given else logging.INFO
@@ -101,7 +101,8 @@ def say_optimizers(
                 fused = group.fused_params or {}
                 kind = getattr(fused.get("optimizer"), "name", _fbgemms_default("optimizer").name)
                 lr = fused.get("learning_rate", _fbgemms_default("learning_rate"))
-                text = f"are updated by TorchRec's {given[0] if given else kind} (lr {lr:g})"
+                kind = given[0] if given else kind
+                text = f"are updated in their backward by TorchRec's {kind} (lr {lr:g})"
                 level = logging.INFO
                 if not given and not {"optimizer", "learning_rate"} & set(fused_params):
                     level = logging.WARNING

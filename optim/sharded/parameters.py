@@ -41,10 +41,12 @@ class _Current:
     ) -> Any:
         """Do what `func` does, on rows that are up to date."""
         kwargs = kwargs or {}
+        if _is_about_shape(func):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
         held = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, _Current)]
-        if not _is_about_shape(func):
-            for tensor in held:
-                tensor._tables.flush()
+        for tensor in held:
+            tensor._tables.flush()
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
             return tree_map_only(Tensor, lambda one: _held_too(one, held), result)

@@ -135,12 +135,12 @@ def test_the_log_names_every_tables_optimizer_and_warns_of_defaults(caplog):
             apply_optimizer_in_backward(kind, [parameter], {"lr": 0.5})
     ours = "CowClipAdam (lr 0.002, l2 1e-05, clip cowclip, rows all)"
     assert sorted(lines_about(model, caplog)) == [
-        ("INFO", f"tables a, d are updated by {ours}"),
-        ("INFO", "tables b are updated by TorchRec's RowWiseAdagrad (lr 0.5)"),
+        ("INFO", f"tables a, d are updated in their backward by {ours}"),
+        ("INFO", "tables b are updated in their backward by TorchRec's RowWiseAdagrad (lr 0.5)"),
         (
             "WARNING",
-            "tables c are updated by TorchRec's EXACT_SGD (lr 0.01), a default: none was given; "
-            "name one in apply_optimizer_in_backward",
+            "tables c are updated in their backward by TorchRec's EXACT_SGD (lr 0.01), a default: "
+            "none was given; name one in apply_optimizer_in_backward",
         ),
     ]
 
@@ -148,7 +148,7 @@ def test_the_log_names_every_tables_optimizer_and_warns_of_defaults(caplog):
 def test_a_default_that_the_sharders_were_given_is_no_surprise(caplog):
     sharders = cowclip_sharders(fused_params={"learning_rate": 0.3})
     assert lines_about(Bags(a=8), caplog, sharders=sharders) == [
-        ("INFO", "tables a are updated by TorchRec's EXACT_SGD (lr 0.3)")
+        ("INFO", "tables a are updated in their backward by TorchRec's EXACT_SGD (lr 0.3)")
     ]
 
 
@@ -164,7 +164,7 @@ def test_the_log_says_what_becomes_of_replicated_tables(caplog):
         )
     ]
     (line,) = lines_about(with_cowclip(Bags(a=8)), caplog, kind=PLANS["copies"])
-    assert "are updated by CowClipAdam (lr 0.01" in line[1]
+    assert "are updated in their backward by CowClipAdam (lr 0.01" in line[1]
 
 
 def behind_managed_collision(kind):

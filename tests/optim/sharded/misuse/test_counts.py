@@ -120,7 +120,7 @@ def test_feature_processors_under_torchrecs_own_sharder_are_refused():
             PositionWeightedModuleCollection({"fa": 5, "fb": 5}),
         )
     )
-    with pytest.raises(ValueError, match=r"CowClipAdam.*ebc_sharder=cowclip_sharders\(\)\[0\]"):
+    with pytest.raises(ValueError, match=r"Cannot cast .*CowClipAdam"):
         shard(model, [FeatureProcessedEmbeddingBagCollectionSharder()])
 
 
