@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import subprocess
 import sys
@@ -58,7 +59,8 @@ def result_of(name: str, ranks: int, folder: Path) -> dict[str, Any]:
     command = [*(torchrun if ranks > 1 else []), str(ROOT / "launch.py"), *RUNS[name], *place]
     done = subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"{name} on {ranks} ranks failed:\n{done.stderr[-3000:]}")
+        said = f"failed with status {done.returncode}:\n{done.stderr[-3000:]}"
+        raise RuntimeError(f"{name} on {ranks} ranks {said}")
     run = folder / "runs" / f"{name}_{ranks}"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     untimed = [{k: v for k, v in line.items() if not k.endswith(TIMED)} for line in lines]
@@ -88,30 +90,28 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="write the record")
     parser.add_argument("runs", nargs="*", default=list(RUNS), help="names; default: all")
     arguments = parser.parse_args()
-    machine = describe_machine()
+    machine, found, status = describe_machine(), {}, 0
+    recorded = {} if arguments.record else json.loads(RECORD.read_text())
+    for key in () if arguments.record else SAME_MACHINE:
+        if recorded["machine"][key] != machine[key]:
+            print(f"recorded with {key} {recorded['machine'][key]}, this is {machine[key]}")
     sys.path.insert(0, str(ROOT / "tests"))
     from support.movies import MOVIES, movies, write_movies
 
     with tempfile.TemporaryDirectory() as folder:
         write_movies(Path(folder) / "log.csv", movies(3000))
         (Path(folder) / "schema.yaml").write_text(MOVIES)
-        found = {
-            f"{name}, {ranks} rank(s)": result_of(name, ranks, Path(folder))
-            for name in arguments.runs
-            for ranks in (1, 2)
-        }
+        for name, ranks in itertools.product(arguments.runs, (1, 2)):
+            key = f"{name}, {ranks} rank(s)"
+            found[key] = result_of(name, ranks, Path(folder))
+            if not arguments.record:
+                said = differences(recorded["runs"][key], found[key])
+                print(
+                    f"{key}: {'the same bits' if not said else ''}", *said, sep="\n  ", flush=True
+                )
+                status |= bool(said)
     if arguments.record:
         RECORD.write_text(json.dumps({"machine": machine, "runs": found}, indent=1) + "\n")
-        return 0
-    recorded = json.loads(RECORD.read_text())
-    for key in SAME_MACHINE:
-        if recorded["machine"][key] != machine[key]:
-            print(f"recorded with {key} {recorded['machine'][key]}, this is {machine[key]}")
-    status = 0
-    for name, result in found.items():
-        said = differences(recorded["runs"][name], result)
-        print(f"{name}: {'the same bits' if not said else ''}", *said, sep="\n  " if said else "")
-        status |= bool(said)
     return status
 
 
