@@ -23,8 +23,8 @@ _FREE = ("model.import", "model.initial_bias", "optim.embedding.lr", "optim.embe
          "train.compile", "train.on_nonfinite", "train.on_divergence.", "train.timing_every",
          "train.profile.",
          "evaluate.batch_size", "evaluate.every", "evaluate.every_epochs", "evaluate.patience",
-         "evaluate.metrics", "evaluate.group_by", "evaluate.memory_gb", "checkpoint.",
-         "sharding.")  # fmt: skip
+         "evaluate.metrics", "evaluate.group_by", "evaluate.memory_gb",
+         "evaluate.compare_with_lr", "checkpoint.", "sharding.")  # fmt: skip
 
 # Of these, what says only how the run was started.
 _NOT_WORTH_TELLING = (
