@@ -81,6 +81,7 @@ class Dataset:
         has_weight: whether samples have weights.
         unknown_rows: rows of a field's table that are no id's own, by field name: that of missing
             values, and that which rare and unseen ids share.
+        unseen_rows: of these, that of rare and unseen ids, by field name, where a field has it.
         shuffle: whether an epoch is to visit the training rows in a new order; not where they were
             drawn independently.
         vocabulary_sha256: of what ids and numbers mean, see `vocabulary_fingerprint`; empty for
@@ -95,6 +96,7 @@ class Dataset:
     multi: tuple[str, ...] = ()
     has_weight: bool = False
     unknown_rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    unseen_rows: Mapping[str, int] = field(default_factory=dict)
     shuffle: bool = True
     vocabulary_sha256: str = ""
 

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 
 def progress_bar(
-    total: int,
+    total: int | None,
     done: int,
     enabled: bool,
     what: str = "training",
@@ -22,7 +22,7 @@ def progress_bar(
     In a log file, where a bar cannot be redrawn, it prints a line every 10 seconds.
 
     Args:
-        total, done: units in all, and those done already.
+        total, done: units in all, None where nobody knows, and those done already.
         enabled: whether anything is shown.
         what: is done.
         unit: what is counted.

@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from tqdm import tqdm
 
+from stampede.engine.advice import on_first_epoch, tell
 from stampede.engine.checkpoint import Progress
 from stampede.engine.config import Config
 from stampede.engine.console import readable_auc
@@ -77,6 +78,11 @@ class Evaluations:
                     f"stopping early: no better AUC on the {settings.select_on} part since epoch "
                     f"{progress.best_epoch}"
                 )
+        if progress.epoch == min(settings.every_epochs, self._config.train.epochs):
+            score = results[settings.select_on].auc
+            found_off = on_first_epoch(settings.select_on, score, progress.epoch)
+            tell(found_off, progress.step, self._folder, self._processes)
+            progress.metrics_lines = self._folder.metrics_lines
 
     def _evaluate(self, progress: Progress) -> dict[str, Evaluation]:
         dataset = self._reader.dataset

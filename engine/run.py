@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stampede.engine.advice import compare_with_lr, on_batch_size, on_data, tell, told
 from stampede.engine.beginning import begin, find_beginning
 from stampede.engine.build import build
 from stampede.engine.config import Config
@@ -12,7 +13,7 @@ from stampede.engine.hang import watched
 from stampede.engine.inference.inputs import keep_inputs
 from stampede.engine.network_copy import keep_network
 from stampede.engine.plan import describe_plan
-from stampede.engine.processes import processes
+from stampede.engine.processes import PATIENCE, processes
 from stampede.engine.recipe import described, with_recipe
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.summary import describe, summarize
@@ -63,9 +64,20 @@ def run(config: Config) -> None:
             for line in [*begun.lines, *lost]:
                 print(line)
         with watched(here, config.run, folder.path):
+            batch_size, rows = config.train.batch_size, dataset.train.rows
+            found_off = on_batch_size(batch_size, rows, here.world_size)
+            found_off += here.on_main(lambda: on_data(dataset), patience=PATIENCE)
+            tell(found_off, begun.progress.step, folder, here)
+            begun.progress.metrics_lines = folder.metrics_lines
             trainer = Trainer(config, dataset, job, here, folder, begun.progress)
             progress = trainer.fit()
-        summary = summarize(config, progress, here)
+            # Its memory and seconds are not those of the training.
+            summary = summarize(config, progress, here)
+            same_data = not is_new
+            summary["logistic_regression"] = compare_with_lr(
+                config, dataset, progress, folder, here, same_data=same_data
+            )
+        summary["advice"] = here.on_main(lambda: told(folder))
         title = (
             f"{config.run.name}: {config.model.name}, batch {config.train.batch_size}, "
             f"{here.world_size} x {here.device.type}"

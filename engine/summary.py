@@ -26,7 +26,8 @@ def summarize(config: Config, progress: Progress, processes: Processes) -> dict[
     """What goes into `summary.json`; all ranks must call it.
 
     `auc`, `logloss` and the other metrics are of the last evaluation of the test part; `best_auc`
-    is the test AUC of `best_epoch`, which was chosen on the part that `selected_on` names.
+    is the test AUC of `best_epoch`, which was chosen on the part that `selected_on` names. What the
+    run adds later: `logistic_regression`, see there, or None, and the sentences of `advice`.
     """
     metrics = {name: value for name, value in progress.last.items() if name != "samples"}
     return {
@@ -81,6 +82,8 @@ def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
     if summary["selected_on"] == "test":
         chosen += " itself: optimistic"
     rows.append(("best test AUC", chosen))
+    if summary["logistic_regression"] is not None:
+        rows.append(("test AUC of LR", _regression(summary["logistic_regression"])))
     if summary["stopped_early"]:
         rows.append(("stopped early", f"after epoch {summary['epochs']}"))
     if summary["clipped_share"] is not None:
@@ -100,6 +103,13 @@ def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
         ("checkpoints", str(folder.checkpoints)),
     ]
     return table(rows)
+
+
+def _regression(found: dict[str, Any]) -> str:
+    return (
+        f"{readable_auc(found['test_auc'])}, logloss {found['test_logloss']:.4f}: logistic "
+        f"regression on the same features, {found['seconds']:.1f} s"
+    )
 
 
 def _peak_memory(processes: Processes) -> int:

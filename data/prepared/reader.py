@@ -44,6 +44,11 @@ def open_prepared(folder: Path) -> Dataset:
         multi=tuple(entry.name for entry in manifest.multi()),
         has_weight=manifest.has_weight,
         unknown_rows={entry.name: entry.unknown_rows for entry in manifest.fields},
+        unseen_rows={
+            entry.name: entry.unseen_row
+            for entry in manifest.fields
+            if entry.unseen_row is not None
+        },
     )
 
 

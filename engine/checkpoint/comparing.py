@@ -23,7 +23,7 @@ _FREE = ("model.import", "model.initial_bias", "optim.embedding.lr", "optim.embe
          "train.compile", "train.on_nonfinite", "train.on_divergence.", "train.timing_every",
          "train.profile.",
          "evaluate.batch_size", "evaluate.every", "evaluate.every_epochs", "evaluate.patience",
-         "evaluate.metrics", "evaluate.group_by", "checkpoint.",
+         "evaluate.metrics", "evaluate.group_by", "evaluate.compare_with_lr", "checkpoint.",
          "sharding.")  # fmt: skip
 
 # Of these, what says only how the run was started.

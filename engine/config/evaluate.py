@@ -41,6 +41,11 @@ class EvaluateSection(Section):
         description="id field of the model, such as the user's, whose ids are the groups of GAUC, "
         "missing, rare and unseen ones left out; '': none",
     )
+    compare_with_lr: Literal["auto", True, False] = Field(
+        "auto",
+        description="whether logistic regression on the same features is fitted on rank 0's CPU "
+        "after the training, to say so where it is better; auto: up to a million training rows",
+    )
 
     @model_validator(mode="after")
     def _check_groups(self) -> EvaluateSection:

@@ -18,7 +18,7 @@ _HINT = "write a run folder such as runs/quickstart, or a folder of run folders"
 # Keys that say how a run was started, logged or kept, not what it computed.
 _NOT_COMPARED = (
     "run.name", "run.dir", "run.overwrite", "run.hang_seconds", "run.slow_hang_seconds",
-    "checkpoint.", "train.log_every",
+    "checkpoint.", "train.log_every", "evaluate.compare_with_lr",
     "train.clip_stats_every", "train.timing_every", "train.profile.",
 )  # fmt: skip
 
@@ -29,6 +29,7 @@ _OF_A_LINE = {
     "evaluation": ("step", "part", "auc"),
     "clipping": ("step", "fields", "counts", "left_out"),
     "stopped": ("step", "reason"),
+    "advice": ("step", "text"),
     "timing": (
         "step",
         "step_seconds",

@@ -73,7 +73,7 @@ def write_report(runs: Sequence[RunRecord], folder: Path) -> list[str]:
     text = page(
         f"stampede: {what}",
         "Numbers and pictures of what training runs recorded; dashes and markers tell runs apart.",
-        notes,
+        [*notes, *_advice(runs)],
         _tables(runs),
         drawings,
         pictures,
@@ -99,6 +99,20 @@ def best(runs: Sequence[RunRecord]) -> list[RunRecord]:
     ranked = sorted(runs, key=lambda run: run.summary.get("best_auc") or 0, reverse=True)
     kept = {run.path for run in ranked[:_MOST_CURVES]}
     return [run for run in runs if run.path in kept]
+
+
+def _advice(runs: Sequence[RunRecord]) -> list[str]:
+    """What runs said when something was off, each sentence once."""
+    said: dict[str, list[str]] = {}
+    for run in runs:
+        for line in run.of_kind("advice"):
+            said.setdefault(line["text"], []).append(run.label)
+    if len(runs) == 1:
+        return list(said)
+    return [
+        f"{labels[0] if len(labels) == 1 else f'{len(labels)} runs'}: {text}"
+        for text, labels in said.items()
+    ]
 
 
 def _tables(runs: Sequence[RunRecord]) -> list[Table]:

@@ -1,0 +1,264 @@
+"""What a run says when something is off: a sentence each, with what was found and what to do."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from stampede.data import Dataset, Part, Samples
+from stampede.engine.checkpoint import Progress
+from stampede.engine.config import Config
+from stampede.engine.console import progress_bar
+from stampede.engine.logistic_regression import logistic_regression
+from stampede.engine.processes import PATIENCE, Processes
+from stampede.engine.run_folder import RunFolder
+from stampede.engine.stop_signals import StopSignals
+
+# Kind of the lines of `metrics.jsonl` that hold a sentence.
+ADVICE = "advice"
+
+_FEWEST_STEPS = 50
+_LEAST_AUC = 0.55
+_LARGEST_LOSS_TO_LR = 0.002
+
+# Training rows, and rows of all tables, up to which `evaluate.compare_with_lr: auto` compares.
+_MOST_TRAINING_ROWS = 1_000_000
+_MOST_TABLE_ROWS = 100_000_000
+
+# Of validation rows; and so much more of them than of training rows, which have rare ids, too.
+_MOST_UNSEEN = 0.2
+_MOST_BEYOND_RARE = 0.1
+
+# Rows of a part that are looked at: so many stretches, evenly over the part, of so many rows.
+_STRETCHES = 25
+_STRETCH_ROWS = 4096
+
+
+def tell(sentences: Sequence[str], step: int, folder: RunFolder, processes: Processes) -> None:
+    """Print and log the sentences that the run has not said yet; all ranks must call it.
+
+    Args:
+        step: the newest one.
+    """
+
+    def tell_new() -> None:
+        for text in sentences:
+            if text not in told(folder):
+                tqdm.write(f"advice: {text}")
+                folder.log({"kind": ADVICE, "step": step, "text": text})
+
+    if sentences:
+        processes.on_main(tell_new)
+
+
+def told(folder: RunFolder) -> list[str]:
+    """The sentences that the run has said so far."""
+    return [line["text"] for line in folder.lines() if line["kind"] == ADVICE]
+
+
+def on_batch_size(batch_size: int, rows: int, world_size: int = 1) -> list[str]:
+    """Whether an epoch has too few steps.
+
+    Args:
+        batch_size: samples of a global batch.
+        rows: of the training part.
+        world_size: number of processes, of which a batch size is a multiple.
+    """
+    steps = -(-rows // batch_size)
+    if steps >= _FEWEST_STEPS:
+        return []
+    smaller = world_size
+    while 2 * smaller * _FEWEST_STEPS <= rows:
+        smaller *= 2
+    remedy = f"take a smaller train.batch_size, such as {smaller:,}"
+    if smaller >= batch_size:
+        remedy = "train on more rows, or for more epochs"
+    if batch_size > rows:
+        return [
+            f"train.batch_size {batch_size:,} is larger than the training part, {rows:,} rows: "
+            f"{remedy}"
+        ]
+    return [f"an epoch has only {steps} step{'s' * (steps > 1)} of batch {batch_size:,}: {remedy}"]
+
+
+def on_data(dataset: Dataset) -> list[str]:
+    """Whether a part has one class only, and which columns have ids unseen in training.
+
+    Some 100,000 rows of each part are looked at.
+
+    Args:
+        dataset: whose parts are on the CPU.
+    """
+    parts = {"training": dataset.train, "validation": dataset.validation, "test": dataset.test}
+    sentences, unseen = [], {}
+    for name, part in parts.items():
+        if part is None:
+            continue
+        rows, labels, counts = _look(part, dataset, counts_ids=name != "test")
+        if len(labels) == 1:
+            which = "all" if rows == part.rows else "all that were looked at,"
+            sentences.append(
+                f"the {name} part has one class only, the label is {labels.pop()} in {which} "
+                f"{rows:,} rows: check the label column, or split the data otherwise"
+            )
+        unseen[name] = {field: count / rows for field, count in counts.items()}
+    found = {
+        field: (share, unseen["training"][field])
+        for field, share in unseen.get("validation", {}).items()
+        if share > _MOST_UNSEEN and share - unseen["training"][field] > _MOST_BEYOND_RARE
+    }
+    if found:
+        columns = ", ".join(
+            f"{field} in {share:.0%} (rare in {rare:.0%} of the training rows)"
+            for field, (share, rare) in found.items()
+        )
+        sentences.append(
+            f"validation rows have ids that the training part lacks: {columns}; leave such a "
+            "column out, or encode what recurs in it, as the hour of the day"
+        )
+    return sentences
+
+
+def _look(part: Part, dataset: Dataset, counts_ids: bool) -> tuple[int, set[int], dict[str, int]]:
+    """Rows looked at, their labels, and how many have an unseen or rare id, by field."""
+    fields = list(dataset.vocabulary_sizes)
+    counts = dict.fromkeys(dataset.unseen_rows, 0) if counts_ids else {}
+    rows, labels = 0, set()
+    for samples in _stretches(part):
+        rows += len(samples.label)
+        labels.update(samples.label.unique().int().tolist())
+        for field in counts:
+            counts[field] += _rows_with(samples, fields.index(field), dataset.unseen_rows[field])
+        if len(labels) > 1 and not counts:
+            break
+    return rows, labels, counts
+
+
+def _stretches(part: Part) -> Iterator[Samples]:
+    count = min(_STRETCHES, -(-part.rows // _STRETCH_ROWS))
+    starts = [part.rows * number // count for number in range(count)]
+    for start, end in zip(starts, [*starts[1:], part.rows], strict=True):
+        yield part.read(torch.arange(start, min(end, start + _STRETCH_ROWS)))
+
+
+def _rows_with(samples: Samples, field: int, row: int) -> int:
+    """Samples that have a row of a field's table; multi-valued fields are the last ones."""
+    single = samples.ids.shape[1]
+    if field < single:
+        return int((samples.ids[:, field] == row).sum())
+    bag = samples.bags[field - single]
+    sample = torch.arange(len(bag.lengths)).repeat_interleave(bag.lengths)
+    return len(sample[bag.values == row].unique())
+
+
+def on_first_epoch(part: str, score: float | None, epoch: int) -> list[str]:
+    """Whether nothing was learned.
+
+    Args:
+        part: that chooses the best epoch.
+        score: its AUC.
+        epoch: the first that was evaluated.
+    """
+    if score is None or score >= _LEAST_AUC:
+        return []
+    return [
+        f"the {part} AUC is {score:.4f} after epoch {epoch}, hardly above chance: check labels and "
+        "columns, or try higher rates"
+    ]
+
+
+def on_regression(part: str, progress: Progress, regression: Mapping[str, Any]) -> list[str]:
+    """Whether logistic regression is better.
+
+    Args:
+        part: that chose the best epoch.
+        regression: see `logistic_regression`.
+    """
+    ours, other = progress.best_score, regression.get(f"{part}_auc")
+    if ours is None or other is None or ours >= other - _LARGEST_LOSS_TO_LR:
+        return []
+    return [
+        f"the best {part} AUC {ours:.4f} is below logistic regression's {other:.4f}: "
+        "try other rates or a stronger l2"
+    ]
+
+
+def compare_with_lr(
+    config: Config,
+    dataset: Dataset,
+    progress: Progress,
+    folder: RunFolder,
+    processes: Processes,
+    *,
+    same_data: bool,
+) -> dict[str, Any] | None:
+    """Fit logistic regression on rank 0, unless the run did so before; all ranks must call it.
+
+    SIGTERM or SIGINT ends the fit, not the run.
+
+    Args:
+        dataset: whose parts are on the CPU.
+        progress: of the run, which has ended.
+        same_data: whether a summary in the folder is of the same data.
+
+    Returns:
+        See `logistic_regression`; None where there is nothing to compare with.
+    """
+    if not _compares(config, dataset):
+        return None
+
+    def found() -> dict[str, Any] | None:
+        earlier = _earlier(folder) if same_data else None
+        return _fitted(dataset, signals) if earlier is None else earlier
+
+    signals = StopSignals()
+    with signals.watched(), processes.pulse.slowly("comparing with logistic regression"):
+        regression = processes.on_main(found, patience=PATIENCE)
+    if regression is not None:
+        sentences = on_regression(config.evaluate.select_on, progress, regression)
+        tell(sentences, progress.step, folder, processes)
+    return regression
+
+
+def _compares(config: Config, dataset: Dataset) -> bool:
+    wanted = config.evaluate.compare_with_lr
+    if wanted != "auto":
+        return wanted
+    few_ids = sum(dataset.vocabulary_sizes.values()) <= _MOST_TABLE_ROWS
+    return dataset.train.rows <= _MOST_TRAINING_ROWS and few_ids
+
+
+def _earlier(folder: RunFolder) -> dict[str, Any] | None:
+    """What the run had found when it ended before it was continued."""
+    try:
+        return json.loads(folder.summary.read_text(encoding="utf-8"))["logistic_regression"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+class _AskedToStopError(Exception):
+    """A signal came while the regression was being fitted."""
+
+
+def _fitted(dataset: Dataset, signals: StopSignals) -> dict[str, Any] | None:
+    with progress_bar(None, 0, True, "logistic regression", "chunks", delay=5.0) as bar:
+
+        def on_chunk() -> None:
+            bar.update()
+            if signals.received:
+                raise _AskedToStopError
+
+        try:
+            return logistic_regression(dataset, on_chunk)
+        except _AskedToStopError:
+            name = signal.Signals(signals.received).name
+            tqdm.write(f"{name}: the comparison with logistic regression is left out")
+        except ValueError:
+            # One class only, which was told before the training.
+            pass
+        return None

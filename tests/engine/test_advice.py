@@ -1,0 +1,209 @@
+"""What a run says when something is off, and that it says nothing when nothing is."""
+
+import json
+import signal
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from stampede.data.prepared.reader import open_prepared
+from stampede.engine import advice
+from stampede.engine.advice import on_batch_size, on_data, on_first_epoch, on_regression
+from stampede.engine.report.run_records import open_runs
+from stampede.engine.report.writing import write_report
+from support.jobs import lines, run_small
+from support.prepared import drawn_fields, drawn_rows, write_prepared
+from support.stopping import ask_to_stop
+
+MANY_STEPS = ["train.batch_size=32"]
+
+
+def summary_of(folder):
+    return json.loads((folder / "small/summary.json").read_text())
+
+
+@pytest.mark.parametrize("batch_size, rows, ranks, said", [
+    (8192, 100_000, 1, "an epoch has only 13 steps of batch 8,192: take a smaller "
+                       "train.batch_size, such as 1,024"),
+    (8192, 8192, 1, "an epoch has only 1 step of batch 8,192: take a smaller train.batch_size, "
+                    "such as 128"),
+    (300, 1000, 3, "an epoch has only 4 steps of batch 300: take a smaller train.batch_size, "
+                   "such as 12"),
+    (8192, 1900, 1, "train.batch_size 8,192 is larger than the training part, 1,900 rows: take a "
+                    "smaller train.batch_size, such as 32"),
+    (1, 40, 1, "an epoch has only 40 steps of batch 1: train on more rows, or for more epochs"),
+    (1024, 50 * 1024, 1, None),
+    (1024, 49 * 1024 + 1, 1, None),
+])  # fmt: skip
+def test_few_steps(batch_size, rows, ranks, said):
+    assert on_batch_size(batch_size, rows, ranks) == ([said] if said else [])
+
+
+def prepared(folder, *, train_unseen=0.0, validation_unseen=0.0, test_unseen=0.0, multi=0):
+    """Data of which a share of each part's rows has the unseen row in the last field."""
+    shares = {"train": train_unseen, "validation": validation_unseen, "test": test_unseen}
+    parts = {}
+    for seed, (name, share) in enumerate(shares.items()):
+        arrays = drawn_rows(400, multi=multi, vocabulary=20, seed=seed)
+        for ids in ("ids", "values_0"):
+            if ids in arrays:
+                arrays[ids] = arrays[ids] // 2 * 2
+        rows = int(share * 400)
+        if multi:
+            # A row with the id twice is one row.
+            offsets = np.cumsum([0, *[2] * 400])
+            values = np.zeros((400, 2), np.int32)
+            values[:rows] = 1
+            arrays |= {"offsets_0": offsets, "values_0": values.ravel()}
+        else:
+            arrays["ids"][:rows, 2] = 1
+        parts[name] = arrays
+    dataset = open_prepared(write_prepared(folder, parts, drawn_fields(multi=multi, vocabulary=20)))
+    return replace(dataset, unseen_rows={"C1": 1, ("M1" if multi else "C3"): 1})
+
+
+@pytest.mark.parametrize("multi", [0, 1])
+def test_unseen_ids_are_told_by_column(tmp_path, multi):
+    dataset = prepared(tmp_path, train_unseen=0.05, validation_unseen=0.4, multi=multi)
+    (said,) = on_data(dataset)
+    field = "M1" if multi else "C3"
+    assert f"{field} in 40% (rare in 5% of the training rows); leave" in said
+    assert "C1" not in said
+
+
+@pytest.mark.parametrize("train, validation, test", [
+    (0.0, 0.2, 0.0), (0.35, 0.4, 0.0), (0.4, 0.0, 0.0), (0.0, 0.0, 0.9)
+])  # fmt: skip
+def test_rare_ids_and_few_unseen_ones_are_not(tmp_path, train, validation, test):
+    shares = {"train_unseen": train, "validation_unseen": validation, "test_unseen": test}
+    assert on_data(prepared(tmp_path, **shares)) == []
+
+
+def test_the_unseen_row_is_the_manifests(tmp_path):
+    assert open_prepared(_with_unseen_row(tmp_path)).unseen_rows == {"C1": 7}
+
+
+def _with_unseen_row(folder):
+    write_prepared(folder, {"train": drawn_rows(9), "test": drawn_rows(9)}, drawn_fields())
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["fields"][0]["unseen_row"] = 7
+    path.write_text(json.dumps(manifest))
+    return folder
+
+
+@pytest.mark.parametrize("part", ["train", "validation", "test"])
+def test_a_part_of_one_class(tmp_path, part):
+    parts = {name: drawn_rows(300, seed=seed) for seed, name in
+             enumerate(("train", "validation", "test"))}  # fmt: skip
+    dataset = open_prepared(write_prepared(tmp_path / "both", parts, drawn_fields()))
+    assert on_data(dataset) == []
+    parts[part]["label"][:] = 1
+    dataset = open_prepared(write_prepared(tmp_path / "one", parts, drawn_fields()))
+    (said,) = on_data(dataset)
+    name = {"train": "training"}.get(part, part)
+    assert f"the {name} part has one class only, the label is 1 in all 300 rows" in said
+
+
+def test_stretches_of_a_large_part_are_looked_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(advice, "_STRETCHES", 5)
+    monkeypatch.setattr(advice, "_STRETCH_ROWS", 10)
+    parts = {"train": drawn_rows(1000), "test": drawn_rows(300)}
+    # In the last stretch only.
+    parts["train"]["label"][:] = np.arange(1000) >= 800
+    parts["test"]["label"][:] = 0
+    dataset = open_prepared(write_prepared(tmp_path, parts, drawn_fields()))
+    (said,) = on_data(dataset)
+    assert "the test part has one class only, the label is 0 in all that were looked at, 50" in said
+    read = [samples.dense[:, 0] for samples in advice._stretches(dataset.train)]
+    assert [(len(rows), rows[0].item()) for rows in read] == [(10, 200.0 * i) for i in range(5)]
+    monkeypatch.setattr(advice, "_STRETCHES", 100)
+    read = [samples.dense[:, 0] for samples in advice._stretches(dataset.test)]
+    assert np.array_equal(np.concatenate(read), np.arange(300))
+
+
+def test_an_auc_near_chance_and_one_below_regression():
+    assert on_first_epoch("validation", 0.55, 1) == on_first_epoch("test", None, 1) == []
+    (said,) = on_first_epoch("validation", 0.5499, 2)
+    assert "the validation AUC is 0.5499 after epoch 2" in said
+
+    def below(ours, other):
+        return on_regression(
+            "validation", SimpleNamespace(best_score=ours), {"validation_auc": other}
+        )
+
+    assert below(0.7, 0.7019) == below(None, 0.7) == below(0.7, None) == below(0.8, 0.7) == []
+    (said,) = below(0.7, 0.7021)
+    assert "validation AUC 0.7000 is below logistic regression's 0.7021" in said
+
+
+def test_a_run_prints_logs_and_summarizes_it(tmp_path, capsys):
+    run_small(tmp_path, ["optim.embedding.lr=0", "optim.dense.lr=0", "train.epochs=2"])
+    printed = capsys.readouterr().out
+    summary = summary_of(tmp_path)
+    said = summary["advice"]
+    for text in ("only 8 steps of batch 256", "after epoch 1, hardly above chance",
+                 "below logistic regression's"):  # fmt: skip
+        assert [text in sentence for sentence in said].count(True) == 1
+    assert [f"advice: {text}" in printed for text in said] == [True] * 3
+    logged = [(line["step"], line["text"]) for line in lines(tmp_path / "small")
+              if line["kind"] == "advice"]  # fmt: skip
+    assert logged == list(zip([0, 8, 16], said, strict=True))
+    regression = summary["logistic_regression"]
+    assert regression["validation_auc"] > 0.55 and regression["seconds"] > 0
+    assert f"test AUC of LR  {regression['test_auc']:.4f}, logloss" in printed
+    write_report(open_runs([tmp_path / "small"]), tmp_path / "report")
+    assert "below logistic regression&#x27;s" in (tmp_path / "report/report.html").read_text()
+
+
+def test_a_good_run_says_nothing(tmp_path):
+    overrides = ["evaluate.compare_with_lr=false", "train.epochs=2", *MANY_STEPS]
+    run_small(tmp_path, overrides)
+    summary = summary_of(tmp_path)
+    assert summary["advice"] == [] and summary["logistic_regression"] is None
+    assert "advice" not in {line["kind"] for line in lines(tmp_path / "small")}
+
+
+def test_regression_is_automatic_up_to_a_million_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(advice, "_MOST_TRAINING_ROWS", 1899)
+    run_small(tmp_path, [])
+    assert summary_of(tmp_path)["logistic_regression"] is None
+    run_small(tmp_path, ["evaluate.compare_with_lr=true", "run.overwrite=true"])
+    assert summary_of(tmp_path)["logistic_regression"]["test_auc"] > 0.5
+    monkeypatch.setattr(advice, "_MOST_TRAINING_ROWS", 1900)
+    run_small(tmp_path, ["run.overwrite=true"])
+    assert summary_of(tmp_path)["logistic_regression"]["test_auc"] > 0.5
+
+
+def test_a_continued_run_keeps_its_regression(tmp_path, monkeypatch):
+    run_small(tmp_path, [])
+    before = summary_of(tmp_path)
+    monkeypatch.setattr(advice, "logistic_regression", None)
+    run_small(tmp_path, ["checkpoint.resume=auto"])
+    assert summary_of(tmp_path)["logistic_regression"] == before["logistic_regression"]
+    assert summary_of(tmp_path)["advice"] == before["advice"]
+    run_small(tmp_path, ["checkpoint.resume=auto", "train.epochs=2"])
+    after = summary_of(tmp_path)
+    assert after["steps"] == 16 and after["logistic_regression"] == before["logistic_regression"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_regression_and_not_the_run(tmp_path, monkeypatch, capsys, number):
+    fit = advice.logistic_regression
+
+    def disturbed(dataset, on_chunk):
+        ask_to_stop(number)
+        return fit(dataset, on_chunk)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(advice, "logistic_regression", disturbed)
+        run_small(tmp_path, [])
+    printed = capsys.readouterr().out
+    assert f"{number.name}: the comparison with logistic regression is left out" in printed
+    assert "test AUC of LR" not in printed and "samples/s" in printed
+    summary = summary_of(tmp_path)
+    assert summary["auc"] > 0.5 and summary["logistic_regression"] is None
+    run_small(tmp_path, ["checkpoint.resume=auto"])
+    assert summary_of(tmp_path)["logistic_regression"]["test_auc"] > 0.5
