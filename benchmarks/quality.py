@@ -119,6 +119,8 @@ LOGS = {
     ),
 }
 
+CONFIGS = [*(log.config.stem for log in LOGS.values()), TABLE.stem]
+
 
 @dataclass(frozen=True)
 class Contender:
@@ -174,6 +176,13 @@ def main() -> None:
     for log in LOGS.values():
         parser.add_argument(f"--{log.name}", type=Path, help=f"file; default: {log.file} in --data")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument(
+        "--configs",
+        nargs="*",
+        choices=CONFIGS,
+        default=list(CONFIGS),
+        help=f"of {', '.join(CONFIGS)}; without a name: none",
+    )
     parser.add_argument("--subsets", nargs="+", choices=SUBSETS, default=list(SUBSETS))
     parser.add_argument(
         "--draws", type=int, default=1, help="random halves and fifths, of each so many"
@@ -275,7 +284,7 @@ def measure(
         subsets = list(write_subsets(LOGS[name], path, options, scratch))
         with tqdm(desc=name, unit="run", ncols=100) as bar:
             for rows in subsets:
-                for contender in contenders(rows, options.peers, options.models):
+                for contender in contenders(rows, options.peers, options.configs, options.models):
                     seeds = range(1, options.seeds + 1) if contender.seeded else [1]
                     for seed in seeds:
                         bar.set_postfix_str(f"{rows.name}, {contender.name}")
@@ -317,12 +326,15 @@ def measure_one(
     found.add({**row, "seconds": time.perf_counter() - start, **scores})
 
 
-def contenders(rows: Rows, peers: list[str], models: list[str] | None) -> list[Contender]:
+def contenders(
+    rows: Rows, peers: list[str], configs: list[str], models: list[str] | None
+) -> list[Contender]:
     """Who is measured on some rows: logistic regression, ours, the other peers.
 
     Args:
         rows: on which.
         peers: names of the peers.
+        configs: names of ours.
         models: see `--models`.
     """
     if models is None:
@@ -332,6 +344,8 @@ def contenders(rows: Rows, peers: list[str], models: list[str] | None) -> list[C
         (rows.log.config, rows.split),
         (TABLE, (f"data.schema_file={rows.file.with_suffix('.yaml')}", *rows.split)),
     ):
+        if config.stem not in configs:
+            continue
         own = load_config(config, [f"data.path={rows.file}", *overrides]).model.name
         chosen = (models if config != TABLE else []) or [own]
         for model in chosen:
