@@ -198,9 +198,9 @@ def main() -> None:
     )
     parser.add_argument(
         "--split",
-        choices=["config", "sequential"],
+        choices=["config", "sequential", "random"],
         default="config",
-        help="divide the rows as the log's configuration does, or in their order",
+        help="divide the rows as the log's configuration does, in their order, or at random",
     )
     parser.add_argument(
         "--resume",
@@ -386,9 +386,9 @@ def divided(log: Log, name: str, file: Path, count: int, split: str) -> Rows:
         name: which rows.
         file: the file.
         count: its rows.
-        split: `config`, or `sequential` whatever the configuration says.
+        split: `config`, or `sequential` or `random` whatever the configuration says.
     """
-    overrides = ["data.split=sequential"] if split == "sequential" else []
+    overrides = [] if split == "config" else [f"data.split={split}"]
     data = load_config(log.config, [f"data.path={file}", *overrides]).data
     source = open_source(data.kind, str(file), data)
     rows = SimpleNamespace(numbers=np.arange(count), file=0)

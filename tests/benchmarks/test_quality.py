@@ -51,7 +51,7 @@ def subsets(folder, name, **given):
 
 
 @pytest.mark.parametrize(
-    ("name", "split"), [("criteo", "config"), ("avazu", "config"), ("avazu", "sequential")]
+    ("name", "split"), [("criteo", "config"), ("avazu", "sequential"), ("avazu", "random")]
 )
 def test_all_have_the_rows_that_the_launcher_has(tmp_path, name, split):
     from peers.raw_logs import read_rows
