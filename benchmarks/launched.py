@@ -29,7 +29,10 @@ ATTEMPTS = 3
 
 
 def run_program(
-    command: list[str | Path], threads: int = CORES, environment: dict[str, str] | None = None
+    command: list[str | Path],
+    threads: int = CORES,
+    environment: dict[str, str] | None = None,
+    python: str = sys.executable,
 ) -> str:
     """What a Python program printed.
 
@@ -39,13 +42,14 @@ def run_program(
         command: the program and its arguments.
         threads: of OpenMP.
         environment: more variables.
+        python: the interpreter.
 
     Raises:
         RuntimeError: it failed.
     """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(_ALLOCATORS)}
     done = subprocess.run(
-        [sys.executable, *map(str, command)],
+        [python, *map(str, command)],
         env={**inherited, "OMP_NUM_THREADS": str(threads), **(environment or {})},
         capture_output=True,
         text=True,

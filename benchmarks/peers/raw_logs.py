@@ -1,0 +1,345 @@
+"""Other people's models on a raw log: what `quality.py` compares this project with.
+
+Each reads the log itself, learns from the training rows, is tuned on the validation rows and scores
+the test rows. One process, one model; the last line it prints is JSON.
+
+    python benchmarks/peers/raw_logs.py lr criteo LOG --parts PARTS.npy --seed 1 --scratch FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from sklearn.metrics import log_loss, roc_auc_score
+
+CRITEO_NUMBERS = [f"I{i}" for i in range(1, 14)]
+CRITEO_IDS = [f"C{i}" for i in range(1, 27)]
+
+LR_STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1)
+HASHED_BITS = 20
+
+TREE_GRID = {"num_leaves": (15, 31, 63), "min_data_in_leaf": (20, 100)}
+TREES = {
+    "objective": "binary",
+    "metric": "auc",
+    "learning_rate": 0.1,
+    "feature_fraction": 0.5,
+    "lambda_l2": 5,
+    "feature_pre_filter": False,
+    "deterministic": True,
+    "verbose": -1,
+}
+MOST_TREES, TREE_PATIENCE = 1000, 30
+
+# The best settings of DeepFM that BARS publishes for these logs, DeepFM_criteo_x4_001 and
+# DeepFM_avazu_x4_001. They were tuned on the whole logs, not on samples of them.
+BARS = {
+    "criteo": {
+        "min_categr_count": 10,
+        "hidden_units": [1000] * 5,
+        "net_dropout": 0.2,
+        "embedding_regularizer": 1e-5,
+    },
+    "avazu": {
+        "min_categr_count": 2,
+        "hidden_units": [2000] * 4,
+        "net_dropout": 0,
+        "embedding_regularizer": 0,
+    },
+}
+BARS_BATCH, BARS_EPOCHS = 10_000, 100
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A log in memory.
+
+    Attributes:
+        kind: `criteo` or `avazu`.
+        frame: its columns as text, missing cells as null.
+        label: `[n]` int8.
+        parts: `[n]` int8: 0 training, 1 validation, 2 test.
+    """
+
+    kind: str
+    frame: pl.DataFrame
+    label: np.ndarray
+    parts: np.ndarray
+
+    @property
+    def numbers(self) -> list[str]:
+        """Columns that hold numbers."""
+        return CRITEO_NUMBERS if self.kind == "criteo" else []
+
+    @property
+    def ids(self) -> list[str]:
+        """Columns that hold ids; of Avazu without `id` and `hour`."""
+        if self.kind == "criteo":
+            return CRITEO_IDS
+        return [name for name in self.frame.columns if name not in ("id", "click", "hour")]
+
+    def part(self, number: int) -> np.ndarray:
+        """Numbers of a part's rows."""
+        return np.flatnonzero(self.parts == number)
+
+
+def read_rows(kind: str, log: Path, parts: np.ndarray) -> Rows:
+    """Read a log.
+
+    Raises:
+        ValueError: it has another number of rows than parts were given for.
+    """
+    if kind == "criteo":
+        columns = ["label", *CRITEO_NUMBERS, *CRITEO_IDS]
+        frame = pl.read_csv(
+            log,
+            separator="\t",
+            has_header=False,
+            new_columns=columns,
+            infer_schema=False,
+            quote_char=None,
+        )
+    else:
+        frame = pl.read_csv(log, infer_schema=False)
+    if len(frame) != len(parts):
+        raise ValueError(f"{log} has {len(frame)} rows, but parts were given for {len(parts)}")
+    label = frame["label" if kind == "criteo" else "click"].cast(pl.Int8).to_numpy()
+    return Rows(kind, frame, label, parts)
+
+
+def tokens(rows: Rows) -> pl.DataFrame:
+    """`column=value` for each row and column.
+
+    A number is floor(2 ln(1 + max(x, 0))), or `m` where it is missing; Avazu's `hour` is the hour
+    of the day.
+    """
+    buckets = [
+        (2 * pl.col(name).cast(pl.Float64).clip(0).log1p())
+        .floor()
+        .cast(pl.Int64)
+        .cast(pl.String)
+        .fill_null("m")
+        .alias(name)
+        for name in rows.numbers
+    ]
+    hours = [pl.col("hour").str.slice(6, 2)] if rows.kind == "avazu" else []
+    ids = [pl.col(name).fill_null("") for name in rows.ids]
+    plain = rows.frame.select(buckets + hours + ids)
+    return plain.select(pl.format(f"{name}={{}}", name).alias(name) for name in plain.columns)
+
+
+def logistic_regression(rows: Rows, seed: int, scratch: Path) -> dict:
+    """scikit-learn's on hashed tokens, its strength chosen by the validation AUC."""
+    from sklearn.feature_extraction import FeatureHasher
+    from sklearn.linear_model import LogisticRegression
+
+    hasher = FeatureHasher(2**HASHED_BITS, input_type="string")
+    hashed = hasher.transform(tokens(rows).iter_rows())
+    train, validation, test = map(rows.part, range(3))
+    models = {}
+    for strength in LR_STRENGTHS:
+        model = LogisticRegression(solver="liblinear", C=strength, random_state=seed)
+        model.fit(hashed[train], rows.label[train])
+        auc = roc_auc_score(rows.label[validation], model.predict_proba(hashed[validation])[:, 1])
+        models[strength] = auc, model
+    chosen = max(models, key=lambda strength: models[strength][0])
+    model = models[chosen][1]
+    scored = {"validation": validation, "test": test}
+    predicted = {part: model.predict_proba(hashed[at])[:, 1] for part, at in scored.items()}
+    return {**scores(rows, predicted), "chosen": {"C": chosen}}
+
+
+def tree_inputs(rows: Rows) -> np.ndarray:
+    """Numbers as they are, the hour of the day, frequency and frequency rank of each id.
+
+    Frequencies are those of the training part; an id it lacks has 0 and the last rank. No label is
+    looked at.
+
+    Returns:
+        `[n, inputs]` float64, missing numbers as NaN.
+    """
+    inputs = [rows.frame[name].cast(pl.Float64).to_numpy() for name in rows.numbers]
+    if rows.kind == "avazu":
+        inputs.append(rows.frame["hour"].str.slice(6, 2).cast(pl.Float64).to_numpy())
+    train = pl.Series(rows.parts == 0)
+    for name in rows.ids:
+        ids = rows.frame.select(pl.col(name).fill_null("").alias("id"))
+        counts = ids.filter(train).group_by("id").len("count")
+        counts = counts.sort(["count", "id"], descending=[True, False]).with_row_index("rank")
+        known = ids.join(counts, on="id", how="left", maintain_order="left")
+        inputs.append(known["count"].fill_null(0).cast(pl.Float64).to_numpy())
+        inputs.append(known["rank"].fill_null(len(counts)).cast(pl.Float64).to_numpy())
+    return np.column_stack(inputs)
+
+
+def boosted_trees(rows: Rows, seed: int, scratch: Path) -> dict:
+    """LightGBM on frequencies, its leaves and the end of boosting chosen by the validation AUC."""
+    import lightgbm
+
+    inputs = tree_inputs(rows)
+    train, validation, test = map(rows.part, range(3))
+    settings = {**TREES, "seed": seed, "num_threads": int(os.environ.get("OMP_NUM_THREADS", 0))}
+    best_auc, best, chosen = -1.0, None, {}
+    for values in product(*TREE_GRID.values()):
+        grid = dict(zip(TREE_GRID, values, strict=True))
+        data = lightgbm.Dataset(inputs[train], rows.label[train], free_raw_data=False)
+        held = data.create_valid(inputs[validation], rows.label[validation])
+        model = lightgbm.train(
+            {**settings, **grid},
+            data,
+            MOST_TREES,
+            valid_sets=[held],
+            callbacks=[lightgbm.early_stopping(TREE_PATIENCE, verbose=False)],
+        )
+        auc = model.best_score["valid_0"]["auc"]
+        if auc > best_auc:
+            best_auc, best, chosen = auc, model, {**grid, "trees": model.best_iteration}
+    predicted = {
+        "validation": best.predict(inputs[validation]),
+        "test": best.predict(inputs[test]),
+    }
+    version = {"version": f"lightgbm {metadata.version('lightgbm')}"}
+    return {**scores(rows, predicted), "chosen": chosen, **version}
+
+
+def fuxictr_deepfm(rows: Rows, seed: int, scratch: Path) -> dict:
+    """FuxiCTR's DeepFM: its own preparation, layers and training loop, with BARS' settings."""
+    import torch
+    from fuxictr.datasets.avazu import CustomizedFeatureProcessor as AvazuProcessor
+    from fuxictr.datasets.criteo import CustomizedFeatureProcessor as CriteoProcessor
+    from fuxictr.pytorch.layers import FactorizationMachine, FeatureEmbedding, MLP_Block
+    from fuxictr.pytorch.models import BaseModel
+    from fuxictr.pytorch.torch_utils import seed_everything
+
+    # Its package has the layers and the loop; the network itself stands in its model zoo, which is
+    # not packaged.
+    class DeepFM(BaseModel):
+        def __init__(self, feature_map: object, **settings: object) -> None:
+            super().__init__(feature_map, model_id="DeepFM", **settings)
+            dim = settings["embedding_dim"]
+            self.embedding_layer = FeatureEmbedding(feature_map, dim)
+            self.fm = FactorizationMachine(feature_map)
+            self.mlp = MLP_Block(
+                input_dim=feature_map.num_fields * dim,
+                output_dim=1,
+                hidden_units=settings["hidden_units"],
+                dropout_rates=settings["net_dropout"],
+            )
+            self.compile("adam", "binary_crossentropy", 1e-3)
+            self.reset_parameters()
+            self.model_to_device()
+
+        def forward(self, inputs: dict) -> dict:
+            ids = self.get_inputs(inputs)
+            embedded = self.embedding_layer(ids)
+            logits = self.fm(ids, embedded) + self.mlp(embedded.flatten(start_dim=1))
+            return {"y_pred": self.output_activation(logits)}
+
+    # Its loaders start a Ray cluster; these give the same batches.
+    @dataclass
+    class Batches:
+        columns: dict[str, torch.Tensor]
+        shuffle: bool = False
+
+        def __len__(self) -> int:
+            return -(-len(self.columns["label"]) // BARS_BATCH)
+
+        def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+            count = len(self.columns["label"])
+            order = torch.randperm(count) if self.shuffle else torch.arange(count)
+            for at in order.split(BARS_BATCH):
+                yield {name: column[at] for name, column in self.columns.items()}
+
+    settings = BARS[rows.kind]
+    seed_everything(seed)
+    processor = {"criteo": CriteoProcessor, "avazu": AvazuProcessor}[rows.kind](
+        feature_cols=_fuxictr_columns(rows),
+        label_col={"name": "label", "dtype": "float"},
+        dataset_id=rows.kind,
+        data_root=str(scratch),
+    )
+    numbers = [pl.col(name).cast(pl.Float64) for name in rows.numbers]
+    log = rows.frame.with_columns(pl.Series("label", rows.label.astype(float)), *numbers)
+    parts = [processor.preprocess(log[rows.part(number)].lazy()) for number in range(3)]
+    processor.fit(parts[0], min_categr_count=settings["min_categr_count"])
+
+    def columns(part: pl.LazyFrame) -> dict[str, torch.Tensor]:
+        ids = processor.transform({c.name: c.to_numpy() for c in part.collect()})
+        return {name: torch.as_tensor(np.asarray(column)) for name, column in ids.items()}
+
+    train, validation, test = map(columns, parts)
+    model = DeepFM(
+        processor.feature_map,
+        model_root=str(scratch),
+        embedding_dim=16,
+        metrics=["logloss", "AUC"],
+        monitor={"AUC": 1, "logloss": -1},
+        verbose=0,
+        **{name: value for name, value in settings.items() if name != "min_categr_count"},
+    )
+    model.fit(Batches(train, shuffle=True), BARS_EPOCHS, Batches(validation))
+    predicted = {
+        "validation": model.predict(Batches(validation)),
+        "test": model.predict(Batches(test)),
+    }
+    version = {"version": f"fuxictr {metadata.version('fuxictr')}"}
+    return {**scores(rows, predicted), "chosen": {"epochs": model._epoch_index + 1}, **version}
+
+
+def _fuxictr_columns(rows: Rows) -> list[dict]:
+    """BARS' descriptions of the columns."""
+    ids = {"active": True, "type": "categorical", "dtype": "str", "fill_na": "", "name": rows.ids}
+    if rows.kind == "criteo":
+        bucket = {"dtype": "float", "fill_na": 0, "preprocess": "convert_to_bucket"}
+        return [{**ids, **bucket, "name": rows.numbers}, ids]
+    # `hour` stands before what is made of it: FuxiCTR goes through them backwards.
+    times = [
+        {**ids, "name": name, "preprocess": f"convert_{name}"}
+        for name in ("hour", "weekday", "weekend")
+    ]
+    return [ids, *times]
+
+
+def scores(rows: Rows, predicted: dict[str, np.ndarray]) -> dict[str, float]:
+    """AUC and logloss of both parts, named as in a run's summary."""
+    found = {}
+    for prefix, number, part in (("validation_", 1, "validation"), ("", 2, "test")):
+        label, p = rows.label[rows.part(number)], predicted[part].astype(np.float64)
+        found[f"{prefix}auc"] = float(roc_auc_score(label, p))
+        found[f"{prefix}logloss"] = float(log_loss(label, p))
+    return found
+
+
+PEERS: dict[str, Callable[[Rows, int, Path], dict]] = {
+    "lr": logistic_regression,
+    "lightgbm": boosted_trees,
+    "fuxictr": fuxictr_deepfm,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("peer", choices=PEERS)
+    parser.add_argument("kind", choices=["criteo", "avazu"])
+    parser.add_argument("log", type=Path)
+    parser.add_argument("--parts", type=Path, required=True, help="part of each row, .npy")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--scratch", type=Path, required=True, help="folder for what it writes")
+    options = parser.parse_args()
+    rows = read_rows(options.kind, options.log, np.load(options.parts))
+    found = PEERS[options.peer](rows, options.seed, options.scratch)
+    sys.stdout.write("\n" + json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

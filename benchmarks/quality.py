@@ -1,0 +1,564 @@
+"""How good the models are: every shipped configuration of a real log beside other people's models.
+
+Ours are launched as a user would, `python launch.py CONFIG data.path=LOG`, unchanged but for paths,
+the seed and the network's name. The others are scikit-learn's logistic regression, LightGBM and
+FuxiCTR's DeepFM (peers/raw_logs.py). All read the same file and have the same training, validation
+and test rows; what is chosen is chosen on the validation part. Seconds are those of the whole
+process, from the raw file to the scores, tuning included.
+
+    python benchmarks/quality.py --data ../shared/data
+    python benchmarks/quality.py --logs criteo --subsets whole --peers lr --models lr fm --resume
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+import math
+import shutil
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import yaml
+from launched import run_program
+from machine import describe_machine
+from report import ROOT, Report, parse_options
+from tqdm import tqdm
+
+from stampede.data.sources import open_source
+from stampede.data.splits import Assignment
+from stampede.engine.config import load_config
+
+PEER_PROGRAM = ROOT / "benchmarks/peers/raw_logs.py"
+TABLE = ROOT / "configs/table.yaml"
+
+# Packages that are not the project's: installed into an environment of their own.
+PACKAGES = {"lightgbm": "lightgbm>=4,<5", "fuxictr": "fuxictr==2.3.10"}
+PEERS = {"lr": "scikit-learn LR", "lightgbm": "LightGBM", "fuxictr": "FuxiCTR DeepFM"}
+
+# Networks of the log's own configuration on the whole first log; elsewhere the configuration's own.
+MODELS = ("lr", "fm", "deepfm", "dcnv2", "wide_deep", "dcn")
+MAIN = ("criteo", "whole")
+
+SUBSETS = {"whole": 1, "half": 2, "fifth": 5}
+QUICK_ROWS = 3000
+
+# What tells one measurement from another.
+_KEY = ("log", "rows", "contender", "seed", "data", "made_by")
+
+
+@dataclass(frozen=True)
+class Log:
+    """A real log.
+
+    Attributes:
+        name: for the table.
+        file: its name in `--data`.
+        config: the configuration shipped for it.
+        header: whether its first line names the columns.
+        schema: what its columns mean, for `configs/table.yaml`.
+    """
+
+    name: str
+    file: str
+    config: Path
+    header: bool
+    schema: dict[str, Any]
+
+
+_NUMBERS, _IDS = [f"I{i}" for i in range(1, 14)], [f"C{i}" for i in range(1, 27)]
+_AVAZU_IDS = [
+    "C1",
+    "banner_pos",
+    *(f"{of}_{what}" for of in ("site", "app") for what in ("id", "domain", "category")),
+    *(f"device_{what}" for what in ("id", "ip", "model", "type", "conn_type")),
+    *(f"C{i}" for i in range(14, 22)),
+]
+LOGS = {
+    "criteo": Log(
+        "criteo",
+        "criteo_kaggle_137k.tsv.gz",
+        ROOT / "configs/criteo_kaggle.yaml",
+        header=False,
+        schema={
+            "separator": "\t",
+            "quote": "",
+            "columns": ["label", *_NUMBERS, *_IDS],
+            "label": "label",
+            "numbers": _NUMBERS,
+            "ids": _IDS,
+        },
+    ),
+    "avazu": Log(
+        "avazu",
+        "avazu_20k.csv.gz",
+        ROOT / "configs/avazu.yaml",
+        header=True,
+        schema={
+            "separator": ",",
+            "label": "click",
+            "ids": {
+                "hour_of_day": {"encode": "hour_of_day"},
+                "weekday": {"encode": "weekday"},
+                **{name: {} for name in _AVAZU_IDS},
+            },
+            "time": {"column": "hour", "format": "%y%m%d%H"},
+        },
+    ),
+}
+
+CONFIGS = [*(log.config.stem for log in LOGS.values()), TABLE.stem]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What is measured on some rows.
+
+    Attributes:
+        name: for the table.
+        peer: its name among `PEERS`; empty for one of ours.
+        config: of one of ours.
+        overrides: of the configuration, without paths and seed.
+    """
+
+    name: str
+    peer: str = ""
+    config: Path | None = None
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def seeded(self) -> bool:
+        """Whether another seed gives another result."""
+        return self.peer != "lr"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a log, in a file of its format.
+
+    Attributes:
+        log: the log.
+        name: which rows: `whole`, `half 1`.
+        file: the file, not compressed.
+        parts_file: part of each row, .npy.
+        counts: rows of the training, the validation and the test part.
+        split: overrides with which any configuration divides the rows alike.
+        digest: of the file and the parts.
+    """
+
+    log: Log
+    name: str
+    file: Path
+    parts_file: Path
+    counts: tuple[int, int, int]
+    split: tuple[str, ...]
+    digest: str
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--data", type=Path, default=ROOT.parent / "shared/data", help="folder of the logs"
+    )
+    parser.add_argument("--logs", nargs="+", choices=LOGS, default=list(LOGS))
+    for log in LOGS.values():
+        parser.add_argument(f"--{log.name}", type=Path, help=f"file; default: {log.file} in --data")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument(
+        "--configs",
+        nargs="*",
+        choices=CONFIGS,
+        default=list(CONFIGS),
+        help=f"of {', '.join(CONFIGS)}; without a name: none",
+    )
+    parser.add_argument("--subsets", nargs="+", choices=SUBSETS, default=list(SUBSETS))
+    parser.add_argument(
+        "--draws", type=int, default=1, help="random halves and fifths, of each so many"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="how many, from 1 on; LR has no randomness"
+    )
+    parser.add_argument(
+        "--models",
+        nargs="*",
+        help=f"networks of the log's own configuration everywhere; default: {', '.join(MODELS)} on "
+        "the whole Criteo sample, elsewhere the configuration's own; without a name: the own one",
+    )
+    parser.add_argument(
+        "--split",
+        choices=["config", "sequential", "random"],
+        default="config",
+        help="divide the rows as the log's configuration does, in their order, or at random",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep what --out holds of this commit (of the peers: of this program of theirs)",
+    )
+    options = parse_options(parser, "quality")
+    if options.quick:
+        options.seeds, options.subsets, options.draws = 1, ["whole"], 1
+        options.models = options.models or []
+    logs = {name: getattr(options, name) or options.data / LOGS[name].file for name in options.logs}
+    for path in logs.values():
+        if not path.exists():
+            sys.exit(f"error: {path}: no such file; name the folder of the logs with --data")
+    report = Report(options.out, options.quick)
+    found = Found(report, options.out if options.resume else None)
+    pythons = environment(options.folder / "quality-peers", options.peers)
+    with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
+        measure(options, logs, found, pythons, Path(scratch))
+    print(table(found.rows))
+    report.close()
+    failed = [row["contender"] for row in found.rows if "failed" in row]
+    if failed:
+        sys.exit(f"error: failed, see the table: {', '.join(sorted(set(failed)))}")
+
+
+class Found:
+    """The measurements, written anew after each of them.
+
+    Args:
+        report: where to.
+        earlier: results whose measurements are kept where they are of the same code.
+
+    Attributes:
+        rows: a dictionary for each run.
+    """
+
+    def __init__(self, report: Report, earlier: Path | None = None) -> None:
+        self._report = report
+        # Code that is not committed has no name.
+        commit = describe_machine()["commit"]
+        self._ours = "" if commit.endswith("-dirty") else commit
+        self._peers = hashlib.sha256(PEER_PROGRAM.read_bytes()).hexdigest()[:12]
+        kept = {name for name in (self._ours, self._peers) if name}
+        self.rows: list[dict[str, Any]] = []
+        if earlier is not None and earlier.exists():
+            rows = json.loads(earlier.read_text()).get("runs", [])
+            self.rows = [row for row in rows if row["made_by"] in kept and "failed" not in row]
+
+    def made_by(self, contender: Contender) -> str:
+        """Name of the code that a measurement of it is of; empty where it has none."""
+        return self._peers if contender.peer else self._ours
+
+    def has(self, row: dict[str, Any]) -> bool:
+        """Whether it is there already."""
+        return any(all(old[name] == row[name] for name in _KEY) for old in self.rows)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Take in a measurement and write the file."""
+        self.rows.append(row)
+        self._report.add(runs=self.rows, table=summarize(self.rows))
+
+
+def measure(
+    options: argparse.Namespace,
+    logs: dict[str, Path],
+    found: Found,
+    pythons: dict[str, str | Exception],
+    scratch: Path,
+) -> None:
+    """Measure all that is asked for and not there yet.
+
+    Args:
+        options: of the command line.
+        logs: file of each log.
+        found: takes the measurements in.
+        pythons: interpreter of each peer, or why there is none.
+        scratch: folder for rows and runs.
+    """
+    for name, path in logs.items():
+        subsets = list(write_subsets(LOGS[name], path, options, scratch))
+        with tqdm(desc=name, unit="run", ncols=100) as bar:
+            for rows in subsets:
+                for contender in contenders(rows, options.peers, options.configs, options.models):
+                    seeds = range(1, options.seeds + 1) if contender.seeded else [1]
+                    for seed in seeds:
+                        bar.set_postfix_str(f"{rows.name}, {contender.name}")
+                        measure_one(rows, contender, seed, found, pythons, scratch / "run")
+                        bar.update()
+
+
+def measure_one(
+    rows: Rows,
+    contender: Contender,
+    seed: int,
+    found: Found,
+    pythons: dict[str, str | Exception],
+    scratch: Path,
+) -> None:
+    """Measure one contender, unless it is there already; a failure is a result, too."""
+    row = {
+        "log": rows.log.name,
+        "rows": rows.name,
+        "parts": rows.counts,
+        "contender": contender.name,
+        "seed": seed,
+        "data": rows.digest,
+        "made_by": found.made_by(contender),
+    }
+    if found.has(row):
+        return
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    start = time.perf_counter()
+    try:
+        if contender.peer:
+            scores = run_peer(rows, contender.peer, seed, pythons[contender.peer], scratch)
+        else:
+            scores = train_ours(rows, contender, seed, scratch)
+    except RuntimeError as failure:
+        tqdm.write(f"{contender.name} on {rows.log.name} {rows.name}: {failure}", sys.stderr)
+        scores = {"failed": str(failure).strip().splitlines()[-1][:300]}
+    found.add({**row, "seconds": time.perf_counter() - start, **scores})
+
+
+def contenders(
+    rows: Rows, peers: list[str], configs: list[str], models: list[str] | None
+) -> list[Contender]:
+    """Who is measured on some rows: logistic regression, ours, the other peers.
+
+    Args:
+        rows: on which.
+        peers: names of the peers.
+        configs: names of ours.
+        models: see `--models`.
+    """
+    if models is None:
+        models = list(MODELS) if (rows.log.name, rows.name) == MAIN else []
+    ours = []
+    for config, overrides in (
+        (rows.log.config, rows.split),
+        (TABLE, (f"data.schema_file={rows.file.with_suffix('.yaml')}", *rows.split)),
+    ):
+        if config.stem not in configs:
+            continue
+        own = load_config(config, [f"data.path={rows.file}", *overrides]).model.name
+        chosen = (models if config != TABLE else []) or [own]
+        for model in chosen:
+            named = () if model == own else (f"model.name={model}",)
+            ours.append(Contender(f"{config.name} {model}", "", config, (*overrides, *named)))
+    others = [Contender(PEERS[peer], peer) for peer in peers]
+    return [*others[: "lr" in peers], *ours, *others["lr" in peers :]]
+
+
+def write_subsets(
+    log: Log, path: Path, options: argparse.Namespace, scratch: Path
+) -> Iterator[Rows]:
+    """The whole log, and random rows of it in their order, each in a file of the log's format."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rb") as file:
+        lines = file.read().splitlines(keepends=True)
+    head, lines = (lines[:1], lines[1:]) if log.header else ([], lines)
+    if options.quick:
+        lines = lines[:QUICK_ROWS]
+    for subset in options.subsets:
+        for draw in range(1, options.draws + 1 if subset != "whole" else 2):
+            name = subset if subset == "whole" else f"{subset} {draw}"
+            share = SUBSETS[subset]
+            order = np.random.default_rng([share, draw]).permutation(len(lines))
+            kept = np.sort(order[: len(lines) // share])
+            suffix = ".csv" if log.header else ".tsv"
+            file = scratch / f"{log.name}-{name.replace(' ', '-')}{suffix}"
+            file.write_bytes(b"".join([*head, *(lines[i] for i in kept)]))
+            file.with_suffix(".yaml").write_text(yaml.safe_dump(log.schema, sort_keys=False))
+            yield divided(log, name, file, len(kept), options.split)
+
+
+def divided(log: Log, name: str, file: Path, count: int, split: str) -> Rows:
+    """Rows in a file, divided as the log's configuration does.
+
+    Args:
+        log: the log.
+        name: which rows.
+        file: the file.
+        count: its rows.
+        split: `config`, or `sequential` or `random` whatever the configuration says.
+    """
+    overrides = [] if split == "config" else [f"data.split={split}"]
+    data = load_config(log.config, [f"data.path={file}", *overrides]).data
+    source = open_source(data.kind, str(file), data)
+    rows = SimpleNamespace(numbers=np.arange(count), file=0)
+    parts = Assignment(data, [count], source.test_share).parts(rows)
+    parts_file = file.with_suffix(".npy")
+    np.save(parts_file, parts)
+    share = source.test_share if data.test_fraction is None else data.test_fraction
+    overrides = (
+        f"data.split={data.split}",
+        f"data.test_fraction={share!r}",
+        f"data.validation_fraction={data.validation_fraction!r}",
+        f"data.seed={data.seed}",
+    )
+    digest = hashlib.sha256(file.read_bytes() + parts.tobytes()).hexdigest()[:12]
+    counts = tuple(int((parts == part).sum()) for part in range(3))
+    return Rows(log, name, file, parts_file, counts, overrides, digest)
+
+
+def train_ours(rows: Rows, contender: Contender, seed: int, scratch: Path) -> dict[str, Any]:
+    """What a run of the launcher reached in the epoch that it chose on the validation part.
+
+    Raises:
+        RuntimeError: it failed, or divided the rows otherwise.
+    """
+    overrides = [
+        f"data.path={rows.file}",
+        f"data.cache={scratch / 'cache'}",
+        f"run.dir={scratch}",
+        "run.name=run",
+        f"run.seed={seed}",
+        *contender.overrides,
+    ]
+    run_program([ROOT / "launch.py", contender.config, *overrides])
+    summary = json.loads((scratch / "run/summary.json").read_text())
+    lines = (scratch / "run/metrics.jsonl").read_text().splitlines()
+    evaluations = [line for line in map(json.loads, lines) if line["kind"] == "evaluation"]
+    tested = [line for line in evaluations if line["part"] == "test"]
+    if tested[0]["samples"] != rows.counts[2]:
+        raise RuntimeError(
+            f"the run has {tested[0]['samples']} test rows, the others {rows.counts[2]}"
+        )
+    test = next(line for line in tested if line["auc"] == summary["best_auc"])
+    validation = next(
+        line
+        for line in evaluations
+        if line["part"] == "validation" and line["step"] == test["step"]
+    )
+    return {
+        "auc": test["auc"],
+        "logloss": test["logloss"],
+        "validation_auc": validation["auc"],
+        "validation_logloss": validation["logloss"],
+        "chosen": {"epoch": summary["best_epoch"], "of": summary["epochs"]},
+        "train_seconds": summary["train_seconds"],
+    }
+
+
+def run_peer(
+    rows: Rows, peer: str, seed: int, python: str | Exception, scratch: Path
+) -> dict[str, Any]:
+    """What another model reached.
+
+    Raises:
+        RuntimeError: it failed or is not installed.
+    """
+    if isinstance(python, Exception):
+        raise python
+    command = [PEER_PROGRAM, peer, rows.log.name, rows.file, "--parts", rows.parts_file]
+    said = run_program([*command, "--seed", seed, "--scratch", scratch], python=python)
+    return json.loads(said.splitlines()[-1])
+
+
+def environment(folder: Path, peers: list[str]) -> dict[str, str | Exception]:
+    """Interpreter of each peer; packages that the project lacks are installed into a folder.
+
+    The environment there sees the project's own packages, torch among them.
+
+    Args:
+        folder: of the environment; kept.
+        peers: names of the peers.
+
+    Returns:
+        The interpreter, or what pip said against it.
+    """
+    pythons: dict[str, str | Exception] = {peer: sys.executable for peer in peers}
+    python = folder / "bin/python"
+    for peer in peers:
+        if peer not in PACKAGES:
+            continue
+        try:
+            if not python.exists():
+                _run(sys.executable, "-m", "venv", folder)
+                here = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+                version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+                link = folder / "lib" / version / "site-packages/project.pth"
+                link.write_text("\n".join(sorted(here)) + "\n")
+            if subprocess.run([python, "-c", f"import {peer}"], capture_output=True).returncode:
+                print(f"installing {PACKAGES[peer]} into {folder}", flush=True)
+                _run(python, "-m", "pip", "install", "--quiet", PACKAGES[peer])
+            pythons[peer] = str(python)
+        except RuntimeError as failure:
+            pythons[peer] = failure
+    return pythons
+
+
+def _run(*command: str | Path) -> None:
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise RuntimeError(f"not installed: {said[-1] if said else done.returncode}")
+
+
+def summarize(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Means over the seeds, in the order of the logs, the subsets and the contenders."""
+    groups: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
+    for run in runs:
+        of_rows = groups.setdefault((run["log"], run["rows"]), {})
+        of_rows.setdefault(run["contender"], []).append(run)
+    lines = []
+    for (log, rows), by_contender in groups.items():
+        first = len(lines)
+        for contender, measured in by_contender.items():
+            good = [run for run in measured if "failed" not in run]
+            line = {"log": log, "rows": rows, "parts": measured[0]["parts"], "contender": contender}
+            lines.append(line)
+            if not good:
+                line["failed"] = measured[-1]["failed"]
+                continue
+            line["seeds"] = len(good)
+            for name in ("auc", "logloss", "validation_auc", "seconds"):
+                line[name] = statistics.mean(run[name] for run in good)
+            aucs = [run["auc"] for run in good]
+            several = len(aucs) > 1
+            line["standard_error"] = (
+                statistics.stdev(aucs) / math.sqrt(len(aucs)) if several else None
+            )
+        bar = next((line for line in lines[first:] if line["contender"] == PEERS["lr"]), {})
+        for line in lines[first:]:
+            if "auc" in line and "auc" in bar:
+                line["above_lr"] = line["auc"] - bar["auc"]
+    return lines
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """For people: Markdown, a table for each log and subset."""
+    lines, before = [], None
+    for line in summarize(runs):
+        rows = (line["log"], line["rows"])
+        if rows != before:
+            train, validation, test = line["parts"]
+            lines += [
+                "",
+                f"**{' '.join(rows)}**: {train:,} training, {validation:,} validation, {test:,} "
+                "test rows",
+                "",
+                "| contender | test AUC | std. error | above LR | logloss | val. AUC | seconds |",
+                "|---|---|---|---|---|---|---|",
+            ]
+            before = rows
+        if "failed" in line:
+            lines.append(f"| {line['contender']} | failed: {line['failed'][:60]} | | | | | |")
+            continue
+        error = "" if line["standard_error"] is None else f"{line['standard_error']:.4f}"
+        above = f"{line['above_lr']:+.4f}" if "above_lr" in line else ""
+        lines.append(
+            f"| {line['contender']:<26} | {line['auc']:.4f} | {error} | {above} "
+            f"| {line['logloss']:.4f} | {line['validation_auc']:.4f} | {line['seconds']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
