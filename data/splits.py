@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import polars as pl
@@ -32,7 +32,13 @@ _Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Split(Section):
-    """How the rows of a log are divided."""
+    """How the rows of a log are divided.
+
+    Attributes:
+        written: what a user writes before a key to set it.
+    """
+
+    written: ClassVar[str] = "--set "
 
     split: Literal["sequential", "random", "highfreq", "by_column", "files"] = Field(
         "sequential",
