@@ -45,7 +45,8 @@ class _Typed:
         values: the column; an unparsable value is null.
         is_bad: of each row, from the raw and the typed column; null is not bad.
         remedy: what to write instead.
-        is_input: whether it is an input of a model, where a missing value has a meaning.
+        without_bad: the column with bad values taken for missing ones, where it is an input of a
+            model, for which these have a meaning.
     """
 
     name: str
@@ -53,7 +54,7 @@ class _Typed:
     values: pl.Expr
     is_bad: pl.Expr | None
     remedy: str
-    is_input: bool = False
+    without_bad: pl.Expr | None = None
 
 
 def typed(
@@ -122,12 +123,11 @@ def _with_bad_as_null(
     """The columns, of whose bad values those of inputs are null, and how many these are."""
     found, taken = [], Counter()
     for column in columns:
-        if column.is_input and column.is_bad is not None:
-            is_bad = column.is_bad.fill_null(False)
-            count = frame.select(is_bad.sum()).item()
+        if column.without_bad is not None:
+            count = frame.select(column.is_bad.fill_null(False).sum()).item()
             # A column of which several inputs are made counts once.
             taken[column.column] = max(taken[column.column], count)
-            column = replace(column, values=pl.when(~is_bad).then(column.values), is_bad=None)
+            column = replace(column, values=column.without_bad, is_bad=None)
         found.append(column)
     return found, +taken
 
@@ -178,7 +178,7 @@ def _number(name: str, column: str, types: pl.Schema) -> _Typed:
     value = _float(column, types)
     bad = _is_bad(column, types, value.abs() <= LARGEST)
     remedy = f"write a finite number up to {LARGEST:.1e}, or nothing where it is missing"
-    return _Typed(name, column, value, bad, remedy, is_input=True)
+    return _Typed(name, column, value, bad, remedy, pl.when(~bad).then(value))
 
 
 def _weight(column: str, types: pl.Schema) -> _Typed:
@@ -199,7 +199,7 @@ def _time(name: str, time: Time, types: pl.Schema) -> _Typed:
         remedy = "write whole seconds since 1970"
     else:
         remedy = f"write a time as {time.format}"
-    return _Typed(name, time.column, seconds, seconds.is_null(), remedy, is_input=True)
+    return _Typed(name, time.column, seconds, seconds.is_null(), remedy, seconds)
 
 
 def _ids(name: str, field: IdField, schema: Schema, types: pl.Schema) -> _Typed:
@@ -227,7 +227,8 @@ def _integers(name: str, column: str, field: Integers, cells: pl.Expr, types: pl
     if field.separator is None:
         numbers = cells.str.strip_chars().cast(pl.Int64, strict=False)
         bad = _is_bad(column, types, numbers.is_between(0, field.size - 1))
-        return _Typed(name, column, numbers, bad, remedy, is_input=True)
+        return _Typed(name, column, numbers, bad, remedy, pl.when(~bad).then(numbers))
     numbers = cells.list.eval(pl.element().str.strip_chars().cast(pl.Int64, strict=False))
-    wrong = numbers.list.eval(~pl.element().is_between(0, field.size - 1).fill_null(False))
-    return _Typed(name, column, numbers, wrong.list.any().fill_null(False), remedy, is_input=True)
+    good = pl.element().is_between(0, field.size - 1).fill_null(False)
+    bad = numbers.list.eval(~good).list.any().fill_null(False)
+    return _Typed(name, column, numbers, bad, remedy, numbers.list.eval(pl.element().filter(good)))

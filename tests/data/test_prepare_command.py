@@ -17,6 +17,7 @@ from stampede.data.prepare import main
 from stampede.data.prepared.shard_writer import PartWriter
 from stampede.data.prepared.whole_folder import make_whole
 from support.prepared_arrays import arrays_of, manifest_of
+from support.waiting import HANG
 
 SCHEMA = "label: y\nids: [user]\nnumbers: [x]\n"
 
@@ -262,7 +263,7 @@ def test_a_second_process_waits_for_the_first(tmp_path, first_one_ends):
         first.kill()
         first.wait()
     (tmp_path / "go on").touch()
-    answers = [process.communicate(timeout=60)[0].strip() for process in (first, second)]
+    answers = [process.communicate(timeout=HANG)[0].strip() for process in (first, second)]
     expected, content = (["True", "False"], "one")
     if first_one_ends == "killed":
         expected, content = ["", "True"], "two"
