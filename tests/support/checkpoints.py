@@ -181,7 +181,7 @@ def killed_in_a_save(folder, name):
         target=_end_in_a_save, args=(str(folder), name)
     )
     process.start()
-    process.join(200)
+    process.join(HANG)
     process.kill()
     return process.exitcode
 
