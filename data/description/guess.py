@@ -114,8 +114,8 @@ def _head(path: Path) -> str:
     head = block.data[: block.data.rfind(b"\n", 0, _HEAD_BYTES) + 1]
     if not head:
         raise DataError(
-            f"{path}: line 1 is longer than {_HEAD_BYTES >> 20} MB, which no line of a click log is; "
-            "write \\n between its rows"
+            f"{path}: line 1 is longer than {_HEAD_BYTES >> 20} MB, as no line of a click log is; "
+            "write \\n between its lines"
         )
     return head.decode("utf-8", "replace")
 

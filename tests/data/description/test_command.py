@@ -170,7 +170,7 @@ def test_rows_and_click_rates_are_shown(tmp_path, capsys):
     (line,) = (line.split() for line in said if "75.0%" in line)
     assert line == ["site", "a", "75.0%", "0.000", "b", "25.0%", "1.000"]
     at = said.index(next(line for line in said if line.startswith("click rate by size")))
-    assert said[at + 1].split() == ["number", "-", "0.5000", "0.0000", "0.0000", "-"]
+    assert said[at + 1].split() == ["number", "-", "0.5000", "0.0000", "-", "0.0000"]
     assert sum(line.split()[:1] == ["site"] and "1.0000" in line for line in said) == 1
 
 
