@@ -265,7 +265,7 @@ def test_a_place_in_the_project_and_who_waits_there():
     woken = threading.Event()
 
     def sleep():
-        woken.wait(60)
+        woken.wait(HANG)
 
     thread = threading.Thread(target=sleep)
     thread.start()
@@ -280,7 +280,7 @@ def test_a_place_in_the_project_and_who_waits_there():
 
 
 def _settled(thread):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG
     while "in sleep" not in (found := place_of(thread.ident))[0] and time.monotonic() < deadline:
         time.sleep(0.01)
     return found
