@@ -53,7 +53,8 @@ def apply_learned(
 
     def make(unfinished: Path) -> None:
         shutil.copytree(prepared / LEARNED_FOLDER, unfinished / LEARNED_FOLDER)
-        bad_rows = BadRows(options.on_bad_row, unfinished / BAD_ROWS)
+        option = f"{options.written}on_bad_row=skip"
+        bad_rows = BadRows(options.on_bad_row, unfinished / BAD_ROWS, option)
         with RowProgress("writing", log.bytes) as progress:
             parts = write_rows(unfinished, _as_test(log, bad_rows), learned, options, progress)
         source = {"learned_from": str(prepared), "schema": learned.schema.model_dump(mode="json")}

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
 from stampede.data.command import exit_status
-from stampede.data.description.collector import collect
 from stampede.data.description.guess import guess, to_yaml
-from stampede.data.description.inputs import Described, PreparedInput, RawInput
-from stampede.data.description.table import described
+from stampede.data.description.rows import prepared_rows, raw_rows
+from stampede.data.description.statistics import collect
+from stampede.data.description.text import described
 from stampede.data.errors import DataError
 from stampede.data.prepared.manifest import MANIFEST
 from stampede.data.raw import BadRows, expand
 from stampede.data.raw.bad_rows import OnBadRow
-from stampede.data.sources import Kind, open_source
+from stampede.data.sources import Kind, Source, open_source
 from stampede.data.splits import Split
 from stampede.settings import SettingsError, all_keys, from_key_values
 
@@ -35,76 +37,67 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_status(lambda: _describe(parsed))
 
 
-def _describe(parsed: argparse.Namespace) -> None:
-    out = Path(parsed.out or f"{_stem(parsed.path[0])}-description")
+def _describe(options: argparse.Namespace) -> None:
+    out = Path(options.out or f"{_stem(options.path[0])}-description")
     try:
-        text = describe(parsed, out)
+        # All of it appears at the end, or nothing.
+        with tempfile.TemporaryDirectory() as spool:
+            made = Path(spool, "made")
+            made.mkdir()
+            text = _described(options, out, made, Path(spool))
+            out.mkdir(parents=True, exist_ok=True)
+            (out / BAD_ROWS).unlink(missing_ok=True)
+            for file in made.iterdir():
+                shutil.copyfile(file, out / file.name)
     except OSError as failure:
         raise DataError(
             f"{failure.filename or out}: {failure.strerror or failure}; choose another folder "
-            "with --out"
+            "with --out (TMPDIR says where rows are kept meanwhile)"
         ) from None
     print(text)
     print(f"{out / PICTURE} and {out / TEXT} were written")
 
 
-def describe(options: argparse.Namespace, out: Path) -> str:
-    """Write the description into a folder.
-
-    Args:
-        options: what `main` parses.
-        out: the folder.
-
-    Returns:
-        The tables.
-
-    Raises:
-        DataError: the data cannot be used.
-        SettingsError: the options or a schema cannot be used.
-    """
-    paths, notes = options.path, []
+def _described(options: argparse.Namespace, out: Path, made: Path, spool: Path) -> str:
+    """The tables; they, the page and what belongs to them are written to `made`, for `out`."""
+    paths = options.path
     if (Path(paths[0]) / MANIFEST).exists():
         if len(paths) > 1 or options.kind or options.schema or options.set:
             raise SettingsError(
                 f"{paths[0]}: is a prepared folder; give it alone, without --kind, --schema, --set"
             )
-        data: Described = PreparedInput(Path(paths[0]), options.rows)
-        out.mkdir(parents=True, exist_ok=True)
+        rows, notes = prepared_rows(Path(paths[0]), options.rows, spool), []
     else:
-        data = _raw(options, out, notes)
-    statistics = collect(data)
-    texts = {column.name: data.texts(column) for column in statistics.ids}
+        source, notes = _source(options, out, made)
+        bad_rows = BadRows(options.on_bad_row, made / BAD_ROWS, "--on-bad-row skip")
+        rows = raw_rows(source, bad_rows, options.rows, spool)
+    statistics = collect(rows)
     title = paths[0] + f" and {len(paths) - 1} more" * (len(paths) > 1)
-    text = described(title, statistics, data.kinds, texts, [*notes, *data.notes()])
-    (out / TEXT).write_text(text, encoding="utf-8")
+    text = described(title, statistics, [*notes, *rows.notes])
+    (made / TEXT).write_text(text, encoding="utf-8")
     # It takes half a second to load, which `--help` and mistakes need not wait for.
     from stampede.data.description.picture import draw
 
-    draw(f"{title}: {int(statistics.rows.sum()):,} rows", statistics, out / PICTURE)
+    draw(f"{title}: {int(statistics.rows.sum()):,} rows", statistics, made / PICTURE)
     return text
 
 
-def _raw(options: argparse.Namespace, out: Path, notes: list[str]) -> RawInput:
+def _source(options: argparse.Namespace, out: Path, made: Path) -> tuple[Source, list[str]]:
+    """The log, and what was guessed of it."""
     split = from_key_values(options.set, Split, "--set")
     if options.schema and options.kind not in (None, "table"):
         raise SettingsError(f"--schema belongs to --kind table; found --kind {options.kind}")
-    kind, schema = options.kind, options.schema
-    if schema:
-        kind = "table"
-    elif kind is None:
+    kind, schema, notes = "table" if options.schema else options.kind, options.schema, []
+    if kind is None:
         guessed = guess(expand(options.path))
-        kind = guessed.kind
-        notes += guessed.reason
+        kind, notes = guessed.kind, guessed.reason
         if guessed.schema is not None:
-            out.mkdir(parents=True, exist_ok=True)
-            schema = str(out / SCHEMA)
+            schema = str(made / SCHEMA)
             Path(schema).write_text(to_yaml(guessed.schema), encoding="utf-8")
-            notes.append(f"the guessed schema is in {schema}; mend it and give it with --schema")
+            mend = f"the guessed schema is in {out / SCHEMA}; mend it and give it with --schema"
+            notes = [*notes, mend]
     source = open_source(kind, options.path, split, schema=schema or "", features="paper")
-    out.mkdir(parents=True, exist_ok=True)
-    aside = out / BAD_ROWS
-    aside.unlink(missing_ok=True)
-    return RawInput(source, BadRows(options.on_bad_row, aside, "--on-bad-row skip"), options.rows)
+    return source, notes
 
 
 def _stem(path: str) -> str:

@@ -87,7 +87,8 @@ class _Preparation:
         options, folder = self._options, self._folder
         started = time.perf_counter()
         assignment = self._assignment()
-        bad_rows = BadRows(options.on_bad_row, folder / BAD_ROWS)
+        option = f"{options.written}on_bad_row=skip"
+        bad_rows = BadRows(options.on_bad_row, folder / BAD_ROWS, option)
         spool = Spool(folder / "spool", self._log.schema) if options.spool else None
         counted = time.perf_counter()
         learned = self._learn(assignment, bad_rows, spool)
@@ -117,6 +118,7 @@ class _Preparation:
         if self._source.split.needs_counts():
             with RowProgress("counting rows", self._log.bytes) as progress:
                 counts = self._log.counts(progress.advance_to)
+            self._log.check_rows()
             if sum(counts) < _FEWEST_ROWS:
                 raise DataError(
                     f"{self._log.files[0]}: {sum(counts)} rows are too few to divide into parts; "
@@ -145,9 +147,12 @@ class _Preparation:
 
             while_made(self._log.chunks(bad_rows), learn)
         if learner.rows == 0:
+            self._log.check_rows()
+            written = self._options.written
             raise DataError(
                 f"{self._log.files[0]}: the training part has no row ({bad_rows.count:,} bad rows "
-                "were left out); change the split, or look at the rows with on_bad_row=error"
+                f"were left out); write {written}split=random or another split, or "
+                f"{written}on_bad_row=error to see what is wrong with the rows"
             )
         learned = learner.save(self._folder / LEARNED_FOLDER)
         shutil.rmtree(counts, ignore_errors=True)

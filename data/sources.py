@@ -85,8 +85,8 @@ def open_source(
     """
     if kind == "table" and not schema:
         raise SettingsError(
-            "a table needs a schema file that says what its columns mean; write data.schema_file, "
-            "or --schema"
+            "a table needs a schema file that says what its columns mean; write "
+            "data.schema_file=FILE.yaml, or --schema FILE.yaml"
         )
     if kind == "table":
         meaning = load_schema(Path(schema))
@@ -109,8 +109,8 @@ def open_source(
     share = _TEST_SHARES[kind][by]
     if share == LAST_FILE and split.test_fraction is None and len(files) == 1 and parts is None:
         raise SettingsError(
-            f"the test part of {kind} is its last file, but {files[0]} is the only one; write a "
-            "test_fraction, or another split"
+            f"the test part of {kind} is its last file, but {files[0]} is the only one; write "
+            f"{split.written}test_fraction=0.1, or {split.written}split=random"
         )
     meaning = with_features(split.adapted(meaning), features)
     log = RawLog(meaning, files, split.split_column or None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import polars as pl
@@ -32,7 +32,13 @@ _Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Split(Section):
-    """How the rows of a log are divided."""
+    """How the rows of a log are divided.
+
+    Attributes:
+        written: what a user writes before a key to set it.
+    """
+
+    written: ClassVar[str] = "--set "
 
     split: Literal["sequential", "random", "highfreq", "by_column", "files"] = Field(
         "sequential",
@@ -75,16 +81,24 @@ class Split(Section):
     def _keys_of_the_chosen_split(self) -> Split:
         if self.split == "by_column":
             if not self.split_column:
-                raise ValueError("split by_column needs split_column; write a column's name")
+                raise ValueError(
+                    f"split by_column needs split_column; write {self.written}split_column=NAME"
+                )
             if not self.test_values and self.test_from is None:
-                raise ValueError("split by_column needs test_values or test_from")
+                raise ValueError(
+                    "split by_column needs test_values or test_from; write "
+                    f"{self.written}test_from=VALUE, from which on rows are in the test part"
+                )
         elif self.split_column or self.test_values or self.test_from or self.validation_values:
             raise ValueError(
                 "split_column, test_values, test_from and validation_values belong to "
                 f"split: by_column; found split: {self.split}"
             )
         if self.split == "files" and not self.test_path:
-            raise ValueError("split files needs test_path; path then holds the training files")
+            raise ValueError(
+                f"split files needs test_path; write {self.written}test_path=FILE (path then holds "
+                "the training files)"
+            )
         if self.split != "files" and (self.test_path or self.validation_path):
             raise ValueError(
                 f"test_path and validation_path belong to split: files; found split: {self.split}"

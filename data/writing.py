@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -19,6 +19,7 @@ from stampede.data.prepared.shard_writer import SHARD_ROWS, PartWriter
 from stampede.data.progress import RowProgress
 from stampede.data.raw import BadRows, RawLog
 from stampede.data.raw.bad_rows import OnBadRow
+from stampede.data.raw.missing_marks import by_column, sentence
 from stampede.data.raw.typed import LABEL, TIME, WEIGHT
 from stampede.data.spool import Spooled
 from stampede.settings import Section
@@ -31,7 +32,13 @@ _Bags = list[tuple[np.ndarray, np.ndarray]]
 
 
 class WritingOptions(Section):
-    """How prepared data are written."""
+    """How prepared data are written.
+
+    Attributes:
+        written: what a user writes before a key to set it.
+    """
+
+    written: ClassVar[str] = "--set "
 
     on_bad_row: OnBadRow = Field(
         "error", description="a row that cannot be read: error, or skip: left out and written aside"
@@ -81,6 +88,7 @@ def write_manifest(
     Args:
         source: what the rows were made of, besides files and options.
     """
+    marks = by_column(bad_rows.marks)
     manifest = Manifest(
         version=metadata.version("stampede"),
         fields=learned.fields,
@@ -95,12 +103,15 @@ def write_manifest(
         source={
             "files": [str(file) for file in log.files],
             "options": options.model_dump(mode="json"),
+            **({"missing_marks": marks} if marks else {}),
             **source,
         },
     )
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
     if bad_rows.count:
         tqdm.write(f"{bad_rows.count:,} bad rows were left out; see {BAD_ROWS}")
+    if marks:
+        tqdm.write(sentence(marks))
 
 
 def _arrays(some: Spooled, learned: Learned, numbers_dtype: str) -> tuple[_Arrays, _Bags]:

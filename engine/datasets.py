@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from stampede.data import Dataset, SyntheticClicks
+from stampede.data.learning.encoders import is_multi
 from stampede.data.preparation import prepare
 from stampede.data.prepared.manifest import FORMAT, MANIFEST
 from stampede.data.prepared.reader import open_prepared
@@ -47,7 +48,9 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
             folder = Path(section.path)
         else:
             raw = _used(section, selects)
-            folder = processes.on_main(lambda: _prepared(raw), patience=PATIENCE)
+            # A preparation may take hours; what is wrong with the configuration is said before.
+            group_by = config.evaluate.group_by
+            folder = processes.on_main(lambda: _prepared(raw, group_by), patience=PATIENCE)
         processes.on_each_machine(lambda: check_unchanged(folder, _say), PATIENCE)
         dataset = replace(
             open_prepared(folder),
@@ -56,13 +59,16 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
             ),
         )
     if dataset.train.rows == 0 or dataset.test.rows == 0:
-        raise SettingsError("data: the training or the test part has no row; change data.split")
+        raise SettingsError(
+            "data: the training or the test part has no row; write data.split=random, or another "
+            "data.test_fraction"
+        )
     if selects and dataset.validation is None:
         raise SettingsError(
             f"the data have no validation part ({dataset.train.rows} training rows); write a "
             "larger data.validation_fraction, or evaluate.select_on=test"
         )
-    _check_groups(config.evaluate.group_by, dataset)
+    _check_groups(config.evaluate.group_by, dataset.vocabulary_sizes, dataset.multi)
     return dataset
 
 
@@ -70,10 +76,10 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _check_groups(field: str, dataset: Dataset) -> None:
-    single = [name for name in dataset.vocabulary_sizes if name not in dataset.multi]
+def _check_groups(field: str, fields: Iterable[str], multi: Collection[str]) -> None:
+    single = [name for name in fields if name not in multi]
     if field and field not in single:
-        found = "a field of several ids" if field in dataset.multi else "no id field"
+        found = "a field of several ids" if field in multi else "no id field"
         raise SettingsError(
             f"evaluate.group_by: {field!r} is {found}; write one of {', '.join(single)}"
         )
@@ -95,7 +101,12 @@ def check_files(config: Config) -> None:
     if isinstance(config.data, RawSection | PreparedSection):
         _check_path(config.data)
     if isinstance(config.data, RawSection):
-        _source(config.data)
+        _check_groups_of_log(config.evaluate.group_by, _source(config.data))
+
+
+def _check_groups_of_log(group_by: str, source: Source) -> None:
+    ids = source.log.schema.ids
+    _check_groups(group_by, ids, {name for name, field in ids.items() if is_multi(field)})
 
 
 def data_folder(config: Config) -> Path:
@@ -132,9 +143,10 @@ def _used(section: RawSection, selects: bool) -> RawSection:
     return section if selects else section.model_copy(update={"validation_fraction": 0.0})
 
 
-def _prepared(section: RawSection) -> Path:
+def _prepared(section: RawSection, group_by: str) -> Path:
     """The folder with the prepared form of a log, made on first use."""
     source = _source(section)
+    _check_groups_of_log(group_by, source)
     folder = _folder(section, source)
     prepare(source, section, folder)
     return folder

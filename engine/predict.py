@@ -20,6 +20,7 @@ from stampede.engine.console import readable_auc, table  # noqa: E402
 from stampede.engine.errors import RunFolderError  # noqa: E402
 from stampede.engine.inference.prediction import (  # noqa: E402
     OWN_DATA,
+    OnBadValue,
     Prediction,
     PredictionOptions,
     predict,
@@ -41,6 +42,7 @@ def _predict(given: argparse.Namespace) -> None:
     options = PredictionOptions(
         part=given.part,
         on_bad_row=given.on_bad_row,
+        on_bad_value=given.on_bad_value,
         with_label=not given.ignore_label,
         batch_size=given.batch_size,
         device=given.device,
@@ -59,6 +61,9 @@ def _described(done: Prediction, trained: Trained, output: Path) -> str:
     ]
     if done.bad_rows_file is not None:
         rows.append(("bad rows", f"{done.bad_rows:,} left out, see {done.bad_rows_file}"))
+    if done.bad_values:
+        told = ", ".join(f"{column} {count:,}" for column, count in done.bad_values.items())
+        rows.append(("bad values", f"taken for missing ones: {told}"))
     if done.metrics:
         rows.append(("AUC", readable_auc(done.metrics["auc"])))
         logloss = done.metrics["logloss"]
@@ -105,6 +110,13 @@ def _parser() -> argparse.ArgumentParser:
         choices=get_args(OnBadRow),
         default="error",
         help="a row that cannot be read: error (default), or skip: left out and written aside",
+    )
+    add(
+        "--on-bad-value",
+        choices=get_args(OnBadValue),
+        default="error",
+        help="a number, id or time that cannot be used: error (default) makes its row a bad one, "
+        "missing takes it for a missing value, and the row is scored",
     )
     add(
         "--ignore-label",

@@ -34,6 +34,7 @@ class RunFolder:
         self.path = path
         self._events = EventLog(path / "tensorboard")
         self._lock: BinaryIO | None = None
+        self._holds_lock = self._made_parent = False
         self._continued = False
         self._lines = MetricsLog(path / "metrics.jsonl")
 
@@ -44,6 +45,12 @@ class RunFolder:
         """Let other runs have the folder."""
         self._events.close()
         if self._lock is not None:
+            # On a folder that can no longer be written the file stays, and locks nothing.
+            with suppress(OSError):
+                if self._holds_lock:
+                    self._lock_file.unlink()
+                if self._made_parent:
+                    self.path.parent.rmdir()
             self._lock.close()
 
     @property
@@ -85,12 +92,9 @@ class RunFolder:
                 cannot be written.
         """
         try:
+            self._made_parent = not self.path.parent.exists()
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Beside the folder, so that overwriting does not delete it; the kernel frees the lock
-            # when the process dies in whatever way.
-            lock = self.path.with_name(f".{self.path.name}.lock")
-            self._lock = lock.open("a+b", buffering=0)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._hold_lock()
         except BlockingIOError:
             self._lock.seek(0)
             process = self._lock.read().decode(errors="replace").strip() or "unknown"
@@ -109,6 +113,27 @@ class RunFolder:
         if self.path.exists():
             self._check_existing(config)
         return self._continued
+
+    @property
+    def _lock_file(self) -> Path:
+        """Beside the folder, so that overwriting does not delete it."""
+        return self.path.with_name(f".{self.path.name}.lock")
+
+    def _hold_lock(self) -> None:
+        """The kernel frees the lock when the process dies in whatever way.
+
+        Raises:
+            BlockingIOError: another process holds it.
+        """
+        while not self._holds_lock:
+            self._lock = self._lock_file.open("a+b", buffering=0)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A run that has just ended may have deleted the file between the two lines.
+            with suppress(FileNotFoundError):
+                here = os.stat(self._lock_file)
+                self._holds_lock = os.path.samestat(os.fstat(self._lock.fileno()), here)
+            if not self._holds_lock:
+                self._lock.close()
 
     def claim(self, config: Config) -> None:
         """Make the folder, instead of the existing one where the configuration says so.

@@ -4,12 +4,14 @@ import gc
 import os
 
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # The same cases in every run, so that what fails is a matter of the change at hand. Others are
 # tried with HYPOTHESIS_PROFILE=random, and by the soaks, whose seeds are their own.
-settings.register_profile("same", derandomize=True)
-settings.register_profile("random")
+# No case and no drawing of one has a time limit: on a busy machine any may take seconds.
+UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("same", derandomize=True, **UNTIMED)
+settings.register_profile("random", **UNTIMED)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 # The tensors are small: threads would cost more than they bring, many times more on a busy machine.

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from support.paths import ROOT
+from support.waiting import HANG
 
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 EVERY_EXAMPLE = pytest.mark.parametrize("name", EXAMPLES)
@@ -27,7 +28,7 @@ def output_of(name, processes=None):
         ],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG,
         env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -15,9 +15,11 @@ import pyarrow.parquet
 import yaml
 
 from stampede.data.errors import DataError
-from stampede.data.raw.files import open_bytes
+from stampede.data.raw.blocks import read_blocks
 from stampede.data.schema import CRITEO
+from stampede.data.schema.schema import MISSING
 from stampede.data.sources import Kind
+from stampede.settings import cut, shown
 
 LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "target", "y")
 _TIMES = ("time", "timestamp", "ts", "date", "datetime", "event_time", "unix_time")
@@ -106,18 +108,16 @@ def _table(path: Path, head: pl.DataFrame, written: dict[str, Any]) -> Guess:
 
 def _head(path: Path) -> str:
     """Whole lines at the start of a file."""
-    try:
-        with open_bytes(path) as (content, _):
-            data = content.read1(_HEAD_BYTES)
-            while len(data) < _HEAD_BYTES and (more := content.read1(_HEAD_BYTES - len(data))):
-                data += more
-    except (OSError, EOFError) as failure:
-        raise DataError(f"{path}: cannot be read ({failure})") from None
-    if not data.strip():
-        raise DataError(f"{path}: is empty; write the click log")
-    if len(data) >= _HEAD_BYTES:
-        data = data[: data.rfind(b"\n") + 1] or data
-    return data.decode("utf-8-sig", "replace")
+    block = next(read_blocks(path), None)
+    if block is None:
+        raise DataError(f"{path}: is empty; write where the click log is")
+    head = block.data[: block.data.rfind(b"\n", 0, _HEAD_BYTES) + 1]
+    if not head:
+        raise DataError(
+            f"{path}: line 1 is longer than {_HEAD_BYTES >> 20} MB, as no line of a click log is; "
+            "write \\n between its lines"
+        )
+    return head.decode("utf-8", "replace")
 
 
 def _delimited_head(path: Path, head: str, separator: str) -> pl.DataFrame:
@@ -127,18 +127,20 @@ def _delimited_head(path: Path, head: str, separator: str) -> pl.DataFrame:
             separator=separator,
             n_rows=_HEAD_ROWS,
             infer_schema_length=_HEAD_ROWS,
+            null_values=MISSING,
             truncate_ragged_lines=True,
             ignore_errors=True,
         )
     except pl.exceptions.PolarsError as failure:
+        reason = cut(str(failure).splitlines()[0])
         raise DataError(
-            f"{path}: cannot be read as CSV ({str(failure).splitlines()[0]}); write a schema file "
-            "and give it with --schema"
-        ) from None
-    if not any(re.search("[A-Za-z]", name) for name in frame.columns):
-        raise DataError(
-            f"{path}: line 1 is no header; name the columns in a schema file and give it with "
+            f"{path}: cannot be read as CSV ({reason}); write a schema file and give it with "
             "--schema"
+        ) from None
+    if any(re.fullmatch(r"[-+.\d]+(_duplicated_\d+)?", name) for name in frame.columns):
+        raise DataError(
+            f"{path}: line 1 seems to be a row, not a header; name the columns in a schema file, "
+            "as in `columns: [label, user, item]`, and give it with --schema"
         )
     return frame
 
@@ -154,13 +156,21 @@ def _parquet_head(path: Path) -> pl.DataFrame:
 
 
 def _check_label(path: Path, label: pl.Series) -> None:
-    found = label.drop_nulls().unique()
-    wrong = [value for value in found if value not in (0, 1)]
-    if wrong:
-        raise DataError(
-            f"{path}: the label column {label.name!r} holds {wrong[0]!r}; write a schema file with "
-            f"`label: {{column: {label.name}, at_least: ...}}` and give it with --schema"
+    texts = label.drop_nulls().cast(pl.String)
+    numbers = texts.cast(pl.Float64, strict=False)
+    if label.dtype == pl.Boolean or numbers.is_in([0.0, 1.0]).fill_null(False).all():
+        return
+    column, no_number = shown(label.name), texts.filter(numbers.is_null())
+    if len(no_number):
+        found = shown(no_number[0])
+        remedy = "write 1 for a click and 0 for none in the log itself"
+    else:
+        found = f"{numbers.max():g}"
+        remedy = (
+            f"write a schema file with `label: {{column: {label.name}, at_least: {found}}}`, where "
+            f"numbers from {found} on are clicks, and give it with --schema"
         )
+    raise DataError(cut(f"{path}: the label column {column} holds {found}; {remedy}"))
 
 
 def _time(head: pl.DataFrame) -> dict[str, str] | None:
@@ -191,7 +201,7 @@ def _separator(series: pl.Series, between_columns: str) -> dict[str, str]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:12])) + ", ..." * (len(names) > 12)
+    return cut(", ".join(map(shown, names[:12])) + ", ..." * (len(names) > 12))
 
 
 def to_yaml(schema: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What is known of the columns of a data set."""
+"""What is known of the columns of a data set: Polars' statistics of each, one after the other."""
 
 from __future__ import annotations
 
@@ -6,93 +6,99 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import polars as pl
 
-from stampede.data.description.slices import LabelSlices
-from stampede.data.learning.numbers import NumberRange
-from stampede.data.splits import TRAIN
+from stampede.data.description.rows import PART, PLACE, Rows
+from stampede.data.formulas import bucket_rows
+from stampede.data.prepared.manifest import PARTS
+from stampede.data.raw.typed import LABEL
+from stampede.data.splits import TEST, TRAIN, VALIDATION
 
 TOPS = (1, 10, 100, 1000)
 QUANTILES = (0.25, 0.5, 0.75, 0.99)
 
+# Of which the click rate is shown: the most frequent ids, and numbers cut at the quartiles.
+TOP_IDS = 10
+QUARTERS = QUANTILES[:3]
 
-@dataclass(frozen=True)
-class ByPart:
-    """Values of a column in each part (training, validation, test).
+SLICES = 50
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_TIMES = (1, 10, _MINUTE, 5 * _MINUTE, 15 * _MINUTE, _HOUR, 3 * _HOUR, 6 * _HOUR, 12 * _HOUR, _DAY)
+_TIMES += tuple(_DAY * days for days in (7, 28, 364, 3640, 36400, 364000))
 
-    Attributes:
-        values: `[3]` rows, or ids where a row may have several; a row without one counts as one.
-        missing: `[3]` how many are missing.
-        unseen: `[3]` how many are ids that the training part lacks; None for numbers.
-    """
+_CURVE_POINTS = 64
+_BINS = 40
 
-    values: np.ndarray
-    missing: np.ndarray
-    unseen: np.ndarray | None = None
-
-    @property
-    def known(self) -> bool:
-        """Whether anything is known: not of numbers whose missing values were filled."""
-        return bool(self.values.any())
-
-    def missing_share(self, part: int) -> float | None:
-        """Share of a part's values that is missing; None where the part is empty."""
-        return _share(self.missing[part], self.values[part])
-
-    def unseen_share(self, part: int) -> float | None:
-        """Share of a part's values that the training part lacks; None where either is empty."""
-        if self.unseen is None or not self.values[TRAIN]:
-            return None
-        return _share(self.unseen[part], self.values[part])
-
-    def missing_in_all(self) -> float | None:
-        """Share of all values that is missing."""
-        return _share(self.missing.sum(), self.values.sum())
+# Buckets of a number for its AUC, and the rows by which a click rate is drawn to the mean.
+_BUCKETS, _PRIOR = 50, 20
 
 
 @dataclass(frozen=True)
-class IdColumn:
-    """An id field.
+class Column:
+    """An id field or a number.
 
     Attributes:
-        name: of the field.
-        by_part: missing and unseen ids.
-        distinct: number of different ids.
-        curve: `[points]` k and the share of all ids that are present which the k most frequent
-            cover, for k from 1 to `distinct`.
-        top: the most frequent ids.
+        name: of it.
+        values: `[3]` rows of each part, or ids where a row may have several; a row without one
+            counts as one.
+        missing: `[3]` how many of them are missing; None where nobody knows.
+        unseen: `[3]` how many of them are ids that the training part lacks; None for numbers.
+        alone: AUC on the test part of this column's click rates in the training part; None where
+            a part is empty or of one class.
+        rates: `[rows, clicks]` of the most frequent ids; of numbers, of the missing ones and the
+            four quarters.
     """
 
     name: str
-    by_part: ByPart
+    values: np.ndarray
+    missing: np.ndarray | None
+    unseen: np.ndarray | None
+    alone: float | None
+    rates: np.ndarray
+
+    def share(self, what: str, part: int | None = None) -> float | None:
+        """Share of a part's values, or of all, that is `missing` or `unseen`; None: not known."""
+        counts = getattr(self, what)
+        if counts is None or (what == "unseen" and not self.values[TRAIN]):
+            return None
+        count, of = (x.sum() if part is None else x[part] for x in (counts, self.values))
+        return float(count / of) if of else None
+
+
+@dataclass(frozen=True)
+class IdColumn(Column):
+    """An id field.
+
+    Attributes:
+        kind: a word for it.
+        distinct: number of different ids.
+        curve: k, and the share of all ids that are present which the k most frequent cover.
+        top: the most frequent ids, as a person knows them.
+    """
+
+    kind: str
     distinct: int
     curve: tuple[np.ndarray, np.ndarray]
-    top: list[Any]
+    top: list[str]
 
     def coverage(self, ids: int) -> float | None:
         """Share of the most frequent `ids` ids; one of `TOPS`. None where no id is present."""
         if not self.distinct:
             return None
-        place = np.searchsorted(self.curve[0], min(ids, self.distinct))
-        return float(self.curve[1][place])
+        return float(self.curve[1][np.searchsorted(self.curve[0], min(ids, self.distinct))])
 
 
 @dataclass(frozen=True)
-class NumberColumn:
+class NumberColumn(Column):
     """A number.
 
     Attributes:
-        name: of the number.
-        by_part: missing values.
-        range: smallest, largest, mean of those that are there.
-        quantiles: at `QUANTILES`; empty where no value is there.
-        sample: some values, those that are there.
+        summary: mean, smallest, `QUANTILES`, largest; empty where no value is there.
+        histogram: edges, and rows and clicks between them.
     """
 
-    name: str
-    by_part: ByPart
-    range: NumberRange
-    quantiles: list[float]
-    sample: np.ndarray
+    summary: list[float]
+    histogram: tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -100,21 +106,178 @@ class Statistics:
     """Of a whole data set.
 
     Attributes:
-        rows: `[3]` of each part.
-        positives: `[3]` rows of each part with label 1.
-        ids: id fields.
-        numbers: numbers.
-        slices: label rate over time.
-        sampled: rows that quantiles are of; None: all.
+        rows, clicks: `[3]` of each part.
+        ids, numbers: its columns.
+        by_time: whether slices are of seconds since 1970, not of rows.
+        width: of a slice.
+        slices: `start` of each slice that has rows, in order, its `rows` and `clicks`.
     """
 
     rows: np.ndarray
-    positives: np.ndarray
+    clicks: np.ndarray
     ids: list[IdColumn]
     numbers: list[NumberColumn]
-    slices: LabelSlices
-    sampled: int | None
+    by_time: bool
+    width: int
+    slices: pl.DataFrame
+
+    @property
+    def rate(self) -> float | None:
+        """Click rate of all rows."""
+        return float(self.clicks.sum() / self.rows.sum()) if self.rows.sum() else None
 
 
-def _share(count: int, of: int) -> float | None:
-    return float(count / of) if of else None
+def collect(rows: Rows) -> Statistics:
+    """Statistics of all rows; the counts of one column are in memory at a time.
+
+    Raises:
+        DataError: the texts of ids cannot be read.
+    """
+    whole = _counts(rows.frame.select(PART, LABEL, pl.lit(0).alias("value")))
+    counts = whole[1].sum(0) if len(whole[1]) else np.zeros((3, 2), dtype=np.int64)
+    ends = rows.frame.select(pl.col(PLACE).min().alias("a"), pl.col(PLACE).max().alias("b"))
+    first, last = ends.collect().row(0)
+    width = least_width(first, last, rows.by_time, SLICES)
+    return Statistics(
+        rows=counts[:, 0],
+        clicks=counts[:, 1],
+        ids=[_ids(rows, name) for name in rows.ids],
+        numbers=[_number(rows, name) for name in rows.numbers],
+        by_time=rows.by_time,
+        width=width,
+        slices=rows.frame.group_by((pl.col(PLACE) // width * width).alias("start"))
+        .agg(pl.len().cast(pl.Int64).alias("rows"), (pl.col(LABEL) > 0).sum().alias("clicks"))
+        .sort("start")
+        .collect(engine="streaming"),
+    )
+
+
+def least_width(first: int, last: int, by_time: bool, most: int) -> int:
+    """The least width by which there are at most so many slices; it divides all larger ones."""
+    widths = _TIMES if by_time else tuple(2**i for i in range(62))
+    return next((width for width in widths if last // width - first // width < most), widths[-1])
+
+
+def _counts(values: pl.LazyFrame) -> tuple[pl.Series, np.ndarray]:
+    """The different values, null among them, and `[values, parts, 2]` their rows and clicks."""
+    is_click = pl.col(LABEL) > 0
+    counted = (
+        values.group_by("value")
+        .agg(
+            column.sum().cast(pl.Int64).alias(f"{part}{kind}")
+            for part in range(len(PARTS))
+            for kind, column in enumerate(
+                ((pl.col(PART) == part), (pl.col(PART) == part) & is_click)
+            )
+        )
+        .collect(engine="streaming")
+    )
+    found = counted.drop("value").to_numpy().reshape(-1, len(PARTS), 2)
+    return counted["value"], found
+
+
+def _ids(rows: Rows, name: str) -> IdColumn:
+    values = rows.frame.select(PART, LABEL, pl.col(name).alias("value"))
+    if isinstance(values.collect_schema()["value"], pl.List):
+        values = values.explode("value")  # of an empty list a null is left
+    ids, counts = _counts(values)
+    is_missing = ids.is_null().to_numpy()
+    is_unseen = counts[:, TRAIN, 0] == 0
+    is_known = ~is_missing
+    if name in rows.unseen:
+        is_unseen = (ids == rows.unseen[name]).fill_null(False).to_numpy()
+        is_known &= ~is_unseen
+    known = ids.filter(pl.Series(is_known))
+    totals = pl.DataFrame({"value": known, "rows": counts[is_known].sum(1)[:, 0]})
+    totals = totals.with_row_index("at")
+    top = totals.top_k(TOP_IDS, by=["rows", "value"], reverse=[False, True])
+    top = top.sort(["rows", "value"], descending=[True, False])
+    return IdColumn(
+        name=name,
+        values=counts[:, :, 0].sum(0),
+        missing=counts[is_missing][:, :, 0].sum(0),
+        unseen=counts[is_unseen & ~is_missing][:, :, 0].sum(0),
+        alone=_auc_alone(counts),
+        rates=counts[is_known][top["at"].to_numpy()].sum(1),
+        kind=rows.ids[name],
+        distinct=len(known),
+        curve=_curve(np.sort(totals["rows"].to_numpy())[::-1], counts[~is_missing][:, :, 0].sum()),
+        top=rows.texts(name, top["value"].to_list()),
+    )
+
+
+def _curve(ordered: np.ndarray, present: int) -> tuple[np.ndarray, np.ndarray]:
+    """Coverage of the first k of `ordered` counts, k evenly on a log scale and all of `TOPS`."""
+    if not len(ordered):
+        return np.empty(0, dtype=np.int64), np.empty(0)
+    points = np.geomspace(1, len(ordered), _CURVE_POINTS).astype(np.int64)
+    tops = [top for top in TOPS if top <= len(ordered)]
+    places = np.unique(np.concatenate([points, tops, [len(ordered)]]))
+    return places, np.cumsum(ordered)[places - 1] / present
+
+
+def _number(rows: Rows, name: str) -> NumberColumn:
+    table = rows.frame.select(PART, LABEL, pl.col(name).alias("value")).collect()
+    values, present = table["value"], table["value"].drop_nulls()
+    counts = table.group_by(PART).agg(pl.len(), pl.col("value").null_count().alias("missing"))
+    by_part = np.zeros((2, len(PARTS)), dtype=np.int64)
+    by_part[:, counts[PART].to_numpy()] = counts.select("len", "missing").to_numpy().T
+    summary: list[Any] = []
+    if len(present):
+        quantiles = [present.quantile(share, "nearest") for share in QUANTILES]
+        summary = [present.mean(), present.min(), *quantiles, present.max()]
+    train = table.filter(pl.col(PART) == TRAIN)["value"].drop_nulls()
+    shares = np.arange(1, _BUCKETS) / _BUCKETS
+    edges = sorted({train.quantile(share, "nearest") for share in shares}) if len(train) else []
+    return NumberColumn(
+        name=name,
+        values=by_part[0],
+        missing=None if rows.filled else by_part[1],
+        unseen=None,
+        alone=_auc_alone(_bucket_counts(table, bucket_rows(values, edges), len(edges) + 2)),
+        rates=_bucket_counts(table, bucket_rows(values, summary[2:5]), 5).sum(1),
+        summary=summary,
+        histogram=_histogram(present.to_numpy(), table.filter(values.is_not_null())[LABEL]),
+    )
+
+
+def _bucket_counts(table: pl.DataFrame, buckets: np.ndarray, size: int) -> np.ndarray:
+    """`[buckets, parts, 2]` rows and clicks."""
+    at = buckets * len(PARTS) + table[PART].to_numpy()
+    clicks = (table[LABEL] > 0).to_numpy()
+    found = [np.bincount(at, weights, size * len(PARTS)) for weights in (None, clicks)]
+    return np.stack(found, 1).reshape(size, len(PARTS), 2).astype(np.int64)
+
+
+def _auc_alone(counts: np.ndarray) -> float | None:
+    """AUC on the test part of the click rates of the training part, of `[values, parts, 2]`."""
+    held = TEST if counts[:, TEST].any() else VALIDATION
+    rows, clicks = counts[:, TRAIN].T
+    if not rows.any():
+        return None
+    score = (clicks + _PRIOR * clicks.sum() / rows.sum()) / (rows + _PRIOR)
+    _, order = np.unique(score, return_inverse=True)
+    positives = np.bincount(order, counts[:, held, 1])
+    negatives = np.bincount(order, counts[:, held, 0]) - positives
+    below = np.cumsum(negatives) - negatives / 2
+    pairs = positives.sum() * negatives.sum()
+    return float((positives * below).sum() / pairs) if pairs else None
+
+
+def _histogram(values: np.ndarray, label: pl.Series) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    if not len(values):
+        return np.empty(0), np.empty(0), np.empty(0)
+    low, middle, high = np.quantile(values, [0.001, 0.5, 0.999])
+    # Counts and prices: most values near zero, some a thousand times larger.
+    if high > 50 and high > 10 * max(abs(middle), 1):
+        # 0, 1, 2, 4, ..., also below zero; finer bins would be a comb of counts.
+        up, down = (2.0 ** np.arange(np.ceil(np.log2(max(x, 1))) + 1) for x in (high, -low))
+        edges = np.concatenate([-down[::-1] if low < 0 else [], [0.0], up])
+    elif high - low < 100 * _BINS and max(-low, high) < 2**50 and (values == values.round()).all():
+        # Each bin holds as many whole numbers.
+        step = max(1, int(np.ceil((high - low + 1) / _BINS)))
+        edges = np.arange(np.floor(low), high + step + 1, step) - 0.5
+    else:
+        edges = np.linspace(low, high if high > low else low + max(1, abs(low)), _BINS + 1)
+    rows = np.histogram(values, edges)[0]
+    return edges, rows, np.histogram(values[(label > 0).to_numpy()], edges)[0]

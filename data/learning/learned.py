@@ -159,7 +159,8 @@ class Learned:
             largest = np.abs(numbers[:, infinite.argmax()]).max()
             raise DataError(
                 f"number {name}: found {largest:g} after its transforms, too large for {dtype}; "
-                "write numbers_dtype: float32, or a transform such as minmax"
+                "write data.numbers_dtype=float32 (--set numbers_dtype=float32 to prepare by "
+                "hand), or a transform such as minmax in the schema"
             )
         return narrowed
 

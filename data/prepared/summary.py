@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stampede.data.prepared.manifest import PARTS, read_manifest
+from stampede.data.raw.missing_marks import sentence
 
 
 def prepared_summary(folder: Path) -> str:
@@ -22,4 +23,6 @@ def prepared_summary(folder: Path) -> str:
     rows.append(f"  {len(manifest.numbers)} numbers; {size / 1e6:,.0f} MB")
     if manifest.bad_rows:
         rows.append(f"  {manifest.bad_rows:,} bad rows left out, see {folder / 'bad_rows.jsonl'}")
+    if marks := manifest.source.get("missing_marks"):
+        rows.append(f"  {sentence(marks)}")
     return "\n".join([str(folder), *rows])

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tqdm import tqdm
@@ -32,7 +32,9 @@ def make_whole(folder: Path, make: Callable[[Path], None]) -> bool:
         DataError: it cannot be written.
     """
     unfinished = folder.parent / f".{folder.name}.unfinished"
+    absent: list[Path] = []
     try:
+        absent = [parent for parent in folder.parents if not parent.exists()]
         folder.parent.mkdir(parents=True, exist_ok=True)
         while not folder.exists():
             unfinished.mkdir(exist_ok=True)
@@ -49,6 +51,11 @@ def make_whole(folder: Path, make: Callable[[Path], None]) -> bool:
             f"{failure.filename or folder}: cannot be written ({failure.strerror or failure}); "
             + ("free some space, or choose another folder" if full else "choose another folder")
         ) from None
+    finally:
+        # Where nothing was made, as of a log that cannot be read, no empty folder is left.
+        with suppress(OSError):
+            for parent in absent:
+                parent.rmdir()
     return False
 
 

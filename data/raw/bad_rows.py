@@ -1,14 +1,16 @@
-"""Rows that cannot be used: an error, or left out, counted and written aside."""
+"""Rows that cannot be used: an error, or left out, counted and written aside; missing values."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from stampede.data.errors import DataError
+from stampede.data.raw.missing_marks import Marks
 
 OnBadRow = Literal["error", "skip"]
 
@@ -52,15 +54,17 @@ class BadRows:
 
     Attributes:
         count: rows left out so far.
+        marks: cells so far that are missing because of their text (see `missing_marks`).
+        values: bad values so far that were taken for missing ones, by column.
     """
 
-    def __init__(
-        self, policy: OnBadRow, aside: Path | None = None, option: str = "on_bad_row=skip"
-    ) -> None:
+    def __init__(self, policy: OnBadRow, aside: Path | None = None, option: str = "") -> None:
         self._policy = policy
         self._aside = aside
         self._option = option
         self.count = 0
+        self.marks: Marks = Counter()
+        self.values: Counter[str] = Counter()
 
     def report(self, rows: Sequence[BadRow]) -> None:
         """Take note of some rows, which the caller leaves out.
@@ -72,7 +76,8 @@ class BadRows:
             return
         rows = sorted(rows, key=lambda row: row.line)
         if self._policy == "error":
-            raise DataError(f"{rows[0].sentence()} (or {self._option} to leave such rows out)")
+            remedy = f" (or {self._option} to leave such rows out)" if self._option else ""
+            raise DataError(rows[0].sentence() + remedy)
         self.count += len(rows)
         if self._aside is not None:
             with self._aside.open("a", encoding="utf-8") as file:

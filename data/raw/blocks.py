@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +13,6 @@ from typing import BinaryIO
 import numpy as np
 
 from stampede.data.errors import DataError
-from stampede.data.raw.bad_rows import BadRow, BadRows
 from stampede.data.raw.files import open_bytes
 
 # Some 60,000 rows of Criteo: enough for the threads of the parser, and small enough that the
@@ -25,7 +25,6 @@ _LONGEST_LINE = 64 << 20
 _PIECE = 1 << 22
 _NEWLINE = ord("\n")
 _BOM = b"\xef\xbb\xbf"
-
 
 _COPY_AGAIN = "copy or download it again"
 
@@ -51,35 +50,26 @@ class Block:
     position: int
 
 
-def read_blocks(path: Path, bad_rows: BadRows) -> Iterator[Block]:
+def read_blocks(path: Path) -> Iterator[Block]:
     """The lines of a file, the next block read while the last is worked on.
 
     Empty lines at the end of the file are no lines.
 
     Raises:
-        DataError: the file cannot be read, or is damaged or truncated and `bad_rows` does not
-            leave that out.
+        DataError: the file cannot be read, is damaged or truncated, or has no line ends.
     """
     lines = 0
     held_back = b""  # Empty lines, which may turn out to be the last.
     with open_bytes(path) as (content, on_disk), ThreadPoolExecutor(1) as thread:
         coming = thread.submit(_whole_lines, content, BLOCK_BYTES)
-        more = True
-        while more:
-            data, damage = _result(coming, path, lines)
+        while data := _result(coming, path, lines):
             position = on_disk.tell()
-            more = bool(data) and damage is None
-            if more:
-                coming = thread.submit(_whole_lines, content, BLOCK_BYTES)
-            tail = b""
-            if damage is not None:
-                # The last line may be cut anywhere.
-                whole = data.rfind(b"\n") + 1
-                data, tail = data[:whole], data[whole:]
-            elif data and not data.endswith(b"\n"):
+            coming = thread.submit(_whole_lines, content, BLOCK_BYTES)
+            if not data.endswith(b"\n"):
                 data += b"\n"
-            if lines == 0 and data.startswith(_BOM):
-                data = data[len(_BOM) :]
+            if lines == 0:
+                _check_line_ends(path, data)
+                data = data.removeprefix(_BOM)
             data, held_back = _without_trailing_blanks(held_back + data if held_back else data)
             if len(held_back) > _LONGEST_LINE:
                 raise DataError(
@@ -90,23 +80,23 @@ def read_blocks(path: Path, bad_rows: BadRows) -> Iterator[Block]:
             if data:
                 yield Block(data, lines + 1, count, position)
             lines += count
-            if damage is not None:
-                bad_rows.report([_truncated(path, lines + 1, damage, tail)])
 
 
 def count_lines(path: Path, advanced: Callable[[int], object] = lambda _: None) -> int:
-    """Lines of a file, empty ones at its end left out; a cut line at the end counts.
+    """Lines of a file, empty ones at its end left out.
 
     Args:
         advanced: is told how many bytes of the file on disk have been read.
 
     Raises:
-        DataError: nothing of the file can be read.
+        DataError: the file cannot be read, is damaged or truncated, or has no line ends.
     """
     newlines = before_last_line = 0
     has_lines = False
     with open_bytes(path) as (content, on_disk):
-        while data := _read(content, path, is_first=not newlines):
+        while data := _read(content, path, newlines):
+            if not newlines and not has_lines:
+                _check_line_ends(path, data)
             count = count_bytes(data, _NEWLINE)
             filled = len(data.rstrip(b"\r\n"))
             if filled:
@@ -125,52 +115,61 @@ def count_bytes(data: bytes, value: int) -> int:
     )
 
 
-def _read(content: BinaryIO, path: Path, is_first: bool) -> bytes:
-    """Some bytes; none after a damaged place, which those who read the rows will tell of."""
+def _read(content: BinaryIO, path: Path, line: int) -> bytes:
+    """Some bytes; `line` lines came before."""
     try:
         return content.read1(_PIECE)
     except (EOFError, zlib.error, OSError) as failure:
-        if getattr(failure, "errno", None) is not None:
-            raise DataError(f"{path}: {failure.strerror}") from None
-        if is_first:
-            raise DataError(f"{path}: {_damaged(failure)}; {_COPY_AGAIN}") from None
-        return b""
+        raise _unreadable(path, line, failure) from None
 
 
-def _whole_lines(content: BinaryIO, size: int) -> tuple[bytes, Exception | None]:
-    """The next lines, and what is wrong with the file after them."""
-    pieces: list[bytes] = []
-    got = 0
-    try:
-        # Not `read`, which loses what it has when it comes to a damaged place.
-        while got < size and (piece := content.read1(size - got)):
-            pieces.append(piece)
-            got += len(piece)
-        if pieces and not pieces[-1].endswith(b"\n"):
-            pieces.append(content.readline(_LONGEST_LINE))
-            if len(pieces[-1]) == _LONGEST_LINE:
-                raise _TooLongLineError
-    except (EOFError, zlib.error) as damage:
-        return b"".join(pieces), damage
-    except OSError as damage:
-        if damage.errno is not None:
-            raise
-        return b"".join(pieces), damage  # gzip's and zstandard's words for a damaged file
-    return b"".join(pieces), None
+def _whole_lines(content: BinaryIO, size: int) -> bytes:
+    """The next lines, of about so many bytes."""
+    data = content.read(size)
+    if not data or data.endswith(b"\n"):
+        return data
+    rest = content.readline(_LONGEST_LINE)
+    if len(rest) == _LONGEST_LINE:
+        raise _TooLongLineError
+    return data + rest
 
 
-def _result(
-    coming: Future[tuple[bytes, Exception | None]], path: Path, line: int
-) -> tuple[bytes, Exception | None]:
+def _result(coming: Future[bytes], path: Path, line: int) -> bytes:
     try:
         return coming.result()
     except _TooLongLineError:
         raise DataError(
             f"{path}: a line after line {line} is longer than {_LONGEST_LINE >> 20} MB; a click "
-            "log ends its lines with \\n or \\r\\n"
+            f"log ends its lines with \\n or \\r\\n ({_convert(path)} gives it such ends where it "
+            "has \\r alone)"
         ) from None
-    except OSError as failure:
-        raise DataError(f"{path}: {failure.strerror or failure}") from None
+    except (EOFError, zlib.error, OSError) as failure:
+        raise _unreadable(path, line, failure) from None
+
+
+def _check_line_ends(path: Path, start: bytes) -> None:
+    """Refuse a file whose lines end as on old Macs: all of it would be one line.
+
+    Args:
+        start: of the file.
+    """
+    if b"\r" in start.partition(b"\n")[0].removesuffix(b"\r"):
+        raise DataError(
+            f"{path}: its lines end with \\r alone; write \\n instead, as {_convert(path)} does"
+        )
+
+
+def _convert(path: Path) -> str:
+    """A command that turns \\r into \\n."""
+    source, plain = _unpacked(path)
+    return f"`{source} | tr '\\r' '\\n' > {shlex.quote(f'lines_{plain}')}`"
+
+
+def _unpacked(path: Path) -> tuple[str, str]:
+    """A command that prints a file's content, and the file's name without `.gz` or `.zst`."""
+    unpack = {".gz": "gzip -dc", ".zst": "zstd -dc"}.get(path.suffix.lower())
+    name = path.stem if unpack else path.name
+    return f"{unpack or 'cat'} {shlex.quote(str(path))}", name
 
 
 def _without_trailing_blanks(data: bytes) -> tuple[bytes, bytes]:
@@ -186,16 +185,14 @@ def _without_trailing_blanks(data: bytes) -> tuple[bytes, bytes]:
     return data[:end], data[end:]
 
 
-def _truncated(path: Path, line: int, damage: Exception, tail: bytes) -> BadRow:
-    return BadRow(
-        file=str(path),
-        line=line,
-        column="",
-        found=_damaged(damage),
-        remedy=_COPY_AGAIN,
-        text=tail.decode("utf-8", "replace"),
+def _unreadable(path: Path, line: int, failure: Exception) -> DataError:
+    """What to tell of a file that cannot be read on; rows are never left out for that."""
+    # What the system finds has a number; gzip and zstandard have words for damage.
+    if getattr(failure, "errno", None) is not None:
+        return DataError(f"{path}: {failure.strerror}")
+    unpack, name = _unpacked(path)
+    return DataError(
+        f"{path}: a damaged or truncated compressed file ({failure}), whose lines after line "
+        f"{line:,} cannot all be read; {_COPY_AGAIN}. To train without them, save what can be read "
+        f"(`{unpack} > {shlex.quote(f'part_{name}')}`), and give that file"
     )
-
-
-def _damaged(failure: Exception) -> str:
-    return f"a damaged or truncated compressed file ({failure})"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
@@ -15,14 +17,18 @@ import pyarrow
 import pyarrow.csv
 
 from stampede.data.errors import DataError
-from stampede.data.raw.bad_rows import BadRow, BadRows
+from stampede.data.raw.bad_rows import BadRow
 from stampede.data.raw.blocks import Block, count_bytes, count_lines, read_blocks
+from stampede.data.raw.missing_marks import Marks, any_mark, without_marks
 from stampede.data.raw.rows import RawRows
 from stampede.settings import cut, shown
 
 # Of a block of short lines that are all bad, only so many are looked at and told of together: each
 # takes some 300 bytes then. A block of Criteo has fewer.
 _LINES = 1 << 17
+
+# That a log may have, and their names.
+_SEPARATORS = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars"}
 
 # A log of more columns is no log; all of them are named and parsed.
 _MOST_COLUMNS = 1 << 16
@@ -67,29 +73,36 @@ class Delimited:
         Raises:
             DataError: the file cannot be read.
         """
-        first = next(read_blocks(path, BadRows("skip")), None)
+        first = next(read_blocks(path), None)
         if first is None:
             return list(self.columns)
         if not self.columns:
             return self._header(path, first)[0]
-        line = first.data.partition(b"\n")[0].rstrip(b"\r").decode("utf-8", "replace")
+        line = _first_line(first)
         without = [name for name in self.columns if name != optional]
         return without if len(self._cells(line)) == len(without) else list(self.columns)
 
-    def pieces(self, path: Path, used: set[str], bad_rows: BadRows) -> Iterator[Piece]:
+    def first_line(self, path: Path) -> str:
+        """Of a file; empty where there is none."""
+        first = next(read_blocks(path), None)
+        return "" if first is None else _first_line(first)
+
+    def pieces(self, path: Path, used: set[str]) -> Iterator[Piece]:
         """A file in pieces that can be parsed independently.
 
         Raises:
             DataError: the file cannot be read or lacks a used column.
         """
         columns = list(self.columns)
-        for block in read_blocks(path, bad_rows):
+        for block in read_blocks(path):
             if not columns:
                 columns, block = self._header(path, block)
             absent = sorted(used - set(columns))
             if absent:
-                header = cut(", ".join(columns))
-                raise DataError(f"{path}: no column {absent[0]!r}; its header line has {header}")
+                raise DataError(
+                    f"{path}: no column {absent[0]!r}; its header line has "
+                    f"{cut(', '.join(columns))}{self._hint_at_header(columns)}"
+                )
             for part in _split(block):
                 yield Piece(path, part, columns)
 
@@ -104,10 +117,11 @@ class Delimited:
         """
         path, block, columns = piece
         lines = np.arange(block.first_line, block.first_line + block.lines)
-        text, bad = block.data, []
-        frame = self._frame(text, columns, used, block.lines, self.numeric)
-        if frame is None:
-            frame = self._frame(text, columns, used, block.lines)
+        text, bad, frame = block.data, [], None
+        if b"\0" not in text:
+            frame = self._frame(text, columns, used, block.lines, self.numeric)
+            if frame is None:
+                frame = self._frame(text, columns, used, block.lines)
         if frame is None:
             bad = self._bad_lines(path, block, len(columns))
             wrong = {row.line - block.first_line for row in bad}
@@ -121,9 +135,12 @@ class Delimited:
                 f"{path}: the lines from {block.first_line} on cannot be told apart; a quoted cell "
                 "with a line end in it is not supported"
             )
+        marks: Marks = Counter()
+        if any_mark(text, self.missing, self.separator, self.quote):
+            frame, marks = without_marks(frame, self.missing)
         header_lines = not self.columns
         numbers = lines - 1 - header_lines
-        return RawRows(frame, str(path), lines, numbers, text, block.position, bad)
+        return RawRows(frame, str(path), lines, numbers, text, block.position, bad, marks)
 
     def _header(self, path: Path, block: Block) -> tuple[list[str], Block]:
         line, _, rest = block.data.partition(b"\n")
@@ -139,8 +156,23 @@ class Delimited:
             raise DataError(f"{path}: line 1: its header is no UTF-8 text") from None
         twice = [name for name, count in Counter(columns).items() if count > 1]
         if twice:
-            raise DataError(f"{path}: line 1: column {shown(twice[0])} stands twice in the header")
+            raise DataError(
+                f"{path}: line 1: column {shown(twice[0])} stands twice in the header"
+                f"{self._hint_at_header(columns) or '; give the columns different names'}"
+            )
         return columns, Block(rest, block.first_line + 1, block.lines - 1, block.position)
+
+    def _hint_at_header(self, columns: Sequence[str]) -> str:
+        """What else line 1 may be, where it is not the header that was expected; may be empty."""
+        if any(re.fullmatch(r"[-+.\d]+", name) for name in columns):
+            return (
+                "; line 1 seems to be a row, not a header: add a header line, or name the columns "
+                "in the schema of a table, as in `columns: [label, user, item]`"
+            )
+        other = max(_SEPARATORS, key=columns[0].count)
+        if len(columns) == 1 and other in columns[0]:
+            return f"; its columns seem to be separated by {_named(other)} in the schema"
+        return ""
 
     def _frame(
         self,
@@ -160,7 +192,8 @@ class Delimited:
                 schema={name: pl.Float64 if name in numeric else pl.String for name in columns},
                 separator=self.separator,
                 quote_char=self.quote or None,
-                null_values=self._null_values(text),
+                # Empty cells are null anyway, unless quoted; naming them takes a fifth more time.
+                null_values=[""] if self._has_quoted_blanks(text) else None,
                 missing_utf8_is_empty_string="" not in self.missing,
             ).collect()
         except pl.exceptions.PolarsError:
@@ -171,10 +204,8 @@ class Delimited:
         # The parser leaves many small pieces, which all that follows would work on one by one.
         return frame.select(sorted(used)).rechunk()
 
-    def _null_values(self, text: bytes) -> list[str] | None:
-        # Empty cells are null anyway, unless quoted; naming them takes a fifth more time.
-        quoted = self.quote and (self.quote * 2).encode() in text
-        return [word for word in self.missing if word or quoted] or None
+    def _has_quoted_blanks(self, text: bytes) -> bool:
+        return "" in self.missing and bool(self.quote) and (self.quote * 2).encode() in text
 
     def _columns_agree(self, text: bytes, columns: int, lines: int) -> bool:
         """Whether no line is short, given that none is long."""
@@ -186,12 +217,17 @@ class Delimited:
         """Lines that are no UTF-8 or have another number of columns; looks at each of them."""
         bad = []
         for i, line in enumerate(block.data.split(b"\n")[:-1]):
-            found = None
+            found, remedy = None, f"a line must hold {columns} columns of UTF-8 text"
             try:
                 content = line.rstrip(b"\r").decode("utf-8")
                 cells = self._count_cells(content)
-                if cells != columns:
+                if b"\0" in line:
+                    found = "a NUL byte, a sign of a damaged file"
+                elif cells != columns:
                     found = f"{cells} columns"
+                    other = max(_SEPARATORS, key=content.count)
+                    if cells == 1 and content.count(other) + 1 == columns:
+                        remedy += f"; they seem to be separated by {_named(other)} in the schema"
                 elif self.quote and content.count(self.quote) % 2:
                     found = "a quote without its counterpart"
             except UnicodeDecodeError:
@@ -200,7 +236,6 @@ class Delimited:
                 found = f"a line that is no CSV ({failure})"
             if found is not None:
                 text = line.decode("utf-8", "backslashreplace")
-                remedy = f"a line must hold {columns} columns of UTF-8 text"
                 bad.append(BadRow(str(path), block.first_line + i, "", found, remedy, text))
         return bad
 
@@ -214,6 +249,16 @@ class Delimited:
         if not self.quote or self.quote not in line:
             return line.split(self.separator)
         return next(csv.reader([line], delimiter=self.separator, quotechar=self.quote), [""])
+
+
+def _first_line(block: Block) -> str:
+    return block.data.partition(b"\n")[0].rstrip(b"\r").decode("utf-8", "replace")
+
+
+def _named(separator: str) -> str:
+    """For a person; ends with what to write."""
+    written = json.dumps(separator)
+    return f"{_SEPARATORS[separator]}: write `separator: {written}`"
 
 
 def _split(block: Block) -> Iterator[Block]:

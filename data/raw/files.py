@@ -67,12 +67,8 @@ def open_bytes(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
             yield raw, raw
 
 
-# What is decoded of a step is lost where the file is damaged in it.
-_STEP = 1 << 13
-
-
-class _Steps(io.RawIOBase):
-    """A stream read a little at a time."""
+class _Raw(io.RawIOBase):
+    """A stream of pyarrow, which has no `read1` and `readline` of its own."""
 
     def __init__(self, stream: pyarrow.NativeFile) -> None:
         self._stream = stream
@@ -81,11 +77,11 @@ class _Steps(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int:
-        read = self._stream.read(min(len(buffer), _STEP))
+        read = self._stream.read(len(buffer))
         buffer[: len(read)] = read
         return len(read)
 
 
 def _zstandard(raw: BinaryIO) -> BinaryIO:
     stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(raw), "zstd")
-    return io.BufferedReader(_Steps(stream))
+    return io.BufferedReader(_Raw(stream), 1 << 20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from stampede.data.raw.parquet import Parquet
 from stampede.data.raw.rows import RawRows
 from stampede.data.raw.typed import typed
 from stampede.data.schema import Schema
+from stampede.settings import cut
 
 _COMPRESSED = (".gz", ".zst")
 
@@ -48,7 +50,7 @@ class Chunk:
         return Chunk(frame, self.file, self.numbers[mask], self.position)
 
 
-_Typed = tuple[pl.DataFrame, np.ndarray, list[BadRow]]
+_Typed = tuple[pl.DataFrame, np.ndarray, list[BadRow], Counter[str]]
 
 
 class RawLog:
@@ -58,14 +60,21 @@ class RawLog:
         schema: what their columns mean.
         files: in order; all of one format.
         split_column: a further column that is wanted as text.
+        bad_values_are_missing: whether a bad number, id or time, of which an input is made, is
+            taken for a missing one. Else its row is bad.
     """
 
     def __init__(
-        self, schema: Schema, files: Sequence[Path], split_column: str | None = None
+        self,
+        schema: Schema,
+        files: Sequence[Path],
+        split_column: str | None = None,
+        bad_values_are_missing: bool = False,
     ) -> None:
         self.schema = schema
         self.files = list(files)
         self._split_column = split_column
+        self._bad_values_are_missing = bad_values_are_missing
         self._used = schema.used_columns() | ({split_column} if split_column else set())
         self._counts: list[int] | None = None
         self.bytes = sum(_size(file) for file in self.files)
@@ -87,6 +96,26 @@ class RawLog:
             self._counts = counts
         return self._counts
 
+    def check_rows(self) -> None:
+        """Refuse a log without a row; needs the counts of rows.
+
+        Raises:
+            DataError: says what its first file holds instead.
+        """
+        if any(self.counts()):
+            return
+        file = self.files[0]
+        kind = self._format(file)
+        if isinstance(kind, Parquet):
+            raise DataError(f"{file}: holds no row; write where the click log is")
+        first = "" if kind.columns else kind.first_line(file)
+        if not first:
+            raise DataError(f"{file}: is empty; write where the click log is")
+        raise DataError(
+            f"{file}: holds a header line and no row; it is {cut(repr(first))}. If that is a row, "
+            "name the columns in the schema of a table, as in `columns: [label, user, item]`"
+        )
+
     def chunks(self, bad_rows: BadRows) -> Iterator[Chunk]:
         """All rows, in order.
 
@@ -99,11 +128,15 @@ class RawLog:
 
             def convert(piece: Any, kind: Delimited | Parquet = kind) -> tuple[RawRows, _Typed]:
                 raw = kind.rows(piece, self._used)
-                return raw, typed(raw, self.schema, self._split_column)
+                return raw, typed(
+                    raw, self.schema, self._split_column, self._bad_values_are_missing
+                )
 
-            pieces = kind.pieces(file, self._used, bad_rows)
+            pieces = kind.pieces(file, self._used)
             # The parser uses all cores, but not all the time: a second piece fills the gaps.
-            for raw, (frame, numbers, bad) in computed_ahead(convert, pieces, 2, threads=2):
+            for raw, (frame, numbers, bad, values) in computed_ahead(convert, pieces, 2, threads=2):
+                bad_rows.marks += raw.marks
+                bad_rows.values += values
                 bad_rows.report([*raw.bad, *bad])
                 yield Chunk(frame, number, numbers, before + raw.position)
             before += _size(file)

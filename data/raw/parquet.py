@@ -14,8 +14,10 @@ import pyarrow
 import pyarrow.parquet
 
 from stampede.data.errors import DataError
-from stampede.data.raw.bad_rows import BadRows
+from stampede.data.raw.bad_rows import BadRow
+from stampede.data.raw.missing_marks import without_marks
 from stampede.data.raw.rows import RawRows
+from stampede.settings import cut
 
 _BATCH_ROWS = 1 << 18
 
@@ -49,7 +51,7 @@ class Parquet:
         with _open(path) as file:
             return file.schema_arrow.names
 
-    def pieces(self, path: Path, used: set[str], bad_rows: BadRows) -> Iterator[Piece]:
+    def pieces(self, path: Path, used: set[str]) -> Iterator[Piece]:
         """A file in pieces.
 
         Raises:
@@ -60,9 +62,8 @@ class Parquet:
             total = max(file.metadata.num_rows, 1)
             absent = sorted(used - set(file.schema_arrow.names))
             if absent:
-                raise DataError(
-                    f"{path}: no column {absent[0]!r}; it has {', '.join(file.schema_arrow.names)}"
-                )
+                names = cut(", ".join(file.schema_arrow.names))
+                raise DataError(f"{path}: no column {absent[0]!r}; it has {names}")
             done = 0
             batches = file.iter_batches(_BATCH_ROWS, columns=sorted(used))
             while True:
@@ -78,13 +79,28 @@ class Parquet:
     def rows(self, piece: Piece, used: set[str]) -> RawRows:
         """Rows of a piece, with the columns as they are stored."""
         numbers = np.arange(piece.first, piece.first + len(piece.batch))
-        text = pl.col(pl.String)
-        frame = (
-            pl.from_arrow(piece.batch)
-            .with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
-            .with_columns(pl.when(~text.is_in(list(self.missing))).then(text))
-        )
-        return RawRows(frame, str(piece.path), numbers + 1, numbers, None, piece.position)
+        frame = pl.from_arrow(piece.batch)
+        frame = frame.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
+        frame, marks = without_marks(frame, self.missing)
+        lines, bad = numbers + 1, []
+        has_nul = _has_nul(frame)
+        if has_nul.any():
+            for at in np.flatnonzero(has_nul).tolist():
+                text = str(frame.row(at, named=True))
+                found = ("a text with a NUL byte", "write texts without")
+                bad.append(BadRow(str(piece.path), int(lines[at]), "", *found, text))
+            frame = frame.filter(pl.Series(~has_nul))
+            lines, numbers = lines[~has_nul], numbers[~has_nul]
+        return RawRows(frame, str(piece.path), lines, numbers, None, piece.position, bad, marks)
+
+
+def _has_nul(frame: pl.DataFrame) -> np.ndarray:
+    """Rows with a text that holds a NUL byte, `[n]` bool."""
+    texts = [name for name, kind in frame.schema.items() if kind == pl.String]
+    if not texts:
+        return np.zeros(len(frame), dtype=bool)
+    holds = pl.col(texts).str.contains("\0", literal=True).fill_null(False)
+    return frame.select(pl.any_horizontal(holds)).to_series().to_numpy()
 
 
 def _open(path: Path) -> pyarrow.parquet.ParquetFile:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
 
 from stampede.data.raw.bad_rows import BadRow
+from stampede.data.raw.missing_marks import Marks
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class RawRows:
         text: the lines themselves, `n` of them; None for Parquet.
         position: bytes of the file read so far.
         bad: rows that are not among them because they could not be told apart into columns.
+        marks: cells that are null because of their text.
     """
 
     frame: pl.DataFrame
@@ -32,6 +35,7 @@ class RawRows:
     text: bytes | None
     position: int
     bad: Sequence[BadRow] = ()
+    marks: Marks = field(default_factory=Counter)
 
     def row_texts(self, indices: Sequence[int]) -> list[str]:
         """Whole rows, for a person."""

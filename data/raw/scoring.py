@@ -10,13 +10,19 @@ from stampede.data.schema import Schema
 from stampede.data.schema.columns import TimePart
 
 
-def scoring_log(schema: Schema, files: Sequence[Path], with_label: bool = True) -> RawLog:
+def scoring_log(
+    schema: Schema,
+    files: Sequence[Path],
+    with_label: bool = True,
+    bad_values_are_missing: bool = False,
+) -> RawLog:
     """Files with the columns of a schema, of which those may be absent that no input is made of.
 
     Args:
         schema: as the model was trained with.
         files: in order; the first tells what is there.
         with_label: whether label and weight are read where they are there.
+        bad_values_are_missing: see `RawLog`.
 
     Returns:
         The log; its schema says what is read.
@@ -26,7 +32,8 @@ def scoring_log(schema: Schema, files: Sequence[Path], with_label: bool = True) 
     """
     label = schema.label.column
     columns = format_of(schema, files[0]).names(files[0], label)
-    return RawLog(_read(schema, columns, with_label), files)
+    meaning = _read(schema, columns, with_label)
+    return RawLog(meaning, files, bad_values_are_missing=bad_values_are_missing)
 
 
 def _read(schema: Schema, columns: Sequence[str], with_label: bool) -> Schema:

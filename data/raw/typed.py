@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -44,6 +45,8 @@ class _Typed:
         values: the column; an unparsable value is null.
         is_bad: of each row, from the raw and the typed column; null is not bad.
         remedy: what to write instead.
+        without_bad: the column with bad values taken for missing ones, where it is an input of a
+            model, for which these have a meaning.
     """
 
     name: str
@@ -51,19 +54,25 @@ class _Typed:
     values: pl.Expr
     is_bad: pl.Expr | None
     remedy: str
+    without_bad: pl.Expr | None = None
 
 
 def typed(
-    raw: RawRows, schema: Schema, split_column: str | None
-) -> tuple[pl.DataFrame, np.ndarray, list[BadRow]]:
+    raw: RawRows, schema: Schema, split_column: str | None, bad_values_are_missing: bool = False
+) -> tuple[pl.DataFrame, np.ndarray, list[BadRow], Counter[str]]:
     """Typed columns of the good rows.
 
     Ids of vocabularies and hashes are String, or List(String) where a cell holds several; raw
     integers Int64 or List(Int64), numbers Float64, `#label` and `#weight` Float32, `#time` Int64
     seconds since 1970, `#split` String. Null is missing. What the schema lacks is not there.
 
+    Args:
+        split_column: a further column that is wanted as text.
+        bad_values_are_missing: whether a bad value of an input is null, instead of its row bad.
+
     Returns:
-        The columns, the numbers of their rows, and the bad rows.
+        The columns, the numbers of their rows, the bad rows, and how many bad values are null by
+        column of the file.
 
     Raises:
         DataError: a column of a Parquet file has a type that is of no use for its purpose.
@@ -72,6 +81,9 @@ def typed(
         columns = _columns(schema, split_column, raw.frame.schema)
     except DataError as failure:
         raise DataError(f"{raw.file}: {failure}") from None
+    taken: Counter[str] = Counter()
+    if bad_values_are_missing:
+        columns, taken = _with_bad_as_null(raw.frame, columns)
     # Lazily, so that the values and what is bad of them are computed once.
     query = raw.frame.lazy().select(
         *(column.values.alias(column.name) for column in columns),
@@ -87,7 +99,7 @@ def typed(
     ]
     frame = frame.select(column.name for column in columns)
     if not suspects:
-        return frame, raw.numbers, []
+        return frame, raw.numbers, [], taken
     masks = raw.frame.select(column.is_bad.alias(column.name) for column in suspects)
     masks = masks.fill_null(False)
     kept = ~masks.select(pl.any_horizontal(pl.all())).to_series().to_numpy()
@@ -98,9 +110,26 @@ def typed(
         for index in np.flatnonzero(masks[column.name].to_numpy()).tolist():
             found = raw.frame[column.column][index]
             shown = "nothing" if found is None else repr(found)
-            line = int(raw.lines[index])
-            bad.append(BadRow(raw.file, line, column.column, shown, column.remedy, texts[index]))
-    return frame.filter(pl.Series(kept)), raw.numbers[kept], _first_of_each_line(bad)
+            line, remedy = int(raw.lines[index]), column.remedy
+            if line == 1 and found == column.column:
+                remedy += "; line 1 seems to be a header: delete it, or `columns` from the schema"
+            bad.append(BadRow(raw.file, line, column.column, shown, remedy, texts[index]))
+    return frame.filter(pl.Series(kept)), raw.numbers[kept], _first_of_each_line(bad), taken
+
+
+def _with_bad_as_null(
+    frame: pl.DataFrame, columns: list[_Typed]
+) -> tuple[list[_Typed], Counter[str]]:
+    """The columns, of whose bad values those of inputs are null, and how many these are."""
+    found, taken = [], Counter()
+    for column in columns:
+        if column.without_bad is not None:
+            count = frame.select(column.is_bad.fill_null(False).sum()).item()
+            # A column of which several inputs are made counts once.
+            taken[column.column] = max(taken[column.column], count)
+            column = replace(column, values=column.without_bad, is_bad=None)
+        found.append(column)
+    return found, +taken
 
 
 def _first_of_each_line(bad: list[BadRow]) -> list[BadRow]:
@@ -149,7 +178,7 @@ def _number(name: str, column: str, types: pl.Schema) -> _Typed:
     value = _float(column, types)
     bad = _is_bad(column, types, value.abs() <= LARGEST)
     remedy = f"write a finite number up to {LARGEST:.1e}, or nothing where it is missing"
-    return _Typed(name, column, value, bad, remedy)
+    return _Typed(name, column, value, bad, remedy, pl.when(~bad).then(value))
 
 
 def _weight(column: str, types: pl.Schema) -> _Typed:
@@ -170,7 +199,7 @@ def _time(name: str, time: Time, types: pl.Schema) -> _Typed:
         remedy = "write whole seconds since 1970"
     else:
         remedy = f"write a time as {time.format}"
-    return _Typed(name, time.column, seconds, seconds.is_null(), remedy)
+    return _Typed(name, time.column, seconds, seconds.is_null(), remedy, seconds)
 
 
 def _ids(name: str, field: IdField, schema: Schema, types: pl.Schema) -> _Typed:
@@ -198,7 +227,8 @@ def _integers(name: str, column: str, field: Integers, cells: pl.Expr, types: pl
     if field.separator is None:
         numbers = cells.str.strip_chars().cast(pl.Int64, strict=False)
         bad = _is_bad(column, types, numbers.is_between(0, field.size - 1))
-        return _Typed(name, column, numbers, bad, remedy)
+        return _Typed(name, column, numbers, bad, remedy, pl.when(~bad).then(numbers))
     numbers = cells.list.eval(pl.element().str.strip_chars().cast(pl.Int64, strict=False))
-    wrong = numbers.list.eval(~pl.element().is_between(0, field.size - 1).fill_null(False))
-    return _Typed(name, column, numbers, wrong.list.any().fill_null(False), remedy)
+    good = pl.element().is_between(0, field.size - 1).fill_null(False)
+    bad = numbers.list.eval(~good).list.any().fill_null(False)
+    return _Typed(name, column, numbers, bad, remedy, numbers.list.eval(pl.element().filter(good)))

@@ -42,6 +42,10 @@ _Ids = Annotated[
 ]
 
 
+# What databases, R, pandas and spreadsheets write for a missing value.
+MISSING = ["", "NA", "N/A", "n/a", "<NA>", "NaN", "nan", "NULL", "Null", "null", "None", "\\N", "-"]
+
+
 class Schema(Section):
     """What the columns of a click log mean."""
 
@@ -58,7 +62,7 @@ class Schema(Section):
         [], description="names of the columns in order, where csv files have no header line"
     )
     missing: list[str] = Field(
-        [""], min_length=1, description="texts of a cell that mean that the value is missing"
+        MISSING, min_length=1, description="texts of a cell that mean that the value is missing"
     )
     label: Annotated[Label | None, BeforeValidator(_label)] = Field(
         description="the label's column; none only where samples are scored"

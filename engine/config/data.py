@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -30,6 +30,8 @@ class SyntheticSection(Section):
 
 class RawSection(ReadingSection, PreparationOptions):
     """A raw log, prepared on first use."""
+
+    written: ClassVar[str] = "data."
 
     path: str | list[str] = Field(
         "", description="files, plain, .gz or .zst, or globs of them; required"

@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -37,6 +37,8 @@ from stampede.engine.inference.trained import Trained
 from stampede.engine.metrics import PartMetrics
 from stampede.engine.processes import choose_device
 
+OnBadValue = Literal["error", "missing"]
+
 # Stands for the data that the run was trained and tested on.
 OWN_DATA = "@run"
 
@@ -53,6 +55,8 @@ class PredictionOptions:
     Attributes:
         part: of prepared data; None: the test part, and raw files have none.
         on_bad_row: of raw files.
+        on_bad_value: of raw files; `missing` takes a bad value of an input for a missing one, so
+            that its row is scored.
         with_label: whether label and weight are read where they are there.
         batch_size: samples scored at a time.
         device: `auto`, `cpu` or `cuda`.
@@ -61,6 +65,7 @@ class PredictionOptions:
 
     part: PartName | None = None
     on_bad_row: OnBadRow = "error"
+    on_bad_value: OnBadValue = "error"
     with_label: bool = True
     batch_size: int = 8192
     device: str = "auto"
@@ -74,6 +79,7 @@ class Prediction:
     Attributes:
         rows, bad_rows: scored, and left out.
         bad_rows_file: where these are; None where there are none.
+        bad_values: values taken for missing ones, by column.
         seconds: that scoring took, without loading the model.
         metrics: `auc` and `logloss` where there are labels, None where undefined.
     """
@@ -81,6 +87,7 @@ class Prediction:
     rows: int
     bad_rows: int
     bad_rows_file: Path | None
+    bad_values: dict[str, int]
     seconds: float
     metrics: dict[str, Any]
 
@@ -122,6 +129,7 @@ def predict(
         rows=file.rows,
         bad_rows=bad_rows.count,
         bad_rows_file=file.bad_rows if bad_rows.count else None,
+        bad_values=dict(bad_rows.values),
         seconds=seconds,
         metrics={name: found[name] for name in ("auc", "logloss") if name in found},
     )
@@ -163,7 +171,12 @@ def _rows(
             f"write a prepared folder or {OWN_DATA}"
         )
     return rows_of_files(
-        inputs, learned, manifest.numbers_dtype, bad_rows, with_label=options.with_label
+        inputs,
+        learned,
+        manifest.numbers_dtype,
+        bad_rows,
+        with_label=options.with_label,
+        bad_values_are_missing=options.on_bad_value == "missing",
     )
 
 

@@ -65,6 +65,7 @@ def rows_of_files(
     numbers_dtype: str,
     bad_rows: BadRows,
     with_label: bool = True,
+    bad_values_are_missing: bool = False,
 ) -> Rows:
     """Rows of raw files with the columns that a model was trained with.
 
@@ -74,11 +75,12 @@ def rows_of_files(
         numbers_dtype: that numbers had in training.
         bad_rows: what happens to rows that cannot be read.
         with_label: whether label and weight are read where they are there.
+        bad_values_are_missing: whether a bad value is taken for a missing one; else its row is bad.
 
     Raises:
         DataError: a file is absent or cannot be read.
     """
-    log = scoring_log(learned.schema, expand(patterns), with_label)
+    log = scoring_log(learned.schema, expand(patterns), with_label, bad_values_are_missing)
 
     def encode(chunk: Chunk) -> Piece:
         part = _encoded(chunk, learned, numbers_dtype)

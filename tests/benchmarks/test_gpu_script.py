@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from support.paths import ROOT
+from support.waiting import HANG
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +34,7 @@ def run_script(out, *options, part="all"):
         },
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=HANG,
     )
 
 

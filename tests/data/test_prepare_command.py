@@ -17,6 +17,7 @@ from stampede.data.prepare import main
 from stampede.data.prepared.shard_writer import PartWriter
 from stampede.data.prepared.whole_folder import make_whole
 from support.prepared_arrays import arrays_of, manifest_of
+from support.waiting import HANG
 
 SCHEMA = "label: y\nids: [user]\nnumbers: [x]\n"
 
@@ -87,9 +88,9 @@ def test_learned_ids_need_the_columns_they_were_learned_from(log, capsys):
         (["--set", "splt=random"], ["splt: unknown key", "did you mean 'split'?"]),
         (["--set", "split=rnd"], ["split: found 'rnd'", "did you mean"]),
         (["--set", "split"], ["write KEY=VALUE"]),
-        (["--set", "split=by_column"], ["needs split_column"]),
+        (["--set", "split=by_column"], ["needs split_column; write --set split_column=NAME"]),
         (["--set", "split_column=y"], ["belong to split: by_column"]),
-        (["--set", "split=files"], ["needs test_path"]),
+        (["--set", "split=files"], ["needs test_path; write --set test_path=FILE"]),
         (["--set", "test_path=x.csv"], ["belong to split: files"]),
         (["--schema", "nowhere.yaml"], ["nowhere.yaml: no such file"]),
     ],
@@ -116,6 +117,59 @@ def test_mistakes_in_files(log, capsys):
     (log.parent / "schema.yaml").write_text(SCHEMA + "idz: [a]\n")
     assert main(command(log, out="other")) == 2
     assert "idz: unknown key; did you mean 'ids'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        ("", "is empty; write where"),
+        ("y,user,x\n", "holds a header line and no row; it is 'y,user,x'"),
+        ("1,anna,0.5\n", "name the columns in the schema of a table, as in `columns: ["),
+        ("y,user,x\r1,anna,0.5\r", "its lines end with \\r alone"),
+        ("y,user,x\n1,anna,0.5\n", "1 rows are too few to divide into parts"),
+    ],
+)
+@pytest.mark.parametrize("split", ["sequential", "by_column"])
+def test_logs_without_rows(log, capsys, content, words, split):
+    log.write_bytes(content.encode())
+    options = ["split=by_column", "split_column=user", "test_values=[b]", "validation_values=[c]"]
+    given = [] if split == "sequential" else [word for o in options for word in ("--set", o)]
+    status = main(command(log, *given, out="new/folder/out"))
+    if given and content.endswith("5\n") and "x\n" in content:
+        assert status == 0
+        return
+    assert status == 2
+    assert words in capsys.readouterr().err
+    # Neither the folder nor those it was to be in.
+    assert sorted(path.name for path in log.parent.iterdir()) == ["log.csv", "schema.yaml"]
+
+
+def test_remedies_can_be_pasted(log, capsys):
+    log.write_text(log.read_text().replace("\n1,", "\n3,", 1))
+    assert main(command(log)) == 2
+    assert "(or --set on_bad_row=skip to leave such rows out)" in capsys.readouterr().err
+    log.write_text("y,user,x\n" + "3,anna,0.5\n" * 20)
+    assert main(command(log, "--set", "on_bad_row=skip")) == 2
+    error = capsys.readouterr().err
+    assert "(20 bad rows were left out); write --set split=random or" in error
+
+
+def test_what_is_missing_because_of_its_text_is_told(log, capsys):
+    rows = ["1,NA,0.5", "0,-,NaN", "0,-,7", "1,null-and-void,"]
+    log.write_text("\n".join([log.read_text().strip(), *rows]) + "\n")
+    assert main(command(log)) == 0
+    told = "4 cells count as missing because of their text: user ('-' 2, 'NA' 1), x ('NaN' 1)"
+    assert told in capsys.readouterr().out
+    assert manifest_of(log.parent / "out")["source"]["missing_marks"] == {
+        "user": {"-": 2, "NA": 1},
+        "x": {"NaN": 1},
+    }
+    # Without the marks, the same texts are ids.
+    (log.parent / "schema.yaml").write_text(SCHEMA + 'missing: ["", "NaN"]\n')
+    assert main(command(log, out="ids")) == 0
+    learned = [manifest_of(log.parent / name)["fields"][0]["rows"] for name in ("out", "ids")]
+    assert learned[1] == learned[0]  # they stand in the test part only
+    assert "user" not in manifest_of(log.parent / "ids")["source"]["missing_marks"]
 
 
 def test_verify_finds_a_changed_byte(log, capsys):
@@ -209,7 +263,7 @@ def test_a_second_process_waits_for_the_first(tmp_path, first_one_ends):
         first.kill()
         first.wait()
     (tmp_path / "go on").touch()
-    answers = [process.communicate(timeout=60)[0].strip() for process in (first, second)]
+    answers = [process.communicate(timeout=HANG)[0].strip() for process in (first, second)]
     expected, content = (["True", "False"], "one")
     if first_one_ends == "killed":
         expected, content = ["", "True"], "two"

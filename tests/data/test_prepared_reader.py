@@ -282,7 +282,9 @@ def test_a_part_without_rows(tmp_path):
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.integers(0, 127), st.integers(0, 255))
 def test_any_byte_of_a_header_may_be_wrong(folder, position, byte):

@@ -13,6 +13,7 @@ from stampede.data import threads as helpers
 from stampede.data.threads import run_tasks
 from support.batches import numbered, reader
 from support.threads import torch_threads
+from support.waiting import HANG
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_no_thread_outlives_its_use():
 def meet():
     """Two tasks that wait for each other: they end only in two threads."""
     barrier = threading.Barrier(2)
-    run_tasks(lambda _: barrier.wait(timeout=20), range(2))
+    run_tasks(lambda _: barrier.wait(timeout=HANG), range(2))
 
 
 def test_tasks_are_shared_by_threads(two_threads):
@@ -88,7 +89,7 @@ def test_errors_of_tasks_end_them_all(two_threads, where):
 
     def task(number):
         if number < 2:
-            barrier.wait(timeout=20)
+            barrier.wait(timeout=HANG)
             if (threading.current_thread() is threading.main_thread()) == (where == "caller"):
                 raise DataError("a shard is lost")
             time.sleep(0.05)
@@ -105,7 +106,7 @@ def test_errors_of_tasks_end_them_all(two_threads, where):
 
 def test_helpers_that_others_keep_busy_are_not_waited_for(two_threads):
     release = threading.Event()
-    busy = [helpers._helpers().submit(release.wait, 20) for _ in range(helpers._MOST_CORES)]
+    busy = [helpers._helpers().submit(release.wait, HANG) for _ in range(helpers._MOST_CORES)]
     done = []
     try:
         run_tasks(done.append, range(4))
@@ -119,7 +120,7 @@ def test_a_fork_has_helpers_of_its_own(two_threads):
     meet()
     child = multiprocessing.get_context("fork").Process(target=meet, daemon=True)
     child.start()
-    child.join(30)
+    child.join(HANG)
     code = child.exitcode
     child.kill()
     assert code == 0

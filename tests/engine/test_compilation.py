@@ -12,6 +12,7 @@ from stampede.engine.compilation import compile_network
 from stampede.settings import SettingsError
 from support.jobs import SMALL, run_small, small_config, train_an_epoch
 from support.paths import ROOT
+from support.waiting import HANG
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +67,7 @@ def test_without_a_compiler_it_says_what_to_write(tmp_path):
         env={**os.environ, "CXX": "/nonexistent", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG,
     )
     assert done.returncode == 1
     assert "error: torch.compile failed (" in done.stderr

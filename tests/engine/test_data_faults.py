@@ -9,10 +9,12 @@ import pytest
 
 from stampede.data import DataError
 from stampede.data.residence import Readahead
+from stampede.engine import run_folder
 from stampede.engine.config import load_config
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.run import run
 from stampede.engine.run_folder import RunFolder
+from stampede.settings import SettingsError
 from support.jobs import lines
 from support.movie_runs import prepared_movies
 from support.permissions import read_only
@@ -192,3 +194,68 @@ def test_a_raw_log_that_vanished_between_runs(tmp_path, log):
     log.unlink()
     with pytest.raises(DataError, match=r"log.txt: no such file or glob; write where"):
         train_log(tmp_path, log, "run.name=other")
+
+
+@pytest.fixture
+def raw_log(tmp_path):
+    """A log of 200 rows, its schema, and the keys of a run on it."""
+    rows = [f"{i % 2},u{i % 7},{i % 3},{'a|b' if i % 5 else ''}" for i in range(200)]
+    (tmp_path / "log.csv").write_text("\n".join(["y,user,shop,tags", *rows]) + "\n")
+    (tmp_path / "schema.yaml").write_text(
+        "label: y\nids: {user: {}, shop: {}, tags: {separator: '|'}}\n"
+    )
+    paths = {"path": "log.csv", "schema_file": "schema.yaml", "cache": "cache/of/mine"}
+    keys = [f"data.{key}={tmp_path / name}" for key, name in paths.items()]
+    return tmp_path, ["data.kind=table", *keys, f"run.dir={tmp_path}/runs", *OVERRIDES]
+
+
+@pytest.mark.parametrize(
+    "override, words",
+    [
+        (
+            "evaluate.group_by=usr",
+            r"evaluate.group_by: 'usr' is no id field; write one of user",
+        ),
+        ("evaluate.group_by=tags", r"evaluate.group_by: 'tags' is a field of several ids"),
+        ("data.path=empty.csv", r"empty.csv: is empty"),
+        ("data.path=bad.csv", r"found 'yes'.*\(or data.on_bad_row=skip to leave such rows out\)"),
+    ],
+)
+def test_a_refused_run_leaves_nothing_and_prepares_nothing(raw_log, override, words, monkeypatch):
+    folder, given = raw_log
+    monkeypatch.chdir(folder)
+    (folder / "empty.csv").write_text("")
+    (folder / "bad.csv").write_text((folder / "log.csv").read_text().replace("\n1,", "\nyes,"))
+    (folder / "small.yaml").write_text("")
+    before = sorted(folder.rglob("*"))
+    if override.startswith("evaluate"):
+        monkeypatch.setattr("stampede.engine.datasets.prepare", lambda *_: pytest.fail("prepared"))
+    with pytest.raises((DataError, SettingsError), match=words):
+        run(load_config(folder / "small.yaml", [*given, override]))
+    assert sorted(folder.rglob("*")) == before
+    if override.startswith("evaluate"):
+        return
+    run(load_config(folder / "small.yaml", given))
+    # The lock is gone after a run that ended, too.
+    assert [path.name for path in (folder / "runs").iterdir()] == ["small"]
+
+
+def test_a_lock_that_another_run_has_just_deleted_locks_nothing(tmp_path, monkeypatch):
+    """Two runs that start as a third one ends must not both get the folder."""
+    (tmp_path / "small.yaml").write_text("")
+    config = load_config(tmp_path / "small.yaml", [f"run.dir={tmp_path}/runs"])
+    flock, ended = run_folder.fcntl.flock, []
+
+    def late(handle, how):
+        # Between the opening of the file and the lock, the third run ends.
+        if not ended:
+            ended.append((tmp_path / "runs/.small.lock").unlink())
+        flock(handle, how)
+
+    monkeypatch.setattr(run_folder.fcntl, "flock", late)
+    first, second = (RunFolder(tmp_path / "runs/small") for _ in range(2))
+    with first, second:
+        first.reserve(config)
+        with pytest.raises(RunFolderError, match="is being written by another run"):
+            second.reserve(config)
+    assert not (tmp_path / "runs").exists()

@@ -16,6 +16,7 @@ from stampede.engine.run_folder import RunFolder
 from support.full_disk import files_of_at_most
 from support.jobs import lines, run_small, small_config, without_times
 from support.paths import ROOT
+from support.waiting import HANG
 
 FULL = r"results cannot be written \(File too large\); make room and continue with checkpoint"
 
@@ -129,7 +130,7 @@ def test_events_that_cannot_be_written_are_no_loss(tmp_path):
     """Those of TensorBoard that are left when a run has ended; its thread says nothing itself."""
     done = subprocess.run(
         [sys.executable, "-c", EVENTS, str(tmp_path)],
-        capture_output=True, text=True, cwd=ROOT, timeout=100,
+        capture_output=True, text=True, cwd=ROOT, timeout=HANG,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "tensorboard: the last events cannot be written (File too large)" in done.stdout

@@ -25,7 +25,7 @@ from stampede.engine.hang import (
 from stampede.engine.processes import Processes, processes
 from support.jobs import run_small
 from support.paths import ROOT
-from support.waiting import wait_for
+from support.waiting import HANG, wait_for
 
 HANGS = """
 import sys, time
@@ -35,9 +35,9 @@ from stampede.engine.processes import processes
 from stampede.engine.hang import watched
 
 def sleep_well():
-    time.sleep(60)
+    time.sleep(36000)
 
-with processes("cpu") as here, watched(here, RunSection(hang_seconds=1.0), Path(sys.argv[1])):
+with processes("cpu") as here, watched(here, RunSection(hang_seconds=5.0), Path(sys.argv[1])):
     for step in range(1, 4):
         here.pulse.beat("computing", step)
         time.sleep(0.6)
@@ -49,17 +49,15 @@ with processes("cpu") as here, watched(here, RunSection(hang_seconds=1.0), Path(
 
 @pytest.mark.slow
 def test_the_only_process_ends_itself(tmp_path):
-    start = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", HANGS, str(tmp_path)],
-        capture_output=True, text=True, cwd=ROOT, timeout=100,
+        capture_output=True, text=True, cwd=ROOT, timeout=HANG,
     )  # fmt: skip
-    assert time.monotonic() - start < 50
     assert done.returncode == 3
     # What the process had printed is not lost.
     assert "three steps done" in done.stdout
-    assert "error: the run hangs: rank 0 does not go on: at step 3, saving, for 1" in done.stderr
-    assert "After run.hang_seconds=1 its processes end with status 3; checkpoint.res" in done.stderr
+    assert "error: the run hangs: rank 0 does not go on: at step 3, saving, for " in done.stderr
+    assert "After run.hang_seconds=5 its processes end with status 3; checkpoint.res" in done.stderr
     assert "in sleep_well" in (tmp_path / "hang_rank_0.txt").read_text()
 
 
@@ -130,12 +128,12 @@ from stampede.engine.config.sections import RunSection
 from stampede.engine.processes import processes
 from stampede.engine.hang import watched
 
-settings = RunSection(hang_seconds=0.5, slow_hang_seconds=2.0)
+settings = RunSection(hang_seconds=5.0, slow_hang_seconds=6.0)
 with processes("cpu") as here, watched(here, settings, Path(sys.argv[1])):
     for step in (1, 2):
         here.pulse.beat("computing", step)
     with here.pulse.slowly("saving"):
-        time.sleep(60)
+        time.sleep(36000)
 """
 
 
@@ -143,11 +141,11 @@ with processes("cpu") as here, watched(here, settings, Path(sys.argv[1])):
 def test_a_save_that_hangs_ends_the_process(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", SAVES, str(tmp_path)],
-        capture_output=True, text=True, cwd=ROOT, timeout=50,
+        capture_output=True, text=True, cwd=ROOT, timeout=HANG,
     )  # fmt: skip
     assert done.returncode == 3
-    assert "rank 0 does not go on: at step 2, saving, for 2" in done.stderr
-    assert "After run.slow_hang_seconds=2 its processes end with status 3" in done.stderr
+    assert "rank 0 does not go on: at step 2, saving, for " in done.stderr
+    assert "After run.slow_hang_seconds=6 its processes end with status 3" in done.stderr
 
 
 STEPS = """
@@ -157,7 +155,7 @@ from stampede.engine.config.sections import RunSection
 from stampede.engine.processes import processes
 from stampede.engine.hang import watched
 
-with processes("cpu") as here, watched(here, RunSection(hang_seconds=3.0), Path(sys.argv[1])):
+with processes("cpu") as here, watched(here, RunSection(hang_seconds=8.0), Path(sys.argv[1])):
     for step in range(1, 6):
         here.pulse.beat("computing", step)
         print(step, flush=True)
@@ -177,9 +175,9 @@ def test_a_process_that_was_stopped_for_a_while_goes_on(tmp_path):
             assert process.poll() is None
         time.sleep(0.5)
         process.send_signal(signal.SIGSTOP)
-        time.sleep(4)
+        time.sleep(9)
         process.send_signal(signal.SIGCONT)
-        assert process.wait(60) == 0
+        assert process.wait(HANG) == 0
     finally:
         process.kill()
         process.stdout.close()
@@ -267,7 +265,7 @@ def test_a_place_in_the_project_and_who_waits_there():
     woken = threading.Event()
 
     def sleep():
-        woken.wait(60)
+        woken.wait(HANG)
 
     thread = threading.Thread(target=sleep)
     thread.start()
@@ -282,7 +280,7 @@ def test_a_place_in_the_project_and_who_waits_there():
 
 
 def _settled(thread):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG
     while "in sleep" not in (found := place_of(thread.ident))[0] and time.monotonic() < deadline:
         time.sleep(0.01)
     return found

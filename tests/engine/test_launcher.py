@@ -13,6 +13,7 @@ from stampede.data.prepare import main as prepare
 from support.forked import run_program
 from support.jobs import SMALL
 from support.paths import ROOT, shared
+from support.waiting import HANG
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +26,7 @@ def launch(*arguments, command=None, cwd=ROOT):
     """The launcher started by a command; without one, in a process that is forked."""
     path, arguments = ROOT / "launch.py", [str(argument) for argument in arguments]
     if command is None:
-        return run_program(path, arguments, cwd, timeout=300)
+        return run_program(path, arguments, cwd, timeout=HANG)
     environment = {
         key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")
     }
@@ -33,7 +34,7 @@ def launch(*arguments, command=None, cwd=ROOT):
         [*command, str(path), *arguments],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG,
         cwd=cwd,
         env=environment,
     )

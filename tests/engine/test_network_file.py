@@ -12,6 +12,7 @@ from stampede.settings import SettingsError
 from support.forked import run_program
 from support.jobs import SMALL
 from support.paths import ROOT
+from support.waiting import HANG
 
 OWN = """
 import torch
@@ -144,7 +145,7 @@ def test_mistakes_in_the_key(job):
 def test_a_run_trains_it_says_so_and_goes_on(tmp_path, job):
     config = job.parent / "job.yaml"
     train = [*SMALL, f"run.dir={tmp_path}/runs", "model.options.power=2"]
-    done = run_program(ROOT / "launch.py", [str(config), *train], ROOT, timeout=300)
+    done = run_program(ROOT / "launch.py", [str(config), *train], ROOT, timeout=HANG)
     assert done.returncode == 0, done.stderr
     assert f"model.import: {job.parent / 'own.py'} was executed" in done.stdout
     written = tmp_path / "runs/job/config.yaml"
@@ -152,7 +153,7 @@ def test_a_run_trains_it_says_so_and_goes_on(tmp_path, job):
     # From what the run folder holds, and with the file in another place.
     moved = job.parent.rename(tmp_path / "moved") / "own.py"
     goes_on = ["train.epochs=2", "checkpoint.resume=auto", f"model.import={moved}"]
-    done = run_program(ROOT / "launch.py", [str(written), *goes_on], ROOT, timeout=300)
+    done = run_program(ROOT / "launch.py", [str(written), *goes_on], ROOT, timeout=HANG)
     assert done.returncode == 0, done.stderr
     assert "continuing after step" in done.stdout
     assert json.loads((tmp_path / "runs/job/summary.json").read_text())["epochs"] == 2
@@ -162,7 +163,7 @@ def test_a_broken_network_gets_a_sentence_and_status_2(tmp_path, job):
     own = job.parent / "own.py"
     own.write_text(OWN.replace(".squeeze(1)", ""))
     train = [*SMALL, f"run.dir={tmp_path}/runs"]
-    done = run_program(ROOT / "launch.py", [str(job), *train], ROOT, timeout=300)
+    done = run_program(ROOT / "launch.py", [str(job), *train], ROOT, timeout=HANG)
     assert done.returncode == 2
     assert "the network 'own' returns [2, 1] for 2 samples" in done.stderr
     assert "Traceback" not in done.stderr
@@ -173,7 +174,7 @@ def test_the_example_trains(tmp_path):
     config = load(example)
     assert config.model.name == "fwfm"
     done = run_program(
-        ROOT / "launch.py", [str(example), *SMALL, f"run.dir={tmp_path}"], tmp_path, timeout=300
+        ROOT / "launch.py", [str(example), *SMALL, f"run.dir={tmp_path}"], tmp_path, timeout=HANG
     )
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "fwfm" / "summary.json").read_text())["auc"] > 0.5

@@ -14,6 +14,7 @@ from stampede.engine.lack_of_memory import lacks_memory, what_was_asked
 from support.jobs import SMALL, run_small, without_times
 from support.paths import ROOT
 from support.stopping import before_step
+from support.waiting import HANG
 
 ON_GPU = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of "
@@ -35,7 +36,7 @@ def test_tables_that_get_no_memory(tmp_path):
     done = subprocess.run(
         [sys.executable, ROOT / "tests/support/short_of_memory.py", str(800 << 20), "small.yaml",
          *SMALL, "data.scale=0.008", "model.dim=1000"],
-        capture_output=True, text=True, cwd=tmp_path, timeout=300,
+        capture_output=True, text=True, cwd=tmp_path, timeout=HANG,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 1, done.stderr

@@ -10,6 +10,7 @@ from stampede.engine.config import load_config
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.rendezvous import agree_on_name
 from stampede.engine.run_folder import RunFolder
+from support.waiting import HANG
 
 
 def joined(store, ranks, names):
@@ -20,7 +21,7 @@ def joined(store, ranks, names):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(HANG)
 
 
 def test_a_start_has_a_name_that_no_other_start_has_had():

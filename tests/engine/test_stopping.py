@@ -18,6 +18,7 @@ from stampede.engine.tables import read_field
 from support.jobs import SMALL, run_small, without_times
 from support.paths import ROOT
 from support.stopping import ask_to_stop, before_step
+from support.waiting import HANG
 
 pytestmark = pytest.mark.slow
 
@@ -138,7 +139,7 @@ def test_the_launcher_ends_with_the_signals_status(tmp_path):
         while not (metrics.exists() and metrics.stat().st_size) and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=HANG)
     assert process.returncode == 143
     step = read_manifest(newest(tmp_path / "runs/small/checkpoints")).progress.step
     assert f"stopped by SIGTERM after step {step:,}, which is saved" in said

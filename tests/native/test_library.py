@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.waiting import HANG
+
 pytestmark = pytest.mark.slow
 
 TRAIN = """
@@ -36,7 +38,7 @@ def start(cache, **environment):
 
 
 def finish(process):
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=HANG)
     assert process.returncode == 0, err
     available, total = out.split()
     return available == "True", float(total), err

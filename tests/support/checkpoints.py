@@ -22,6 +22,7 @@ from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.processes import processes
 from support.forked import START_METHOD
 from support.jobs import small_config
+from support.waiting import HANG
 
 WEIGHTS = "front.ebc.embedding_bags.t_C1.weight"
 
@@ -136,7 +137,7 @@ def held_back(monkeypatch):
     go_on, write = threading.Event(), saving.write_tensors
 
     def wait_and_write(*arguments):
-        assert go_on.wait(60)
+        assert go_on.wait(HANG)
         return write(*arguments)
 
     monkeypatch.setattr(saving, "write_tensors", wait_and_write)
@@ -180,7 +181,7 @@ def killed_in_a_save(folder, name):
         target=_end_in_a_save, args=(str(folder), name)
     )
     process.start()
-    process.join(200)
+    process.join(HANG)
     process.kill()
     return process.exitcode
 

@@ -1,9 +1,13 @@
 """Logs and prepared folders to describe."""
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 
-from stampede.data.description.inputs import RawInput
+from stampede.data.description.rows import prepared_rows, raw_rows
+from stampede.data.description.statistics import collect
 from stampede.data.raw import BadRows
 from stampede.data.sources import open_source
 from stampede.data.splits import Split
@@ -35,7 +39,8 @@ def made_up(rows, seed=0):
     return frame
 
 
-def raw_input(folder, limit=None, **split):
+def described(folder, limit=None, **split):
+    """Statistics of the log in a folder, and the part of each row."""
     source = open_source(
         "table",
         str(folder / "log_*.csv"),
@@ -43,7 +48,15 @@ def raw_input(folder, limit=None, **split):
         schema=str(folder / "schema.yaml"),
         features="paper",
     )
-    return RawInput(source, BadRows("error"), limit)
+    with tempfile.TemporaryDirectory() as spool:
+        rows = raw_rows(source, BadRows("error"), limit, Path(spool))
+        return collect(rows), rows.frame.select("#part").collect()["#part"].to_numpy()
+
+
+def described_folder(folder, limit=None):
+    """Statistics of a prepared folder."""
+    with tempfile.TemporaryDirectory() as spool:
+        return collect(prepared_rows(folder, limit, Path(spool)))
 
 
 def prepared(folder, rows=500, **described):

@@ -9,6 +9,7 @@ import torch
 
 from stampede.engine.datasets import open_dataset
 from stampede.engine.inference.trained import open_trained
+from support.waiting import HANG
 
 # Scores what the standard input says, with nothing of stampede and what it trains with.
 _ALONE = """
@@ -47,7 +48,7 @@ def logits_alone(package, inputs, cwd):
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

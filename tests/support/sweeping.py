@@ -6,6 +6,7 @@ from stampede.engine.sweeps.run import run_sweep
 from stampede.engine.sweeps.sweep import load_sweep
 from support.forked import run_program
 from support.paths import ROOT
+from support.waiting import HANG
 
 JOB = """
 data: {scale: 0.0005, rows: 600, test_rows: 200}
@@ -32,7 +33,7 @@ class Started:
         self.names.append(name.removeprefix("run.name=").strip('"'))
         if len(self.names) == self._die_at:
             raise SystemExit("killed")
-        done = run_program(TRIAL, arguments, Path.cwd(), timeout=100)
+        done = run_program(TRIAL, arguments, Path.cwd(), timeout=HANG)
         with log.open("a") as file:
             file.write(done.stdout + done.stderr)
         return done.returncode

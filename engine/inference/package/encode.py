@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -46,6 +46,39 @@ class Encoded(NamedTuple):
     numbers: np.ndarray
 
 
+class BadValues:
+    """What happens to values that cannot be used.
+
+    Args:
+        policy: `error` refuses the first; `missing` takes them for missing values.
+
+    Attributes:
+        counts: values taken for missing ones so far, by column.
+
+    Raises:
+        ValueError: there is no such policy.
+    """
+
+    def __init__(self, policy: str) -> None:
+        if policy not in ("error", "missing"):
+            raise ValueError(f"on_bad_value: found {policy!r}; write 'error' or 'missing'")
+        self.are_missing = policy == "missing"
+        self.counts: dict[str, int] = {}
+
+    def found(self, bad: pl.Series, values: pl.Series, column: str, remedy: str) -> None:
+        """Take note of the values where `bad` holds, which the caller makes null.
+
+        Raises:
+            ValueError: bad values are errors, and there is one.
+        """
+        if not bad.any():
+            return
+        if not self.are_missing:
+            raise ValueError(f"column {column}: found {values.filter(bad)[0]!r}; {remedy}")
+        # A column of which several inputs are made counts once.
+        self.counts[column] = max(self.counts.get(column, 0), int(bad.sum()))
+
+
 class Encoder:
     """Turns raw samples into the model's inputs.
 
@@ -75,48 +108,56 @@ class Encoder:
             dict.fromkeys([column for field in inputs if (column := field["column"])] + timed)
         )
 
-    def __call__(self, samples: raw_samples.Samples) -> Encoded:
-        """The inputs of samples.
+    def __call__(
+        self, samples: raw_samples.Samples, bad_values: BadValues | None = None
+    ) -> Encoded:
+        """The inputs of samples; a bad value is an error unless `bad_values` says otherwise.
 
         Raises:
             ValueError: a column is absent, or a value cannot be used.
         """
-        frame = raw_samples.table_of(samples, self.columns, self._id_columns)
+        bad_values = bad_values or BadValues("error")
+        frame = raw_samples.table_of(samples, self.columns, self._id_columns, bad_values)
         frame = _missing_as_null(frame, self._about["missing"])
-        found = [self._ids(field, frame) for field in self._about["fields"]]
+        found = [self._ids(field, frame, bad_values) for field in self._about["fields"]]
         wanted = self._about["numbers"]
         numbers = np.empty((len(frame), len(wanted)), dtype=np.float32)
         for i, number in enumerate(wanted):
-            numbers[:, i] = _scaled(_numbers(frame, number["column"]), number)
+            numbers[:, i] = _scaled(_numbers(frame, number["column"], bad_values), number)
         numbers = numbers.astype(self._about["numbers_dtype"]).astype(np.float32)
         # Polars' own memory must not be written, which torch warns of.
         ids = [np.require(ids, requirements="W") for ids, _ in found]
         return Encoded(ids, [lengths for _, lengths in found], numbers)
 
     def _ids(
-        self, field: Mapping[str, Any], frame: pl.DataFrame
+        self, field: Mapping[str, Any], frame: pl.DataFrame, bad_values: BadValues
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Rows of the field's table, and how many each sample has where it may have several."""
         encode, column = field["encode"], field["column"]
         if encode == "quantiles":
-            return formulas.bucket_rows(_numbers(frame, column), field["edges"]), None
+            numbers = _numbers(frame, column, bad_values)
+            return formulas.bucket_rows(numbers, field["edges"]), None
         if encode in _PARTS_OF_TIME:
-            return self._part_of_time(encode, frame), None
+            return self._part_of_time(field, frame, bad_values), None
         if frame.schema[column] == pl.Null:
             frame = frame.with_columns(pl.col(column).cast(pl.String))
         kind = frame.schema[column]
         if isinstance(kind, pl.List | pl.Array) and not field["multi"]:
             raise ValueError(f"column {column}: found lists; write one id per sample")
-        frame = frame.with_columns(self._without_fractions(field, frame[column]))
+        frame = frame.with_columns(self._without_fractions(field, frame[column], bad_values))
         kind = frame.schema[column]
         texts = formulas.id_texts(column, kind, field["separator"], field["max_ids"])
         cells = frame.select(texts).to_series()
+        if encode not in ("vocabulary", "hash"):
+            cells = _whole_numbers(cells, field, bad_values)
         lengths = None
         if field["multi"]:
             lengths, cells = formulas.flattened(cells)
         return self._rows_of(field, cells), lengths
 
-    def _without_fractions(self, field: Mapping[str, Any], ids: pl.Series) -> pl.Series:
+    def _without_fractions(
+        self, field: Mapping[str, Any], ids: pl.Series, bad_values: BadValues
+    ) -> pl.Series:
         """Ids that are floats, as whole numbers are where some are missing, as whole numbers."""
         if isinstance(ids.dtype, pl.Array):
             ids = ids.arr.to_list()
@@ -125,13 +166,11 @@ class Encoder:
             return ids
         if field["encode"] == "vocabulary" and self._vocabularies[field["name"]].is_of_floats:
             return ids
-        values = ids.explode() if is_list else ids
-        is_whole = (values % 1 == 0) & (values.abs() <= _LARGEST_WHOLE)
-        bad, remedy = values.is_not_null() & ~is_whole.fill_null(False), raw_samples.NO_ID
+        is_good, remedy = _is_whole, raw_samples.NO_ID
         if field["encode"] == "hash":
             # In the log it may have been 1 or 1.0, which have different hashes.
-            bad, remedy = values.is_not_null(), "write ids as text, as they are in the log"
-        _refuse(bad, values, field["column"], remedy)
+            is_good, remedy = pl.Expr.is_null, "write ids as text, as they are in the log"
+        ids = _good_alone(ids, is_good, field["column"], remedy, bad_values)
         return ids.cast(pl.List(pl.Int64) if is_list else pl.Int64)
 
     def _rows_of(self, field: Mapping[str, Any], texts: pl.Series) -> np.ndarray:
@@ -141,19 +180,21 @@ class Encoder:
         elif field["encode"] == "hash":
             rows = hashing.bucket(texts, field["buckets"], field["seed"])
         else:
-            rows = _whole_numbers(texts, field)
+            rows = texts.cast(pl.Int64).fill_null(0).to_numpy().copy()
         if texts.null_count():
             if field["missing_row"] is None:
                 raise ValueError(f"field {field['name']}: an id is missing; write one")
             rows[texts.is_null().to_numpy()] = field["missing_row"]
         return rows
 
-    def _part_of_time(self, part: str, frame: pl.DataFrame) -> np.ndarray:
+    def _part_of_time(
+        self, field: Mapping[str, Any], frame: pl.DataFrame, bad_values: BadValues
+    ) -> np.ndarray:
         column, format = self._about["time"]["column"], self._about["time"]["format"]
         seconds = formulas.seconds_of_time(column, frame.schema[column], format)
-        found = frame.select(formulas.part_of_time(seconds, part)).to_series()
-        _refuse(found.is_null(), frame[column], column, f"write a time as {format}")
-        return found.cast(pl.Int64).to_numpy()
+        found = frame.select(formulas.part_of_time(seconds, field["encode"])).to_series()
+        bad_values.found(found.is_null(), frame[column], column, f"write a time as {format}")
+        return found.cast(pl.Int64).fill_null(field["missing_row"]).to_numpy()
 
 
 class _Vocabulary:
@@ -189,18 +230,20 @@ class _Vocabulary:
 
 def _missing_as_null(frame: pl.DataFrame, missing: list[str]) -> pl.DataFrame:
     text = pl.col(pl.String)
-    return frame.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String)).with_columns(
-        pl.when(~text.is_in(missing)).then(text)
-    )
+    frame = frame.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
+    if any(mark.lower() == "nan" for mark in missing):
+        frame = frame.with_columns(pl.col(pl.Float32, pl.Float64).fill_nan(None))
+    return frame.with_columns(pl.when(~text.is_in(missing)).then(text))
 
 
-def _numbers(frame: pl.DataFrame, column: str) -> pl.Series:
+def _numbers(frame: pl.DataFrame, column: str, bad_values: BadValues) -> pl.Series:
     """Float64, null where missing."""
     given = frame.select(formulas.stripped(column, frame.schema[column])).to_series()
     found = given.cast(pl.Float64, strict=False)
     bad = given.is_not_null() & ~(found.abs() <= LARGEST).fill_null(False)
-    _refuse(bad, frame[column], column, "write a finite number, or None where it is missing")
-    return found
+    remedy = "write a finite number, or None where it is missing"
+    bad_values.found(bad, frame[column], column, remedy)
+    return _without(found, bad)
 
 
 def _scaled(values: pl.Series, number: Mapping[str, Any]) -> np.ndarray:
@@ -211,15 +254,47 @@ def _scaled(values: pl.Series, number: Mapping[str, Any]) -> np.ndarray:
     return values.alias("x").to_frame().select(scaled).to_series().to_numpy()
 
 
-def _whole_numbers(texts: pl.Series, field: Mapping[str, Any]) -> np.ndarray:
-    """Ids that are rows; 0 where missing."""
-    found = texts.str.strip_chars().cast(pl.Int64, strict=False)
+def _whole_numbers(texts: pl.Series, field: Mapping[str, Any], bad_values: BadValues) -> pl.Series:
+    """Ids that are rows already, as text or in lists of it."""
     size = field["size"]
-    bad = texts.is_not_null() & ~found.is_between(0, size - 1).fill_null(False)
-    _refuse(bad, texts, field["column"], f"write whole numbers from 0 to {size - 1}")
-    return found.fill_null(0).to_numpy().copy()
+
+    def is_row(value: pl.Expr) -> pl.Expr:
+        return value.str.strip_chars().cast(pl.Int64, strict=False).is_between(0, size - 1)
+
+    remedy = f"write whole numbers from 0 to {size - 1}"
+    texts = _good_alone(texts, is_row, field["column"], remedy, bad_values)
+    if isinstance(texts.dtype, pl.List):
+        return texts.list.eval(pl.element().str.strip_chars())
+    return texts.str.strip_chars()
 
 
-def _refuse(bad: pl.Series, values: pl.Series, column: str, remedy: str) -> None:
-    if bad.any():
-        raise ValueError(f"column {column}: found {values.filter(bad)[0]!r}; {remedy}")
+def _is_whole(value: pl.Expr) -> pl.Expr:
+    return (value % 1 == 0) & (value.abs() <= _LARGEST_WHOLE)
+
+
+def _good_alone(
+    ids: pl.Series,
+    is_good: Callable[[pl.Expr], pl.Expr],
+    column: str,
+    remedy: str,
+    bad_values: BadValues,
+) -> pl.Series:
+    """Ids, or lists of them, of which bad ones are null, or left out of their lists."""
+
+    def is_bad(value: pl.Expr) -> pl.Expr:
+        return value.is_not_null() & ~is_good(value).fill_null(False)
+
+    is_list = isinstance(ids.dtype, pl.List)
+    values = ids.explode() if is_list else ids
+    bad = values.to_frame("id").select(is_bad(pl.col("id"))).to_series()
+    bad_values.found(bad, values, column, remedy)
+    if not bad.any():
+        return ids
+    if is_list:
+        return ids.list.eval(pl.element().filter(~is_bad(pl.element())))
+    return _without(ids, bad)
+
+
+def _without(values: pl.Series, bad: pl.Series) -> pl.Series:
+    """The values with null where they are bad."""
+    return values.zip_with(~bad, pl.Series(values.name, [None], dtype=values.dtype))

@@ -6,6 +6,8 @@
     model.columns                  # that a sample is made of
     model.score({"C1": ["68fd1e64", None], "I1": [3, None], ...})
     model.score([{"C1": "68fd1e64", "I1": 3, ...}, {"C1": None, "I1": None, ...}])
+    model.score(samples, on_bad_value="missing")   # a bad value counts as missing
+    model.bad_values                               # how many did, by column
 
 A sample's values are those of the raw log: text or numbers, lists where a cell holds several ids,
 None where a value is missing. Tables of polars and pandas will do too; `score_rows` takes ids that
@@ -64,6 +66,7 @@ class Model:
         about: `package.json`.
         fields, numbers: names of the id fields and numbers, in the model's order.
         columns: that they are made of.
+        bad_values: values that the last call took for missing ones, by column.
     """
 
     def __init__(self, folder: Path, about: Mapping[str, Any], device: torch.device) -> None:
@@ -72,6 +75,7 @@ class Model:
         self.numbers = [number["name"] for number in about["numbers"]]
         self._encoder = encode.Encoder(folder, about)
         self.columns = self._encoder.columns
+        self.bad_values: dict[str, int] = {}
         self._device = device
         self._dense = torch.export.load(folder / "dense.pt2").module().to(device)
         self._tables = [
@@ -79,22 +83,31 @@ class Model:
             for name in self.fields
         ]
 
-    def score(self, samples: Samples, batch_size: int = 8192) -> np.ndarray:
+    def score(
+        self, samples: Samples, batch_size: int = 8192, on_bad_value: str = "error"
+    ) -> np.ndarray:
         """Probability of a click of each sample, `[n]` float64; see `logits`."""
-        return _probability(self.logits(samples, batch_size))
+        return _probability(self.logits(samples, batch_size, on_bad_value))
 
-    def logits(self, samples: Samples, batch_size: int = 8192) -> np.ndarray:
+    def logits(
+        self, samples: Samples, batch_size: int = 8192, on_bad_value: str = "error"
+    ) -> np.ndarray:
         """Logits of a click, `[n]` float32.
 
         Args:
             samples: values of the columns `columns`: by name, of one sample after the other, or
                 as a table of polars or pandas.
             batch_size: samples looked up at a time, at least 1.
+            on_bad_value: `error`, or `missing`: a value that cannot be used counts as missing; of
+                several ids of a cell, it is left out.
 
         Raises:
             ValueError: a column is absent, or a value cannot be used.
         """
-        return self._logits(self._encoder(samples), batch_size)
+        bad_values = encode.BadValues(on_bad_value)
+        encoded = self._encoder(samples, bad_values)
+        self.bad_values = bad_values.counts
+        return self._logits(encoded, batch_size)
 
     def score_rows(
         self,

@@ -14,13 +14,16 @@ Samples = Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any]] | pl.DataFra
 NO_ID = "write an id as text or as a whole number, None where it is missing"
 
 
-def table_of(samples: Samples, columns: list[str], id_columns: Set[str]) -> pl.DataFrame:
+def table_of(
+    samples: Samples, columns: list[str], id_columns: Set[str], bad_values: Any
+) -> pl.DataFrame:
     """The wanted columns.
 
     Args:
         samples: raw ones.
         columns: that are wanted.
         id_columns: of these, the columns whose values are taken for text.
+        bad_values: what happens to bad ones (see `encode.BadValues`).
 
     Raises:
         ValueError: a column is absent, or a value is neither text nor number nor list.
@@ -41,7 +44,7 @@ def table_of(samples: Samples, columns: list[str], id_columns: Set[str]) -> pl.D
     absent = [name for name in columns if name not in given]
     if absent:
         raise ValueError(f"no column {absent[0]!r}; the model needs {', '.join(columns)}")
-    series = [_series(name, samples[name], name in id_columns) for name in columns]
+    series = [_series(name, samples[name], name in id_columns, bad_values) for name in columns]
     if len({len(column) for column in series}) > 1:
         sizes = ", ".join(f"{column.name} {len(column)}" for column in series)
         raise ValueError(f"columns of different lengths: {sizes}")
@@ -57,11 +60,11 @@ def _of_pandas(table: Any, columns: list[str]) -> dict[str, list[Any]]:
     }
 
 
-def _series(name: str, values: Any, is_id: bool) -> pl.Series:
+def _series(name: str, values: Any, is_id: bool, bad_values: Any) -> pl.Series:
     if isinstance(values, str):
         raise ValueError(f"column {name}: found {values!r}; write a list, of a value per sample")
     if isinstance(values, list | tuple):
-        values = _alike(name, values, is_id)
+        values = _alike(name, values, is_id, bad_values)
     try:
         found = pl.Series(name, values, strict=False)
     except (TypeError, pl.exceptions.PolarsError) as failure:
@@ -71,7 +74,7 @@ def _series(name: str, values: Any, is_id: bool) -> pl.Series:
     return found
 
 
-def _alike(name: str, values: Sequence[Any], is_id: bool) -> Sequence[Any]:
+def _alike(name: str, values: Sequence[Any], is_id: bool, bad_values: Any) -> Sequence[Any]:
     """Values that polars does not make a common text of which nobody wrote."""
     kinds = set(map(type, values)) - {type(None)}
     lists = {kind for kind in kinds if issubclass(kind, list | tuple | np.ndarray | pl.Series)}
@@ -83,14 +86,15 @@ def _alike(name: str, values: Sequence[Any], is_id: bool) -> Sequence[Any]:
     if np.ndarray in lists:
         return [None if value is None else list(value) for value in values]
     if is_id and str in kinds and any(issubclass(kind, float | np.floating) for kind in kinds):
-        return [_whole(name, value) for value in values]
+        floats = [value for value in values if isinstance(value, float | np.floating)]
+        fractions = pl.Series(name, [value for value in floats if not value.is_integer()])
+        bad_values.found(fractions.is_not_null(), fractions, name, NO_ID)
+        return [_whole(value) for value in values]
     return values
 
 
-def _whole(name: str, value: Any) -> Any:
-    """An id that is a float as a whole number."""
+def _whole(value: Any) -> Any:
+    """An id that is a float as a whole number; None where it is none."""
     if not isinstance(value, float | np.floating):
         return value
-    if not value.is_integer():
-        raise ValueError(f"column {name}: found {value}; {NO_ID}")
-    return int(value)
+    return int(value) if value.is_integer() else None

@@ -1,15 +1,18 @@
 """`python -m stampede.data.describe` as a user sees it."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from stampede.data.describe import main
-from stampede.data.description.collector import collect
-from stampede.data.description.picture import draw
-from stampede.data.description.table import WIDTH
+from stampede.data.description.text import WIDTH
 from stampede.data.schema import load_schema
-from support.described import prepared, raw_input
+from support.described import prepared
+from support.paths import ROOT
 
 
 def test_the_command_writes_a_table_and_a_page(log, tmp_path, capsys):
@@ -22,16 +25,17 @@ def test_the_command_writes_a_table_and_a_page(log, tmp_path, capsys):
     assert text in printed
     assert max(map(len, text.splitlines())) <= WIDTH
     (site,) = (line for line in text.splitlines() if line.startswith("site  ") and "ids" in line)
+    (rates,) = (line for line in text.splitlines() if line.startswith("site  ") and " s1 " in line)
     frame = pd.concat(map(pd.read_csv, files))
     assert site.split()[2] == str(frame["site"].nunique())
     assert site.split()[3] == f"{frame['site'].isna().mean():.2%}"
-    assert site.split()[-1] == frame["site"].value_counts().index[0]
+    assert rates.split()[1] == frame["site"].value_counts().index[0]
     assert (out / "description.png").read_bytes().startswith(b"\x89PNG")
     # The guessed schema can be given.
     assert list(load_schema(out / "schema.yaml").ids) == ["site", "user", "tags", "seen"]
     assert main([*files, "--out", str(out), "--schema", str(folder / "schema.yaml")]) == 0
     text = (out / "description.txt").read_text()
-    assert "label rate over time: 41 slices of 1 hour from 2020-09-13 12:00" in text
+    assert "over time (UTC)" in text and "from 2020-09-13 12:00" in text
     assert "hash 7" in text
 
 
@@ -79,19 +83,139 @@ def test_a_prepared_folder_takes_no_options_of_logs(tmp_path, capsys):
     assert "choose another folder" in capsys.readouterr().err
 
 
-def test_a_page_of_many_odd_columns(tmp_path):
+@pytest.mark.parametrize("damage", ["gone", "short", "manifest"])
+def test_a_damaged_folder(tmp_path, damage, capsys):
+    folder = tmp_path / "prepared"
+    prepared(folder)
+    path = folder / ("manifest.json" if damage == "manifest" else "test-1-label.npy")
+    path.unlink() if damage == "gone" else path.write_bytes(path.read_bytes()[:100])
+    assert main([str(folder), "--out", str(tmp_path / "out")]) == 2
+    assert f"{path}: " in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_page_of_many_odd_columns(tmp_path, capsys):
     rows = 40
     frame = pd.DataFrame({"label": np.arange(rows) % 2})
     for i in range(55):
         frame[f"an_id_with_a_long_name_{i}"] = "x" if i else np.nan
         frame[f"number_{i}"] = [np.nan, -(10.0 ** (i % 30)), 0.5, 10.0 ** (i % 30)][i % 4]
-    frame.to_csv(tmp_path / "log_0.csv", index=False)
-    (tmp_path / "schema.yaml").write_text(
-        f"label: label\nids: {[name for name in frame if name.startswith('an')]}\n"
-        f"numbers: {[name for name in frame if name.startswith('nu')]}\n"
-    )
-    statistics = collect(raw_input(tmp_path))
-    assert statistics.ids[0].distinct == 0 and statistics.ids[0].coverage(1) is None
-    assert statistics.numbers[0].quantiles == []
-    draw("many", statistics, tmp_path / "page.png")
-    assert (tmp_path / "page.png").stat().st_size > 10_000
+    # Charts of nothing at all were drawn before.
+    assert described_in(tmp_path, frame, capsys)
+    assert (tmp_path / "out/description.png").stat().st_size > 10_000
+    empty = frame[["label", "an_id_with_a_long_name_0", "number_0"]]
+    assert described_in(tmp_path, empty, capsys)
+
+
+def described_in(folder, frame, capsys, *options):
+    """What is printed of a log, all of whose columns but the label are ids or numbers."""
+    frame.to_csv(folder / "log.csv", index=False)
+    numbers = [name for name in frame if name.startswith("number")]
+    ids = [name for name in frame if name not in ("label", "time", *numbers)]
+    timed = "time: {column: time}\n" * ("time" in frame)
+    (folder / "schema.yaml").write_text(f"label: label\nids: {ids}\nnumbers: {numbers}\n{timed}")
+    given = [str(folder / "log.csv"), "--schema", str(folder / "schema.yaml")]
+    assert main([*given, "--out", str(folder / "out"), *options]) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, (folder / "out/description.txt").read_text().splitlines())) <= WIDTH
+    return said
+
+
+def test_advice(tmp_path, capsys):
+    draw, rows = np.random.default_rng(0), 2000
+    label = draw.integers(0, 2, rows)
+    days = np.sort(draw.choice(5, rows, p=[0.1, 0.1, 0.55, 0.15, 0.1]))
+    frame = pd.DataFrame({
+        "label": label,
+        "time": 1_600_000_000 // 86400 * 86400 + days * 86400 + draw.integers(0, 86400, rows),
+        "hour": [f"h{row // 100}" for row in range(rows)],
+        "user": draw.integers(0, 1200, rows),
+        "request": [f"r{row}" for row in draw.permutation(rows)],
+        "landing_page": np.where(label, "bought", ""),
+        "country": "se",
+        "nothing": np.nan,
+        "site": draw.integers(0, 9, rows),
+        "number_of_seconds": np.where(label, draw.random(rows), np.nan),
+        "number_of_nothing": np.nan,
+        "number_one": 1,
+        "number_good": draw.random(rows),
+    })  # fmt: skip
+    said = " ".join(described_in(tmp_path, frame, capsys).partition("\nadvice\n")[2].split())
+    for words in (
+        "% of the rows lie in 1 day of 5, from 2020-09-15 00:00 on: a share",
+        "hour 100%, request 100%: so many ids of the test rows are not in the training part; leave",
+        "of a time, hour_of_day and weekday serve instead, as data.features=auto makes them",
+        "min_count=2 or more trains the row that they share",
+        "landing_page 1.000, number_of_seconds 1.000: alone so large a test AUC, as if it w",
+        "nothing, number_of_nothing: missing in all rows; leave it out",
+        "country, number_one: the same in all rows; leave it out",
+    ):
+        assert words in said, said
+    assert "site" not in said and "number_good" not in said
+    frame["label"] = [0] * 1900 + [1] * 100
+    said = described_in(tmp_path, frame[["label", "site"]], capsys)
+    assert "the training part has no clicks only" not in said
+    assert "the train part has no clicks only: no AUC there" in said
+    assert "the test part" not in said.partition("advice")[2]
+
+
+def test_rows_and_click_rates_are_shown(tmp_path, capsys):
+    rows = 1000
+    frame = pd.DataFrame({"label": [0, 1, 0, 0] * 250, "site": ["a", "b", "a", "a"] * 250})
+    frame["number"] = np.arange(rows) % 4
+    frame["time"] = 1_600_000_000 // 86400 * 86400 + np.repeat([0, 1, 1, 4], 250) * 86400
+    said = described_in(tmp_path, frame, capsys).splitlines()
+    over = {line.split()[1]: line.split()[3:] for line in said if line.startswith("  from 2020")}
+    assert over["2020-09-14"] == ["500", "50.00%", "125", "0.2500"], over
+    (line,) = (line.split() for line in said if "75.0%" in line)
+    assert line == ["site", "a", "75.0%", "0.000", "b", "25.0%", "1.000"]
+    at = said.index(next(line for line in said if line.startswith("click rate by size")))
+    assert said[at + 1].split() == ["number", "-", "0.5000", "0.0000", "-", "0.0000"]
+    assert sum(line.split()[:1] == ["site"] and "1.0000" in line for line in said) == 1
+
+
+@pytest.mark.parametrize(
+    "content, sentence",
+    [
+        ("label,b\n1,x\n0,y\n".replace("\n", "\r"), "its lines end with \\r alone; write"),
+        ("label,b\n", "holds a header line and no row"),
+        ("label,b\nyes,x\n1,y\n0,z\n", "'yes'; write 1 for a click and 0 for none in the log"),
+        ("label,b\n5,x\n1,y\n", "holds 5; write a schema file with `label: {column: label, at_l"),
+        ("a" * 10_000_000 + ",b\n1,2\n", "line 1 is longer than 1 MB"),
+        ("a" * 900_000 + ",b\n1,2\n", "cannot tell which column is the label: found 'aaaa"),
+        ("label,b\n1,2\n0," + "b" * 10_000_000 + "\nx,3\n", "line 4, column label: found 'x'"),
+        ("label,b\n1," + "x\0y\n", "line 2: found a NUL byte"),
+    ],
+    ids=[
+        "CR",
+        "header only",
+        "text label",
+        "number label",
+        "long header",
+        "long name",
+        "long cell",
+        "NUL",
+    ],
+)
+def test_what_cannot_be_described(tmp_path, content, sentence, capsys):
+    path = tmp_path / "log.csv"
+    path.write_bytes(content.encode())
+    assert main([str(path), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "error: " in error and sentence in error and len(error) < 5000
+    # Not half of an output either.
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_reader_that_has_enough(log, tmp_path):
+    command = [sys.executable, "-m", "stampede.data.describe", str(log[0] / "log_0.csv")]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "out")], stdout=writing, stderr=subprocess.PIPE,
+        text=True, cwd=ROOT,
+    )  # fmt: skip
+    os.close(writing)
+    assert done.returncode == 141
+    assert "Error" not in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert (tmp_path / "out/description.txt").exists()

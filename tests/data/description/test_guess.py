@@ -63,7 +63,7 @@ def test_a_table_is_guessed_from_its_types(log):
         ("a,b\n1,2\n", "cannot tell which column is the label: found 'a', 'b'"),
         ("label,b\n3.5,2\n", "the label column 'label' holds 3.5; write a schema"),
         ("label,b\n1,2.5\n", "no column of ids"),
-        ("1,2\n3,4\n", "line 1 is no header"),
+        ("1,2\n3,4\n", "line 1 seems to be a row, not a header"),
         ("", "is empty"),
     ],
 )

@@ -73,7 +73,9 @@ def test_criteo_1tb_is_tested_on_its_last_file(made_up, tmp_path):
 
 def test_one_day_of_criteo_1tb_has_no_last_file(made_up, tmp_path):
     path = write(tmp_path / "day_0", made_up)
-    with pytest.raises(SettingsError, match="day_0 is the only one; write a test_fraction"):
+    with pytest.raises(
+        SettingsError, match=r"day_0 is the only one; write --set test_fraction=0\.1"
+    ):
         prepared(tmp_path / "out", "criteo_1tb", path)
     folder = prepared(tmp_path / "out", "criteo_1tb", path, test_fraction=0.5)
     check_criteo(folder, made_up, sequential_parts(3000, 0.5, 0.1))

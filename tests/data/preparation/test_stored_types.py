@@ -20,7 +20,7 @@ def test_float16_numbers(made_up, tmp_path):
 def test_numbers_too_large_for_float16(tmp_path):
     frame = dated().assign(x=70_000)
     schema = "label: y\nids: [user]\nnumbers: {x: {transform: []}}\n"
-    with pytest.raises(DataError, match=r"number x: found 70000 .*numbers_dtype: float32"):
+    with pytest.raises(DataError, match=r"number x: found 70000 .*data.numbers_dtype=float32"):
         table(tmp_path, frame, schema, numbers_dtype="float16")
 
 

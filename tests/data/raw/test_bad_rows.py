@@ -13,7 +13,8 @@ BAD = {
     ",anna,3,0.5,1,2024-01-31": ("y", "nothing", "write 0 or 1"),
     "yes,anna,3,0.5,1,2024-01-31": ("y", "'yes'", "write 0 or 1"),
     "1,anna,3,five,1,2024-01-31": ("x", "'five'", "finite number"),
-    "1,anna,3,nan,1,2024-01-31": ("x", "nan", "finite number"),
+    "1,anna,3,-nan,1,2024-01-31": ("x", "nan", "finite number"),
+    "1,an\0na,3,0.5,1,2024-01-31": ("", "a NUL byte", "6 columns"),
     "1,anna,3,1e999,1,2024-01-31": ("x", "inf", "finite number"),
     "1,anna,10,0.5,1,2024-01-31": ("slot", "'10'", "0 to 9"),
     "1,anna,-1,0.5,1,2024-01-31": ("slot", "'-1'", "0 to 9"),
@@ -45,7 +46,7 @@ def test_a_bad_row_is_an_error_or_left_out(tmp_path, bad):
     sentence = str(raised.value)
     place = f"{path}: line 5, column {column}: " if column else f"{path}: line 5: "
     assert sentence.startswith(place)
-    assert found in sentence and remedy in sentence and "on_bad_row=skip" in sentence
+    assert found in sentence and remedy in sentence and "--set on_bad_row=skip" in sentence
 
     aside = tmp_path / "bad.jsonl"
     frame, numbers, count = read(log, "skip", aside)
@@ -79,5 +80,12 @@ def test_bad_rows_of_parquet(tmp_path):
     frame = frame.with_columns(pl.Series("x", [1.0, None, float("nan"), 2.0, float("inf")]))
     frame.write_parquet(path)
     with pytest.raises(DataError, match="line 3, column x: found nan"):
+        read(log_of(path, missing=[""]))
+    assert read(log_of(path, missing=[""]), "skip")[1].tolist() == [0, 1, 3]
+    with pytest.raises(DataError, match="line 5, column x: found inf"):
         read(log_of(path))
-    assert read(log_of(path), "skip")[1].tolist() == [0, 1, 3]
+    frame = frame.with_columns(pl.Series("user", ["a", "N\0", None, "\0", "e"]), x=1.0)
+    frame.write_parquet(path)
+    with pytest.raises(DataError, match="line 2: found a text with a NUL byte"):
+        read(log_of(path))
+    assert read(log_of(path), "skip")[1].tolist() == [0, 2, 4]

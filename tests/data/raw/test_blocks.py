@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stampede.data.raw import BadRows, blocks
+from stampede.data.raw import blocks
 from stampede.data.raw.blocks import count_lines, read_blocks
 
 
@@ -22,7 +22,7 @@ def test_blocks_hold_every_line_once(tmp_path_factory, lines, ended, size):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "BLOCK_BYTES", size)
         found, first = [], 1
-        for block in read_blocks(path, BadRows("error")):
+        for block in read_blocks(path):
             assert block.first_line == first and block.data.endswith(b"\n")
             rows = block.data[:-1].split(b"\n")
             assert len(rows) == block.lines

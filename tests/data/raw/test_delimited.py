@@ -1,10 +1,13 @@
 """Line ends, quotes, missing values, times and headers of delimited text."""
 
+import polars as pl
 import pytest
 
 from stampede.data import DataError
 from stampede.data.raw import BadRows, RawLog
+from stampede.data.raw.missing_marks import by_column, sentence
 from stampede.data.schema import Schema
+from stampede.data.schema.schema import MISSING
 from support.raw_logs import GOOD, HEADER, SCHEMA, log_of, read, write
 
 
@@ -69,9 +72,43 @@ def test_missing_values_and_other_words_for_them(tmp_path):
     lines = [HEADER, "1,,,,1,2024-01-31", "1,NA,NA,NA,1,2024-01-31"]
     path = write(tmp_path / "log.csv", lines)
     with pytest.raises(DataError, match=r"line 3, column (x|slot): found 'NA'"):
-        read(log_of(path))
-    frame, _, _ = read(log_of(path, missing=["", "NA"]))
+        read(log_of(path, missing=[""]))
+    frame, _, _ = read(log_of(path))
     assert frame.select("user", "slot", "x").null_count().row(0) == (2, 2, 2)
+
+
+@pytest.mark.usefixtures("block_bytes")
+@pytest.mark.parametrize("mark", [mark for mark in MISSING if mark])
+@pytest.mark.parametrize("quoted", [False, True])
+def test_marks_of_missing_values_are_counted(tmp_path, mark, quoted):
+    cell = f'"{mark}"' if quoted else mark
+    lines = [HEADER, GOOD, f"1,{cell},3,0.5,1,2024-01-31", f"1,x{mark},{cell},-1,1,2024-01-31"]
+    lines += [f"0,{mark}x,4,{cell},1,2024-01-31", f"1,{cell},,{cell},1,2024-01-31"]
+    bad = BadRows("error")
+    frame = pl.concat(
+        chunk.frame for chunk in log_of(write(tmp_path / "log.csv", lines)).chunks(bad)
+    )
+    assert frame["user"].to_list() == ["anna", None, f"x{mark}", f"{mark}x", None]
+    assert frame["slot"].to_list() == [3, 3, None, 4, None]
+    assert frame["x"].to_list() == [0.5, 0.5, -1, None, None]
+    found = by_column(bad.marks)
+    assert {name: sum(marks.values()) for name, marks in found.items()} == {
+        "user": 2,
+        "x": 2,
+        "slot": 1,
+    }
+    assert found["user"] == {mark: 2}
+    assert "5 cells count as missing because of their text" in sentence(found)
+
+
+def test_marks_at_either_end_of_a_line_and_of_a_file(tmp_path):
+    (tmp_path / "log.csv").write_bytes(b"a,y,b\r\nNA,1,x\r\n-,0,null")
+    schema = {"label": "y", "ids": ["a", "b"]}
+    bad = BadRows("error")
+    log = RawLog(Schema.model_validate(schema), [tmp_path / "log.csv"])
+    (chunk,) = log.chunks(bad)
+    assert chunk.frame.select("a", "b").rows() == [(None, "x"), (None, None)]
+    assert by_column(bad.marks) == {"a": {"NA": 1, "-": 1}, "b": {"null": 1}}
 
 
 def test_files_may_have_their_columns_in_another_order(tmp_path):
@@ -86,8 +123,28 @@ def test_files_may_have_their_columns_in_another_order(tmp_path):
 
 @pytest.mark.parametrize(
     "header, words",
-    [("y,user,slot,x,w", "no column 't'"), ("y,y,user,slot,x,w,t", "column 'y' stands twice")],
+    [
+        ("y,user,slot,x,w", "no column 't'"),
+        ("y,y,user,slot,x,w,t", "column 'y' stands twice in the header; give the columns diff"),
+        (
+            "1,anna,3,0.5,1,2024-01-31",
+            r"line 1 seems to be a row.*`columns: \[label, user, ",
+        ),
+        ("0,0,anna,3,0.5,1,t", r"column '0' stands twice.*line 1 seems to be a row, not a header"),
+        ("y;user;slot;x;w;t", 'separated by semicolons: write `separator: ";"` in the schema'),
+        ("y\tuser\tslot\tx\tw\tt", r'separated by tabs: write `separator: "\\t"` in the schema'),
+    ],
 )
 def test_headers_that_do_not_fit(tmp_path, header, words):
     with pytest.raises(DataError, match=words):
         read(log_of(write(tmp_path / "log.csv", [header, GOOD])))
+
+
+def test_columns_that_do_not_fit(tmp_path):
+    columns = HEADER.split(",")
+    path = write(tmp_path / "log.csv", [GOOD.replace(",", ";")])
+    with pytest.raises(DataError, match=r"found 1 columns.*`separator: \";\"` in the schema"):
+        read(log_of(path, columns=columns))
+    path = write(tmp_path / "log.csv", [HEADER, GOOD])
+    with pytest.raises(DataError, match=r"line 1, column \w+: .*seems to be a header: delete"):
+        read(log_of(path, columns=columns))

@@ -19,6 +19,7 @@ from support.movies import movies, write_movies
 from support.packages import columns_of, loaded, logits_alone, open_test_part
 from support.predicting import scores
 from support.prepared import drawn_fields, drawn_rows, write_prepared
+from support.waiting import HANG
 
 
 def test_a_package_alone_equals_the_trainer(packages, trainers, tmp_path):
@@ -123,7 +124,7 @@ def test_nothing_is_warned_of(packages, tmp_path):
         cwd=packages / "fp32",
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG,
     )
     assert done.returncode == 0 and done.stderr == "", done.stderr
 

@@ -20,6 +20,7 @@ from support.movie_runs import (
     train_on_movies,
 )
 from support.movies import write_movies
+from support.packages import columns_of, loaded
 from support.predicting import auc_of, predict, scores, train_as_ranks
 from support.ranks import run_ranks
 
@@ -186,3 +187,39 @@ def test_metrics_that_are_undefined(trained_run, tmp_path):
     path = write_movies(tmp_path / "log.csv", frame)
     status, said = predict(trained_run, path, tmp_path / "s.parquet")
     assert status == 0 and said.count("undefined") == 2
+
+
+def test_bad_values_are_missing_on_request(trained_run, packages, tmp_path):
+    """A bad value counts as missing, in files and in the package alike, and is told of."""
+    frame = rows_of_test_part()[:12].reset_index(drop=True).astype({"user": str, "movie": str})
+    good = frame.assign(when=frame["when"].astype(str)).astype({"slot": object, "age": object})
+    bad, missing = good.copy(), good.copy()
+    for row, column, value in [
+        (2, "slot", "ninety"), (3, "slot", 99), (4, "age", "old"), (5, "when", "yesterday"),
+    ]:  # fmt: skip
+        bad.loc[row, column], missing.loc[row, column] = value, None
+    lenient = ["--on-bad-value", "missing"]
+    paths = [tmp_path / "bad.csv", tmp_path / "missing.csv"]
+    for path, rows in zip(paths, (bad, missing), strict=True):
+        rows.to_csv(path, index=False)
+    status, said = predict(trained_run, paths[0], tmp_path / "s.parquet")
+    assert status == 2 and "bad.csv: line 4, column slot: found 'ninety'" in said
+    status, said = predict(trained_run, paths[0], tmp_path / "s.parquet", *lenient)
+    assert status == 0 and "taken for missing ones: age 1, slot 2, when 1" in said
+    expected = scores(trained_run, [paths[1]], tmp_path, *lenient)["score"]
+    found = pl.read_parquet(tmp_path / "s.parquet")["score"]
+    assert len(found) == 12 and found.to_list() == expected.to_list()
+    model = loaded(packages / "fp32")
+    columns = columns_of(bad.drop(columns=["rating", "importance"]))
+    np.testing.assert_allclose(model.score(columns, on_bad_value="missing"), found, atol=1e-7)
+    assert model.bad_values == {"age": 1, "slot": 2, "when": 1}
+    with pytest.raises(ValueError, match="column slot: found 'ninety'"):
+        model.score(columns)
+    with pytest.raises(ValueError, match="on_bad_value: found 'skip'; write 'error' or 'missing'"):
+        model.score(columns, on_bad_value="skip")
+    # Of several ids only the bad one is left out; ids that are floats may be bad, too.
+    one = {name: values[:1] for name, values in columns.items()}
+    for name, values, without in [("user", [1.5], [None]), ("genres", [[2.5, 3.0]], [[3.0]])]:
+        lenient_score = model.score({**one, name: values}, on_bad_value="missing")
+        assert model.bad_values == {name: 1}
+        np.testing.assert_array_equal(lenient_score, model.score({**one, name: without}))

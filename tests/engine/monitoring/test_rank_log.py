@@ -6,6 +6,7 @@ import sys
 
 from stampede.engine.monitor import RankLog, log_file
 from support.paths import ROOT
+from support.waiting import HANG
 
 
 def lines(folder, rank=0):
@@ -33,7 +34,7 @@ os.kill(os.getpid(), 9)
 
 
 def test_a_kill_loses_no_line(tmp_path):
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, timeout=100)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, timeout=HANG)
     assert done.returncode == -9
     assert [line["step"] for line in lines(tmp_path)] == [0, 1, 2]
 

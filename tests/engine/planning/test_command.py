@@ -6,6 +6,7 @@ import pytest
 
 from support.forked import run_program
 from support.paths import ROOT
+from support.waiting import HANG
 
 PLAN = "configs/plan_10b.yaml"
 SMALL = [PLAN, "data.tables={user: 1e8, item: 1000}", "train.batch_size=8192",
@@ -14,7 +15,7 @@ GPUS = ["--plan", "--world-size", "16", "--device-memory"]
 
 
 def launch(*arguments):
-    return run_program(ROOT / "launch.py", list(map(str, arguments)), ROOT, timeout=300)
+    return run_program(ROOT / "launch.py", list(map(str, arguments)), ROOT, timeout=HANG)
 
 
 def test_what_fits_ends_with_status_0(tmp_path):

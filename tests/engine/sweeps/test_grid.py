@@ -14,7 +14,7 @@ from stampede.engine.sweeps.run import run_sweep
 from stampede.engine.sweeps.sweep import load_sweep
 from support.paths import ROOT
 from support.sweeping import Started, sweep, write_sweep
-from support.waiting import wait_for
+from support.waiting import HANG, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -99,17 +99,18 @@ def test_a_trial_ends_with_its_sweep(tmp_path, how, ends_with):
     lock = out / "trials/.100000-seed1.lock"
     try:
         assert wait_for(
-            lambda: lock.exists() and (out / "trials/100000-seed1/metrics.jsonl").exists(), 90
+            lambda: lock.exists() and (out / "trials/100000-seed1/metrics.jsonl").exists()
         )
         with pytest.raises(RunFolderError, match="in use by another sweep"):
             run_sweep(load_sweep(path, folder=out), start_on(1))
+        # The trial deletes it as it ends.
+        trial = int(lock.read_text())
     finally:
         process.send_signal(how)
-        status = process.wait(30)
+        status = process.wait(HANG)
     assert status == ends_with
-    trial = int(lock.read_text())
     assert trial != process.pid
-    assert wait_for(lambda: _is_gone(trial), 90)
+    assert wait_for(lambda: _is_gone(trial))
 
 
 def _is_gone(process):

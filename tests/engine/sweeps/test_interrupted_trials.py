@@ -14,6 +14,7 @@ from stampede.engine.sweeps.sweep import load_sweep
 from support.jobs import without_times
 from support.paths import ROOT
 from support.sweeping import Started, sweep, write_sweep
+from support.waiting import HANG
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +75,7 @@ def test_a_trial_killed_in_its_middle_is_continued_not_begun_again(tmp_path):
         cwd=ROOT,
         stderr=subprocess.DEVNULL,
     )
-    ends = time.monotonic() + 90
+    ends = time.monotonic() + HANG
     # The name that a whole one has.
     while not list(run.glob("checkpoints/epoch_*")):
         assert time.monotonic() < ends and process.poll() is None

@@ -10,7 +10,7 @@ from support.soak.places import is_writing, stage_of
 from support.soak.runs import all_whole, continued_after, newest_step
 
 # Seconds in which a run of seconds must get anywhere on a busy machine.
-DEADLINE = 120
+DEADLINE = 1200
 
 STAGES = ("start", "training", "evaluation", "save")
 

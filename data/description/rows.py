@@ -1,0 +1,247 @@
+"""Rows of a raw log or a prepared folder, written as Parquet that Polars describes alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow
+
+from stampede.data.errors import DataError
+from stampede.data.learning.counts import VALUE
+from stampede.data.learning.vocabulary import FIRST_ROW
+from stampede.data.prepared.manifest import PARTS, FieldEntry, Manifest, read_manifest
+from stampede.data.prepared.mapped import map_shard
+from stampede.data.progress import RowProgress
+from stampede.data.raw import BadRows
+from stampede.data.raw.missing_marks import by_column, sentence
+from stampede.data.raw.typed import LABEL, TIME
+from stampede.data.schema.columns import Hashed, IdField, Integers, Quantiles, TimePart
+from stampede.data.sources import Source
+from stampede.data.splits import Assignment
+from stampede.data.writing import LEARNED_FOLDER
+
+PART, PLACE = "#part", "#place"
+
+_PIECE_ROWS = 1 << 18
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows to describe.
+
+    Attributes:
+        frame: a column per id field and number, null where missing, lists where there may be
+            several ids; `#label`, `#part` (number in `PARTS`), `#place` (see `by_time`).
+        by_time: whether `#place` is seconds since 1970, not the number of the row.
+        ids: a word for the kind of each id field, by name, in order.
+        numbers: their names.
+        filled: whether missing numbers were filled, so that nobody knows how many they were.
+        unseen: by id field, the id that stands for those that the training part lacks, where
+            there is one.
+        texts: ids of a field as a person knows them.
+        notes: what a reader of the description has to know.
+    """
+
+    frame: pl.LazyFrame
+    by_time: bool
+    ids: Mapping[str, str]
+    numbers: Sequence[str]
+    notes: Sequence[str]
+    filled: bool = False
+    unseen: Mapping[str, int] = field(default_factory=dict)
+    texts: Callable[[str, list[Any]], list[str]] = lambda _, ids: list(map(str, ids))
+
+
+def raw_rows(source: Source, bad_rows: BadRows, limit: int | None, folder: Path) -> Rows:
+    """Rows of a raw log.
+
+    Args:
+        source: the log and its division.
+        bad_rows: what happens to bad rows.
+        limit: first rows that are looked at, bad ones included; None: all.
+        folder: for the Parquet files.
+
+    Raises:
+        DataError: the log has no good row, or a bad one that is not to be left out.
+    """
+    log, fields = source.log, source.log.schema.ids
+    counts = None
+    if source.split.needs_counts():
+        counts = _first_counts(source, limit)
+    assignment = Assignment(source.split, counts, source.test_share, source.file_parts)
+    seen = [0] * len(log.files)
+    frames = _Frames(folder, log.schema.time is not None)
+    with RowProgress("describing", log.bytes) as progress:
+        for chunk in log.chunks(bad_rows):
+            if limit is not None:
+                chunk = chunk.take(chunk.numbers < limit - sum(seen[: chunk.file]))
+            if len(chunk.numbers):
+                seen[chunk.file] = int(chunk.numbers[-1]) + 1
+                frames.append(chunk.frame, assignment.parts(chunk))
+                progress.advance_to(chunk.position, len(chunk.numbers))
+            if limit is not None and sum(seen) >= limit:
+                break
+    if not frames.rows:
+        log.check_rows()
+        raise DataError(f"{log.files[0]}: all {bad_rows.count:,} rows are bad and were left out")
+    notes = [f"parts: split {source.split.split}, see --set"]
+    if limit is not None:
+        notes.append(f"only the first {limit:,} rows were looked at (--rows)")
+    if bad_rows.count:
+        notes.append(f"{bad_rows.count:,} bad rows were left out and written aside")
+    if bad_rows.marks:
+        notes.append(sentence(by_column(bad_rows.marks)))
+    # What is cut into quantiles is a number to whoever looks at it.
+    cut = [name for name, found in fields.items() if isinstance(found, Quantiles)]
+    return Rows(
+        frames.scan(),
+        frames.by_time,
+        {name: _kind(found) for name, found in fields.items() if name not in cut},
+        [*log.schema.numbers, *cut],
+        notes,
+    )
+
+
+def prepared_rows(folder: Path, limit: int | None, spool: Path) -> Rows:
+    """Rows of a prepared folder.
+
+    Args:
+        limit: first rows of each part that are looked at; None: all.
+        spool: for the Parquet files.
+
+    Raises:
+        DataError: the folder is damaged.
+    """
+    manifest = read_manifest(folder)
+    frames = _Frames(spool, manifest.has_time)
+    with RowProgress("describing", sum(manifest.rows(part) for part in PARTS)) as progress:
+        for frame, part in _pieces(folder, manifest, limit):
+            frames.append(frame, np.full(len(frame), part, dtype=np.int8))
+            progress.advance_to(frames.rows, len(frame))
+    if not frames.rows:
+        raise DataError(f"{folder}: has no rows; prepare the data again")
+    notes = [
+        "unseen: the row that rare ids and those the training part lacks share, or, where a "
+        "field has none, rows that no training sample has",
+        "numbers are as they were written, with missing ones filled",
+    ]
+    if limit is not None:
+        notes.append(f"only the first {limit:,} rows of each part were looked at")
+    if manifest.bad_rows:
+        notes.append(f"{manifest.bad_rows:,} bad rows were left out in the preparation")
+    return Rows(
+        frames.scan(),
+        frames.by_time,
+        {entry.name: "many ids" if entry.multi else "ids" for entry in manifest.fields},
+        manifest.numbers,
+        notes,
+        filled=True,
+        unseen={e.name: e.unseen_row for e in manifest.fields if e.unseen_row is not None},
+        texts=lambda name, ids: _texts(folder, manifest, name, ids),
+    )
+
+
+class _Frames:
+    """Parquet files of a folder, one for each piece of the rows."""
+
+    def __init__(self, folder: Path, by_time: bool) -> None:
+        self._folder, self.by_time, self.rows = folder, by_time, 0
+
+    def append(self, frame: pl.DataFrame, parts: np.ndarray) -> None:
+        place = pl.col(TIME) if self.by_time else pl.int_range(pl.len()) + self.rows
+        frame = frame.with_columns(pl.Series(PART, parts), place.cast(pl.Int64).alias(PLACE))
+        frame.write_parquet(self._folder / f"{self.rows:015d}.parquet", compression="lz4")
+        self.rows += len(frame)
+
+    def scan(self) -> pl.LazyFrame:
+        return pl.scan_parquet(sorted(self._folder.glob("*.parquet")))
+
+
+def _first_counts(source: Source, limit: int | None) -> list[int]:
+    """Rows of each file, as far as they are looked at."""
+    log = source.log
+    if limit is None:
+        with RowProgress("counting rows", log.bytes) as progress:
+            return log.counts(progress.advance_to)
+    # Not the whole log for its first rows.
+    counts = [0] * len(log.files)
+    for chunk in log.chunks(BadRows("skip")):
+        if len(chunk.numbers):
+            counts[chunk.file] = int(chunk.numbers[-1]) + 1
+        if sum(counts) >= limit:
+            counts[chunk.file] -= sum(counts) - limit
+            break
+    return counts
+
+
+def _pieces(
+    folder: Path, manifest: Manifest, limit: int | None
+) -> Iterator[tuple[pl.DataFrame, int]]:
+    """Rows and the number of their part."""
+    for part, name in enumerate(PARTS):
+        left = manifest.rows(name) if limit is None else limit
+        for shard in manifest.parts.get(name, []):
+            maps = map_shard(folder, manifest, shard, manifest.arrays())
+            rows, left = min(shard.rows, left), left - min(shard.rows, left)
+            for start in range(0, rows, _PIECE_ROWS):
+                yield _frame(manifest, maps, slice(start, min(start + _PIECE_ROWS, rows))), part
+
+
+def _frame(manifest: Manifest, maps: Mapping[str, np.ndarray], rows: slice) -> pl.DataFrame:
+    arrays = {
+        name: np.array(array[rows])
+        for name, array in maps.items()
+        if not name.startswith(("values_", "offsets_"))
+    }
+    columns = {LABEL: pl.Series(arrays["label"])}
+    for j, entry in enumerate(manifest.single()):
+        columns[entry.name] = _null_where_missing(pl.Series(arrays["ids"][:, j].copy()), entry)
+    for i, entry in enumerate(manifest.multi()):
+        offsets = np.array(maps[f"offsets_{i}"][rows.start : rows.stop + 1])
+        values = pl.Series(np.array(maps[f"values_{i}"][offsets[0] : offsets[-1]]))
+        lists = _null_where_missing(values, entry).to_arrow()
+        columns[entry.name] = pl.from_arrow(
+            pyarrow.LargeListArray.from_arrays(offsets - offsets[0], lists)
+        )
+    for j, name in enumerate(manifest.numbers):
+        columns[name] = pl.Series(arrays["numbers"][:, j].astype(np.float64))
+    if manifest.has_time:
+        columns[TIME] = pl.Series(arrays["time"])
+    return pl.DataFrame(columns)
+
+
+def _null_where_missing(values: pl.Series, entry: FieldEntry) -> pl.Series:
+    if entry.missing_row is None:
+        return values
+    return values.set(values == entry.missing_row, None)
+
+
+def _texts(folder: Path, manifest: Manifest, column: str, rows: list[int]) -> list[str]:
+    """Texts of ids where they were kept, else their rows."""
+    name = f"{LEARNED_FOLDER}/{column}.parquet"
+    found: dict[int, str] = {}
+    if any(file.name == name for file in manifest.learned):
+        try:
+            table = pl.scan_parquet(folder / name).with_row_index("row", FIRST_ROW)
+            table = table.filter(pl.col("row").is_in(rows)).collect()
+        except (OSError, pl.exceptions.PolarsError) as failure:
+            raise DataError(
+                f"{folder / name}: damaged ({failure}); prepare the data again"
+            ) from None
+        found = dict(zip(table["row"], table[VALUE], strict=True))
+    return [found.get(row, f"row {row}") for row in rows]
+
+
+def _kind(found: IdField) -> str:
+    """A word for the table."""
+    if isinstance(found, TimePart):
+        return found.encode.replace("_", " ")
+    if isinstance(found, Hashed):
+        return f"hash {found.buckets:,}"
+    word = "integers" if isinstance(found, Integers) else "ids"
+    return word if found.separator is None else f"many {word}"

@@ -1,0 +1,166 @@
+"""Statistics of raw logs and prepared folders against pandas, numpy and scikit-learn."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from stampede.data.description.rows import raw_rows
+from stampede.data.description.statistics import collect
+from stampede.data.preparation import PreparationOptions, prepare
+from stampede.data.raw import BadRows
+from stampede.data.sources import open_source
+from stampede.data.splits import Split
+from support.described import described, described_folder, prepared
+from support.paths import shared
+
+
+def values_of(frame, name):
+    """A column's values, one per row or several; a row without one has NaN."""
+    column = frame[name].replace("", np.nan)
+    return column.str.split("|").explode() if name == "tags" else column
+
+
+def auc_by_hand(frame, parts, name):
+    """Of the click rates that a column's ids have in the training part, drawn to the mean."""
+    values = values_of(frame, name).fillna("missing").rename("id")
+    rows = values.to_frame().join(frame["clicked"]).join(pd.Series(parts, name="part"))
+    train = rows[rows["part"] == 0]
+    seen = train.groupby("id")["clicked"].agg(["sum", "size"])
+    rate = (seen["sum"] + 20 * train["clicked"].mean()) / (seen["size"] + 20)
+    test = rows[rows["part"] == 2]
+    return roc_auc_score(test["clicked"], test["id"].map(rate).fillna(train["clicked"].mean()))
+
+
+@pytest.mark.parametrize("split", ["sequential", "random"])
+def test_a_log_against_pandas(log, split):
+    folder, frame = log
+    found, parts = described(folder, split=split)
+    if split == "sequential":
+        # The last tenth is for the test, the last tenth of the rest for validation.
+        assert parts.tolist() == np.repeat([0, 1, 2], [2430, 270, 300]).tolist()
+    np.testing.assert_array_equal(found.rows, np.bincount(parts, minlength=3))
+    np.testing.assert_array_equal(found.clicks, np.bincount(parts, frame["clicked"], 3))
+    assert [column.name for column in found.ids] == ["site", "user", "tags"]
+    for column in found.ids:
+        values = values_of(frame, column.name)
+        counts = values.value_counts()
+        assert column.distinct == len(counts)
+        for top in (1, 10, 100, 1000):
+            expected = counts.iloc[:top].sum() / counts.sum()
+            assert column.coverage(top) == pytest.approx(expected)
+        assert counts[column.top].tolist() == counts.iloc[:10].tolist()
+        clicks = frame["clicked"].loc[values.index].groupby(values.to_numpy()).sum()
+        assert column.rates[:, 0].tolist() == counts[column.top].tolist()
+        assert column.rates[:, 1].tolist() == clicks[column.top].tolist()
+        known = set(values_of(frame[parts == 0], column.name).dropna())
+        for part in range(3):
+            within = values_of(frame[parts == part], column.name)
+            assert column.share("missing", part) == pytest.approx(within.isna().mean())
+            unseen = (~within.isin(known) & within.notna()).mean()
+            assert column.share("unseen", part) == pytest.approx(unseen)
+        assert column.alone == pytest.approx(auc_by_hand(frame, parts, column.name))
+    assert any(column.unseen[2] for column in found.ids)
+    (price,) = found.numbers
+    present = frame["price"].dropna()
+    quantiles = np.quantile(present, [0.25, 0.5, 0.75, 0.99], method="nearest")
+    expected = [present.mean(), present.min(), *quantiles, present.max()]
+    np.testing.assert_allclose(price.summary, expected, rtol=1e-12)
+    quarters = np.searchsorted(quantiles[:3], present) + 1
+    rows, clicks = np.bincount(quarters), np.bincount(quarters, frame["clicked"][present.index])
+    np.testing.assert_array_equal(price.rates[1:], np.stack([rows, clicks], 1)[1:])
+    assert price.rates[0].tolist() == [
+        frame["price"].isna().sum(), frame["clicked"][frame["price"].isna()].sum()
+    ]  # fmt: skip
+    for part in range(3):
+        missing = frame["price"][parts == part].isna().mean()
+        assert price.share("missing", part) == pytest.approx(missing)
+    edges, rows, clicks = price.histogram
+    np.testing.assert_array_equal(rows, np.histogram(present, edges)[0])
+    assert 0 < clicks.sum() < rows.sum() > 0.99 * len(present)
+    hours = frame.groupby(frame["seen"] // 3600 * 3600)["clicked"].agg(["size", "sum"])
+    assert found.by_time and found.width == 3600
+    assert found.slices.rows() == list(hours.itertuples(name=None))
+
+
+@pytest.mark.parametrize("limit", [1, 1700, 5000])
+def test_the_first_rows(log, limit):
+    folder, frame = log
+    found, parts = described(folder, limit)
+    assert found.rows.sum() == min(limit, 3000)
+    assert found.clicks.sum() == frame["clicked"][:limit].sum()
+    train = int(0.9 * min(limit, 3000))
+    kept = [train - int(0.1 * train), int(0.1 * train), min(limit, 3000) - train]
+    assert np.bincount(parts, minlength=3).tolist() == kept
+
+
+def test_a_prepared_folder_against_numpy(tmp_path):
+    parts = prepared(tmp_path / "prepared")
+    found = described_folder(tmp_path / "prepared")
+    assert found.rows.tolist() == [500] * 3
+    assert found.clicks.tolist() == [int(arrays["label"].sum()) for arrays in parts.values()]
+    a, b, many = found.ids
+    for j, column in ((0, a), (1, b)):
+        every = [arrays["ids"][:, j] for arrays in parts.values()]
+        for part, ids in enumerate(every):
+            assert column.share("missing", part) == np.mean(ids == 0)
+            lacking = ids == 1 if j == 0 else ~np.isin(ids, every[0]) & (ids != 0)
+            assert column.share("unseen", part) == np.mean(lacking)
+        ids, counts = np.unique(np.concatenate(every), return_counts=True)
+        counts = counts[ids > (1 if j == 0 else 0)]
+        assert column.distinct == len(counts)
+        present = (np.concatenate(every) != 0).sum()
+        assert column.coverage(10) == pytest.approx(np.sort(counts)[-10:].sum() / present)
+    for part, arrays in enumerate(parts.values()):
+        empty = (np.diff(arrays["offsets_0"]) == 0).sum()
+        missing = (arrays["values_0"] == 0).sum() + empty
+        share = missing / (len(arrays["values_0"]) + empty)
+        assert many.share("missing", part) == pytest.approx(share)
+    (number,) = found.numbers
+    values = np.concatenate([arrays["numbers"] for arrays in parts.values()])
+    assert number.summary[0] == pytest.approx(values.mean())
+    assert number.share("missing", 0) is None
+    assert not found.by_time and found.width == 32
+    labels = np.concatenate([arrays["label"] for arrays in parts.values()])
+    assert found.slices["clicks"].to_list() == [
+        int(labels[start : start + 32].sum()) for start in range(0, 1500, 32)
+    ]
+    some = described_folder(tmp_path / "prepared", 250)
+    assert some.rows.tolist() == [250] * 3
+    assert some.clicks.tolist() == [arrays["label"][:250].sum() for arrays in parts.values()]
+
+
+def test_a_prepared_log_is_described_as_the_log(log, tmp_path):
+    folder, frame = log
+    options = PreparationOptions()
+    files, schema = str(folder / "log_*.csv"), str(folder / "schema.yaml")
+    source = open_source("table", files, options, schema=schema, features="paper")
+    prepare(source, options, tmp_path / "prepared")
+    found = {column.name: column for column in described_folder(tmp_path / "prepared").ids}
+    assert found["site"].top == frame["site"].value_counts().index[:10].tolist()
+    assert all(text.startswith("row ") for text in found["user"].top)
+    raw = {column.name: column for column in described(folder)[0].ids}
+    for name in ("site", "tags"):
+        for part in range(3):
+            for what in ("missing", "unseen"):
+                expected = raw[name].share(what, part)
+                assert found[name].share(what, part) == pytest.approx(expected)
+
+
+def test_real_rows_against_pandas(tmp_path):
+    path = shared("data/avazu_20k.csv.gz")
+    frame = pd.read_csv(path, dtype=str)
+    log = open_source("avazu", str(path), Split(), features="paper")
+    found = collect(raw_rows(log, BadRows("error"), None, tmp_path))
+    trained = frame[: int(0.9 * len(frame)) - int(0.1 * int(0.9 * len(frame)))]
+    test = frame[int(0.9 * len(frame)) :]
+    assert found.rows[[0, 2]].tolist() == [len(trained), len(test)]
+    for column in found.ids:
+        assert column.distinct == frame[column.name].nunique()
+        unseen = (~test[column.name].isin(set(trained[column.name]))).mean()
+        assert column.share("unseen", 2) == pytest.approx(unseen)
+    hours = pd.to_datetime(frame["hour"], format="%y%m%d%H").dt.floor("6h")
+    clicks = frame["click"].astype(int).groupby(hours).agg(["size", "sum"])
+    assert found.width == 6 * 3600
+    assert found.slices["start"].to_list() == [int(time.timestamp()) for time in clicks.index]
+    assert found.slices["rows"].to_list() == clicks["size"].tolist()
