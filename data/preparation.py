@@ -17,7 +17,7 @@ from stampede.data.overlap import while_made
 from stampede.data.prepared.whole_folder import make_whole
 from stampede.data.progress import RowProgress
 from stampede.data.raw import BadRows, Chunk
-from stampede.data.schema.features import Features
+from stampede.data.schema.features import Features, described
 from stampede.data.sources import Source
 from stampede.data.splits import TRAIN, Assignment, Split
 from stampede.data.spool import Spool, Spooled
@@ -105,7 +105,8 @@ class _Preparation:
             "learning": learnt - counted,
             "writing": time.perf_counter() - learnt,
         }
-        source = {**self._source.described(), "seconds": seconds}
+        features = described(learned.schema)
+        source = {**self._source.described(), "features": features, "seconds": seconds}
         write_manifest(folder, self._log, learned, options, parts, bad_rows, source)
 
     def _read_again(self, assignment: Assignment) -> Iterator[Spooled]:

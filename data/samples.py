@@ -86,6 +86,7 @@ class Dataset:
             drawn independently.
         vocabulary_sha256: of what ids and numbers mean, see `vocabulary_fingerprint`; empty for
             synthetic clicks, whose ids are rows of their tables.
+        features: how ids and numbers were made of a log, in words; may be empty.
     """
 
     vocabulary_sizes: Mapping[str, int]
@@ -99,6 +100,7 @@ class Dataset:
     unseen_rows: Mapping[str, int] = field(default_factory=dict)
     shuffle: bool = True
     vocabulary_sha256: str = ""
+    features: str = ""
 
 
 @dataclass(frozen=True)

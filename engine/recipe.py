@@ -15,6 +15,7 @@ from stampede.engine.config import Config, config_type
 from stampede.engine.config.load import check_divides
 from stampede.engine.config.presets import below_old_runs
 from stampede.engine.console import table
+from stampede.models import network
 
 # Steps of an epoch below which batches get smaller: AUC was the same from 50 to 200 steps.
 _STEPS_PER_EPOCH = 100
@@ -208,6 +209,8 @@ def _warmup(log: _Log) -> tuple[float, str]:
 
 
 def _first_order_scale(log: _Log) -> tuple[float, str]:
+    if not network(log.at("model.name")).first_order:
+        return 1.0, f"{log.at('model.name')} has no first-order term"
     return _FIRST_ORDER_SCALE, "4 times the rate and 1/16 of the L2 for first-order weights"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 from stampede.engine.advice import compare_with_lr, on_batch_size, on_data, tell, told
@@ -57,6 +58,8 @@ def run(config: Config) -> None:
         if here.is_main:
             ids = sum(dataset.vocabulary_sizes.values())
             print(f"{config.run.name}: {dataset.train.rows:,} training rows, {ids:,} ids, {plan}")
+            if dataset.features:
+                print(textwrap.fill(f"features: {dataset.features}", 98, subsequent_indent="  "))
             if choices:
                 print(described(choices))
             print(job.scaling.table())

@@ -14,6 +14,7 @@ from stampede.data.prepared.manifest import MANIFEST, Manifest, PartName, ShardE
 from stampede.data.prepared.mapped import map_shard
 from stampede.data.prepared.part import Shard, ShardedPart
 from stampede.data.samples import Dataset
+from stampede.settings import cut
 
 # Only what a batch needs.
 _NOT_READ = ("time",)
@@ -44,6 +45,7 @@ def open_prepared(folder: Path) -> Dataset:
         multi=tuple(entry.name for entry in manifest.multi()),
         has_weight=manifest.has_weight,
         unknown_rows={entry.name: entry.unknown_rows for entry in manifest.fields},
+        features=cut(str(manifest.source.get("features", ""))),
         unseen_rows={
             entry.name: entry.unseen_row
             for entry in manifest.fields

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 from stampede.data.prepared.manifest import PARTS, read_manifest
@@ -21,6 +22,9 @@ def prepared_summary(folder: Path) -> str:
     )
     rows.append(f"  {len(manifest.fields)} id fields with {ids:,} rows of tables together")
     rows.append(f"  {len(manifest.numbers)} numbers; {size / 1e6:,.0f} MB")
+    if "features" in manifest.source:
+        features = f"features: {manifest.source['features']}"
+        rows += textwrap.wrap(features, 98, initial_indent="  ", subsequent_indent="    ")
     if manifest.bad_rows:
         rows.append(f"  {manifest.bad_rows:,} bad rows left out, see {folder / 'bad_rows.jsonl'}")
     if marks := manifest.source.get("missing_marks"):
