@@ -8,8 +8,10 @@ import pytest
 from stampede.engine.errors import RunFolderError
 from support.jobs import lines, run_small, without_times
 
-LONG = ["train.epochs=2", "checkpoint.every_steps=3"]
-RESUME = ["checkpoint.resume=auto", "checkpoint.every_steps=3"]
+# Advice on logistic regression is logged after the last checkpoint, which does not count it.
+ALIKE = ["checkpoint.every_steps=3", "evaluate.compare_with_lr=false"]
+LONG = ["train.epochs=2", *ALIKE]
+RESUME = ["checkpoint.resume=auto", *ALIKE]
 
 
 def content_of(folder):
