@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 CASES = [case_of(plan, "touched") for plan in PLANS] + [case_of("row_wise", "all")]
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, 2, 4])
 def test_position_weights_and_tables_behind_them_follow_float64(count):
     results = run_ranks(count, train_all, CASES)[0]
     for case, (ours, beside, theirs) in zip(CASES, results, strict=True):

@@ -21,7 +21,7 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, 2, 4])
 def test_every_id_has_one_row_and_rows_follow_the_equations(count):
     ranks = run_ranks(count, train_all, RUNS)
     for (_, (_, _, moved, _)), *found in zip(RUNS, *ranks, strict=True):
