@@ -50,9 +50,9 @@ def table(rows: Iterable[tuple[str, str]]) -> str:
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
 
 
-def readable_auc(auc: float | None) -> str:
-    """Four digits, or `undefined` where one class is absent."""
-    return "undefined" if auc is None else f"{auc:.4f}"
+def readable_metric(value: float | None) -> str:
+    """Four digits, or `undefined`, as an AUC is where one class is absent."""
+    return "undefined" if value is None else f"{value:.4f}"
 
 
 def readable_bytes(count: int) -> str:

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from stampede.engine.checkpoint import Progress
 from stampede.engine.config import Config
-from stampede.engine.console import readable_auc
+from stampede.engine.console import readable_metric
 from stampede.engine.errors import DivergedError
 from stampede.engine.evaluate import Evaluation, evaluate
 from stampede.engine.job import Job
@@ -68,7 +68,7 @@ class Evaluations:
         choose(progress, results, settings.select_on)
         if self._processes.is_main:
             shown = ", ".join(
-                f"{name} AUC {readable_auc(result.auc)} logloss {result.logloss:.4f}"
+                f"{name} AUC {readable_metric(result.auc)} logloss {result.logloss:.4f}"
                 for name, result in results.items()
             )
             tqdm.write(f"epoch {progress.epoch}: {shown}")
@@ -108,7 +108,7 @@ class Evaluations:
                     f"{progress.step}",
                     progress.step,
                 )
-        progress.last = results["test"].as_dict()
+        progress.last = {part: result.as_dict() for part, result in results.items()}
         progress.evaluated_step = progress.step
         progress.metrics_lines = self._folder.metrics_lines
         self._reduce_rates(progress, results[self._config.evaluate.select_on].auc)

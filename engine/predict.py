@@ -16,7 +16,7 @@ quiet_libraries()
 from stampede.data.command import exit_status  # noqa: E402
 from stampede.data.prepared.manifest import PARTS  # noqa: E402
 from stampede.data.raw.bad_rows import OnBadRow  # noqa: E402
-from stampede.engine.console import readable_auc, table  # noqa: E402
+from stampede.engine.console import readable_metric, table  # noqa: E402
 from stampede.engine.errors import RunFolderError  # noqa: E402
 from stampede.engine.inference.prediction import (  # noqa: E402
     OWN_DATA,
@@ -60,7 +60,7 @@ def _described(done: Prediction, trained: Trained, output: Path) -> str:
     if done.bad_rows_file is not None:
         rows.append(("bad rows", f"{done.bad_rows:,} left out, see {done.bad_rows_file}"))
     if done.metrics:
-        rows.append(("AUC", readable_auc(done.metrics["auc"])))
+        rows.append(("AUC", readable_metric(done.metrics["auc"])))
         logloss = done.metrics["logloss"]
         # Without any weight it is no number.
         rows.append(("logloss", "undefined" if math.isnan(logloss) else f"{logloss:.4f}"))

@@ -62,7 +62,7 @@ def run(config: Config) -> None:
         with watched(here, config.run, folder.path), bus_errors_explained(dataset):
             trainer = Trainer(config, dataset, job, here, folder, begun.progress, begun.forced)
             progress = trainer.fit()
-        summary = summarize(config, progress, here)
+        summary = summarize(config, progress, here, dataset, job)
         title = (
             f"{config.run.name}: {config.model.name}, batch {config.train.batch_size}, "
             f"{here.world_size} x {here.device.type}"

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from stampede.engine.checkpoint.states import (
     Count,
-    EvaluationState,
+    EvaluationsState,
     PlateauState,
     ReaderState,
 )
@@ -37,8 +37,9 @@ class Progress:
         rollbacks: times that the run diverged and went back to a checkpoint.
         dense_fraction: what they have left of the dense layers' rate.
         logged_losses: newest ones, where these are compared; see `stampede.engine.divergence`.
-        last: newest evaluation of the test part.
-        evaluated_step: step after which it was made.
+        selected: evaluations of that epoch, by part; empty in checkpoints of earlier versions.
+        last: newest evaluations, by part.
+        evaluated_step: step after which they were made.
         metrics_lines: lines of `metrics.jsonl` up to here.
     """
 
@@ -65,7 +66,8 @@ class Progress:
     rollbacks: Count = 0
     dense_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
     logged_losses: Annotated[list[float], Field(max_length=1000)] = field(default_factory=list)
-    last: EvaluationState = field(default_factory=dict)
+    selected: EvaluationsState = field(default_factory=dict)
+    last: EvaluationsState = field(default_factory=dict)
     evaluated_step: Count = 0
     metrics_lines: Count = 0
 

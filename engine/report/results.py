@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stampede.engine.console import readable_auc
+from stampede.engine.console import readable_metric
 from stampede.engine.report.run_records import RunRecord
 
 _HEADER = (
@@ -27,8 +27,8 @@ def _row(run: RunRecord) -> list[str]:
     return [
         *known,
         str(summary["epochs"]),
-        readable_auc(summary["auc"]),
-        readable_auc(summary["best_auc"]),
+        readable_metric(summary["auc"]),
+        readable_metric(summary["best_auc"]),
         str(summary["best_epoch"]),
         summary["selected_on"],
         f"{summary['logloss']:.4f}",

@@ -39,6 +39,7 @@ def forced_progress(
         "best_epoch": 0,
         "best_score": None,
         "best_auc": None,
+        "selected": {},
         "waited": 0,
         # Those to come are not compared with losses of another configuration.
         "logged_losses": [],
