@@ -69,15 +69,14 @@ def _described(done: Prediction, trained: Trained, output: Path) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m stampede.engine.predict",
+        prog="stampede predict",
         description="Score rows with a trained model, in their order. The output has the columns\n"
         "  file    name of the input file, where there are files\n"
         "  row     number of the row in its file, or in its part, from 0; rows that are left out\n"
         "          have a number too, so that it tells which row a score is of\n"
         "  score   probability of a click\n"
         "  label, weight   where the input has them",
-        epilog="example:\n"
-        "  python -m stampede.engine.predict runs/criteo 'day_*.gz' scores.parquet",
+        epilog="example:\n  stampede predict runs/criteo 'day_*.gz' scores.parquet",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument

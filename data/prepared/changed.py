@@ -59,5 +59,5 @@ def check_content(folder: Path, entries: Sequence[FileEntry]) -> None:
     for name, found in sorted(wrong.items()):
         raise DataError(
             f"{folder / name}: {found} since the data were prepared; delete the folder to prepare "
-            f"them again, or see what else: python -m stampede.data.prepare --verify {folder}"
+            f"them again, or see what else: stampede prepare --verify {folder}"
         )

@@ -136,5 +136,5 @@ def _only_one(folder: Path) -> Iterator[None]:
 def shown(sweep: Sweep, files: Sequence[Path]) -> str:
     """The table, where the results are, and how to see more of them."""
     table = (sweep.folder / "results.md").read_text(encoding="utf-8")
-    report = f"python -m stampede.engine.report {shlex.quote(str(sweep.folder))}"
+    report = f"stampede report {shlex.quote(str(sweep.folder))}"
     return f"{table}\nresults: {', '.join(map(str, files))}\ncurves of the trials: {report}"

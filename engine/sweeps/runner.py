@@ -11,9 +11,9 @@ from stampede.engine.errors import RunFolderError
 from stampede.engine.exit_status import INTERRUPTED
 from stampede.engine.network_copy import check_executed
 from stampede.engine.run_folder import RunFolder
+from stampede.engine.summary import selected_metrics
 from stampede.engine.sweeps.failures import Failures, why
 from stampede.engine.sweeps.files import writing
-from stampede.engine.summary import selected_metrics
 from stampede.engine.sweeps.measured import difference, ended
 from stampede.engine.sweeps.points import Trial
 from stampede.engine.sweeps.process import Start

@@ -63,7 +63,7 @@ def test_a_sweep_may_be_moved_and_its_folder_written_in_another_way(moved):
     with pytest.raises(RunFolderError, match=r"optim.dense.lr is 0.0001 there and 0.0002 here"):
         again(moved, GRID.replace("1e-4", "2e-4"))
     said = shown(found, files)
-    assert "python -m stampede.engine.report out" in said
+    assert "stampede report out" in said
     assert {run.path.name for run in open_runs([moved / "out"])} >= {LOW}
 
 
