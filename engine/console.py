@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
+
+from stampede.data.progress import pace
 
 
 def progress_bar(
@@ -18,8 +19,6 @@ def progress_bar(
 ) -> tqdm:
     """A bar over all samples of the run, with ETA and samples/s.
 
-    In a log file, where a bar cannot be redrawn, it prints a line every 10 seconds.
-
     Args:
         total, done: units in all, and those done already.
         enabled: whether anything is shown.
@@ -27,16 +26,13 @@ def progress_bar(
         unit: what is counted.
         delay: seconds before it appears; one that does is removed at its end.
     """
-    terminal = sys.stderr.isatty()
     return tqdm(
         total=total,
         initial=done,
         unit=f" {unit}",
         unit_scale=True,
         disable=not enabled,
-        mininterval=0.5 if terminal else 10.0,
-        dynamic_ncols=terminal,
-        ncols=None if terminal else 100,
+        **pace(),
         desc=what,
         delay=delay,
         leave=not delay,

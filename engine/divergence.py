@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from stampede.data import Dataset
 from stampede.engine.checkpoint import Checkpoints, Progress, load, newest_whole, read_manifest

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from stampede.engine.checkpoint import Progress
 from stampede.engine.config import Config

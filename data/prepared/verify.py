@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from stampede.data.errors import DataError
 from stampede.data.prepared.checksum import difference

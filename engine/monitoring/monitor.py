@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from stampede.engine.checkpoint.described import versions
 from stampede.engine.config import Config

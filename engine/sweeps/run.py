@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from stampede.engine.console import progress_bar, readable_metric
 from stampede.engine.datasets import check_files

@@ -54,7 +54,7 @@ def test_a_run_from_keywords_and_a_second_one(tmp_path, capsys):
     assert first.metrics["validation"] == summary["validation"]
     assert first.metrics["test"]["auc"] == summary["auc"]
     assert repr(first).startswith(f"Run({str(first.path)!r}, epoch 1: validation AUC 0.")
-    with pytest.raises(RunFolderError, match="run exists; write run.overwrite=true"):
+    with pytest.raises(RunFolderError, match=r"run exists; write run\.overwrite=true"):
         train({**SECTIONS, "run": {"dir": tmp_path, "name": "run"}})
     assert not dist.is_initialized()
 
@@ -71,7 +71,7 @@ def test_a_configuration_from_a_file_with_other_values(tmp_path):
     assert given == {"train": {"epochs": 3}}
     with pytest.raises(SettingsError, match=r"train\.epoch: .*did you mean.*epochs"):
         api.configuration(train={"epoch": 2})
-    with pytest.raises(SettingsError, match="absent.yaml"):
+    with pytest.raises(SettingsError, match=r"absent\.yaml"):
         api.configuration(tmp_path / "absent.yaml")
 
 
@@ -165,13 +165,14 @@ def test_what_is_no_run_is_said(tmp_path):
     (tmp_path / "config.yaml").write_text("")
     assert repr(open_run(tmp_path)).endswith("not finished)")
     with pytest.raises(RunFolderError, match="the run has not ended"):
-        open_run(str(tmp_path)).metrics
+        _ = open_run(str(tmp_path)).metrics
 
 
 def test_importing_stampede_imports_nothing_heavy():
     program = (
         "import sys, stampede, stampede.engine.cli\n"
-        "print(sorted({'torch', 'polars', 'pandas', 'pydantic', 'matplotlib'} & set(sys.modules)))\n"
+        "heavy = {'torch', 'polars', 'pandas', 'pydantic', 'matplotlib'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
         "print(stampede.engine.cli.stampede(['--help']))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
