@@ -75,7 +75,8 @@ def configuration(
         SettingsError: what is wrong, key by key.
     """
     if config is None or isinstance(config, Mapping):
-        source, values = Path("run"), {}
+        # What messages begin with.
+        source, values = Path("configuration"), {}
         _merge(values, config or {}, ())
     else:
         source = Path(config)
@@ -83,6 +84,8 @@ def configuration(
     _merge(values, sections, ())
     world_size = launched_world_size()
     named = "name" in (values.get("run") or {})
+    if not named and source == Path("configuration"):
+        set_key(values, ["run", "name"], "run")
     checked = check_config(values, source, world_size)
     kept = named or checked.run.overwrite or checked.checkpoint.resume == "auto" or world_size > 1
     if kept:

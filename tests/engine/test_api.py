@@ -69,7 +69,7 @@ def test_a_configuration_from_a_file_with_other_values(tmp_path):
     given = {"train": {"epochs": 3}}
     api.configuration(given, train={"epochs": 9})
     assert given == {"train": {"epochs": 3}}
-    with pytest.raises(SettingsError, match=r"train\.epoch: .*did you mean.*epochs"):
+    with pytest.raises(SettingsError, match=r"^configuration:\n  train\.epoch: .*did you.*epochs"):
         api.configuration(train={"epoch": 2})
     with pytest.raises(SettingsError, match=r"absent\.yaml"):
         api.configuration(tmp_path / "absent.yaml")
