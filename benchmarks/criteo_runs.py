@@ -28,6 +28,7 @@ def train(name: str, overrides: list[str], data: Path, runs: Path) -> dict:
         The run's summary, with its smallest logloss.
     """
     overrides = [
+        "preset=paper",
         *overrides,
         f"data.path={data}",
         f"run.dir={runs}",

@@ -1,4 +1,4 @@
-"""Seconds and memory of exact metrics, in memory and beyond it, beside scikit-learn's AUC.
+"""Seconds and memory of exact metrics beside scikit-learn's AUC.
 
 Scores as a model's, one click in five samples; groups as users are, Zipf-distributed over a million
 ids. `ranking` is AUC, PR-AUC, logloss, normalized entropy and calibration in one; `groups` is GAUC
@@ -26,20 +26,13 @@ from stampede.engine.metrics import PartMetrics
 AT_A_TIME = 1 << 17
 REPEATS = 2
 FURTHER = ["pr_auc", "normalized_entropy", "calibration", "calibration_buckets"]
-# By name: bytes of memory, or None for scikit-learn; whether there are groups.
-CASES = {
-    "ranking, 1 GB": (1e9, False),
-    "ranking, 0.05 GB": (5e7, False),
-    "groups, 1 GB": (1e9, True),
-    "groups, 0.2 GB": (2e8, True),
-    "scikit-learn's AUC": (None, False),
-}
+# By name: whether they are ours, and whether there are groups.
+CASES = {"ranking": (True, False), "groups": (True, True), "scikit-learn's AUC": (False, False)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000_000, 20_000_000])
-    parser.add_argument("--scratch", type=Path, help="folder for what does not fit; default: /tmp")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     others, found = OtherProcesses(), {}
@@ -47,7 +40,7 @@ def main() -> None:
         for _ in range(REPEATS):
             for name, case in CASES.items():
                 with multiprocessing.get_context("spawn").Pool(1) as alone:
-                    one = alone.apply(measure, (rows, *case, arguments.scratch))
+                    one = alone.apply(measure, (rows, *case))
                 best = found.setdefault(name, {}).setdefault(str(rows), one)
                 for key in ("seconds", "processor_seconds"):
                     best[key] = min(best[key], one[key])
@@ -82,10 +75,10 @@ class Stopwatch:
         self.processor += time.process_time()
 
 
-def measure(rows: int, memory: float | None, grouped: bool, scratch: Path | None) -> dict:
+def measure(rows: int, ours: bool, grouped: bool) -> dict:
     """Seconds, what memory the metrics take beside the samples of a piece, and the AUC."""
     watch, pieces = Stopwatch(), samples(rows, grouped)
-    if memory is None:
+    if not ours:
         pieces = list(pieces)
         logits, labels = (np.concatenate([piece[column] for piece in pieces]) for column in (0, 1))
         del pieces
@@ -94,13 +87,13 @@ def measure(rows: int, memory: float | None, grouped: bool, scratch: Path | None
             auc = float(roc_auc_score(labels, logits))
     else:
         before = 0
-        with PartMetrics(FURTHER, memory, scratch, grouped=grouped) as metrics:
-            for piece in pieces:
-                before = before or memory_of_this_process()[1]
-                with watch:
-                    metrics.add(*piece)
+        metrics = PartMetrics(FURTHER, grouped=grouped, samples=rows)
+        for piece in pieces:
+            before = before or memory_of_this_process()[1]
             with watch:
-                auc = metrics.result()["auc"]
+                metrics.add(*piece)
+        with watch:
+            auc = metrics.result()["auc"]
     return {
         "seconds": watch.seconds,
         "processor_seconds": watch.processor,

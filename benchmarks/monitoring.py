@@ -25,10 +25,8 @@ from tqdm import tqdm
 from training import Training, training
 
 from stampede.engine.config import Config
-from stampede.engine.monitoring.clocks import clock_of
-from stampede.engine.monitoring.monitor import Monitor
-from stampede.engine.monitoring.phases import PHASES, PhaseTimes
-from stampede.engine.monitoring.waits import waits_counted
+from stampede.engine.monitor import Monitor, PhaseTimes, clock_of, waits_counted
+from stampede.engine.pulse import PHASES
 from stampede.engine.run_folder import RunFolder
 
 sys.path.insert(0, str(ROOT / "tests"))

@@ -84,6 +84,7 @@ def _train(folder: Path, log: Path, epochs: int) -> Run:
         [
             ROOT / "launch.py",
             ROOT / "configs/criteo_kaggle.yaml",
+            "preset=paper",
             f"data.path={log}",
             f"data.cache={folder / 'cache'}",
             f"train.epochs={epochs}",

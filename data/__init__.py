@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from stampede.data.errors import DataError
     from stampede.data.global_batches import GlobalBatches
     from stampede.data.order import Order
-    from stampede.data.samples import Bag, Dataset, Part, Samples
+    from stampede.data.samples import Bag, Dataset, Part, Samples, click_share
     from stampede.data.synthetic import SyntheticClicks
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Part",
     "Samples",
     "SyntheticClicks",
+    "click_share",
 ]
 
 _MODULES = {
@@ -35,6 +36,7 @@ _MODULES = {
     "Part": "samples",
     "Samples": "samples",
     "SyntheticClicks": "synthetic",
+    "click_share": "samples",
 }
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from stampede.data.errors import DataError
 from stampede.data.learning.learned import load
-from stampede.data.prepared.changed import check_content
 from stampede.data.prepared.manifest import read_manifest
+from stampede.data.prepared.verify import check_content
 from stampede.data.prepared.whole_folder import make_whole
 from stampede.data.progress import RowProgress
 from stampede.data.raw import BadRows, RawLog, expand

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 
 from stampede.data.errors import DataError
-from stampede.data.lost_interrupts import interrupts_kept
 from stampede.settings import SettingsError
 
 
@@ -17,8 +16,7 @@ def exit_status(action: Callable[[], None], *mistakes: type[Exception]) -> int:
         mistakes: errors besides `DataError` and `SettingsError` that are the user's to mend.
     """
     try:
-        with interrupts_kept():
-            action()
+        action()
     except (DataError, SettingsError, *mistakes) as mistake:
         print(f"error: {mistake}", file=sys.stderr)
         return 2

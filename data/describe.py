@@ -100,7 +100,7 @@ def _raw(options: argparse.Namespace, out: Path, notes: list[str]) -> RawInput:
             schema = str(out / SCHEMA)
             Path(schema).write_text(to_yaml(guessed.schema), encoding="utf-8")
             notes.append(f"the guessed schema is in {schema}; mend it and give it with --schema")
-    source = open_source(kind, options.path, split, schema=schema or "")
+    source = open_source(kind, options.path, split, schema=schema or "", features="paper")
     out.mkdir(parents=True, exist_ok=True)
     aside = out / BAD_ROWS
     aside.unlink(missing_ok=True)

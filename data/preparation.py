@@ -17,6 +17,7 @@ from stampede.data.overlap import while_made
 from stampede.data.prepared.whole_folder import make_whole
 from stampede.data.progress import RowProgress
 from stampede.data.raw import BadRows, Chunk
+from stampede.data.schema.features import Features
 from stampede.data.sources import Source
 from stampede.data.splits import TRAIN, Assignment, Split
 from stampede.data.spool import Spool, Spooled
@@ -35,6 +36,13 @@ _FEWEST_ROWS = 10
 class PreparationOptions(WritingOptions, Split):
     """How a log is prepared."""
 
+    features: Features = Field(
+        "auto",
+        description="what the schema leaves open. auto: ids seen once share a row, numbers are "
+        "standardised, their logarithm where they are skewed, with their quantile bins as ids "
+        "besides, hour of the day and weekday of times; paper: a row for each id, numbers from 0 "
+        "to 1",
+    )
     counts_gb: float = Field(
         2.0, gt=0, description="memory for the counts of ids; above it they go to disk"
     )

@@ -44,7 +44,8 @@ def _prepare(given: argparse.Namespace) -> None:
         given.files,
         options,
         schema=given.schema or "",
-        split_hour=given.split_hour,
+        split_hour=given.split_hour or None,
+        features=options.features,
     )
     folder = Path(given.out)
     if not prepare(source, options, folder):

@@ -9,6 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+# Rows whose labels are read at a time.
+_CHUNK = 1 << 20
+
 
 @dataclass(frozen=True)
 class Bag:
@@ -53,6 +56,10 @@ class Part(Protocol):
 
     def read(self, rows: Tensor) -> Samples:
         """The given rows (`[n]` int64 on `device`), in that order."""
+        ...
+
+    def label(self, rows: Tensor) -> Tensor:
+        """Labels of the given rows, `[n]`, 0 or 1."""
         ...
 
     def weight(self, rows: Tensor) -> Tensor | None:
@@ -114,6 +121,25 @@ class Slice:
         """The given rows, counted from `start`."""
         return self.part.read(rows + self.start)
 
+    def label(self, rows: Tensor) -> Tensor:
+        """Labels of the given rows, counted from `start`."""
+        return self.part.label(rows + self.start)
+
     def weight(self, rows: Tensor) -> Tensor | None:
         """Weights of the given rows, counted from `start`."""
         return self.part.weight(rows + self.start)
+
+
+def click_share(part: Part) -> float | None:
+    """Weighted share of clicks among all rows of a part; None where these have no weight.
+
+    Reads labels and weights only, some at a time.
+    """
+    clicks = total = 0.0
+    for start in range(0, part.rows, _CHUNK):
+        rows = torch.arange(start, min(start + _CHUNK, part.rows), device=part.device)
+        label, weight = part.label(rows).double(), part.weight(rows)
+        weight = torch.ones_like(label) if weight is None else weight.double()
+        clicks += float(label @ weight)
+        total += float(weight.sum())
+    return clicks / total if total else None

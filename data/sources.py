@@ -12,6 +12,7 @@ from typing import Any, Literal
 from stampede.data.errors import DataError
 from stampede.data.raw import RawLog, expand
 from stampede.data.schema import CRITEO, avazu, load_schema
+from stampede.data.schema.features import Features, with_features
 from stampede.data.splits import TEST, TRAIN, VALIDATION, Split
 from stampede.settings import SettingsError
 
@@ -65,7 +66,8 @@ def open_source(
     split: Split,
     *,
     schema: str = "",
-    split_hour: bool = False,
+    split_hour: bool | None = None,
+    features: Features = "auto",
 ) -> Source:
     """A raw log.
 
@@ -74,7 +76,8 @@ def open_source(
         path: files or globs; with `split: files` those of the training part.
         split: how to divide it.
         schema: a schema file; for `table`.
-        split_hour: make hour of the day and weekday of Avazu's `hour`.
+        split_hour: make hour of the day and weekday of Avazu's `hour`; None: as `features` does.
+        features: what becomes of what the schema leaves open, see `stampede.data.schema.features`.
 
     Raises:
         DataError: a file is absent.
@@ -88,7 +91,10 @@ def open_source(
     if kind == "table":
         meaning = load_schema(Path(schema))
     else:
-        meaning = avazu(split_hour) if kind == "avazu" else CRITEO
+        by_default = features == "auto"
+        meaning = CRITEO
+        if kind == "avazu":
+            meaning = avazu(by_default if split_hour is None else split_hour)
     files, parts = expand(path), None
     if split.split == "files":
         groups = {TRAIN: files}
@@ -106,7 +112,8 @@ def open_source(
             f"the test part of {kind} is its last file, but {files[0]} is the only one; write a "
             "test_fraction, or another split"
         )
-    log = RawLog(split.adapted(meaning), files, split.split_column or None)
+    meaning = with_features(split.adapted(meaning), features)
+    log = RawLog(meaning, files, split.split_column or None)
     return Source(log, split, share, parts)
 
 

@@ -166,6 +166,9 @@ class _SyntheticPart:
         ids, dense, label, probability = map(torch.from_numpy, drawn)
         return Samples(ids, dense, label, true_probability=probability)
 
+    def label(self, rows: Tensor) -> Tensor:
+        return torch.from_numpy(self._drawn(rows.numpy()).label)
+
     def weight(self, rows: Tensor) -> None:
         return None
 

@@ -70,7 +70,11 @@ def _numbers(saved: Saved) -> list[Any]:
         seen = saved.ranges.get(name, NumberRange())
         statistics = (seen.low, seen.high, seen.mean, seen.deviation)
         shown = [f"{value:.6g}" for value in statistics]
-        found.append([name, field.model_dump(mode="json", exclude_defaults=True), shown])
+        told = field.model_dump(mode="json", exclude_defaults=True, exclude={"bins"})
+        if field.transform == ["minmax"]:
+            # It was the default once, and left out.
+            del told["transform"]
+        found.append([name, told, shown])
     return found
 
 

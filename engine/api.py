@@ -27,7 +27,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 
-from stampede.engine.config import Config, check_config, load_config, set_key
+from stampede.engine.config import Config, check_config, load_config_of_run, set_key
 from stampede.engine.errors import RunFolderError
 from stampede.engine.history import history
 from stampede.engine.processes import choose_device, launched_world_size
@@ -213,7 +213,11 @@ class Run:
     @property
     def config(self) -> Config:
         """The configuration, defaults filled in."""
-        return self._trained.config if self._allow_import else load_config(self._folder.config_file)
+        return (
+            self._trained.config
+            if self._allow_import
+            else load_config_of_run(self._folder.config_file)
+        )
 
     def score(
         self,
@@ -255,7 +259,7 @@ class Run:
 
         trained = self._trained
         weights = read_field(trained.checkpoint, field).embedding.numpy()
-        inputs = inputs_folder(trained.config, trained.run, trained.vocabulary_sha256)
+        inputs = inputs_folder(trained.config, trained.run)
         names = row_names(inputs, field, len(weights))
         return pd.DataFrame(weights, index=pd.Index(names, name=field))
 

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from stampede.data import Dataset
-from stampede.engine.checkpoint import (
-    Progress,
-    changes,
-    load,
-    newest_whole,
-    read_manifest,
-    read_tensors,
-)
-from stampede.engine.checkpoint.comparing import Changes, data_changes, flat_keys
-from stampede.engine.checkpoint.described import data_entry
-from stampede.engine.checkpoint.random_state import set_random_state
-from stampede.engine.checkpoint.same_network import network_difference
+from stampede.data import Dataset, click_share
+from stampede.engine.checkpoint import Progress, changes, load, newest_whole, read_manifest
 from stampede.engine.config import Config
-from stampede.engine.errors import RunFolderError
 from stampede.engine.job import Job
 from stampede.engine.network_copy import check_executed
 from stampede.engine.processes import PATIENCE, Processes
 from stampede.engine.run_folder import RunFolder
-from stampede.engine.warm_start.forcing import forced_progress
-from stampede.engine.warm_start.loading import States, load_matching
+from stampede.engine.warm_start.loading import load_matching
 from stampede.engine.warm_start.matching import Matching
 from stampede.engine.warm_start.report import LoadReport
-from stampede.engine.warm_start.source import Source, open_source, source_of
-
-_OPTIMIZER = "optim.embedding.optimizer"
-_NEW_RUN = "a new run's optimizers begin anew"
+from stampede.engine.warm_start.source import Source, open_source
 
 
 @dataclass(frozen=True)
@@ -43,13 +28,15 @@ class Found:
 
     Attributes:
         newest: checkpoint that the run continues; None for a run that begins.
-        changed: since then.
+        saved: the configuration of that checkpoint.
+        changed: since then, line by line.
         source: what a run that begins takes weights from.
         lost: what is told of a run that was to be continued and begins anew; may be empty.
     """
 
     newest: Path | None = None
-    changed: Changes = field(default_factory=lambda: Changes([], []))
+    saved: dict[str, Any] | None = None
+    changed: list[str] = field(default_factory=list)
     source: Source | None = None
     lost: str = ""
 
@@ -61,14 +48,12 @@ class Begun:
     Attributes:
         progress: how far the run has come.
         lines: what is told of it.
-        report: of what was loaded, where not all was; by name of its file.
-        forced: whether the run goes on by `checkpoint.force`.
+        report: of what was loaded from another run.
     """
 
     progress: Progress
     lines: list[str] = field(default_factory=list)
-    report: tuple[str, LoadReport] | None = None
-    forced: bool = False
+    report: LoadReport | None = None
 
 
 def find_beginning(
@@ -95,13 +80,8 @@ def find_beginning(
 
 def _found(newest: Path, config: Config, folder: RunFolder, processes: Processes) -> Found:
     changed = changes(newest, config, processes)
-    try:
-        check_executed(config, folder.path)
-    except RunFolderError as other:
-        if not config.checkpoint.force:
-            raise
-        changed.harmful.append(str(other).partition(";")[0])
-    return Found(newest, changed)
+    check_executed(config, folder.path)
+    return Found(newest, read_manifest(newest).config, changed)
 
 
 def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: Processes) -> Begun:
@@ -113,69 +93,32 @@ def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: P
     told = [found.lost] if found.lost else []
     if found.source is not None:
         matching = Matching(found.source, config, dataset.vocabulary_sizes)
-        report = load_matching(found.source, matching, job, processes, States(_NEW_RUN, _NEW_RUN))
+        report = load_matching(found.source, matching, job, processes)
         told += [f"weights from {report.checkpoint}, after step {report.step:,}", *report.lines()]
-        return Begun(Progress(), told, ("init_from.json", report))
+        return Begun(Progress(), told, report)
     if found.newest is None:
-        return Begun(Progress(), told)
-    harmful = [*found.changed.harmful]
-    if config.checkpoint.force:
-        harmful += _of_data_and_network(found.newest, job, dataset)
-    if harmful:
-        return _by_force(found, harmful, config, job, dataset, processes)
+        return Begun(Progress(), [*told, *_set_initial_bias(config, job, dataset, processes)])
     progress = load(found.newest, job, dataset)
     lines = [f"continuing after step {progress.step:,} from {found.newest}"]
-    lines += [f"changed since then: {line}" for line in found.changed.harmless]
+    lines += [f"changed since then: {line}" for line in found.changed]
     if config.checkpoint.init_from:
         lines.append("checkpoint.init_from is not used: the run has a checkpoint of its own")
     return Begun(progress, lines)
 
 
-def _of_data_and_network(path: Path, job: Job, dataset: Dataset) -> list[str]:
-    """What `load` would refuse, on all ranks the same."""
-    manifest = read_manifest(path)
-    lines = data_changes(manifest.data, data_entry(dataset))
-    other = network_difference(manifest, job.model.state_dict())
-    # A rank may have no part of a table that differs.
-    said = [other] * dist.get_world_size()
-    dist.all_gather_object(said, other)
-    others = [f"network: {text}" for text in said if text]
-    return lines or others[:1]
-
-
-def _by_force(
-    found: Found,
-    harmful: list[str],
-    config: Config,
-    job: Job,
-    dataset: Dataset,
-    processes: Processes,
-) -> Begun:
-    newest = found.newest
-    manifest = read_manifest(newest)
-    source = processes.on_main(lambda: source_of(newest), patience=PATIENCE)
-    was, now = (
-        flat_keys(values).get(_OPTIMIZER)
-        for values in (manifest.config, config.model_dump(mode="json"))
-    )
-    states = States(tables=None if was == now else f"{_OPTIMIZER} was {was}, now {now}")
-    matching = Matching(source, config, dataset.vocabulary_sizes)
-    report = load_matching(source, matching, job, processes, states)
-    if states.tables is None:
-        # FBGEMM's own Adam counts its steps outside of its state.
-        taken = manifest.progress.step - manifest.progress.skipped_batches
-        job.model.fused_optimizer.set_optimizer_step(taken)
-    if manifest.world_size == processes.world_size:
-        generator = torch.get_rng_state()
-        read_tensors(newest, {f"random.rank_{processes.rank}": generator})
-        set_random_state(newest, generator)
-    progress, moved = forced_progress(manifest.progress, config, dataset)
-    lines = [
-        f"FORCED (checkpoint.force): continuing after step {progress.step:,} from {newest} "
-        "although it does not fit:",
-        *(f"  CHANGED {line}" for line in harmful),
-        *(f"  changed {line}" for line in found.changed.harmless),
-        *(f"  {line}" for line in moved),
-        *report.lines(),
-    ]
-    return Begun(progress, lines, ("forced.json", report), forced=True)
+def _set_initial_bias(
+    config: Config, job: Job, dataset: Dataset, processes: Processes
+) -> list[str]:
+    """Let a new run's bias be what `model.initial_bias` says; what is told of it."""
+    if config.model.initial_bias == "zero":
+        return []
+    share = processes.on_main(lambda: click_share(dataset.train), patience=PATIENCE)
+    if share is None or not 0.0 < share < 1.0:
+        return []
+    log_odds = math.log(share / (1.0 - share))
+    with torch.no_grad():
+        job.ctr_model.bias.fill_(log_odds)
+        if job.ctr_model.number_weights is not None:
+            # Random ones would move the logits from there.
+            job.ctr_model.number_weights.weight.zero_()
+    return [f"bias begins at {log_odds:.3f}, the log odds of a click in training ({share:.2%})"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -14,7 +15,6 @@ from stampede.engine.compilation import compile_network
 from stampede.engine.config import Config
 from stampede.engine.job import Job
 from stampede.engine.plan import make_plan, sharding_types
-from stampede.engine.planning.figures import Figures
 from stampede.engine.planning.tables import planned_data
 from stampede.engine.planning.workload import passes, workload
 from stampede.engine.precision import choose_precision
@@ -31,16 +31,8 @@ from stampede.optim import (
 )
 
 
-def build(
-    config: Config,
-    dataset: Dataset,
-    processes: Processes,
-    on_plan: Callable[[Figures], None] | None = None,
-) -> Job:
+def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     """Build the model on this rank.
-
-    Args:
-        on_plan: is told what the plan asks of every rank, before the tables get memory.
 
     Raises:
         SettingsError: the tables cannot be sharded as asked.
@@ -56,7 +48,7 @@ def build(
         # The numbers' first-order weights decay with the tables' l2.
         l2[id(model.number_weights.weight)] = actual.embedding_l2
     sharders = cowclip_sharders(TableInit(config.model.init_std, columns, config.run.seed))
-    plan, figures = make_plan(
+    plan = make_plan(
         model,
         sharders,
         sharding_types(
@@ -65,8 +57,6 @@ def build(
         lambda: workload(config, planned_data(config, dataset), model, processes.world_size),
         processes,
     )
-    if on_plan is not None:
-        on_plan(figures)
     move_dense(model, processes.device)
     compile_network(model.network, config.train.compile, processes.device)
     if processes.device.type == "cpu":
@@ -81,7 +71,7 @@ def build(
         for name, parameter in sharded.named_parameters()
         if not hasattr(parameter, "_in_backward_optimizers")
     }
-    optimizer = _dense_optimizer(config, actual, dense_parameters.values(), l2)
+    optimizer = _dense_optimizer(config, actual, dense_parameters, l2)
     precision = processes.on_main(
         lambda: choose_precision(config.train.precision, processes.device)
     )
@@ -113,6 +103,9 @@ def build_model(config: Config, vocabulary_sizes: Mapping[str, int], numbers: in
         config.model.hidden,
         config.run.seed,
         config.model.options,
+        first_order_scale=config.model.first_order_scale,
+        dropout=config.model.dropout,
+        normalization=config.model.normalization,
     )
 
 
@@ -125,21 +118,39 @@ def move_dense(model: CTRModel, device: torch.device) -> None:
 
 
 def _dense_optimizer(
-    config: Config, actual: Hyperparameters, parameters: Iterable[Tensor], l2: Mapping[int, float]
+    config: Config,
+    actual: Hyperparameters,
+    parameters: Mapping[str, Tensor],
+    l2: Mapping[int, float],
 ) -> DenseAdam:
     """Adam for the dense layers.
 
     Args:
+        parameters: by name.
         l2: coefficients of the parameters that have an L2 term, by `id`.
     """
     dense = config.optim.dense
-    groups: dict[float, list[Tensor]] = {}
-    for parameter in parameters:
-        groups.setdefault(l2.get(id(parameter), 0.0), []).append(parameter)
+    groups: dict[tuple[float, float], list[Tensor]] = {}
+    for name, parameter in parameters.items():
+        decay = dense.weight_decay if _decays(name, parameter) else 0.0
+        groups.setdefault((l2.get(id(parameter), 0.0), decay), []).append(parameter)
     return DenseAdam(
-        [{"params": group, "l2": coefficient} for coefficient, group in groups.items()],
+        [
+            {"params": group, "l2": coefficient, "weight_decay": decay}
+            for (coefficient, decay), group in groups.items()
+        ],
         lr=actual.dense_lr,
         betas=dense.betas,
         eps=dense.eps,
         eps_placement=dense.eps_placement,
     )
+
+
+def _decays(name: str, parameter: Tensor) -> bool:
+    """Whether `optim.dense.weight_decay` applies: to matrices of the network.
+
+    Some networks keep biases and norms as matrices, which their names tell. The numbers'
+    first-order weights decay as those of ids do.
+    """
+    is_other = re.search(r"(^number_weights\.)|(^|[._])(bias|norm)([._]|$)", name)
+    return parameter.ndim > 1 and is_other is None

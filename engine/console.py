@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 from tqdm.auto import tqdm
 
@@ -54,3 +56,20 @@ def readable_metric(value: float | None) -> str:
 def readable_bytes(count: int) -> str:
     """For example `1.4 GB` (10^9 bytes)."""
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def say_given_up(rank: int, path: Path, what: str, failure: BaseException | None) -> None:
+    """Tell that training goes on without it.
+
+    Args:
+        rank: whose record it is.
+        path: of the record.
+        what: it is, such as `trace`.
+        failure: why it cannot be written.
+    """
+    why = getattr(failure, "strerror", None) or failure
+    print(
+        f"rank {rank}: {path}: the {what} cannot be written ({why}); training goes on without it",
+        file=sys.stderr,
+        flush=True,
+    )

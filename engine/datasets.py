@@ -9,9 +9,9 @@ from pathlib import Path
 
 from stampede.data import Dataset, SyntheticClicks
 from stampede.data.preparation import prepare
-from stampede.data.prepared.changed import check_unchanged
 from stampede.data.prepared.manifest import FORMAT, MANIFEST
 from stampede.data.prepared.reader import open_prepared
+from stampede.data.prepared.verify import check_unchanged
 from stampede.data.sources import Source, fingerprint, open_source
 from stampede.data.vocabulary_fingerprint import vocabulary_fingerprint
 from stampede.engine.config import Config
@@ -146,7 +146,8 @@ def _source(section: RawSection) -> Source:
         section.path,
         section,
         schema=getattr(section, "schema_file", ""),
-        split_hour=getattr(section, "split_hour", False),
+        split_hour=getattr(section, "split_hour", None),
+        features=section.features,
     )
 
 

@@ -1,12 +1,10 @@
 """Errors that end a run with a sentence instead of a traceback."""
 
-_LOWER = (
-    "a lower optim.dense.lr or optim.embedding.lr, or a longer warm-up "
+_WHAT_TO_TRY = (
+    "Try a lower optim.dense.lr or optim.embedding.lr, or a longer warm-up "
     "(optim.dense.schedule.warmup, optim.embedding.schedule.warmup); "
     "with checkpoint.resume=auto the run goes on from its newest checkpoint"
 )
-WHAT_TO_TRY = f"Try {_LOWER}, and with train.on_divergence.rollbacks it goes back to one by itself"
-AFTER_ROLLBACKS = f"Raise train.on_divergence.rollbacks, or try {_LOWER}"
 
 
 class RunFolderError(Exception):
@@ -34,22 +32,14 @@ class DivergedError(TrainingStoppedError):
     Args:
         reason: what was found.
         step: as above.
-        what_to_try: what the user can do.
     """
 
-    def __init__(
-        self, reason: str, step: int | None = None, what_to_try: str = WHAT_TO_TRY
-    ) -> None:
+    def __init__(self, reason: str, step: int | None = None) -> None:
         super().__init__(reason, step)
         self.reason = reason
-        self.what_to_try = what_to_try
 
     def __str__(self) -> str:
-        return f"{self.reason}. {self.what_to_try}"
-
-
-class LossLeapError(DivergedError):
-    """A loss that is far too high; it is that of the weights before its step."""
+        return f"{self.reason}. {_WHAT_TO_TRY}"
 
 
 class DoesNotFitError(Exception):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from tempfile import gettempdir
 from typing import Any, TypeVar
 
 import numpy as np
@@ -57,13 +55,12 @@ def evaluate(
     batches: GlobalBatches,
     processes: Processes,
     settings: EvaluateSection | None = None,
-    scratch: Path | None = None,
     on_batch: Callable[[int], None] | None = None,
 ) -> Evaluation:
     """Score every sample once and compute the metrics; the same result on every rank.
 
-    Scores are brought to rank 0 some batches at a time, which sorts them. So the memory of the
-    others does not grow with the part, and rank 0's keeps to `settings.memory_gb`. As rank 0 takes
+    Scores are brought to rank 0 some batches at a time, which keeps and sorts them: see
+    `PartMetrics` for its memory; that of the others does not grow with the part. As rank 0 takes
     the samples in the order of the part, whatever the number of ranks, equal scores give metrics
     that are equal to the last bit.
 
@@ -71,22 +68,17 @@ def evaluate(
 
     Args:
         settings: default: those of the configuration.
-        scratch: existing folder for what does not fit into memory; read by rank 0. Default: the
-            system's for temporary files.
         on_batch: called after every batch with its number, counted from 1; may raise on all ranks.
 
     Raises:
-        TrainingStoppedError: what does not fit into memory cannot be written, or there is not as
-            much memory as `settings.memory_gb`.
+        TrainingStoppedError: rank 0 has no memory for the scores.
     """
     settings = settings or EvaluateSection()
     model.eval()
     shown = processes.is_main
     processes.pulse.beat("evaluating")
-    with (
-        _Scores(processes, settings, scratch, batches) as scores,
-        progress_bar(len(batches), 0, shown, "evaluating", "batches", delay=5.0) as bar,
-    ):
+    scores = _Scores(processes, settings, batches)
+    with progress_bar(len(batches), 0, shown, "evaluating", "batches", delay=5.0) as bar:
         for number, batch in enumerate(batches.epoch(0), 1):
             processes.pulse.beat("evaluating")
             batch = batch.to(processes.device, non_blocking=True)
@@ -108,15 +100,10 @@ class _Scores:
     """Scores on their way to rank 0; each rank must make the same calls."""
 
     def __init__(
-        self,
-        processes: Processes,
-        settings: EvaluateSection,
-        scratch: Path | None,
-        batches: GlobalBatches,
+        self, processes: Processes, settings: EvaluateSection, batches: GlobalBatches
     ) -> None:
         self._processes = processes
         self._settings = settings
-        self._scratch = scratch
         self._rows = batches.rows
         self._unknown_groups = batches.unknown_rows.get(settings.group_by, ())
         self._metrics: PartMetrics | None = None
@@ -124,13 +111,6 @@ class _Scores:
         self._floats: list[Tensor] = []
         self._groups: list[Tensor] = []
         self._samples: list[int] = []
-
-    def __enter__(self) -> _Scores:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._metrics is not None:
-            self._metrics.__exit__()
 
     def add(self, batch: Batch, logits: Tensor) -> None:
         """Take this rank's part of a global batch."""
@@ -185,18 +165,12 @@ class _Scores:
         def run() -> T:
             try:
                 return action()
-            except OSError as failure:
-                raise TrainingStoppedError(
-                    f"{self._scratch or gettempdir()}: the scores of an evaluation cannot be kept "
-                    f"on disk ({failure.strerror or failure}); make room there, or write an "
-                    "evaluate.memory_gb that they fit into, and continue with "
-                    "checkpoint.resume=auto"
-                ) from None
             except MemoryError as failure:
+                each = 60 if self._settings.group_by else 20
                 raise TrainingStoppedError(
-                    f"evaluate.memory_gb: found {self._settings.memory_gb:g}, but so much memory "
-                    f"is not free for the scores of an evaluation ({failure or 'out of memory'}); "
-                    "write less, and continue with checkpoint.resume=auto"
+                    f"rank 0 has no memory for the scores of {self._rows:,} samples, some {each} "
+                    f"bytes each ({failure or 'out of memory'}); evaluate fewer rows or give the "
+                    "process more memory, and continue with checkpoint.resume=auto"
                 ) from None
 
         return self._processes.on_main(run)
@@ -205,8 +179,6 @@ class _Scores:
         if self._metrics is None:
             self._metrics = PartMetrics(
                 self._settings.metrics,
-                self._settings.memory_gb * 1e9,
-                self._scratch,
                 grouped=groups is not None,
                 with_truth=len(floats) > 3,
                 samples=self._rows,

@@ -90,7 +90,6 @@ class Evaluations:
                 self._reader.evaluation(part),
                 self._processes,
                 self._config.evaluate,
-                self._folder.path,
                 self._on_batch,
             )
             results[name] = result
@@ -115,11 +114,16 @@ class Evaluations:
         return results
 
     def _reduce_rates(self, progress: Progress, score: float | None) -> None:
-        before = Plateau(**progress.plateau)
-        after = before.after(score, self._config.optim.dense.plateau)
-        progress.plateau = asdict(after)
-        if after.fraction < before.fraction and self._processes.is_main:
-            tqdm.write(
-                f"step {progress.step}: no better AUC on the {self._config.evaluate.select_on} "
-                f"part, the dense layers go on with {after.fraction:.3g} of their scheduled rate"
-            )
+        optim = self._config.optim
+        for what, name, settings in (
+            ("dense layers", "plateau", optim.dense.plateau),
+            ("tables", "table_plateau", optim.embedding.plateau),
+        ):
+            before = Plateau(**getattr(progress, name))
+            after = before.after(score, settings)
+            setattr(progress, name, asdict(after))
+            if after.fraction < before.fraction and self._processes.is_main:
+                tqdm.write(
+                    f"step {progress.step}: no better AUC on the {self._config.evaluate.select_on} "
+                    f"part, the {what} go on with {after.fraction:.3g} of their scheduled rate"
+                )

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 from stampede.data import DataError
-from stampede.data.lost_interrupts import interrupts_kept
 from stampede.engine.compilation import could_not_compile
 from stampede.engine.errors import (
     DoesNotFitError,
@@ -15,11 +14,15 @@ from stampede.engine.errors import (
     RunFolderError,
     TrainingStoppedError,
 )
-from stampede.engine.lack_of_memory import LackOfMemoryError, lacks_memory, what_was_asked
+from stampede.engine.lack_of_memory import lacks_memory, what_was_asked
 from stampede.engine.processes import launched_rank
 from stampede.settings import SettingsError
 
 MISTAKE, STOPPED, INTERRUPTED = 2, 1, 130
+_LESS_MEMORY = (
+    "try a smaller train.batch_size, evaluate.batch_size or model.dim, or more processes on other "
+    "machines or GPUs; checkpoint.resume=auto continues from the newest checkpoint"
+)
 # Of processes that their watchdog has ended.
 HUNG = 3
 
@@ -32,11 +35,10 @@ def exit_status(action: Callable[[], None]) -> int:
         stopped: 143 by SIGTERM, 130 by SIGINT. A run that hangs ends with 3, from elsewhere.
     """
     try:
-        with interrupts_kept():
-            action()
+        action()
     except (SettingsError, DataError, RunFolderError) as mistake:
         return _complain(mistake, MISTAKE)
-    except (TrainingStoppedError, DoesNotFitError, LackOfMemoryError) as stop:
+    except (TrainingStoppedError, DoesNotFitError) as stop:
         return _complain(stop, STOPPED)
     except InterruptedRunError as stop:
         if launched_rank() == 0:
@@ -47,9 +49,12 @@ def exit_status(action: Callable[[], None]) -> int:
     except KeyboardInterrupt:
         print("stopped; checkpoint.resume=auto continues from the newest checkpoint")
         return INTERRUPTED
-    except (MemoryError, RuntimeError) as failure:
+    except (MemoryError, RuntimeError, OSError) as failure:
         if lacks_memory(failure):
-            return _complain(MemoryError(f"out of memory ({what_was_asked(failure)})"), STOPPED)
+            lack = MemoryError(f"out of memory ({what_was_asked(failure)}); {_LESS_MEMORY}")
+            # What rank 0 did for all of them fails on all.
+            lack.known_to_all_ranks = getattr(failure, "known_to_all_ranks", False)
+            return _complain(lack, STOPPED)
         if could_not_compile(failure):
             reason = next(iter(str(failure).strip().splitlines()), type(failure).__name__)
             asked = f"torch.compile failed ({reason}); write train.compile=none"

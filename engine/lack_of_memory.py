@@ -17,16 +17,6 @@ _SAID = (
 _LONGEST = 300
 
 
-class LackOfMemoryError(Exception):
-    """A process that gets no more memory, with what its plan asks for and what to lower.
-
-    Attributes:
-        known_to_all_ranks: whether all of them raise it; else others may have enough.
-    """
-
-    known_to_all_ranks = False
-
-
 def lacks_memory(failure: BaseException) -> bool:
     """Whether an error says that there is no memory left, in main memory or on a GPU."""
     if isinstance(failure, MemoryError | torch.OutOfMemoryError):

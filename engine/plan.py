@@ -10,9 +10,7 @@ from torch import nn
 from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
 
-from stampede.engine.planning.figures import Figures, figures
 from stampede.engine.planning.planner import Cluster, search_plan
-from stampede.engine.planning.shards import placed_shards
 from stampede.engine.planning.workload import Workload
 from stampede.engine.processes import Processes
 from stampede.optim.baselines import BASELINE_SHARDING_TYPES, BASELINES
@@ -26,8 +24,8 @@ def make_plan(
     sharding_types: Sequence[str],
     workload: Callable[[], Workload],
     processes: Processes,
-) -> tuple[ShardingPlan, Figures]:
-    """A plan agreed by all ranks, and what it asks of each.
+) -> ShardingPlan:
+    """A plan agreed by all ranks.
 
     Args:
         sharding_types: TorchRec's sharding types that the planner may choose from.
@@ -46,13 +44,10 @@ def make_plan(
         else _machine_memory() // processes.local_world_size,
     )
 
-    def found() -> tuple[ShardingPlan, Figures]:
-        work = workload()
-        plan = search_plan(model, sharders, sharding_types, work, cluster)
-        return plan, figures(work, list(placed_shards(plan, work.shapes, cluster.world_size)))
-
     try:
-        return processes.on_main(found)
+        return processes.on_main(
+            lambda: search_plan(model, sharders, sharding_types, workload(), cluster)
+        )
     except PlannerError as failure:
         raise no_plan(sharding_types, processes.world_size, failure) from None
 

@@ -5,6 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+READING = "reading the next batch"
+LOOKING_UP = "looking up"
+
+# Collectives that run on the stream of a GPU itself, so that nothing waits for them.
+EXCHANGES = ("adding up the loss", "averaging gradients")
+
+# Stages of the pulse that a step consists of; all others, such as evaluating, are outside.
+PHASES = (
+    READING,
+    "sending ids",
+    "between steps",
+    LOOKING_UP,
+    "computing",
+    "adding up the loss",
+    "updating tables",
+    "averaging gradients",
+    "updating dense layers",
+    "updating waiting rows",
+)
+
 
 class Pulse:
     """What the training loop did last; as good as free to keep up to date.

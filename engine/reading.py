@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -130,17 +129,6 @@ def training_order(config: Config, dataset: Dataset) -> Order:
     section = _section(config)
     shuffle = section.shuffle if dataset.shuffle else "none"
     return make_order(dataset.train, shuffle, section.memory_gb * 1e9, config.run.seed)
-
-
-def start_of_epoch(config: Config, dataset: Dataset, epoch: int) -> dict[str, Any]:
-    """State of a `Reader`'s batches for training before the first of an epoch."""
-    return {
-        "epoch": epoch,
-        "samples": 0,
-        "batch_size": config.train.batch_size,
-        "order": asdict(training_order(config, dataset)),
-        "settings": _settings(_section(config)),
-    }
 
 
 def _section(config: Config) -> ReadingSection:

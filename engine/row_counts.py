@@ -24,9 +24,3 @@ def add_row_counts(progress: Progress, job: Job, device: torch.device) -> None:
     progress.touched_rows += touched
     progress.clipped_rows += clipped
     progress.skipped_rows += skipped
-
-
-def forget_row_counts(job: Job) -> None:
-    """Drop what the tables of this rank counted since, of steps that are to be done again."""
-    for tables in local_cowclip_tables(job.model):
-        tables.row_counts.zero_()

@@ -8,16 +8,15 @@ from stampede.engine.beginning import begin, find_beginning
 from stampede.engine.build import build
 from stampede.engine.config import Config
 from stampede.engine.datasets import open_dataset
+from stampede.engine.hang import watched
 from stampede.engine.inference.inputs import keep_inputs
-from stampede.engine.memory_guard import MemoryGuard
 from stampede.engine.network_copy import keep_network
 from stampede.engine.plan import describe_plan
 from stampede.engine.processes import processes
+from stampede.engine.recipe import described, with_recipe
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.summary import describe, summarize
 from stampede.engine.trainer import Trainer
-from stampede.engine.watchdog.bus_error import bus_errors_explained
-from stampede.engine.watchdog.watchdog import watched
 
 
 def run(config: Config) -> None:
@@ -26,28 +25,30 @@ def run(config: Config) -> None:
     Raises:
         SettingsError, DataError, RunFolderError: the user's to mend.
         TrainingStoppedError: training cannot go on.
-        LackOfMemoryError: this process gets no more memory.
     """
     folder = RunFolder(Path(config.run.dir) / config.run.name)
-    with (
-        processes(config.run.device) as here,
-        folder,
-        MemoryGuard(config, here, folder) as memory,
-    ):
+    with processes(config.run.device) as here, folder:
         continued = here.on_main(lambda: folder.reserve(config))
         if here.is_main and config.model.import_file:
             print(f"model.import: {config.model.import_file} was executed")
         found = find_beginning(config, folder, continued, here)
         is_new = found.newest is None
         dataset = open_dataset(config, here)
-        job = build(config, dataset, here, memory.plan)
+        config, choices = with_recipe(
+            config,
+            dataset.train.rows,
+            len(dataset.vocabulary_sizes),
+            here.world_size,
+            found.saved,
+        )
+        job = build(config, dataset, here)
         begun = begin(found, config, job, dataset, here)
         here.on_main(lambda: folder.claim(config) if is_new else folder.write_config(config))
         if begun.report is not None:
-            name, report = begun.report
-            here.on_main(lambda: folder.write_report(name, report.values()))
+            report = begun.report.values()
+            here.on_main(lambda: folder.write_report("init_from.json", report))
         here.on_main(lambda: keep_inputs(config, folder.path, replace=is_new))
-        here.on_main(lambda: keep_network(config, folder.path, replace=is_new or begun.forced))
+        here.on_main(lambda: keep_network(config, folder.path, replace=is_new))
         # A run that was killed may have logged steps that will be done again.
         lost = here.on_main(lambda: folder.keep_lines(begun.progress.metrics_lines))
         begun.progress.metrics_lines = folder.metrics_lines
@@ -55,12 +56,14 @@ def run(config: Config) -> None:
         if here.is_main:
             ids = sum(dataset.vocabulary_sizes.values())
             print(f"{config.run.name}: {dataset.train.rows:,} training rows, {ids:,} ids, {plan}")
+            if choices:
+                print(described(choices))
             print(job.scaling.table())
             print(f"dense layers in {job.precision.reason}")
             for line in [*begun.lines, *lost]:
                 print(line)
-        with watched(here, config.run, folder.path), bus_errors_explained(dataset):
-            trainer = Trainer(config, dataset, job, here, folder, begun.progress, begun.forced)
+        with watched(here, config.run, folder.path):
+            trainer = Trainer(config, dataset, job, here, folder, begun.progress)
             progress = trainer.fit()
         summary = summarize(config, progress, here, dataset, job)
         title = (

@@ -1,4 +1,4 @@
-"""What evaluations decide: the best epoch, an early stop, a lower rate of the dense layers.
+"""What evaluations decide: the best epoch, an early stop, lower learning rates.
 
 All ranks have the same evaluations, so they decide alike.
 """

@@ -14,7 +14,7 @@ from stampede.engine.checkpoint import Progress
 from stampede.engine.config import Config
 from stampede.engine.console import readable_bytes, readable_metric, table
 from stampede.engine.job import Job
-from stampede.engine.monitoring.memory import peak_memory_bytes
+from stampede.engine.monitor import peak_memory_bytes
 from stampede.engine.processes import Processes
 from stampede.engine.run_folder import RunFolder
 
@@ -58,7 +58,6 @@ def summarize(
         "clipped_share": clipped_share(progress),
         "skipped_rows": progress.skipped_rows,
         "skipped_batches": progress.skipped_batches,
-        "rollbacks": progress.rollbacks,
         "samples_per_second": progress.samples / progress.train_seconds,
         "train_seconds": progress.train_seconds,
         "steps": progress.step,
@@ -131,8 +130,6 @@ def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
     if summary["skipped_batches"]:
         skipped = f"{summary['skipped_batches']:,} of {summary['steps']:,}, losses not finite"
         rows.append(("batches skipped", skipped))
-    if summary["rollbacks"]:
-        rows.append(("rollbacks", f"{summary['rollbacks']}, as the run diverged"))
     rows += [
         ("samples/s", f"{summary['samples_per_second']:,.0f}"),
         ("training time", f"{summary['train_seconds']:.1f} s"),

@@ -43,7 +43,7 @@ def table_optimizer(
         SettingsError: the device has no such optimizer.
     """
     section = config.optim.embedding
-    arguments = section.model_dump(exclude={"optimizer", "schedule", "clip"})
+    arguments = section.model_dump(exclude={"optimizer", "schedule", "plateau", "clip"})
     arguments["lr"] = scaled.embedding_lr
     if "l2" in arguments:
         arguments["l2"] = scaled.embedding_l2

@@ -21,7 +21,8 @@ class FieldWeights(NamedTuple):
 
     Attributes:
         embedding: `[rows, dim]`.
-        first_order: `[rows, 1]`.
+        first_order: `[rows, 1]`, as they are added up to a logit: stored ones times
+            `model.first_order_scale`.
     """
 
     embedding: Tensor
@@ -38,6 +39,11 @@ def read_field(checkpoint: Path, field: str) -> FieldWeights:
     Raises:
         RunFolderError: that is no whole checkpoint, or it has no such field.
     """
+    return _true(read_stored_field(checkpoint, field), read_manifest(checkpoint).first_order_scale)
+
+
+def read_stored_field(checkpoint: Path, field: str) -> FieldWeights:
+    """As `read_field`, but first-order weights as they are stored, for a model to multiply."""
     tables = read_manifest(checkpoint).tables
     if table_name(field) not in tables:
         fields = ", ".join(table.field for table in tables.values())
@@ -65,6 +71,7 @@ def gather_field(
         KeyError: there is no such field.
     """
     stored = model.state_dict()[weights_name(field)]
+    scale = model.module.first_order_scale
     if isinstance(stored, ShardedTensor):
         whole = None
         if processes.is_main:
@@ -75,4 +82,8 @@ def gather_field(
         whole = stored.detach().clone() if processes.is_main else None
     if whole is None:
         return None
-    return FieldWeights(*(part.cpu() for part in StoredColumns(dim).split(whole)))
+    return _true(FieldWeights(*(p.cpu() for p in StoredColumns(dim).split(whole))), scale)
+
+
+def _true(stored: FieldWeights, scale: float) -> FieldWeights:
+    return stored._replace(first_order=stored.first_order * scale)

@@ -17,17 +17,12 @@ from stampede.engine.checkpoint import Checkpoints, Progress
 from stampede.engine.clip_watch import ClipWatch
 from stampede.engine.config import Config
 from stampede.engine.console import progress_bar
-from stampede.engine.divergence import (
-    Rollbacks,
-    check_logged_loss,
-    check_loss,
-    count_if_skipped,
-)
+from stampede.engine.divergence import check_logged_loss, check_loss, count_if_skipped
 from stampede.engine.errors import DivergedError, InterruptedRunError
 from stampede.engine.evaluations import Evaluations
 from stampede.engine.job import Job
 from stampede.engine.learning_rates import LearningRates, learning_rates, set_learning_rates
-from stampede.engine.monitoring.monitor import Monitor
+from stampede.engine.monitor import Monitor
 from stampede.engine.processes import Processes
 from stampede.engine.reading import Reader
 from stampede.engine.row_counts import add_row_counts
@@ -52,7 +47,6 @@ class Trainer:
         config, dataset, job, processes: what is trained, and by whom.
         folder: where results go; written by rank 0.
         progress: how far the run has come.
-        forced: whether it goes on although it was changed.
     """
 
     config: Config
@@ -61,7 +55,6 @@ class Trainer:
     processes: Processes
     folder: RunFolder
     progress: Progress
-    forced: bool = False
 
     def fit(self) -> Progress:
         """Train all epochs that are not done yet.
@@ -74,7 +67,11 @@ class Trainer:
         config = self.config
         self._reader = Reader(config, self.dataset, self.processes)
         self._watch = ClipWatch(config, self.job, self.processes)
-        self._begin()
+        self._time = TrainingTime(self.job, self.processes, self.progress)
+        self._unlogged: Tensor | None = None
+        self._batches = self._reader.training()
+        if self.progress.reader:
+            self._reader.load_state_dict(self._batches, self.progress.reader)
         signals = StopSignals()
         self._agreement = Agreement(self.processes, signals, config.checkpoint.every_minutes)
         self._evaluations = Evaluations(
@@ -90,44 +87,11 @@ class Trainer:
             ) as self._checkpoints,
             progress_bar(total, self.progress.samples, self.processes.is_main) as bar,
         ):
-            rollbacks = Rollbacks(
-                config,
-                self.job,
-                self.dataset,
-                self.processes,
-                self.folder,
-                self._checkpoints,
-                self.progress.step,
-            )
-            begins = self.forced or not self.progress.step
-            if config.train.on_divergence.rollbacks and begins:
-                # There is to be one to go back to from the first step on.
-                self._save_at_once()
-            while not self._trained(bar, rollbacks):
-                pass
+            try:
+                self._train(bar)
+            except _StopRequestedError as stop:
+                self._stop(*stop.args)
         return self.progress
-
-    def _trained(self, bar: tqdm, rollbacks: Rollbacks) -> bool:
-        """Train up to the end, or to where the run diverges and is rolled back."""
-        try:
-            self._train(bar)
-        except _StopRequestedError as stop:
-            self._stop(*stop.args)
-        except DivergedError as failure:
-            self.progress = rollbacks.back(failure, self.progress)
-            self._begin()
-            bar.n = self.progress.samples
-            self._save()
-            return False
-        return True
-
-    def _begin(self) -> None:
-        """Begin where the progress says."""
-        self._time = TrainingTime(self.job, self.processes, self.progress)
-        self._unlogged: Tensor | None = None
-        self._batches = self._reader.training()
-        if self.progress.reader:
-            self._reader.load_state_dict(self._batches, self.progress.reader)
 
     def _train(self, bar: tqdm) -> None:
         progress, config = self.progress, self.config
@@ -232,15 +196,12 @@ class Trainer:
                 self._checkpoints.save(self.progress)
             self._agreement.saved()
 
-    def _save_at_once(self) -> None:
-        self._save()
-        with self.processes.pulse.slowly("saving"):
-            self._checkpoints.wait()
-
     def _stop(self, number: int) -> None:
         saved = "saved; checkpoint.resume=auto continues from there"
         try:
-            self._save_at_once()
+            self._save()
+            with self.processes.pulse.slowly("saving"):
+                self._checkpoints.wait()
         except DivergedError as failure:
             saved = (
                 f"not saved, as {failure.reason}; checkpoint.resume=auto continues from the newest "
@@ -264,8 +225,11 @@ class Trainer:
             steps_per_epoch=self.dataset.train.rows / train.batch_size,
             total_steps=len(self._batches) * train.epochs,
         )
-        fraction = Plateau(**self.progress.plateau).fraction * self.progress.dense_fraction
-        return rates._replace(dense=rates.dense * fraction)
+        progress = self.progress
+        return rates._replace(
+            embedding=rates.embedding * Plateau(**progress.table_plateau).fraction,
+            dense=rates.dense * Plateau(**progress.plateau).fraction,
+        )
 
     def _log_training(self, epoch: int, loss: float, rates: LearningRates) -> None:
         add_row_counts(self.progress, self.job, self.processes.device)

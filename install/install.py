@@ -1,37 +1,251 @@
-# ruff: noqa: ANN001, ANN201
-"""Set up .venv for this checkout; `make setup` runs it.
+# ruff: noqa: ANN001, ANN002, ANN201, ANN202
+"""Set up .venv for this checkout, once for each state of the requirements; `make setup` runs it.
 
-This file keeps to syntax that any Python can read, so that one that is too old gets a sentence
-instead of a SyntaxError. The work is done in environment.py.
+Annotations are left out, so that a Python that is too old gets a sentence instead of a traceback.
 """
 
+import hashlib
+import json
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 OLDEST, NEWEST = (3, 10), (3, 13)
+
+STAMP = ".stampede-installed"
+
+# What pip says when it could not reach an index; its closing error then is a misleading
+# "No matching distribution found".
+NO_CONNECTION = ("Retrying (", "ConnectionError", "NewConnection", "Could not fetch URL")
+
+LOOK_INTO_VENV = """
+import json
+from importlib import metadata
+
+def version(name):
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+found = {name: version(name) for name in ("pip", "torch", "fbgemm-gpu", "fbgemm-gpu-cpu")}
+files = metadata.files("fbgemm-gpu") or [] if found["fbgemm-gpu"] else []
+found["shim"] = bool(found["fbgemm-gpu"]) and not any(f.parts[0] == "fbgemm_gpu" for f in files)
+print(json.dumps(found))
+"""
+
+
+class SetUpError(Exception):
+    """The set-up cannot go on; the message is one sentence for the user."""
 
 
 def complaint_about(version):
     """Return the sentence for a Python this project cannot use, or None."""
     if OLDEST <= tuple(version[:2]) <= NEWEST:
         return None
+    found = ".".join(str(part) for part in version[:3])
     return (
-        "error: this is Python "
-        + ".".join(str(part) for part in version[:3])
-        + ", but Python 3.10 to 3.13 is needed: name one, as in `PYTHON=python3.12 make setup`"
+        f"this is Python {found}, but Python 3.10 to 3.13 is needed: name one, as in "
+        "`PYTHON=python3.12 make setup`"
     )
 
 
-def main():
-    """Set up the environment; returns the exit status."""
-    complaint = complaint_about(sys.version_info)
-    if complaint:
-        sys.stderr.write(complaint + "\n")
+def main(root):
+    """Set up `root`/.venv unless that is done; returns the exit status."""
+    try:
+        complaint = complaint_about(sys.version_info)
+        if complaint:
+            raise SetUpError(complaint)
+        set_up(Path(root))
+    except SetUpError as failure:
+        print(f"error: {failure}", file=sys.stderr)
         return 1
-    from environment import main as set_up_environment
+    except KeyboardInterrupt:
+        print("error: the set-up was interrupted; the next make starts it again", file=sys.stderr)
+        return 130
+    return 0
 
-    return set_up_environment(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+def set_up(root):
+    """Set up `root`/.venv unless its stamp says that nothing has changed since the last time."""
+    venv = root / ".venv"
+    python, stamp = venv / "bin/python", venv / STAMP
+    gpu = has_gpu()
+    wanted = fingerprint(root, gpu)
+    if os.access(python, os.X_OK) and stamp.is_file() and stamp.read_text() == wanted:
+        return
+    stamp.unlink(missing_ok=True)
+    if not _is_usable(venv):
+        _create(venv)
+    _install(root, python, gpu)
+    stamp.write_text(wanted)
+    say("the set-up is done")
+
+
+def fingerprint(root, gpu):
+    """Return a hash of everything the installation depends on."""
+    # The editable install holds the checkout's path, so a moved checkout installs again.
+    facts = [str(root), f"Python {_version()}", f"GPU {gpu}"]
+    files = [root / "pyproject.toml", root / "install/fbgemm-gpu-shim/pyproject.toml"]
+    files += sorted((root / "install").glob("requirements*.txt"))
+    facts += [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()
+
+
+def has_gpu():
+    """Say whether the NVIDIA driver lists a GPU."""
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return listed.returncode == 0 and "GPU" in listed.stdout
+
+
+def _is_usable(venv):
+    """Whether there is a virtual environment of this Python, with pip."""
+    if not venv.exists():
+        return False
+    try:
+        lines = (venv / "pyvenv.cfg").read_text().splitlines()
+    except OSError:
+        raise SetUpError(
+            f"{venv} is in the way: it is not a virtual environment; move it"
+        ) from None
+    made_with = [line.partition("=")[2].strip() for line in lines if line.startswith("version")]
+    if not any(version.startswith(_version() + ".") for version in made_with):
+        say(f".venv was made with another Python: making it anew with {_version()}")
+        return False
+    return bool(look_into(venv / "bin/python").get("pip"))
+
+
+def _create(venv):
+    # The base interpreter, because the running one may be the .venv that --clear removes.
+    python = getattr(sys, "_base_executable", None) or sys.executable
+    say(f"creating .venv with Python {_version()}")
+    made = subprocess.run(
+        [python, "-m", "venv", "--clear", str(venv)], capture_output=True, text=True
+    )
+    if made.returncode:
+        said = last_line(made.stdout + made.stderr)
+        raise SetUpError(
+            f"could not create .venv with pip ({said}): install the venv and ensurepip modules of "
+            f"Python {_version()} (on Debian and Ubuntu the package python{_version()}-venv) and "
+            "run make again"
+        )
+
+
+def _install(root, python, gpu):
+    # Whose dry run reads a wheel's metadata without the whole wheel.
+    _pip(python, root, "install", "--quiet", "--no-input", "--upgrade", "pip>=23.3")
+    found = look_into(python)
+    lines = (root / "install/requirements-cpu.txt").read_text().splitlines()
+    pinned = next(line.strip() for line in lines if line.startswith("torch=="))
+    torch = found.get("torch")
+    # A CPU build that was installed before a GPU appeared is not taken as the answer.
+    present = torch and torch.split("+")[0] == pinned.split("==")[1]
+    if not present or (gpu and "+cpu" in torch):
+        torch = _asked_for(python, root, pinned, gpu)
+    # A user with a GPU may still choose the CPU build of torch; FBGEMM has to match it.
+    variant = "cuda" if gpu and "+cpu" not in torch else "cpu"
+    unfit = unfit_packages(found, variant, torch)
+    if unfit:
+        say(f"removing the other variant first: {', '.join(unfit)}")
+        _pip(python, root, "uninstall", "--yes", *unfit)
+    say(f"installing install/requirements-{variant}.txt and the project into .venv")
+    _pip(python, root, "install", "-r", f"install/requirements-{variant}.txt", "-e", ".[test]")
+
+
+def _asked_for(python, root, pinned, gpu):
+    """Version of torch that pip would install; tells the user which build that is."""
+    say(f"asking pip which build of {pinned} it would install")
+    options = ["--dry-run", "--ignore-installed", "--no-deps", "--no-input", "--quiet"]
+    report = _pip(python, root, "install", *options, "--report", "-", pinned, quiet=True)
+    metadata = json.loads(report)["install"][0]["metadata"]
+    needs = metadata.get("requires_dist", [])
+    tell(metadata["version"], sum(need.startswith(("nvidia-", "cuda-")) for need in needs), gpu)
+    return metadata["version"]
+
+
+def tell(version, nvidia_packages, gpu):
+    """Tell the user which build of torch comes, and whether it fits this machine."""
+    is_cuda = "+cpu" not in version and (nvidia_packages or "+cu" in version)
+    say(f"torch {version}" + (", a CUDA build" if is_cuda else ""))
+    if gpu and "+cpu" in version:
+        say("this machine has a GPU, but pip's settings choose a CPU build: training runs on CPU")
+    if not gpu and is_cuda:
+        say(
+            "note: this machine has no NVIDIA GPU, yet pip's settings choose the CUDA build of\n"
+            f"  torch. It works, but brings {nvidia_packages} more packages of CUDA libraries:\n"
+            "  gigabytes to download. For the CPU build stop this, let pip's own setting\n"
+            "  (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS or pip.conf) point to where PyTorch publishes\n"
+            "  its CPU wheels, and run make again."
+        )
+
+
+def unfit_packages(found, variant, torch):
+    """List the installed packages that must go before `variant` is installed.
+
+    The two FBGEMM packages have the same files, so one must be gone before the other comes. pip
+    would also take the shim for the real fbgemm-gpu, and a CPU build of torch for any build.
+    """
+    unfit = []
+    if variant == "cuda" and (found["shim"] or found["fbgemm-gpu-cpu"]):
+        unfit = [name for name in ("fbgemm-gpu", "fbgemm-gpu-cpu") if found[name]]
+    if variant == "cpu" and found["fbgemm-gpu"] and not found["shim"]:
+        unfit = [name for name in ("fbgemm-gpu", "fbgemm-gpu-cpu") if found[name]]
+    if variant == "cuda" and found["torch"] and found["torch"] != torch:
+        unfit.append("torch")
+    return unfit
+
+
+def look_into(python):
+    """Versions of packages that `python` has, None for absent ones; empty if it does not run."""
+    try:
+        looked = subprocess.run([str(python), "-c", LOOK_INTO_VENV], capture_output=True, text=True)
+        return json.loads(looked.stdout)
+    except (OSError, ValueError):
+        return {}
+
+
+def _pip(python, root, *arguments, quiet=False):
+    """Run pip before the user's eyes, or return what it says; raises SetUpError if it fails."""
+    # All of the user's settings hold except `user`, with which pip refuses to work in a venv.
+    environment = {**os.environ, "PIP_USER": "0"}
+    done = subprocess.run(
+        [str(python), "-m", "pip", *arguments],
+        cwd=root,
+        env=environment,
+        stdout=subprocess.PIPE if quiet else None,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if done.returncode == 0:
+        return done.stdout
+    sys.stderr.write(done.stderr)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+    said = (lines[-1] if lines else last_line(done.stderr)).replace("ERROR:", "").strip()
+    if any(sign in done.stderr for sign in NO_CONNECTION):
+        raise SetUpError(
+            "pip could not reach its package index: check the network or pip's settings "
+            f"(`pip config list`) and run make again (pip said: {said})"
+        )
+    raise SetUpError(f"pip failed, so the set-up is not done: {said}")
+
+
+def say(text):
+    """Print a line of the set-up at once."""
+    print(f"setup: {text}", flush=True)
+
+
+def last_line(text):
+    """Return the last line of a program's output."""
+    return (text.strip().splitlines() or ["no message"])[-1]
+
+
+def _version():
+    return f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))

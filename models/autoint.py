@@ -83,7 +83,8 @@ class AutoInt(nn.Module):
         self.output = linear(fields * width, 1, generator, bias=False)
         self.deep: nn.Module | None = None
         if options.deep:
-            self.deep = MLP(fields * shape.dim, shape.hidden, generator)
+            inputs = fields * shape.dim
+            self.deep = MLP(inputs, shape.hidden, generator, shape.dropout, shape.normalization)
 
     def forward(self, embeddings: Tensor, dense: Tensor) -> Tensor:
         """Logits `[batch]` from embeddings `[batch, fields, dim]` and numbers `[batch, n]`."""

@@ -46,7 +46,9 @@ class CrossNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.cross = cross
-        self.deep = hidden_layers(shape.inputs, shape.hidden, generator)
+        self.deep = hidden_layers(
+            shape.inputs, shape.hidden, generator, shape.dropout, shape.normalization
+        )
         self.output = linear(shape.inputs + shape.hidden[-1], 1, generator, bias=False)
         self._l2 = l2
         self._matrices = [name for name, p in cross.named_parameters() if _is_one_of(p, matrices)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.models.embedding_front import EmbeddingFront, StoredColumns
 from stampede.models.mlp import is_one_column, is_plain, linear
-from stampede.models.registry import NetworkShape, network
+from stampede.models.orders import scaled
+from stampede.models.registry import NetworkShape, Normalization, network
 from stampede.native import switched_off
 from stampede.settings import Section, SettingsError
 
@@ -19,13 +21,17 @@ from stampede.settings import Section, SettingsError
 class CTRModel(nn.Module):
     """Logit of a click: `bias + first-order term + network(embeddings, numbers)`.
 
-    The first-order term is `sum_f w_f[id] + <w, x>`: a weight per id, stored beside its embedding,
-    and `number_weights` for the numbers where there are any.
+    The first-order term is `scale * (sum_f w_f[id] + <w, x>)`: a weight per id, stored beside its
+    embedding, and `number_weights` for the numbers where there are any. With Adam, whose steps do
+    not depend on the size of a gradient, the true weights `scale * w` then learn `scale` times as
+    fast as embeddings, and an `l2` of the stored weights is `l2 / scale**2` of the true ones.
 
     Attributes:
         front: the tables.
         network: the network.
         numbers: number of numeric inputs.
+        first_order: whether there is a first-order term.
+        first_order_scale: the `scale` of the first-order term.
 
     Args:
         name: registered name of the network.
@@ -35,11 +41,14 @@ class CTRModel(nn.Module):
         hidden: widths of the MLP's hidden layers.
         seed: seed of the dense layers' initial weights.
         options: of the network; by default its defaults.
+        first_order_scale: of the first-order term, above 0. The model's initial scores do not
+            depend on it: the numbers' stored weights begin with `1 / scale` of what they draw.
+        dropout, normalization: see `NetworkShape`.
 
     Raises:
         KeyError: there is no network of that name.
         SettingsError: the options do not go with the data; or the network does not do what
-            `register` asks for.
+            `register` asks for, or has no use for a setting that is not at its default.
     """
 
     def __init__(
@@ -51,25 +60,55 @@ class CTRModel(nn.Module):
         hidden: Sequence[int],
         seed: int,
         options: Section | None = None,
+        *,
+        first_order_scale: float = 1.0,
+        dropout: float = 0.0,
+        normalization: Normalization = "none",
     ) -> None:
         super().__init__()
         registered = network(name)
         generator = torch.Generator().manual_seed(seed)
         self.front = EmbeddingFront(vocabulary_sizes, dim)
         self.numbers = numbers
-        shape = NetworkShape(len(vocabulary_sizes), dim, numbers, tuple(hidden))
+        shape = NetworkShape(
+            len(vocabulary_sizes), dim, numbers, tuple(hidden), dropout, normalization
+        )
         self.bias = nn.Parameter(torch.zeros(1))
         self.number_weights: nn.Linear | None = None
         self.first_order = registered.first_order
+        self.first_order_scale = first_order_scale
         # The same on every rank, also where a network takes torch's own initial weights.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             self.network = registered.build(shape, generator, options or registered.options())
             _check_logits(name, self.network, shape)
-            if registered.first_order and _has_own_first_order(self.network):
-                _check_logits(name, self.network, shape, with_first_order=True)
+            self._check_first_order(name, shape)
             if registered.first_order and numbers:
                 self.number_weights = linear(numbers, 1, generator, bias=False)
+                with torch.no_grad():
+                    self.number_weights.weight /= first_order_scale
+
+    def _check_first_order(self, name: str, shape: NetworkShape) -> None:
+        """Refuse a scale that nothing is multiplied by, and a method that fails."""
+        scale = self.first_order_scale
+        said = f"model.first_order_scale: found {scale:g}, but "
+        if scale != 1.0 and not self.first_order:
+            raise SettingsError(
+                f"{said}the network {name!r} has no first-order term; leave the key out, or choose "
+                "a network that has one, such as deepfm"
+            )
+        if not (self.first_order and _has_own_first_order(self.network)):
+            return
+        if scale != 1.0 and not _takes(self.network.with_first_order, 5):
+            raise SettingsError(
+                f"{said}with_first_order of the network {name!r} takes no scale; give it a fifth "
+                "argument, which it multiplies the first-order term by, or leave the key out"
+            )
+        _check_logits(name, self.network, shape, first_order=self._first_order_arguments())
+
+    def _first_order_arguments(self) -> tuple[float, ...]:
+        """What `with_first_order` is told besides; a network that knows of no scale goes with 1."""
+        return () if self.first_order_scale == 1.0 else (self.first_order_scale,)
 
     def l2_terms(self) -> dict[int, float]:
         """Coefficients of the network's own L2 terms, by `id` of the parameter."""
@@ -88,13 +127,15 @@ class CTRModel(nn.Module):
         if self._network_adds_first_order():
             stored, dim = self.front.stored(rows), self.front.columns.dim
             weights = None if self.number_weights is None else self.number_weights.weight
-            return self.network.with_first_order(stored, dim, dense, weights) + self.bias
+            more = self._first_order_arguments()
+            return self.network.with_first_order(stored, dim, dense, weights, *more) + self.bias
         embeddings, id_weights = self.front.split(rows)
         logits = self.network(embeddings, dense) + self.bias
         if self.first_order:
-            logits = logits + id_weights.sum(1)
+            logits = logits + scaled(id_weights.sum(1), self.first_order_scale)
         if self.number_weights is not None:
-            logits = logits + self.number_weights(dense).squeeze(1)
+            of_numbers = self.number_weights(dense).squeeze(1)
+            logits = logits + scaled(of_numbers, self.first_order_scale)
         return logits
 
     def _network_adds_first_order(self) -> bool:
@@ -118,33 +159,47 @@ def _has_own_first_order(network: nn.Module) -> bool:
     return False
 
 
+def _takes(method: Callable[..., Tensor], arguments: int) -> bool:
+    """Whether a method can be called with so many positional arguments."""
+    try:
+        inspect.signature(method).bind(*[None] * arguments)
+    except TypeError:
+        return False
+    return True
+
+
 class _WithFirstOrder(nn.Module):
     """Calls a network's `with_first_order`."""
 
-    def __init__(self, network: nn.Module, dim: int) -> None:
+    def __init__(self, network: nn.Module, dim: int, more: tuple[float, ...]) -> None:
         super().__init__()
-        self.network, self._dim = network, dim
+        self.network, self._dim, self._more = network, dim, more
 
     def forward(self, rows: Tensor, numbers: Tensor) -> Tensor:
         count = numbers.shape[1]
         weights = numbers.new_zeros(1, count) if count else None
-        return self.network.with_first_order(rows, self._dim, numbers, weights)
+        return self.network.with_first_order(rows, self._dim, numbers, weights, *self._more)
 
 
 def _check_logits(
-    name: str, network: nn.Module, shape: NetworkShape, *, with_first_order: bool = False
+    name: str,
+    network: nn.Module,
+    shape: NetworkShape,
+    *,
+    first_order: tuple[float, ...] | None = None,
 ) -> None:
     """Refuse a network that cannot be called, changes its inputs, or whose logits would broadcast.
 
     It is tried as it is evaluated and as it is trained; its weights and buffers are left alone.
 
     Args:
-        with_first_order: whether its method of that name is called instead of `forward`.
+        first_order: its method `with_first_order` is called instead of `forward`, with these
+            arguments besides; None: `forward`.
     """
     samples, rows = 2, "embeddings"
     module, width, method = network, shape.dim, "forward"
-    if with_first_order:
-        module, method = _WithFirstOrder(network, shape.dim), "with_first_order"
+    if first_order is not None:
+        module, method = _WithFirstOrder(network, shape.dim, first_order), "with_first_order"
         rows, width = "stored", StoredColumns(shape.dim).stored
     was_training = module.training
     for training in (False, True):

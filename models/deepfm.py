@@ -27,7 +27,7 @@ class DeepFM(nn.Module):
 
     def __init__(self, shape: NetworkShape, generator: torch.Generator) -> None:
         super().__init__()
-        self.mlp = MLP(shape.inputs, shape.hidden, generator)
+        self.mlp = MLP(shape.inputs, shape.hidden, generator, shape.dropout, shape.normalization)
 
     def forward(self, embeddings: Tensor, dense: Tensor) -> Tensor:
         """Logits `[batch]` from embeddings `[batch, fields, dim]` and numbers `[batch, n]`."""
@@ -35,11 +35,16 @@ class DeepFM(nn.Module):
         return second_order(embeddings) + self.mlp(inputs)
 
     def with_first_order(
-        self, stored: Tensor, dim: int, dense: Tensor, number_weights: Tensor | None
+        self,
+        stored: Tensor,
+        dim: int,
+        dense: Tensor,
+        number_weights: Tensor | None,
+        scale: float = 1.0,
     ) -> Tensor:
         """Logits `[batch]` with the first-order term, in fewer passes over the rows.
 
         See `register` for arguments and for when it is called.
         """
-        inputs, orders = joined_with_orders(stored, dim, dense, number_weights)
+        inputs, orders = joined_with_orders(stored, dim, dense, number_weights, scale)
         return orders + self.mlp(inputs)

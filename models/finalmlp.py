@@ -89,7 +89,8 @@ class FinalMLP(nn.Module):
             for _ in streams
         )
         self.mlps = nn.ModuleList(
-            hidden_layers(inputs, widths, generator) for widths in streams.values()
+            hidden_layers(inputs, widths, generator, shape.dropout, shape.normalization)
+            for widths in streams.values()
         )
         first, second = (widths[-1] for widths in streams.values())
         self.first, self.second = (linear(w, 1, generator, bias=False) for w in (first, second))

@@ -90,6 +90,8 @@ class MaskNet(nn.Module):
         sizes = [(inputs, options.width)] * options.blocks
         if self.is_serial:
             sizes = list(pairwise([inputs, *shape.hidden]))
+            # These blocks are the layers of widths model.hidden; they have a layer norm already.
+            self.dropout = nn.Dropout(shape.dropout)
         self.blocks = nn.ModuleList(
             MaskBlock(inputs, before, after, options.reduction, generator)
             for before, after in sizes
@@ -97,7 +99,13 @@ class MaskNet(nn.Module):
         if self.is_serial:
             self.output: nn.Module = linear(shape.hidden[-1], 1, generator, bias=False)
         else:
-            self.output = MLP(options.blocks * options.width, shape.hidden, generator)
+            self.output = MLP(
+                options.blocks * options.width,
+                shape.hidden,
+                generator,
+                shape.dropout,
+                shape.normalization,
+            )
 
     def forward(self, embeddings: Tensor, dense: Tensor) -> Tensor:
         """Logits `[batch]` from embeddings `[batch, fields, dim]` and numbers `[batch, n]`."""
@@ -107,6 +115,6 @@ class MaskNet(nn.Module):
         fields = fields.flatten(1)
         if self.is_serial:
             for block in self.blocks:
-                inputs = block(fields, inputs)
+                inputs = self.dropout(block(fields, inputs))
             return self.output(inputs).squeeze(1)
         return self.output(torch.cat([block(fields, inputs) for block in self.blocks], 1))

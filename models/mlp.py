@@ -10,6 +10,7 @@ import torch.fx
 from torch import Tensor, nn
 from torchrec.modules import mlp as torchrec_mlp
 
+from stampede.models.registry import Normalization
 from stampede.models.relu_layers import relu_layers
 
 # Who traces a network symbolically is not to see the branches within.
@@ -80,9 +81,25 @@ def is_plain(module: nn.Module, kind: type) -> bool:
     )
 
 
-def hidden_layers(inputs: int, widths: Sequence[int], generator: torch.Generator) -> HiddenLayers:
-    """ReLU layers: `[batch, inputs]` to `[batch, widths[-1]]`."""
-    return initialize_(HiddenLayers(inputs, list(widths)), generator)
+def hidden_layers(
+    inputs: int,
+    widths: Sequence[int],
+    generator: torch.Generator,
+    dropout: float = 0.0,
+    normalization: Normalization = "none",
+) -> HiddenLayers:
+    """ReLU layers: `[batch, inputs]` to `[batch, widths[-1]]`.
+
+    With layer norm or dropout, see `NetworkShape`, plain torch computes
+    `dropout(relu(layer_norm(x @ weight.T + bias)))` of each layer.
+    """
+    hidden = HiddenLayers(inputs, list(widths))
+    if dropout or normalization != "none":
+        for layer, width in zip(hidden._mlp, widths, strict=True):
+            norm = [nn.LayerNorm(width)] if normalization == "layer" else []
+            # In place of the activation, so that the names of weights stay what they are.
+            layer._activation_fn = nn.Sequential(*norm, nn.ReLU(), nn.Dropout(dropout))
+    return initialize_(hidden, generator)
 
 
 class MLP(nn.Module):
@@ -92,13 +109,21 @@ class MLP(nn.Module):
         inputs: width of the input.
         hidden: widths of the hidden layers.
         generator: source of the initial weights.
+        dropout, normalization: of the hidden layers, see `NetworkShape`.
 
     Maps `[batch, inputs]` to `[batch]`.
     """
 
-    def __init__(self, inputs: int, hidden: Sequence[int], generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        hidden: Sequence[int],
+        generator: torch.Generator,
+        dropout: float = 0.0,
+        normalization: Normalization = "none",
+    ) -> None:
         super().__init__()
-        self.hidden = hidden_layers(inputs, hidden, generator)
+        self.hidden = hidden_layers(inputs, hidden, generator, dropout, normalization)
         self.output = linear(hidden[-1], 1, generator, bias=False)
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -25,15 +25,16 @@ class _JoinedWithOrders(torch.autograd.Function):
         dim: int,
         numbers: Tensor,
         number_weights: Tensor | None,
+        scale: float,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         stored, numbers = stored.contiguous(), numbers.contiguous()
         weights = None if number_weights is None else number_weights.contiguous()
         joined, orders, total = torch.ops.stampede_dense.join(
-            stored, dim, numbers, weights, dtype == torch.bfloat16
+            stored, dim, numbers, weights, scale, dtype == torch.bfloat16
         )
         ctx.save_for_backward(stored, total, numbers)
-        ctx.dim = dim
+        ctx.dim, ctx.scale = dim, scale
         return joined, orders
 
     @staticmethod
@@ -41,22 +42,33 @@ class _JoinedWithOrders(torch.autograd.Function):
     def backward(ctx: Any, of_joined: Tensor, of_orders: Tensor) -> tuple[Tensor | None, ...]:
         stored, total, numbers = ctx.saved_tensors
         of_stored, of_weights = torch.ops.stampede_dense.join_backward(
-            of_joined.contiguous(), of_orders.contiguous(), stored, ctx.dim, total, numbers
+            of_joined.contiguous(),
+            of_orders.contiguous(),
+            stored,
+            ctx.dim,
+            total,
+            numbers,
+            ctx.scale,
         )
-        of_stored_is_needed, _, _, of_weights_are_needed, _ = ctx.needs_input_grad
+        of_stored_is_needed, _, _, of_weights_are_needed, *_ = ctx.needs_input_grad
         return (
             of_stored if of_stored_is_needed else None,
             None,
             None,
             of_weights if of_weights_are_needed else None,
             None,
+            None,
         )
 
 
 def joined_with_orders(
-    stored: Tensor, dim: int, numbers: Tensor, number_weights: Tensor | None
+    stored: Tensor,
+    dim: int,
+    numbers: Tensor,
+    number_weights: Tensor | None,
+    scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """`[e_1 .. e_F, x]`, and `sum_f w_f + <w, x> + sum_{i<j} <e_i, e_j>`, of each sample.
+    """`[e_1 .. e_F, x]` and `scale * (sum_f w_f + <w, x>) + sum_{i<j} <e_i, e_j>` of each sample.
 
     In training on a CPU that is one pass over the rows, differentiable once; the first is bfloat16
     where autocast says so, the second float32. Without gradients plain torch computes it, so that
@@ -67,6 +79,7 @@ def joined_with_orders(
         dim: columns of an embedding.
         numbers: `[batch, n]`.
         number_weights: `[1, n]`, the first-order weights `w` of the numbers; None: without them.
+        scale: of the first-order term, see `CTRModel`.
 
     Returns:
         `[batch, fields * dim + n]` and `[batch]`.
@@ -76,12 +89,17 @@ def joined_with_orders(
     """
     dtype = _dtype_of_kernels(stored, numbers, number_weights)
     if dtype is not None:
-        return _JoinedWithOrders.apply(stored, dim, numbers, number_weights, dtype)
+        return _JoinedWithOrders.apply(stored, dim, numbers, number_weights, scale, dtype)
     embeddings, first_order = StoredColumns(dim).split(stored)
-    orders = second_order(embeddings) + first_order.squeeze(-1).sum(1)
+    orders = second_order(embeddings) + scaled(first_order.squeeze(-1).sum(1), scale)
     if number_weights is not None:
-        orders = orders + functional.linear(numbers, number_weights).squeeze(1)
+        orders = orders + scaled(functional.linear(numbers, number_weights).squeeze(1), scale)
     return torch.cat([embeddings.flatten(1), numbers], 1), orders
+
+
+def scaled(values: Tensor, scale: float) -> Tensor:
+    """`scale * values`, without a pass over them where the scale is 1."""
+    return values if scale == 1.0 else scale * values
 
 
 def _dtype_of_kernels(

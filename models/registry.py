@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from stampede.settings import Section, SettingsError
+
+Normalization = Literal["none", "layer"]
 
 
 class NoOptions(Section):
@@ -25,17 +28,40 @@ class NetworkShape:
         dim: width of an embedding.
         numbers: number of numeric inputs.
         hidden: widths of the MLP's hidden layers.
+        dropout: share of the outputs of each of these layers that is left out in training, from 0
+            up to below 1.
+        normalization: `layer`: layer norm before the ReLU of each of these layers.
     """
 
     fields: int
     dim: int
     numbers: int
     hidden: tuple[int, ...]
+    dropout: float = 0.0
+    normalization: Normalization = "none"
 
     @property
     def inputs(self) -> int:
         """Width of all embeddings and numbers beside each other."""
         return self.fields * self.dim + self.numbers
+
+
+# Settings of a shape that a network may have no use for, with their defaults.
+_OF_LAYERS = {"dropout": 0.0, "normalization": "none"}
+
+
+class _WatchedShape(NetworkShape):
+    """A shape that knows which of `_OF_LAYERS` were read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OF_LAYERS:
+            self.read.add(name)
+        return super().__getattribute__(name)
+
+    @functools.cached_property
+    def read(self) -> set[str]:
+        """Names that were read so far."""
+        return set()
 
 
 @dataclass(frozen=True)
@@ -62,13 +88,15 @@ class Network:
             options: of the class `self.options`.
 
         Raises:
-            SettingsError: the options do not go with the shape; or the class cannot be called.
+            SettingsError: the options do not go with the shape; the class cannot be called; or it
+                has no use for a setting of the shape that is not at its default.
         """
-        arguments: list[Any] = [shape, generator]
+        watched = _WatchedShape(**vars(shape))
+        arguments: list[Any] = [watched, generator]
         if self.options is not NoOptions:
             arguments.append(options)
         try:
-            return self.module(*arguments)
+            module = self.module(*arguments)
         except SettingsError:
             raise
         except Exception as failure:
@@ -77,6 +105,17 @@ class Network:
                 f"model.name: the network {self.name!r} cannot be built with ({names}): "
                 f"{type(failure).__name__}: {failure}"
             ) from failure
+        self._check_used(watched)
+        return module
+
+    def _check_used(self, shape: _WatchedShape) -> None:
+        for key, default in _OF_LAYERS.items():
+            if vars(shape)[key] != default and key not in shape.read:
+                raise SettingsError(
+                    f"model.{key}: found {vars(shape)[key]}, but the network {self.name!r} has no "
+                    f"layers that heed it (it never reads shape.{key}); leave the key out, or "
+                    "choose a network with an MLP, such as deepfm"
+                )
 
 
 _NETWORKS: dict[str, Network] = {}
@@ -93,11 +132,11 @@ def register(
     into tiles, so a sample's logit must not depend on other samples (batch norm would see tiles).
     It must not change its inputs in place.
     With `first_order`, it may have a method `with_first_order(stored, dim, numbers,
-    number_weights)` that returns `forward` plus the first-order term, `[batch]`, where it can do
-    both in fewer passes: of rows `[batch, fields, stored width]`, see `StoredColumns`, and of
-    weights `[1, numbers]` or None. The model calls it instead of `forward`, unless the network or
-    the layer of `number_weights` was hooked, replaced or compiled, or a subclass has a `forward`
-    of its own.
+    number_weights, scale)` that returns `forward` plus the first-order term, `[batch]`, where it
+    can do both in fewer passes: of rows `[batch, fields, stored width]`, see `StoredColumns`, of
+    weights `[1, numbers]` or None, and of the term's scale, which is told where it is not 1. The
+    model calls it instead of `forward`, unless the network or the layer of `number_weights` was
+    hooked, replaced or compiled, or a subclass has a `forward` of its own.
     It may have a method `l2_terms()` that returns pairs of a parameter and a coefficient c, for
     `c * ||w||^2` in the loss.
 

@@ -22,7 +22,7 @@ class WideDeep(nn.Module):
 
     def __init__(self, shape: NetworkShape, generator: torch.Generator) -> None:
         super().__init__()
-        self.mlp = MLP(shape.inputs, shape.hidden, generator)
+        self.mlp = MLP(shape.inputs, shape.hidden, generator, shape.dropout, shape.normalization)
 
     def forward(self, embeddings: Tensor, dense: Tensor) -> Tensor:
         """Logits `[batch]` from embeddings `[batch, fields, dim]` and numbers `[batch, n]`."""

@@ -19,7 +19,6 @@ from stampede.optim.row_gradients import row_gradients
 from stampede.optim.rules import Rule
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard, clipped_columns, state_dtype
-from stampede.optim.torchrec_present import explain_to_torchrec
 from stampede.optim.update import update_
 
 _COMMON = tuple(field.name for field in fields(UpdateSettings) if field.name != "rule")
@@ -34,7 +33,9 @@ class CowClipOptimizer(torch.optim.Optimizer):
     """Base of the optimizers with CowClip for embedding tables.
 
     In TorchRec, name one in `apply_optimizer_in_backward` and pass `cowclip_sharders()` to
-    `DistributedModelParallel`: the update then runs inside the sharded tables' backward. In plain
+    `DistributedModelParallel`: the update then runs inside the sharded tables' backward. TorchRec's
+    own sharders of collections say that they cannot cast it; that of a single `nn.EmbeddingBag`
+    ignores every optimizer, so make that an `EmbeddingBagCollection`. In plain
     PyTorch it is an ordinary optimizer for `nn.Embedding(sparse=True)` and
     `nn.EmbeddingBag(sparse=True)`, whose uncoalesced gradient has one entry per occurrence of an
     id and so carries the counts; several lookups or backward passes before a step add up. Where
@@ -68,7 +69,6 @@ class CowClipOptimizer(torch.optim.Optimizer):
     ) -> None:
         self._padding: dict[Tensor, int] | None = None
         self._missed: dict[Tensor, MissedSteps] = {}
-        explain_to_torchrec()
         super().__init__(params, {"lr": lr, "padding_idx": None, **settings})
 
     def __setstate__(self, state: dict[str, Any]) -> None:

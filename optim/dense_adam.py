@@ -21,6 +21,8 @@ class DenseAdam(torch.optim.Optimizer):
         eps: Adam's epsilon.
         l2: adds `2*l2*w` to the gradient; per group where only some parameters decay.
         eps_placement: `keras` (the authors' code) or `torch`.
+        weight_decay: decoupled decay (AdamW, arXiv 1711.05101): `w = w * (1 - lr*weight_decay)`
+            before each step; per group where only some parameters decay.
     """
 
     def __init__(
@@ -31,8 +33,16 @@ class DenseAdam(torch.optim.Optimizer):
         eps: float = 1e-7,
         l2: float = 0.0,
         eps_placement: EpsPlacement = "keras",
+        weight_decay: float = 0.0,
     ) -> None:
-        defaults = dict(lr=lr, betas=betas, eps=eps, l2=l2, eps_placement=eps_placement)
+        defaults = dict(
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            l2=l2,
+            eps_placement=eps_placement,
+            weight_decay=weight_decay,
+        )
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -69,6 +79,7 @@ class DenseAdam(torch.optim.Optimizer):
                 state["step"] += 1
                 by_step.setdefault(int(state["step"]), []).append(param)
             for step, params in by_step.items():
+                _decay_(params, float(group["lr"]) * group["weight_decay"], found_inf)
                 adam_(
                     params,
                     [param.grad for param in params],
@@ -83,3 +94,14 @@ class DenseAdam(torch.optim.Optimizer):
                     found_inf=found_inf,
                 )
         return loss
+
+
+def _decay_(params: list[Tensor], share: float, found_inf: Tensor | None) -> None:
+    """Take a share of each parameter away, unless `found_inf`, on their device, is 1."""
+    if not share:
+        return
+    keep: float | Tensor = 1.0 - share
+    if found_inf is not None:
+        # The host does not know it, and does not wait for it.
+        keep = torch.where(found_inf == 1.0, 1.0, keep).squeeze()
+    torch._foreach_mul_(params, keep)

@@ -1,6 +1,6 @@
 """What `make setup` does."""
 
-import importlib
+import importlib.util
 import shutil
 import sys
 
@@ -9,17 +9,14 @@ import pytest
 from support.paths import ROOT
 
 
-def _load(*names):
-    # The scripts import each other by bare names, as `python install/install.py` lets them.
-    folder = str(ROOT / "install")
-    sys.path.insert(0, folder)
-    try:
-        return [importlib.import_module(name) for name in names]
-    finally:
-        sys.path.remove(folder)
+def _load():
+    spec = importlib.util.spec_from_file_location("install", ROOT / "install/install.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-install, environment, torch_build = _load("install", "environment", "torch_build")
+install = _load()
 
 
 @pytest.mark.parametrize("version", [(2, 7, 18), (3, 8, 18), (3, 9, 1), (3, 14, 0)])
@@ -42,8 +39,8 @@ echo "$@" >> "{root}/calls"
 case "$*" in
     -c*) echo '{{"pip": "26.0", "torch": {torch}, "fbgemm-gpu": null, "fbgemm-gpu-cpu": null,
                "shim": false}}' ;;
-    *--dry-run*) echo '{{"install": [{{"metadata": {{"name": "torch", "version": "2.13.0+cpu"}},
-               "download_info": {{"url": "file://{root}/torch.whl"}}}}]}}' ;;
+    *--dry-run*) echo '{{"install": [{{"metadata": {{"name": "torch",
+               "version": "2.13.0+cpu"}}}}]}}' ;;
     *" -e "*) [ ! -e "{root}/broken" ] || {{ echo "{error}" >&2; exit 1; }} ;;
 esac
 """
@@ -52,10 +49,9 @@ esac
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     """A checkout whose .venv exists with a fake Python inside, on a machine without a GPU."""
-    monkeypatch.setattr(environment, "has_gpu", lambda: False)
+    monkeypatch.setattr(install, "has_gpu", lambda: False)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     shutil.copytree(ROOT / "install", tmp_path / "install")
-    (tmp_path / "torch.whl").write_bytes(b"x" * 5_000_000)
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     version = ".".join(map(str, sys.version_info[:3]))
     (tmp_path / ".venv" / "pyvenv.cfg").write_text(f"version = {version}\n")
@@ -77,16 +73,16 @@ def _calls(checkout):
 
 
 def _stamp(checkout):
-    return checkout / ".venv" / environment.STAMP
+    return checkout / ".venv" / install.STAMP
 
 
-def test_set_up_prints_the_build_and_its_size_and_installs_once(checkout, capsys):
-    assert environment.main(checkout) == 0
-    assert "torch 2.13.0+cpu, a CPU build: torch.whl, 5 MB" in capsys.readouterr().out
+def test_set_up_prints_the_build_and_installs_once(checkout, capsys):
+    assert install.main(checkout) == 0
+    assert "setup: torch 2.13.0+cpu\n" in capsys.readouterr().out
     assert "-m pip install -r install/requirements-cpu.txt -e .[test]" in _calls(checkout)
     assert _stamp(checkout).exists()
 
-    assert environment.main(checkout) == 0
+    assert install.main(checkout) == 0
     assert _calls(checkout) == []
 
 
@@ -100,58 +96,57 @@ def test_set_up_prints_the_build_and_its_size_and_installs_once(checkout, capsys
     ],
 )
 def test_changed_requirements_install_again(checkout, file):
-    environment.main(checkout)
+    install.main(checkout)
     _calls(checkout)
     with (checkout / file).open("a") as text:
         text.write("# changed\n")
-    assert environment.main(checkout) == 0
+    assert install.main(checkout) == 0
     assert _calls(checkout) != []
 
 
 def test_an_appearing_gpu_changes_the_stamp(checkout):
-    assert environment.fingerprint(checkout, True) != environment.fingerprint(checkout, False)
+    assert install.fingerprint(checkout, True) != install.fingerprint(checkout, False)
 
 
 def test_failed_install_leaves_no_stamp(checkout, capsys):
-    environment.main(checkout)
+    install.main(checkout)
     (checkout / "broken").touch()
     (checkout / "pyproject.toml").write_text("# changed\n")
-    assert environment.main(checkout) == 1
+    assert install.main(checkout) == 1
     assert not _stamp(checkout).exists()
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "error: pip failed, so the set-up is not done: Could not build it"
 
     (checkout / "broken").unlink()
-    assert environment.main(checkout) == 0
+    assert install.main(checkout) == 0
     assert _stamp(checkout).exists()
 
 
 def test_no_network_is_said_in_one_sentence(checkout, capsys):
     _fake_python(checkout, error="WARNING: Retrying (Retry(total=0)\nERROR: No matching numpy")
     (checkout / "broken").touch()
-    assert environment.main(checkout) == 1
+    assert install.main(checkout) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("error: pip could not reach its package index: check the network")
 
 
 def test_installed_torch_is_not_asked_for_again(checkout):
     _fake_python(checkout, torch='"2.13.0+cpu"')
-    assert environment.main(checkout) == 0
+    assert install.main(checkout) == 0
     assert not any("--dry-run" in call for call in _calls(checkout))
 
 
 def test_folder_that_is_no_environment_is_left_alone(checkout, capsys):
     (checkout / ".venv" / "pyvenv.cfg").unlink()
-    assert environment.main(checkout) == 1
+    assert install.main(checkout) == 1
     assert "is not a virtual environment" in capsys.readouterr().err
     assert (checkout / ".venv" / "bin" / "python").exists()
 
 
 def test_cuda_build_without_gpu_is_pointed_out(capsys):
-    build = torch_build.TorchBuild("2.13.0", "https://host/a/torch-2.13.0.whl", 6)
-    torch_build.tell(build, "size not told by the index", gpu=False)
+    install.tell("2.13.0", 6, gpu=False)
     said = capsys.readouterr().out
-    assert "a CUDA build: torch-2.13.0.whl, size not told by the index" in said
+    assert "torch 2.13.0, a CUDA build" in said
     assert "no NVIDIA GPU" in said
     assert "PIP_EXTRA_INDEX_URL" in said
 
@@ -175,7 +170,7 @@ EMPTY = {"torch": None, "fbgemm-gpu": None, "fbgemm-gpu-cpu": None, "shim": Fals
     ],
 )
 def test_the_two_fbgemm_packages_never_meet(found, variant, torch, unfit):
-    assert environment._unfit(found, variant, torch) == unfit
+    assert install.unfit_packages(found, variant, torch) == unfit
 
 
 def test_requirement_files_pin_one_fbgemm_each():

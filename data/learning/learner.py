@@ -17,6 +17,7 @@ from stampede.data.learning.vocabulary import vocabulary
 from stampede.data.overlap import computed_ahead
 from stampede.data.schema import Schema
 from stampede.data.schema.columns import Quantiles, Vocabulary
+from stampede.data.schema.features import settled
 
 
 class Learner:
@@ -38,7 +39,14 @@ class Learner:
         ]
         self._counts = ValueCounts(counted, budget, spill)
         self.rows = 0
+        # Whether a number is to be the logarithm may be open until all are seen.
+        self._log1p = {
+            name: field.model_copy(update={"transform": ["log1p"]})
+            for name, field in schema.numbers.items()
+            if field.transform is None
+        }
         self._ranges = {name: NumberRange() for name in schema.numbers}
+        self._ranges_of_log1p = {name: NumberRange() for name in self._log1p}
 
     @property
     def spills(self) -> int:
@@ -53,13 +61,25 @@ class Learner:
         """
         self.rows += len(frame)
         self._counts.add(frame, distinct)
-        for name, found in ranges(frame, self._schema.numbers).items():
-            self._ranges[name] = self._ranges[name].merged(found)
+        for seen, fields in (
+            (self._ranges, self._schema.numbers),
+            (self._ranges_of_log1p, self._log1p),
+        ):
+            for name, found in ranges(frame, fields).items():
+                seen[name] = seen[name].merged(found)
 
     def save(self, folder: Path) -> Learned:
         """Write what was learned into a new folder, field by field, and read it back."""
         folder.mkdir(parents=True)
-        ids = self._schema.ids
+        seen = {name: self._ranges[name] for name in self._log1p}
+        tails = {name: (found.low, found.high, found.mean) for name, found in seen.items()}
+        schema = settled(self._schema, self.rows, tails)
+        chosen = {
+            name: found
+            for name, found in self._ranges_of_log1p.items()
+            if "log1p" in schema.numbers[name].transform
+        }
+        ids = schema.ids
         files = {
             name: f"{name}.parquet" for name, field in ids.items() if isinstance(field, Vocabulary)
         }
@@ -75,5 +95,5 @@ class Learner:
             for name, field in ids.items()
             if isinstance(field, Quantiles)
         }
-        learned.save(folder, self._schema, self._ranges, quantiles, files)
+        learned.save(folder, schema, {**self._ranges, **chosen}, quantiles, files)
         return learned.load(folder)

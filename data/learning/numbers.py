@@ -73,7 +73,7 @@ def ranges(chunk: pl.DataFrame, fields: Mapping[str, NumberField]) -> dict[str, 
 
 
 def _filled(name: str, field: NumberField) -> pl.Expr:
-    return filled(pl.col(name), field.fill, field.transform)
+    return filled(pl.col(name), field.fill, field.transform or ())
 
 
 def transformed(name: str, field: NumberField, seen: NumberRange) -> pl.Expr:

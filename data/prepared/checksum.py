@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from stampede.data.prepared.manifest import FileEntry
+from stampede.data.prepared.manifest import FileEntry, ShardFile
 from stampede.data.prepared.mapped import size_of
 
 
@@ -13,6 +13,12 @@ def file_entry(path: Path, folder: Path) -> FileEntry:
     """Name, length and SHA-256 of a file in a prepared folder."""
     name = str(path.relative_to(folder))
     return FileEntry(name=name, bytes=path.stat().st_size, sha256=sha256(path))
+
+
+def shard_file(path: Path, folder: Path) -> ShardFile:
+    """The same and when it was last written to, of a file of a shard that is closed."""
+    entry = file_entry(path, folder)
+    return ShardFile(**entry.model_dump(), mtime_ns=path.stat().st_mtime_ns)
 
 
 def sha256(path: Path) -> str:

@@ -70,6 +70,17 @@ class FileEntry(Section):
         return name
 
 
+class ShardFile(FileEntry):
+    """A file of a shard.
+
+    Attributes:
+        mtime_ns: when it was last written to, nanoseconds since 1970; None in the manifests of
+            older versions.
+    """
+
+    mtime_ns: int | None = None
+
+
 class ShardEntry(Section):
     """Some rows of a part, one file per array.
 
@@ -82,7 +93,7 @@ class ShardEntry(Section):
     """
 
     rows: Annotated[int, Field(ge=1, lt=2**62)]
-    files: dict[str, FileEntry]
+    files: dict[str, ShardFile]
 
 
 class Manifest(Section):

@@ -48,24 +48,6 @@ def map_shard(
     return maps
 
 
-def check_length(array: np.memmap) -> None:
-    """Check that a mapped file still has all its bytes; it costs a microsecond.
-
-    A file that is shortened while it is mapped reads as zeros up to the end of its last page, and
-    beyond that page whoever reads it is killed by SIGBUS. What was read before a check that finds
-    nothing was there.
-
-    Raises:
-        DataError: it was shortened.
-    """
-    # Of the file that is mapped, also where another one has its name now.
-    left = array.base.size()
-    if left < array.offset + array.nbytes:
-        raise damaged(
-            Path(array.filename), f"was shortened to {left:,} bytes while it was being read"
-        )
-
-
 def values_of(offsets: str) -> str:
     """Name of the array that an array of offsets points into."""
     return offsets.replace("offsets_", "values_")

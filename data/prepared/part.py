@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stampede.data.errors import DataError
-from stampede.data.prepared.mapped import check_length, damaged, values_of
+from stampede.data.prepared.mapped import damaged, values_of
 from stampede.data.samples import Bag, Samples
 from stampede.data.threads import run_tasks
 
@@ -41,15 +41,6 @@ class Shard:
     rows: int
     arrays: Mapping[str, Tensor]
     maps: Mapping[str, np.memmap] = field(default_factory=dict)
-
-    def check_lengths(self) -> None:
-        """Check that the mapped files are as long as they were.
-
-        Raises:
-            DataError: one was shortened.
-        """
-        for array in self.maps.values():
-            check_length(array)
 
 
 class _Piece(NamedTuple):
@@ -103,30 +94,30 @@ class ShardedPart:
             The samples; the ids lie field by field in memory, as a batch wants them.
 
         Raises:
-            DataError: offsets of a multi-valued field do not ascend, or a file was shortened since
-                it was opened.
+            DataError: offsets of a multi-valued field do not ascend.
         """
         pieces = self._pieces(rows)
         names = self.shards[0].arrays
         read = self._gather([name for name in _DTYPES if name in names], pieces, len(rows))
-        samples = Samples(
+        return Samples(
             ids=read["ids"].T,
             dense=read["numbers"],
             label=read["label"],
             bags=self._bags(pieces),
             weight=read.get("weight"),
         )
-        _check_lengths(pieces)
-        return samples
+
+    def label(self, rows: Tensor) -> Tensor:
+        """Labels of rows as `read` wants them, `[n]` float32."""
+        return self._column("label", rows)
 
     def weight(self, rows: Tensor) -> Tensor | None:
         """Weights of rows as `read` wants them, `[n]` float32; None where there are none."""
-        if "weight" not in self.shards[0].arrays:
-            return None
-        pieces = self._pieces(rows)
-        weight = self._gather(["weight"], pieces, len(rows))["weight"]
-        _check_lengths(pieces)
-        return weight
+        return self._column("weight", rows) if "weight" in self.shards[0].arrays else None
+
+    def _column(self, name: str, rows: Tensor) -> Tensor:
+        """Rows of one array."""
+        return self._gather([name], self._pieces(rows), len(rows))[name]
 
     def shards_between(self, first: int, last: int) -> list[tuple[Shard, int, int]]:
         """The shards that hold the rows `first` to `last - 1`, and their own first and last."""
@@ -226,13 +217,6 @@ class ShardedPart:
         return torch.cat(joined)
 
 
-def _check_lengths(pieces: Sequence[_Piece]) -> None:
-    """Check the files of the shards that were read, each once, when all has been read."""
-    # Rows of a shard come in many stretches.
-    for shard in {id(piece.shard): piece.shard for piece in pieces}.values():
-        shard.check_lengths()
-
-
 def _bounds(name: str, piece: _Piece) -> tuple[Tensor, Tensor]:
     """Where the ids of each row begin, and how many there are."""
     offsets = piece.shard.arrays[name]
@@ -247,8 +231,6 @@ def _bounds(name: str, piece: _Piece) -> tuple[Tensor, Tensor]:
 
 
 def _descending(name: str, shard: Shard) -> DataError:
-    # Where a file was shortened, zeros may stand for its end.
-    shard.check_lengths()
     path = shard.maps[name].filename if name in shard.maps else name
     return damaged(Path(path), "its numbers do not ascend")
 

@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from stampede.data.prepared.checksum import file_entry
-from stampede.data.prepared.manifest import FileEntry, ShardEntry
+from stampede.data.prepared.checksum import shard_file
+from stampede.data.prepared.manifest import ShardEntry, ShardFile
 
 # Criteo: 440 MB of ids in a file. Checksums of whole files are made while the next are written.
 SHARD_ROWS = 1 << 22
@@ -68,7 +68,7 @@ class PartWriter:
         self._files: dict[str, _NpyFile] = {}
         self._ends: dict[int, int] = {}
         self._rows = 0
-        self._closed: list[tuple[int, dict[str, Future[FileEntry]]]] = []
+        self._closed: list[tuple[int, dict[str, Future[ShardFile]]]] = []
         # Files are flushed and checksums made while the next rows are prepared.
         self._threads = ThreadPoolExecutor(2)
 
@@ -138,5 +138,5 @@ class PartWriter:
         self._files, self._ends, self._rows = {}, {}, 0
 
 
-def _closed(file: _NpyFile, folder: Path) -> FileEntry:
-    return file_entry(file.close(), folder)
+def _closed(file: _NpyFile, folder: Path) -> ShardFile:
+    return shard_file(file.close(), folder)

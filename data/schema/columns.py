@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from stampede.data.prepared.manifest import MOST_ROWS
 from stampede.settings import Section, Seed
@@ -39,8 +39,11 @@ class Vocabulary(_ManyIds):
     """Ids that the training part has get a row each."""
 
     encode: Literal["vocabulary"] = Field("vocabulary", description="how ids become rows")
-    min_count: int = Field(
-        1, ge=1, lt=2**62, description="rarer ids share one row with unseen ones"
+    min_count: int | None = Field(
+        None,
+        ge=1,
+        lt=2**62,
+        description="rarer ids share one row with unseen ones; none: chosen by data.features",
     )
     max_size: int | None = Field(
         None, ge=1, lt=2**62, description="most frequent ids that get a row of their own; none: all"
@@ -90,15 +93,30 @@ class NumberField(Section):
 
     column: str = _COLUMN
     fill: float = Field(0.0, description="value of a missing number, before the transforms")
-    transform: Annotated[list[Transform], BeforeValidator(_one_or_many)] = Field(
-        ["minmax"],
+    transform: Annotated[list[Transform] | None, BeforeValidator(_one_or_many)] = Field(
+        None,
         description="log1p: ln(1 + max(x, 0)); minmax: to [0, 1] by the training part's range, "
-        "clipped; standard: mean 0, standard deviation 1 in the training part; [] leaves it",
+        "clipped; standard: mean 0, standard deviation 1 in the training part; [] leaves it; none: "
+        "chosen by data.features",
     )
+    bins: int | None = Field(
+        None,
+        ge=0,
+        le=1_000_000,
+        description="quantile bins that are ids besides, in a field NAME_bin; 0: none; none: "
+        "chosen by data.features",
+    )
+
+    @field_validator("bins")
+    @classmethod
+    def _more_than_one(cls, bins: int | None) -> int | None:
+        if bins == 1:
+            raise ValueError("found 1, which tells nothing apart; write 0 for none, or 2 and more")
+        return bins
 
     @model_validator(mode="after")
     def _one_scale_at_the_end(self) -> NumberField:
-        if self.transform not in ([], ["log1p"], ["minmax"], ["standard"]) and (
+        if self.transform not in (None, [], ["log1p"], ["minmax"], ["standard"]) and (
             len(self.transform) != 2 or self.transform[0] != "log1p" or self.transform[1] == "log1p"
         ):
             raise ValueError(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from stampede.engine.checkpoint.manifest import DataEntry, read_manifest
-from stampede.engine.config import Config, with_defaults
+from stampede.engine.config import Config, with_defaults, without_gone_keys
+from stampede.engine.config.presets import below_old_runs
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import Processes
+from stampede.engine.recipe import open_keys
 from stampede.settings import cut
 
 # Sections and keys that may differ between a checkpoint and the run that continues it.
-_FREE = ("model.import", "optim.embedding.lr", "optim.embedding.schedule.",
+_FREE = ("model.import", "model.initial_bias", "optim.embedding.lr", "optim.embedding.schedule.",
+         "optim.embedding.plateau.",
          "optim.embedding.on_nonfinite", "optim.dense.lr", "optim.dense.schedule.",
          "optim.dense.plateau.", "run.name", "run.dir", "run.device", "run.overwrite",
          "run.hang_seconds", "run.slow_hang_seconds", "data.path", "data.cache", "data.residence",
@@ -20,57 +23,49 @@ _FREE = ("model.import", "optim.embedding.lr", "optim.embedding.schedule.",
          "train.compile", "train.on_nonfinite", "train.on_divergence.", "train.timing_every",
          "train.profile.",
          "evaluate.batch_size", "evaluate.every", "evaluate.every_epochs", "evaluate.patience",
-         "evaluate.metrics", "evaluate.group_by", "evaluate.memory_gb", "checkpoint.",
+         "evaluate.metrics", "evaluate.group_by", "checkpoint.",
          "sharding.")  # fmt: skip
 
 # Of these, what says only how the run was started.
 _NOT_WORTH_TELLING = (
     "run.name", "run.dir", "run.overwrite", "run.hang_seconds", "run.slow_hang_seconds",
-    "checkpoint.resume", "checkpoint.force", "checkpoint.init_from",
+    "model.initial_bias", "checkpoint.resume", "checkpoint.init_from",
 )  # fmt: skip
 
 # Of a thousand fields that differ, or keys that only a checkpoint has, the first tell enough.
 _MOST_LINES = 20
 
-_OR_FORCE = "or write checkpoint.force=true to go on with what of it still fits"
+# What a run that was changed can do instead.
+_INSTEAD = "or begin a new run with its weights: another run.name, and checkpoint.init_from="
 
 
-class Changes(NamedTuple):
-    """What was changed since a checkpoint, line by line.
-
-    Attributes:
-        harmless: what a run may change.
-        harmful: what it may change by `checkpoint.force` only.
-    """
-
-    harmless: list[str]
-    harmful: list[str]
-
-
-def changes(path: Path, config: Config, processes: Processes) -> Changes:
-    """What was changed in the configuration since a checkpoint.
+def changes(path: Path, config: Config, processes: Processes) -> list[str]:
+    """What was harmlessly changed in the configuration since a checkpoint, line by line.
 
     Raises:
-        RunFolderError: a change does not allow to continue, and nobody forces it; or the
-            checkpoint is damaged.
+        RunFolderError: a change does not allow to continue, or the checkpoint is damaged.
     """
     manifest = read_manifest(path)
-    before = flat_keys(with_defaults(manifest.config, config))
+    saved = below_old_runs(without_gone_keys(manifest.config))
+    before = flat_keys(with_defaults(saved, config))
     now = flat_keys(config.model_dump(mode="json"))
+    for key in open_keys(config):
+        # The run goes on with what the recipe gave it when it began.
+        now[key] = before.get(key)
     differing = _differing(before, now)
     free = {key: line for key, line in differing.items() if key.startswith(_FREE)}
     harmful = _shortened({k: line for k, line in differing.items() if k not in free}, now)
-    if harmful and not config.checkpoint.force:
+    if harmful:
         raise RunFolderError(
             f"{path} cannot be continued with another configuration:\n"
             + "\n".join(f"  {line}" for line in harmful)
-            + f"\nchange it back, choose another run.name, {_OR_FORCE}"
+            + f"\nchange it back, {_INSTEAD}{path}"
         )
     worth_telling = {k: line for k, line in free.items() if k not in _NOT_WORTH_TELLING}
     harmless = _shortened(worth_telling, now)
     if manifest.world_size != processes.world_size:
         harmless.append(f"processes: {manifest.world_size} then, {processes.world_size} now")
-    return Changes(harmless, harmful)
+    return harmless
 
 
 def data_changes(saved: DataEntry, now: DataEntry) -> list[str]:
@@ -97,7 +92,7 @@ def check_same_data(path: Path, saved: DataEntry, now: DataEntry) -> None:
     raise RunFolderError(
         f"{path}: the checkpoint was made on other data ({what}):\n"
         + "\n".join(f"  {line}" for line in lines)
-        + f"\nuse the same data, choose another run.name, {_OR_FORCE}"
+        + f"\nuse the same data, {_INSTEAD}{path}"
     )
 
 

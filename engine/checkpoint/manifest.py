@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -87,9 +88,18 @@ class Manifest(Section):
     files: list[FileEntry]
     tensors: dict[str, TensorEntry]
 
+    @property
+    def first_order_scale(self) -> float:
+        """What the run multiplied its first-order term by; 1 before there was such a key."""
+        model = self.config.get("model")
+        return model.get("first_order_scale", 1.0) if isinstance(model, dict) else 1.0
+
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Manifest:
         check_keys(self.config)
+        scale = self.first_order_scale
+        if not (isinstance(scale, int | float) and 0.0 < scale < math.inf):
+            raise ValueError(f"config.model.first_order_scale: found {scale!r:.50}")
         check_fits_files(self.tensors, self.files)
         sizes = self.data.vocabulary_sizes
         if {entry.field: entry.rows for entry in self.tables.values()} != sizes:
@@ -172,7 +182,10 @@ def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
 
 
 def _migrated(values: dict[str, Any]) -> dict[str, Any]:
-    """The same in the newest format."""
+    """The same as this version would have written it."""
+    # Older versions took a run that diverged back; this one would stop.
+    for gone in ("rollbacks", "dense_fraction"):
+        values["progress"].pop(gone, None)
     if values["format"] == FORMAT:
         return values
     return {**values, "format": FORMAT, "data": {**values["data"], "vocabulary_sha256": None}}

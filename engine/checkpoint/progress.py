@@ -33,9 +33,8 @@ class Progress:
         best_score: that AUC; None where it is undefined.
         best_auc: AUC on the test part in that epoch.
         waited: evaluated epochs since that were no better.
-        plateau: state of the dense layers' rate, see `stampede.engine.selection.Plateau`.
-        rollbacks: times that the run diverged and went back to a checkpoint.
-        dense_fraction: what they have left of the dense layers' rate.
+        plateau, table_plateau: states of the rates of the dense layers and of the tables, see
+            `stampede.engine.selection.Plateau`.
         logged_losses: newest ones, where these are compared; see `stampede.engine.divergence`.
         selected: evaluations of that epoch, by part; empty in checkpoints of earlier versions.
         last: newest evaluations, by part.
@@ -63,8 +62,7 @@ class Progress:
     best_auc: float | None = None
     waited: Count = 0
     plateau: PlateauState = field(default_factory=dict)
-    rollbacks: Count = 0
-    dense_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
+    table_plateau: PlateauState = field(default_factory=dict)
     logged_losses: Annotated[list[float], Field(max_length=1000)] = field(default_factory=list)
     selected: EvaluationsState = field(default_factory=dict)
     last: EvaluationsState = field(default_factory=dict)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from stampede.engine.checkpoint.errors import REMEDY, DamagedCheckpointError
 from stampede.engine.checkpoint.files import check_contents, check_lengths
-from stampede.engine.checkpoint.keeping import delete, set_aside, tidy
+from stampede.engine.checkpoint.keeping import set_aside, tidy
 from stampede.engine.checkpoint.manifest import read_manifest
-from stampede.engine.checkpoint.names import newest_first, readable
+from stampede.engine.checkpoint.names import newest_first
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import PATIENCE, Processes
 
@@ -32,44 +32,11 @@ def verify(path: Path, remedy: str = REMEDY) -> None:
         raise DamagedCheckpointError(f"{path}: damaged checkpoint ({failure}); {remedy}") from None
 
 
-def delete_after(folder: Path, newest: int, oldest: int) -> bool:
-    """Delete a run's checkpoints of later steps, where one that is whole is left.
-
-    Args:
-        newest: step of the newest checkpoint that may be left.
-        oldest: step of the oldest one that will do.
-
-    Returns:
-        Whether one is left; otherwise nothing is deleted.
-
-    Raises:
-        RunFolderError: the folder cannot be read and written.
-    """
-    try:
-        found = readable(folder)
-        if not any(oldest <= at.step <= newest and _is_whole(path) for path, at in found):
-            return False
-        for path, at in found:
-            if at.step > newest:
-                delete(path)
-    except OSError as failure:
-        raise _unusable(folder, failure) from None
-    return True
-
-
 def _unusable(folder: Path, failure: OSError) -> RunFolderError:
     return RunFolderError(
         f"{folder}: cannot be read and written ({failure.strerror or failure}); see to its "
         "permissions and free space"
     )
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        verify(path)
-    except DamagedCheckpointError:
-        return False
-    return True
 
 
 def newest_whole(folder: Path, processes: Processes) -> Path | None:

@@ -55,9 +55,10 @@ class AvazuSection(RawSection):
     """Avazu's click log: CSV with a header."""
 
     kind: Literal["avazu"] = Field("avazu", description="where the clicks come from")
-    split_hour: bool = Field(
-        False,
-        description="make hour of the day and weekday of `hour`; else it is an id, as in the paper",
+    split_hour: bool | None = Field(
+        None,
+        description="make hour of the day and weekday of `hour`; else it is an id, as in the "
+        "paper; null: unless features is paper",
     )
 
 

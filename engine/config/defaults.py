@@ -1,10 +1,31 @@
-"""What the keys of a configuration were before there were such keys."""
+"""Configurations that older versions saved: keys that came later, and keys that are gone."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from stampede.settings import Section
+
+# Keys of older versions, which their runs and checkpoints hold.
+_GONE = (
+    "checkpoint.force",
+    "evaluate.memory_gb",
+    "train.on_divergence.rollbacks",
+    "train.on_divergence.dense_lr_factor",
+)
+
+
+def without_gone_keys(saved: dict[str, Any]) -> dict[str, Any]:
+    """A whole configuration that was saved, without the keys that no version has any more."""
+    return _without(saved, "")
+
+
+def _without(values: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {
+        key: _without(value, f"{prefix}{key}.") if isinstance(value, dict) else value
+        for key, value in values.items()
+        if prefix + key not in _GONE
+    }
 
 
 def with_defaults(saved: dict[str, Any], section: Section) -> dict[str, Any]:

@@ -8,20 +8,8 @@ from stampede.settings import Section
 
 
 class DivergenceSection(Section):
-    """What becomes of a run whose loss or gradients are no longer finite, or whose loss leaps."""
+    """When a loss that is finite has diverged: the run then stops."""
 
-    rollbacks: int = Field(
-        0,
-        ge=0,
-        description="how often a run that diverges goes back to its newest checkpoint, and on with "
-        "the same batches at a lower rate of the dense layers; 0: it stops",
-    )
-    dense_lr_factor: float = Field(
-        0.5,
-        gt=0,
-        le=1,
-        description="what each rollback multiplies the dense layers' scheduled rate by",
-    )
     loss_factor: float = Field(
         0.0,
         ge=0,

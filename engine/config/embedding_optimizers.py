@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stampede.engine.config.schedule import ScheduleSection
+from stampede.engine.config.schedule import PlateauSection, ScheduleSection
 from stampede.optim import CowClip
 from stampede.optim.clip import Granularity, Variant
 from stampede.optim.rules import EpsPlacement
@@ -53,6 +53,7 @@ class ClipSection(Section):
 class _TableOptimizer(Section):
     lr: float = Field(1e-4, ge=0, description="learning rate, which the schedule changes")
     schedule: ScheduleSection = ScheduleSection()
+    plateau: PlateauSection = PlateauSection()
 
 
 class _L2(Section):
@@ -90,6 +91,13 @@ class AdamSection(_Clipped, _Betas):
     optimizer: Literal["adam", "rowwise_adam"] = Field(
         "adam", description="optimizer of the tables"
     )
+    lr: float | None = Field(
+        None, ge=0, description="learning rate, which the schedule changes; null: by the recipe"
+    )
+    l2: float | None = Field(
+        None, ge=0, description="coefficient of ||w||^2 in the loss; null: by the recipe"
+    )
+    schedule: ScheduleSection = ScheduleSection()
     eps: float = Field(1e-7, gt=0, description="Adam's epsilon")
     eps_placement: EpsPlacement = Field(
         "keras", description="epsilon before (keras) or after (torch) the bias correction"

@@ -26,7 +26,7 @@ class EvaluateSection(Section):
         "paper's way: no rows are kept for validation, and best_auc is optimistic",
     )
     patience: int = Field(
-        0,
+        2,
         ge=0,
         description="evaluated epochs in a row without a better AUC on select_on, after which "
         "training stops; 0: never",
@@ -40,12 +40,6 @@ class EvaluateSection(Section):
         "",
         description="id field of the model, such as the user's, whose ids are the groups of GAUC, "
         "missing, rare and unseen ones left out; '': none",
-    )
-    memory_gb: float = Field(
-        1.0,
-        gt=0,
-        description="main memory in 10^9 bytes that rank 0 may take to sort scores; what does not "
-        "fit is kept in the run folder meanwhile",
     )
 
     @model_validator(mode="after")

@@ -10,8 +10,10 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from stampede.engine.config.defaults import without_gone_keys
 from stampede.engine.config.model import DEFAULT_NETWORK
 from stampede.engine.config.network_file import execute_network_file
+from stampede.engine.config.presets import below_old_runs, with_preset
 from stampede.engine.config.sections import Config, config_type
 from stampede.settings import SettingsError, parse_yaml, read_yaml, sentences, shown
 
@@ -28,6 +30,22 @@ def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) 
         SettingsError: what is wrong, key by key, and what to write instead.
     """
     values = read_yaml(path, "`python launch.py --help` lists the shipped configurations")
+    return _checked(values, path, overrides, world_size)
+
+
+def load_config_of_run(path: Path) -> Config:
+    """The configuration that a run wrote into its folder, perhaps one of an older version.
+
+    Raises:
+        SettingsError: it cannot be used now.
+    """
+    values = read_yaml(path, "a run keeps it in its folder")
+    return _checked(below_old_runs(without_gone_keys(values)), path)
+
+
+def _checked(
+    values: dict[str, Any], path: Path, overrides: Sequence[str] = (), world_size: int = 1
+) -> Config:
     for override in overrides:
         _apply(values, override)
     return check_config(values, path, world_size)
@@ -47,6 +65,7 @@ def check_config(values: dict[str, Any], path: Path, world_size: int = 1) -> Con
     # An empty section (`train:` alone) is one with all defaults.
     values = {key: {} if value is None else value for key, value in values.items()}
     execute_network_file(values.get("model"), path)
+    values = with_preset(values)
     for *sections, key, default in (
         ("run", "name", _name_of(path)),
         ("model", "name", DEFAULT_NETWORK),
@@ -59,17 +78,26 @@ def check_config(values: dict[str, Any], path: Path, world_size: int = 1) -> Con
     except ValidationError as failure:
         raise SettingsError(f"{path}:\n" + "\n".join(sentences(failure, config_type()))) from None
     _check_run_name(config.run.name)
+    check_divides(config, world_size, f"{path}:\n  ")
+    return config
+
+
+def check_divides(config: Config, world_size: int, where: str = "") -> None:
+    """Check that the ranks can share the global batches.
+
+    Raises:
+        SettingsError: a size does not divide by their number.
+    """
     for key, size in (
         ("train.batch_size", config.train.batch_size),
         ("evaluate.batch_size", config.evaluate.batch_size),
     ):
-        if size % world_size:
+        if size is not None and size % world_size:
             raise SettingsError(
-                f"{path}:\n  {key}: {size} does not divide by the number of ranks, {world_size}; "
+                f"{where}{key}: {size} does not divide by the number of ranks, {world_size}; "
                 f"it is the global batch size, write {max(1, size // world_size) * world_size} "
                 f"or {(size // world_size + 1) * world_size}"
             )
-    return config
 
 
 def _set_default(values: dict[str, Any], sections: list[str], key: str, default: Any) -> None:
@@ -94,7 +122,7 @@ def to_yaml(config: Config) -> str:
 def _apply(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     parts = key.split(".")
-    if not equals or len(parts) < 2 or not all(parts):
+    if not equals or (len(parts) < 2 and key != "preset") or not all(parts):
         raise SettingsError(
             f"override {shown(override)}: write section.key=value, e.g. train.epochs=3"
         )

@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic import Field, create_model
 
-from stampede.models import Network, NoOptions, network, network_names
+from stampede.models import Network, NoOptions, Normalization, network, network_names
 from stampede.settings import Section
 
 DEFAULT_NETWORK = "deepfm"
+
+InitialBias = Literal["log_odds", "zero"]
 
 
 class _ModelSection(Section):
@@ -23,6 +25,31 @@ class _ModelSection(Section):
     )
     init_std: float = Field(
         1e-2, ge=0, description="standard deviation of the embeddings' initial values"
+    )
+    first_order_scale: float | None = Field(
+        None,
+        gt=0,
+        description="what the first-order term, a weight per id and number, is multiplied by; with "
+        "Adam these weights then learn that many times as fast as embeddings, and their L2 is "
+        "l2 / first_order_scale^2; null: by the recipe",
+    )
+    dropout: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="share of the outputs of each hidden layer of the MLP that is left out in "
+        "training; 0: none; null: by the recipe",
+    )
+    normalization: Normalization = Field(
+        "none",
+        description="layer: layer norm before the ReLU of each hidden layer of the MLP; with it or "
+        "with dropout, plain torch computes these layers, slower on a CPU",
+    )
+    initial_bias: InitialBias = Field(
+        "log_odds",
+        description="bias that a new run begins with: the log odds of a click in the training "
+        "part, with the first-order weights of numbers at 0; or zero, with these drawn at random, "
+        "as in the authors' code",
     )
     options: Section = NoOptions()
 

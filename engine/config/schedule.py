@@ -17,7 +17,9 @@ class ScheduleSection(Section):
     warmup: float = Field(
         0.0, ge=0, description="length of the linear warm-up from 1e-8, in units; 0: none"
     )
-    decay: Decay = Field("constant", description="what follows the warm-up")
+    decay: Decay | None = Field(
+        None, description="what follows the warm-up; null: by the recipe, else constant"
+    )
     unit: Literal["epochs", "steps"] = Field(
         "epochs", description="unit of warmup, length and every"
     )
@@ -47,23 +49,29 @@ class ScheduleSection(Section):
         return self
 
     def as_schedule(self) -> Schedule:
-        """The same, for the learning rates' formulas."""
-        return Schedule(**self.model_dump())
+        """The same, for the learning rates' formulas; nothing is left to the recipe."""
+        given = self.model_dump()
+        given["warmup"] = given["warmup"] or 0.0
+        given["decay"] = given["decay"] or "constant"
+        return Schedule(**given)
 
 
 class DenseScheduleSection(ScheduleSection):
-    """The same with an epoch of warm-up, as in the paper."""
+    """The same; its warm-up may be left to the recipe."""
 
-    warmup: float = Field(
-        1.0, ge=0, description="length of the linear warm-up from 1e-8, in units; 0: none"
+    warmup: float | None = Field(
+        None,
+        ge=0,
+        description="length of the linear warm-up from 1e-8, in units; 0: none; null: by the "
+        "recipe, in epochs",
     )
 
     @model_validator(mode="after")
     def _check_unit_of_default(self) -> DenseScheduleSection:
-        if self.unit == "steps" and "warmup" not in self.model_fields_set:
+        if self.unit == "steps" and self.warmup is None:
             raise ValueError(
-                "unit is 'steps' but warmup is not given, whose default of 1 is meant as an "
-                "epoch; write warmup in steps, 0 for none"
+                "unit is 'steps' but warmup is not given, and the recipe's is in epochs; write "
+                "warmup in steps, 0 for none"
             )
         return self
 

@@ -16,6 +16,7 @@ from stampede.engine.config.embedding_optimizers import (
 )
 from stampede.engine.config.evaluate import EvaluateSection
 from stampede.engine.config.model import ModelSection, registered_networks, section_of
+from stampede.engine.config.presets import Preset
 from stampede.engine.config.profile import ProfileSection
 from stampede.engine.config.schedule import (
     DenseScheduleSection,
@@ -60,7 +61,9 @@ class RunSection(Section):
 class DenseOptimSection(Section):
     """The optimizer of the dense layers, at the base batch size."""
 
-    lr: float = Field(8e-4, ge=0, description="learning rate, which the schedule changes")
+    lr: float | None = Field(
+        None, ge=0, description="learning rate, which the schedule changes; null: by the recipe"
+    )
     schedule: DenseScheduleSection = DenseScheduleSection()
     plateau: PlateauSection = PlateauSection()
     betas: tuple[Beta, Beta] = Field(
@@ -70,14 +73,24 @@ class DenseOptimSection(Section):
     eps_placement: EpsPlacement = Field(
         "keras", description="epsilon before (keras) or after (torch) the bias correction"
     )
+    weight_decay: float = Field(
+        0.0,
+        ge=0,
+        description="decoupled decay (AdamW), w = w * (1 - lr*weight_decay), of the matrices: not "
+        "of biases, norms and first-order weights; no rule scales it",
+    )
 
 
 class ScalingSection(Section):
     """How the settings above change with the batch size."""
 
-    rule: ScalingRule = Field("cowclip", description="scaling rule; none changes nothing")
-    base_batch_size: int = Field(
-        1024, ge=1, description="global batch size for which the settings above are meant"
+    rule: ScalingRule | None = Field(
+        None, description="scaling rule; none changes nothing; null: by the recipe"
+    )
+    base_batch_size: int | None = Field(
+        None,
+        ge=1,
+        description="global batch size for which the settings above are meant; null: by the recipe",
     )
 
 
@@ -92,8 +105,12 @@ class OptimSection(Section):
 class TrainSection(Section):
     """The training loop."""
 
-    batch_size: int = Field(8192, ge=1, description="samples of a global batch, over all ranks")
-    epochs: int = Field(1, ge=1, description="passes over the training rows")
+    batch_size: int | None = Field(
+        None, ge=1, description="samples of a global batch, over all ranks; null: by the recipe"
+    )
+    epochs: int | None = Field(
+        None, ge=1, description="passes over the training rows; null: by the recipe"
+    )
     precision: Precision = Field(
         "fp32",
         description="of the dense layers; tf32 is for GPUs, bf16 is taken where it is faster",
@@ -112,9 +129,8 @@ class TrainSection(Section):
     )
     on_nonfinite: Literal["error", "skip_batch"] = Field(
         "error",
-        description="what a batch does whose loss is not finite: error stops, or rolls back where "
-        "on_divergence says so; skip_batch leaves it out, but ten in a row are an error (on a GPU "
-        "the loss is then waited for in each step)",
+        description="what a batch does whose loss is not finite: error stops; skip_batch leaves it "
+        "out, but ten in a row are an error (on a GPU the loss is then waited for in each step)",
     )
     on_divergence: DivergenceSection = DivergenceSection()
     timing_every: int = Field(
@@ -131,11 +147,6 @@ class CheckpointSection(Section):
 
     resume: Literal["never", "auto"] = Field(
         "never", description="auto continues from the newest checkpoint of the run folder"
-    )
-    force: bool = Field(
-        False,
-        description="a resumed run goes on although its data, network or optimizers were changed: "
-        "with what of the checkpoint still fits, which is listed",
     )
     init_from: str = Field(
         "",
@@ -170,6 +181,12 @@ class ShardingSection(Section):
 class Config(Section):
     """A whole job."""
 
+    preset: Preset = Field(
+        "auto",
+        description="values of the keys that are not given. auto: the recipe chooses those that "
+        "are null by what the training part shows, and prints them; paper: as the CowClip paper "
+        "(arXiv 2204.06240)",
+    )
     run: RunSection = RunSection()
     data: DataSection = SyntheticSection()
     model: ModelSection = ModelSection()
@@ -227,9 +244,10 @@ class Config(Section):
             )
 
 
-def _check_room_for_decay(part: str, schedule: ScheduleSection, epochs: int) -> None:
-    in_epochs = schedule.unit == "epochs"
-    if schedule.decay != "constant" and in_epochs and schedule.warmup >= epochs:
+def _check_room_for_decay(part: str, schedule: ScheduleSection, epochs: int | None) -> None:
+    if epochs is None or schedule.decay in (None, "constant"):
+        return
+    if schedule.unit == "epochs" and (schedule.warmup or 0) >= epochs:
         key = f"optim.{part}.schedule"
         raise ValueError(
             f"{key}.decay is {schedule.decay!r}, but the warm-up of {schedule.warmup:g} epochs "

@@ -11,7 +11,6 @@ from stampede.data.learning import Learned
 from stampede.data.learning.learned import Saved, load, read_saved
 from stampede.data.prepared.manifest import MANIFEST, Manifest, read_manifest
 from stampede.data.row_meanings import row_meanings
-from stampede.data.vocabulary_fingerprint import vocabulary_fingerprint
 from stampede.data.writing import LEARNED_FOLDER
 from stampede.engine.config import Config
 from stampede.engine.config.data import PreparedSection, RawSection
@@ -31,8 +30,7 @@ def keep_inputs(config: Config, run: Path, *, replace: bool) -> None:
     """Keep a run's schema, vocabularies and ranges in its folder.
 
     The prepared data may be deleted afterwards. Synthetic clicks have nothing to keep. The files
-    are linked where the file system can, which takes no space. Where `checkpoint.force` lets a run
-    go on with another vocabulary, the one before stays beside it for the checkpoints of before.
+    are linked where the file system can, which takes no space.
 
     Args:
         replace: whether the run trains anew; else what is there stays.
@@ -45,9 +43,9 @@ def keep_inputs(config: Config, run: Path, *, replace: bool) -> None:
         shutil.rmtree(kept, ignore_errors=True)
     if not isinstance(config.data, RawSection | PreparedSection):
         return
-    folder = data_folder(config)
-    if kept.exists() and not _are_of_others(kept, folder):
+    if kept.exists():
         return
+    folder = data_folder(config)
     unfinished = run / f".{INPUTS}.tmp"
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -58,10 +56,6 @@ def keep_inputs(config: Config, run: Path, *, replace: bool) -> None:
             )
         manifest = read_manifest(folder).model_copy(update={"parts": {}})
         (unfinished / MANIFEST).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
-        if kept.exists():
-            earlier = _earlier(run, vocabulary_fingerprint(kept, remedy(kept)))
-            shutil.rmtree(earlier, ignore_errors=True)
-            os.replace(kept, earlier)
         os.replace(unfinished, kept)
     except OSError as failure:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -71,29 +65,9 @@ def keep_inputs(config: Config, run: Path, *, replace: bool) -> None:
         ) from None
 
 
-def _are_of_others(kept: Path, folder: Path) -> bool:
-    """Whether what a run kept is not what was learned for its data."""
-    one, other = (read_manifest(path, remedy(kept)) for path in (kept, folder))
-    # Ids that are rows have a manifest only.
-    if one.learned == other.learned and one.fields == other.fields:
-        return False
-    return vocabulary_fingerprint(kept, remedy(kept)) != vocabulary_fingerprint(folder)
-
-
-def kept_inputs(run: Path, sha256: str | None) -> Path | None:
-    """What a run kept of its inputs; None where it kept nothing.
-
-    Args:
-        sha256: the vocabulary's that is asked for, where a run has had several.
-    """
-    if sha256 and _earlier(run, sha256).is_dir():
-        return _earlier(run, sha256)
+def kept_inputs(run: Path) -> Path | None:
+    """What a run kept of its inputs; None where it kept nothing."""
     return run / INPUTS if (run / INPUTS).is_dir() else None
-
-
-def _earlier(run: Path, sha256: str) -> Path:
-    """Where inputs are that were given up."""
-    return run / f"{INPUTS}.{sha256[:12]}"
 
 
 def _link(source: str, target: str) -> None:
@@ -103,11 +77,8 @@ def _link(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def inputs_folder(config: Config, run: Path, sha256: str | None) -> Path | None:
+def inputs_folder(config: Config, run: Path) -> Path | None:
     """The prepared folder, perhaps without rows, that says what a run's inputs are.
-
-    Args:
-        sha256: see `kept_inputs`.
 
     Returns:
         None for a run on synthetic clicks.
@@ -117,7 +88,7 @@ def inputs_folder(config: Config, run: Path, sha256: str | None) -> Path | None:
     """
     if not isinstance(config.data, RawSection | PreparedSection):
         return None
-    kept = kept_inputs(run, sha256)
+    kept = kept_inputs(run)
     if kept is not None:
         return kept
     try:

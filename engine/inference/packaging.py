@@ -30,7 +30,7 @@ from stampede.engine.inference.inputs import inputs_folder, remedy
 from stampede.engine.inference.model import dense_model
 from stampede.engine.inference.row_types import RowType, stored_rows
 from stampede.engine.inference.trained import Trained
-from stampede.engine.tables import read_field
+from stampede.engine.tables import read_stored_field
 from stampede.engine.whole_files import to_json
 
 PACKAGE = "package.json"
@@ -104,7 +104,7 @@ def _check_folder(folder: Path, overwrite: bool) -> None:
 
 
 def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
-    kept = inputs_folder(trained.config, trained.run, trained.vocabulary_sha256)
+    kept = inputs_folder(trained.config, trained.run)
     about = {
         "format": _FORMAT,
         "stampede": metadata.version("stampede"),
@@ -113,6 +113,8 @@ def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
         "epoch": trained.epoch,
         "network": trained.config.model.name,
         "dim": trained.config.model.dim,
+        # The dense part multiplies the tables' first-order weights by it.
+        "first_order_scale": trained.config.model.first_order_scale,
         "rows": rows,
         **described_inputs(trained, kept),
     }
@@ -145,7 +147,7 @@ def _write_tables(folder: Path, trained: Trained, rows: RowType, about: Mapping[
     # One table after the other: the largest alone must fit into memory.
     for field in tqdm(about["fields"], "exporting tables", unit=" tables", delay=1):
         name = field["name"]
-        tensors = stored_rows(read_field(trained.checkpoint, name), rows, name)
+        tensors = stored_rows(read_stored_field(trained.checkpoint, name), rows, name)
         path = folder / f"{name}.safetensors"
         with _os_errors():
             save_file(tensors, path)

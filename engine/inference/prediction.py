@@ -52,9 +52,6 @@ _PART: PartName = "test"
 
 _OTHER_OWN_DATA = "score raw files, or what `stampede apply` makes of them"
 
-# Bytes that sorting for the AUC may take.
-_METRICS_MEMORY = 5e8
-
 
 @dataclass(frozen=True)
 class PredictionOptions:
@@ -121,12 +118,12 @@ def predict(
         about = {"checkpoint": str(trained.checkpoint), "epoch": str(trained.epoch)}
         file.begin(rows.files, rows.has_label, rows.has_weight, about)
         started = time.perf_counter()
-        with PartMetrics((), _METRICS_MEMORY, output.parent) as metrics:
-            with RowProgress("scoring", rows.size) as progress:
-                for piece in rows.pieces():
-                    _score(scorer, piece, file, metrics if rows.has_label else None)
-                    progress.advance_to(piece.position, len(piece.rows))
-            found = metrics.result() if rows.has_label and file.rows else {}
+        metrics = PartMetrics(()) if rows.has_label else None
+        with RowProgress("scoring", rows.size) as progress:
+            for piece in rows.pieces():
+                _score(scorer, piece, file, metrics)
+                progress.advance_to(piece.position, len(piece.rows))
+        found = metrics.result() if metrics and file.rows else {}
         seconds = time.perf_counter() - started
     return Prediction(
         rows=file.rows,
@@ -167,7 +164,7 @@ def score_frame(trained: Trained, scorer: Scorer, frame: pd.DataFrame | pl.DataF
         DataError: it lacks a column, or a value of it cannot be read.
         RunFolderError: the run cannot be used.
     """
-    kept = inputs_folder(trained.config, trained.run, trained.vocabulary_sha256)
+    kept = inputs_folder(trained.config, trained.run)
     learned, manifest = _learned(trained, kept, "the frame")
     learned.schema = schema = learned.schema.model_copy(update={"format": "parquet"})
     used = [column for column in frame.columns if column in schema.used_columns()]
@@ -211,7 +208,7 @@ def _score(scorer: Scorer, piece: Piece, file: ScoreFile, metrics: PartMetrics |
 def _rows(
     trained: Trained, inputs: list[str], options: PredictionOptions, bad_rows: BadRows
 ) -> Rows:
-    kept = inputs_folder(trained.config, trained.run, trained.vocabulary_sha256)
+    kept = inputs_folder(trained.config, trained.run)
     if OWN_DATA in inputs and len(inputs) > 1:
         raise DataError(f"{OWN_DATA}: is the run's own data and stands alone; write it, or files")
     if inputs == [OWN_DATA]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from stampede.engine.checkpoint import checkpoint_of, newest, read_manifest, verify
 from stampede.engine.checkpoint.errors import REMEDY
-from stampede.engine.config import Config, load_config
+from stampede.engine.config import Config, load_config_of_run
 from stampede.engine.errors import RunFolderError
 from stampede.engine.network_copy import check_unexecuted
 from stampede.engine.run_folder import RunFolder
@@ -76,7 +76,7 @@ def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = F
             "executed; write --allow-import if you trust it and this run folder"
         )
     check_unexecuted(run.path, run.config_file)
-    config = load_config(run.config_file)
+    config = load_config_of_run(run.config_file)
     if imported:
         print(f"model.import: {config.model.import_file} was executed", file=sys.stderr)
     return Trained(

@@ -1,4 +1,4 @@
-"""Metrics of predicted clicks: exact, streaming, within a memory budget."""
+"""Metrics of predicted clicks: exact, of samples that come in piece by piece."""
 
 from stampede.engine.metrics.arrays import auc, average_precision, gauc, logloss
 from stampede.engine.metrics.part_metrics import Metric, PartMetrics

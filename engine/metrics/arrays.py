@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from stampede.engine.metrics.distinct import Scores, distinct_scores
-from stampede.engine.metrics.external_sort import ExternalSort
 from stampede.engine.metrics.grouped import GroupedSums
 from stampede.engine.metrics.keys import pack
 from stampede.engine.metrics.loss import LossSums
 from stampede.engine.metrics.ranking import RankingSums
+from stampede.engine.metrics.records import Records
 
 
 def auc(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> float:
@@ -87,6 +87,6 @@ def _distinct(
 ) -> Iterator[Scores]:
     records = [*(np.asarray(group).astype(np.uint64) for group in groups)]
     records = np.stack([*records, pack(scores, labels, weights)])
-    sort = ExternalSort(*records.shape)
-    sort.add(records)
-    return distinct_scores(sort.sorted(), weights is not None)
+    kept = Records(*records.shape)
+    kept.add(records)
+    return distinct_scores(kept.sorted(), weights is not None)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from stampede.engine.metrics.calibration import CalibrationBuckets
 from stampede.engine.metrics.distinct import Scores, distinct_scores
-from stampede.engine.metrics.external_sort import PEAK_BYTES, ExternalSort
 from stampede.engine.metrics.grouped import GroupedSums
 from stampede.engine.metrics.keys import pack
 from stampede.engine.metrics.loss import LossSums
 from stampede.engine.metrics.ranking import RankingSums
+from stampede.engine.metrics.records import Records
 
 Metric = Literal[
     "auc",
@@ -26,11 +25,6 @@ Metric = Literal[
     "calibration_buckets",
     "gauc",
 ]
-# Bytes that are needed besides, for what is computed from a chunk of records.
-_BESIDES = 3e7
-
-# Records that are kept in memory in any case.
-_LEAST = 1000
 
 
 class PartMetrics:
@@ -39,28 +33,27 @@ class PartMetrics:
     AUC and all else that is ranked does not depend on the pieces; sums such as logloss do, in their
     last bits.
 
-    Scores are kept in 8 bytes a sample, 16 more with groups and 8 more with true probabilities, up
-    to a memory budget; beyond it sorted runs are kept in an unnamed file.
+    All scores are kept in memory, 8 bytes a sample and 8 more with true probabilities; groups take
+    16 more, and 28 while they are sorted.
 
     Args:
         chosen: which; AUC and logloss are computed in any case.
-        memory: bytes that all of this may take, from some 60 MB on.
-        scratch: folder for the unnamed file; default: the system's for temporary files.
         grouped: whether the samples have groups.
         with_truth: whether the samples have true probabilities.
-        samples: how many will come, at most; memory for no more of them is taken.
+        samples: how many will come, where that is known.
         unknown_groups: groups whose samples are left out of GAUC, as they are of several groups.
+
+    Raises:
+        MemoryError: there is not as much memory; also by the methods.
     """
 
     def __init__(
         self,
         chosen: Collection[Metric],
-        memory: float,
-        scratch: Path | None = None,
         *,
         grouped: bool = False,
         with_truth: bool = False,
-        samples: int | None = None,
+        samples: int = 0,
         unknown_groups: Collection[int] = (),
     ) -> None:
         self._chosen = frozenset(chosen)
@@ -69,27 +62,12 @@ class PartMetrics:
             columns["truth"] = 1
         if grouped:
             columns["group"] = 2
-        # They are all filled before the first one is read.
-        record = sum(PEAK_BYTES[count] for count in columns.values())
-        capacity = max(_LEAST, int(max(memory - _BESIDES, memory / 2) / record))
-        if samples is not None:
-            capacity = min(capacity, max(_LEAST, samples))
-        self._sorts = {
-            name: ExternalSort(count, capacity, scratch) for name, count in columns.items()
-        }
+        self._records = {name: Records(count, samples) for name, count in columns.items()}
         self._loss = LossSums()
         self._samples = 0
         self._weighted = False
         self._unknown_groups = np.array(list(unknown_groups), np.int64)
         self._unknown_samples = 0
-
-    def __enter__(self) -> PartMetrics:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Free memory and files."""
-        for sort in self._sorts.values():
-            sort.close()
 
     def add(
         self,
@@ -106,27 +84,24 @@ class PartMetrics:
             labels: `[n]`, 0 or 1.
             groups: `[n]` integers, not negative.
             truth: `[n]` float32, the probabilities that the labels were drawn with.
-
-        Raises:
-            OSError: the unnamed file cannot be written.
         """
         self._samples += len(logits)
         # Without weights pairs are counted in integers.
         self._weighted = self._weighted or bool((weights != 1).any())
         self._loss.add(logits, labels, weights)
         keys = pack(logits, labels, weights)
-        self._sorts["score"].add(keys[None])
+        self._records["score"].add(keys[None])
         if groups is not None:
             self._add_groups(groups, keys)
         if truth is not None:
-            self._sorts["truth"].add(pack(truth, labels, weights)[None])
+            self._records["truth"].add(pack(truth, labels, weights)[None])
 
     def _add_groups(self, groups: np.ndarray, keys: np.ndarray) -> None:
         unknown = np.isin(groups, self._unknown_groups)
         if unknown.any():
             self._unknown_samples += int(unknown.sum())
             groups, keys = groups[~unknown], keys[~unknown]
-        self._sorts["group"].add(np.stack([groups.astype(np.uint64), keys]))
+        self._records["group"].add(np.stack([groups.astype(np.uint64), keys]))
 
     def result(self) -> dict[str, Any]:
         """The metrics by name, once; None for what is undefined.
@@ -135,9 +110,6 @@ class PartMetrics:
         `gauc`, `gauc_groups`, how many it is the mean of, `gauc_left_out`, groups that have one
         class only, and `gauc_unknown_samples`, those in `unknown_groups`. `calibration_buckets` is
         what `CalibrationBuckets.table` returns.
-
-        Raises:
-            OSError: the unnamed file cannot be written or read.
         """
         ranking, buckets = RankingSums(), CalibrationBuckets(self._samples)
         for scores in self._distinct("score"):
@@ -165,7 +137,7 @@ class PartMetrics:
         }
 
     def _attainable(self) -> float | None:
-        if "truth" not in self._sorts:
+        if "truth" not in self._records:
             return None
         ranking = RankingSums()
         for scores in self._distinct("truth"):
@@ -173,7 +145,7 @@ class PartMetrics:
         return ranking.auc
 
     def _grouped(self) -> dict[str, float | int]:
-        if "group" not in self._sorts:
+        if "group" not in self._records:
             return {}
         sums = GroupedSums()
         for scores in self._distinct("group"):
@@ -187,7 +159,7 @@ class PartMetrics:
         }
 
     def _distinct(self, name: str) -> Iterator[Scores]:
-        return distinct_scores(self._sorts[name].sorted(), self._weighted)
+        return distinct_scores(self._records[name].sorted(), self._weighted)
 
 
 def _is_nan(value: Any) -> bool:

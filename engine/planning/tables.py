@@ -49,12 +49,14 @@ class PlannedData:
         numbers: numeric inputs.
         id_bytes: bytes of an id in a batch.
         assumed: how often rows are looked up, in words.
+        rows: of the training part; None where only sizes of tables are known.
     """
 
     tables: tuple[PlannedTable, ...]
     numbers: int
     id_bytes: int
     assumed: str
+    rows: int | None = None
 
     @property
     def vocabulary_sizes(self) -> dict[str, int]:
@@ -76,7 +78,9 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
     if isinstance(section, SyntheticSection):
         clicks = SyntheticClicks(seed=section.seed, scale=section.scale, zipf=section.zipf)
         sizes = {f"C{i + 1}": rows for i, rows in enumerate(clicks.cardinalities())}
-        return PlannedData(_drawn(sizes, {}, section.zipf), NUMBERS, 8, _zipf_words(section.zipf))
+        return PlannedData(
+            _drawn(sizes, {}, section.zipf), NUMBERS, 8, _zipf_words(section.zipf), section.rows
+        )
     if isinstance(section, SizesSection):
         return _given(section)
     return _sampled(open_prepared(data_folder(config)) if dataset is None else dataset)
@@ -129,7 +133,9 @@ def _sampled(dataset: Dataset) -> PlannedData:
         known = Sampled(np.sort(ids)) if len(ids) else Uniform(size)
         tables.append(PlannedTable(field, size, len(ids) / len(rows), known))
     assumed = f"as in {len(rows):,} rows of the training part"
-    return PlannedData(tuple(tables), dataset.numbers, samples.ids.element_size(), assumed)
+    return PlannedData(
+        tuple(tables), dataset.numbers, samples.ids.element_size(), assumed, dataset.train.rows
+    )
 
 
 def _stretches(rows: int) -> np.ndarray:

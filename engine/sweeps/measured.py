@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from stampede.engine.checkpoint import flat_keys
-from stampede.engine.config import Config, load_config
+from stampede.engine.config import Config, load_config_of_run
+from stampede.engine.recipe import open_keys
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.summary import selected_metrics
 from stampede.engine.sweeps.files import reading
@@ -42,10 +43,12 @@ def difference(config: Config, folder: RunFolder) -> str:
     Keys that came later have their defaults.
     """
     try:
-        there, here = compared(load_config(folder.config_file)), compared(config)
+        there, here = compared(load_config_of_run(folder.config_file)), compared(config)
     except SettingsError as mistake:
         return f"its configuration cannot be used now: {mistake}"
     for key in dict.fromkeys([*here, *there]):
+        if key in open_keys(config):
+            continue
         if (key in here, here.get(key)) != (key in there, there.get(key)):
             return f"{key} is {_shown(there, key)} there and {_shown(here, key)} here"
     return ""

@@ -82,7 +82,7 @@ def source_of(checkpoint: Path) -> Source:
     if _kind(manifest) == _SYNTHETIC:
         return Source(checkpoint, None)
     run = checkpoint.parent.parent
-    kept = kept_inputs(run, manifest.data.vocabulary_sha256)
+    kept = kept_inputs(run)
     if kept is None:
         raise RunFolderError(
             f"{checkpoint}: what its ids are is not known: {run / 'inputs'} is absent, where a run "

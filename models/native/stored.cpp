@@ -62,8 +62,8 @@ struct Numbers {
 };
 
 template <typename Value>
-void join_of(const StoredRows& from, const Numbers& numbers, Value* joined, float* orders,
-             float* total) {
+void join_of(const StoredRows& from, const Numbers& numbers, float scale, Value* joined,
+             float* orders, float* total) {
   const int64_t dim = from.dim, count = numbers.count, width = from.fields * dim + count;
   each_block(from.samples, [&](int64_t, int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
@@ -89,26 +89,26 @@ void join_of(const StoredRows& from, const Numbers& numbers, Value* joined, floa
         part.store(to + from.fields * dim + k, x);
         if (numbers.weights) first = first + x * part.load(numbers.weights + k);
       }
-      orders[n] = first.added_up() + 0.5f * second.added_up();
+      orders[n] = scale * first.added_up() + 0.5f * second.added_up();
     }
   });
 }
 
 // `of_weights` are the gradients of the numbers' weights, for each block of samples.
 template <typename Value>
-void join_backward_of(const StoredRows& from, const Numbers& numbers, const Value* of_joined,
-                      const float* of_orders, const float* total, float* grad,
-                      float* of_weights) {
+void join_backward_of(const StoredRows& from, const Numbers& numbers, float scale,
+                      const Value* of_joined, const float* of_orders, const float* total,
+                      float* grad, float* of_weights) {
   const int64_t dim = from.dim, count = numbers.count, width = from.fields * dim + count;
   each_block(from.samples, [&](int64_t block, int64_t begin, int64_t end) {
     float* sums = of_weights + block * count;
     std::fill_n(sums, count, 0.0f);
     for (int64_t n = begin; n < end; ++n) {
-      const Lanes factor(of_orders[n]);
+      const Lanes factor(of_orders[n]), first(scale * of_orders[n]);
       for (int64_t d = 0; d < from.stored; d += LANES) {
         const Part embedding(dim - d), row(from.stored - d);
         const Lanes sum = embedding.load(total + n * dim + d);
-        const Lanes of_first = Part::only(dim - d).of(factor);
+        const Lanes of_first = Part::only(dim - d).of(first);
         for (int64_t f = 0; f < from.fields; ++f) {
           const Lanes e = embedding.load(from.values + from.at(n, f) + d);
           const Lanes g = embedding.load(of_joined + n * width + f * dim + d);
@@ -118,15 +118,16 @@ void join_backward_of(const StoredRows& from, const Numbers& numbers, const Valu
       for (int64_t k = 0; k < count; k += LANES) {
         const Part part(count - k);
         const Lanes x = part.load(numbers.values + n * count + k);
-        part.store(sums + k, part.load(sums + k) + factor * x);
+        part.store(sums + k, part.load(sums + k) + first * x);
       }
     }
   });
 }
 
-// `[e_1 .. e_F, x]` of each sample, `sum_f w_f + <w, x> + sum_{i<j} <e_i, e_j>`, and `sum_i e_i`.
+// `[e_1 .. e_F, x]` of each sample, `scale * (sum_f w_f + <w, x>) + sum_{i<j} <e_i, e_j>`, and
+// `sum_i e_i`.
 std::tuple<Tensor, Tensor, Tensor> join(const Tensor& stored, int64_t dim, const Tensor& numbers,
-                                        const std::optional<Tensor>& number_weights,
+                                        const std::optional<Tensor>& number_weights, double scale,
                                         bool as_bf16) {
   const StoredRows from(stored, dim);
   const Numbers given(numbers, number_weights);
@@ -137,16 +138,16 @@ std::tuple<Tensor, Tensor, Tensor> join(const Tensor& stored, int64_t dim, const
   Tensor total = at::empty({from.samples, dim}, at::kFloat);
   float *sums = orders.data_ptr<float>(), *totals = total.data_ptr<float>();
   if (as_bf16)
-    join_of(from, given, static_cast<uint16_t*>(joined.data_ptr()), sums, totals);
+    join_of(from, given, scale, static_cast<uint16_t*>(joined.data_ptr()), sums, totals);
   else
-    join_of(from, given, joined.data_ptr<float>(), sums, totals);
+    join_of(from, given, scale, joined.data_ptr<float>(), sums, totals);
   return {joined, orders, total};
 }
 
 // The gradients of the stored rows, and of the weights of the numbers.
 std::tuple<Tensor, Tensor> join_backward(const Tensor& of_joined, const Tensor& of_orders,
                                          const Tensor& stored, int64_t dim, const Tensor& total,
-                                         const Tensor& numbers) {
+                                         const Tensor& numbers, double scale) {
   const StoredRows from(stored, dim);
   const Numbers given(numbers, std::nullopt);
   check_matrix(of_joined, "the gradient");
@@ -164,10 +165,11 @@ std::tuple<Tensor, Tensor> join_backward(const Tensor& of_joined, const Tensor& 
               *totals = total.const_data_ptr<float>();
   float *to = grad.data_ptr<float>(), *each = sums.data_ptr<float>();
   if (of_joined.scalar_type() == at::kFloat)
-    join_backward_of(from, given, of_joined.const_data_ptr<float>(), factors, totals, to, each);
+    join_backward_of(from, given, scale, of_joined.const_data_ptr<float>(), factors, totals, to,
+                     each);
   else
-    join_backward_of(from, given, static_cast<const uint16_t*>(of_joined.const_data_ptr()), factors,
-                     totals, to, each);
+    join_backward_of(from, given, scale, static_cast<const uint16_t*>(of_joined.const_data_ptr()),
+                     factors, totals, to, each);
   Tensor of_weights = at::empty({1, given.count}, at::kFloat);
   add_up(each, sums.size(0), given.count, of_weights.data_ptr<float>());
   return {grad, of_weights};

@@ -25,7 +25,6 @@ from stampede.optim.occurrences import follow
 from stampede.optim.reduction import PendingUpdate
 from stampede.optim.rows import RowGradients
 from stampede.optim.table_array import TableArray, TableShard, state_dtype
-from stampede.optim.torchrec_present import explain_to_torchrec
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -98,7 +97,6 @@ class Helen(torch.optim.Optimizer):
         defaults = {"lr": lr, "net_pert": net_pert, "dense_norm": dense_norm, "kind": kind}
         self._first: dict[Tensor, First] | None = None
         self._padding: dict[Tensor, int] | None = None
-        explain_to_torchrec()
         super().__init__(params, defaults | vars(settings))
 
     def __setstate__(self, state: dict[str, Any]) -> None:

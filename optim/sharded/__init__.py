@@ -4,9 +4,6 @@ from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.collections import local_cowclip_tables, table_update
 from stampede.optim.sharded.sharders import cowclip_sharders
 from stampede.optim.sharded.tables import CowClipTables
-from stampede.optim.sharded.unmatched import explain_unmatched_optimizers
-
-explain_unmatched_optimizers()
 
 __all__ = [
     "BackwardUpdate",

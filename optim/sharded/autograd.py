@@ -40,8 +40,8 @@ class LookUp(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
-        """Hands the gradient in; see `BackwardUpdate`."""
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Hands the gradient in, see `BackwardUpdate`; gives that of per-sample weights."""
         tbe = ctx.tbe
         if ctx.version != tbe.version:
             raise ValueError(
@@ -56,27 +56,31 @@ class LookUp(torch.autograd.Function):
                 "tables with CowClip: a lookup was repeated in a backward pass of its own; write "
                 "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
             )
-        _ = ctx.saved_tensors
+        per_sample_weights = ctx.saved_tensors[2]
         # Not to be held as long as the loss is.
         parts, ctx.parts = ctx.parts, None
-        tbe.owner.deliver(tbe, LookupGradient(parts, grad))
-        return None, None, None, None, None
+        lookup = LookupGradient(parts, grad)
+        of_weights = None
+        if ctx.needs_input_grad[4]:
+            of_weights = tbe.gradient_of_sample_weights(lookup).to(per_sample_weights.dtype)
+        tbe.owner.deliver(tbe, lookup)
+        return None, None, None, None, of_weights
 
 
-class Reached(torch.autograd.Function):
-    """Passes a lookup's output on; tells in backward that the pass goes through the lookup."""
+def tell_when_reached(
+    output: Tensor, owner: BackwardUpdate, number: int, module: int = 0
+) -> Tensor:
+    """Have a backward pass that goes through the output of a lookup module tell its owner.
 
-    @staticmethod
-    def forward(
-        ctx: Any, output: Tensor, owner: BackwardUpdate, number: int, module: int = 0
-    ) -> Tensor:
-        """The output of a lookup module of the collection of that number."""
-        ctx.owner, ctx.place = owner, (number, module)
-        return output.view_as(output)
+    The output stays one that may be changed in place.
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        """The gradient, as it came."""
-        ctx.owner.reach(*ctx.place)
-        return grad, None, None, None
+    Args:
+        number, module: see `BackwardUpdate.reach`.
+    """
+    if not output.requires_grad:
+        return output
+    if output.grad_fn is None:
+        # A rank without tables may give a leaf, which no pass goes through.
+        output = output.view_as(output)
+    output.grad_fn.register_prehook(lambda _: owner.reach(number, module))
+    return output

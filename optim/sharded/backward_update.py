@@ -6,7 +6,7 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -18,12 +18,12 @@ from torchrec.distributed.types import ShardingEnv
 from stampede.optim.helen import HelenSettings
 from stampede.optim.nonfinite import NonFiniteFlag
 from stampede.optim.reduction import PendingUpdate
-from stampede.optim.rows import merge_rows
+from stampede.optim.rows import RowGradients, merge_rows
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.helen import HelenPasses
 from stampede.optim.sharded.layout import CollectionLayout, ProcessGroups
 from stampede.optim.sharded.lookups import LookupGradient
-from stampede.optim.sharded.misuse import MisuseGuard
+from stampede.optim.sharded.passes import Passes
 from stampede.optim.sharded.queue import UpdateQueue, can_be_queued_everywhere, why_not_queued
 from stampede.optim.sharded.reduction import BackwardReduction, CollectionGroups
 from stampede.optim.update import update_
@@ -45,6 +45,7 @@ class _Collection:
         groups: its collectives.
         clips_everything: whether some of its tables are clipped together with all others.
         is_queued: whether its updates are queued on a GPU, on all ranks.
+        held: what earlier passes of the step under way handed in, by row, for each array.
     """
 
     module: weakref.ref[CowClipCollection]
@@ -52,6 +53,13 @@ class _Collection:
     groups: CollectionGroups
     clips_everything: bool
     is_queued: bool
+    held: dict[CowClipTables, list[list[RowGradients]]] = field(default_factory=dict)
+
+    def hold(self, delivered: dict[CowClipTables, list[LookupGradient]]) -> None:
+        """Keep what a pass has handed in for the step that a later one completes."""
+        for tbe in self.tables:
+            for lookup in delivered.get(tbe, ()):
+                self.held.setdefault(tbe, []).append(tbe.row_gradients(lookup))
 
     @property
     def tables(self) -> list[CowClipTables]:
@@ -70,8 +78,9 @@ class BackwardUpdate:
     One object serves all collections that one call of `cowclip_sharders` shards.
     """
 
-    def __init__(self, guard: MisuseGuard) -> None:
-        self.guard = guard
+    def __init__(self, passes: Passes) -> None:
+        self.passes = passes
+        passes.complete = self._complete
         self._groups = ProcessGroups()
         self._helen: HelenPasses | None = None
         self._collections: dict[int, _Collection] = {}
@@ -176,7 +185,12 @@ class BackwardUpdate:
         if helen:
             self._helen = self._helen or HelenPasses()
             self._helen.settings.update(helen)
-            self.guard.passes = 2
+            if self.passes.per_step not in (1, None):
+                raise ValueError(
+                    "Helen takes two backward passes of one batch a step, whose gradients do not "
+                    "add up; leave backwards_per_step of cowclip_sharders() out"
+                )
+            self.passes.updates = 2
 
     def reach(self, number: int, module: int = 0) -> None:
         """Note, from within backward, that a pass goes through a lookup of a collection.
@@ -205,18 +219,36 @@ class BackwardUpdate:
         delivered, self._delivered, self._pass = self._delivered, {}, None
         reached = sorted({number for number, _ in self._reached})
         self._wait_for_lookups(delivered)
-        self.guard.before_update(reached)
-        present = [self._collections[number] for number in reached]
-        self._check_everything_is_there(present)
+        completed = self.passes.completed(reached)
+        for number in set(reached) - set(completed):
+            self._collections[number].hold(delivered)
         # Every rank decides alike, also one without tables: it passes through the modules, too.
-        if all(collection.is_queued for collection in present) and all(
+        is_one_pass = self.passes.per_step in (1, None) and all(
             times == 1 for times in self._reached.values()
-        ):
+        )
+        self._step(completed, delivered, is_one_pass)
+
+    def _complete(self, numbers: list[int]) -> None:
+        """Step the tables of collections with what earlier passes have handed in."""
+        self._step([n for n in numbers if n in self._collections], {}, is_one_pass=False)
+
+    def _step(
+        self,
+        numbers: list[int],
+        delivered: dict[CowClipTables, list[LookupGradient]],
+        is_one_pass: bool,
+    ) -> None:
+        """A step of the tables of some collections."""
+        present = [self._collections[number] for number in numbers]
+        if not present:
+            return
+        self._check_everything_is_there(present)
+        if is_one_pass and all(collection.is_queued for collection in present):
             tables = [tbe for collection in present for tbe in collection.tables]
             self._queue.update(tables, {tbe: one for tbe, (one,) in delivered.items()})
         else:
             tables = self._update_now(present, delivered)
-        self.guard.after_update(reached)
+        self.passes.updated(numbers)
         # The next lookup may run on yet another stream.
         on_gpu = any(tbe.row_counts.is_cuda for tbe in tables)
         updated = torch.cuda.current_stream().record_event() if on_gpu else None
@@ -264,7 +296,8 @@ class BackwardUpdate:
         pending = []
         for collection in present:
             for tbe in collection.tables:
-                sums = [tbe.row_gradients(lookup) for lookup in delivered.get(tbe, ())]
+                sums = collection.held.pop(tbe, [])
+                sums += [tbe.row_gradients(lookup) for lookup in delivered.get(tbe, ())]
                 lookups = zip(*(sums or [tbe.no_gradients()]), strict=True)
                 for array, rows in zip(tbe.arrays, lookups, strict=True):
                     batch = merge_rows(rows)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -18,16 +19,18 @@ from torchrec.distributed.batched_embedding_kernel import (
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, KJTList
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTracker
 from torchrec.distributed.types import Awaitable
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.optim.helen import HelenSettings
 from stampede.optim.settings import UpdateSettings
-from stampede.optim.sharded.autograd import Reached
+from stampede.optim.sharded.autograd import tell_when_reached
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.fused_optimizer import CowClipFusedOptimizer
 from stampede.optim.sharded.layout import CollectionLayout
+from stampede.optim.sharded.parameters import kept_current
 from stampede.optim.sharded.replicated import LookupWithoutDDP, ddp_without_cowclip, replicate
 from stampede.optim.sharded.tables import CowClipTables
 from stampede.optim.table_array import TableShard
@@ -89,18 +92,17 @@ class CowClipCollection:
             for module, lookup in enumerate(self._unwrapped_lookups()):
                 # On every rank, whether it has tables or not.
                 lookup.register_forward_hook(
-                    lambda _module, _inputs, output, module=module: Reached.apply(
+                    lambda _module, _inputs, output, module=module: tell_when_reached(
                         output, owner, number, module
                     )
                 )
 
     def _create_lookups(self) -> None:
         groups: dict[int, UpdateSettings] = {}
-        for sharding in self._shardings():
-            for config in chain.from_iterable(sharding._grouped_embedding_configs_per_rank):
-                group = (config.fused_params or {}).pop(GROUP_KEY, None)
-                if group is not None:
-                    groups[id(config)] = group[0]
+        for config in self.groups():
+            group = (config.fused_params or {}).pop(GROUP_KEY, None)
+            if group is not None:
+                groups[id(config)] = group[0]
         super()._create_lookups()
         for kernel in self._kernels():
             settings = groups.get(id(kernel.config))
@@ -113,6 +115,7 @@ class CowClipCollection:
                 dim = kernel.config.embedding_tables[0].embedding_dim
                 tables = CowClipTables.adopt(kernel.emb_module, shards, settings, dim)
                 kernel._optim = CowClipFusedOptimizer(kernel.config, tables, kernel._pg)
+            kernel.named_parameters_by_table = partial(_current_parameters, kernel)
 
     def reset_parameters(self) -> None:
         """Give all tables their initial values; TorchRec calls it when everything is built."""
@@ -163,6 +166,28 @@ class CowClipCollection:
         """The tables of this rank that an optimizer with CowClip updates."""
         tables = [kernel.emb_module for kernel in self._kernels()]
         return [tbe for tbe in tables if isinstance(tbe, CowClipTables)]
+
+    def groups(self) -> Iterator[GroupedEmbeddingConfig]:
+        """The tables of all ranks, by what is looked up together."""
+        for sharding in self._shardings():
+            yield from chain.from_iterable(sharding._grouped_embedding_configs_per_rank)
+
+    def register_post_lookup_tracker_fn(self, record_fn: Callable[..., None]) -> None:
+        """Have lookups recorded, as TorchRec's trackers of changed rows do.
+
+        Raises:
+            ValueError: rows that are not looked up change too, which they would not see.
+        """
+        tracker = getattr(record_fn, "__self__", None)
+        moving = [t for t, settings in self._settings.items() if settings.moves_untouched_rows]
+        if moving and isinstance(tracker, ModelDeltaTracker):
+            raise ValueError(
+                f"table {moving[0]!r} with CowClip: with rows='all' every row changes in every "
+                "step, so that the rows of TorchRec's delta tracker, those that were looked up, "
+                "would not be all that changed; write rows='touched', or leave the table out "
+                "(fqns_to_skip) and publish it whole"
+            )
+        super().register_post_lookup_tracker_fn(record_fn)
 
     def _flush(self) -> None:
         # On every rank, whether it has tables or not.
@@ -235,6 +260,12 @@ def table_update(model: nn.Module) -> BackwardUpdate | None:
         if isinstance(module, CowClipCollection):
             return module.owner
     return None
+
+
+def _current_parameters(kernel: _Fused | _Dense) -> Iterator[tuple[str, nn.Parameter]]:
+    """The tables of a kernel with CowClip, up to date whenever they are used."""
+    for name, parameter in type(kernel).named_parameters_by_table(kernel):
+        yield name, kept_current(parameter, kernel.emb_module)
 
 
 def _refuse_what_is_lost(features: KeyedJaggedTensor) -> None:

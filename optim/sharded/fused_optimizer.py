@@ -85,6 +85,14 @@ class ReplicatedFusedOptimizer(_UpToDate, FusedOptimizer):
         """As `step`, like TorchRec's fused optimizers."""
         self.step()
 
+    def set_optimizer_step(self, step: int) -> None:
+        """See `CowClipTables`."""
+        self._tables.set_optimizer_step(step)
+
+    def update_hyper_parameters(self, params_dict: dict[str, float]) -> None:
+        """See `CowClipTables`."""
+        self._tables.update_hyper_parameters(params_dict)
+
 
 def _key(name: str, position: int) -> str:
     # TorchRec calls the first state of every fused optimizer so.

@@ -85,17 +85,39 @@ def gradient_by_row(array: TableArray, lookup: Lookup, grad: Tensor) -> RowGradi
                 weights=coefficients,
             )
         )
-    bags, features, batch = lookup.features * lookup.batch, lookup.features, lookup.batch
-    lengths = lookup.offsets.diff()
-    bag = torch.arange(bags, device=grad.device)
-    bag = torch.repeat_interleave(bag, lengths, output_size=lookup.occurrences)
-    feature = bag // batch
-    rows = lookup.indices.to(torch.int64) + lookup.first_rows[feature]
+    rows, source, share = _by_occurrence(lookup)
     if not lookup.pooled:
         return sum_by_row(rows, grad)
     if lookup.mean:
-        share = lengths.float().reciprocal()[bag]
         coefficients = share if coefficients is None else share * coefficients
+    return sum_by_row(rows, _of_bags(lookup, grad), source, coefficients)
+
+
+def gradient_of_weights(array: TableArray, lookup: Lookup, grad: Tensor) -> Tensor:
+    """`[ids]` float32: the gradient of the per-sample weights of a pooled lookup.
+
+    Args:
+        array: whose rows are as they were looked up.
+        grad: `[batch, features * dim]` of the pooled output.
+    """
+    rows, source, share = _by_occurrence(lookup)
+    products = array.weights[rows].float() * _of_bags(lookup, grad)[source].float()
+    found = products.sum(1)
+    return found * share if lookup.mean else found
+
+
+def _of_bags(lookup: Lookup, grad: Tensor) -> Tensor:
+    """`[batch * features, dim]` of `[batch, features * dim]`."""
+    return grad.reshape(lookup.batch * lookup.features, grad.shape[1] // lookup.features)
+
+
+def _by_occurrence(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
+    """For each id of a lookup its row, its bag in `_of_bags`, and its share of a mean."""
+    bags, features, batch = lookup.features * lookup.batch, lookup.features, lookup.batch
+    lengths = lookup.offsets.diff()
+    bag = torch.arange(bags, device=lengths.device)
+    bag = torch.repeat_interleave(bag, lengths, output_size=lookup.occurrences)
+    feature = bag // batch
+    rows = lookup.indices.to(torch.int64) + lookup.first_rows[feature]
     source = (bag - feature * batch) * features + feature
-    bags_grad = grad.reshape(batch * features, grad.shape[1] // features)
-    return sum_by_row(rows, bags_grad, source, coefficients)
+    return rows, source, lengths.float().reciprocal()[bag]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.types import ShardingEnv
 
 from stampede.optim.reduction import PendingUpdate, TableSums
@@ -56,7 +57,8 @@ class CollectionGroups:
     def exchange(self, rows: RowGradients) -> RowGradients:
         """Rows of a replicated table from all ranks, with the mean of their gradients.
 
-        Every rank gets the same sums, added in the order of ranks.
+        Every rank gets the same sums, added in the order of ranks. They are not divided by the
+        number of ranks where TorchRec does not do so for other tables (`set_gradient_division`).
 
         Args:
             rows: this rank's; the gradient is that of its own mean loss.
@@ -75,6 +77,8 @@ class CollectionGroups:
             dist.all_gather(gathered, padded, group=self._everyone)
             parts.append([part[:n] for part, n in zip(gathered, lengths, strict=True)])
         merged = merge_rows([RowGradients(*part) for part in zip(*parts, strict=True)])
+        if not get_gradient_division():
+            return merged
         return merged._replace(grads=merged.grads / self._world_size)
 
     def sum_columns_(

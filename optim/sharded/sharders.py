@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from typing import Any
 
@@ -10,6 +11,10 @@ from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, get_ec_index_dedup
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
+from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingEnv
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -18,6 +23,7 @@ from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.chosen_optimizer import (
     as_fbgemm_sgd,
     optimizer_of,
+    say_optimizers,
     with_equal_state,
 )
 from stampede.optim.sharded.collections import (
@@ -25,7 +31,7 @@ from stampede.optim.sharded.collections import (
     CowClipShardedEmbeddingBagCollection,
     CowClipShardedEmbeddingCollection,
 )
-from stampede.optim.sharded.misuse import MisuseGuard
+from stampede.optim.sharded.passes import Passes
 from stampede.optim.sharded.supported import (
     SHARDING_TYPES,
     check_collection,
@@ -56,13 +62,15 @@ def cowclip_sharders(
     init: TableInit | None = None,
     fused_params: dict[str, Any] | None = None,
     *,
-    one_backward_per_step: bool = True,
+    backwards_per_step: int | None = 1,
 ) -> list[ModuleSharder[nn.Module]]:
-    """Sharders of pooled and sequence embeddings, for `DistributedModelParallel` and the planner.
+    """TorchRec's default sharders, with ours of pooled and sequence embeddings among them.
 
-    Tables whose parameters carry an optimizer with CowClip (`apply_optimizer_in_backward`) get its
-    update in their backward, under every sharding type, data-parallel included; other tables keep
-    TorchRec's own optimizer. The result does not depend on the plan or the number of ranks.
+    For `DistributedModelParallel` and the planner. Tables whose parameters carry an optimizer with
+    CowClip (`apply_optimizer_in_backward`) get its update in their backward, under every sharding
+    type, data-parallel included, also inside managed collision and feature processors; other tables
+    keep TorchRec's own optimizer. The log says which optimizer each table has. The result does not
+    depend on the plan or the number of ranks.
 
     Args:
         init: distribution of the tables' initial values; they depend on (seed, table, row, column)
@@ -70,8 +78,10 @@ def cowclip_sharders(
             TorchRec's default range, or follow their own `init_fn`, which then depends on the plan.
         fused_params: of the lookups, passed on to TorchRec's sharders. With a table with CowClip,
             what would be about the update is refused: it goes to `apply_optimizer_in_backward`.
-        one_backward_per_step: refuse several backward passes between two steps of the dense
-            optimizer, which is how gradients are accumulated.
+        backwards_per_step: how many backward passes make one step of the tables, for gradient
+            accumulation: gradients and counts of so many add up, or of fewer if an optimizer of
+            the program steps before. More between two steps of the program's optimizers are
+            refused. None: each pass is a step of its own.
 
     Example::
 
@@ -80,17 +90,37 @@ def cowclip_sharders(
         )
         model = DistributedModelParallel(model, device=device, sharders=cowclip_sharders())
     """
-    owner = BackwardUpdate(MisuseGuard(one_backward_per_step))
-    return [
-        CowClipEmbeddingBagCollectionSharder(init, owner, fused_params),
-        CowClipEmbeddingCollectionSharder(init, owner, fused_params),
+    owner = BackwardUpdate(Passes(backwards_per_step))
+    bags = CowClipEmbeddingBagCollectionSharder(init, owner, fused_params)
+    sequences = CowClipEmbeddingCollectionSharder(init, owner, fused_params)
+    ours = [
+        bags,
+        sequences,
+        _FeatureProcessedSharder(bags),
+        _ManagedCollisionBagSharder(bags),
+        _ManagedCollisionSharder(sequences),
     ]
+    kinds = {sharder.module_type for sharder in ours}
+    return ours + [other for other in get_default_sharders() if other.module_type not in kinds]
 
 
-class _CowClipSharder(BaseEmbeddingSharder[nn.Module]):
-    """What both sharders have in common; see `cowclip_sharders`."""
+class _InDeviceMemory(BaseEmbeddingSharder[nn.Module]):
+    """Sharders of tables that lie in the device's memory."""
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """The one kernel of a sharding type."""
+        return [compute_kernel(sharding_type)]
+
+
+class _CowClipSharder(_InDeviceMemory):
+    """What the sharders of pooled and sequence embeddings have in common.
+
+    Attributes:
+        module_fqn: path of the module around the collection, where `shard` is not told it.
+    """
 
     _sharded_type: type[CowClipCollection]
+    module_fqn: str | None = None
 
     def __init__(
         self,
@@ -105,10 +135,6 @@ class _CowClipSharder(BaseEmbeddingSharder[nn.Module]):
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """All of them, on every device (TorchRec offers no row-wise on CPU)."""
         return list(SHARDING_TYPES)
-
-    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Only tables that lie in the device's memory."""
-        return [compute_kernel(sharding_type)]
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """The tables, as the planner is to see them: with an optimizer that it knows.
@@ -168,10 +194,12 @@ class _CowClipSharder(BaseEmbeddingSharder[nn.Module]):
                 env=env,
                 fused_params=self.fused_params,
                 device=device,
-                module_fqn=module_fqn,
+                module_fqn=module_fqn or self.module_fqn,
             )
         for name in chosen:
             parameters[name]._stampede_module = weakref.ref(sharded)
+        if env.rank == 0:
+            say_optimizers(sharded.groups(), parameters, chosen, self.fused_params or {})
         return sharded
 
     def _check_module(self, module: nn.Module) -> None:
@@ -205,6 +233,51 @@ class CowClipEmbeddingCollectionSharder(_CowClipSharder, EmbeddingCollectionShar
                 "ids before the lookup and so falsifies their counts; call "
                 "set_ec_index_dedup(False)"
             )
+
+
+class _FeatureProcessedSharder(_InDeviceMemory, FeatureProcessedEmbeddingBagCollectionSharder):
+    """TorchRec's, with ours of the tables inside."""
+
+
+class _ManagedCollision(_InDeviceMemory):
+    """What both sharders of managed collision have in common."""
+
+    _e_sharder: _CowClipSharder
+
+    def shard(
+        self,
+        module: nn.Module,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> nn.Module:
+        """Shard the tables, and which id each of their rows is given.
+
+        Raises:
+            ValueError: a table has Helen; or see `_CowClipSharder.shard`.
+        """
+        for path, parameter in module._embedding_module.named_parameters():
+            choice = optimizer_of(parameter)
+            if choice is not None and choice.helen is not None:
+                raise ValueError(
+                    f"table {path.split('.')[-2]!r} with Helen: Helen looks up every batch twice, "
+                    "and managed collision may give an id another row in between; write an "
+                    "optimizer with CowClip"
+                )
+        # TorchRec does not say where the tables are: those of two modules may have one name.
+        named = copy.copy(self)
+        named._e_sharder = copy.copy(self._e_sharder)
+        named._e_sharder.module_fqn = module_fqn
+        return super(_ManagedCollision, named).shard(module, params, env, device, module_fqn)
+
+
+class _ManagedCollisionBagSharder(_ManagedCollision, ManagedCollisionEmbeddingBagCollectionSharder):
+    """TorchRec's, with ours of the tables inside."""
+
+
+class _ManagedCollisionSharder(_ManagedCollision, ManagedCollisionEmbeddingCollectionSharder):
+    """TorchRec's, with ours of the tables inside."""
 
 
 def _refuse_of_the_update(fused_params: dict[str, Any] | None) -> None:

@@ -26,7 +26,9 @@ from stampede.optim.sharded.lookups import (
     ArrayPlace,
     LookupGradient,
     gradient_by_row,
+    gradient_of_weights,
 )
+from stampede.optim.sharded.parameters import kept_current
 from stampede.optim.sharded.pooling import check_lookup, look_up_in_torch, pool_by_kernel
 from stampede.optim.table_array import TableArray, TableShard
 
@@ -192,11 +194,6 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
                 "tables with CowClip: variable batch size per feature is not supported; "
                 "give every feature the same batch size"
             )
-        if per_sample_weights is not None and per_sample_weights.requires_grad:
-            raise ValueError(
-                "tables with CowClip: per-sample weights get no gradient; detach() them before "
-                "the lookup"
-            )
         if self.updated is not None:
             torch.cuda.current_stream().wait_event(self.updated)
         # Backward must reach also a rank without rows, whose weights require no gradient: the
@@ -287,6 +284,20 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             for part in lookup.parts
         ]
 
+    @torch.no_grad()
+    def gradient_of_sample_weights(self, lookup: LookupGradient) -> Tensor:
+        """`[ids]` float32: the gradient of the per-sample weights of a lookup."""
+        if self.pooling_mode == PoolingMode.NONE:
+            # Sequences are not weighted.
+            ids = sum(part.lookup.occurrences for part in lookup.parts)
+            return torch.zeros(ids, device=lookup.grad.device)
+        return torch.cat(
+            [
+                gradient_of_weights(part.array, part.lookup, lookup.grad[:, part.columns])
+                for part in lookup.parts
+            ]
+        )
+
     def no_gradients(self) -> list[RowGradients]:
         """What a batch without ids would give, for each array."""
         none = torch.zeros(0, dtype=torch.int64, device=self.row_counts.device)
@@ -348,9 +359,56 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         ]
 
     def split_embedding_weights(self, *arguments: Any, **options: Any) -> list[Tensor]:
-        """Weights of each table, up to date; see FBGEMM's class."""
+        """Weights of each table, up to date whenever they are used; see FBGEMM's class."""
+        parts = super().split_embedding_weights(*arguments, **options)
+        return [kept_current(part, self) for part in parts]
+
+    @torch.no_grad()
+    def reset_embedding_weight_momentum(
+        self,
+        pruned_indices: Tensor,
+        pruned_indices_offsets: Tensor,
+        logical_table_ids: Tensor,
+        buffer_ids: Tensor,
+    ) -> None:
+        """Begin rows anew, which from now on belong to other ids: weights and states are zero.
+
+        Args:
+            pruned_indices: `[n]` rows of this rank's part of the tables, one run for each table.
+            pruned_indices_offsets: `[runs + 1]` where each run begins.
+            logical_table_ids: `[tables]` positions of tables.
+            buffer_ids: `[tables]` the run of each of them.
+        """
         self.flush()
-        return super().split_embedding_weights(*arguments, **options)
+        starts = [(array, first) for array in self.arrays for first in array.starts[:-1]]
+        bounds = pruned_indices_offsets.tolist()
+        for position, run in zip(logical_table_ids.tolist(), buffer_ids.tolist(), strict=True):
+            # TorchRec's managed collision asks for one table at a time, by its position; where
+            # several can be meant (ITEP), they go by their first feature, as FBGEMM has it.
+            table = position if len(bounds) == 2 else self.feature_table_map[position]
+            array, first = starts[table]
+            rows = pruned_indices[bounds[run] : bounds[run + 1]].to(array.weights.device)
+            for values in array.all_tensors():
+                values.index_fill_(0, rows.long() + first, 0)
+
+    def set_optimizer_step(self, step: int) -> None:
+        """The tables have taken `step` steps: bias corrections and rounding go on from there."""
+        self.flush()
+        self.step_count.fill_(step)
+
+    def update_hyper_parameters(self, params_dict: dict[str, float]) -> None:
+        """Set the learning rate, `lr`.
+
+        Raises:
+            ValueError: another parameter is named.
+        """
+        others = sorted(set(params_dict) - {"lr"})
+        if others:
+            raise ValueError(
+                f"tables with CowClip: {', '.join(others)} cannot be changed while training; only "
+                "lr can, set the others in apply_optimizer_in_backward"
+            )
+        super().update_hyper_parameters(params_dict)
 
     def shard_states(self) -> list[tuple[TableShard, dict[str, Tensor]]]:
         """Every table with views of its states, up to date."""

@@ -191,7 +191,11 @@ def test_quantile_edges_against_numpy(values, buckets):
 
 def learn(tmp_path):
     schema = Schema.model_validate(
-        {"label": "y", "ids": {"a": {}, "g": {"separator": "|"}}, "numbers": ["x"]}
+        {
+            "label": "y",
+            "ids": {"a": {}, "g": {"separator": "|"}},
+            "numbers": {"x": {"transform": "minmax"}},
+        }
     )
     learner = Learner(schema, 10**9, tmp_path / "spill")
     frame = pl.DataFrame({"a": ["u", "v", "u"], "g": [["p", "q"], [], None], "x": [1.0, 3.0, None]})

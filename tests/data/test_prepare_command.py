@@ -39,7 +39,20 @@ def command(log, *further, out="out"):
 
 
 def test_prepares_and_tells(log, capsys):
-    assert main(command(log, "--set", "split=random", "--set", "test_fraction=0.5")) == 0
+    assert (
+        main(
+            command(
+                log,
+                "--set",
+                "split=random",
+                "--set",
+                "test_fraction=0.5",
+                "--set",
+                "features=paper",
+            )
+        )
+        == 0
+    )
     shown, progress = capsys.readouterr()
     assert "pass 2 of 2, writing" in progress and "1,000 rows" in progress
     assert "rows/s" in progress

@@ -11,8 +11,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stampede.data import DataError
+from stampede.data import DataError, click_share
 from stampede.data.prepared.reader import open_prepared
+from stampede.data.samples import Slice
 from support.prepared import drawn_fields, drawn_rows, write_prepared, write_small
 
 
@@ -36,11 +37,28 @@ def test_a_folder_is_opened_as_it_was_written(folder):
     np.testing.assert_array_equal(
         dataset.train.weight(torch.from_numpy(rows)), arrays["weight"][rows]
     )
+    label = dataset.train.label(torch.from_numpy(rows))
+    np.testing.assert_array_equal(label, arrays["label"][rows])
     for i, bag in enumerate(read.bags):
         offsets, values = arrays[f"offsets_{i}"], arrays[f"values_{i}"]
         wanted = [values[offsets[row] : offsets[row + 1]].tolist() for row in rows]
         assert bag.values.tolist() == [value for bag in wanted for value in bag]
         assert bag.lengths.tolist() == [len(bag) for bag in wanted]
+
+
+@pytest.mark.parametrize("chunk", [1 << 20, 7])
+def test_share_of_clicks(folder, monkeypatch, chunk):
+    monkeypatch.setattr("stampede.data.samples._CHUNK", chunk)
+    arrays = drawn_rows(50, multi=2, weight=True)
+    weight = arrays["weight"].astype(np.float64)
+    expected = (arrays["label"] * weight).sum() / weight.sum()
+    part = open_prepared(folder).train
+    assert click_share(part) == pytest.approx(expected, rel=1e-12)
+    inner = slice(3, 40)
+    expected = (arrays["label"] * weight)[inner].sum() / weight[inner].sum()
+    assert click_share(Slice(part, 3, 40)) == pytest.approx(expected, rel=1e-12)
+    monkeypatch.setattr(type(part), "weight", lambda _, rows: torch.zeros(len(rows)))
+    assert click_share(part) is None
 
 
 def test_nothing_is_read_when_it_is_opened(tmp_path):

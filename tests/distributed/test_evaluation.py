@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.metrics import gauc, logloss
 from support.evaluating import (
     evaluate_known,
-    evaluate_with_a_full_disk,
     evaluate_without_memory,
     run_by_user,
     scored_rows,
@@ -29,10 +27,9 @@ ROWS = {2: 3 * 128 + 1, 4: 40 * 128 + 3}
 def test_metrics_do_not_depend_on_the_ranks(tmp_path, ranks, weighted):
     rows = ROWS[ranks]
     folder = write_scored(tmp_path / "data", rows, weighted)
-    # 1000 samples are kept in memory.
-    settings = {"group_by": "C1", "memory_gb": 1e-6}
-    alone = evaluate_known(folder, settings, tmp_path)
-    for found in run_ranks(ranks, evaluate_known, folder, settings, tmp_path):
+    settings = {"group_by": "C1"}
+    alone = evaluate_known(folder, settings)
+    for found in run_ranks(ranks, evaluate_known, folder, settings):
         assert found == alone
     arrays = scored_rows(rows, weighted, seed=1)
     scores, label, weight = arrays["numbers"][:, 0], arrays["label"], arrays.get("weight")
@@ -48,42 +45,19 @@ def test_metrics_do_not_depend_on_the_ranks(tmp_path, ranks, weighted):
     assert alone.further["gauc"] == pytest.approx(expected, abs=1e-12)
     together = alone.further["gauc_groups"] + alone.further["gauc_left_out"]
     assert together == len(np.unique(arrays["ids"][known, 0]))
-    in_memory = evaluate_known(folder, {"group_by": "C1"})
-    assert in_memory.auc == pytest.approx(alone.auc, abs=1e-12)
-    assert in_memory.further["gauc"] == pytest.approx(alone.further["gauc"], abs=1e-12)
-
-
-def test_a_full_disk_stops_all_ranks_with_a_sentence(tmp_path):
-    folder = write_scored(tmp_path / "data", 5000, weighted=False)
-    (tmp_path / "scratch").mkdir()
-    said = run_ranks(
-        2, evaluate_with_a_full_disk, folder, {"memory_gb": 1e-6}, tmp_path / "scratch"
-    )
-    assert said[0] == said[1]
-    message, left = said[0]
-    for word in (str(tmp_path / "scratch"), "File too large", "evaluate.memory_gb", "resume=auto"):
-        assert word in message
-    assert left == []
-
-
-def test_scores_are_kept_in_the_folder_that_is_given(tmp_path):
-    folder = write_scored(tmp_path / "data", 2000, weighted=False)
-    with pytest.raises(TrainingStoppedError, match="absent"):
-        evaluate_known(folder, {"memory_gb": 1e-6}, tmp_path / "absent")
-
-
-def test_more_memory_than_there_is_may_be_allowed_where_the_part_needs_less(tmp_path):
-    folder = write_scored(tmp_path / "data", 2000, weighted=False)
-    some = evaluate_known(folder, {"group_by": "C1"})
-    assert evaluate_known(folder, {"group_by": "C1", "memory_gb": 1e7}) == some
 
 
 def test_memory_that_is_not_there_stops_all_ranks_with_a_sentence(tmp_path):
     folder = write_scored(tmp_path / "data", 2000, weighted=False)
-    said = run_ranks(2, evaluate_without_memory, folder, {"memory_gb": 7000})
-    assert said[0] == said[1]
-    for word in ("evaluate.memory_gb: found 7000", "Unable to allocate 7 TiB", "write less"):
-        assert word in said[0]
+    for settings, each in (({}, 20), ({"group_by": "C1"}, 60)):
+        said = run_ranks(2, evaluate_without_memory, folder, settings)
+        assert said[0] == said[1]
+        for word in (
+            f"2,000 samples, some {each} bytes",
+            "Unable to allocate 7 TiB",
+            "resume=auto",
+        ):
+            assert word in said[0]
 
 
 def test_users_that_are_rare_or_unseen_are_no_group(tmp_path, capsys):

@@ -25,7 +25,7 @@ from support.predicting import scores
 SECTIONS = {
     "data": {"scale": 0.0005, "rows": 2000, "test_rows": 300},
     "model": {"hidden": [16, 16]},
-    "train": {"batch_size": 256, "log_every": 2},
+    "train": {"batch_size": 256, "log_every": 2, "epochs": 1},
 }
 
 

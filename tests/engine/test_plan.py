@@ -27,7 +27,7 @@ def make_plan(sharding_type):
     apply_optimizer_in_backward(CowClipAdam, model.front.ebc.parameters(), {})
     with processes("cpu") as here:
         types = plan.sharding_types(sharding_type, "adam", here.world_size)
-        made, _ = plan.make_plan(
+        made = plan.make_plan(
             model,
             cowclip_sharders(),
             types,

@@ -1,6 +1,5 @@
 """Runs whose tables are updated as on a GPU: queued, here for Triton's interpreter."""
 
-import math
 from unittest import mock
 
 import pytest
@@ -10,20 +9,18 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from stampede.data import GlobalBatches
 from stampede.engine import step as step_module
-from stampede.engine import trainer
 from stampede.engine.ahead import send
 from stampede.engine.build import build
 from stampede.engine.checkpoint import Progress
 from stampede.engine.datasets import open_dataset
 from stampede.engine.divergence import count_if_skipped
-from stampede.engine.errors import DivergedError, TrainingStoppedError
+from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.learning_rates import LearningRates, set_learning_rates
 from stampede.engine.processes import processes
 from stampede.engine.step import train_step
 from stampede.optim import local_cowclip_tables, nonfinite
 from stampede.optim.sharded.queue import UpdateQueue
-from support.diverging import poisoned
-from support.jobs import lines, run_small, small_config, without_times
+from support.jobs import lines, run_small, small_config
 from support.updated_tables import computed
 from support.waits import noted_waits
 
@@ -135,48 +132,3 @@ def test_the_end_of_an_epoch_tells_of_its_last_steps(tmp_path, monkeypatch):
     with computed("queued"), pytest.raises(TrainingStoppedError, match="step 4: "):
         run_small(tmp_path, FEW)
     assert lines(tmp_path / "small")[-1]["kind"] == "stopped"
-
-
-@pytest.mark.parametrize("at", [2, 5])
-def test_a_divergence_that_is_found_some_steps_later_is_rolled_back(tmp_path, monkeypatch, at):
-    """Within an epoch and at its end; it is then a run with the lower rate from the beginning."""
-    monkeypatch.setattr(nonfinite, "LATE", 1)
-    warm = [*FEW, "train.batch_size=20", "optim.dense.schedule.warmup=0"]
-    full = small_config(tmp_path, *warm).optim.dense.lr
-    rolls_back = [
-        "train.on_divergence.rollbacks=1", "train.on_divergence.dense_lr_factor=0.0625"
-    ]  # fmt: skip
-    for name in ("one", "other"):
-        (tmp_path / name).mkdir()
-    with computed("queued"):
-        with monkeypatch.context() as patch:
-            poisoned(patch, [at], 0.1 * full)
-            run_small(tmp_path / "one", [*warm, *rolls_back])
-        run_small(tmp_path / "other", [*warm, f"optim.dense.lr={full / 16!r}"])
-    (line, *rest) = without_times(tmp_path / "one/small")
-    assert (line["kind"], line["step"], line["diverged_step"]) == ("rollback", 0, at)
-    assert rest == without_times(tmp_path / "other/small")
-
-
-def test_what_is_queued_when_a_loss_leaps_is_dropped(tmp_path, monkeypatch):
-    """A step that was not finite is not known yet when another reason leads back."""
-    monkeypatch.setattr(nonfinite, "LATE", 1)
-    leapt = []
-
-    def leaping(loss, progress, settings):
-        if progress.step == 2 and not leapt:
-            leapt.append(loss)
-            raise DivergedError("a leap", 2)
-
-    monkeypatch.setattr(trainer, "check_logged_loss", leaping)
-    warm = [*FEW, "train.batch_size=20", "optim.dense.schedule.warmup=0"]
-    poisoned(monkeypatch, [2], small_config(tmp_path, *warm).optim.dense.lr * 0.1)
-    with computed("queued"):
-        rolls_back = [
-            "train.on_divergence.rollbacks=1", "train.on_divergence.dense_lr_factor=0.0625"
-        ]  # fmt: skip
-        run_small(tmp_path, [*warm, *rolls_back])
-    assert math.isnan(leapt[0])
-    first, *rest = lines(tmp_path / "small")
-    assert (first["kind"], first["reason"]) == ("rollback", "a leap")
-    assert rest[-1]["kind"] == "evaluation" and rest[-1]["step"] == 5

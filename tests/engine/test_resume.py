@@ -6,12 +6,17 @@ import re
 import shutil
 
 import pytest
+import torch
 
 from stampede.engine import run_folder
+from stampede.engine.checkpoint import newest, read_manifest
 from stampede.engine.config import load_config
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.metrics.ranking import RankingSums
+from support.checkpoints import sign, values_of
 from support.jobs import run_small, small_config, without_times
+from support.ranks import run_ranks
+from support.warm_starts import tensors_of
 
 
 def test_resume_continues_as_if_nothing_had_happened(tmp_path):
@@ -31,6 +36,65 @@ def test_resume_continues_as_if_nothing_had_happened(tmp_path):
     one, other = (json.loads((f / "small/summary.json").read_text()) for f in (whole, parts))
     for key in ("auc", "logloss", "best_auc", "best_epoch", "clipped_share", "steps"):
         assert one[key] == other[key]
+
+
+REGULARIZED = [
+    "model.first_order_scale=8",
+    "model.dropout=0.2",
+    "model.normalization=layer",
+    "optim.dense.weight_decay=0.1",
+    "optim.embedding.plateau={factor: 0.5, patience: 0, threshold: 0.1}",
+]
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_what_is_drawn_and_what_decays_go_on_as_well(tmp_path, ranks):
+    def trained(name, *overrides):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        # As other programs, a run before it, or a process of its own would leave it.
+        torch.seed()
+        arguments = [folder, [*REGULARIZED, *overrides], ranks]
+        run_ranks(ranks, run_small, *arguments) if ranks > 1 else run_small(*arguments)
+        return without_times(folder / "small"), tensors_of(newest(folder / "small/checkpoints"))
+
+    whole = trained("whole", "train.epochs=3")
+    trained("parts", "train.epochs=2")
+    parts = trained("parts", "train.epochs=3", "checkpoint.resume=auto")
+    assert parts[0] == whole[0]
+    assert whole[1].keys() == parts[1].keys()
+    assert all(torch.equal(tensor, parts[1][name]) for name, tensor in whole[1].items())
+
+
+NEW_KEYS = {
+    "model": ["first_order_scale", "dropout", "normalization", "initial_bias"],
+    "optim.dense": ["weight_decay"],
+    "optim.embedding": ["plateau"],
+}
+
+
+def test_a_checkpoint_of_before_there_were_these_keys_goes_on(tmp_path, capsys):
+    # As an older version began.
+    start = "model.initial_bias=zero"
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder in (whole, parts):
+        folder.mkdir()
+    run_small(whole, [start, "train.epochs=2"])
+    run_small(parts, [start])
+    path = newest(parts / "small/checkpoints")
+    values = values_of(path)
+    del values["progress"]["table_plateau"]
+    for section, keys in NEW_KEYS.items():
+        found = values["config"]
+        for name in section.split("."):
+            found = found[name]
+        for key in keys:
+            del found[key]
+    sign(path, values)
+    assert read_manifest(path).first_order_scale == 1.0
+    run_small(parts, ["train.epochs=2", "checkpoint.resume=auto"])
+    assert without_times(parts / "small") == without_times(whole / "small")
+    assert "changed since then: model" not in capsys.readouterr().out
 
 
 def test_a_checkpoint_waits_for_the_lines_it_counts(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from stampede.engine.config.schedule import PlateauSection
 from stampede.engine.evaluate import Evaluation
 from stampede.engine.selection import Plateau, choose
 from stampede.engine.summary import PARTS
+from stampede.engine.tables import read_field
 from stampede.settings import SettingsError
 from support.checkpoints import sign, values_of
 from support.jobs import lines, run_small, small_config, without_times
@@ -27,8 +28,8 @@ def evaluations(folder, part):
     return [line for line in lines(folder / "small") if line.get("part") == part]
 
 
-def rates(folder):
-    return [line["dense_lr"] for line in lines(folder / "small") if line["kind"] == "train"]
+def rates(folder, of="dense"):
+    return [line[f"{of}_lr"] for line in lines(folder / "small") if line["kind"] == "train"]
 
 
 @pytest.fixture
@@ -171,18 +172,47 @@ def test_the_dense_rate_falls_on_a_plateau(tmp_path, scripted, capsys):
     assert "0.5 of their scheduled rate" in capsys.readouterr().out
 
 
-def test_a_plateau_goes_on_after_a_resume(tmp_path, scripted):
+def test_the_rate_of_the_tables_falls_by_a_factor_of_its_own(tmp_path, scripted, capsys):
+    scripted([0.6, 0.7, 0.7, 0.7, 0.7, 0.7, 0.7, 0.7])
+    tables = "optim.embedding.plateau={factor: 0.1, patience: 0, threshold: 0.01, least: 0.05}"
+    run_small(tmp_path, ["train.epochs=4", "evaluate.every=4", "train.log_every=4", PLATEAU, tables,
+                         "optim.dense.schedule.warmup=0"])  # fmt: skip
+    fractions = [1, 1, 0.1, 0.05, 0.05, 0.05, 0.05, 0.05]
+    assert rates(tmp_path, "embedding") == pytest.approx([1e-2 * one for one in fractions])
+    fractions = [1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.125]
+    assert rates(tmp_path) == pytest.approx([5e-4 * one for one in fractions])
+    assert "the tables go on with 0.05 of their scheduled rate" in capsys.readouterr().out
+
+
+def test_tables_stay_where_they_are_at_a_rate_of_nearly_nothing(tmp_path, scripted):
+    """Rows that wait for their steps take them at the rates that were then."""
+    scripted([0.7, 0.6, 0.6])
+    still = "optim.embedding.plateau={factor: 1e-9, patience: 0, least: 0}"
+    run_small(tmp_path, ["train.epochs=3", "optim.embedding.l2=0", still, "checkpoint.keep=3"])
+    first, second, third = (
+        read_field(tmp_path / f"small/checkpoints/epoch_000{epoch}", "C3").embedding
+        for epoch in (1, 2, 3)
+    )
+    assert not torch.allclose(second, first, rtol=0, atol=1e-5)
+    torch.testing.assert_close(third, second, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("part", ["dense", "embedding"])
+def test_a_plateau_goes_on_after_a_resume(tmp_path, scripted, part):
+    plateau = f"optim.{part}.plateau={{factor: 0.5, patience: 1, threshold: 0.01}}"
     aucs = [0.7, 0.6, 0.6, 0.6, 0.6]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for folder in (whole, parts):
         folder.mkdir()
     scripted(aucs)
-    run_small(whole, ["train.epochs=5", PLATEAU])
+    run_small(whole, ["train.epochs=5", plateau])
     scripted(aucs)
-    run_small(parts, ["train.epochs=2", PLATEAU])
-    run_small(parts, ["train.epochs=5", PLATEAU, "checkpoint.resume=auto"])
+    run_small(parts, ["train.epochs=2", plateau])
+    run_small(parts, ["train.epochs=5", plateau, "checkpoint.resume=auto"])
     assert without_times(parts / "small") == without_times(whole / "small")
-    assert rates(whole)[-1] == pytest.approx(5e-4 / 2) and rates(whole)[10] == 5e-4
+    full = {"dense": 5e-4, "embedding": 1e-2}[part]
+    found = rates(whole, part)
+    assert found[-1] == pytest.approx(full / 2) and found[10] == full
 
 
 def test_selecting_on_the_test_part_is_told_everywhere(tmp_path, capsys):

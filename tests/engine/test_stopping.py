@@ -1,25 +1,21 @@
 """Runs that are stopped within an epoch, and what continues from there."""
 
-import itertools
 import json
-import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from subprocess import PIPE
 
 import pytest
 import torch
 
-from stampede.engine import evaluations
+from stampede.engine import evaluations, stop_signals
 from stampede.engine.checkpoint import newest, read_manifest
 from stampede.engine.config import load_config
 from stampede.engine.errors import InterruptedRunError
 from stampede.engine.stop_signals import StopSignals
 from stampede.engine.tables import read_field
-from support.jobs import SMALL, lines, run_small, without_times
+from support.jobs import SMALL, run_small, without_times
 from support.paths import ROOT
 from support.stopping import ask_to_stop, before_step
 
@@ -64,33 +60,6 @@ def test_a_killed_run_continues_from_its_newest_checkpoint(
     run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
     assert f"continuing after step {continues_after} from" in capsys.readouterr().out
     same_run(tmp_path / "small", undisturbed)
-
-
-def test_a_clock_that_goes_backwards(tmp_path, monkeypatch, capsys, undisturbed):
-    """An hour with every look at it: during a run, and between its checkpoints' files."""
-    hours = itertools.count(time.time(), -3600)
-    for module in ("time", "tqdm.std"):
-        monkeypatch.setattr(f"{module}.time", lambda: next(hours))
-    # As often as it is asked.
-    overrides = [*LONG, "checkpoint.every_minutes=1e-9", "checkpoint.keep=100"]
-    with monkeypatch.context() as patch:
-        before_step(patch, 12, kill)
-        with pytest.raises(KilledError):
-            run_small(tmp_path, overrides)
-    run = tmp_path / "small"
-    kept = {path.name for path in (run / "checkpoints").iterdir()}
-    assert kept >= {"step_00000001", "epoch_0001", "step_00000011"}
-    for step, path in enumerate(sorted(run.glob("checkpoints/*/*")), 1):
-        os.utime(path, (next(hours), next(hours)))
-        os.utime(path.parent, (1e9 - step, 1e9 - step))
-    oldest = min((run / "checkpoints").iterdir(), key=lambda path: path.stat().st_mtime)
-    assert oldest.name == "step_00000011"
-    capsys.readouterr()
-    run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
-    assert "continuing after step 11 from" in capsys.readouterr().out
-    same_run(run, undisturbed)
-    assert all(line["samples_per_second"] > 0 for line in lines(run) if line["kind"] == "train")
-    assert json.loads((run / "summary.json").read_text())["train_seconds"] > 0
 
 
 @pytest.mark.parametrize("before", [1, 4, 8, 9, 16])
@@ -147,54 +116,18 @@ def test_an_epoch_that_is_not_evaluated_can_end_with_a_checkpoint(tmp_path, monk
     assert without_times(tmp_path / "again") == whole
 
 
-IN_C = """
-import hashlib
-from stampede.engine.stop_signals import StopSignals
-
-with StopSignals().watched():
-    print("watched", flush=True)
-    print("not lost")
-    # Minutes in which Python calls no handler.
-    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
-"""
-
-
-def test_a_second_signal_ends_at_once():
-    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
-    with subprocess.Popen(
-        [sys.executable, "-c", IN_C],
-        stdout=PIPE,
-        stderr=PIPE,
-        text=True,
-        cwd=ROOT,
-        env=environment,
-    ) as process:
-        try:
-            assert process.stdout.readline() == "watched\n"
-            process.send_signal(signal.SIGINT)
-            # torchrun sends on what the terminal has sent.
-            time.sleep(1)
-            process.send_signal(signal.SIGTERM)
-            time.sleep(4.3)
-            assert process.poll() is None
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=8) == 143
-            said = process.stdout.read(), process.stderr.read()
-        finally:
-            process.kill()
-    assert said[0] == "not lost\n"
-    assert "stopped at once by SIGTERM; checkpoint.resume=auto continues" in said[1]
-
-
-def test_signals_are_as_before_once_nothing_is_watched():
+def test_a_second_signal_ends_at_once_unless_it_is_torchruns_copy(monkeypatch):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     signals = StopSignals()
     with signals.watched():
-        signal.raise_signal(signal.SIGINT)
-    assert signals.received == signal.SIGINT
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
+        assert signals.received == signal.SIGINT
+        monkeypatch.setattr(stop_signals, "_ONE_REQUEST_SECONDS", 0.0)
+        with pytest.raises(SystemExit) as end:
+            signal.raise_signal(signal.SIGTERM)
+    assert end.value.code == 128 + signal.SIGTERM
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-    assert signal.set_wakeup_fd(-1) == -1
-    assert "stampede-signals" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_the_launcher_ends_with_the_signals_status(tmp_path):

@@ -101,6 +101,26 @@ def test_what_does_not_fit_is_left_out_and_told(trained, tmp_path):
     assert "was [16, 16], now [8, 16]" in told and "hashed into 7 buckets" in told
 
 
+@pytest.mark.parametrize("scale", [4.0, 0.3])
+def test_another_scale_of_the_first_order_term(trained, tmp_path, scale):
+    """Weights are stored so much smaller that scores stay what they were."""
+    folder = movie_folder(tmp_path / "new")
+    settings = ["run.seed=5", f"model.first_order_scale={scale}"]
+    path, _, report = begun(folder, [*settings, f"checkpoint.init_from={trained}"])
+    source = trained / "checkpoints/epoch_0002"
+    found, saved = tensors_of(path), tensors_of(source)
+    exact = dict(rtol=0, atol=0) if scale == 4.0 else dict(rtol=1e-6, atol=0)
+    for field in fields_of(report):
+        one, other = read_field(path, field), read_field(source, field)
+        assert torch.equal(one.embedding, other.embedding)
+        torch.testing.assert_close(one.first_order, other.first_order, **exact)
+        stored = found[weights_name(field)][:, 10]
+        torch.testing.assert_close(stored * scale, other.first_order.squeeze(1), **exact)
+    assert saved[weights_name("slot")][:, 10].any()
+    name = "model.number_weights.weight"
+    torch.testing.assert_close(found[name] * scale, saved[name], **exact)
+
+
 def test_another_dim(trained, tmp_path):
     folder = movie_folder(tmp_path / "new")
     path, _, report = begun(folder, ["model.dim=6", f"checkpoint.init_from={trained}"])

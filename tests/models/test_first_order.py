@@ -15,8 +15,10 @@ from stampede.settings import SettingsError
 KERNEL = "_JoinedWithOrders"
 
 
-def deepfm(numbers=2):
-    model = CTRModel("deepfm", {"a": 5, "b": 7}, numbers, 3, [8, 8], seed=0)
+def deepfm(numbers=2, scale=1.0):
+    model = CTRModel(
+        "deepfm", {"a": 5, "b": 7}, numbers, 3, [8, 8], seed=0, first_order_scale=scale
+    )
     with torch.no_grad():
         model.bias.fill_(0.5)
     return model
@@ -45,14 +47,15 @@ def outcome(model, rows, numbers, *, in_one_pass=True):
 
 
 @pytest.mark.parametrize("numbers", [2, 0])
-def test_a_model_gives_what_its_parts_do(numbers):
-    model, rows = deepfm(numbers), torch.randn(70, 8)
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_a_model_gives_what_its_parts_do(numbers, scale):
+    model, rows = deepfm(numbers, scale), torch.randn(70, 8)
     given = torch.randn(70, numbers)
     found = outcome(model, rows, given)
     embeddings, first_order = model.front.split(rows)
-    expected = model.network(embeddings, given) + first_order.sum(1) + 0.5
+    expected = model.network(embeddings, given) + scale * first_order.sum(1) + 0.5
     if numbers:
-        expected = expected + model.number_weights(given).squeeze(1)
+        expected = expected + scale * model.number_weights(given).squeeze(1)
     torch.testing.assert_close(found[0], expected.detach())
     with switched_off():
         torch.testing.assert_close(found, outcome(model, rows, given, in_one_pass=False))
@@ -128,9 +131,9 @@ def model_of(monkeypatch):
     """A model of a network that is registered for it."""
     monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
 
-    def make(kind, numbers=2, first_order=True):
+    def make(kind, numbers=2, first_order=True, **more):
         register("own", first_order=first_order)(kind)
-        return CTRModel("own", {"a": 5, "b": 7}, numbers, 3, [8], 0)
+        return CTRModel("own", {"a": 5, "b": 7}, numbers, 3, [8], 0, **more)
 
     return make
 
@@ -145,6 +148,25 @@ def test_what_cannot_do_without_numbers_is_refused(model_of):
     model_of(Own)
     with pytest.raises(SettingsError, match=r"the network 'own' fails for stored \["):
         model_of(Own, numbers=0)
+
+
+def test_a_method_that_knows_no_scale_goes_with_the_scale_1(model_of):
+    class Own(DeepFM):
+        def with_first_order(self, stored, dim, numbers, number_weights):
+            return super().with_first_order(stored, dim, numbers, number_weights)
+
+    model_of(Own).logits(torch.randn(5, 8), torch.randn(5, 2))
+    with pytest.raises(SettingsError, match=r"with_first_order of the network 'own' takes no sca"):
+        model_of(Own, first_order_scale=2.0)
+
+
+def test_a_scale_of_nothing_is_refused(model_of):
+    class Own(DeepFM):
+        pass
+
+    assert model_of(Own, first_order_scale=2.0).first_order_scale == 2.0
+    with pytest.raises(SettingsError, match=r"first_order_scale: found 2, but the network 'own' h"):
+        model_of(Own, first_order=False, first_order_scale=2.0)
 
 
 def test_logits_that_would_broadcast_are_refused(model_of):

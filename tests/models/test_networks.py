@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from stampede.models import CTRModel, NetworkShape, network, register
+from stampede.models.mlp import hidden_layers
 from stampede.models.registry import _NETWORKS
 from stampede.settings import SettingsError
 from support.networks import VARIANTS, variant_id
@@ -13,9 +14,9 @@ EVERY_VARIANT = pytest.mark.parametrize("name, options", VARIANTS, ids=variant_i
 SIZES = {"C1": 5, "C2": 7, "C3": 3}
 
 
-def model(name, options=None, numbers=2, sizes=SIZES, seed=0, hidden=(8, 6)):
+def model(name, options=None, numbers=2, sizes=SIZES, seed=0, hidden=(8, 6), **more):
     checked = network(name).options.model_validate(options or {})
-    return CTRModel(name, sizes, numbers, 4, hidden, seed, checked)
+    return CTRModel(name, sizes, numbers, 4, hidden, seed, checked, **more)
 
 
 def dense_weights(built):
@@ -61,6 +62,108 @@ def test_kernels_start_as_glorot_normal_and_biases_as_zeros(name, options):
         elif weight.numel() > 500:
             fans = sum(weight.shape[-2:]) * weight[..., 0, 0].numel()
             assert weight.std().item() == pytest.approx((2 / fans) ** 0.5, rel=0.1), key
+
+
+@EVERY_VARIANT
+def test_a_scale_of_the_first_order_term(name, options):
+    """Weights that are as much smaller give the same logits, which start the same."""
+    one = model(name, options)
+    if not one.first_order:
+        with pytest.raises(SettingsError, match="has no first-order term; leave the key out"):
+            model(name, options, first_order_scale=8.0)
+        return
+    other = model(name, options, first_order_scale=8.0)
+    columns, dense = one.front.columns, torch.randn(5, 2)
+    rows = torch.randn(5, 3, columns.stored)
+    smaller = rows.clone()
+    smaller[..., columns.dim] /= 8
+    for needs_grad in (True, False):
+        with torch.set_grad_enabled(needs_grad):
+            expected = one.logits(rows.flatten(1).requires_grad_(needs_grad), dense)
+            found = other.logits(smaller.flatten(1).requires_grad_(needs_grad), dense)
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(other.number_weights.weight * 8, one.number_weights.weight)
+
+
+# Those without layers of the widths model.hidden.
+def _has_mlp(name, options):
+    return name not in ("lr", "fm") and (name != "autoint" or options.get("deep", False))
+
+
+@EVERY_VARIANT
+def test_dropout_in_training_only(name, options):
+    if not _has_mlp(name, options):
+        with pytest.raises(SettingsError, match=f"model.dropout: found 0.5, .* {name!r} has no "):
+            model(name, options, dropout=0.5)
+        return
+    plain, dropping = model(name, options).eval(), model(name, options, dropout=0.5)
+    rows, dense = torch.randn(5, 3 * plain.front.columns.stored), torch.randn(5, 2)
+    rows.requires_grad_()
+    drawn = [dropping.logits(rows, dense) for _ in range(2)]
+    assert not torch.equal(*drawn)
+    # The same weights under the same names.
+    assert list(dropping.state_dict()) == list(plain.state_dict())
+    found = dropping.eval().logits(rows, dense)
+    torch.testing.assert_close(found, plain.logits(rows, dense))
+
+
+@EVERY_VARIANT
+def test_layer_norm_before_each_relu(name, options):
+    is_normed = options.get("structure") == "serial"
+    if not _has_mlp(name, options) or is_normed:
+        with pytest.raises(SettingsError, match=f"normalization: found layer, .* {name!r} has no "):
+            model(name, options, normalization="layer")
+        return
+    plain, normed = model(name, options), model(name, options, normalization="layer")
+    # The weights of the other layers are those they were.
+    weights = normed.state_dict()
+    assert all(torch.equal(weights[key], was) for key, was in dense_weights(plain).items())
+    new = {tuple(weights[key].shape) for key in weights.keys() - plain.state_dict().keys()}
+    assert new == {(8,), (6,)}
+    rows, dense = torch.randn(5, 3 * plain.front.columns.stored), torch.randn(5, 2)
+    assert not torch.allclose(normed.logits(rows, dense), plain.logits(rows, dense))
+
+
+def test_hidden_layers_with_layer_norm_and_dropout_against_float64():
+    layers = hidden_layers(5, [4, 3], torch.Generator().manual_seed(0), 0.25, "layer")
+    inputs = torch.randn(70, 5)
+    with torch.no_grad():
+        for parameter in layers.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    for training in (True, False):
+        layers.train(training)
+        torch.manual_seed(7)
+        found = layers(inputs.requires_grad_())
+        torch.manual_seed(7)
+        x = inputs.detach().double()
+        for name in ("0", "1"):
+            layer = layers.get_submodule(f"_mlp.{name}")
+            norm = layer._activation_fn[0]
+            z = x @ layer._linear.weight.double().T + layer._linear.bias.double()
+            z = (z - z.mean(1, keepdim=True)) / (z.var(1, keepdim=True, correction=0) + 1e-5).sqrt()
+            x = (z * norm.weight.double() + norm.bias.double()).clamp(min=0)
+            if training:
+                # What torch draws for float32.
+                x = x * nn.functional.dropout(torch.ones(x.shape), 0.25)
+        torch.testing.assert_close(found.double(), x, rtol=1e-4, atol=1e-5)
+        assert (found == 0).double().mean() > (0.5 if training else 0.3)
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_network_of_the_users_own_that_does_not_ask_for_dropout_is_refused():
+    register("mean")(Mean)
+    model("mean")
+    with pytest.raises(SettingsError, match=r"'mean' has no layers that heed it \(it never reads"):
+        model("mean", dropout=0.5)
+
+    def build(self, shape, generator):
+        Mean.__init__(self, shape, generator)
+        self.drop = nn.Dropout(shape.dropout)
+
+    register("asking")(type("Asking", (Mean,), {"__init__": build}))
+    assert model("asking", dropout=0.5).network.drop.p == 0.5
+    with pytest.raises(SettingsError, match=r"model\.normalization: found layer"):
+        model("asking", normalization="layer")
 
 
 def test_gates_of_experts_start_as_glorot_uniform():

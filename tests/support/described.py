@@ -41,6 +41,7 @@ def raw_input(folder, limit=None, **split):
         str(folder / "log_*.csv"),
         Split.model_validate(split),
         schema=str(folder / "schema.yaml"),
+        features="paper",
     )
     return RawInput(source, BadRows("error"), limit)
 

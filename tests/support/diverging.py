@@ -1,31 +1,27 @@
-"""Runs that diverge at a chosen step, as those with too high a rate of the dense layers do."""
+"""Runs that diverge at a chosen step."""
 
 import math
 import os
 from pathlib import Path
 
 from stampede.engine import trainer
-from support.jobs import lines, run_small, without_times
+from support.jobs import run_small, without_times
 from support.weights import check_weights
 
 # 8 steps an epoch, at a dense rate of 5e-4 for a batch of 256.
 LONG = ["train.epochs=2", "evaluate.every=3", "optim.dense.schedule.warmup=0"]
 SAVED = [*LONG, "checkpoint.every_steps=2"]
-ONCE = "train.on_divergence.rollbacks=1"
-# Between the scheduled rate and its half.
-TOO_HIGH = 4e-4
 
 
-def poisoned(patch, at, above=0.0, on_rank=0):
-    """Put a NaN into the batches of some steps, as long as the dense layers' rate is above a bound.
+def poisoned(patch, at, on_rank=0):
+    """Put a NaN into the batches of some steps.
 
     What follows from it is the run's own.
     """
     take = trainer.train_step
 
     def disturbed(job, sent, step, *further):
-        rate = job.dense_optimizer.param_groups[0]["lr"]
-        if step in at and rate > above and int(os.environ.get("RANK", "0")) == on_rank:
+        if step in at and int(os.environ.get("RANK", "0")) == on_rank:
             sent.batch.dense[0, 0] = float("nan")
         return take(job, sent, step, *further)
 
@@ -38,33 +34,29 @@ class _Patch:
     setattr = staticmethod(setattr)
 
 
-def run_poisoned_on_rank_1(folder: Path, overrides: list[str], world_size: int, at, above):
+def run_poisoned_on_rank_1(folder: Path, overrides: list[str], world_size: int, at):
     """A run of several ranks, in whose last one's batches the NaN is."""
-    poisoned(_Patch, at, above, on_rank=1)
+    poisoned(_Patch, at, on_rank=1)
     run_small(folder, overrides, world_size)
 
 
 def broken(patch, at):
-    """Let a step leave an infinite weight, as long as the rate is too high."""
+    """Let a step leave an infinite weight."""
     take = trainer.train_step
 
     def disturbed(job, sent, step, *further):
         loss = take(job, sent, step, *further)
-        if step == at and job.dense_optimizer.param_groups[0]["lr"] > TOO_HIGH:
+        if step == at:
             list(job.dense_parameters.values())[-1].data.fill_(math.inf)
         return loss
 
     patch.setattr(trainer, "train_step", disturbed)
 
 
-def rollbacks(run):
-    return [line for line in lines(run) if line["kind"] == "rollback"]
-
-
 def same_run(one, other):
-    """Whether two runs logged the same, but for rollbacks, and end with the same bits."""
+    """Whether two runs logged the same, but for why they stopped, and end with the same bits."""
     logged = [
-        [line for line in without_times(run) if line["kind"] != "rollback"] for run in (one, other)
+        [line for line in without_times(run) if line["kind"] != "stopped"] for run in (one, other)
     ]
     assert logged[0] == logged[1]
     check_weights(one, other)

@@ -1,17 +1,16 @@
 """Evaluations of scores that are known beforehand, in one process or in several."""
 
-import resource
 from pathlib import Path
 
 import numpy as np
 from torch import nn
 
 import stampede.engine.evaluate as evaluation
-import stampede.engine.metrics.external_sort as external_sort
 from stampede.data import GlobalBatches
 from stampede.data.prepared.reader import open_prepared
 from stampede.engine.config.evaluate import EvaluateSection
 from stampede.engine.errors import TrainingStoppedError
+from stampede.engine.metrics import records
 from stampede.engine.processes import processes
 from support.movie_runs import train_on_movies
 from support.prepared import drawn_fields, drawn_rows, write_prepared
@@ -43,7 +42,7 @@ class KnownScores(nn.Module):
         return dense[:, 0]
 
 
-def evaluate_known(folder, settings, scratch=None, together=500):
+def evaluate_known(folder, settings, together=500):
     """The evaluation of the test part by this rank, as the engine does it."""
     evaluation._TOGETHER = together
     with processes("cpu") as here:
@@ -58,17 +57,7 @@ def evaluate_known(folder, settings, scratch=None, together=500):
             unknown_rows=dataset.unknown_rows,
         )
         section = EvaluateSection(**settings)
-        return evaluation.evaluate(KnownScores(), batches, here, section, scratch)
-
-
-def evaluate_with_a_full_disk(folder, settings, scratch):
-    """What the error says, and what is left in the folder."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
-    try:
-        evaluate_known(folder, settings, scratch)
-    except TrainingStoppedError as failure:
-        return str(failure), sorted(path.name for path in scratch.iterdir())
-    return None
+        return evaluation.evaluate(KnownScores(), batches, here, section)
 
 
 def evaluate_without_memory(folder, settings):
@@ -77,7 +66,7 @@ def evaluate_without_memory(folder, settings):
     def fails(*_):
         raise MemoryError("Unable to allocate 7 TiB")
 
-    external_sort._sort = fails
+    records.Records.add = fails
     try:
         evaluate_known(folder, settings)
     except TrainingStoppedError as failure:

@@ -24,6 +24,8 @@ from stampede.optim import local_cowclip_tables
 TIMED = ("_per_second", "_seconds", "_bytes", "time")
 
 SMALL = [
+    "preset=paper",
+    "train.epochs=1",
     "data.scale=0.0005",
     "data.rows=2000",
     "data.test_rows=300",

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from stampede.engine import step
-from stampede.engine.monitoring.rank_log import log_file
+from stampede.engine.monitor import log_file
 from support.jobs import run_small
 
 

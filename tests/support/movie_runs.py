@@ -10,6 +10,8 @@ from support.preparing import prepared
 
 ROWS = 600
 JOB = [
+    "preset=paper",
+    "train.epochs=1",
     "data.kind=table",
     "data.validation_fraction=0.2",
     "model.hidden=[16,16]",

@@ -4,8 +4,6 @@ import numpy as np
 
 from support.prepared_arrays import arrays_of
 
-PREFIXES = {"train": "train", "validation": "val", "test": "test"}
-
 
 def write_npy(folder, name, rows, fields=3, numbers=2, seed=0, ids=np.int32, **changed):
     """Three files of random rows; returns their arrays."""

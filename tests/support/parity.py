@@ -68,8 +68,8 @@ class Case:
     absent: bool = True
     data_type: str = "FP32"
     gradient_scale: float = 1.0
-    # Where it makes no difference, rows take their steps later.
-    way: str = "waiting"
+    # Where it makes no difference, rows take their steps later; as it is for None.
+    way: str | None = "waiting"
 
     def __hash__(self):
         return hash(repr(self))
@@ -115,8 +115,13 @@ def global_batch(case, step):
     return batch
 
 
-def train_sharded(case, local_world_size=None):
-    """Train on this rank's part of the batches; on rank 0: weights, states, plan, counts."""
+def train_sharded(case, local_world_size=None, meanwhile=None, passes=1):
+    """Train on this rank's part of the batches; on rank 0: weights, states, plan, counts.
+
+    Args:
+        meanwhile: called with the model and the number of each step, after it.
+        passes: over how many backward passes a batch is spread.
+    """
     rank, world = dist.get_rank(), dist.get_world_size()
     collection = build_collection(case)
     settings = {**DEFAULTS, **case.arguments}
@@ -124,16 +129,20 @@ def train_sharded(case, local_world_size=None):
     apply_optimizer_in_backward(
         getattr(optim, RULES[case.rule]), collection.parameters(), {**settings, "clip": clip}
     )
-    sharders = cowclip_sharders(TableInit(std=0.1, seed=case.seed))
+    sharders = cowclip_sharders(TableInit(std=0.1, seed=case.seed), backwards_per_step=passes)
     plan = plan_of(case, collection, sharders, world, local_world_size)
     model = DistributedModelParallel(
         Holder(collection), device=torch.device("cpu"), plan=plan, sharders=sharders
     )
     start = tables_of(model, case)
-    part = slice(rank * case.batch // world, (rank + 1) * case.batch // world)
+    size = case.batch // world // passes
+    firsts = [rank * case.batch // world + number * size for number in range(passes)]
     for step in range(1, case.steps + 1):
-        loss = sharded_loss(case, model, local_batch(global_batch(case, step), part))
-        loss.backward()
+        for first in firsts:
+            local = local_batch(global_batch(case, step), slice(first, first + size))
+            (sharded_loss(case, model, local) / passes).backward()
+        if meanwhile is not None:
+            meanwhile(model, step)
     states = model.fused_optimizer.state_dict()["state"]
     shards = {
         name: [tuple(s.shard_sizes) for s in p.sharding_spec.shards] if p.sharding_spec else []
@@ -259,13 +268,13 @@ def example_loss(values, targets):
     return (values * targets.to(values.dtype)).sum() + 0.05 * values.square().sum()
 
 
-def run_cases(cases, local_world_size=None):
+def run_cases(cases, local_world_size=None, meanwhile=None, passes=1):
     """Several runs in one set of processes; every rank returns its results."""
     dist.init_process_group("gloo")
     results = []
     for case in cases:
         with computed(case.way):
-            results.append(train_sharded(case, local_world_size))
+            results.append(train_sharded(case, local_world_size, meanwhile, passes))
     # Not after an exception: the other ranks would wait for this one.
     dist.barrier()
     dist.destroy_process_group()

@@ -8,8 +8,13 @@ from support.parity import DEFAULTS, example_loss, global_batch
 from support.reference import ReferenceTables
 
 
-def train_reference(case, start, **changes):
-    """The same in float64; `changes` make it another rule, for negative tests."""
+def train_reference(case, start, meanwhile=None, gradient_factor=1, **changes):
+    """The same in float64; `changes` make it another rule, for negative tests.
+
+    Args:
+        meanwhile: called with the tables and the number of each step, after it.
+        gradient_factor: what all gradients are multiplied by.
+    """
     settings = {**DEFAULTS, **case.arguments, "rule": case.rule, **changes}
     force_counts = settings.pop("force_counts", None)
     settings.pop("on_nonfinite", None)
@@ -37,7 +42,8 @@ def train_reference(case, start, **changes):
                 if spec.mean:
                     pooled = pooled / lengths.clamp_min(1)[:, None]
                 loss = loss + example_loss(pooled, targets)
-        grads = torch.autograd.grad(loss / case.batch, list(weights.values()), allow_unused=True)
+        loss = loss * gradient_factor / case.batch
+        grads = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
         grads = {
             n: torch.zeros_like(w) if g is None else g
             for (n, w), g in zip(weights.items(), grads, strict=True)
@@ -45,6 +51,8 @@ def train_reference(case, start, **changes):
         if force_counts is not None:
             counts = {n: (c > 0) * force_counts for n, c in counts.items()}
         tables.step(grads, counts)
+        if meanwhile is not None:
+            meanwhile(tables, step)
     return tables
 
 

@@ -8,9 +8,9 @@ import numpy as np
 from stampede.data.prepared.manifest import (
     MANIFEST,
     FieldEntry,
-    FileEntry,
     Manifest,
     ShardEntry,
+    ShardFile,
 )
 
 
@@ -80,7 +80,13 @@ def write_array(folder, name, array):
         digest = hashlib.sha256()
         while chunk := file.read(1 << 24):
             digest.update(chunk)
-    return FileEntry(name=name, bytes=path.stat().st_size, sha256=digest.hexdigest())
+    status = path.stat()
+    return ShardFile(
+        name=name,
+        bytes=status.st_size,
+        sha256=digest.hexdigest(),
+        mtime_ns=status.st_mtime_ns,
+    )
 
 
 def drawn_rows(rows, single=3, numbers=2, multi=0, weight=False, vocabulary=50, seed=0):

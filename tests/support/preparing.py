@@ -12,9 +12,11 @@ IDS = [f"C{i}" for i in range(1, 27)]
 PARTS = ("train", "validation", "test")
 
 
-def prepared(folder, kind, path, *, schema="", split_hour=False, **options):
-    options = PreparationOptions(**options)
-    source = open_source(kind, path, options, schema=schema, split_hour=split_hour)
+def prepared(folder, kind, path, *, schema="", split_hour=False, features="paper", **options):
+    options = PreparationOptions(features=features, **options)
+    source = open_source(
+        kind, path, options, schema=schema, split_hour=split_hour, features=features
+    )
     prepare(source, options, folder)
     return folder
 

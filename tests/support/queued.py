@@ -36,7 +36,7 @@ def sharded():
     model = OneTable()
     arguments = {"lr": 1e-2, "l2": 1e-4, "clip": CowClip()}
     apply_optimizer_in_backward(CowClipAdam, model.ebc.parameters(), arguments)
-    sharders = cowclip_sharders(one_backward_per_step=False)
+    sharders = cowclip_sharders(backwards_per_step=None)
     planner = EmbeddingShardingPlanner(
         topology=Topology(world_size=dist.get_world_size(), compute_device="cpu"),
         constraints={"t": ParameterConstraints(sharding_types=["table_wise"])},

@@ -19,6 +19,8 @@ from support.jobs import train_an_epoch
 from support.prepared import drawn_fields, drawn_rows, write_prepared
 
 OVERRIDES = [
+    "preset=paper",
+    "train.epochs=1",
     "run.name=small",
     "model.hidden=[8,8]",
     # Small enough that some rows are clipped from the start.

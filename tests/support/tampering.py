@@ -1,6 +1,4 @@
-"""Prepared folders changed after they were written: times, vocabularies, checksums."""
-
-import os
+"""Prepared folders changed after they were written: vocabularies, checksums."""
 
 import polars as pl
 import pyarrow as pa
@@ -9,20 +7,6 @@ import pyarrow.parquet as pq
 from stampede.data.prepared.checksum import file_entry
 from stampede.data.prepared.manifest import MANIFEST, Manifest
 from stampede.data.writing import LEARNED_FOLDER
-
-
-def set_time(path, later):
-    """Change when a file was written to as `cp -p` does; its inode is newer than the manifest.
-
-    Args:
-        later: than the manifest of its folder, in nanoseconds; negative: earlier.
-    """
-    made = (path.parent / MANIFEST).stat().st_mtime_ns
-    while True:
-        os.utime(path, ns=(made + later, made + later))
-        # The clock of inodes goes in steps of milliseconds.
-        if path.stat().st_ctime_ns > made:
-            return
 
 
 def swap_users(folder):

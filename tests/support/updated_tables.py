@@ -17,10 +17,10 @@ from torchrec.distributed.types import ShardingEnv
 
 from stampede.optim import CowClip, CowClipTables, missed_steps, native, triton
 from stampede.optim.settings import UpdateSettings
-from stampede.optim.sharded.autograd import Reached
+from stampede.optim.sharded.autograd import tell_when_reached
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.layout import CollectionLayout
-from stampede.optim.sharded.misuse import MisuseGuard
+from stampede.optim.sharded.passes import Passes
 from stampede.optim.table_array import TableShard
 
 CLIP = CowClip(ratio=0.5, bound=1e-3)
@@ -95,7 +95,7 @@ class Tables:
         layout = CollectionLayout(
             names, {(s.table, s.row_offset): (0,) for s in shards if s.column_offset}
         )
-        owner = BackwardUpdate(MisuseGuard(one_backward_per_step=False))
+        owner = BackwardUpdate(Passes(None))
         number = owner.add_collection(
             self,
             layout,
@@ -108,7 +108,7 @@ class Tables:
         self.tbe.defer_steps(owner.queue_of(number))
         # The owner does not keep its collections alive.
         self.tbe.collection = self
-        self.tbe.register_forward_hook(lambda _m, _i, out: Reached.apply(out, owner, number))
+        self.tbe.register_forward_hook(lambda _m, _i, out: tell_when_reached(out, owner, number))
 
     def cowclip_tables(self):
         """As TorchRec's collections with CowClip."""
@@ -143,6 +143,8 @@ class Tables:
         indices = torch.cat([ids_of[key] for key in keys])
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
         factors = torch.cat([factors_of[key] for key in keys]) if weighted else None
+        if weighted:
+            factors.requires_grad_()
         inputs = [None if t is None else t.to(self.device) for t in (indices, offsets, factors)]
         output = self.tbe(*inputs)
         upstream = torch.randn(output.shape, generator=draw)
@@ -151,6 +153,7 @@ class Tables:
         grads = {n: torch.zeros_like(w) for n, w in reference.weights.items()}
         counts = {n: torch.zeros(len(g), dtype=torch.int64) for n, g in grads.items()}
         expected = torch.zeros(output.shape, dtype=torch.float64)
+        of_factors = torch.zeros(len(indices), dtype=torch.float64)
         columns = [self.widths[table] for table in self.features]
         for bag, length in enumerate(lengths.tolist()):
             feature, sample = divmod(bag, batch)
@@ -160,11 +163,16 @@ class Tables:
                 place = (sample, slice(first, first + columns[feature]))
                 if sequence:
                     place = (i, slice(None))
-                factor = (float(factors[i]) if weighted else 1.0) / (length if mean else 1)
-                expected[place] += factor * reference.weights[shard.table][indices[i], stored]
+                factor = (factors[i].item() if weighted else 1.0) / (length if mean else 1)
+                row = reference.weights[shard.table][indices[i], stored]
+                expected[place] += factor * row
+                of_factors[i] = (row * upstream[place]).sum() / (length if mean else 1)
                 grads[shard.table][indices[i], stored] += factor * upstream[place]
                 counts[shard.table][indices[i]] += shard.column_offset == 0
         torch.testing.assert_close(output.double().cpu(), expected, rtol=1e-4, atol=1e-5)
+        if weighted:
+            close = {"rtol": 1e-4, "atol": 1e-5}
+            torch.testing.assert_close(factors.grad.double(), of_factors, **close)
         reference.step(grads, counts, lr=LR)
 
     def _feature_of_table(self, position):

@@ -60,7 +60,7 @@ def begun_in(here, folder, overrides, name):
     here.on_main(lambda: target.mkdir(exist_ok=True))
     with Checkpoints(target, trained, config, dataset, here) as checkpoints:
         checkpoints.save(start.progress)
-    return newest(target), start.lines, start.report and start.report[1].values()
+    return newest(target), start.lines, start.report and start.report.values()
 
 
 def tensors_of(checkpoint):

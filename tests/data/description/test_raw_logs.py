@@ -90,7 +90,7 @@ def test_label_rate_over_time(log):
 def test_real_rows_against_pandas(tmp_path):
     path = shared("data/avazu_20k.csv.gz")
     frame = pd.read_csv(path, dtype=str)
-    source = open_source("avazu", str(path), Split())
+    source = open_source("avazu", str(path), Split(), features="paper")
     found = collect(RawInput(source, BadRows("error"), None))
     trained = frame[: int(0.9 * len(frame)) - int(0.1 * int(0.9 * len(frame)))]
     test = frame[int(0.9 * len(frame)) :]

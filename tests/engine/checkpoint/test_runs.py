@@ -12,6 +12,7 @@ from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.processes import processes
 from stampede.engine.tables import gather_field, read_field
 from support.jobs import run_small, small_config, without_times
+from support.warm_starts import tensors_of, weights_name
 
 
 def damage(checkpoint):
@@ -47,10 +48,12 @@ def test_old_checkpoints_go_but_the_best_stays(tmp_path):
     assert names == {f"epoch_{best:04d}", "epoch_0005"}
 
 
-def test_a_checkpoint_is_read_without_a_model(tmp_path):
-    run_small(tmp_path, [])
+@pytest.mark.parametrize("scale", [1, 8])
+def test_a_checkpoint_is_read_without_a_model(tmp_path, scale):
+    settings = [f"model.first_order_scale={scale}"]
+    run_small(tmp_path, settings)
     folder = tmp_path / "small/checkpoints/epoch_0001"
-    config = small_config(tmp_path, "checkpoint.resume=auto")
+    config = small_config(tmp_path, *settings, "checkpoint.resume=auto")
     with processes("cpu") as here:
         dataset = open_dataset(config, here)
         job = build(config, dataset, here)
@@ -59,6 +62,8 @@ def test_a_checkpoint_is_read_without_a_model(tmp_path):
             gathered = gather_field(job.model, field, 10, here)
             for one, other in zip(read_field(folder, field), gathered, strict=True):
                 assert torch.equal(one, other)
+            stored = tensors_of(folder)[weights_name(field)][:, 10:11]
+            assert stored.any() and torch.equal(gathered.first_order, scale * stored)
     with pytest.raises(RunFolderError, match=r"'C99'.*C1, C2"):
         read_field(folder, "C99")
     with pytest.raises(RunFolderError, match="no checkpoint"):

@@ -78,6 +78,24 @@ def test_a_network_of_the_users_own(tmp_path):
     np.testing.assert_allclose(found, expected, atol=1e-7)
 
 
+@pytest.mark.parametrize("rows", ["fp32", "int8"])
+def test_a_network_with_all_that_is_trained_with(tmp_path, rows):
+    """Scaled first-order weights, which the package stores as the model does, and dropout."""
+    settings = ["model.first_order_scale=8", "model.dropout=0.5", "model.normalization=layer"]
+    run_small(tmp_path, [*settings, "optim.embedding.lr=0.1"])
+    run = tmp_path / "small"
+    assert run_command(main, run, tmp_path / "package", "--rows", rows)[0] == 0
+    expected = scores(run, ["@run"], tmp_path)["score"].to_numpy()[:50]
+    model, drawn = loaded(tmp_path / "package"), open_test_part(run)
+    assert model.about["first_order_scale"] == 8
+    ids = {name: drawn.ids[:, i].numpy() for i, name in enumerate(model.fields)}
+    found = model.score_rows(ids, drawn.dense.numpy())
+    np.testing.assert_allclose(found, expected, atol=1e-7 if rows == "fp32" else 1e-2)
+    without = {name: table["first_order"].zero_() for name, table in zip(
+        model.fields, model._tables, strict=True)}  # fmt: skip
+    assert without and abs(model.score_rows(ids, drawn.dense.numpy()) - expected).max() > 0.02
+
+
 class Deciding(nn.Module):
     def forward(self, embeddings, dense):
         return embeddings.sum((1, 2)) if embeddings.sum() > 0 else dense.sum(1)

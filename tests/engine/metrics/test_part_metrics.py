@@ -1,4 +1,4 @@
-"""All metrics of a part: against other libraries, in any pieces, with any memory."""
+"""All metrics of a part: against other libraries, in any pieces."""
 
 import numpy as np
 import pandas as pd
@@ -8,7 +8,7 @@ from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 from torchrec.metrics.calibration import compute_calibration
 from torchrec.metrics.ne import compute_cross_entropy, compute_ne
 
-from stampede.engine.metrics import PartMetrics
+from stampede.engine.metrics import PartMetrics, records
 
 FURTHER = ["pr_auc", "normalized_entropy", "calibration", "calibration_buckets"]
 
@@ -26,11 +26,11 @@ def drawn(rows, weighted, seed=0):
     return logits, labels, weights, groups, probability
 
 
-def measured(samples, memory=1e9, pieces=1, chosen=FURTHER, folder=None):
-    with PartMetrics(chosen, memory, folder, grouped=True, with_truth=True) as metrics:
-        for rows in np.array_split(np.arange(len(samples[0])), pieces):
-            metrics.add(*(column[rows] for column in samples))
-        return metrics.result()
+def measured(samples, pieces=1, chosen=FURTHER, expected=0):
+    metrics = PartMetrics(chosen, grouped=True, with_truth=True, samples=expected)
+    for rows in np.array_split(np.arange(len(samples[0])), pieces):
+        metrics.add(*(column[rows] for column in samples))
+    return metrics.result()
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -78,19 +78,21 @@ def test_buckets_hold_equally_many_and_equal_scores_share_one(weighted):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("memory", [1.0, 400_000.0])
-def test_less_memory_gives_the_same(tmp_path, weighted, memory):
+@pytest.mark.parametrize("chunk", [1000, 1 << 17])
+@pytest.mark.parametrize("expected", [0, 29_000, 40_000])
+def test_any_pieces_give_the_same(monkeypatch, weighted, chunk, expected):
+    """Also where equal scores and groups go on in the next chunk, or more come than expected."""
     samples = drawn(30_000, weighted)
     whole = measured(samples)
-    spilled = measured(samples, memory, pieces=11, folder=tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    buckets = [pd.DataFrame(found.pop("calibration_buckets")) for found in (whole, spilled)]
+    monkeypatch.setattr(records, "CHUNK", chunk)
+    found = measured(samples, pieces=11, expected=expected)
+    buckets = [pd.DataFrame(one.pop("calibration_buckets")) for one in (whole, found)]
     pd.testing.assert_frame_equal(*buckets, rtol=1e-12)
-    assert spilled == pytest.approx(whole, rel=1e-12)
+    assert found == pytest.approx(whole, rel=1e-12)
     if not weighted:
         # Pairs are integers.
         for name in ("auc", "attainable_auc"):
-            assert spilled[name] == whole[name]
+            assert found[name] == whole[name]
 
 
 def test_groups_of_one_class_are_counted():
@@ -101,10 +103,11 @@ def test_groups_of_one_class_are_counted():
     assert (found["gauc"], found["gauc_groups"], found["gauc_left_out"]) == (0.5, 2, 2)
 
 
-def test_one_group_larger_than_the_memory(tmp_path):
+def test_one_group_larger_than_a_chunk(monkeypatch):
+    monkeypatch.setattr(records, "CHUNK", 1000)
     logits, labels, weights, _, truth = drawn(30_000, weighted=False)
     groups = np.where(np.arange(30_000) % 10, 7, 4)
-    found = measured((logits, labels, weights, groups, truth), 1.0, 5, folder=tmp_path)
+    found = measured((logits, labels, weights, groups, truth), 5)
     expected = sum(
         share * roc_auc_score(labels[groups == group], logits[groups == group])
         for group, share in ((7, 0.9), (4, 0.1))

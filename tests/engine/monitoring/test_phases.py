@@ -6,9 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from stampede.engine.monitoring.phases import PHASES, PhaseTimes
-from stampede.engine.monitoring.waits import waits_counted
-from stampede.engine.pulse import Pulse
+from stampede.engine.monitor import PhaseTimes, waits_counted
+from stampede.engine.pulse import PHASES, Pulse
 
 
 class SetClock:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from stampede.engine.errors import InterruptedRunError, TrainingStoppedError
-from stampede.engine.monitoring.phases import PHASES
+from stampede.engine.pulse import PHASES
 from support.jobs import lines, run_small, without_times
 from support.monitored import logged
 from support.stopping import ask_to_stop, before_step

@@ -6,8 +6,7 @@ import json
 import pytest
 
 from stampede.engine.errors import InterruptedRunError
-from stampede.engine.monitoring.trace import trace_file
-from support.diverging import poisoned
+from stampede.engine.trace import trace_file
 from support.jobs import lines, run_small
 from support.stopping import ask_to_stop, before_step
 
@@ -100,20 +99,3 @@ def test_a_profiler_that_is_busy_ends_no_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(profile, "prepare_trace", busy)
     run_small(tmp_path, trace(2, 2))
     assert capsys.readouterr().err.count("the trace cannot be written (another profiler is") == 1
-
-
-def test_a_run_that_is_rolled_back_is_traced_once(tmp_path, monkeypatch, capsys):
-    """Back from step 4 to the start, with the steps that are done again."""
-    poisoned(monkeypatch, [4], 4e-4)
-    overrides = ["optim.dense.schedule.warmup=0", "train.on_divergence.rollbacks=1"]
-    overrides += ["train.timing_every=3"]
-    run_small(tmp_path, [*trace(3, 3), *overrides])
-    run = tmp_path / "small"
-    assert [line["step"] for line in lines(run) if line["kind"] == "rollback"] == [0]
-    found = names(run)
-    assert [found[f"step {step}"] for step in range(1, 6)] == [1, 1, 2, 2, 1]
-    assert found["computing"] == 7
-    said = capsys.readouterr()
-    assert said.out.count("steps 3 to 5 are traced: ") == 1 and "no trace" not in said.err
-    timing = [line for line in lines(run) if line["kind"] == "timing"]
-    assert [line["step"] for line in timing] == [3, 6, 8]

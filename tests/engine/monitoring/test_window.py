@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from stampede.engine.monitoring.phases import PHASES, StepTime
-from stampede.engine.monitoring.sentence import sentence_of
-from stampede.engine.monitoring.window import Window, together, window_of
+from stampede.engine.monitor import StepTime, sentence_of, together, window_of
 
 
 def steps_of(computing, waiting=0.0):
@@ -30,13 +28,6 @@ def test_percentiles_and_means_of_a_rank():
     assert window.own == pytest.approx(50.1)
     assert window.shares["data_share"] == pytest.approx(0.1 / 50.5)
     assert window.shares["communication_share"] == pytest.approx(0.4 / 50.5)
-
-
-def test_a_window_is_sent_as_numbers():
-    window = window_of(steps_of([1.0, 2.0], 0.5), 1 << 40)
-    numbers = window.to_vector()
-    assert len(numbers) == 7 + len(PHASES) and all(type(one) is float for one in numbers)
-    assert Window.from_vector(numbers) == window
 
 
 def test_the_slowest_rank_is_the_one_that_waits_least():

@@ -1,5 +1,7 @@
 """Terms of both orders and inputs of stored rows, in one pass, against plain torch in float64."""
 
+import contextlib
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,10 +22,11 @@ KERNEL = "_JoinedWithOrders"
     dim=st.integers(1, 40),
     numbers=st.sampled_from([0, 1, 13, 16, 17]),
     has_weights=st.booleans(),
+    scale=st.sampled_from([1.0, 0.3, 7.0]),
     precision=st.sampled_from(list(PRECISIONS)),
     seed=st.integers(0, 2**31),
 )
-def test_against_float64(samples, fields, dim, numbers, has_weights, precision, seed):
+def test_against_float64(samples, fields, dim, numbers, has_weights, scale, precision, seed):
     draw = torch.Generator().manual_seed(seed)
     shape = samples, fields, StoredColumns(dim).stored
     stored = torch.randn(shape, generator=draw).requires_grad_()
@@ -32,7 +35,7 @@ def test_against_float64(samples, fields, dim, numbers, has_weights, precision, 
     to_joined = rounded(torch.randn(samples, fields * dim + numbers, generator=draw), precision)
     to_orders = torch.randn(samples, generator=draw)
     with autocast(precision):
-        joined, orders = joined_with_orders(stored, dim, given, weights)
+        joined, orders = joined_with_orders(stored, dim, given, weights, scale)
     assert joined.dtype == PRECISIONS[precision][0] and orders.dtype == torch.float32
     assert KERNEL in joined.grad_fn.name()
     loss = (joined * to_joined.to(joined.dtype)).float().sum() + (orders * to_orders).sum()
@@ -40,10 +43,12 @@ def test_against_float64(samples, fields, dim, numbers, has_weights, precision, 
 
     exact = stored.detach().double().requires_grad_()
     e = exact[..., :dim]
-    expected = 0.5 * (e.sum(1).square() - e.square().sum(1)).sum(1) + exact[..., dim].sum(1)
+    first_order = exact[..., dim].sum(1)
     if has_weights:
         wide = weights.detach().double().requires_grad_()
-        expected = expected + (given.double() * wide).sum(1)
+        first_order = first_order + (given.double() * wide).sum(1)
+    pairs = 0.5 * (e.sum(1).square() - e.square().sum(1)).sum(1)
+    expected = pairs + scale * first_order
     inputs = torch.cat([e.flatten(1), given.double()], 1)
     ((inputs * to_joined).sum() + (expected * to_orders).sum()).backward()
     assert torch.equal(joined.float(), rounded(inputs.detach().float(), precision))
@@ -52,6 +57,24 @@ def test_against_float64(samples, fields, dim, numbers, has_weights, precision, 
     assert not stored.grad[..., dim + 1 :].any()
     if has_weights:
         assert_near(weights.grad, wide.grad, "fp32")
+
+
+@pytest.mark.parametrize("in_one_pass", [True, False])
+def test_a_scale_is_that_of_the_weights_bit_for_bit(in_one_pass):
+    """By a power of two nothing is rounded: of the scale 1 these are the bits without a scale."""
+    numbers, draw = torch.randn(70, 5), torch.randn(70, 3, 4)
+    found = []
+    for scale in (1.0, 4.0):
+        stored = (draw * torch.tensor([1.0, 1.0, 1.0 / scale, 1.0])).requires_grad_()
+        weights = (torch.arange(5.0)[None] / scale).requires_grad_()
+        with contextlib.nullcontext() if in_one_pass else switched_off():
+            joined, orders = joined_with_orders(stored, 2, numbers, weights, scale)
+        assert (KERNEL in joined.grad_fn.name()) == in_one_pass
+        (orders.square().sum() + joined.sum()).backward()
+        stored.grad[..., 2] /= scale
+        found.append([joined, orders, stored.grad, weights.grad / scale])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_pairs_by_brute_force():

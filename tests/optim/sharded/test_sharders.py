@@ -3,11 +3,19 @@
 import pytest
 import torch
 from torchrec import PoolingType
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.sharding_plan import column_wise, grid_shard, row_wise
+from torchrec.distributed.sharding_plan import (
+    column_wise,
+    get_default_sharders,
+    grid_shard,
+    row_wise,
+)
 from torchrec.distributed.types import BoundsCheckMode, ShardingEnv
 from torchrec.modules.embedding_configs import DataType
+from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 import stampede.optim as optim
@@ -24,6 +32,7 @@ from support.bags import (
     weights_of,
     with_cowclip,
 )
+from support.managed_collision import SparseArch
 from support.reference import ReferenceTables
 
 
@@ -97,6 +106,115 @@ def test_an_id_outside_its_table_is_as_fbgemms_check_has_it():
     moved = (weights_of(model)["a"] != before).any(1)
     assert tables.bounds_check_warning.item() == 2
     assert moved.nonzero().flatten().tolist() == [0, 2]
+
+
+def test_all_that_torchrecs_default_sharders_know_is_sharded():
+    ours, theirs = (
+        sorted(sharder.module_type.__name__ for sharder in sharders)
+        for sharders in (cowclip_sharders(), get_default_sharders())
+    )
+    assert ours == theirs
+
+
+def lines_about(model, caplog, **plan):
+    caplog.clear()
+    with caplog.at_level("INFO", "stampede.optim"):
+        shard(model, **plan)
+    return [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "stampede.optim"]
+
+
+def test_the_log_names_every_tables_optimizer_and_warns_of_defaults(caplog):
+    model = with_cowclip(Bags(a=8, b=8, c=8, d=8), lr=2e-3, l2=1e-5)
+    for name, kind in (("b", RowWiseAdagrad), ("c", None)):
+        parameter = table_parameter(model, name)
+        parameter._optimizer_classes = []
+        if kind is None:
+            del parameter._optimizer_classes, parameter._optimizer_kwargs
+        else:
+            parameter._optimizer_kwargs = []
+            apply_optimizer_in_backward(kind, [parameter], {"lr": 0.5})
+    ours = "CowClipAdam (lr 0.002, l2 1e-05, clip cowclip, rows all)"
+    assert sorted(lines_about(model, caplog)) == [
+        ("INFO", f"tables a, d are updated by {ours}"),
+        ("INFO", "tables b are updated by TorchRec's RowWiseAdagrad (lr 0.5)"),
+        (
+            "WARNING",
+            "tables c are updated by TorchRec's EXACT_SGD (lr 0.01), a default: none was given; "
+            "name one in apply_optimizer_in_backward",
+        ),
+    ]
+
+
+def test_a_default_that_the_sharders_were_given_is_no_surprise(caplog):
+    sharders = cowclip_sharders(fused_params={"learning_rate": 0.3})
+    assert lines_about(Bags(a=8), caplog, sharders=sharders) == [
+        ("INFO", "tables a are updated by TorchRec's EXACT_SGD (lr 0.3)")
+    ]
+
+
+def test_the_log_says_what_becomes_of_replicated_tables(caplog):
+    left = "are left to the program's own optimizer, as TorchRec does for data_parallel"
+    assert lines_about(Bags(a=8), caplog, kind=PLANS["copies"]) == [("INFO", f"tables a {left}")]
+    model = Bags(a=8)
+    apply_optimizer_in_backward(torch.optim.SGD, model.ebc.parameters(), {"lr": 0.5})
+    assert lines_about(model, caplog, kind=PLANS["copies"]) == [
+        (
+            "WARNING",
+            f"tables a {left}; the SGD of apply_optimizer_in_backward does not update them",
+        )
+    ]
+    (line,) = lines_about(with_cowclip(Bags(a=8)), caplog, kind=PLANS["copies"])
+    assert "are updated by CowClipAdam (lr 0.01" in line[1]
+
+
+def behind_managed_collision(kind):
+    model = torch.nn.ModuleDict({name: SparseArch(pooled=True, rows=64) for name in ("x", "y")})
+    tables = [p for name, p in model.named_parameters() if "embedding" in name]
+    apply_optimizer_in_backward(kind, tables, {"lr": 1e-2})
+    return model
+
+
+def test_tables_of_one_name_behind_two_managed_collisions_are_two():
+    model = DistributedModelParallel(
+        behind_managed_collision(CowClipAdam), device=CPU, sharders=cowclip_sharders()
+    )
+    of_tables = [array.shards for tbe in local_cowclip_tables(model) for array in tbe.arrays]
+    assert sorted(shard.table for shards in of_tables for shard in shards) == [
+        *("x.mc.table_0", "x.mc.table_1", "y.mc.table_0", "y.mc.table_1")
+    ]
+
+
+def test_helen_behind_managed_collision_is_refused():
+    model = behind_managed_collision(optim.Helen)
+    with pytest.raises(ValueError, match=r"'table_0' with Helen.*another row"):
+        DistributedModelParallel(model, device=CPU, sharders=cowclip_sharders())
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_only_the_learning_rate_of_the_hyper_parameters_can_change(plan):
+    model = shard(with_cowclip(Bags(a=8), rows="touched", l2=0.0), plan)
+    optimizer = model.fused_optimizer
+    with pytest.raises(ValueError, match=r"beta1, eps cannot be changed.*only lr can"):
+        optimizer.update_hyper_parameters({"lr": 0.1, "eps": 1e-3, "beta1": 0.5})
+    optimizer.update_hyper_parameters({"lr": 0.0})
+    before = weights_of(model)["a"]
+    step(model)
+    assert torch.equal(weights_of(model)["a"], before)
+
+
+@pytest.mark.parametrize("rows", ["all", "touched"])
+def test_changed_rows_are_tracked_only_where_no_others_change(rows):
+    model = shard(with_cowclip(Bags(a=8, b=8), rows=rows, only="a"))
+    if rows == "all":
+        with pytest.raises(ValueError, match=r"'a'.*every row changes.*rows='touched'.*skip"):
+            ModelDeltaTrackerTrec(model)
+        return
+    tracker, before = ModelDeltaTrackerTrec(model), weights_of(model)
+    step(model, [1, 1, 3])
+    found = {path.rpartition(".")[2]: ids for path, ids in tracker.get_unique_ids().items()}
+    for name, after in weights_of(model).items():
+        changed = (after != before[name]).any(1).nonzero().flatten()
+        assert torch.equal(found[name].sort().values, changed)
 
 
 def test_sharding_over_a_part_of_the_processes_is_refused():

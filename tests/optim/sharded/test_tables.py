@@ -179,16 +179,15 @@ def test_no_second_copy_of_the_weights_is_made():
     assert tables.weights_tensor().data_ptr() == tables.arrays[0].weights.data_ptr()
 
 
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ({"per_sample_weights": torch.ones(1, requires_grad=True)}, "detach"),
-        ({"batch_size_per_feature_per_rank": [[1]]}, "variable batch size"),
-    ],
-)
-def test_what_would_be_wrong_is_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        one_table()(ID, OFFSETS, **arguments)
+def test_variable_batch_sizes_are_refused():
+    with pytest.raises(ValueError, match="variable batch size"):
+        one_table()(ID, OFFSETS, batch_size_per_feature_per_rank=[[1]])
+
+
+def test_weights_of_samples_have_no_gradient_where_sequences_ignore_them():
+    weights = torch.ones(1, requires_grad=True)
+    one_table(pooling=PoolingMode.NONE)(ID, OFFSETS, weights).sum().backward()
+    assert torch.equal(weights.grad, torch.zeros(1))
 
 
 def test_prefetching_is_refused():

@@ -1,6 +1,5 @@
 """A small run for faults to be injected into, and how it is launched."""
 
-import os
 import shutil
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -152,8 +151,6 @@ class Case:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
         self.data = Path(shutil.copytree(self.base.folder / "data", self.folder / "data"))
-        # Else the copy would be read whole, whatever happens to its files.
-        os.utime(self.data / "manifest.json")
         self.runs = self.folder / "runs"
         if self.begun:
             shutil.copytree(self.base.folder / "stopped", self.runs)

@@ -31,10 +31,3 @@ def mended(folder):
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(aside, folder)
-
-
-def age(folder, seconds):
-    """Write times of all files are so many seconds later than they were."""
-    for path in folder.rglob("*"):
-        status = path.stat()
-        os.utime(path, (status.st_atime + seconds, status.st_mtime + seconds))

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from random import Random
 from threading import Lock
 from unittest import mock
 
@@ -118,20 +117,6 @@ def read_only_from(step, folder):
         for path in folder.iterdir():
             if path.is_file():
                 path.chmod(0o644)
-
-
-@contextmanager
-def clock_going_backwards(seed):
-    """The time of day jumps back by up to a day whenever it is asked for."""
-    draw, now = Random(seed), [time.time()]
-
-    def earlier():
-        now[0] -= draw.choice([0.0, 0.001, 1.0, 86400.0])
-        return now[0]
-
-    # tqdm keeps a name of its own for it.
-    with mock.patch.object(time, "time", earlier), mock.patch("tqdm.std.time", earlier):
-        yield
 
 
 @contextmanager

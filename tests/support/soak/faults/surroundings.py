@@ -1,12 +1,9 @@
-"""Numbers that are not finite, a clock that goes backwards, a lack of memory."""
+"""Numbers that are not finite, a lack of memory."""
 
-import re
 from functools import partial
 
-from support.soak.damages import age
 from support.soak.disturbances import (
     at_step,
-    clock_going_backwards,
     poisoned,
     take_memory_of_numpy,
     take_memory_of_torch,
@@ -21,16 +18,6 @@ def number_not_finite(case):
         rf"at step {step}; the weights are as before",
         disturbance=partial(poisoned, step, value),
         rank=case.draw.randrange(case.ranks),
-    )
-
-
-@kind("clock going backwards", 8, 0, begun=True)
-def clock_backwards(case):
-    age(case.run, case.draw.uniform(0, 1e6))
-    yield Meeting(
-        f"continuing after step 16 from {re.escape(str(case.checkpoint))}",
-        ("checkpoint.every_minutes=0.001",),
-        partial(clock_going_backwards, case.draw.random()),
     )
 
 

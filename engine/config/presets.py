@@ -1,0 +1,80 @@
+"""Presets: values for the keys of a configuration that are not given."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+Preset = Literal["auto", "paper"]
+
+# The CowClip paper and its code (arXiv 2204.06240): settings at batch 1024, scaled by its rule.
+_PAPER: dict[str, Any] = {
+    "optim": {
+        "embedding": {"lr": 1e-4, "l2": 1e-5, "schedule": {"decay": "constant"}},
+        "dense": {"lr": 8e-4, "schedule": {"warmup": 1.0, "decay": "constant"}},
+        "scaling": {"rule": "cowclip", "base_batch_size": 1024},
+    },
+    "model": {"first_order_scale": 1.0, "dropout": 0.0, "initial_bias": "zero"},
+    "train": {"batch_size": 8192, "epochs": 10},
+    "evaluate": {"patience": 0},
+}
+
+# Where its settings for Avazu differ; the bound is that of batches from 4096 on.
+_PAPER_ON_AVAZU: dict[str, Any] = {
+    "optim": {"embedding": {"clip": {"bound": 1e-4}}, "dense": {"lr": 1e-4}}
+}
+
+_RAW_LOGS = ("criteo_kaggle", "criteo_1tb", "avazu", "table")
+_WITHOUT_L2 = ("fbgemm_adam",)
+_WITHOUT_CLIP = ("helen", "fbgemm_adam", "fbgemm_cowclip", "fbgemm_rowwise_adagrad")
+
+
+def with_preset(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a configuration file and, below them, those of its `preset`.
+
+    What is no section is left for the check that follows, and so is an unknown preset.
+    """
+    if values.get("preset", "auto") != "paper":
+        return values
+    return merged(_paper(values), values)
+
+
+def _paper(values: dict[str, Any]) -> dict[str, Any]:
+    kind = _at(values, "data", "kind")
+    below = merged(_PAPER, _PAPER_ON_AVAZU if kind == "avazu" else {})
+    if kind in _RAW_LOGS:
+        below = merged(below, {"data": {"features": "paper"}})
+    optimizer = _at(values, "optim", "embedding", "optimizer")
+    embedding = below["optim"]["embedding"]
+    if optimizer in _WITHOUT_L2:
+        del embedding["l2"]
+    if optimizer in _WITHOUT_CLIP:
+        embedding.pop("clip", None)
+    # A warm-up of the paper is an epoch; in steps the user has to say how many.
+    if _at(values, "optim", "dense", "schedule", "unit") == "steps":
+        del below["optim"]["dense"]["schedule"]["warmup"]
+    return below
+
+
+def below_old_runs(values: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a saved run, with the paper's values for keys that came later.
+
+    A run of a version without a recipe was what is the preset `paper` now.
+    """
+    return merged(_paper(values), values)
+
+
+def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Both, section by section; where both have a value, that of `above`. A new dictionary."""
+    found = {
+        name: merged(part, {}) if isinstance(part, dict) else part for name, part in below.items()
+    }
+    for name, value in above.items():
+        both = isinstance(value, dict) and isinstance(found.get(name), dict)
+        found[name] = merged(found[name], value) if both else value
+    return found
+
+
+def _at(values: dict[str, Any], *keys: str) -> Any:
+    for key in keys:
+        values = values.get(key) if isinstance(values, dict) else None
+    return values

@@ -1,0 +1,377 @@
+"""Ends the processes of a run that hangs, and says which rank the others wait for.
+
+Every rank has a thread that looks at its pulse and tells the others, through the store of the
+process group, where it is. A rank that has stood still for too long reads what all have told. If
+none of them moves, it names those that the others wait for, leaves the stacks of its threads in the
+run folder, and ends with status 3.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import linecache
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+from uuid import uuid4
+
+import torch.distributed as dist
+
+from stampede.engine.config.sections import RunSection
+from stampede.engine.exit_status import HUNG
+from stampede.engine.processes import Processes
+from stampede.engine.restarts import restarts
+
+# Kernels may be compiled in the first step.
+_FIRST_STEP_SECONDS = 600.0
+
+# A rank that has published nothing new for so many rounds is silent; a busy machine costs some.
+_SILENT_ROUNDS = 8
+
+# So many rounds before it is time to judge, the others are read.
+_ROUNDS_READ = _SILENT_ROUNDS + 3
+
+# Ranks that a sentence names.
+_NAMED = 8
+
+_PROJECT = Path(__file__).parents[1]
+_LIBRARIES = tuple(f"{os.sep}{name}{os.sep}distributed{os.sep}" for name in ("torch", "torchrec"))
+
+
+@contextmanager
+def watched(processes: Processes, settings: RunSection, folder: Path) -> Iterator[None]:
+    """End the processes with status 3 if the run stands still in the context.
+
+    It counts from the first beat of `processes.pulse` on. All ranks must enter together.
+
+    Args:
+        settings: `hang_seconds` without a beat on any rank, in the first step ten minutes more;
+            `slow_hang_seconds` in a stage that may well last for hours, see `Pulse.slowly`.
+        folder: of the run, for the stacks of all threads.
+    """
+    if not settings.hang_seconds:
+        yield
+        return
+    # Stores of torchrun's agent outlive a restart.
+    job = processes.on_main(lambda: uuid4().hex)
+    store = None
+    if processes.world_size > 1:
+        # A connection that nothing else waits on.
+        client = dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=5),
+        )
+        store = dist.PrefixStore(f"stampede/watchdog/{job}", client)
+    watchdog = Watchdog(processes, settings, folder, store)
+    try:
+        yield
+    finally:
+        watchdog.close()
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """What a rank tells the others about itself.
+
+    Attributes:
+        published: number of this message, which grows as long as the rank's watchdog runs.
+        beats, step, stage: see `stampede.engine.pulse.Pulse`.
+        still_seconds: time in which the rank ran and its pulse did not beat.
+        hangs: whether that is too long.
+        place: where its main thread is, as `file:line in function`.
+        waits: whether it is seen to wait for other ranks there.
+        ended: whether its training loop has ended, well or not.
+    """
+
+    published: int
+    beats: int
+    step: int
+    stage: str
+    still_seconds: float = 0.0
+    hangs: bool = False
+    place: str = ""
+    waits: bool = False
+    ended: bool = False
+
+
+class Seen(NamedTuple):
+    """What is known of a rank: its newest status, None if there is none; whether it is silent."""
+
+    status: RankStatus | None
+    silent: bool = False
+
+
+class Watchdog:
+    """A thread that looks at this rank's pulse.
+
+    Args:
+        processes: this rank among all, and its pulse.
+        settings: see `watched`.
+        folder: of the run.
+        store: where ranks tell each other their status; None in a run of one process.
+    """
+
+    def __init__(
+        self, processes: Processes, settings: RunSection, folder: Path, store: dist.Store | None
+    ) -> None:
+        self._rank, self._world_size = processes.rank, processes.world_size
+        self._pulse = processes.pulse
+        self._settings = settings
+        self._interval = min(5.0, settings.hang_seconds / 20)
+        self._folder = folder
+        self._store = store
+        self._main = threading.get_ident()
+        self._beats = self._start = self._pulse.beats
+        self._is_first_step = True
+        self._is_slow = False
+        self._still = 0.0
+        self._published = 0
+        # What each of the others published last and in which round that was new, since it is read.
+        self._seen: dict[int, tuple[RankStatus | None, int]] = {}
+        self._rounds = 0
+        self._end = threading.Event()
+        self._publish()
+        self._thread = threading.Thread(target=self._run, name="stampede-watchdog", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching; the others hear that this rank's loop has ended."""
+        self._end.set()
+        self._thread.join(2 * self._interval)
+
+    def _run(self) -> None:
+        before = time.monotonic()
+        while not self._end.wait(self._interval):
+            now = time.monotonic()
+            # Time in which this process was stopped is none in which it made no progress.
+            self._count(min(now - before, 2 * self._interval))
+            before = now
+            self._publish()
+            reason = self._judge()
+            if reason and not self._end.is_set():
+                self._end_process(reason)
+        self._publish()
+
+    def _count(self, seconds: float) -> None:
+        # Before the beats: who sees that a slow stage has ended also sees the beat at its end.
+        is_slow = self._pulse.slow
+        beats = self._pulse.beats
+        if beats == self._beats:
+            # Nothing has begun yet before the first beat.
+            self._still += seconds if beats > self._start else 0.0
+        else:
+            self._beats, self._still = beats, 0.0
+            # Both are 0 before it, as in the evaluation that a resumed run begins with.
+            self._is_first_step = self._pulse.step == self._pulse.first_step
+        self._is_slow = is_slow
+
+    def _left(self) -> float:
+        """Seconds until this rank has stood still for too long."""
+        patience = self._settings.hang_seconds
+        patience += _FIRST_STEP_SECONDS if self._is_first_step else 0.0
+        if self._is_slow:
+            patience = max(patience, self._settings.slow_hang_seconds)
+        return patience - self._still
+
+    def _status(self) -> RankStatus:
+        pulse = self._pulse
+        place, waits = place_of(self._main) if self._still else ("", False)
+        return RankStatus(
+            published=self._published,
+            beats=pulse.beats,
+            step=pulse.step,
+            stage=pulse.stage,
+            still_seconds=self._still,
+            hangs=self._left() <= 0,
+            place=place,
+            waits=waits,
+            ended=self._end.is_set(),
+        )
+
+    def _publish(self) -> None:
+        self._published += 1
+        if self._store is not None:
+            # The store's host may be gone or not answer: it is seen from rounds that are missing.
+            with suppress(RuntimeError):
+                self._store.set(str(self._rank), json.dumps(asdict(self._status())))
+
+    def _judge(self) -> str:
+        """Why the run hangs; empty as long as it does not."""
+        left = self._left()
+        ranks = {self._rank: Seen(self._status())}
+        if self._store is not None:
+            if left > _ROUNDS_READ * self._interval:
+                self._seen, self._rounds = {}, 0
+                return ""
+            with suppress(RuntimeError):
+                self._read_others()
+            ranks |= {
+                rank: Seen(status, self._rounds - new_in >= _SILENT_ROUNDS)
+                for rank, (status, new_in) in self._seen.items()
+            }
+        if left > 0:
+            return ""
+        if self._store is None or self._rounds > _SILENT_ROUNDS:
+            return find_culprits(ranks)
+        if left > -_ROUNDS_READ * self._interval:
+            return ""
+        at = ranks[self._rank].status
+        return (
+            f"rank {self._rank} stands still at step {at.step}, {at.stage} ({at.place}), for "
+            f"{at.still_seconds:.3g} s, and the store of the process group does not answer: the "
+            "machine of rank 0 or its torchrun is gone"
+        )
+
+    def _read_others(self) -> None:
+        for rank in range(self._world_size):
+            if rank == self._rank:
+                continue
+            status = None
+            if self._store.check([str(rank)]):
+                status = RankStatus(**json.loads(self._store.get(str(rank))))
+            known = self._seen.get(rank)
+            if known is None or known[0] != status:
+                self._seen[rank] = status, self._rounds
+        self._rounds += 1
+
+    def _end_process(self, reason: str) -> None:
+        settings, pulse = self._settings, self._pulse
+        after = f"run.hang_seconds={settings.hang_seconds:g}"
+        if self._is_slow and settings.slow_hang_seconds > settings.hang_seconds:
+            after = f"run.slow_hang_seconds={settings.slow_hang_seconds:g}"
+        sentence = (
+            f"the run hangs: {reason}. After {after} {what_happens_now(HUNG)}; stacks are in "
+            f"{self._folder / 'hang_rank_*.txt'}"
+        )
+        path = self._folder / f"hang_rank_{self._rank}.txt"
+        try:
+            with path.open("w", encoding="utf-8") as file:
+                where = f"rank {self._rank} at step {pulse.step}, {pulse.stage}"
+                file.write(f"{sentence}\n\n{where}\n\n")
+                file.flush()
+                faulthandler.dump_traceback(file, all_threads=True)
+        except OSError as failure:
+            reason = failure.strerror or failure
+            os.write(2, f"\n{path}: stacks cannot be written ({reason})\n".encode())
+        is_first = True
+        if self._store is not None:
+            with suppress(RuntimeError):
+                is_first = self._store.add("asked", 1) == 1
+        if is_first:
+            # Not through `sys.stderr`, whose lock the main thread may hold.
+            os.write(2, f"\nerror: {sentence}\n".encode())
+        # For the same reason what the main thread has printed is flushed by another one.
+        flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
+        flushing.start()
+        flushing.join(1.0)
+        # torchrun ends all processes as soon as one does; each is to leave its stacks.
+        time.sleep(0.0 if self._store is None else 3 * self._interval)
+        os._exit(HUNG)
+
+
+def what_happens_now(status: int) -> str:
+    """How the run goes on once its processes have ended, as part of a sentence."""
+    ends = f"its processes end with status {status}"
+    done, allowed = restarts()
+    if done < allowed:
+        return (
+            f"{ends}, and torchrun starts them again from the newest checkpoint (restart "
+            f"{done + 1} of {allowed})"
+        )
+    return f"{ends}; checkpoint.resume=auto continues from the newest checkpoint"
+
+
+def find_culprits(ranks: Mapping[int, Seen]) -> str:
+    """The ranks for which the others wait, as a sentence without its full stop.
+
+    Args:
+        ranks: all of them, this one among them.
+
+    Returns:
+        Empty as long as one still moves, or if none waits.
+    """
+    heard = {rank: seen.status for rank, seen in ranks.items() if seen.status and not seen.silent}
+    at_work = {rank: at for rank, at in heard.items() if not at.ended}
+    if not at_work or not all(at.hangs for at in at_work.values()):
+        return ""
+    first = min(at_work.values(), key=lambda at: at.beats)
+    others = f"; the others wait at {_where(first)}"
+    silent = {r: _last_word(seen.status) for r, seen in sorted(ranks.items()) if r not in heard}
+    if silent:
+        state = "stopped, dead or out of reach"
+        return _named(silent, f"is {state}", f"are {state}") + others
+    ended = {rank: f"at {_where(at)}" for rank, at in sorted(heard.items()) if at.ended}
+    if ended:
+        left = "left the training"
+        return _named(ended, f"has {left}", f"have {left}") + others
+    behind = {rank: at for rank, at in sorted(at_work.items()) if at.beats == first.beats}
+    # Ranks at the same place wait for those among them that do not wait for others.
+    behind = {rank: at for rank, at in behind.items() if not at.waits} or behind
+    described = {rank: _stillness(at) for rank, at in behind.items()}
+    return _named(described, "does not go on", "do not go on")
+
+
+def _named(described: Mapping[int, str], one: str, many: str) -> str:
+    """For example `ranks 1 and 3 do not go on: rank 1 at ..; rank 3 at ..`."""
+    ranks = list(described)
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} {one}: {described[ranks[0]]}"
+    shown = ranks[:_NAMED]
+    parts = "; ".join(f"rank {rank} {described[rank]}" for rank in shown)
+    more = f"; and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+    return f"ranks {', '.join(map(str, shown[:-1]))} and {shown[-1]}{more} {many}: {parts}"
+
+
+def _where(at: RankStatus) -> str:
+    return f"step {at.step}, {at.stage}"
+
+
+def _stillness(at: RankStatus) -> str:
+    place = f" ({at.place})" if at.place else ""
+    return f"at {_where(at)}, for {at.still_seconds:.3g} s{place}"
+
+
+def _last_word(at: RankStatus | None) -> str:
+    return "never heard of" if at is None else f"last heard of at {_where(at)}"
+
+
+def place_of(thread: int) -> tuple[str, bool]:
+    """Where a thread of this process is: `file:line in function`, and if it waits for other ranks.
+
+    The place is the innermost one in the project's own files, if there is one.
+
+    Args:
+        thread: its `ident`.
+    """
+    innermost = frame = sys._current_frames().get(thread)
+    if innermost is None:
+        return "", False
+    while frame is not None and not _own(frame):
+        frame = frame.f_back
+    shown = frame or innermost
+    path = Path(shown.f_code.co_filename)
+    name = path.relative_to(_PROJECT) if _own(shown) else path.name
+    return f"{name}:{shown.f_lineno} in {shown.f_code.co_name}", _waits(innermost)
+
+
+def _own(frame: FrameType) -> bool:
+    path = Path(frame.f_code.co_filename)
+    return path.is_relative_to(_PROJECT) and "site-packages" not in path.relative_to(_PROJECT).parts
+
+
+def _waits(frame: FrameType) -> bool:
+    # A collective that was started earlier is waited for in C++, called from whatever file.
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    return ".wait(" in line or any(part in frame.f_code.co_filename for part in _LIBRARIES)

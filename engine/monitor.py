@@ -1,0 +1,496 @@
+"""Watches a training loop: seconds of its steps by phase, the slowest rank, a log of each rank."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+
+from stampede.engine.appending import append_whole
+from stampede.engine.checkpoint.described import versions
+from stampede.engine.config import Config
+from stampede.engine.console import readable_bytes, say_given_up
+from stampede.engine.errors import InterruptedRunError
+from stampede.engine.processes import Processes
+from stampede.engine.pulse import EXCHANGES, PHASES, READING
+from stampede.engine.restarts import restarts
+from stampede.engine.trace import StepTrace
+from stampede.engine.whole_files import to_json
+
+# Steps that a GPU may be behind by; older ones are looked at, so that few events are held.
+_HELD = 16
+
+_PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
+
+
+class HostClock:
+    """That of the process, which on a CPU is the one that computes; marks are known at once."""
+
+    mark = staticmethod(time.perf_counter)
+
+    def seconds(self, first: Any, last: Any) -> float:
+        """From one mark that is settled to another."""
+        return last - first
+
+    def is_settled(self, mark: Any) -> bool:
+        """Whether the seconds up to a mark are known."""
+        return True
+
+    def settle(self, mark: Any) -> None:
+        """Wait until they are."""
+
+
+class StreamClock(HostClock):
+    """Events on the stream that a GPU trains on: when it gets there, not when the host does.
+
+    The host runs ahead of the GPU. Time in which the stream has nothing to do, as the host is late,
+    counts for what the host was late with.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.current_stream(device)
+
+    def mark(self) -> torch.cuda.Event:  # noqa: D102
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
+
+    def seconds(self, first: Any, last: Any) -> float:  # noqa: D102
+        return first.elapsed_time(last) / 1e3
+
+    def is_settled(self, mark: Any) -> bool:  # noqa: D102
+        return mark.query()
+
+    def settle(self, mark: Any) -> None:  # noqa: D102
+        mark.synchronize()
+
+
+def clock_of(device: torch.device) -> HostClock:
+    """What tells the time of a device."""
+    return StreamClock(device) if device.type == "cuda" else HostClock()
+
+
+@dataclass
+class StepTime:
+    """Seconds of one step.
+
+    Attributes:
+        phases: by phase.
+        outside: by other stages since the step before, which are no part of it.
+        waited: in which the rank was held up by a collective; part of the phases.
+    """
+
+    phases: dict[str, float] = field(default_factory=dict)
+    outside: dict[str, float] = field(default_factory=dict)
+    waited: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        return sum(self.phases.values())
+
+
+@dataclass
+class _Step:
+    """Marks of a step: where each stage begins, and between which there was a wait."""
+
+    stages: list[tuple[str, Any]]
+    waits: list[tuple[Any, Any]] = field(default_factory=list)
+    end: Any = None
+
+
+class PhaseTimes:
+    """Takes the time at every beat of the pulse, see `Pulse.listening`.
+
+    A step begins where the one before has ended: with its batch, which is read and sent while the
+    one before waits to be computed. What was begun of a step that diverged counts for the next one.
+
+    Args:
+        clock: of the device.
+        exchanges: phases that are collectives and nothing else; all their time counts as waited.
+    """
+
+    def __init__(self, clock: HostClock, exchanges: Collection[str] = ()) -> None:
+        self._clock = clock
+        self._exchanges = exchanges
+        self._stage = "starting"
+        self._step = _Step([(self._stage, clock.mark())])
+        self._ended: deque[_Step] = deque()
+        self._times: list[StepTime] = []
+
+    def begin(self, stage: str) -> None:
+        """A stage begins, and the one before ends."""
+        # An evaluation beats at each of its batches.
+        if stage == self._stage:
+            return
+        self._stage = stage
+        self._step.stages.append((stage, self._clock.mark()))
+
+    def mark(self) -> Any:
+        """Where a wait begins."""
+        return self._clock.mark()
+
+    def waited(self, since: Any) -> None:
+        """A wait in a collective ends."""
+        if self._stage in PHASES and self._stage not in self._exchanges:
+            self._step.waits.append((since, self._clock.mark()))
+
+    def end_step(self) -> None:
+        """A step ends, and the next begins in the same stage."""
+        self._step.end = self._clock.mark()
+        self._ended.append(self._step)
+        self._step = _Step([(self._stage, self._step.end)])
+        while len(self._ended) > _HELD and self._clock.is_settled(self._ended[0].end):
+            self._take_oldest()
+
+    def take(self) -> list[StepTime]:
+        """The steps that have ended since the last call; a GPU is waited for."""
+        if self._ended:
+            self._clock.settle(self._ended[-1].end)
+        while self._ended:
+            self._take_oldest()
+        taken, self._times = self._times, []
+        return taken
+
+    def _take_oldest(self) -> None:
+        step = self._ended.popleft()
+        found = StepTime()
+        ends = [mark for _, mark in step.stages[1:]] + [step.end]
+        for (stage, begin), end in zip(step.stages, ends, strict=True):
+            into = found.phases if stage in PHASES else found.outside
+            into[stage] = into.get(stage, 0.0) + self._clock.seconds(begin, end)
+        found.waited = sum(self._clock.seconds(*wait) for wait in step.waits)
+        found.waited += sum(found.phases.get(phase, 0.0) for phase in self._exchanges)
+        self._times.append(found)
+
+
+@contextmanager
+def waits_counted(times: PhaseTimes) -> Iterator[None]:
+    """Within it, what this thread and its backward passes wait in collectives is counted.
+
+    All collectives of torch.distributed and TorchRec are waited for by `Work.wait`, which is
+    replaced meanwhile: torch has no hook for it on gloo. On a CPU the wait ends when the data have
+    arrived, so it includes the time for slower ranks. On a GPU it is the time for which the stream
+    is held up.
+    """
+    original, thread = dist.Work.wait, threading.get_ident()
+
+    def wait(work: dist.Work, *arguments: Any, **options: Any) -> Any:
+        # A thread that writes a checkpoint waits as well; on a GPU, autograd has its own threads.
+        if threading.get_ident() != thread and torch._C._current_graph_task_id() == -1:
+            return original(work, *arguments, **options)
+        since = times.mark()
+        try:
+            return original(work, *arguments, **options)
+        finally:
+            times.waited(since)
+
+    dist.Work.wait = wait
+    try:
+        yield
+    finally:
+        dist.Work.wait = original
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a rank tells the others of some steps, in seconds a step unless said otherwise.
+
+    Attributes:
+        steps: how many.
+        percentiles: of the steps' seconds: p50, p90, p99, max.
+        phases: mean by phase, for each of `PHASES`; their sum is the mean of the steps.
+        waited: mean of what it waited for others in collectives, a part of the phases.
+        peak_memory_bytes: since the start, in bytes.
+    """
+
+    steps: int
+    percentiles: dict[str, float]
+    phases: dict[str, float]
+    waited: float
+    peak_memory_bytes: int
+
+    @property
+    def mean(self) -> float:
+        """Mean of the steps."""
+        return sum(self.phases.values())
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """What part of the time went into waiting for data, and for others in collectives."""
+        whole = self.mean or 1.0
+        return {
+            "data_share": self.phases[READING] / whole,
+            "communication_share": self.waited / whole,
+        }
+
+    @property
+    def own(self) -> float:
+        """Mean of what it did not wait for others."""
+        return self.mean - self.waited
+
+
+def window_of(steps: Sequence[StepTime], peak_memory_bytes: int) -> Window:
+    """The window of a rank.
+
+    Args:
+        steps: at least one.
+    """
+    seconds = [step.seconds for step in steps]
+    found = np.percentile(seconds, list(_PERCENTILES.values())).tolist()
+    count = len(steps)
+    return Window(
+        count,
+        dict(zip(_PERCENTILES, found, strict=True)),
+        {name: sum(step.phases.get(name, 0.0) for step in steps) / count for name in PHASES},
+        sum(step.waited for step in steps) / count,
+        peak_memory_bytes,
+    )
+
+
+def together(windows: Sequence[Window]) -> dict[str, Any]:
+    """Fields of a line of `metrics.jsonl`, from the windows of all ranks.
+
+    The names of all end as those of other times do, since no two runs have the same.
+
+    Returns:
+        `step_seconds`: percentiles, the largest of any rank, the mean, and of how many steps they
+        are; `phase_seconds` and `communication_seconds`: means over the ranks; `slowest_seconds`:
+        the rank that waited least for others, what it took itself and what the others did in the
+        mean, None where there are none; `peak_memory_bytes`: the largest of any rank.
+    """
+    count = len(windows)
+    phases = {name: sum(w.phases[name] for w in windows) / count for name in PHASES}
+    largest = {name: max(w.percentiles[name] for w in windows) for name in _PERCENTILES}
+    own = [window.own for window in windows]
+    slowest = own.index(max(own))
+    others = own[:slowest] + own[slowest + 1 :]
+    return {
+        "step_seconds": {
+            **largest,
+            "mean": sum(phases.values()),
+            "steps": windows[0].steps,
+        },
+        "phase_seconds": phases,
+        "communication_seconds": sum(window.waited for window in windows) / count,
+        "slowest_seconds": {
+            "rank": slowest,
+            "own": own[slowest],
+            "others": sum(others) / len(others) if others else None,
+        },
+        "peak_memory_bytes": max(window.peak_memory_bytes for window in windows),
+    }
+
+
+def sentence_of(line: Mapping[str, Any], world_size: int) -> str:
+    """For the console.
+
+    Args:
+        line: of all ranks, see `together`.
+        world_size: number of ranks.
+    """
+    steps, mean = line["step_seconds"], line["step_seconds"]["mean"]
+    parts = [
+        f"step {line['step']:,}: p50 {_ms(steps['p50'])}, p90 {_ms(steps['p90'])}, "
+        f"p99 {_ms(steps['p99'])}, max {_ms(steps['max'])}",
+        f"reading {line['phase_seconds'][READING] / mean:.1%}",
+    ]
+    if world_size > 1:
+        slowest = line["slowest_seconds"]
+        parts += [
+            f"communication {line['communication_seconds'] / mean:.1%}",
+            f"slowest rank {slowest['rank']}: {_ms(slowest['own'])} of its own, the others "
+            f"{_ms(slowest['others'])}",
+        ]
+    return "; ".join([*parts, f"memory {readable_bytes(line['peak_memory_bytes'])}"])
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.3g} ms" if seconds < 1 else f"{seconds:,.3g} s"
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Largest so far: memory of torch's tensors on a GPU, resident set on a CPU, in bytes."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def log_file(folder: Path, rank: int) -> Path:
+    """The log of a rank in the folder of a run."""
+    return folder / "logs" / f"rank_{rank}.jsonl"
+
+
+class RankLog:
+    """Appends lines to `logs/rank_0.jsonl` and so on, each handed to the system as a whole.
+
+    So a kill loses none. A log that cannot be written is given up with a sentence: no run ends
+    for it.
+
+    Args:
+        folder: of the run.
+        rank: whose log it is.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._path = log_file(folder, rank)
+        self._rank = rank
+        self._given_up = False
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append a line.
+
+        Args:
+            event: what it tells of, such as `timing`.
+            fields: JSON; numbers that are not finite become null.
+        """
+        if self._given_up:
+            return
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        line = to_json({"time": now, "rank": self._rank, "event": event, **fields})
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            append_whole(self._path, f"{line}\n".encode())
+        except OSError as failure:
+            self._given_up = True
+            say_given_up(self._rank, self._path, "log", failure)
+
+
+class Monitor:
+    """What a run does, step by step; a context around its training loop.
+
+    Every `train.timing_every` steps, and at an epoch's end, each rank logs the times of its steps
+    since the last such place, and all ranks send them to rank 0. 0: nothing is timed; each rank
+    still logs how it begins and ends.
+
+    Args:
+        config: of the run.
+        processes: all of which must make one, and call its methods at the same places.
+        folder: of the run.
+        step: the last one that earlier starts of the run have taken.
+    """
+
+    def __init__(self, config: Config, processes: Processes, folder: Path, step: int) -> None:
+        self._config = config
+        self._processes = processes
+        self._folder = folder
+        self._step = step
+        self._every = config.train.timing_every
+        self._times: PhaseTimes | None = None
+
+    def __enter__(self) -> Monitor:
+        processes = self._processes
+        self._log = RankLog(self._folder, processes.rank)
+        self._log.write(
+            "started",
+            step=self._step,
+            world_size=processes.world_size,
+            device=_name_of(processes.device),
+            host=platform.node(),
+            process=os.getpid(),
+            restart=restarts()[0],
+            versions={"python": platform.python_version(), **versions()},
+        )
+        self._trace = StepTrace(self._config.train.profile, processes, self._folder, self._step)
+        self._stack = ExitStack()
+        if self._every:
+            exchanges = EXCHANGES if processes.device.type == "cuda" else ()
+            self._times = PhaseTimes(clock_of(processes.device), exchanges)
+            self._stack.enter_context(processes.pulse.listening(self._times.begin))
+            self._stack.enter_context(waits_counted(self._times))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        at = {"step": self._step, "stage": self._processes.pulse.stage}
+        self._stack.close()
+        self._trace.close(well=kind is None)
+        if failure is None:
+            self._log.write("ended", **at)
+        elif isinstance(failure, InterruptedRunError):
+            self._log.write("stopped", **at, reason=str(failure))
+        else:
+            lines = traceback.format_exception(kind, failure, trace)
+            self._log.write("failed", **at, reason=str(failure), traceback="".join(lines))
+
+    def after_step(self, step: int) -> None:
+        """A step has been taken; all ranks call it after each."""
+        self._step = step
+        if self._times is not None:
+            self._times.end_step()
+        self._trace.after_step(step)
+
+    def line(self, step: int, ended: bool) -> dict[str, Any] | None:
+        """After a step, a line for `metrics.jsonl` where it is time for one, else None.
+
+        Whether it is time depends on the arguments alone, so that all ranks find the same.
+
+        Args:
+            step: that was taken.
+            ended: whether the epoch ends with it.
+
+        Returns:
+            On rank 0 what `together` gives; on others it lacks all but `kind` and `step`.
+        """
+        if self._times is None or not (ended or step % self._every == 0):
+            return None
+        steps = self._times.take()
+        window = window_of(steps, peak_memory_bytes(self._processes.device))
+        self._log.write("timing", step=step, **_own_fields(window, steps))
+        line = {"kind": "timing", "step": step}
+        windows = self._gathered(window)
+        if windows is not None:
+            line |= together(windows)
+            if step % self._every == 0:
+                tqdm.write(sentence_of(line, self._processes.world_size))
+        return line
+
+    def _gathered(self, window: Window) -> list[Window] | None:
+        """Those of all ranks, on rank 0."""
+        received = [None] * self._processes.world_size if self._processes.is_main else None
+        dist.gather_object(window, received)
+        return received
+
+
+def _own_fields(window: Window, steps: list[StepTime]) -> dict[str, Any]:
+    """What a rank's own log has of its steps."""
+    outside: dict[str, float] = {}
+    for step in steps:
+        for stage, seconds in step.outside.items():
+            outside[stage] = outside.get(stage, 0.0) + seconds
+    return {
+        "steps": window.steps,
+        "step_seconds": {**window.percentiles, "mean": window.mean},
+        "phase_seconds": window.phases,
+        "communication_seconds": window.waited,
+        **window.shares,
+        "outside_seconds": outside,
+        "peak_memory_bytes": window.peak_memory_bytes,
+    }
+
+
+def _name_of(device: torch.device) -> str:
+    """For example `cpu` or `cuda:0 NVIDIA H200`."""
+    if device.type == "cuda":
+        return f"{device} {torch.cuda.get_device_name(device)}"
+    return str(device)

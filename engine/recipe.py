@@ -1,0 +1,257 @@
+"""The recipe: settings that are not given, chosen by what the training part shows.
+
+Every rule is a function of the rows of the training part and of what is given.
+`benchmarks/quality.py` sets what they give beside logistic regression.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stampede.engine.config import Config, config_type
+from stampede.engine.config.load import check_divides
+from stampede.engine.config.presets import below_old_runs
+from stampede.engine.console import table
+
+# Steps of an epoch below which batches get smaller: AUC was the same from 50 to 200 steps.
+_STEPS_PER_EPOCH = 100
+_LARGEST_BASE, _SMALLEST_BATCH = 1024, 16
+# Larger batches are faster, and where there are many steps they lose nothing.
+_STEPS_OF_LARGE_BATCHES, _LARGEST_BATCH = 400, 8192
+
+# Times fields, over rows. That of first-order weights, which is this over the square of the scale,
+# is what scikit-learn's best C is on samples of Criteo and Avazu, 0.03 to 0.3, as l2 = 1 / (2 C n).
+_L2, _FIRST_ORDER_SCALE = 4.0, 4.0
+
+# Rows of the log that a plan is for where nobody knows them.
+LARGE_LOG = 10_000_000
+
+# Large batches on a small log need more epochs: 137 thousand rows of Criteo at batch 8192 reach the
+# AUC of batch 1024 after 150 steps with the rates of `sqrt_star`.
+_FEWEST_STEPS, _MOST_EPOCHS = 160, 50
+
+# Epochs by rows below which they hold.
+_EPOCHS = ((1_000_000, 6), (10_000_000, 3), (math.inf, 2))
+
+_WARMUP = 0.2
+_DROPOUT, _DROPOUT_BELOW = 0.2, 1_000_000
+# These learn more slowly and do not overfit as soon.
+_WITHOUT_HIDDEN_LAYERS = ("lr", "fm")
+_WITH_HIDDEN_LAYERS = ("deepfm", "wide_deep", "dcn", "dcnv2", "xdeepfm", "dlrm", "finalmlp")
+
+_LR = 1e-3
+# Steps up to which the rate stays as it is; beyond it falls with their root, at the most to the
+# paper's rate of 1e-4 for 400,000 steps.
+_STEPS_AT_FULL_RATE, _LEAST_LR = 600, 1e-4
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A setting that the recipe chose.
+
+    Attributes:
+        key: of the configuration, such as `train.batch_size`.
+        value: what was chosen.
+        reason: why, in a few words.
+    """
+
+    key: str
+    value: Any
+    reason: str
+
+
+def with_recipe(
+    config: Config, rows: int, fields: int, world_size: int, saved: Mapping[str, Any] | None = None
+) -> tuple[Config, list[Choice]]:
+    """The configuration with a value for every key that was left to the recipe.
+
+    Args:
+        rows: of the training part.
+        fields: number of id fields.
+        world_size: number of ranks, which the batch divides by.
+        saved: configuration of the checkpoint that the run continues, whose values count.
+
+    Returns:
+        The configuration, and what the recipe chose; nothing where `saved` or the user did.
+
+    Raises:
+        SettingsError: the whole does not fit together.
+    """
+    values = config.model_dump(mode="json")
+    choices = []
+    for choice in _choices(values, rows, fields, world_size):
+        # What a run of a version without a recipe lacks it had by the paper.
+        before = _at(below_old_runs(dict(saved)), choice.key) if saved else None
+        if before is None:
+            choices.append(choice)
+        *sections, name = choice.key.split(".")
+        _at(values, ".".join(sections))[name] = choice.value if before is None else before
+    settled = config_type().model_validate(values)
+    check_divides(settled, world_size)
+    return settled, choices
+
+
+def described(choices: Sequence[Choice]) -> str:
+    """What the recipe chose and why, a line for each setting."""
+    rows = [
+        (f"{choice.key}={choice.value:.3g}", choice.reason)
+        if isinstance(choice.value, float)
+        else (f"{choice.key}={choice.value}", choice.reason)
+        for choice in choices
+    ]
+    return "chosen by the recipe, to be changed by these keys:\n" + table(rows)
+
+
+def open_keys(config: Config) -> set[str]:
+    """Keys that are left to the recipe."""
+    values = config.model_dump(mode="json")
+    return {key for key in _KEYS if _is_open(values, key)}
+
+
+_KEYS = (
+    "optim.scaling.base_batch_size",
+    "train.batch_size",
+    "train.epochs",
+    "optim.scaling.rule",
+    "optim.embedding.lr",
+    "optim.embedding.l2",
+    "optim.embedding.schedule.decay",
+    "optim.dense.lr",
+    "optim.dense.schedule.warmup",
+    "optim.dense.schedule.decay",
+    "model.first_order_scale",
+    "model.dropout",
+)
+
+
+def _choices(values: dict[str, Any], rows: int, fields: int, world_size: int) -> Iterator[Choice]:
+    """Choices in an order in which each depends on those before it only."""
+    for key in _KEYS:
+        if _is_open(values, key):
+            value, reason = _RULES[key](_Log(values, rows, fields, world_size))
+            yield Choice(key, value, reason)
+
+
+@dataclass(frozen=True)
+class _Log:
+    """What rules look at.
+
+    Attributes:
+        values: of the configuration, those chosen so far included.
+        rows: of the training part.
+        fields: number of id fields.
+        world_size: number of ranks.
+    """
+
+    values: dict[str, Any]
+    rows: int
+    fields: int
+    world_size: int
+
+    def at(self, key: str) -> Any:
+        return _at(self.values, key)
+
+    @property
+    def base_steps(self) -> float:
+        """Steps of the whole training at the base batch size."""
+        return self.at("train.epochs") * self.rows / self.at("optim.scaling.base_batch_size")
+
+
+def _base_batch_size(log: _Log) -> tuple[int, str]:
+    largest = _power_of_two(log.rows / _STEPS_PER_EPOCH, _SMALLEST_BATCH, _LARGEST_BASE)
+    return largest, f"{log.rows / largest:,.0f} steps an epoch of {log.rows:,} rows"
+
+
+def _batch_size(log: _Log) -> tuple[int, str]:
+    least = min(log.at("optim.scaling.base_batch_size"), _LARGEST_BATCH)
+    size = _power_of_two(log.rows / _STEPS_OF_LARGE_BATCHES, least, _LARGEST_BATCH)
+    size = max(1, round(size / log.world_size)) * log.world_size
+    return size, f"{log.rows / size:,.0f} steps an epoch"
+
+
+def _epochs(log: _Log) -> tuple[int, str]:
+    epochs = next(epochs for most, epochs in _EPOCHS if log.rows < most)
+    if log.at("model.name") in _WITHOUT_HIDDEN_LAYERS:
+        epochs *= 2
+    steps = math.ceil(log.rows / log.at("train.batch_size"))
+    needed = min(math.ceil(_FEWEST_STEPS / steps), _MOST_EPOCHS)
+    if needed > epochs:
+        return needed, f"{needed * steps:,} steps in all, {steps:,} an epoch"
+    return epochs, f"{log.rows:,} rows; evaluate.patience stops earlier"
+
+
+def _scaling(log: _Log) -> tuple[str, str]:
+    return "sqrt_star", "rates by the root of the batch, the same L2"
+
+
+def _embedding_lr(log: _Log) -> tuple[float, str]:
+    return _rate(log), f"{log.base_steps:,.0f} steps of the base batch size in all"
+
+
+def _embedding_l2(log: _Log) -> tuple[float, str]:
+    return _L2 * log.fields / log.rows, f"{_L2:g} x {log.fields} fields / rows"
+
+
+def _decay(log: _Log) -> tuple[str, str]:
+    return "polynomial", "a straight line to 0 at the end of training"
+
+
+def _dense_lr(log: _Log) -> tuple[float, str]:
+    return _rate(log), "as the tables'"
+
+
+def _warmup(log: _Log) -> tuple[float, str]:
+    return _WARMUP, "epochs"
+
+
+def _first_order_scale(log: _Log) -> tuple[float, str]:
+    return _FIRST_ORDER_SCALE, "4 times the rate and 1/16 of the L2 for first-order weights"
+
+
+def _dropout(log: _Log) -> tuple[float, str]:
+    if log.at("model.name") not in _WITH_HIDDEN_LAYERS:
+        return 0.0, f"no hidden layers are known of {log.at('model.name')}"
+    if log.rows >= _DROPOUT_BELOW:
+        return 0.0, f"{_DROPOUT_BELOW:,} rows and more"
+    return _DROPOUT, f"fewer than {_DROPOUT_BELOW:,} rows"
+
+
+_RULES: dict[str, Callable[[_Log], tuple[Any, str]]] = {
+    "optim.scaling.base_batch_size": _base_batch_size,
+    "train.batch_size": _batch_size,
+    "train.epochs": _epochs,
+    "optim.scaling.rule": _scaling,
+    "optim.embedding.lr": _embedding_lr,
+    "optim.embedding.l2": _embedding_l2,
+    "optim.embedding.schedule.decay": _decay,
+    "optim.dense.lr": _dense_lr,
+    "optim.dense.schedule.warmup": _warmup,
+    "optim.dense.schedule.decay": _decay,
+    "model.first_order_scale": _first_order_scale,
+    "model.dropout": _dropout,
+}
+
+
+def _rate(log: _Log) -> float:
+    falling = math.sqrt(_STEPS_AT_FULL_RATE / max(log.base_steps, _STEPS_AT_FULL_RATE))
+    return max(_LR * falling, _LEAST_LR)
+
+
+def _power_of_two(size: float, least: int, most: int) -> int:
+    """The largest power of two up to `size`, from `least` to `most`."""
+    return min(max(2 ** int(math.log2(max(size, 1))), least), most)
+
+
+def _is_open(values: Mapping[str, Any], key: str) -> bool:
+    *sections, name = key.split(".")
+    section = _at(values, ".".join(sections))
+    return isinstance(section, dict) and name in section and section[name] is None
+
+
+def _at(values: Any, key: str) -> Any:
+    for name in key.split("."):
+        values = values.get(name) if isinstance(values, Mapping) else None
+    return values

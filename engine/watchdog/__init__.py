@@ -1,1 +1,0 @@
-"""Notices that a run hangs, names the rank and ends the processes, to be restarted."""

@@ -1,0 +1,257 @@
+"""Files of TorchRec's and MLPerf's Criteo readers, against TorchRec's own readers and numpy."""
+
+import builtins
+import pickle
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from stampede.data import DataError
+from stampede.data.criteo_npy import BLOCK_ROWS, import_criteo_npy, main
+from support.npy_files import check_part, write_npy
+from support.prepared_arrays import arrays_of, manifest_of
+
+
+@pytest.fixture
+def criteo(monkeypatch):
+    """TorchRec's module; where iopath is absent, which it opens local files with, `open` does."""
+    try:
+        import iopath  # noqa: F401
+    except ImportError:
+        manager = types.SimpleNamespace(
+            open=builtins.open, set_strict_kwargs_checking=lambda _: None
+        )
+        factory = types.SimpleNamespace(get=lambda _: manager)
+        file_io = types.ModuleType("iopath.common.file_io")
+        file_io.PathManagerFactory = lambda: factory
+        file_io.PathManager = object
+        for name in ("iopath", "iopath.common"):
+            monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+        monkeypatch.setitem(sys.modules, "iopath.common.file_io", file_io)
+    return pytest.importorskip("torchrec.datasets.criteo")
+
+
+def test_what_torchrec_writes_is_imported(tmp_path, criteo):
+    folder = tmp_path / "npy"
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    for day in range(3):
+        lines = []
+        for _ in range(25):
+            numbers = ["" if draw.random() < 0.2 else str(draw.integers(0, 99)) for _ in range(13)]
+            ids = ["" if draw.random() < 0.2 else f"{draw.integers(0, 2**32):x}" for _ in range(26)]
+            lines.append("\t".join([str(draw.integers(0, 2)), *numbers, *ids]) + "\n")
+        (tmp_path / "day.tsv").write_text("".join(lines))
+        files = [folder / f"day_{day}_{name}.npy" for name in ("dense", "sparse", "labels")]
+        criteo.BinaryCriteoUtils.tsv_to_npys(str(tmp_path / "day.tsv"), *map(str, files))
+    written = [
+        {name: np.load(folder / f"day_{day}_{name}.npy") for name in ("dense", "sparse", "labels")}
+        for day in range(3)
+    ]
+    assert written[0]["sparse"].max() > 2**31
+    import_criteo_npy(folder, tmp_path / "raw")
+    manifest = manifest_of(tmp_path / "raw")
+    assert manifest["ids_dtype"] == "int64"
+    largest = np.max([arrays["sparse"].max(axis=0) for arrays in written], axis=0)
+    assert [field["rows"] for field in manifest["fields"]] == (largest + 1).tolist()
+    assert [field["name"] for field in manifest["fields"]] == [f"C{i}" for i in range(1, 27)]
+    assert manifest["numbers"] == [f"I{i}" for i in range(1, 14)]
+    check_part(tmp_path / "raw", "train", written[:2])
+
+    # As its readers do with `hashes`.
+    import_criteo_npy(folder, tmp_path / "hashed", sizes=[1000], modulo=True)
+    assert manifest_of(tmp_path / "hashed")["ids_dtype"] == "int32"
+    found, _ = arrays_of(tmp_path / "hashed", "train")
+    pipe = criteo.InMemoryBinaryCriteoIterDataPipe(
+        stage="train",
+        **{
+            f"{name}_paths": [str(folder / f"day_{day}_{name}.npy") for day in range(2)]
+            for name in ("dense", "sparse", "labels")
+        },
+        batch_size=50,
+        rank=0,
+        world_size=1,
+        hashes=[1000] * 26,
+    )
+    (batch,) = list(pipe)
+    ids = batch.sparse_features.values().reshape(26, 50).T
+    np.testing.assert_array_equal(found["ids"], ids)
+
+
+@pytest.mark.parametrize("rows", [20, 21])
+def test_the_last_day_is_halved_as_torchrec_does(tmp_path, criteo, rows):
+    folder = tmp_path / "npy"
+    # Day 10 is after day 9.
+    days = [write_npy(folder, f"day_{day}", 10 + day, 26, 13, seed=day) for day in (8, 9)]
+    last = write_npy(folder, "day_10", rows, 26, 13, seed=10)
+    import_criteo_npy(folder, tmp_path / "out")
+    check_part(tmp_path / "out", "train", days)
+    for stage, part in (("val", "validation"), ("test", "test")):
+        pipe = criteo.InMemoryBinaryCriteoIterDataPipe(
+            stage=stage,
+            dense_paths=[str(folder / "day_10_dense.npy")],
+            sparse_paths=[str(folder / "day_10_sparse.npy")],
+            labels_paths=[str(folder / "day_10_labels.npy")],
+            batch_size=100,
+            rank=0,
+            world_size=1,
+            hashes=[40] * 26,
+        )
+        (batch,) = list(pipe)
+        count = len(batch.labels)
+        read = {
+            "dense": batch.dense_features.numpy(),
+            "sparse": batch.sparse_features.values().reshape(26, count).T.numpy(),
+            "labels": batch.labels.numpy(),
+        }
+        check_part(tmp_path / "out", part, [read])
+    check_part(tmp_path / "out", "validation", [{k: v[: -(-rows // 2)] for k, v in last.items()}])
+
+
+def test_contiguous_ids_of_torchrec(tmp_path, criteo):
+    folder, raw = tmp_path / "npy", tmp_path / "raw"
+    days = {f"day_{day}": write_npy(folder, f"day_{day}", 30, 26, 13, seed=day) for day in (0, 1)}
+    raw.mkdir()
+    for name in days:
+        (folder / f"{name}_sparse.npy").rename(raw / f"{name}_sparse.npy")
+    files = [str(raw / f"{name}_sparse.npy") for name in days]
+    criteo.BinaryCriteoUtils.sparse_to_contiguous(files, str(folder), frequency_threshold=3)
+    import_criteo_npy(folder, tmp_path / "out")
+    found, _ = arrays_of(tmp_path / "out", "train")
+    np.testing.assert_array_equal(found["ids"], np.load(folder / "day_0_sparse_contig_freq.npy"))
+    # TorchRec gives rare ids row 1.
+    assert {field["unseen_row"] for field in manifest_of(tmp_path / "out")["fields"]} == {1}
+
+
+def test_more_rows_than_a_block(tmp_path):
+    folder, rows = tmp_path / "npy", BLOCK_ROWS + 3
+    train = [write_npy(folder, "train", rows, seed=5, labels=np.arange(rows) % 2)]
+    test = [write_npy(folder, "test", 9, ids=np.int64)]
+    import_criteo_npy(folder, tmp_path / "out")
+    check_part(tmp_path / "out", "train", train)
+    check_part(tmp_path / "out", "test", test)
+    manifest = manifest_of(tmp_path / "out")
+    assert [field["rows"] for field in manifest["fields"]] == [40] * 3
+    assert manifest["ids_dtype"] == "int32"
+
+
+def test_given_sizes(tmp_path):
+    folder = tmp_path / "npy"
+    for name in ("train", "val", "test"):
+        write_npy(folder, name, 20)
+    import_criteo_npy(folder, tmp_path / "out", sizes=[40, 50, 60])
+    fields = manifest_of(tmp_path / "out")["fields"]
+    assert [field["rows"] for field in fields] == [40, 50, 60]
+
+
+def at(array, place, value):
+    changed = array.copy()
+    changed[place] = value
+    return changed
+
+
+def damage(kind, folder, arrays):
+    """Spoil the test part."""
+    sparse, dense, labels = (arrays[name] for name in ("sparse", "dense", "labels"))
+    changes = {
+        "negative": ("test_sparse", lambda: at(sparse, (7, 2), -5)),
+        "too large": ("test_sparse", lambda: at(sparse, (3, 1), 1000)),
+        "label": ("test_labels", lambda: at(labels, 4, -1)),
+        "nan": ("test_dense", lambda: at(dense, (5, 0), np.nan)),
+        "rows": ("test_dense", lambda: dense[:-1]),
+        "columns": ("test_sparse", lambda: sparse[:, :2]),
+        "flat": ("test_dense", lambda: dense.reshape(-1)),
+        "wide labels": ("test_labels", lambda: labels.reshape(10, 2)),
+        "fractions": ("test_sparse", lambda: sparse.astype(np.float32)),
+        "text": ("test_dense", lambda: dense.astype(str)),
+    }
+    if kind in changes:
+        name, change = changes[kind]
+        np.save(folder / f"{name}.npy", change())
+    elif kind == "pickled":
+        np.save(folder / "test_sparse.npy", sparse.astype(object), allow_pickle=True)
+    elif kind == "pickle":
+        (folder / "test_sparse.npy").write_bytes(pickle.dumps(sparse))
+    elif kind == "cut":
+        path = folder / "test_sparse.npy"
+        path.write_bytes(path.read_bytes()[:-8])
+    elif kind == "absent":
+        (folder / "test_labels.npy").unlink()
+    elif kind == "no part":
+        for path in folder.glob("test_*"):
+            path.rename(folder / path.name.replace("test", "holdout"))
+    elif kind == "no test":
+        for path in folder.glob("test_*"):
+            path.unlink()
+    elif kind == "stranger":
+        np.save(folder / "weights.npy", dense)
+    elif kind == "twice":
+        np.save(folder / "test_sparse_contig_freq.npy", sparse)
+
+
+@pytest.mark.parametrize(
+    "kind, sentence",
+    [
+        ("negative", "test_sparse.npy: row 7, column 2 (from 0): found -5; write 0 or more"),
+        ("too large", "test_sparse.npy: row 3, column 1 (from 0): found 1000;"),
+        ("label", "test_labels.npy: row 4 (from 0): found -1; write 0 or 1"),
+        ("nan", "test_dense.npy: row 5, column 0 (from 0): found nan; write finite numbers"),
+        (
+            "rows",
+            "test_dense.npy: found the shape (19, 2); write [rows, columns] with the 20",
+        ),
+        ("columns", "train_sparse.npy: found 3 columns, but 2 in test_sparse.npy"),
+        ("flat", "test_dense.npy: found the shape (40,); write [rows, columns]"),
+        ("wide labels", "test_labels.npy: found the shape (10, 2); write [rows, 1]"),
+        ("fractions", "test_sparse.npy: found type float32; write int32 or int64"),
+        ("text", "test_dense.npy: found type <U"),
+        ("pickled", "test_sparse.npy: no array that can be read"),
+        ("pickle", "test_sparse.npy: no array that can be read"),
+        ("cut", "test_sparse.npy: no array that can be read"),
+        ("absent", "test_labels.npy is absent"),
+        ("no part", "holdout_dense.npy: its name is none of this layout; write train_dense.npy"),
+        ("no test", "found train_*.npy; write train_dense.npy"),
+        ("stranger", "weights.npy: its name is none of this layout"),
+        ("twice", "holds the same rows; keep one of the two"),
+    ],
+)
+def test_bad_files(tmp_path, kind, sentence, capsys):
+    folder = tmp_path / "npy"
+    write_npy(folder, "train", 30, seed=1)
+    damage(kind, folder, write_npy(folder, "test", 20, seed=2))
+    command = [str(folder), str(tmp_path / "out"), "--sizes", "100"]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert "error: " in error and sentence in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_mistakes(tmp_path, capsys):
+    folder, out = tmp_path / "npy", tmp_path / "out"
+    for arguments, sentence in (
+        ([str(folder), str(out)], "no such folder"),
+        ([str(tmp_path), str(out)], "no .npy file"),
+        ([str(folder), str(out), "--modulo"], "modulo needs the sizes"),
+        ([str(folder), str(tmp_path)], "exists already"),
+    ):
+        assert main(arguments) == 2
+        assert sentence in capsys.readouterr().err
+    write_npy(folder, "day_0", 30)
+    assert main([str(folder), str(out)]) == 2
+    assert "found day_0_*.npy; write train_dense.npy" in capsys.readouterr().err
+    write_npy(folder, "day_1", 30)
+    assert main([str(folder), str(out), "--sizes", "50,60"]) == 2
+    assert "for all fields, or 3 of them" in capsys.readouterr().err
+    assert main([str(folder), str(out)]) == 0
+    assert "train 30, validation 15, test 15 rows; 3 tables of 117 rows" in capsys.readouterr().out
+
+
+def test_a_bad_value_far_down_is_named(tmp_path):
+    folder = tmp_path / "npy"
+    rows = BLOCK_ROWS + 10
+    write_npy(folder, "train", rows, labels=np.where(np.arange(rows) == rows - 4, 7, 1))
+    write_npy(folder, "test", 20)
+    with pytest.raises(DataError, match=f"row {rows - 4} .from 0.: found 7; write 0 or 1"):
+        import_criteo_npy(folder, tmp_path / "out")

@@ -1,0 +1,129 @@
+"""Features that `data.features` chooses, beside the same made by hand with pandas."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from stampede.data.schema import CRITEO, Schema, avazu
+from stampede.data.schema.columns import Quantiles, TimePart, Vocabulary
+from stampede.data.schema.features import described, settled, with_features
+from stampede.settings import SettingsError
+from support.prepared_arrays import arrays_of, manifest_of
+from support.preparing import prepared
+
+SCHEMA = """
+label: y
+ids: {user: {}, item: {min_count: 1}}
+numbers: {price: {}, level: {}, given: {transform: minmax, bins: 0}}
+time: {column: t, format: seconds}
+"""
+ROWS = 12_000
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    """A log with a skewed and a symmetric number, and ids of which many are seen once."""
+    folder = tmp_path_factory.mktemp("shop")
+    draw = np.random.default_rng(5)
+    frame = pd.DataFrame(
+        {
+            "y": draw.integers(0, 2, ROWS),
+            "user": [f"u{x}" for x in draw.zipf(1.4, ROWS) % 9000],
+            "item": [f"i{x}" for x in draw.integers(0, 9000, ROWS)],
+            "price": np.round(draw.lognormal(3, 1.5, ROWS), 2),
+            "level": np.round(draw.normal(0, 2, ROWS), 3),
+            "given": np.round(draw.lognormal(3, 1.5, ROWS), 2),
+            "t": 1_700_000_000 + 600 * np.arange(ROWS),
+        }
+    )
+    frame.loc[draw.random(ROWS) < 0.1, "price"] = np.nan
+    frame.to_csv(folder / "log.csv", index=False)
+    (folder / "schema.yaml").write_text(SCHEMA)
+    out = prepared(
+        folder / "auto",
+        "table",
+        str(folder / "log.csv"),
+        schema=str(folder / "schema.yaml"),
+        features="auto",
+        validation_fraction=0.0,
+    )
+    return frame, out
+
+
+def test_what_auto_makes_of_a_log(shop):
+    frame, out = shop
+    manifest, train = manifest_of(out), frame[: int(0.9 * ROWS)]
+    names = [field["name"] for field in manifest["fields"]]
+    assert names == ["user", "item", "price_bin", "level_bin", "hour_of_day", "weekday"]
+    rows = {field["name"]: field["rows"] for field in manifest["fields"]}
+    seen = train["user"].value_counts()
+    # Ids seen once share a row, but where the schema says otherwise; two rows stand before.
+    assert rows["user"] == 2 + (seen >= 2).sum() < 2 + len(seen)
+    assert rows["item"] == 2 + train["item"].nunique()
+    arrays = [arrays_of(out, part)[0] for part in ("train", "test")]
+    numbers = np.concatenate([part["numbers"] for part in arrays])
+    price = np.log1p(frame["price"].fillna(0.0))
+    for column, values in ((0, price), (1, frame["level"])):
+        of_train = values[: len(train)]
+        expected = (values - of_train.mean()) / of_train.std(ddof=0)
+        np.testing.assert_allclose(numbers[:, column], expected, rtol=1e-4, atol=1e-5)
+    low, high = train["given"].min(), train["given"].max()
+    expected = ((frame["given"] - low) / (high - low)).clip(0, 1)
+    np.testing.assert_allclose(numbers[:, 2], expected, rtol=1e-5, atol=1e-7)
+    ids = np.concatenate([part["ids"] for part in arrays])
+    assert (ids[frame["price"].isna(), 2] == 0).all() and rows["price_bin"] == 41
+    shares = np.bincount(ids[: len(train), 2])[1:] / train["price"].notna().sum()
+    np.testing.assert_allclose(shares, 1 / 40, atol=0.002)
+    np.testing.assert_array_equal(ids[:, 4], frame["t"] // 3600 % 24)
+
+
+def test_what_a_paper_leaves_as_it_is(tmp_path, shop):
+    _, out = shop
+    log, schema = (str(out.parent / name) for name in ("log.csv", "schema.yaml"))
+    made = prepared(tmp_path / "paper", "table", log, schema=schema, features="paper")
+    fields = {field["name"]: field["rows"] for field in manifest_of(made)["fields"]}
+    assert list(fields) == ["user", "item"]
+    numbers = arrays_of(made, "train")[0]["numbers"]
+    assert numbers.min() == 0.0 and numbers.max() == 1.0
+
+
+def test_known_logs():
+    criteo = with_features(CRITEO, "auto")
+    assert sum(isinstance(field, Quantiles) for field in criteo.ids.values()) == 13
+    assert len(criteo.ids) == 39 and len(criteo.numbers) == 13
+    assert with_features(CRITEO, "paper").ids.keys() == CRITEO.ids.keys()
+    times = [f for f in with_features(avazu(True), "auto").ids.values() if isinstance(f, TimePart)]
+    assert len(times) == 2
+
+
+@pytest.mark.parametrize("rows, least", [(500, 1), (10_000, 2), (2_000_000, 2), (40_000_000, 10)])
+def test_min_count_grows_with_the_log(rows, least):
+    schema = settled(with_features(Schema(label="y", ids=["a"]), "auto"), rows, {})
+    assert isinstance(schema.ids["a"], Vocabulary) and schema.ids["a"].min_count == least
+    said = "every id has a row" if least == 1 else f"ids seen fewer than {least} times share a row"
+    assert described(schema) == said
+
+
+@pytest.mark.parametrize(
+    "tail, transform",
+    [
+        ((0.0, 1000.0, 10.0), ["log1p", "standard"]),
+        ((-3.0, 1000.0, 10.0), ["log1p", "standard"]),
+        ((-50.0, 1000.0, 10.0), ["standard"]),
+        ((-4.0, 4.0, 0.01), ["standard"]),
+        ((0.0, 1.0, 0.5), ["standard"]),
+        ((0.0, 0.0, 0.0), ["standard"]),
+    ],
+)
+def test_a_logarithm_where_the_tail_is_to_the_right(tail, transform):
+    schema = Schema(label="y", ids=["a"], numbers=["x"])
+    assert settled(schema, 100, {"x": tail}).numbers["x"].transform == transform
+
+
+def test_a_name_that_is_taken():
+    schema = Schema(label="y", ids=["a", "x_bin"], numbers=["x"])
+    with pytest.raises(
+        SettingsError, match=r"numbers\.x: its bins would be the field 'x_bin'.*bins: 0"
+    ):
+        with_features(schema, "auto")
+    assert list(with_features(schema, "paper").ids) == ["a", "x_bin"]

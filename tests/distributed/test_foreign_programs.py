@@ -1,0 +1,76 @@
+"""Other people's programs read and write tables, evict rows and set what TorchRec lets them set."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from support.foreign import (
+    foreign_in_reference,
+    run_accumulated,
+    run_foreign,
+    run_without_division,
+)
+from support.parity import Case, Table
+from support.parity_cases import PLANS
+from support.parity_reference import deviation, state_deviation, train_reference
+from support.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+
+TOLERANCE = 1e-4
+PROCESSES = (1, 2)
+# Of the first, rows wait for their steps, also where each of two processes has a half of it.
+TABLES = (Table(1 << 17, dim=8), Table(40, dim=8, features=2))
+CASES = [
+    Case(plan, TABLES, arguments={"rows": rows}, steps=9, way=None)
+    for plan in PLANS
+    for rows in ("all", "touched")
+]
+SMALL = [replace(case, tables=TABLES[1:], way="waiting") for case in CASES]
+
+
+@pytest.fixture(scope="module", params=PROCESSES, ids=lambda count: f"{count} processes")
+def touched_by_others(request):
+    ranks = run_ranks(request.param, run_foreign, CASES, request.param)
+    return dict(zip(CASES, ranks[0], strict=True))
+
+
+@cache
+def reference(case, **options):
+    return train_reference(case, START[case], **options)
+
+
+START = {}
+
+
+def assert_follows(case, found, **options):
+    start = START.setdefault(case, found["start"])
+    assert all(start[name].equal(found["start"][name]) for name in start)
+    expected = reference(case, **options)
+    assert deviation(case, start, found["weights"], expected) < TOLERANCE
+    assert state_deviation(case, found["states"], expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.plan}-{case.arguments['rows']}")
+def test_reads_writes_evictions_and_set_steps_are_exact(touched_by_others, case):
+    assert_follows(case, touched_by_others[case], meanwhile=foreign_in_reference)
+    untouched = train_reference(case, START[case])
+    assert deviation(case, START[case], touched_by_others[case]["weights"], untouched) > 0.1
+
+
+@pytest.mark.parametrize("count", PROCESSES)
+def test_gradients_that_are_not_divided_are_so_on_every_plan(count):
+    results = run_ranks(count, run_without_division, SMALL, count)[0]
+    for case, found in zip(SMALL, results, strict=True):
+        assert_follows(case, found, gradient_factor=count)
+        if count > 1:
+            divided = reference(case, gradient_factor=1)
+            assert deviation(case, START[case], found["weights"], divided) > 0.01
+
+
+@pytest.mark.parametrize("count", PROCESSES)
+def test_gradients_and_counts_of_several_passes_add_up(count):
+    for case, found in zip(SMALL, run_ranks(count, run_accumulated, SMALL, count)[0], strict=True):
+        assert_follows(case, found)
+        assert found["counts"][:2] == [reference(case).touched, reference(case).clipped]

@@ -1,0 +1,86 @@
+"""The bias that a run begins with."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from stampede.data import SyntheticClicks, click_share
+from stampede.engine.checkpoint import newest
+from support.jobs import lines, run_small, small_config
+from support.movie_runs import ROWS, train_on_movies
+from support.movies import movies
+from support.ranks import run_ranks
+from support.warm_starts import begun, movie_folder, tensors_of
+
+# Nothing moves: the bias stays what it was at first.
+FROZEN = ["optim.dense.lr=0", "optim.dense.schedule.warmup=0"]
+
+
+def bias_of(run):
+    return tensors_of(newest(run / "checkpoints"))["model.bias"].item()
+
+
+def test_log_odds_of_the_training_part(tmp_path, capsys):
+    run_small(tmp_path, FROZEN)
+    data = small_config(tmp_path).data
+    dataset = SyntheticClicks(seed=data.seed, scale=data.scale, zipf=data.zipf).dataset(
+        data.rows, data.test_rows, int(data.rows * data.validation_fraction)
+    )
+    label = dataset.train.read(torch.arange(dataset.train.rows)).label.double()
+    share = label.mean().item()
+    assert click_share(dataset.train) == pytest.approx(share, rel=1e-12) and 0.05 < share < 0.5
+    assert bias_of(tmp_path / "small") == pytest.approx(math.log(share / (1 - share)), rel=1e-6)
+    assert f"the log odds of a click in training ({share:.2%})" in capsys.readouterr().out
+
+
+def test_zero(tmp_path, capsys):
+    run_small(tmp_path, [*FROZEN, "model.initial_bias=zero"])
+    assert bias_of(tmp_path / "small") == 0 and "log odds" not in capsys.readouterr().out
+
+
+def test_weights_count(tmp_path):
+    path, told, _ = begun(movie_folder(tmp_path / "new"), [])
+    # The last tenth is the test part, the fifth before it the validation part.
+    frame = movies(ROWS)[: round(ROWS * 0.9 * 0.8)]
+    weight = frame["importance"].to_numpy().astype(np.float32).astype(np.float64)
+    clicks = (frame["rating"] >= 4).to_numpy() @ weight
+    expected = math.log(clicks / (weight.sum() - clicks))
+    assert tensors_of(path)["model.bias"].item() == pytest.approx(expected, rel=1e-6)
+    assert "log odds" in told[0]
+
+
+@pytest.mark.parametrize("clicked", [False, True])
+def test_a_part_of_one_class_begins_with_zero(tmp_path, clicked):
+    folder = movie_folder(tmp_path / "new")
+    frame = movies(ROWS)
+    frame["rating"] = 5 if clicked else 1
+    frame.to_csv(folder / "log.csv", index=False)
+    path, told, _ = begun(folder, [])
+    assert tensors_of(path)["model.bias"].item() == 0 and not told
+
+
+def test_a_run_that_goes_on_or_takes_weights_keeps_its_bias(tmp_path):
+    trained = train_on_movies(movie_folder(tmp_path / "old"))
+    saved = bias_of(trained)
+    new = movie_folder(tmp_path / "new", 900)
+    path, _, _ = begun(new, [f"checkpoint.init_from={trained}"])
+    assert tensors_of(path)["model.bias"].item() == saved
+    # What a new run would begin with is no matter then.
+    resumed = ["run.name=movies", "checkpoint.resume=auto", "model.initial_bias=zero"]
+    path, told, _ = begun(trained.parent, resumed)
+    assert tensors_of(path)["model.bias"].item() == saved and "initial_bias" not in "".join(told)
+
+
+def test_all_ranks_begin_with_the_same(tmp_path):
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    for folder in (alone, together):
+        folder.mkdir()
+    run_small(alone, [])
+    run_ranks(2, run_small, together, ["sharding.plan=row_wise"], 2)
+    losses = [
+        [line["loss"] for line in lines(folder / "small") if line["kind"] == "train"]
+        for folder in (alone, together)
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)

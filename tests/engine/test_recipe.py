@@ -1,0 +1,121 @@
+"""Settings that the recipe chooses."""
+
+import pytest
+
+from stampede.engine.config import load_config
+from stampede.engine.recipe import open_keys, with_recipe
+from stampede.engine.run import run
+from stampede.settings import SettingsError
+from support.checkpoints import sign, values_of
+from support.jobs import SMALL, lines, small_config, without_times
+from support.paths import ROOT
+
+CRITEO = ROOT / "configs/criteo_kaggle.yaml"
+AUTO = [key for key in SMALL if not key.startswith(("preset", "train.epochs", "train.batch_size"))]
+
+
+def chosen(rows, *overrides, world_size=1):
+    config, choices = with_recipe(load_config(CRITEO, overrides), rows, 39, world_size)
+    assert not open_keys(config)
+    return config, {choice.key: choice.value for choice in choices}
+
+
+def test_every_key_that_is_left_open_is_chosen_and_told():
+    config, choices = chosen(105_793)
+    assert set(choices) == open_keys(load_config(CRITEO))
+    assert config.train.batch_size == 1024 and config.train.epochs == 6
+    assert config.optim.embedding.l2 == pytest.approx(4 * 39 / 105_793)
+    assert config.optim.embedding.schedule.decay == "polynomial"
+
+
+def test_what_is_given_stays():
+    given = ["optim.embedding.lr=0.5", "train.epochs=3", "optim.dense.schedule.decay=cosine"]
+    config, choices = chosen(105_793, *given)
+    assert config.optim.embedding.lr == 0.5 and config.train.epochs == 3
+    assert config.optim.dense.schedule.decay == "cosine"
+    assert not {"optim.embedding.lr", "train.epochs", "optim.dense.schedule.decay"} & set(choices)
+
+
+def test_the_paper_leaves_nothing_open():
+    config = load_config(CRITEO, ["preset=paper"])
+    assert not open_keys(config)
+    assert with_recipe(config, 1000, 39, 1) == (config, [])
+    assert config.optim.embedding.lr == 1e-4 and config.optim.dense.schedule.warmup == 1.0
+    assert config.data.features == "paper" and config.train.epochs == 10
+    avazu = load_config(ROOT / "configs/avazu.yaml", ["preset=paper"])
+    assert avazu.optim.dense.lr == 1e-4 and avazu.optim.embedding.clip.bound == 1e-4
+    helen = load_config(CRITEO, ["preset=paper", "optim.embedding.optimizer=helen"])
+    assert helen.optim.embedding.lr == 1e-4
+    with pytest.raises(SettingsError, match=r"preset: found 'papers'; write .*'paper'"):
+        load_config(CRITEO, ["preset=papers"])
+
+
+@pytest.mark.parametrize(
+    "rows, batch, base, epochs",
+    [
+        (3_240, 32, 32, 6),
+        (21_158, 128, 128, 6),
+        (600_000, 1024, 1024, 6),
+        (2_500_000, 4096, 1024, 3),
+        (41_000_000, 8192, 1024, 2),
+    ],
+)
+def test_batch_and_epochs_by_rows(rows, batch, base, epochs):
+    config, _ = chosen(rows)
+    found = config.train.batch_size, config.optim.scaling.base_batch_size, config.train.epochs
+    assert found == (batch, base, epochs)
+
+
+def test_few_steps_of_a_large_batch_become_more_epochs():
+    assert chosen(105_793, "train.batch_size=8192")[0].train.epochs == 13
+    assert chosen(105_793, "train.batch_size=131072")[0].train.epochs == 50
+    assert chosen(41_000_000, "train.batch_size=131072")[0].train.epochs == 2
+
+
+def test_the_rate_falls_with_the_steps_down_to_the_papers():
+    rates = [chosen(rows)[0].optim.embedding.lr for rows in (1_000, 1_000_000, 10**9)]
+    assert rates[0] == 1e-3 > rates[1] > rates[2] == 1e-4
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 7])
+def test_the_batch_divides_by_the_ranks(world_size):
+    config = load_config(CRITEO, ["evaluate.batch_size=84"], world_size)
+    settled, _ = with_recipe(config, 105_793, 39, world_size)
+    assert settled.train.batch_size % world_size == 0
+    with pytest.raises(SettingsError, match=r"train\.batch_size: 1000 does not divide"):
+        with_recipe(load_config(CRITEO, ["train.batch_size=1000"]), 105_793, 39, 3)
+
+
+def test_a_run_goes_on_with_what_it_began_with(tmp_path):
+    """A recipe of a later version, or another number of ranks, would choose otherwise."""
+    small = tmp_path / "small.yaml"
+    small.write_text("")
+    overrides = [f"run.dir={tmp_path}", *AUTO]
+    run(load_config(small, [*overrides, "train.epochs=2", "run.name=whole"]))
+    run(load_config(small, [*overrides, "train.epochs=1"]))
+    saved = load_config(tmp_path / "small/config.yaml")
+    assert not open_keys(saved) and saved.train.batch_size == 16
+    goes_on = ["train.epochs=2", "checkpoint.resume=auto"]
+    run(load_config(small, [*overrides, *goes_on, "optim.embedding.schedule.decay=constant"]))
+    again = load_config(tmp_path / "small/config.yaml")
+    assert again.optim.embedding.l2 == saved.optim.embedding.l2
+    assert again.train.batch_size == saved.train.batch_size
+    assert lines(tmp_path / "small")[-1]["step"] == lines(tmp_path / "whole")[-1]["step"]
+
+
+def test_a_run_of_a_version_without_a_recipe_is_the_papers(tmp_path):
+    run(small_config(tmp_path))
+    config = tmp_path / "small/config.yaml"
+    checkpoint = tmp_path / "small/checkpoints/epoch_0001"
+    values = values_of(checkpoint)
+    for section, key in (("model", "first_order_scale"), ("model", "dropout")):
+        values["config"][section].pop(key, None)
+    del values["config"]["preset"]
+    sign(checkpoint, values)
+    before = without_times(tmp_path / "small")
+    goes_on = [f"run.dir={tmp_path}", *AUTO, "train.batch_size=256", "train.epochs=2"]
+    (tmp_path / "small.yaml").write_text("")
+    run(load_config(tmp_path / "small.yaml", [*goes_on, "checkpoint.resume=auto"]))
+    after = load_config(config)
+    assert after.optim.scaling.rule == "cowclip" and after.optim.embedding.l2 == 1e-5
+    assert without_times(tmp_path / "small")[: len(before)] == before

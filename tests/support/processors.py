@@ -1,0 +1,159 @@
+"""Position weights of features before pooling, in front of tables with CowClip or beside them."""
+
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from stampede.optim import CowClipAdam, CowClipSGD, cowclip_sharders
+from support.gathering import gathered
+from support.parity import (
+    Case,
+    Table,
+    build_collection,
+    example_loss,
+    global_batch,
+    local_batch,
+)
+from support.programs import local_part
+from support.unsharded import process_group
+from support.updated_tables import computed
+
+CPU = torch.device("cpu")
+LR, DENSE_LR, STEPS = 0.05, 0.05, 4
+LONGEST = 3
+FIRST = {"t0": 0.3, "t1": -0.2}
+TABLES = (Table(40, dim=8), Table(23, dim=8, features=2))
+
+
+def case_of(plan, rows):
+    return Case(plan, TABLES, arguments={"rows": rows}, steps=STEPS, empty_rank=False)
+
+
+class Model(nn.Module):
+    """Tables behind position weights, and tables with CowClip beside them."""
+
+    def __init__(self, case, is_beside):
+        super().__init__()
+        names = [feature for features in case.features.values() for feature in features]
+        self.processed = FeatureProcessedEmbeddingBagCollection(
+            build_collection(replace(case, weighted=True), "cpu"),
+            PositionWeightedModuleCollection(dict.fromkeys(names, LONGEST)),
+        )
+        self.beside = build_collection(case, "cpu") if is_beside else None
+
+    def forward(self, features):
+        # They share no term of the loss.
+        beside = 0.0 if self.beside is None else self.beside(features).values().square().sum()
+        return self.processed(features).to_dict(), beside
+
+
+def train(case, behind, ours):
+    """Gradients of the position weights after the first step, tables and weights at the end.
+
+    Args:
+        behind: optimizer of the tables behind the position weights.
+        ours: whether the sharders are ours, and there are tables with CowClip beside.
+    """
+    model = Model(case, ours)
+    arguments = {"lr": LR}
+    if behind is CowClipSGD:
+        arguments |= {"clip": None, "rows": case.arguments["rows"]}
+    tables = model.processed._embedding_bag_collection.parameters()
+    apply_optimizer_in_backward(behind, tables, arguments)
+    if ours:
+        apply_optimizer_in_backward(CowClipAdam, model.beside.parameters(), {"lr": LR})
+    sharders = cowclip_sharders() if ours else get_default_sharders()
+    world = dist.get_world_size()
+    kernel = "dense" if case.plan == "data_parallel" else "fused"
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=world, local_world_size=world, compute_device="cpu"),
+        batch_size=case.batch // world,
+        constraints={
+            name: ParameterConstraints([case.plan], [kernel], min_partition=4)
+            for name in case.names
+        },
+    )
+    plan = planner.collective_plan(model, sharders, dist.group.WORLD)
+    model = DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
+    positions = {n: p for n, p in model.named_parameters() if "position_weights" in n}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            for table, value in FIRST.items():
+                if f".{table}.weight" in name:
+                    parameter.fill_(value)
+    dense = torch.optim.SGD(positions.values(), lr=DENSE_LR)
+    for step in range(1, case.steps + 1):
+        batch = local_batch(global_batch(case, step), local_part(case))
+        features = KeyedJaggedTensor(
+            keys=list(batch),
+            values=torch.cat([entry[0] for entry in batch.values()]),
+            lengths=torch.cat([entry[1] for entry in batch.values()]),
+        )
+        dense.zero_grad()
+        looked_up, loss = model(features)
+        for feature, (_, lengths, _, targets) in batch.items():
+            loss = loss + example_loss(looked_up[feature], targets) / len(lengths)
+        loss.backward()
+        if step == 1:
+            grads = {n.split(".")[-1]: p.grad.clone() for n, p in positions.items()}
+        dense.step()
+    found = {n.split(".")[-1]: p.detach().clone() for n, p in positions.items()}
+    of_processed = {n: v for n, v in model.state_dict().items() if "processed" in n}
+    tables = {n.split(".")[-2]: v for n, v in of_processed.items() if ".embedding_bags." in n}
+    return {"grads": grads, "end": {**found, **gathered(tables)}}
+
+
+def reference(case):
+    """The same in float64: gradients after the first step, and everything at the end."""
+    values = {}
+    for (table, names), spec in zip(case.features.items(), case.tables, strict=True):
+        values[table] = torch.full((spec.rows, spec.dim), FIRST[table], dtype=torch.float64)
+        # TorchRec's position weights begin at one.
+        values |= {name: torch.ones(LONGEST, dtype=torch.float64) for name in names}
+    for step in range(1, case.steps + 1):
+        leaves = {name: value.requires_grad_() for name, value in values.items()}
+        loss = 0.0
+        batch = global_batch(case, step)
+        for table, names in case.features.items():
+            for feature in names:
+                ids, lengths, _, targets = batch[feature]
+                bags = torch.arange(case.batch).repeat_interleave(lengths)
+                position = torch.arange(len(ids)) - (lengths.cumsum(0) - lengths)[bags]
+                rows = leaves[table][ids] * leaves[feature][position][:, None]
+                pooled = rows.new_zeros(case.batch, rows.shape[1]).index_add(0, bags, rows)
+                loss = loss + example_loss(pooled, targets) / case.batch
+        found = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+        if step == 1:
+            grads = {name: grad for name, grad in found.items() if name not in case.names}
+        with torch.no_grad():
+            values = {
+                name: value - (LR if name in case.names else DENSE_LR) * found[name]
+                for name, value in leaves.items()
+            }
+    return {"grads": grads, "end": values}
+
+
+def train_all(cases):
+    """Each case with an optimizer of ours behind the weights, with SGD, and on their sharders."""
+    results = []
+    with process_group():
+        for case in cases:
+            with computed(case.way):
+                results.append(
+                    [
+                        train(case, CowClipSGD, ours=True),
+                        train(case, torch.optim.SGD, ours=True),
+                        train(case, torch.optim.SGD, ours=False),
+                    ]
+                )
+    return results
