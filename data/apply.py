@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         for key in all_keys(WritingOptions)
     )
     parser = argparse.ArgumentParser(
-        prog="python -m stampede.data.apply",
+        prog="stampede apply",
         description="Turn new files into arrays with the ids and ranges of a prepared folder.\n"
         "Their rows are the test part of the result.",
         epilog=f"options, with defaults:\n{keys}",

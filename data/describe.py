@@ -115,7 +115,7 @@ def _at_least_one(text: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     keys = "\n".join(f"  {key.path} = {key.default!r}" for key in all_keys(Split))
     parser = argparse.ArgumentParser(
-        prog="python -m stampede.data.describe",
+        prog="stampede describe",
         description="Show what is in a click log or a prepared folder: a table, and a page of "
         "pictures.",
         epilog=f"keys of --set, with defaults:\n{keys}",

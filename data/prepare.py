@@ -55,7 +55,7 @@ def _prepare(given: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m stampede.data.prepare",
+        prog="stampede prepare",
         description="Turn a raw click log into arrays that are ready to train on.\nIds and ranges "
         "are learned from the training part only.",
         epilog=_keys(),
@@ -100,7 +100,7 @@ def _keys() -> str:
     lines += [
         "",
         "example:",
-        "  python -m stampede.data.prepare criteo_kaggle train.txt --out prepared \\",
+        "  stampede prepare criteo_kaggle train.txt --out prepared \\",
         "      --set split=random --set on_bad_row=skip",
     ]
     return "\n".join(lines)

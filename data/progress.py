@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
+
+
+def pace() -> dict[str, Any]:
+    """Width and pace of a bar: redrawn twice a second in a terminal and in a notebook.
+
+    In a log file, where a bar cannot be redrawn, it prints a line every 10 seconds.
+    """
+    if _in_notebook():
+        return {"mininterval": 0.5}
+    if sys.stderr.isatty():
+        return {"mininterval": 0.5, "dynamic_ncols": True}
+    return {"mininterval": 10.0, "ncols": 100}
+
+
+def _in_notebook() -> bool:
+    # Where it runs, it has been imported.
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return "IPKernelApp" in getattr(shell, "config", {})
 
 
 class RowProgress:
     """A bar over the bytes of a log, which are known beforehand, that tells rows as well.
-
-    In a log file, where a bar cannot be redrawn, it prints a line every 10 seconds.
 
     Args:
         what: is done.
@@ -18,16 +36,13 @@ class RowProgress:
     """
 
     def __init__(self, what: str, total_bytes: int) -> None:
-        terminal = sys.stderr.isatty()
         self._rows = 0
         self._bar = tqdm(
             total=total_bytes,
             desc=what,
             unit="B",
             unit_scale=True,
-            mininterval=0.5 if terminal else 10.0,
-            dynamic_ncols=terminal,
-            ncols=None if terminal else 100,
+            **pace(),
             bar_format="{desc}: {percentage:3.0f}% |{bar}| {elapsed}<{remaining}{postfix}",
         )
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from stampede.data.learning import Learned
 from stampede.data.overlap import computed_ahead

@@ -6,7 +6,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
+
+from stampede.data.progress import pace
 
 
 def progress_bar(
@@ -19,8 +21,6 @@ def progress_bar(
 ) -> tqdm:
     """A bar over all samples of the run, with ETA and samples/s.
 
-    In a log file, where a bar cannot be redrawn, it prints a line every 10 seconds.
-
     Args:
         total, done: units in all, None where nobody knows, and those done already.
         enabled: whether anything is shown.
@@ -28,16 +28,13 @@ def progress_bar(
         unit: what is counted.
         delay: seconds before it appears; one that does is removed at its end.
     """
-    terminal = sys.stderr.isatty()
     return tqdm(
         total=total,
         initial=done,
         unit=f" {unit}",
         unit_scale=True,
         disable=not enabled,
-        mininterval=0.5 if terminal else 10.0,
-        dynamic_ncols=terminal,
-        ncols=None if terminal else 100,
+        **pace(),
         desc=what,
         delay=delay,
         leave=not delay,
@@ -51,9 +48,9 @@ def table(rows: Iterable[tuple[str, str]]) -> str:
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
 
 
-def readable_auc(auc: float | None) -> str:
-    """Four digits, or `undefined` where one class is absent."""
-    return "undefined" if auc is None else f"{auc:.4f}"
+def readable_metric(value: float | None) -> str:
+    """Four digits, or `undefined`, as an AUC is where one class is absent."""
+    return "undefined" if value is None else f"{value:.4f}"
 
 
 def readable_bytes(count: int) -> str:

@@ -126,7 +126,7 @@ def data_folder(config: Config) -> Path:
         raise SettingsError(
             f"data.path: {section.path} is not prepared yet (no {folder}), so the rows of its "
             "tables are not known. Train on it once, which prepares it; or prepare it by hand "
-            f"with `python -m stampede.data.prepare {section.kind} FILE --out FOLDER` and write "
+            f"with `stampede prepare {section.kind} FILE --out FOLDER` and write "
             "data.kind: prepared and data.path: FOLDER; or give the sizes by hand, as "
             "configs/plan_10b.yaml does"
         )

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from stampede.engine.advice import on_first_epoch, tell
 from stampede.engine.checkpoint import Progress
 from stampede.engine.config import Config
-from stampede.engine.console import readable_auc
+from stampede.engine.console import readable_metric
 from stampede.engine.errors import DivergedError
 from stampede.engine.evaluate import Evaluation, evaluate
 from stampede.engine.job import Job
@@ -69,7 +69,7 @@ class Evaluations:
         choose(progress, results, settings.select_on)
         if self._processes.is_main:
             shown = ", ".join(
-                f"{name} AUC {readable_auc(result.auc)} logloss {result.logloss:.4f}"
+                f"{name} AUC {readable_metric(result.auc)} logloss {result.logloss:.4f}"
                 for name, result in results.items()
             )
             tqdm.write(f"epoch {progress.epoch}: {shown}")
@@ -113,7 +113,7 @@ class Evaluations:
                     f"{progress.step}",
                     progress.step,
                 )
-        progress.last = results["test"].as_dict()
+        progress.last = {part: result.as_dict() for part, result in results.items()}
         progress.evaluated_step = progress.step
         progress.metrics_lines = self._folder.metrics_lines
         self._reduce_rates(progress, results[self._config.evaluate.select_on].auc)

@@ -44,12 +44,12 @@ def _export(given: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m stampede.engine.export",
+        prog="stampede export",
         description="Write a trained model as a folder that scores without stampede: dense layers\n"
         "(torch.export), tables (safetensors), vocabularies, and load.py, which needs torch,\n"
         "safetensors, polars and numpy.",
         epilog="example:\n"
-        "  python -m stampede.engine.export runs/criteo model --rows int8\n"
+        "  stampede export runs/criteo model --rows int8\n"
         "  cd model && python -c 'from load import load; print(load().columns)'",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

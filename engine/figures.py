@@ -1,12 +1,18 @@
-"""Pictures by matplotlib: names as they are written, whole files."""
+"""Pictures by matplotlib: what those of runs, reports and sweeps have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from io import BytesIO
+from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+# Of an axis of AUC: what is drawn beneath the lowest of the best points, at least.
+_BENEATH = 0.01
 
 
 def as_written(texts: Iterable[Text]) -> None:
@@ -20,3 +26,66 @@ def to_png(figure: Figure, dpi: int = 120) -> bytes:
     file = BytesIO()
     figure.savefig(file, dpi=dpi, format="png", metadata={"Software": None})
     return file.getvalue()
+
+
+def show_small_differences(axes: Axes, curves: Sequence[Sequence[float]]) -> bool:
+    """Scale an axis of AUC so that 0.002 can be seen: early points of curves may be cut off.
+
+    Args:
+        axes: with the curves.
+        curves: their values, at least one in each.
+
+    Returns:
+        Whether points are cut off.
+    """
+    best = [max(curve) for curve in curves]
+    spread = max(best) - min(best)
+    lowest = min(min(curve) for curve in curves)
+    bottom = max(lowest - 0.002, min(best) - max(_BENEATH, spread / 2))
+    axes.set_ylim(bottom, max(best) + max(0.002, spread / 10))
+    axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4f}"))
+    return lowest < bottom
+
+
+def draw_curve(lines: Sequence[dict[str, Any]], title: str) -> bytes:
+    """Draw the learning curve of a run: losses of training and evaluation, and AUC, over steps.
+
+    Args:
+        lines: lines of `metrics.jsonl`.
+        title: heading.
+
+    Returns:
+        The content of a PNG file.
+    """
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    training = [line for line in lines if line["kind"] == "train"]
+    left.plot(
+        [line["step"] for line in training],
+        [line["loss"] for line in training],
+        color="0.6",
+        label="training, global batches",
+    )
+    aucs = []
+    for part, style in (("validation", "o--"), ("test", "s-")):
+        points = [line for line in lines if line.get("part") == part]
+        if not points:
+            continue
+        steps = [point["step"] for point in points]
+        left.plot(steps, [point["logloss"] for point in points], style, label=part)
+        right.plot(steps, [point["auc"] for point in points], style, label=part)
+        aucs.append([point["auc"] for point in points if point["auc"] is not None])
+    left.set(xlabel="step", ylabel="logloss", title="Loss")
+    right.set(xlabel="step", ylabel="AUC", title="AUC")
+    if any(aucs) and show_small_differences(right, [curve for curve in aucs if curve]):
+        right.set_title("AUC (early points are cut off)")
+    attainable = [line["attainable_auc"] for line in lines if line.get("attainable_auc")]
+    if attainable:
+        # A line would squeeze the curves beneath it.
+        right.plot([], [], " ", label=f"attainable: {attainable[-1]:.4f}")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend(loc="best")
+    figure.suptitle(title)
+    return to_png(figure)

@@ -16,7 +16,7 @@ quiet_libraries()
 from stampede.data.command import exit_status  # noqa: E402
 from stampede.data.prepared.manifest import PARTS  # noqa: E402
 from stampede.data.raw.bad_rows import OnBadRow  # noqa: E402
-from stampede.engine.console import readable_auc, table  # noqa: E402
+from stampede.engine.console import readable_metric, table  # noqa: E402
 from stampede.engine.errors import RunFolderError  # noqa: E402
 from stampede.engine.inference.prediction import (  # noqa: E402
     OWN_DATA,
@@ -65,7 +65,7 @@ def _described(done: Prediction, trained: Trained, output: Path) -> str:
         told = ", ".join(f"{column} {count:,}" for column, count in done.bad_values.items())
         rows.append(("bad values", f"taken for missing ones: {told}"))
     if done.metrics:
-        rows.append(("AUC", readable_auc(done.metrics["auc"])))
+        rows.append(("AUC", readable_metric(done.metrics["auc"])))
         logloss = done.metrics["logloss"]
         # Without any weight it is no number.
         rows.append(("logloss", "undefined" if math.isnan(logloss) else f"{logloss:.4f}"))
@@ -74,15 +74,14 @@ def _described(done: Prediction, trained: Trained, output: Path) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m stampede.engine.predict",
+        prog="stampede predict",
         description="Score rows with a trained model, in their order. The output has the columns\n"
         "  file    name of the input file, where there are files\n"
         "  row     number of the row in its file, or in its part, from 0; rows that are left out\n"
         "          have a number too, so that it tells which row a score is of\n"
         "  score   probability of a click\n"
         "  label, weight   where the input has them",
-        epilog="example:\n"
-        "  python -m stampede.engine.predict runs/criteo 'day_*.gz' scores.parquet",
+        epilog="example:\n  stampede predict runs/criteo 'day_*.gz' scores.parquet",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument

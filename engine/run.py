@@ -75,7 +75,7 @@ def run(config: Config) -> None:
             trainer = Trainer(config, dataset, job, here, folder, begun.progress)
             progress = trainer.fit()
             # Its memory and seconds are not those of the training.
-            summary = summarize(config, progress, here)
+            summary = summarize(config, progress, here, dataset, job)
             same_data = not is_new
             summary["logistic_regression"] = compare_with_lr(
                 config, dataset, progress, folder, here, same_data=same_data

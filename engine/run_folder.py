@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from stampede.engine.config import Config, to_yaml
-from stampede.engine.curve import draw_curve
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.event_log import EventLog
+from stampede.engine.figures import draw_curve
 from stampede.engine.metrics_log import MetricsLog
 from stampede.engine.restarts import launched_by
 from stampede.engine.whole_files import to_json, write_whole

@@ -57,6 +57,7 @@ def choose(progress: Progress, results: Mapping[str, Evaluation], select_on: str
         progress.best_epoch = progress.epoch
         progress.best_score = score
         progress.best_auc = results["test"].auc
+        progress.selected = {part: result.as_dict() for part, result in results.items()}
         progress.waited = 0
     else:
         progress.waited += 1

@@ -2,39 +2,59 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+import stampede
+from stampede.data import Dataset
 from stampede.engine.checkpoint import Progress
 from stampede.engine.config import Config
-from stampede.engine.console import readable_auc, readable_bytes, table
+from stampede.engine.console import readable_bytes, readable_metric, table
+from stampede.engine.job import Job
 from stampede.engine.monitor import peak_memory_bytes
 from stampede.engine.processes import Processes
 from stampede.engine.run_folder import RunFolder
 
-# Metrics of the test part that are one number, as they are shown.
-_FURTHER = {
-    "pr_auc": "test PR-AUC",
+# Metrics that are one number, as they are shown.
+METRICS = {
+    "auc": "AUC",
+    "logloss": "logloss",
+    "pr_auc": "PR-AUC",
     "normalized_entropy": "norm. entropy",
     "calibration": "calibration",
+    "gauc": "GAUC",
 }
+PARTS = ("validation", "test")
 
 
-def summarize(config: Config, progress: Progress, processes: Processes) -> dict[str, Any]:
+def summarize(
+    config: Config, progress: Progress, processes: Processes, dataset: Dataset, job: Job
+) -> dict[str, Any]:
     """What goes into `summary.json`; all ranks must call it.
 
-    `auc`, `logloss` and the other metrics are of the last evaluation of the test part; `best_auc`
-    is the test AUC of `best_epoch`, which was chosen on the part that `selected_on` names. What the
-    run adds later: `logistic_regression`, see there, or None, and the sentences of `advice`.
+    `auc`, `logloss` and the other metrics are those of the test part after `best_epoch`, whose
+    weights `predict` and `export` take, and `validation` holds the same metrics of the validation
+    part after that epoch. `selected_on` names the part that the epoch was chosen on, and `last`
+    holds the metrics of both parts at the newest evaluation. `best_auc` is `auc` once more.
+    The run adds `logistic_regression`, see there, or None, and the sentences of `advice`.
     """
-    metrics = {name: value for name, value in progress.last.items() if name != "samples"}
+    selected = _selected(progress)
+    parts = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
+    rows = {name: part.rows for name, part in parts.items() if part is not None}
+    ids = sum(dataset.vocabulary_sizes.values())
     return {
-        **metrics,
-        "best_auc": progress.best_auc,
+        **_metrics(selected["test"]),
+        **{part: _metrics(selected[part]) for part in selected if part != "test"},
+        "best_auc": selected["test"]["auc"],
         "best_epoch": progress.best_epoch,
         "selected_on": config.evaluate.select_on,
+        "last": {
+            "epoch": progress.epoch,
+            **{part: _metrics(found) for part, found in progress.last.items()},
+        },
         "stopped_early": progress.epoch < config.train.epochs,
         "clipped_share": clipped_share(progress),
         "skipped_rows": progress.skipped_rows,
@@ -44,10 +64,34 @@ def summarize(config: Config, progress: Progress, processes: Processes) -> dict[
         "steps": progress.step,
         "epochs": progress.epoch,
         "batch_size": config.train.batch_size,
+        "rows": rows,
+        "ids": ids,
+        "parameters": {
+            # An embedding and a first-order weight for each id.
+            "tables": ids * (config.model.dim + 1),
+            "dense": sum(parameter.numel() for parameter in job.dense_parameters.values()),
+        },
         "world_size": processes.world_size,
         "device": processes.device.type,
         "peak_memory_bytes": _peak_memory(processes),
+        "version": stampede.__version__,
+        "end_time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+def _selected(progress: Progress) -> dict[str, dict[str, Any]]:
+    """Evaluations of the best epoch; where no epoch was finished, the newest ones."""
+    if progress.selected or not progress.best_epoch:
+        return progress.selected or progress.last
+    # A checkpoint of an earlier version says no more of its best epoch than these.
+    known = {"validation": progress.best_score, "test": progress.best_auc}
+    return {
+        part: {**dict.fromkeys(found), "auc": known[part]} for part, found in progress.last.items()
+    }
+
+
+def _metrics(evaluation: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in evaluation.items() if name != "samples"}
 
 
 def clipped_share(progress: Progress) -> float | None:
@@ -57,31 +101,27 @@ def clipped_share(progress: Progress) -> float | None:
     return progress.clipped_rows / progress.touched_rows
 
 
+def selected_metrics(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Metrics of the selected epoch in a `summary.json`, by part."""
+    test = {name: summary[name] for name in summary["last"]["test"]}
+    return {**({"validation": summary["validation"]} if "validation" in summary else {}),
+            "test": test}  # fmt: skip
+
+
 def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
     """The table printed at the end of a run."""
+    rows = []
     attainable = summary["attainable_auc"]
-    rows = [("test AUC", readable_auc(summary["auc"]))]
     if attainable is not None and summary["auc"] is not None:
         ratio = (summary["auc"] - 0.5) / (attainable - 0.5)
-        rows.append(("attainable AUC", f"{attainable:.4f} (reached {ratio:.1%} of it above 0.5)"))
-    rows.append(("test logloss", f"{summary['logloss']:.4f}"))
-    rows += [
-        (shown, "undefined" if summary[name] is None else f"{summary[name]:.4f}")
-        for name, shown in _FURTHER.items()
-        if name in summary
-    ]
-    if "gauc" in summary:
+        reached = f"(reached {ratio:.1%} of it above 0.5 on the test part)"
+        rows.append(("attainable AUC", f"{attainable:.4f} {reached}"))
+    if "gauc" in summary and summary["gauc_groups"] is not None:
         left_out = f"{summary['gauc_left_out']:,} of one class left out"
-        groups = f"over {summary['gauc_groups']:,} groups, {left_out}"
-        rows.append(("test GAUC", f"{readable_auc(summary['gauc'])} {groups}"))
+        rows.append(("GAUC", f"test part: {summary['gauc_groups']:,} groups, {left_out}"))
         if summary["gauc_unknown_samples"]:
             unknown = f"{summary['gauc_unknown_samples']:,} samples"
             rows.append(("not in GAUC", f"{unknown} whose id is missing, rare or unseen"))
-    best = f"{readable_auc(summary['best_auc'])} in epoch {summary['best_epoch']}"
-    chosen = f"{best}, chosen on the {summary['selected_on']} part"
-    if summary["selected_on"] == "test":
-        chosen += " itself: optimistic"
-    rows.append(("best test AUC", chosen))
     if summary["logistic_regression"] is not None:
         rows.append(("test AUC of LR", _regression(summary["logistic_regression"])))
     if summary["stopped_early"]:
@@ -102,12 +142,38 @@ def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
         ("learning curve", str(folder.curve)),
         ("checkpoints", str(folder.checkpoints)),
     ]
-    return table(rows)
+    return f"{_metric_table(summary)}\n{table(rows)}"
+
+
+def _metric_table(summary: dict[str, Any]) -> str:
+    """Metrics of the selected epoch, and beside them those of the last one where it is another."""
+    best, last = summary["best_epoch"], summary["last"]
+    blocks = [selected_metrics(summary)]
+    if not best:
+        title = f"last evaluation, after step {summary['steps']:,}"
+    else:
+        title = f"epoch {best}: best AUC on the {summary['selected_on']} part"
+        if summary["selected_on"] == "test":
+            title += " itself, so optimistic"
+        if best != last["epoch"]:
+            title += f"; epoch {last['epoch']}: the last one"
+            blocks.append({part: last[part] for part in PARTS if part in last})
+    parts = [part for part in PARTS if part in blocks[0]]
+    rows = [["", *parts * len(blocks)]]
+    if len(blocks) > 1:
+        rows.insert(0, ["", *(f"epoch {epoch}" for epoch in (best, last["epoch"]) for _ in parts)])
+    rows += [
+        [shown, *(readable_metric(block[part].get(name)) for block in blocks for part in parts)]
+        for name, shown in METRICS.items()
+        if name in blocks[0]["test"]
+    ]
+    lines = [f"  {name:<14}" + "".join(f"{cell:>12}" for cell in cells) for name, *cells in rows]
+    return "\n".join([title, *lines])
 
 
 def _regression(found: dict[str, Any]) -> str:
     return (
-        f"{readable_auc(found['test_auc'])}, logloss {found['test_logloss']:.4f}: logistic "
+        f"{readable_metric(found['test_auc'])}, logloss {found['test_logloss']:.4f}: logistic "
         f"regression on the same features, {found['seconds']:.1f} s"
     )
 

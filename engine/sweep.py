@@ -43,7 +43,7 @@ def _sweep(given: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m stampede.engine.sweep",
+        prog="stampede sweep",
         description="Run a grid of trainings, or an Optuna study, then write one table (CSV,\n"
         "Markdown) and pictures. Every trial is a run folder of its own. The same command\n"
         "continues a sweep that was stopped; a trial that failed is listed, not fatal.",

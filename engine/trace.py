@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from torch.profiler import profile, record_function
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from stampede.engine.config.profile import ProfileSection
 from stampede.engine.console import say_given_up

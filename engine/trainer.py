@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from stampede.data import Dataset
 from stampede.engine.agreement import Agreement

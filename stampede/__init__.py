@@ -1,3 +1,52 @@
-"""Trains click-through-rate models with very large batches, with CowClip inside TorchRec."""
+"""Trains click-through-rate models with very large batches, with CowClip inside TorchRec.
+
+from stampede import open_run, train
+
+run = train("configs/quickstart.yaml", train={"epochs": 2})
+run.metrics["validation"]["auc"], run.history, run.path
+scores = open_run("runs/quickstart").score(frame)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stampede.data.errors import DataError
+    from stampede.engine.api import Run, open_run, train
+    from stampede.engine.errors import RunFolderError, TrainingStoppedError
+    from stampede.settings import SettingsError
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "DataError",
+    "Run",
+    "RunFolderError",
+    "SettingsError",
+    "TrainingStoppedError",
+    "open_run",
+    "train",
+]
+
+_MODULES = {
+    "DataError": "data.errors",
+    "Run": "engine.api",
+    "RunFolderError": "engine.errors",
+    "SettingsError": "settings",
+    "TrainingStoppedError": "engine.errors",
+    "open_run": "engine.api",
+    "train": "engine.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Who takes the optimizer alone, or prepares data, need not wait for all the rest.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -121,11 +121,19 @@ def test_wheel_holds_all_of_stampede_and_nothing_else(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
+        commands = archive.read("stampede-0.1.0.dist-info/entry_points.txt").decode()
+    # What `pip install` makes `stampede train` and all others of.
+    assert commands.split() == [
+        "[console_scripts]",
+        "stampede",
+        "=",
+        "stampede.engine.cli:stampede",
+    ]
     assert {name.split("/")[0] for name in names} == {"stampede", "stampede-0.1.0.dist-info"}
     modules = {
         f"stampede/{file.relative_to(ROOT)}"
         for folder in FOLDERS
         for file in (ROOT / folder).rglob("*")
-        if file.suffix in (".py", ".cpp", ".h")
+        if file.suffix in (".py", ".cpp", ".h", ".html")
     }
     assert modules <= set(names)

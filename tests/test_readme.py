@@ -16,14 +16,16 @@ PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.S)
 
 
 @pytest.mark.parametrize("block", PYTHON_BLOCKS, ids=range(len(PYTHON_BLOCKS)))
-def test_python_blocks_run(block, monkeypatch):
+def test_python_blocks_run(block, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     # A network that is registered here is gone afterwards.
     monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
     exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
 
 
-def test_there_are_examples_of_a_network_for_torchrec_and_for_plain_pytorch():
-    network, torchrec, plain = PYTHON_BLOCKS
+def test_there_are_examples_of_the_api_a_network_for_torchrec_and_for_plain_pytorch():
+    api, network, torchrec, plain = PYTHON_BLOCKS
+    assert "from stampede import open_run, train" in api
     assert network in (ROOT / "examples/own_network/fwfm.py").read_text(encoding="utf-8")
     assert "cowclip_sharders" in torchrec
     assert "sparse=True" in plain

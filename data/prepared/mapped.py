@@ -69,7 +69,7 @@ def damaged(path: Path, what: str) -> DataError:
     """A sentence for a file of a prepared folder that cannot be used."""
     return DataError(
         f"{path}: {what}; delete the folder to prepare the data again, or see what else is wrong "
-        f"with: python -m stampede.data.prepare --verify {path.parent}"
+        f"with: stampede prepare --verify {path.parent}"
     )
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from stampede.data.errors import DataError
 from stampede.data.prepared.checksum import difference

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from stampede.data.errors import DataError
 

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from stampede.engine.checkpoint.states import (
     Count,
-    EvaluationState,
+    EvaluationsState,
     PlateauState,
     ReaderState,
 )
@@ -36,8 +36,9 @@ class Progress:
         plateau, table_plateau: states of the rates of the dense layers and of the tables, see
             `stampede.engine.selection.Plateau`.
         logged_losses: newest ones, where these are compared; see `stampede.engine.divergence`.
-        last: newest evaluation of the test part.
-        evaluated_step: step after which it was made.
+        selected: evaluations of that epoch, by part; empty in checkpoints of earlier versions.
+        last: newest evaluations, by part.
+        evaluated_step: step after which they were made.
         metrics_lines: lines of `metrics.jsonl` up to here.
     """
 
@@ -63,7 +64,8 @@ class Progress:
     plateau: PlateauState = field(default_factory=dict)
     table_plateau: PlateauState = field(default_factory=dict)
     logged_losses: Annotated[list[float], Field(max_length=1000)] = field(default_factory=list)
-    last: EvaluationState = field(default_factory=dict)
+    selected: EvaluationsState = field(default_factory=dict)
+    last: EvaluationsState = field(default_factory=dict)
     evaluated_step: Count = 0
     metrics_lines: Count = 0
 

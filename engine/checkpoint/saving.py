@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from stampede.data import Dataset
 from stampede.data.prepared.checksum import file_entry

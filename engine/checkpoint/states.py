@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from stampede.data import Order
 from stampede.data.prepared.manifest import Count
@@ -83,6 +83,11 @@ def _is_evaluation(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+def _by_part(values: Any) -> Any:
+    """Earlier versions kept the evaluation of the test part alone."""
+    return {"test": values} if isinstance(values, dict) and "auc" in values else values
+
+
 def _checked_as(section: type[Section]) -> AfterValidator:
     """A mapping that stays one, once it could be read as such a section."""
 
@@ -95,4 +100,7 @@ def _checked_as(section: type[Section]) -> AfterValidator:
 
 ReaderState = Annotated[dict[str, Any], _checked_as(_Reader)]
 PlateauState = Annotated[dict[str, Any], _checked_as(_Plateau)]
-EvaluationState = Annotated[dict[str, Any], AfterValidator(_is_evaluation)]
+# By part.
+EvaluationsState = Annotated[
+    dict[str, Annotated[dict[str, Any], AfterValidator(_is_evaluation)]], BeforeValidator(_by_part)
+]

@@ -72,7 +72,7 @@ class TableSection(RawSection):
 
 
 class PreparedSection(ReadingSection):
-    """A folder made by `python -m stampede.data.prepare`."""
+    """A folder made by `stampede prepare`."""
 
     kind: Literal["prepared"] = Field("prepared", description="where the clicks come from")
     path: str = Field("", description="the folder; required")

@@ -48,6 +48,20 @@ def _checked(
 ) -> Config:
     for override in overrides:
         _apply(values, override)
+    return check_config(values, path, world_size)
+
+
+def check_config(values: dict[str, Any], path: Path, world_size: int = 1) -> Config:
+    """Fill in defaults and check.
+
+    Args:
+        values: by section and key; changed.
+        path: where they are from: the run has its name, and messages begin with it.
+        world_size: number of ranks that global batches are divided among.
+
+    Raises:
+        SettingsError: what is wrong, key by key, and what to write instead.
+    """
     # An empty section (`train:` alone) is one with all defaults.
     values = {key: {} if value is None else value for key, value in values.items()}
     execute_network_file(values.get("model"), path)
@@ -112,12 +126,16 @@ def _apply(values: dict[str, Any], override: str) -> None:
         raise SettingsError(
             f"override {shown(override)}: write section.key=value, e.g. train.epochs=3"
         )
-    section = values
+    set_key(values, parts, parse_yaml(text, f"override {shown(override)}"))
+
+
+def set_key(values: dict[str, Any], parts: Sequence[str], value: Any) -> None:
+    """Give a key a value; `parts` are its sections and its own name."""
     for part in parts[:-1]:
-        if not isinstance(section.get(part), dict):
-            section[part] = {}
-        section = section[part]
-    section[parts[-1]] = parse_yaml(text, f"override {shown(override)}")
+        if not isinstance(values.get(part), dict):
+            values[part] = {}
+        values = values[part]
+    values[parts[-1]] = value
 
 
 def _check_run_name(name: str) -> None:

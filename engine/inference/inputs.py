@@ -10,6 +10,7 @@ from stampede.data import DataError
 from stampede.data.learning import Learned
 from stampede.data.learning.learned import Saved, load, read_saved
 from stampede.data.prepared.manifest import MANIFEST, Manifest, read_manifest
+from stampede.data.row_meanings import row_meanings
 from stampede.data.writing import LEARNED_FOLDER
 from stampede.engine.config import Config
 from stampede.engine.config.data import PreparedSection, RawSection
@@ -20,6 +21,9 @@ from stampede.settings import SettingsError
 
 # In the run folder: a prepared folder without rows.
 INPUTS = "inputs"
+
+# Rows of a table that are no id's own.
+MISSING, UNSEEN = "<missing>", "<rare or unseen>"
 
 
 def keep_inputs(config: Config, run: Path, *, replace: bool) -> None:
@@ -139,6 +143,36 @@ def read_learned(kept: Path, manifest: Manifest) -> Learned | None:
     """
     learned = kept / LEARNED_FOLDER
     return load(learned, remedy(kept), manifest.fields) if learned.is_dir() else None
+
+
+def row_names(trained_inputs: Path | None, field: str, rows: int) -> list[str] | range:
+    """What the rows of a field's table stand for, as far as texts say it.
+
+    Args:
+        trained_inputs: what `inputs_folder` found.
+        field: its name.
+        rows: of its table.
+
+    Returns:
+        Ids of a vocabulary and edges of buckets; the rows' numbers of ids that are hashed, or rows
+        already.
+
+    Raises:
+        DataError: the folder is damaged.
+    """
+    if trained_inputs is None:
+        return range(rows)
+    meanings = row_meanings(trained_inputs, remedy(trained_inputs))[field]
+    if meanings.values is not None:
+        names = ["", "", *meanings.values().to_list()]
+    elif meanings.edges:
+        names = ["", *(f"{low:g} to {high:g}" for low, high in meanings.buckets)]
+    else:
+        return range(rows)
+    for row, name in ((meanings.entry.missing_row, MISSING), (meanings.entry.unseen_row, UNSEEN)):
+        if row is not None:
+            names[row] = name
+    return names
 
 
 def read_kept_saved(kept: Path) -> Saved | None:

@@ -17,7 +17,7 @@ import polars as pl
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from stampede.data import DataError, formulas
 from stampede.data.learning import hashing

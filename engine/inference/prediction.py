@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
+import polars as pl
 
 from stampede.data import DataError
-from stampede.data.prepared.manifest import MANIFEST, PartName, read_manifest
+from stampede.data.learning import Learned
+from stampede.data.prepared.manifest import MANIFEST, Manifest, PartName, read_manifest
 from stampede.data.progress import RowProgress
 from stampede.data.raw import BadRows
 from stampede.data.raw.bad_rows import OnBadRow
+from stampede.data.schema import Schema
+from stampede.data.schema.columns import Quantiles, TimePart
 from stampede.engine.config.data import SyntheticSection
 from stampede.engine.datasets import open_dataset
 from stampede.engine.errors import RunFolderError
@@ -35,6 +41,7 @@ from stampede.engine.inference.same_inputs import (
 from stampede.engine.inference.score_file import ScoreFile
 from stampede.engine.inference.trained import Trained
 from stampede.engine.metrics import PartMetrics
+from stampede.engine.metrics.calibration import probability
 from stampede.engine.processes import choose_device
 
 OnBadValue = Literal["error", "missing"]
@@ -45,7 +52,7 @@ OWN_DATA = "@run"
 # That is scored unless another is asked for.
 _PART: PartName = "test"
 
-_OTHER_OWN_DATA = "score raw files, or what `python -m stampede.data.apply` makes of them"
+_OTHER_OWN_DATA = "score raw files, or what `stampede apply` makes of them"
 
 
 @dataclass(frozen=True)
@@ -135,6 +142,70 @@ def predict(
     )
 
 
+def score(trained: Trained, scorer: Scorer, inputs: list[str]) -> np.ndarray:
+    """Probabilities of a click, `[n]` float64, of all rows in order; labels are not looked at.
+
+    Args:
+        trained: the model.
+        scorer: of the same model.
+        inputs: as of `predict`.
+
+    Raises:
+        DataError, RunFolderError: as of `predict`.
+    """
+    bad_rows = BadRows("error", option="`stampede predict --on-bad-row skip`")
+    rows = _rows(trained, inputs, PredictionOptions(with_label=False), bad_rows)
+    with RowProgress("scoring", rows.size) as progress:
+        found = []
+        for piece in rows.pieces():
+            found += [probability(scored.logits) for scored in scorer.scored(piece.part)]
+            progress.advance_to(piece.position, len(piece.rows))
+    return np.concatenate(found) if found else np.zeros(0)
+
+
+def score_frame(trained: Trained, scorer: Scorer, frame: pd.DataFrame | pl.DataFrame) -> np.ndarray:
+    """As `score`, of the rows of a frame.
+
+    The frame goes through a temporary Parquet file, so that its values are read as those of a log.
+
+    Raises:
+        DataError: it lacks a column, or a value of it cannot be read.
+        RunFolderError: the run cannot be used.
+    """
+    kept = inputs_folder(trained.config, trained.run)
+    learned, manifest = _learned(trained, kept, "the frame")
+    learned.schema = schema = learned.schema.model_copy(update={"format": "parquet"})
+    used = [column for column in frame.columns if column in schema.used_columns()]
+    if isinstance(frame, pd.DataFrame):
+        _check_ids(frame, schema)
+        frame = pl.from_pandas(frame[used])
+    if not len(frame):
+        return np.zeros(0)
+    with tempfile.TemporaryDirectory(prefix="stampede-") as folder:
+        file = Path(folder) / "frame.parquet"
+        try:
+            frame.select(used).write_parquet(file)
+            bad_rows = BadRows("error", option="drop them")
+            rows = rows_of_files([str(file)], learned, manifest.numbers_dtype, bad_rows, False)
+            parts = [scorer.scored(piece.part) for piece in rows.pieces()]
+            return np.concatenate([probability(one.logits) for part in parts for one in part])
+        except DataError as failure:
+            raise DataError(str(failure).replace(str(file), "the frame")) from None
+
+
+def _check_ids(frame: pd.DataFrame, schema: Schema) -> None:
+    """Refuse whole numbers that pandas made floats: nobody knows whether an id was 3 or 3.0."""
+    for name, field in schema.ids.items():
+        column = getattr(field, "column", "") or name
+        is_cut = isinstance(field, Quantiles | TimePart)
+        if column in frame and not is_cut and pd.api.types.is_float_dtype(frame[column]):
+            raise DataError(
+                f"the frame: column {column!r} holds ids but is stored as {frame[column].dtype}, "
+                "as pandas stores whole numbers of which some are missing; read it with "
+                f"dtype={{{column!r}: str}}, or write frame[{column!r}].astype('Int64')"
+            )
+
+
 def _score(scorer: Scorer, piece: Piece, file: ScoreFile, metrics: PartMetrics | None) -> None:
     columns = Scored(*map(np.concatenate, zip(*scorer.scored(piece.part), strict=True)))
     if metrics is not None:
@@ -155,16 +226,7 @@ def _rows(
         raise DataError(f"{folders[0]}: is a folder; write one prepared folder, or files")
     if folders and (folders[0] / MANIFEST).exists():
         return _prepared_rows(trained, kept, folders[0], options)
-    learned = None
-    if kept is not None:
-        manifest = check_trained_with(kept, trained, trained.checkpoint, remedy(kept))
-        learned = read_learned(kept, manifest)
-    if learned is None:
-        raise DataError(
-            f"{inputs[0]}: the run was trained on data whose ids were rows of tables already, so "
-            f"nobody knows what raw values mean; write a prepared folder, or {OWN_DATA} for its "
-            "own data"
-        )
+    learned, manifest = _learned(trained, kept, inputs[0])
     if options.part is not None:
         raise DataError(
             f"--part {options.part}: raw files such as {inputs[0]} have no parts; leave it out, or "
@@ -177,6 +239,19 @@ def _rows(
         bad_rows,
         with_label=options.with_label,
         bad_values_are_missing=options.on_bad_value == "missing",
+    )
+
+
+def _learned(trained: Trained, kept: Path | None, asked: str) -> tuple[Learned, Manifest]:
+    """What turns raw rows into inputs of a model."""
+    if kept is not None:
+        manifest = check_trained_with(kept, trained, trained.checkpoint, remedy(kept))
+        learned = read_learned(kept, manifest)
+        if learned is not None:
+            return learned, manifest
+    raise DataError(
+        f"{asked}: the run was trained on data whose ids were rows of tables already, so nobody "
+        f"knows what raw values mean; write a prepared folder, or {OWN_DATA} for its own data"
     )
 
 

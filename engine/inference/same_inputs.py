@@ -76,7 +76,7 @@ def check_same_inputs(found: Manifest, inputs: ModelInputs, where: Path, model: 
             raise DataError(
                 f"{where}: the table of {name!r} has {fields[name]:,} rows, but {rows:,} in "
                 f"{model}: its vocabulary is another one. Score the raw files, or prepare them "
-                "with `python -m stampede.data.apply`"
+                "with `stampede apply`"
             )
     if list(fields) != list(inputs.vocabulary_sizes):
         raise DataError(
@@ -102,5 +102,5 @@ def check_same_vocabularies(found: Manifest, kept: Manifest, where: Path) -> Non
         raise DataError(
             f"{where}: its {differing[0]} is not the one that the model was trained with, so its "
             "ids mean something else. Score the raw files, or prepare them with "
-            "`python -m stampede.data.apply`"
+            "`stampede apply`"
         )

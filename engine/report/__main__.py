@@ -14,8 +14,8 @@ quiet_libraries()
 from stampede.data.command import exit_status  # noqa: E402
 from stampede.engine.console import table  # noqa: E402
 from stampede.engine.errors import RunFolderError  # noqa: E402
-from stampede.engine.report.run_records import open_runs  # noqa: E402
-from stampede.engine.report.writing import PAGE, write_report  # noqa: E402
+from stampede.engine.report.page import PAGE, write_report  # noqa: E402
+from stampede.engine.report.run_records import baseline_of, open_runs  # noqa: E402
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,7 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _report(given: argparse.Namespace) -> None:
     runs = open_runs([Path(path) for path in given.runs])
     folder = Path(given.out)
-    lacking = write_report(runs, folder)
+    baseline = baseline_of(runs, given.baseline) if given.baseline else None
+    lacking = write_report(runs, folder, baseline)
     print(table([("runs", f"{len(runs):,}"), ("report", str(folder / PAGE))]))
     for sentence in lacking:
         print(f"  {sentence}")
@@ -35,15 +36,16 @@ def _report(given: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m stampede.engine.report",
+        prog="stampede report",
         description="Write one HTML page on training runs, and its pictures as PNG: learning "
         "curves, AUC against\nbatch size and training time, calibration, clipped rows, norms of "
-        "the embeddings, times of\nsteps, results and differences of the configurations. What runs "
-        "did not record is left out and\nsaid.",
+        "the embeddings, times of\nsteps, results and differences of the configurations. Runs that "
+        "differ only in run.seed are\naveraged, runs on different data have pictures of their own. "
+        "What runs did not record is\nleft out and said.",
         epilog="examples:\n"
-        "  python -m stampede.engine.report runs/quickstart\n"
-        "  python -m stampede.engine.report runs/criteo-1024 runs/criteo-8192 --out criteo\n"
-        "  python -m stampede.engine.report runs          all runs in a folder",
+        "  stampede report runs/quickstart\n"
+        "  stampede report runs/criteo-1024 runs/criteo-8192 --out criteo\n"
+        "  stampede report runs          all runs in a folder",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -51,6 +53,12 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="RUN",
         help="run folders, folders of run folders, or those of sweeps",
+    )
+    parser.add_argument(
+        "--baseline",
+        metavar="RUN",
+        help="run that the tables show the differences of the others to, such as baseline; with "
+        "several seeds, any of them",
     )
     parser.add_argument(
         "--out",

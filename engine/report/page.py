@@ -1,125 +1,122 @@
-"""The report as one HTML page that needs nothing else."""
+"""Writes a report: one HTML page that needs nothing else, and its pictures."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
-from html import escape
+from dataclasses import replace
+from pathlib import Path
 
-from stampede.engine.report.drawing import Drawing
+from jinja2 import Environment, StrictUndefined, Template
 
-_STYLE = """
-body { margin: 0 auto; max-width: 84rem; padding: 0 1rem 3rem; color: #111; background: #fff;
-  font: 1rem/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; margin: 1.2rem 0 0.3rem; }
-h2 { font-size: 1.15rem; margin: 1.6rem 0 0.4rem; }
-.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 32rem), 1fr));
-  gap: 0 2.5rem; align-items: start; }
-figure { margin: 0; }
-img { display: block; max-width: 100%; height: auto; }
-figcaption, .note { font-size: 0.9rem; color: #333; }
-.note { border-left: 3px solid #777; padding-left: 0.6rem; margin: 0.5rem 0;
-  overflow-wrap: anywhere; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 0.88rem; font-variant-numeric: tabular-nums; }
-th, td { border-bottom: 1px solid #bbb; padding: 0.2rem 0.7rem 0.2rem 0; text-align: left;
-  white-space: nowrap; }
-td.number { text-align: right; }
-th { border-bottom: 2px solid #111; vertical-align: bottom; }
-pre { font-size: 0.8rem; overflow-x: auto; }
-@media print { section { break-inside: avoid; } }
-"""
+from stampede.engine.errors import RunFolderError
+from stampede.engine.figures import to_png
+from stampede.engine.report.pictures import Drawing, all_drawings
+from stampede.engine.report.run_records import RunRecord, by_data
+from stampede.engine.report.tables import (
+    about_table,
+    configuration_table,
+    result_tables,
+    step_table,
+)
+from stampede.engine.whole_files import write_whole
+
+PAGE = "report.html"
+
+_MOST_CURVES = 20
+
+# Twice the pixels of a page, for sharp text where a screen has them.
+_DPI = 180
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table of a page.
+def write_report(
+    runs: Sequence[RunRecord], folder: Path, baseline: RunRecord | None = None
+) -> list[str]:
+    """Write `report.html` and a PNG for each picture.
 
-    Attributes:
-        title: heading.
-        note: a sentence above it.
-        header, rows: cells; without rows the note stands alone.
-    """
-
-    title: str
-    note: str
-    header: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
-
-
-def page(
-    title: str,
-    subtitle: str,
-    notes: Sequence[str],
-    tables: Sequence[Table],
-    drawings: Sequence[Drawing],
-    pictures: dict[str, bytes],
-) -> str:
-    """The page.
+    Runs on different data have pictures of their own: their AUCs do not compare. Pictures of an
+    earlier report that this one lacks are deleted, other files left alone.
 
     Args:
-        notes: sentences on runs that are not finished.
-        tables: above the pictures, but for the last, which stands beneath them.
-        pictures: PNG of each drawing that has a figure, by its name.
+        runs: at least one.
+        folder: made where it is not there.
+        baseline: one of the runs, to which the tables show the differences of the others.
+
+    Returns:
+        A sentence for each thing that the report lacks.
+
+    Raises:
+        RunFolderError: the folder cannot be written.
     """
-    drawn = "\n".join(_picture(d, pictures[d.name]) for d in drawings if d.figure is not None)
-    absent = [d for d in drawings if d.figure is None]
-    parts = [
-        f"<h1>{escape(title)}</h1>",
-        f"<p>{escape(subtitle)}</p>",
-        *map(_note, notes),
-        *map(_table, tables[:-1]),
-        f'<div class="pictures">\n{drawn}\n</div>',
-        *map(_table, tables[-1:]),
+    notes = [f"{run.label} {run.state()}" for run in runs if run.state() is not None]
+    notes += _advice(runs)
+    groups = by_data(runs)
+    drawings: dict[str, list[Drawing]] = {}
+    for number, (data, members) in enumerate(groups.items(), 1):
+        drawn = best(members)
+        if len(drawn) < len(members):
+            notes.append(
+                f"Of {len(members)} runs, the pictures but that of batch sizes show the "
+                f"{len(drawn)} with the best test AUC."
+            )
+        found = all_drawings(members, drawn)
+        ending = "" if number == 1 else f"_{number}"
+        drawings[data] = [replace(one, name=one.name + ending) for one in found]
+    every = [one for of_data in drawings.values() for one in of_data]
+    pictures = {one.name: to_png(one.figure, _DPI) for one in every if one.figure is not None}
+    steps, about = step_table(runs), about_table(runs)
+    above = [*result_tables(groups, baseline), *(t for t in (about, steps) if t.rows)]
+    below = configuration_table(runs)
+    text = _template().render(
+        title=f"stampede: {runs[0].label if len(runs) == 1 else f'{len(runs)} runs'}",
+        notes=notes,
+        above=above,
+        below=below,
+        wide=[table for table in (*above, below) if table.rows],
+        groups=drawings,
+        images={name: base64.b64encode(png).decode("ascii") for name, png in pictures.items()},
+        absent=[one for one in every if one.figure is None],
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for one in every:
+            if one.figure is None:
+                (folder / f"{one.name}.png").unlink(missing_ok=True)
+            else:
+                write_whole(folder / f"{one.name}.png", pictures[one.name])
+        write_whole(folder / PAGE, text)
+    except OSError as failure:
+        raise RunFolderError(
+            f"{folder}: the report cannot be written ({failure.strerror or failure}); choose "
+            "another folder with --out"
+        ) from None
+    return [*notes, *(f"{one.title}: {sentence}" for one in every for sentence in one.left_out)]
+
+
+def _advice(runs: Sequence[RunRecord]) -> list[str]:
+    """What runs said when something was off, each sentence once."""
+    said: dict[str, list[str]] = {}
+    for run in runs:
+        for line in run.of_kind("advice"):
+            said.setdefault(line["text"], []).append(run.label)
+    if len(runs) == 1:
+        return list(said)
+    return [
+        f"{labels[0] if len(labels) == 1 else f'{len(labels)} runs'}: {text}"
+        for text, labels in said.items()
     ]
-    if absent:
-        parts.append("<h2>Not in this report</h2>")
-        parts += [_note(f"{d.title}: {' '.join(d.left_out)}") for d in absent]
-    body = "\n".join(parts)
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        # Browsers ask the server for an icon otherwise.
-        '<link rel="icon" href="data:,">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
-        f"<body>\n{body}\n</body>\n</html>\n"
+
+
+def best(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """As many as can be told apart in a picture, in their order."""
+    ranked = sorted(runs, key=lambda run: run.metric("test", "auc") or 0, reverse=True)
+    kept = {run.path for run in ranked[:_MOST_CURVES]}
+    return [run for run in runs if run.path in kept]
+
+
+def _template() -> Template:
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-
-
-def _picture(drawing: Drawing, png: bytes) -> str:
-    source = base64.b64encode(png).decode("ascii")
-    notes = "".join(map(_note, drawing.left_out))
-    return (
-        f'<section id="{escape(drawing.name)}">\n<h2>{escape(drawing.title)}</h2>\n<figure>\n'
-        f'<img alt="{escape(drawing.title)}: {escape(drawing.caption)}" '
-        f'src="data:image/png;base64,{source}">\n'
-        f"<figcaption>{escape(drawing.caption)}</figcaption>\n</figure>\n{notes}\n</section>"
-    )
-
-
-def _note(text: str) -> str:
-    return f'<p class="note">{escape(text)}</p>'
-
-
-def _table(table: Table) -> str:
-    text = f"<h2>{escape(table.title)}</h2>\n<p>{escape(table.note)}</p>"
-    if not table.rows:
-        return text
-    header = "".join(f"<th>{escape(cell)}</th>" for cell in table.header)
-    classes = [""] + [_class(column) for column in list(zip(*table.rows, strict=True))[1:]]
-    rows = "\n".join(
-        "<tr>"
-        + "".join(f"<td{c}>{escape(cell)}</td>" for c, cell in zip(classes, row, strict=True))
-        + "</tr>"
-        for row in table.rows
-    )
-    return (
-        f'{text}\n<div class="scroll"><table>\n<thead><tr>{header}</tr></thead>\n'
-        f"<tbody>\n{rows}\n</tbody>\n</table></div>"
-    )
-
-
-def _class(column: Sequence[str]) -> str:
-    """Numbers stand to the right, where they are all that a column has."""
-    return ' class="number"' if all(cell[:1].isdigit() for cell in column if cell) else ""
+    source = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    return environment.from_string(source)

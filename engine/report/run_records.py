@@ -1,9 +1,12 @@
-"""What a run folder holds, read without the data or a model."""
+"""What run folders hold, read without the data or a model, and which runs belong together."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os.path
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 from stampede.engine.checkpoint import checkpoint_of, flat_keys, newest, read_manifest
 from stampede.engine.errors import RunFolderError
 from stampede.engine.run_folder import TRIALS, RunFolder
+from stampede.engine.summary import selected_metrics
 from stampede.settings import read_yaml
 
 _HINT = "write a run folder such as runs/quickstart, or a folder of run folders"
@@ -22,6 +26,11 @@ _NOT_COMPARED = (
     "train.clip_stats_every", "train.timing_every", "train.profile.",
 )  # fmt: skip
 
+# Keys that say which rows a run is tested on.
+_OF_THE_ROWS = (
+    "data.kind", "data.path", "data.split", "data.test_", "data.validation_path", "data.seed",
+    "data.scale", "data.rows", "data.zipf",
+)  # fmt: skip
 
 # What a report needs of a line of each kind, and of a summary.
 _OF_A_LINE = {
@@ -40,8 +49,8 @@ _OF_A_LINE = {
     ),
 }
 _OF_A_SUMMARY = (
-    "auc", "logloss", "best_auc", "best_epoch", "selected_on", "samples_per_second",
-    "train_seconds", "epochs", "steps",
+    "auc", "logloss", "best_epoch", "selected_on", "samples_per_second", "train_seconds", "epochs",
+    "steps",
 )  # fmt: skip
 
 
@@ -85,6 +94,13 @@ class RunRecord:
         """Samples trained on at a line, the last batch of an epoch taken for a whole one."""
         return line["step"] * self.batch_size
 
+    def metric(self, part: str, name: str, when: str = "selected") -> float | None:
+        """A metric of a part after the `selected` epoch, or after the `last`; None if unknown."""
+        if not self.summary:
+            return None
+        parts = self.summary["last"] if when == "last" else selected_metrics(self.summary)
+        return parts.get(part, {}).get(name)
+
     def checkpoint(self) -> Path | None:
         """The checkpoint of the best epoch, or else the newest; None without any.
 
@@ -113,6 +129,77 @@ class RunRecord:
         return f"is not finished ({lacks}); what is shown ends at step {last:,}"
 
 
+@dataclass(frozen=True)
+class Setting:
+    """Runs that differ in nothing but `run.seed`.
+
+    Attributes:
+        label: of the run, or what the names of several begin with.
+        runs: at least one.
+    """
+
+    label: str
+    runs: tuple[RunRecord, ...]
+
+    def values(self, of: Callable[[RunRecord], float | None]) -> list[float]:
+        """A figure of each run that has it."""
+        return [value for run in self.runs if (value := of(run)) is not None]
+
+
+def settings_of(runs: Sequence[RunRecord]) -> list[Setting]:
+    """Runs by what they have in common besides the seed, in their order."""
+    found, met = defaultdict(list), Counter()
+    for run in runs:
+        compared = {k: readable(v) for k, v in run.compared.items()}
+        seed = compared.pop("run.seed", "")
+        key = tuple(sorted(compared.items()))
+        # The same seed again is another run of the same, not another seed.
+        found[key, met[key, seed]].append(run)
+        met[key, seed] += 1
+    labels: set[str] = set()
+    settings = []
+    for members in found.values():
+        label = members[0].label
+        if len(members) > 1:
+            # "deepfm-1024-seed1" and "deepfm-1024-seed2" begin with the same name.
+            common = os.path.commonprefix([run.label for run in members])
+            name = re.sub(r"[-_. ]*(seed)?[-_. ]*$", "", common) or label
+            label = f"{label if name in labels else name} ({len(members)} seeds)"
+        labels.add(label)
+        settings.append(Setting(label, tuple(members)))
+    return settings
+
+
+def by_data(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
+    """Runs by the rows that they are tested on; the key says which, for people."""
+    groups = defaultdict(list)
+    for run in runs:
+        rows = {k: readable(v) for k, v in run.config.items() if k.startswith(_OF_THE_ROWS)}
+        groups[tuple(sorted(rows.items()))].append(run)
+    differing = {
+        key for rows in groups for key, value in rows if any((key, value) not in o for o in groups)
+    }
+    return {
+        ", ".join(
+            f"{key.removeprefix('data.')} {value}" if key != "data.kind" else value
+            for key, value in sorted(rows, key=lambda one: one[0] != "data.kind")
+            if key == "data.kind" or (key in differing and value not in ("null", ""))
+        ): members
+        for rows, members in groups.items()
+    }
+
+
+def readable(value: Any) -> str:
+    """A value of a configuration, as YAML would have it on one line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "[" + ", ".join(map(readable, value)) + "]"
+    return str(value)
+
+
 def open_runs(paths: Sequence[Path]) -> list[RunRecord]:
     """Read runs, each once.
 
@@ -125,6 +212,23 @@ def open_runs(paths: Sequence[Path]) -> list[RunRecord]:
     """
     folders = list(dict.fromkeys(run.resolve() for path in paths for run in _run_folders(path)))
     return [_read(path, label) for path, label in zip(folders, _labels(folders), strict=True)]
+
+
+def baseline_of(runs: Sequence[RunRecord], asked: str) -> RunRecord:
+    """The run of a report that a user names, by its label, its folder or the folder's name.
+
+    Raises:
+        RunFolderError: there is none, or more than one.
+    """
+    found = [run for run in runs if asked in (run.label, str(run.path), run.path.name)]
+    found = found or [run for run in runs if Path(asked).resolve() == run.path]
+    if len(found) != 1:
+        labels = ", ".join(run.label for run in runs)
+        raise RunFolderError(
+            f"--baseline: found {asked!r}, which is {len(found) or 'none'} of the runs; write one "
+            f"of {labels}"
+        )
+    return found[0]
 
 
 def _run_folders(path: Path) -> list[Path]:
@@ -187,6 +291,12 @@ def _read(path: Path, label: str) -> RunRecord:
                 f"{folder.summary}: is damaged ({_said(failure)}); delete it to show the run as an "
                 "unfinished one"
             ) from None
+        if "last" not in summary:
+            raise RunFolderError(
+                f"{folder.summary}: an earlier version wrote it; continue the run with "
+                "checkpoint.resume=auto, which writes it anew in seconds, or delete it to show the "
+                "run as an unfinished one"
+            )
     if summary and lines and lines[-1]["step"] > summary["steps"]:
         summary = {}
     return RunRecord(path, label, config, lines, summary)

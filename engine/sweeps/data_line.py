@@ -19,8 +19,8 @@ def what_data(sweep: Sweep, found: Sequence[Result]) -> str:
     # Seeds change no data.
     firsts = [one.done[0].trial for one in found if one.done]
     data = _listed(_described(sweep.config_of(trial)) for trial in firsts)
-    rows = _listed(f"{outcome.metrics['training_rows']:,}" for outcome in done)
-    tested = _listed(f"{outcome.metrics['samples']:,}" for outcome in done)
+    rows = _listed(f"{outcome.summary['rows']['train']:,}" for outcome in done)
+    tested = _listed(f"{outcome.summary['rows']['test']:,}" for outcome in done)
     parts = _listed(outcome.selected_on for outcome in done)
     return f"Data: {data}; {rows} training rows, {tested} test rows; selected on the {parts} part."
 

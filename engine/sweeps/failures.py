@@ -14,7 +14,6 @@ from stampede.engine.whole_files import to_json, write_whole
 
 # torchrun's own lines, such as `error_file: <N/A>`, do not begin so.
 _ERROR = re.compile(r"error( on rank \d+)?: ")
-_LONGEST = 300
 
 
 class Failures:
@@ -86,10 +85,10 @@ def why(said: bytes, status: int) -> str:
         if begins:
             # The first: what other processes say follows from it. Its list is indented.
             more = []
-            for following in lines[number + 1 : number + 3]:
+            for following in lines[number + 1 :]:
                 if not following.startswith(" "):
                     break
                 more.append(following.strip())
-            return " ".join([line[begins.end() :].strip(), *more])[:_LONGEST]
+            return " ".join([line[begins.end() :].strip(), *more])
     killed = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
-    return f"{killed}: {lines[-1].strip()[:250]}" if lines else killed
+    return f"{killed}: {lines[-1].strip()}" if lines else killed

@@ -1,15 +1,15 @@
-"""A run folder: what configuration it is of, and what was measured at its best epoch."""
+"""A run folder: what configuration it is of, and what its run ended with."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from stampede.engine.checkpoint import flat_keys
 from stampede.engine.config import Config, load_config_of_run
 from stampede.engine.recipe import open_keys
 from stampede.engine.run_folder import RunFolder
+from stampede.engine.summary import selected_metrics
 from stampede.engine.sweeps.files import reading
 from stampede.settings import SettingsError
 
@@ -17,44 +17,18 @@ from stampede.settings import SettingsError
 _NOT_COMPARED = ("run.dir", "run.name", "checkpoint.resume")
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A finished run.
-
-    Attributes:
-        test: metrics of the test part at the best epoch, and figures of the whole run.
-        selected: metrics of the part that chose the best epoch.
-        selected_on: that part.
-    """
-
-    test: dict[str, Any]
-    selected: dict[str, Any]
-    selected_on: str
-
-
-def measured(folder: RunFolder) -> Measured:
-    """Read a run folder; without any defined AUC there is no best epoch, and the last counts.
+def ended(folder: RunFolder) -> dict[str, Any]:
+    """The `summary.json` of a run that has ended, see `stampede.engine.summary.summarize`.
 
     Raises:
-        RunFolderError: a file of it is damaged or absent.
+        RunFolderError: it is damaged or absent.
     """
-    instead = f"delete {folder.path} to train it anew"
-    with reading(folder.summary, instead):
+    with reading(folder.summary, f"delete {folder.path} to train it anew"):
         summary = json.loads(folder.summary.read_text(encoding="utf-8"))
-        best = summary["best_epoch"] or summary["epochs"]
-        step = summary["steps"] // summary["epochs"] * best
-        selected_on, seconds = summary["selected_on"], summary["train_seconds"]
-        rows = round(summary["samples_per_second"] * seconds / summary["epochs"])
-    with reading(folder.metrics, instead):
-        at_best = {
-            line["part"]: line
-            for line in folder.lines()
-            if line["kind"] == "evaluation" and line["step"] == step
-        }
-        selected = at_best[selected_on]
-        # An evaluation has the seconds until then; those of a run are of all its epochs.
-        test = {**summary, **at_best["test"], "train_seconds": seconds, "training_rows": rows}
-    return Measured(test, selected, selected_on)
+        for key in ("selected_on", "best_epoch", "rows", "train_seconds"):
+            summary[key]
+        selected_metrics(summary)
+    return summary
 
 
 def compared(config: Config) -> dict[str, Any]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from stampede.engine.figures import as_written, to_png
-from stampede.engine.sweeps.results import Mean, Result, mean
+from stampede.engine.sweeps.results import Column, Result, columns
 from stampede.engine.sweeps.sections import shown_as
 from stampede.engine.sweeps.sweep import Sweep
 from stampede.engine.sweeps.table import axes_of
@@ -19,24 +20,40 @@ _STYLES = ("o-", "s--", "^-.", "D:", "v-", "P--", "X-.", "*:", "<-", ">--")
 
 
 def draw(sweep: Sweep, found: Sequence[Result], folder: Path) -> list[Path]:
-    """Draw test AUC and training time of a grid, or the course of a study; the PNG files."""
+    """Draw AUC and training time of a grid, or the course of a study; the PNG files."""
     found = [one for one in found if one.done]
     if not found:
         return []
     if sweep.study:
         return [_draw_study(sweep, found, folder / "study.png")]
-    x = sweep.section.report.x or axes_of(found)[-1]
+    chosen = [column for column in columns(["auc"], found) if column.path != ("last", "test")]
+    seconds = Column("train_seconds", "training time, s", "train_seconds")
     return [
-        _draw_grid(sweep, found, x, "auc", "test AUC", folder / "auc.png"),
-        _draw_grid(sweep, found, x, "train_seconds", "training time, s", folder / "seconds.png"),
+        _draw_grid(sweep, found, chosen, folder / "auc.png"),
+        _draw_grid(sweep, found, [seconds], folder / "seconds.png"),
     ]
 
 
-def _draw_grid(
-    sweep: Sweep, found: Sequence[Result], x: str, metric: str, name: str, path: Path
-) -> Path:
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
+def _draw_grid(sweep: Sweep, found: Sequence[Result], shown: Sequence[Column], path: Path) -> Path:
+    """A panel for each column, side by side; the parts of the data may differ in level."""
+    x = sweep.section.report.x or axes_of(found)[-1]
+    figure = Figure(figsize=(1.5 + 6.0 * len(shown), 4.5), layout="constrained")
+    others = [axis for axis in axes_of(found) if axis != x]
+    panels = figure.subplots(1, len(shown), squeeze=False)[0]
+    for panel, column in zip(panels, shown, strict=True):
+        _draw_panel(panel, sweep, found, x, column)
+    parts = " and ".join(sorted({one.selected_on for one in found}))
+    bars = any((mean := one.mean(column)) and mean.error for one in found for column in shown)
+    told = f"best epoch chosen on the {parts} part" + ("; bars: standard error" if bars else "")
+    figure.suptitle(told, fontsize=9)
+    # Published figures are of the test part, the last panel.
+    if panels[-1].get_legend_handles_labels()[0]:
+        legend = panels[-1].legend(loc="best", fontsize=8, title=" / ".join(others))
+        legend.get_title().set_fontsize(8)
+    return _save(figure, path)
+
+
+def _draw_panel(axes: Axes, sweep: Sweep, found: Sequence[Result], x: str, column: Column) -> None:
     along = list(dict.fromkeys(one.point.labels[x] for one in found))
     # A line would say that names such as those of clips have an order.
     in_order = all(text[:1].isdigit() for text in along)
@@ -47,8 +64,8 @@ def _draw_grid(
     for number, (title, of_line) in enumerate(lines.items()):
         style = _STYLES[number % len(_STYLES)]
         style = style if in_order else style[0]
-        of_line = [one for one in of_line if _seen(one, metric) is not None]
-        points = [(along.index(one.point.labels[x]), _seen(one, metric)) for one in of_line]
+        of_line = [one for one in of_line if one.mean(column) is not None]
+        points = [(along.index(one.point.labels[x]), one.mean(column)) for one in of_line]
         # Side by side, so that error bars can be told apart.
         shift = 0.06 * (number - (len(lines) - 1) / 2)
         axes.errorbar(
@@ -60,7 +77,7 @@ def _draw_grid(
             label=_legend_label(title) if title else None,
         )
         # A small form is of other data: beside figures of the whole its own would be one line.
-        published = metric == "auc" and not sweep.small
+        published = column.name == "auc" and not sweep.small
         if published and any(one.published is not None for one in of_line):
             given = [(p, o.published) for (p, _), o in zip(points, of_line, strict=True)]
             axes.plot(
@@ -73,19 +90,8 @@ def _draw_grid(
             )
     axes.set_xticks(range(len(along)), along)
     as_written(axes.get_xticklabels())
-    axes.set(xlabel=x, ylabel=name)
-    parts = " and ".join(sorted({one.selected_on for one in found}))
-    seen = [_seen(one, metric) for one in found]
-    bars = "; bars: standard error" if any(one and one.error for one in seen) else ""
-    axes.set_title(f"best epoch chosen on the {parts} part{bars}", fontsize=9)
+    axes.set(xlabel=x, ylabel=column.title)
     axes.grid(alpha=0.3)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="best", fontsize=8)
-    return _save(figure, path)
-
-
-def _seen(one: Result, metric: str) -> Mean | None:
-    return mean([outcome.metrics.get(metric) for outcome in one.done])
 
 
 def _legend_label(text: str) -> str:
@@ -129,7 +135,7 @@ def _draw_study(sweep: Sweep, found: Sequence[Result], path: Path) -> Path:
 def _save(figure: Figure, path: Path) -> Path:
     for axes in figure.axes:
         legend = axes.get_legend()
-        named = legend.get_texts() if legend else []
+        named = [legend.get_title(), *legend.get_texts()] if legend else []
         as_written([axes.title, axes.xaxis.label, axes.yaxis.label, *named])
     write_whole(path, to_png(figure))
     return path

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from stampede.engine.summary import METRICS
 from stampede.engine.sweeps.points import Point
 from stampede.engine.sweeps.runner import Outcome
+from stampede.engine.sweeps.sections import shown_as
 from stampede.engine.sweeps.sweep import Sweep
 
 
@@ -28,20 +31,63 @@ class Mean:
 
 
 @dataclass(frozen=True)
+class Column:
+    """A figure of every trial.
+
+    Attributes:
+        name: for programs, such as `validation_auc`.
+        title: for people, such as `validation AUC`.
+        metric: in `summary.json`.
+        path: of the section that it stands in there; nothing for the test part in the best epoch.
+    """
+
+    name: str
+    title: str
+    metric: str
+    path: tuple[str, ...] = ()
+
+    def of(self, summary: Mapping[str, Any]) -> float | None:
+        """Its value; None where the run has none."""
+        for section in self.path:
+            summary = summary.get(section) or {}
+        return summary.get(self.metric)
+
+
+def columns(metrics: Sequence[str], found: Sequence[Result]) -> list[Column]:
+    """Columns of a table: validation beside test in the best epoch, then the last epoch's.
+
+    Args:
+        metrics: those of a part, and figures of a whole run.
+        found: without any validation part there are no columns for it.
+    """
+    validated = any("validation" in outcome.summary for one in found for outcome in one.done)
+    chosen, last = [], []
+    for metric in metrics:
+        title = shown_as(metric)
+        if metric not in METRICS:
+            last.append(Column(metric, title, metric))
+            continue
+        if validated:
+            path = ("validation",)
+            chosen.append(Column(f"validation_{metric}", f"validation {title}", metric, path))
+        chosen.append(Column(metric, f"test {title}", metric))
+        last.append(Column(f"last_{metric}", f"last test {title}", metric, ("last", "test")))
+    return chosen + last
+
+
+@dataclass(frozen=True)
 class Result:
     """What a point gave.
 
     Attributes:
         point: its settings.
         outcomes: of its trials.
-        means: by metric, of the trials that did not fail; None where none has it.
         sought: of a study, the metric that it seeks, on the part that selects.
         published: AUC of others at the same point.
     """
 
     point: Point
     outcomes: Sequence[Outcome]
-    means: dict[str, Mean | None]
     sought: Mean | None = None
     published: float | None = None
 
@@ -49,6 +95,10 @@ class Result:
     def done(self) -> list[Outcome]:
         """Trials that did not fail."""
         return [outcome for outcome in self.outcomes if not outcome.message]
+
+    def mean(self, column: Column) -> Mean | None:
+        """Mean over the trials that did not fail; None where none has such a value."""
+        return mean([column.of(outcome.summary) for outcome in self.done])
 
     @property
     def selected_on(self) -> str:
@@ -89,10 +139,6 @@ def _result(sweep: Sweep, outcomes: list[Outcome]) -> Result:
     return Result(
         point,
         outcomes,
-        {
-            metric: mean([outcome.metrics.get(metric) for outcome in done])
-            for metric in sweep.section.report.metrics
-        },
-        mean([outcome.selected[sweep.study.metric] for outcome in done]) if sweep.study else None,
+        mean([outcome.sought(sweep.study.metric) for outcome in done]) if sweep.study else None,
         sweep.published.auc.get(point.title) if sweep.published else None,
     )

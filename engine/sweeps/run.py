@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
-from stampede.engine.console import progress_bar
+from stampede.engine.console import progress_bar, readable_metric
 from stampede.engine.datasets import check_files
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
+from stampede.engine.summary import selected_metrics
 from stampede.engine.sweeps.files import writing
 from stampede.engine.sweeps.journal import NAME as JOURNAL
 from stampede.engine.sweeps.pictures import draw
@@ -108,9 +109,12 @@ def _run_all(sweep: Sweep, runner: Runner) -> list[Outcome]:
 def _said(outcome: Outcome) -> str:
     if outcome.message:
         return f"failed: {outcome.message}"
-    auc, seconds = outcome.metrics["auc"], outcome.metrics["train_seconds"]
-    epoch = f"epoch {outcome.metrics['best_epoch']}, chosen on the {outcome.selected_on} part"
-    return f"test AUC {auc:.4f} in {epoch}; trained {seconds:.0f} s"
+    aucs = ", ".join(
+        f"{part} AUC {readable_metric(metrics['auc'])}"
+        for part, metrics in selected_metrics(outcome.summary).items()
+    )
+    epoch = f"epoch {outcome.summary['best_epoch']}, chosen on the {outcome.selected_on} part"
+    return f"{aucs} in {epoch}; trained {outcome.summary['train_seconds']:.0f} s"
 
 
 @contextmanager
@@ -132,5 +136,5 @@ def _only_one(folder: Path) -> Iterator[None]:
 def shown(sweep: Sweep, files: Sequence[Path]) -> str:
     """The table, where the results are, and how to see more of them."""
     table = (sweep.folder / "results.md").read_text(encoding="utf-8")
-    report = f"python -m stampede.engine.report {shlex.quote(str(sweep.folder))}"
+    report = f"stampede report {shlex.quote(str(sweep.folder))}"
     return f"{table}\nresults: {', '.join(map(str, files))}\ncurves of the trials: {report}"

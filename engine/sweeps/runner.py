@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ from stampede.engine.errors import RunFolderError
 from stampede.engine.exit_status import INTERRUPTED
 from stampede.engine.network_copy import check_executed
 from stampede.engine.run_folder import RunFolder
+from stampede.engine.summary import selected_metrics
 from stampede.engine.sweeps.failures import Failures, why
 from stampede.engine.sweeps.files import writing
-from stampede.engine.sweeps.measured import Measured, difference, measured
+from stampede.engine.sweeps.measured import difference, ended
 from stampede.engine.sweeps.points import Trial
 from stampede.engine.sweeps.process import Start
 from stampede.engine.sweeps.sections import shown_as
@@ -28,18 +29,23 @@ class Outcome:
     Attributes:
         trial: which one.
         folder: of its run.
-        metrics: of the test part at the best epoch, and of the run; empty where it failed.
-        selected: metrics of the part that chose the best epoch.
-        selected_on: that part; empty where it failed.
+        summary: its `summary.json`; empty where it failed.
         message: why it failed; empty where it did not.
     """
 
     trial: Trial
     folder: Path
-    metrics: dict[str, Any]
-    selected: dict[str, Any]
-    selected_on: str = ""
+    summary: dict[str, Any] = field(default_factory=dict)
     message: str = ""
+
+    @property
+    def selected_on(self) -> str:
+        """The part that chose the best epoch; empty where the trial failed."""
+        return self.summary.get("selected_on", "")
+
+    def sought(self, metric: str) -> float | None:
+        """A metric of that part in that epoch."""
+        return selected_metrics(self.summary)[self.selected_on].get(metric)
 
 
 class Runner:
@@ -86,7 +92,7 @@ class Runner:
             return None
         if not self._sweep.section.keep_checkpoints:
             shutil.rmtree(folder.checkpoints, ignore_errors=True)
-        return self._judged(trial, folder, measured(folder))
+        return self._judged(Outcome(trial, folder.path, ended(folder)))
 
     def run(self, trial: Trial) -> Outcome:
         """Run a trial to its end, or say what became of it before.
@@ -117,19 +123,21 @@ class Runner:
             outcome = _failed(trial, self._folder(trial), message)
         return outcome
 
-    def _judged(self, trial: Trial, folder: RunFolder, found: Measured) -> Outcome:
+    def _judged(self, found: Outcome) -> Outcome:
         study = self._sweep.study
-        sought = [(found.selected_on, found.selected, study.metric)] if study else []
-        for part, metrics, name in [("test", found.test, "auc"), *sought]:
-            if metrics.get(name) is None:
+        needed = [("test", "auc", found.summary["auc"])]
+        if study is not None:
+            needed.append((found.selected_on, study.metric, found.sought(study.metric)))
+        for part, name, value in needed:
+            if value is None:
                 takes = "clicks and others" + (" in a group" if name == "gauc" else "")
                 message = f"the {shown_as(name)} of the {part} part is undefined; it takes {takes}"
-                return _failed(trial, folder, message)
-        return Outcome(trial, folder.path, found.test, found.selected, found.selected_on)
+                return replace(found, summary={}, message=message)
+        return found
 
     def _folder(self, trial: Trial) -> RunFolder:
         return RunFolder(self._sweep.runs / trial.name)
 
 
 def _failed(trial: Trial, folder: RunFolder, message: str) -> Outcome:
-    return Outcome(trial, folder.path, {}, {}, message=message)
+    return Outcome(trial, folder.path, message=message)

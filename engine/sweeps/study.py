@@ -137,5 +137,5 @@ def _tell(
     if any(outcome.message for outcome in outcomes):
         study.tell(number, state=TrialState.FAIL)
     else:
-        found = [outcome.selected[settings.metric] for outcome in outcomes]
+        found = [outcome.sought(settings.metric) for outcome in outcomes]
         study.tell(number, statistics.mean(found))

@@ -7,9 +7,10 @@ import io
 import textwrap
 from collections.abc import Sequence
 
+from stampede.engine.summary import METRICS
 from stampede.engine.sweeps.data_line import what_data
 from stampede.engine.sweeps.points import values_of
-from stampede.engine.sweeps.results import Mean, Result
+from stampede.engine.sweeps.results import Mean, Result, columns
 from stampede.engine.sweeps.sections import shown_as
 from stampede.engine.sweeps.sweep import Sweep
 
@@ -24,11 +25,14 @@ _HOW = {
 
 def to_csv(sweep: Sweep, found: Sequence[Result]) -> str:
     """A line for every point, numbers in full."""
-    axes, metrics = axes_of(found), sweep.section.report.metrics
+    axes = axes_of(found)
+    # All metrics that were computed, whatever the Markdown shows.
+    computed = [m for m in METRICS if any(m in o.summary for one in found for o in one.done)]
+    shown = columns(dict.fromkeys([*sweep.section.report.metrics, *computed]), found)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     sought = [f"{sweep.study.metric}_sought", "sought_stderr"] if sweep.study else []
-    measured = [name for metric in metrics for name in (f"{metric}_mean", f"{metric}_stderr")]
+    measured = [f"{column.name}_{which}" for column in shown for which in ("mean", "stderr")]
     published = ["auc_published"] if sweep.published else []
     writer.writerow([*axes, *sought, *measured, "seeds", "failed", "selected_on", *published])
     for one in found:
@@ -36,8 +40,8 @@ def to_csv(sweep: Sweep, found: Sequence[Result]) -> str:
         cells = values_of(one.point) if sweep.study else list(one.point.labels.values())
         if sweep.study:
             cells += _both(one.sought)
-        for metric in metrics:
-            cells += _both(one.means[metric])
+        for column in shown:
+            cells += _both(one.mean(column))
         cells += [len(one.done), len(one.outcomes) - len(one.done), one.selected_on]
         writer.writerow([*cells, *([one.published] if sweep.published else [])])
     return text.getvalue()
@@ -45,26 +49,25 @@ def to_csv(sweep: Sweep, found: Sequence[Result]) -> str:
 
 def to_markdown(sweep: Sweep, found: Sequence[Result]) -> str:
     """The table, how its figures were chosen, and what failed."""
-    metrics = sweep.section.report.metrics
-    columns = [(axis, [one.point.labels[axis] for one in found]) for axis in axes_of(found)]
+    cells = [(axis, [one.point.labels[axis] for one in found]) for axis in axes_of(found)]
     parts = sorted({one.selected_on for one in found if one.done})
     if sweep.study:
         head = f"{shown_as(sweep.study.metric)}, selecting part"
-        columns.append((head, [_shown(one.sought, sweep.study.metric) for one in found]))
-    columns += [
-        (shown_as(metric), [_shown(one.means[metric], metric) for one in found])
-        for metric in metrics
+        cells.append((head, [_shown(one.sought, sweep.study.metric) for one in found]))
+    cells += [
+        (column.title, [_shown(one.mean(column), column.metric) for one in found])
+        for column in columns(sweep.section.report.metrics, found)
     ]
-    columns.append(("seeds", [_seeds(one) for one in found]))
+    cells.append(("seeds", [_seeds(one) for one in found]))
     if len(parts) > 1:
-        columns.append(("selected on", [one.selected_on for one in found]))
+        cells.append(("selected on", [one.selected_on for one in found]))
     if sweep.published:
         shown = ["" if one.published is None else f"{one.published:.4f}" for one in found]
-        columns.append(("published AUC", shown))
+        cells.append(("published test AUC", shown))
     paragraphs = [f"# {sweep.folder.name}"]
     data = what_data(sweep, found)
     paragraphs += [_wrapped(text) for text in (data, _how(parts, sweep)) if text]
-    paragraphs.append(_aligned(columns))
+    paragraphs.append(_aligned(cells))
     if sweep.published:
         paragraphs.append(_wrapped(f"Published AUC: {sweep.published.source}."))
     failed = [outcome for one in found for outcome in one.outcomes if outcome.message]
@@ -83,7 +86,7 @@ def axes_of(found: Sequence[Result]) -> list[str]:
 def _how(parts: Sequence[str], sweep: Sweep) -> str:
     chosen = "; ".join(_HOW.get(part, part) for part in parts) or "no trial was finished"
     several = ", mean ± standard error over the seeds" if len(sweep.seeds) > 1 else ""
-    return f"Test part at {chosen}{several}."
+    return f"Figures at {chosen}{several}; `last`: after the last epoch, for comparison."
 
 
 def _both(found: Mean | None) -> list[float | None]:

@@ -58,7 +58,9 @@ def test_what_the_environment_says_about_the_allocator_stays():
 
 
 def test_the_launcher_keeps_freed_memory():
-    program = "import launch, os; print(os.environ['THP_MEM_ALLOC_ENABLE'])"
+    program = (
+        "import launch, os; launch.main(['absent.yaml']); print(os.environ['THP_MEM_ALLOC_ENABLE'])"
+    )
     environment = {k: v for k, v in os.environ.items() if not k.startswith("THP_")}
     command = [sys.executable, "-c", program]
     done = subprocess.run(

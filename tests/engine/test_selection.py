@@ -1,6 +1,7 @@
 """The best epoch, early stops, reduced rates: what evaluations decide."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -8,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stampede.engine.evaluations as made_by
-from stampede.engine.checkpoint import Progress
+from stampede.engine.checkpoint import Progress, newest
 from stampede.engine.config.schedule import PlateauSection
 from stampede.engine.evaluate import Evaluation
 from stampede.engine.selection import Plateau, choose
+from stampede.engine.summary import PARTS
 from stampede.engine.tables import read_field
 from stampede.settings import SettingsError
+from support.checkpoints import sign, values_of
 from support.jobs import lines, run_small, small_config, without_times
 
 
@@ -102,6 +105,41 @@ def test_a_run_that_stopped_early_stays_stopped_until_it_may_wait_longer(tmp_pat
     assert (summary["epochs"], summary["best_epoch"], summary["stopped_early"]) == (4, 4, False)
 
 
+def test_results_are_those_of_the_selected_epoch_beside_the_last_one(tmp_path, scripted, capsys):
+    scripted([0.6, 0.71, 0.7])
+    overrides = ["train.epochs=3", "optim.embedding.lr=0.05", "evaluate.group_by=C6"]
+    run_small(tmp_path, overrides)
+    summary = summary_of(tmp_path)
+    assert summary["best_epoch"] == 2 and summary["last"]["epoch"] == 3
+    for part, shown in (("validation", summary["validation"]), ("test", summary)):
+        _, selected, last = evaluations(tmp_path, part)
+        names = [name for name in selected if name in summary["last"][part]]
+        assert {"auc", "logloss", "pr_auc", "calibration_buckets", "gauc"} < set(names)
+        assert selected["logloss"] != last["logloss"]
+        assert [shown[name] for name in names] == [selected[name] for name in names]
+        assert summary["last"][part] == {name: last[name] for name in names}
+    printed = capsys.readouterr().out
+    assert "epoch 2: best AUC on the validation part; epoch 3: the last one\n" in printed
+    cells = [
+        f"{metrics['logloss']:.4f}"
+        for metrics in (summary["validation"], summary, *map(summary["last"].get, PARTS))
+    ]
+    assert re.search(r"^  logloss +" + " +".join(cells) + "$", printed, flags=re.M)
+    # The same from the newest checkpoint, and from one of an earlier version as far as it knows.
+    run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
+    assert summary_of(tmp_path)["validation"] == summary["validation"]
+    checkpoint = newest(tmp_path / "small/checkpoints")
+    values = values_of(checkpoint)
+    del values["progress"]["selected"]
+    values["progress"]["last"] = values["progress"]["last"]["test"]
+    sign(checkpoint, values)
+    run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
+    found = summary_of(tmp_path)
+    assert found["auc"] == summary["auc"] and "validation" not in found
+    assert found["logloss"] is None and found["last"]["test"] == summary["last"]["test"]
+    assert re.search(r"  logloss +undefined", capsys.readouterr().out)
+
+
 def test_without_patience_all_epochs_are_trained(tmp_path, scripted):
     scripted([0.7, 0.6, 0.6])
     run_small(tmp_path, ["train.epochs=3"])
@@ -116,7 +154,8 @@ def test_evaluation_every_other_epoch_and_after_the_last(tmp_path):
     assert {"epoch_0004", "epoch_0005"} <= kept <= {"epoch_0002", "epoch_0004", "epoch_0005"}
     summary = summary_of(tmp_path)
     assert summary["best_epoch"] in (2, 4, 5)
-    assert summary["auc"] == evaluations(tmp_path, "test")[-1]["auc"]
+    assert summary["last"]["epoch"] == 5
+    assert summary["last"]["test"]["auc"] == evaluations(tmp_path, "test")[-1]["auc"]
 
 
 PLATEAU = "optim.dense.plateau={factor: 0.5, patience: 1, threshold: 0.01}"
@@ -179,11 +218,12 @@ def test_a_plateau_goes_on_after_a_resume(tmp_path, scripted, part):
 def test_selecting_on_the_test_part_is_told_everywhere(tmp_path, capsys):
     run_small(tmp_path, ["evaluate.select_on=test"])
     assert summary_of(tmp_path)["selected_on"] == "test"
-    assert "chosen on the test part itself: optimistic" in capsys.readouterr().out
+    assert "best AUC on the test part itself, so optimistic" in capsys.readouterr().out
+    assert "validation" not in summary_of(tmp_path)
     run_small(tmp_path, ["run.overwrite=true"])
     assert summary_of(tmp_path)["selected_on"] == "validation"
     printed = capsys.readouterr().out
-    assert "chosen on the validation part" in printed and "optimistic" not in printed
+    assert "best AUC on the validation part" in printed and "optimistic" not in printed
 
 
 def test_the_last_epoch_counts_where_the_auc_is_undefined():
@@ -207,7 +247,7 @@ def test_metrics_reach_the_files_and_the_table(tmp_path, capsys):
     assert summary["gauc_unknown_samples"] == 0
     assert sum(bucket["samples"] for bucket in summary["calibration_buckets"]) == 300
     printed = capsys.readouterr().out
-    for shown in ("test PR-AUC", "norm. entropy", "calibration", "test GAUC", "one class left out"):
+    for shown in ("PR-AUC", "norm. entropy", "calibration", "GAUC", "one class left out"):
         assert shown in printed
     run_small(tmp_path, ["run.overwrite=true", "evaluate.metrics=[calibration]"])
     assert names & summary_of(tmp_path).keys() == {"calibration"}

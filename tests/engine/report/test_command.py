@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -9,7 +10,8 @@ from html.parser import HTMLParser
 import pytest
 
 from stampede.engine.report.__main__ import main
-from stampede.engine.report.writing import best
+from stampede.engine.report.page import best
+from support.jobs import run_small
 
 NAMES = {
     "auc_test", "auc_validation", "loss", "auc_wall_time", "auc_batch_size", "calibration",
@@ -70,15 +72,18 @@ def test_a_page_of_several_runs(run_folders, unfinished, tmp_path, capsys):
     assert sorted(files) == sorted((out / f"{name}.png").read_bytes() for name in NAMES)
     # Runs are there once each, what is unfinished is said.
     cells = [part.strip() for part in page.text.split("\n")]
-    assert sum(cell.startswith("b256deepfm256") for cell in cells) == 1
-    assert sum(cell.startswith("b512deepfm512") for cell in cells) == 1
+    # In the tables of results, of the last epoch, of data and models, of steps and differences.
+    for label in ("b256", "b512"):
+        assert sum(cell.startswith(label) and cell != label for cell in cells) == 5
     sentence = "is not finished (no summary.json); what is shown ends at step 16"
     assert "./_<b>unfinished$_{$ " + sentence in page.text and sentence in said
     assert "<b>" not in text and "&lt;b&gt;unfinished$_{$" in text
     assert any(a.get("name") == "viewport" for _, a in page.tags)
     assert "slowest rank" in page.text
-    auc = json.loads((run_folders / "b512/summary.json").read_text())["auc"]
-    assert f"{auc:.4f}" in page.text
+    summary = json.loads((run_folders / "b512/summary.json").read_text())
+    shown = [summary["validation"], summary, *map(summary["last"].get, ("validation", "test"))]
+    for metrics in shown:
+        assert f"{metrics['auc']:.4f}" in page.text and f"{metrics['logloss']:.4f}" in page.text
 
 
 def test_a_page_of_one_run_replaces_one_of_several(run_folders, tmp_path, capsys):
@@ -89,7 +94,9 @@ def test_a_page_of_one_run_replaces_one_of_several(run_folders, tmp_path, capsys
     assert "AUC against batch size: It takes finished runs of two batch sizes" in page.text
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<td>optim.embedding.clip.threshold</td><td>null</td>" in text
-    assert '<td>b256</td><td>deepfm</td><td class="number">256</td>' in text
+    assert '<td>deepfm</td><td class="number">256</td>' in text
+    for said in ("1,900", "28,324", "311,564", "0.1.0", "UTC"):
+        assert said in page.text, said
     assert not (tmp_path / "auc_batch_size.png").exists()
     assert (tmp_path / "mine.txt").read_text() == "mine"
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
@@ -97,7 +104,12 @@ def test_a_page_of_one_run_replaces_one_of_several(run_folders, tmp_path, capsys
 
 def test_of_many_runs_the_best_are_drawn(runs):
     many = [
-        replace(runs[0], label=str(n), path=runs[0].path / str(n), summary={"best_auc": 0.5 + n})
+        replace(
+            runs[0],
+            label=str(n),
+            path=runs[0].path / str(n),
+            summary={"auc": 0.5 + n, "last": {"test": {"auc": 0.5}}},
+        )
         for n in range(30)
     ]
     shown = best([runs[1], *many])
@@ -123,12 +135,56 @@ def test_a_run_that_was_continued_and_killed_is_unfinished(run_folders, tmp_path
     assert "a is not finished (it was continued after summary.json was written)" in said
 
 
+def test_a_sign_says_that_a_table_goes_on(run_folders, tmp_path, capsys):
+    report(capsys, run_folders, "--out", tmp_path)
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    page = Page(text)
+    hints = [a["id"] for tag, a in page.tags if tag == "p" and a.get("class") == "hint"]
+    assert len(hints) == text.count('<div class="scroll">') == 5
+    # On screens that are narrower than the table.
+    width = r"@media (?:all|\(max-width: (\d+)px\)) \{ #(scrolls-\d) \{ display: block"
+    found = {name: int(pixels or 9999) for pixels, name in re.findall(width, text)}
+    assert list(found) == hints
+    assert 100 < found["scrolls-5"] < found["scrolls-1"]
+
+
+def test_runs_on_different_data_share_no_picture(run_folders, tmp_path, capsys):
+    run_small(tmp_path, ["data.seed=7"])
+    out = tmp_path / "report"
+    status, _ = report(capsys, run_folders, tmp_path / "small", "--out", out)
+    page = Page((out / "report.html").read_text(encoding="utf-8"))
+    assert status == 0
+    assert "Data 1: synthetic, seed 0" in page.text and "Data 2: synthetic, seed 7" in page.text
+    sections = [a["id"] for tag, a in page.tags if tag == "section"]
+    assert "auc_test" in sections and "auc_test_2" in sections
+    assert (out / "auc_test_2.png").is_file() and (out / "auc_batch_size.png").is_file()
+    assert not (out / "auc_batch_size_2.png").exists()
+
+
+@pytest.mark.parametrize("name", ["b256", "folder"])
+def test_differences_to_a_baseline(run_folders, runs, tmp_path, capsys, name):
+    asked = run_folders / "b256" if name == "folder" else name
+    assert report(capsys, run_folders, "--baseline", asked, "--out", tmp_path)[0] == 0
+    text = Page((tmp_path / "report.html").read_text(encoding="utf-8")).text
+    for part in ("validation", "test"):
+        low, high = (run.metric(part, "auc") for run in runs)
+        assert f"difference of {part} AUC" in text and f"{high - low:+.4f}" in text
+    status, said = report(capsys, run_folders, "--baseline", "b1", "--out", tmp_path)
+    assert status == 2 and "--baseline: found 'b1', which is none of the runs" in said
+
+
 def damaged_summary(run):
     (run / "summary.json").write_text("{")
 
 
 def poor_summary(run):
     (run / "summary.json").write_text("{}")
+
+
+def earlier_summary(run):
+    summary = json.loads((run / "summary.json").read_text())
+    del summary["last"]
+    (run / "summary.json").write_text(json.dumps(summary))
 
 
 def damaged_line(run):
@@ -146,6 +202,7 @@ def foreign_config(run):
         (lambda run: (run / "config.yaml").unlink(), "holds no config.yaml, nor does a folder in"),
         (damaged_summary, "summary.json: is damaged"),
         (poor_summary, "summary.json: is damaged (no 'auc'); delete it to show"),
+        (earlier_summary, "summary.json: an earlier version wrote it; continue the run with"),
         (damaged_line, "metrics.jsonl: is damaged (no 'loss')"),
         (foreign_config, "train.batch_size is absent"),
     ],

@@ -24,8 +24,14 @@ def test_the_sentence_is_the_runs_not_torchruns():
 
 
 def test_a_list_goes_with_its_sentence():
-    said = b"error: job.yaml:\n  train.epochs: found 0\n  train.seed: unknown key\nmore\n"
-    assert why(said, 2) == "job.yaml: train.epochs: found 0 train.seed: unknown key"
+    said = b"error: job.yaml:\n  train.epochs: found 0\n  train.seed: unknown key\n  a: b\nmore\n"
+    assert why(said, 2) == "job.yaml: train.epochs: found 0 train.seed: unknown key a: b"
+
+
+def test_the_text_of_a_failure_is_whole():
+    sentence = "the loss is nan " + "and so on " * 100 + "end"
+    assert why(f"error: {sentence}\n".encode(), 1) == sentence
+    assert why(f"{sentence}\n".encode(), 1) == f"exit status 1: {sentence}"
 
 
 def test_without_a_sentence_the_last_words_count():

@@ -63,7 +63,7 @@ def test_a_sweep_may_be_moved_and_its_folder_written_in_another_way(moved):
     with pytest.raises(RunFolderError, match=r"optim.dense.lr is 0.0001 there and 0.0002 here"):
         again(moved, GRID.replace("1e-4", "2e-4"))
     said = shown(found, files)
-    assert "python -m stampede.engine.report out" in said
+    assert "stampede report out" in said
     assert {run.path.name for run in open_runs([moved / "out"])} >= {LOW}
 
 
@@ -104,16 +104,14 @@ def test_trials_of_a_network_whose_file_has_changed_are_not_taken_for_its(tmp_pa
     assert start.names == []
 
 
-def edit_evaluations(run, **values):
-    path = run / "metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines = [{**line, **values} if line["kind"] == "evaluation" else line for line in lines]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+def edit_summary(run, **values):
+    path = run / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 @pytest.mark.parametrize("retry_failed", [False, True])
 def test_an_undefined_auc_is_a_failure_whenever_it_is_found(moved, retry_failed):
-    edit_evaluations(moved / f"out/trials/{LOW}", auc=None)
+    edit_summary(moved / f"out/trials/{LOW}", auc=None)
     with pytest.raises(TrainingStoppedError, match="AUC of the test part is undefined"):
         again(moved, retry_failed=retry_failed)
     assert [row["failed"] for row in rows_of(moved)] == ["1", "1"]
@@ -134,8 +132,7 @@ RUN = f"trials/{LOW}"
         (write("failures.json", "[]"), r"failures\.json: is damaged .*; delete it"),
         (write("failures.json", '{"a": {}}'), r"failures\.json: is damaged \(no 'message'\)"),
         (write(f"{RUN}/summary.json", "{"), rf"summary\.json: is damaged .*; delete \S*{LOW} to"),
-        (write(f"{RUN}/summary.json", "{}"), r"summary\.json: is damaged \(no 'best_epoch'\)"),
-        (lambda out: (out / RUN / "metrics.jsonl").unlink(), r"metrics\.jsonl: is damaged"),
+        (write(f"{RUN}/summary.json", "{}"), r"summary\.json: is damaged \(no 'selected_on'\)"),
     ],
 )
 def test_what_is_damaged_gets_a_sentence(moved, damage, sentence):

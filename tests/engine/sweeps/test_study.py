@@ -114,12 +114,10 @@ def test_an_undefined_metric_of_the_part_that_selects_is_a_failed_trial(tmp_path
 
     with pytest.raises(SystemExit):
         sweep(tmp_path, text, die_before_it_is_noted)
-    path = tmp_path / "out/trials/trial0000-seed1/metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line in lines:
-        if line.get("part") == "validation":
-            line["auc"] = None
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path = tmp_path / "out/trials/trial0000-seed1/summary.json"
+    summary = json.loads(path.read_text())
+    summary["validation"]["auc"] = None
+    path.write_text(json.dumps(summary))
     sweep(tmp_path, text, Started())
     assert sorted(row["failed"] for row in found_in(tmp_path)) == ["0", "0", "1"]
     assert told_as_failed(tmp_path) == 1

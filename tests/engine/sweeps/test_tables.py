@@ -25,15 +25,19 @@ def outcomes_of(sweep, selected_on="test"):
     found = []
     for number, trial in enumerate(sweep.trials(sweep.points)):
         auc = 0.7 + number // 3 / 100 + trial.seed / 1000
-        metrics = {
-            "auc": auc,
-            "logloss": 0.5,
+        metrics = {"auc": auc, "logloss": 0.5}
+        summary = {
+            **metrics,
+            "validation": {"auc": auc + 0.1, "logloss": 0.4},
+            "last": {"epoch": 9, "test": {"auc": auc - 0.1, "logloss": 0.9}},
             "train_seconds": 1.0,
-            "samples": 200,
-            "training_rows": 5700,
+            "rows": {"train": 5700, "test": 200},
+            "selected_on": selected_on,
         }
-        found.append(Outcome(trial, Path("x"), metrics, metrics, selected_on))
-    found[-1] = Outcome(found[-1].trial, Path("x"), {}, {}, message="out of memory | " + "x " * 99)
+        if selected_on == "test":
+            del summary["validation"]
+        found.append(Outcome(trial, Path("x"), summary))
+    found[-1] = Outcome(found[-1].trial, Path("x"), message="out of memory | " + "x " * 99)
     return found
 
 
@@ -56,13 +60,13 @@ def test_markdown_says_what_selected_and_what_others_published(tmp_path):
     assert "0.7120 ± 0.0006" in row and row.rstrip(" |").endswith("0.8100")
     (failed,) = [line for line in lines if line.startswith("| dcn") and "512" in line]
     assert "2, 1 failed" in failed and "0.7315 ± 0.0005" in failed
+    assert "| test AUC | test logloss | last test AUC | last test logloss |" in text
+    assert "x " * 98 in text.replace("\n", " ")
     assert "Published AUC: somewhere." in text
     assert "Data: synthetic; 5,700 training rows, 200 test rows; selected on the test part." in text
     assert "Failed (`--retry-failed` runs them again):" in text
     assert "- `dcn-512-seed3`: out of memory" in text
-    assert max(map(len, lines)) <= 100
-    table = [line for line in lines if line.startswith("|")]
-    assert len({len(line) for line in table}) == 1
+    assert max(len(line) for line in lines if not line.startswith("|")) <= 100
 
 
 def test_csv_holds_numbers_in_full(tmp_path):
@@ -70,6 +74,7 @@ def test_csv_holds_numbers_in_full(tmp_path):
     head, first, *_ = to_csv(sweep, results(sweep, outcomes_of(sweep))).splitlines()
     assert head == (
         "model.name,train.batch_size,auc_mean,auc_stderr,logloss_mean,logloss_stderr,"
+        "last_auc_mean,last_auc_stderr,last_logloss_mean,last_logloss_stderr,"
         "seeds,failed,selected_on,auc_published"
     )
     cells = first.split(",")
@@ -77,6 +82,22 @@ def test_csv_holds_numbers_in_full(tmp_path):
         0.001 / math.sqrt(3)
     )
     assert cells[-4:] == ["3", "0", "test", ""]
+    assert float(cells[6]) == pytest.approx(0.602)
+
+
+def test_validation_stands_beside_test_and_then_the_last_epoch(tmp_path):
+    sweep = load_sweep(write_sweep(tmp_path, TEXT + "report: {metrics: [logloss, train_seconds]}"))
+    found = results(sweep, outcomes_of(sweep, "validation"))
+    head = to_csv(sweep, found).splitlines()[0].split(",")
+    # All metrics that were computed, those that the Markdown shows first.
+    assert [name for name in head if name.endswith("_mean")] == [
+        "validation_logloss_mean", "logloss_mean", "validation_auc_mean", "auc_mean",
+        "last_logloss_mean", "train_seconds_mean", "last_auc_mean",
+    ]  # fmt: skip
+    text = to_markdown(sweep, found)
+    heads = "| validation logloss | test logloss | last test logloss | seconds | seeds |"
+    assert heads in " ".join(text.split())
+    assert "0.4000 ± 0.0000" in text and "0.9000 ± 0.0000" in text
 
 
 def test_an_undefined_metric_leaves_a_cell_empty(tmp_path):
@@ -101,8 +122,14 @@ grid:
 report: {metrics: [auc, train_seconds]}
 """
     sweep = load_sweep(write_sweep(tmp_path, text))
-    (axes,) = drawn(sweep, monkeypatch, tmp_path)["auc.png"].axes
-    assert axes.get_title() == "best epoch chosen on the validation part"
+    figure = drawn(sweep, monkeypatch, tmp_path)["auc.png"]
+    assert figure.get_suptitle() == "best epoch chosen on the validation part"
+    validation, axes = figure.axes
+    assert [validation.get_ylabel(), axes.get_ylabel()] == ["validation AUC", "test AUC"]
+    assert validation.containers[0][0].get_ydata() == pytest.approx([0.801, 0.801])
+    assert axes.containers[0][0].get_ydata() == pytest.approx([0.701, 0.701])
+    # The axis that the lines differ in.
+    assert axes.get_legend().get_title().get_text() == "$net_{$"
     assert [text.get_text().strip() for text in axes.get_legend().get_texts()] == ["_$a_{$", "b"]
     assert axes.get_xlabel() == "$size_{$"
     assert axes.get_xticklabels()[0].get_text() == "$1_{$"
@@ -112,7 +139,7 @@ report: {metrics: [auc, train_seconds]}
 def test_published_figures_are_not_drawn_beside_those_of_other_data(tmp_path, monkeypatch, small):
     text = TEXT + "small: {seeds: [1, 2], published: true}\n"
     sweep = load_sweep(write_sweep(tmp_path, text), small=small)
-    (axes,) = drawn(sweep, monkeypatch, tmp_path)["auc.png"].axes
+    _, axes = drawn(sweep, monkeypatch, tmp_path)["auc.png"].axes
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert ("deepfm published" in labels) == (not small)
     # The table has them, with what they are of.

@@ -1,8 +1,10 @@
-"""The command line of the launcher."""
+"""The commands: `stampede COMMAND ...`, and `train`, which is `launch.py` as well."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
+import importlib
 import os
 import sys
 import textwrap
@@ -10,14 +12,24 @@ from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel
+# Nothing that takes seconds to import: `stampede --help` and `stampede describe` need none of it.
+if TYPE_CHECKING:
+    from stampede.engine.config import Config
+    from stampede.engine.planning.planner import Cluster
 
-from stampede.engine.config import Config, all_keys, config_type, load_config, to_yaml
-from stampede.engine.planning.planner import Cluster
-from stampede.engine.planning.sizes import parse_bytes
-from stampede.engine.processes import launched_rank, launched_world_size
-from stampede.settings import SettingsError
+# Modules with a `main(arguments)`, and what each does.
+_COMMANDS = {
+    "train": ("stampede.engine.cli", "train a model, or plan it for a cluster (--plan)"),
+    "describe": ("stampede.data.describe", "show what is in a click log or a prepared folder"),
+    "prepare": ("stampede.data.prepare", "turn a click log into arrays, or check such a folder"),
+    "apply": ("stampede.data.apply", "give new data the ids and ranges that were learned"),
+    "predict": ("stampede.engine.predict", "score rows with a trained model"),
+    "export": ("stampede.engine.export", "write a model as a folder that scores without stampede"),
+    "report": ("stampede.engine.report.__main__", "write a page of tables and pictures on runs"),
+    "sweep": ("stampede.engine.sweep", "run a grid or a search, write tables and pictures"),
+}
 
 _OF_THE_PLAN = (
     "--world-size",
@@ -43,12 +55,85 @@ class Command:
     plan_out: Path | None = None
 
 
-def parse_command_line(arguments: Sequence[str], configs: Path) -> Command | None:
-    """What the arguments ask for.
+def stampede(arguments: Sequence[str] | None = None) -> int:
+    """The installed command `stampede`; returns the exit status of the command it runs."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    name, *rest = given or ["--help"]
+    if name in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if name == "--version":
+        from stampede import __version__
+
+        print(f"stampede {__version__}")
+        return 0
+    if name not in _COMMANDS:
+        near = difflib.get_close_matches(name, _COMMANDS, 1)
+        meant = f"did you mean {near[0]!r}? " if near else ""
+        print(
+            f"error: there is no command {name!r}; {meant}write one of {', '.join(_COMMANDS)}",
+            file=sys.stderr,
+        )
+        return 2
+    if name == "train":
+        return main(rest, "stampede train")
+    return importlib.import_module(_COMMANDS[name][0]).main(rest)
+
+
+def _overview() -> str:
+    commands = [f"  {name:<10}{what}" for name, (_, what) in _COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: stampede COMMAND ...",
+            "",
+            "Train click-through-rate models with very large batches.",
+            "",
+            "commands (stampede COMMAND --help says more):",
+            *commands,
+            "",
+            "From Python: from stampede import train, open_run",
+        ]
+    )
+
+
+def main(arguments: Sequence[str] | None = None, program: str = "launch.py") -> int:
+    """Train, or plan; returns the exit status: 2 for a user's mistake, 1 for a failed run.
+
+    Args:
+        arguments: default: those of this process.
+        program: how it was called, for the help.
+    """
+    from stampede.engine.allocator import keep_freed_memory
+    from stampede.engine.quiet import quiet_libraries
+
+    # Both before torch is imported.
+    quiet_libraries()
+    keep_freed_memory()
+    from stampede.engine.exit_status import exit_status
+
+    return exit_status(lambda: _train(sys.argv[1:] if arguments is None else arguments, program))
+
+
+def _train(arguments: Sequence[str], program: str) -> None:
+    from stampede.engine.planning.dry_run import print_dry_run
+    from stampede.engine.processes import launched_rank
+    from stampede.engine.run import run
+
+    command = parse_command_line(arguments, program)
+    if command is None:
+        return
+    if command.cluster is None:
+        run(command.config)
+    elif launched_rank() == 0:
+        print_dry_run(command.config, command.cluster, command.plan_out)
+
+
+def parse_command_line(arguments: Sequence[str], program: str = "launch.py") -> Command | None:
+    """What the arguments of `train` ask for.
 
     Args:
         arguments: without the program's name.
-        configs: folder of the shipped configurations.
+        program: that name.
 
     Returns:
         None where the arguments only ask to print something, which is done.
@@ -56,7 +141,10 @@ def parse_command_line(arguments: Sequence[str], configs: Path) -> Command | Non
     Raises:
         SettingsError: the configuration cannot be used, or an option of the plan.
     """
-    parser = _parser(configs)
+    from stampede.engine.config import load_config, to_yaml
+    from stampede.engine.processes import launched_rank, launched_world_size
+
+    parser = _parser(program)
     # Every rank parses; one speaks.
     with ExitStack() as stack:
         if launched_rank() != 0:
@@ -79,6 +167,10 @@ def parse_command_line(arguments: Sequence[str], configs: Path) -> Command | Non
 
 def _cluster(parsed: argparse.Namespace) -> Cluster | None:
     """The devices to plan for; None where nothing is to be planned."""
+    from stampede.engine.planning.planner import Cluster
+    from stampede.engine.planning.sizes import parse_bytes
+    from stampede.settings import SettingsError
+
     given = {name: getattr(parsed, _attribute(name)) for name in _OF_THE_PLAN}
     if not parsed.plan:
         useless = [name for name, value in given.items() if value is not None]
@@ -106,14 +198,17 @@ def _cluster(parsed: argparse.Namespace) -> Cluster | None:
     return Cluster(world_size, node, parsed.compute_device or "cuda", memory)
 
 
-def _parser(configs: Path) -> argparse.ArgumentParser:
+def _parser(program: str) -> argparse.ArgumentParser:
+    called = f"python {program}" if program.endswith(".py") else program
     parser = argparse.ArgumentParser(
-        prog="launch.py",
-        description="Train a click-through-rate model.",
-        usage="[torchrun --nproc_per_node N] launch.py CONFIG.yaml [section.key=value ...] "
-        "[--print-config]\n       launch.py --plan --world-size N --device-memory SIZE CONFIG.yaml "
+        prog=program,
+        description="Train a click-through-rate model. Several processes:\n"
+        "torchrun --nproc_per_node N launch.py CONFIG.yaml, or\n"
+        "torchrun --nproc_per_node N -m stampede.engine.cli CONFIG.yaml",
+        usage=f"{called} CONFIG.yaml [section.key=value ...] [--print-config]\n"
+        f"       {called} --plan --world-size N --device-memory SIZE CONFIG.yaml "
         "[section.key=value ...]",
-        epilog=_shipped(configs) + "\n\n" + _keys(),
+        epilog=_shipped() + _keys(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("config", metavar="CONFIG.yaml", help="a job; see the list below")
@@ -157,15 +252,23 @@ def _attribute(option: str) -> str:
     return option.removeprefix("--").replace("-", "_")
 
 
-def _shipped(configs: Path) -> str:
+def _shipped() -> str:
+    # Beside `engine/`; an installed wheel has none.
+    configs = Path(__file__).parent.parent / "configs"
+    if not (configs / "quickstart.yaml").is_file():
+        return ""
     lines = ["shipped configurations:"]
     for path in sorted(configs.glob("*.yaml")):
         first = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
         lines.append(f"  {configs.name}/{path.name:<24} {first}")
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n\n"
 
 
 def _keys() -> str:
+    from pydantic import BaseModel
+
+    from stampede.engine.config import all_keys, config_type
+
     lines = ["keys, with defaults:"]
     for key in all_keys(config_type()):
         default = (
@@ -176,3 +279,7 @@ def _keys() -> str:
         text = f"{key.description} ({key.kinds})" if key.kinds else key.description
         lines += textwrap.wrap(text, 92, initial_indent=indent, subsequent_indent=indent)
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main(program="stampede train"))

@@ -1,0 +1,317 @@
+"""Training and trained runs from Python, as in a notebook: `from stampede import train, open_run`.
+
+run = train("configs/avazu.yaml", data={"path": "train.csv"}, train={"epochs": 3})
+run.metrics["test"]["auc"]       # of the selected epoch; run.metrics["validation"] beside it
+run.history.plot("step", ["validation_auc", "test_auc"])
+run.score(frame)                 # probabilities of a click
+
+run = open_run("runs/avazu")     # the same later, or of a run of the command line
+run.embeddings("device_model")   # a row for each id
+run.report()                     # the page of pictures
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import cached_property
+from itertools import count
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+
+from stampede.engine.config import Config, check_config, load_config_of_run, set_key
+from stampede.engine.errors import RunFolderError
+from stampede.engine.history import history
+from stampede.engine.processes import choose_device, launched_world_size
+from stampede.engine.run_folder import RunFolder
+from stampede.settings import SettingsError, read_yaml
+
+if TYPE_CHECKING:
+    from stampede.engine.inference.model import Scorer
+    from stampede.engine.inference.row_types import RowType
+    from stampede.engine.inference.trained import Trained
+
+
+def train(config: str | PathLike[str] | Mapping[str, Any] | None = None, /, **sections: Any) -> Run:
+    """Train as `python launch.py` does, print what it prints, and open the run.
+
+    Where neither the file nor a key says `run.name`, the run takes a name that is free: that of the
+    file (`run` without one), then `quickstart-2` and so on. A second call replaces nothing.
+
+    Args:
+        config: path of a YAML file, or its content as a dict of sections; keys may also be written
+            as `{"train.epochs": 3}`.
+        sections: replace values of it: `train={"epochs": 3}`, or alone make the configuration.
+
+    Returns:
+        The run, with its results.
+
+    Raises:
+        SettingsError, DataError, RunFolderError: what is wrong, and what to write instead.
+        TrainingStoppedError: training could not go on.
+    """
+    from stampede.engine.run import run
+
+    checked = configuration(config, **sections)
+    with _quiet():
+        run(checked)
+    return Run(Path(checked.run.dir) / checked.run.name)
+
+
+def configuration(
+    config: str | PathLike[str] | Mapping[str, Any] | None = None, /, **sections: Any
+) -> Config:
+    """The checked configuration that `train` would train.
+
+    Raises:
+        SettingsError: what is wrong, key by key.
+    """
+    if config is None or isinstance(config, Mapping):
+        # What messages begin with.
+        source, values = Path("configuration"), {}
+        _merge(values, config or {}, ())
+    else:
+        source = Path(config)
+        values = read_yaml(source, "write the path of a YAML file, or a dict of sections")
+    _merge(values, sections, ())
+    world_size = launched_world_size()
+    named = "name" in (values.get("run") or {})
+    if not named and source == Path("configuration"):
+        set_key(values, ["run", "name"], "run")
+    checked = check_config(values, source, world_size)
+    kept = named or checked.run.overwrite or checked.checkpoint.resume == "auto" or world_size > 1
+    if kept:
+        return checked
+    name = _free_name(Path(checked.run.dir), checked.run.name)
+    return checked.model_copy(update={"run": checked.run.model_copy(update={"name": name})})
+
+
+def _merge(values: dict[str, Any], given: Mapping[str, Any], above: tuple[str, ...]) -> None:
+    """Put values into a configuration; a mapping is a section, whose other keys stay."""
+    for key, value in given.items():
+        parts = (*above, *str(key).split("."))
+        if isinstance(value, Mapping) and value:
+            _merge(values, value, parts)
+        else:
+            plain = str(value) if isinstance(value, PathLike) else deepcopy(value)
+            set_key(values, parts, plain)
+
+
+def _free_name(folder: Path, name: str) -> str:
+    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
+    return next(name for name in names if not (folder / name).exists())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the libraries' warnings of each other, which users can do nothing about."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def open_run(path: str | PathLike[str], *, allow_import: bool = False) -> Run:
+    """Open a run folder.
+
+    Args:
+        path: such as `runs/quickstart`.
+        allow_import: execute the Python file with the network, where the run was trained on one's
+            own.
+
+    Raises:
+        RunFolderError: there is no such run.
+    """
+    return Run(Path(path), allow_import=allow_import)
+
+
+class Run:
+    """A run in its folder.
+
+    Scores, embeddings and exports are of the selected epoch, and need a checkpoint of it.
+
+    Args:
+        path: the run folder.
+        allow_import: see `open_run`.
+
+    Attributes:
+        path: the run folder.
+
+    Raises:
+        RunFolderError: there is no run in it.
+    """
+
+    def __init__(self, path: Path, *, allow_import: bool = False) -> None:
+        self.path = path
+        self._folder = RunFolder(path)
+        self._allow_import = allow_import
+        if not self._folder.config_file.is_file():
+            raise RunFolderError(
+                f"{path}: there is no run ({self._folder.config_file.name} is absent); write a run "
+                "folder such as runs/quickstart"
+            )
+
+    def __repr__(self) -> str:
+        if not self._folder.summary.is_file():
+            return f"Run({str(self.path)!r}, not finished)"
+        aucs = ", ".join(
+            f"{part} AUC {metrics['auc']:.4f}"
+            for part, metrics in self.metrics.items()
+            if metrics["auc"] is not None
+        )
+        return f"Run({str(self.path)!r}, epoch {self.summary['best_epoch']}: {aucs})"
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of `summary.json`.
+
+        Raises:
+            RunFolderError: the run has not ended, or the file is damaged.
+        """
+        try:
+            return json.loads(self._folder.summary.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunFolderError(
+                f"{self.path}: the run has not ended ({self._folder.summary.name} is absent); "
+                "continue it with checkpoint.resume=auto"
+            ) from None
+        except ValueError as failure:
+            raise RunFolderError(f"{self._folder.summary}: is damaged ({failure})") from None
+
+    @property
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """Metrics of the selected epoch by part, `validation` (where there is one) and `test`.
+
+        Those of the last epoch are in `summary["last"]`.
+
+        Raises:
+            RunFolderError: as `summary`.
+        """
+        from stampede.engine.summary import selected_metrics
+
+        return selected_metrics(self.summary)
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """A row for each evaluation, see `stampede.engine.history.history`.
+
+        Raises:
+            RunFolderError: `metrics.jsonl` is damaged.
+        """
+        try:
+            return history(self._folder.lines())
+        except (OSError, ValueError, KeyError, TypeError) as failure:
+            raise RunFolderError(f"{self._folder.metrics}: is damaged ({failure})") from None
+
+    @property
+    def config(self) -> Config:
+        """The configuration, defaults filled in."""
+        return (
+            self._trained.config
+            if self._allow_import
+            else load_config_of_run(self._folder.config_file)
+        )
+
+    def score(
+        self,
+        data: pd.DataFrame | pl.DataFrame | str | PathLike[str] | list[str],
+        *,
+        batch_size: int = 8192,
+    ) -> np.ndarray:
+        """Probabilities of a click, `[n]` float64, of all rows in order.
+
+        Args:
+            data: a frame with the columns of the training log (label or not), names of raw files
+                or globs of them, or one prepared folder, of which the test part is scored.
+            batch_size: rows scored at a time.
+
+        Raises:
+            DataError: it lacks a column, or a value cannot be read.
+            RunFolderError: the run has no checkpoint, or it is damaged.
+        """
+        from stampede.engine.inference.prediction import score, score_frame
+
+        with _quiet():
+            scorer = self._scorer(batch_size)
+            if isinstance(data, pd.DataFrame | pl.DataFrame):
+                return score_frame(self._trained, scorer, data)
+            names = list(data) if isinstance(data, list | tuple) else [data]
+            return score(self._trained, scorer, [str(name) for name in names])
+
+    def embeddings(self, field: str) -> pd.DataFrame:
+        """Embeddings of an id field, `[rows of its table, dim]` float32, one a row.
+
+        The index holds what the rows stand for: ids as they are in the log, `<missing>` and
+        `<rare or unseen>`. Of hashed ids and buckets it is the number of the row.
+
+        Raises:
+            RunFolderError: there is no such field, or no checkpoint.
+        """
+        from stampede.engine.inference.inputs import inputs_folder, row_names
+        from stampede.engine.tables import read_field
+
+        trained = self._trained
+        weights = read_field(trained.checkpoint, field).embedding.numpy()
+        inputs = inputs_folder(trained.config, trained.run)
+        names = row_names(inputs, field, len(weights))
+        return pd.DataFrame(weights, index=pd.Index(names, name=field))
+
+    def report(self, folder: str | PathLike[str] | None = None) -> Path:
+        """Write the page of pictures and tables; `report` in the run folder unless told otherwise.
+
+        Returns:
+            `report.html`.
+
+        Raises:
+            RunFolderError: it cannot be written, or what the run wrote cannot be read.
+        """
+        from stampede.engine.report.page import PAGE, write_report
+        from stampede.engine.report.run_records import open_runs
+
+        folder = self.path / "report" if folder is None else Path(folder)
+        write_report(open_runs([self.path]), folder)
+        return folder / PAGE
+
+    def export(
+        self, folder: str | PathLike[str], rows: RowType = "fp32", *, overwrite: bool = False
+    ) -> Path:
+        """Write a folder that scores without stampede, see `stampede export --help`.
+
+        Returns:
+            The folder.
+
+        Raises:
+            RunFolderError, DataError: the folder is there, or cannot be written.
+        """
+        from stampede.engine.inference.packaging import export
+
+        with _quiet():
+            export(self._trained, Path(folder), rows, overwrite)
+        return Path(folder)
+
+    @cached_property
+    def _trained(self) -> Trained:
+        from stampede.engine.inference.trained import open_trained
+
+        with _quiet():
+            return open_trained(self.path, allow_import=self._allow_import)
+
+    def _scorer(self, batch_size: int) -> Scorer:
+        from stampede.engine.inference.model import Scorer
+
+        if batch_size < 1:
+            raise SettingsError(f"batch_size: found {batch_size}; write a number of at least 1")
+        return Scorer(self._model, batch_size)
+
+    @cached_property
+    def _model(self) -> Any:
+        from stampede.engine.inference.model import whole_model
+
+        return whole_model(self._trained, choose_device("auto", "run.device"))

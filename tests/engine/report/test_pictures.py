@@ -1,0 +1,234 @@
+"""Pictures show what runs recorded, and leave out with a sentence what they did not."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+
+from stampede.engine.report.pictures import (
+    draw_batch_size,
+    draw_by_count,
+    draw_by_field,
+    draw_calibration,
+    draw_clipped,
+    draw_embedding_norms,
+    draw_loss,
+    draw_phases,
+    draw_test_auc,
+    draw_validation_auc,
+    draw_wall_time,
+    styles,
+)
+from stampede.engine.report.run_records import settings_of
+from stampede.engine.tables import read_field
+
+
+def curves(drawing):
+    """`[n, 2]` points by label, of those that have one."""
+    lines = drawing.figure.axes[0].get_lines()
+    return {line.get_label(): line.get_xydata() for line in lines if line.get_label()[0] != "_"}
+
+
+def with_another_seed(run, **changes):
+    """The same run with another seed, and lines that `changes` of evaluations makes others."""
+    lines = [
+        {**line, **{k: line[k] + by for k, by in changes.items()}}
+        if line["kind"] == "evaluation"
+        else line
+        for line in run.lines
+    ]
+    summary = {**run.summary, **{k: run.summary[k] + by for k, by in changes.items()}}
+    config = {**run.config, "run.seed": 1}
+    path = run.path.with_name(f"{run.label}-seed1")
+    return replace(run, label=path.name, path=path, config=config, lines=lines, summary=summary)
+
+
+def test_auc(runs):
+    for draw, part in ((draw_test_auc, "test"), (draw_validation_auc, "validation")):
+        drawing = draw(settings_of(runs))
+        of_512 = runs[1].evaluations(part)
+        assert [line["step"] for line in of_512] == [2, 4, 6, 8]
+        assert curves(drawing).keys() == {"b256", "b512"}
+        expected = [[line["step"] * 512, line["auc"]] for line in of_512]
+        assert curves(drawing)["b512"].tolist() == expected
+        assert "true click probabilities would reach 0." in drawing.caption
+
+
+def test_an_axis_of_auc_shows_a_difference_of_two_thousandths(runs):
+    early = [
+        {"kind": "evaluation", "part": "test", "step": 4 * i, "auc": auc, "train_seconds": i}
+        for i, auc in enumerate([0.5, 0.7, 0.79, 0.8], 1)
+    ]
+    late = [{**line, "auc": line["auc"] + 0.002} for line in early]
+    both = [replace(runs[0], lines=early), replace(runs[1], lines=late)]
+    drawing = draw_test_auc(settings_of(both))
+    axes = drawing.figure.axes[0]
+    ends = axes.transData.transform([[0, 0.8], [0, 0.802]])[:, 1]
+    assert ends[1] - ends[0] > 0.05 * axes.bbox.height
+    assert "Points beneath 0.79" in drawing.caption
+
+
+def test_validation_stands_beside_training_loss(runs):
+    drawing = draw_loss(settings_of(runs[:1]))
+    training, validation = (line.get_xydata() for line in drawing.figure.axes[0].get_lines())
+    assert training[:, 1].tolist() == [line["loss"] for line in runs[0].of_kind("train")]
+    assert validation[:, 1].tolist() == [e["logloss"] for e in runs[0].evaluations("validation")]
+    lines = [line for line in runs[0].lines if line.get("part") != "validation"]
+    (_, tested) = draw_loss(settings_of([replace(runs[0], lines=lines)])).figure.axes[0].get_lines()
+    assert tested.get_ydata().tolist() == [e["logloss"] for e in runs[0].evaluations("test")]
+
+
+def test_seeds_are_averaged_with_their_spread(runs):
+    settings = settings_of([*runs, with_another_seed(runs[0], auc=0.02)])
+    assert [one.label for one in settings] == ["b256 (2 seeds)", "b512"]
+    axes = draw_test_auc(settings).figure.axes[0]
+    aucs = np.array([line["auc"] for line in runs[0].evaluations("test")])
+    assert axes.get_lines()[0].get_ydata() == pytest.approx(aucs + 0.01)
+    (band,) = axes.collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert heights.min() == pytest.approx(aucs.min())
+    assert heights.max() == pytest.approx(aucs.max() + 0.02)
+
+
+def test_time_of_training_is_that_of_the_summary(runs):
+    points = curves(draw_wall_time(settings_of(runs)))["b512"]
+    assert len(points) == 4
+    assert (np.diff(points[:, 0]) > 0).all()
+    last = runs[1].summary["last"]["test"]["auc"]
+    assert tuple(points[-1]) == pytest.approx((runs[1].summary["train_seconds"], last))
+
+
+def test_a_line_joins_means_over_seeds_at_each_batch_size(runs):
+    other = with_another_seed(runs[0], auc=0.02)
+    (container,) = draw_batch_size([*runs, other]).figure.axes[0].containers
+    low, high = (run.summary["auc"] for run in runs)
+    line, _, (bars,) = container
+    assert line.get_xydata() == pytest.approx(np.array([[256, low + 0.01], [512, high]]))
+    assert bars.get_segments()[0][:, 1] == pytest.approx([low, low + 0.02])
+
+
+def test_settings_are_lines_of_their_own_unless_they_go_with_the_batch_size(runs):
+    def labels(runs):
+        return draw_batch_size(runs).figure.axes[0].get_legend_handles_labels()[1]
+
+    longer = {**runs[1].config, "train.epochs": 7}
+    assert labels([runs[0], replace(runs[1], config=longer)]) == ["all runs"]
+    wide = [replace(run, config={**run.config, "model.dim": 32}) for run in runs]
+    assert labels([*runs, *wide]) == ["dim=10", "dim=32"]
+
+
+def test_one_batch_size_is_no_curve(runs):
+    drawing = draw_batch_size(runs[:1])
+    assert drawing.figure is None
+    assert drawing.left_out == (
+        "It takes finished runs of two batch sizes or more; here: all of 256.",
+    )
+
+
+def test_calibration_is_that_of_the_selected_epoch(runs):
+    line = next(e for e in runs[0].evaluations("test") if e["auc"] == runs[0].summary["auc"])
+    # As if the last epoch were another.
+    other = {**runs[0].summary["last"]["test"], "calibration_buckets": []}
+    summary = {**runs[0].summary, "last": {"epoch": 9, "test": other}}
+    expected = [[b["mean_prediction"], b["mean_label"]] for b in line["calibration_buckets"]]
+    drawn = curves(draw_calibration(settings_of([replace(runs[0], summary=summary)])))
+    assert drawn["b256"].tolist() == expected
+
+
+def test_clipped_rows(runs):
+    assert (
+        curves(draw_clipped(settings_of(runs)))["b256"][-1][1] == runs[0].summary["clipped_share"]
+    )
+
+
+def test_clipped_rows_by_field_and_count(runs):
+    lines = runs[0].of_kind("clipping")
+    assert [line["step"] for line in lines] == [3, 6, 9, 12, 15]
+    drawing = draw_by_field(settings_of(runs))
+    axes = drawing.figure.axes[0]
+    names = [text.get_text() for text in axes.get_xticklabels()]
+    of_c3 = [line["fields"]["C3"] for line in lines]
+    share = sum(c["clipped"] for c in of_c3) / sum(c["touched"] for c in of_c3)
+    assert 0 < share == curves(drawing)["b256"][names.index("C3")][1]
+    assert drawing.left_out[-1].endswith("(train.clip_stats_every asks for it): b512.")
+    once = [line["counts"][0] for line in lines]
+    assert {count["from"] for count in once} == {1}
+    share = sum(c["clipped"] for c in once) / sum(c["touched"] for c in once)
+    assert curves(draw_by_count(settings_of(runs)))["b256"][0][1] == share
+
+
+def test_norms_are_those_of_the_best_epochs_tables(runs):
+    drawing = draw_embedding_norms(settings_of(runs[:1]))
+    axes = drawing.figure.axes[0]
+    fields = [text.get_text().partition(" ")[0] for text in axes.get_yticklabels()]
+    norms = read_field(runs[0].checkpoint(), "C3").embedding.norm(dim=1).numpy()
+    low, middle, high = np.percentile(norms, (5, 50, 95))
+    assert curves(drawing)["b256"][fields.index("C3")][0] == pytest.approx(middle)
+    ends = axes.collections[0].get_segments()[fields.index("C3")][:, 0]
+    assert ends == pytest.approx([low, high])
+    assert len(fields) == 16 and drawing.figure.get_figheight() < 4.2
+    assert drawing.left_out[0].startswith("Not shown, fewer than 50 ids or more than ")
+    assert ": C6, C9" in drawing.left_out[0]
+
+
+def damaged_manifest(run):
+    for path in run.glob("checkpoints/*/manifest.json"):
+        path.write_text("{}")
+
+
+def damaged_tables(run):
+    for path in run.glob("checkpoints/*/*.distcp"):
+        path.write_bytes(path.read_bytes()[:1000])
+
+
+@pytest.mark.parametrize("damage", [damaged_manifest, damaged_tables])
+def test_a_damaged_checkpoint_is_left_out(runs, tmp_path, damage):
+    shutil.copytree(runs[0].path, tmp_path / "run")
+    damage(tmp_path / "run")
+    damaged = replace(runs[0], label="damaged", path=tmp_path / "run")
+    drawing = draw_embedding_norms(settings_of([damaged, runs[1]]))
+    assert any(
+        sentence.startswith("damaged is not shown: ") and "damaged checkpoint" in sentence
+        for sentence in drawing.left_out
+    )
+    assert curves(drawing).keys() == {"b512"}
+    assert draw_embedding_norms(settings_of([damaged])).figure is None
+
+
+def test_time_by_phase_is_the_whole_step(runs):
+    axes = draw_phases(runs).figure.axes[0]
+    of_runs = zip(*([bar.get_width() for bar in bars] for bars in axes.containers), strict=True)
+    for run, widths in zip(runs, of_runs, strict=True):
+        lines = run.of_kind("timing")
+        steps = [line["step_seconds"]["steps"] for line in lines]
+        total = sum(n * line["step_seconds"]["mean"] for n, line in zip(steps, lines, strict=True))
+        assert sum(widths) == pytest.approx(1e3 * total / sum(steps))
+    assert "computing" in {bars.get_label() for bars in axes.containers}
+
+
+def test_what_was_not_recorded_is_said(runs):
+    bare = replace(runs[0], label="bare", lines=[], summary={}, path=runs[0].path / "x")
+    # Not another seed of the same.
+    bare = replace(bare, config={**bare.config, "model.dim": 3})
+    for draw in (
+        draw_test_auc, draw_validation_auc, draw_loss, draw_wall_time, draw_calibration,
+        draw_clipped, draw_by_field, draw_by_count, draw_embedding_norms,
+        lambda settings: draw_phases([run for one in settings for run in one.runs]),
+    ):  # fmt: skip
+        drawing = draw(settings_of([bare]))
+        assert drawing.figure is None and "bare" in drawing.left_out[0]
+        both = draw(settings_of([runs[0], bare]))
+        assert both.figure is not None
+        assert any(sentence.endswith(": bare.") for sentence in both.left_out)
+
+
+def test_curves_differ_without_colour():
+    looks = [
+        (str(s["linestyle"]), s["marker"], s["markerfacecolor"] == "white") for s in styles(35)
+    ]
+    assert len(set(looks)) == 35
+    # On white paper each is dark enough.
+    for style in styles(6):
+        assert np.dot(to_rgb(style["color"]), (0.299, 0.587, 0.114)) < 0.6

@@ -1,0 +1,189 @@
+"""Training, scoring and reporting from Python."""
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import torch.distributed as dist
+
+import stampede
+from stampede import DataError, RunFolderError, SettingsError, open_run, train
+from stampede.engine import api
+from stampede.engine.history import history
+from stampede.engine.tables import read_field
+from support.jobs import lines
+from support.movie_runs import prepare_movies, rows_of_test_part, train_on_movies
+from support.movies import write_movies
+from support.paths import ROOT
+from support.predicting import scores
+
+SECTIONS = {
+    "data": {"scale": 0.0005, "rows": 2000, "test_rows": 300},
+    "model": {"hidden": [16, 16]},
+    "train": {"batch_size": 256, "log_every": 2, "epochs": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return prepare_movies(tmp_path_factory.mktemp("movies"))
+
+
+@pytest.fixture(scope="module")
+def movie_run(folder):
+    return open_run(train_on_movies(folder, "train.epochs=3", "optim.dense.lr=0.02", "run.seed=4"))
+
+
+def test_a_run_from_keywords_and_a_second_one(tmp_path, capsys):
+    first = train(**SECTIONS, run={"dir": tmp_path, "seed": 3})
+    printed = capsys.readouterr()
+    assert first.path == tmp_path / "run"
+    assert "best AUC on the validation part" in printed.out and "training:" in printed.err
+    assert not dist.is_initialized()
+    # Nothing is replaced, and the same numbers come out in the same process.
+    second = train({**SECTIONS, "run.dir": str(tmp_path)}, run={"seed": 3})
+    assert second.path == tmp_path / "run-2"
+    assert second.metrics == first.metrics
+    summary = json.loads((first.path / "summary.json").read_text())
+    assert first.summary == summary
+    assert first.metrics["validation"] == summary["validation"]
+    assert first.metrics["test"]["auc"] == summary["auc"]
+    assert repr(first).startswith(f"Run({str(first.path)!r}, epoch 1: validation AUC 0.")
+    with pytest.raises(RunFolderError, match=r"run exists; write run\.overwrite=true"):
+        train({**SECTIONS, "run": {"dir": tmp_path, "name": "run"}})
+    assert not dist.is_initialized()
+
+
+def test_a_configuration_from_a_file_with_other_values(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text("train: {batch_size: 512, epochs: 4}\noptim: {dense: {lr: 1e-3}}\n")
+    config = api.configuration(path, train={"epochs": 2}, **{"optim.embedding.lr": 0.5})
+    assert (config.run.name, config.train.batch_size, config.train.epochs) == ("job", 512, 2)
+    assert (config.optim.dense.lr, config.optim.embedding.lr) == (1e-3, 0.5)
+    assert api.configuration(str(path)).train.epochs == 4
+    given = {"train": {"epochs": 3}}
+    api.configuration(given, train={"epochs": 9})
+    assert given == {"train": {"epochs": 3}}
+    with pytest.raises(SettingsError, match=r"^configuration:\n  train\.epoch: .*did you.*epochs"):
+        api.configuration(train={"epoch": 2})
+    with pytest.raises(SettingsError, match=r"absent\.yaml"):
+        api.configuration(tmp_path / "absent.yaml")
+
+
+def test_history_has_a_row_for_each_evaluation(movie_run):
+    found = movie_run.history
+    logged = lines(movie_run.path)
+    tested = [line for line in logged if line.get("part") == "test"]
+    assert found["epoch"].tolist() == [1, 2, 3]
+    assert found["step"].tolist() == [line["step"] for line in tested]
+    assert found["test_auc"].tolist() == [line["auc"] for line in tested]
+    assert found["train_seconds"].is_monotonic_increasing
+    losses = [line["loss"] for line in logged if line["kind"] == "train" and line["epoch"] == 2]
+    assert found["train_loss"][1] == pytest.approx(np.mean(losses))
+    best = found[found["epoch"] == movie_run.summary["best_epoch"]]
+    for part in ("validation", "test"):
+        assert best[f"{part}_logloss"].item() == movie_run.metrics[part]["logloss"]
+    assert list(history([]).columns) == ["epoch", "step", "train_seconds", "train_loss"]
+
+
+@pytest.mark.parametrize("kind", [pd.DataFrame, pl.DataFrame, "csv", "parquet", "globs"])
+def test_scores_are_those_of_predict(movie_run, tmp_path, kind):
+    frame = rows_of_test_part().reset_index(drop=True)
+    path = write_movies(tmp_path / "log.csv", frame)
+    expected = scores(movie_run.path, [path], tmp_path)["score"].to_numpy()
+    if kind == "globs":
+        data = [str(tmp_path / "lo?.csv")]
+    elif isinstance(kind, str):
+        data = write_movies(tmp_path / f"again.{kind}", frame)
+    else:
+        # Neither the label nor columns that are not used are needed.
+        frame = frame.drop(columns=["rating", "importance"]).assign(further=1)
+        data = frame if kind is pd.DataFrame else pl.from_pandas(frame)
+    found = movie_run.score(data)
+    assert found.dtype == np.float64 and found.shape == (len(frame),)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(movie_run.score(data, batch_size=7), expected, rtol=1e-6)
+
+
+def test_an_order_of_rows_is_kept_and_a_frame_may_be_empty(movie_run):
+    frame = rows_of_test_part()
+    reversed_ = movie_run.score(frame[::-1])
+    np.testing.assert_allclose(reversed_[::-1], movie_run.score(frame), rtol=1e-6)
+    assert movie_run.score(frame[:0]).shape == (0,)
+
+
+def test_ids_that_pandas_made_floats_are_refused(movie_run):
+    frame = rows_of_test_part().astype({"user": float})
+    with pytest.raises(DataError, match=r"column 'user' holds ids .*astype\('Int64'\)"):
+        movie_run.score(frame)
+    whole = movie_run.score(rows_of_test_part())
+    np.testing.assert_array_equal(movie_run.score(frame.astype({"user": "Int64"})), whole)
+
+
+def test_what_a_frame_lacks_is_said(movie_run, tmp_path):
+    frame = rows_of_test_part()
+    with pytest.raises(DataError, match=r"^the frame: no column 'movie'; it has "):
+        movie_run.score(frame.drop(columns="movie"))
+    with pytest.raises(DataError, match="the frame: line 1"):
+        movie_run.score(frame.assign(slot=99))
+    with pytest.raises(DataError, match="no such file"):
+        movie_run.score(tmp_path / "absent.csv")
+
+
+def test_embeddings_are_those_of_the_selected_epoch(movie_run):
+    found = movie_run.embeddings("user")
+    path = movie_run.path / f"checkpoints/epoch_{movie_run.summary['best_epoch']:04}"
+    np.testing.assert_array_equal(found, read_field(path, "user").embedding)
+    assert found.index[:2].tolist() == ["<missing>", "<rare or unseen>"]
+    assert found.index.name == "user" and found.index.is_unique
+    # An id that is known is scored by its row, and a rare one by that of all rare ones.
+    users = set(found.index[2:])
+    assert users <= {str(user) for user in range(60)}
+    assert movie_run.embeddings("age_group").index[0] == "<missing>"
+    assert re.fullmatch(r"-inf to \S+", movie_run.embeddings("age_group").index[1])
+    assert movie_run.embeddings("city").index.tolist() == list(range(8))
+    with pytest.raises(RunFolderError, match="has no field 'users'; it has user"):
+        movie_run.embeddings("users")
+
+
+def test_report_and_export(movie_run, tmp_path):
+    assert movie_run.report() == movie_run.path / "report/report.html"
+    page = movie_run.report(tmp_path / "there").read_text(encoding="utf-8")
+    assert f"{movie_run.metrics['validation']['auc']:.4f}" in page
+    package = movie_run.export(tmp_path / "model")
+    assert (package / "load.py").is_file()
+
+
+def test_what_is_no_run_is_said(tmp_path):
+    with pytest.raises(RunFolderError, match="there is no run"):
+        open_run(tmp_path)
+    (tmp_path / "config.yaml").write_text("")
+    assert repr(open_run(tmp_path)).endswith("not finished)")
+    with pytest.raises(RunFolderError, match="the run has not ended"):
+        _ = open_run(str(tmp_path)).metrics
+
+
+def test_importing_stampede_imports_nothing_heavy():
+    program = (
+        "import sys, stampede, stampede.engine.cli\n"
+        "heavy = {'torch', 'polars', 'pandas', 'pydantic', 'matplotlib'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+        "print(stampede.engine.cli.stampede(['--help']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    first, *others = done.stdout.splitlines()
+    assert first == "[]" and others[-1] == "0", done.stderr
+
+
+def test_what_stampede_offers():
+    assert set(stampede.__all__) <= set(dir(stampede))
+    assert all(
+        getattr(stampede, name).__module__.startswith("stampede") for name in stampede.__all__
+    )
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        stampede.trian  # noqa: B018

@@ -1,0 +1,108 @@
+"""The command `stampede`, beside the launcher and the modules."""
+
+import json
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+from stampede.data.apply import main as apply
+from stampede.data.describe import main as describe
+from stampede.data.prepare import main as prepare
+from stampede.engine import cli
+from stampede.engine.export import main as export
+from stampede.engine.predict import main as predict
+from stampede.engine.report.__main__ import main as report
+from stampede.engine.sweep import main as sweep
+from support.jobs import SMALL
+from support.paths import ROOT
+
+COMMANDS = {
+    "apply": apply,
+    "describe": describe,
+    "export": export,
+    "predict": predict,
+    "prepare": prepare,
+    "report": report,
+    "sweep": sweep,
+    "train": lambda arguments: cli.main(arguments, "stampede train"),
+}
+
+
+def said(main, *arguments):
+    try:
+        return main([str(argument) for argument in arguments])
+    except SystemExit as end:
+        return end.code
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_is_that_of_the_module(name, capsys):
+    assert said(COMMANDS[name], "--help") == 0
+    of_module = capsys.readouterr().out
+    assert said(cli.stampede, name, "--help") == 0
+    shown = capsys.readouterr().out
+    assert shown == of_module
+    assert shown.startswith(f"usage: stampede {name} ")
+    assert "python -m" not in shown
+
+
+def test_the_launchers_help_is_the_same_but_for_its_name(capsys):
+    assert said(cli.main, "--help") == 0
+    launcher = capsys.readouterr().out
+    assert said(cli.stampede, "train", "--help") == 0
+    assert capsys.readouterr().out == launcher.replace("python launch.py", "stampede train")
+    assert "configs/quickstart.yaml" in launcher and "train.epochs = " in launcher
+
+
+def test_the_overview_names_every_command(capsys):
+    for arguments in ([], ["--help"], ["-h"]):
+        assert cli.stampede(arguments) == 0
+        shown = capsys.readouterr().out
+        names = [line.split()[0] for line in shown.splitlines() if line.startswith("  ")]
+        assert sorted(names) == sorted(COMMANDS)
+    assert cli.stampede(["--version"]) == 0
+    assert capsys.readouterr().out == f"stampede {metadata.version('stampede')}\n"
+
+
+def test_a_command_that_is_none(capsys):
+    assert cli.stampede(["trian"]) == 2
+    shown = capsys.readouterr()
+    assert not shown.out and shown.err.startswith("error: there is no command 'trian'; did you")
+    assert "mean 'train'?" in shown.err
+
+
+def test_mistakes_have_the_status_of_the_command(tmp_path, capsys):
+    assert said(cli.stampede, "train", tmp_path / "absent.yaml") == 2
+    assert "absent.yaml" in capsys.readouterr().err
+    assert said(cli.stampede, "report", tmp_path / "absent") == 2
+    assert "there is no such run folder" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command", [["launch.py"], ["-m", "stampede.engine.cli"]], ids=["launcher", "module"]
+)
+def test_one_process_needs_no_torchrun(tmp_path, command):
+    done = subprocess.run(
+        [sys.executable, *command, "configs/quickstart.yaml", f"run.dir={tmp_path}", *SMALL],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "quickstart/summary.json").read_text())
+    assert summary["world_size"] == 1
+    assert "best AUC on the validation part" in done.stdout
+    # A mistake is one sentence, and nothing else.
+    wrong = subprocess.run(
+        [sys.executable, *command, "configs/quickstart.yaml", "train.epoch=2"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert wrong.returncode == 2 and "train.epoch" in wrong.stderr
+    assert wrong.stderr.startswith("error: ") and "Traceback" not in wrong.stderr
