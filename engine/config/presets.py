@@ -23,6 +23,9 @@ _PAPER_ON_AVAZU: dict[str, Any] = {
     "optim": {"embedding": {"clip": {"bound": 1e-4}}, "dense": {"lr": 1e-4}}
 }
 
+# What else is in these depends on their `name` or `optimizer`.
+_OF_SEVERAL_KINDS = ("model", "embedding", "data")
+
 _RAW_LOGS = ("criteo_kaggle", "criteo_1tb", "avazu", "table")
 _WITHOUT_L2 = ("fbgemm_adam",)
 _WITHOUT_CLIP = ("helen", "fbgemm_adam", "fbgemm_cowclip", "fbgemm_rowwise_adagrad")
@@ -60,7 +63,20 @@ def below_old_runs(values: dict[str, Any]) -> dict[str, Any]:
 
     A run of a version without a recipe was what is the preset `paper` now.
     """
-    return merged(_paper(values), values)
+    return _completed(_paper(values), values)
+
+
+def _completed(below: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """The values, and those of `below` that they lack; a section of several kinds is left out."""
+    found = dict(values)
+    for name, value in below.items():
+        if not isinstance(value, dict):
+            found.setdefault(name, value)
+        elif isinstance(values.get(name), dict):
+            found[name] = _completed(value, values[name])
+        elif name not in (*values, *_OF_SEVERAL_KINDS):
+            found[name] = value
+    return found
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

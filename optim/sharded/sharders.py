@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, get_ec_index_dedup
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, EmbeddingBagSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
@@ -99,9 +99,28 @@ def cowclip_sharders(
         _FeatureProcessedSharder(bags),
         _ManagedCollisionBagSharder(bags),
         _ManagedCollisionSharder(sequences),
+        _SingleBagSharder(fused_params),
     ]
     kinds = {sharder.module_type for sharder in ours}
     return ours + [other for other in get_default_sharders() if other.module_type not in kinds]
+
+
+class _SingleBagSharder(EmbeddingBagSharder):
+    """Of single `nn.EmbeddingBag`s, whose optimizer TorchRec drops without a word."""
+
+    def shard(self, module: nn.EmbeddingBag, *rest: Any, **named: Any) -> nn.Module:
+        """Shard a bag.
+
+        Raises:
+            ValueError: its optimizer has CowClip.
+        """
+        chosen = optimizer_of(module.weight)
+        if chosen is not None:
+            raise ValueError(
+                f"a single nn.EmbeddingBag has the optimizer {chosen.name}, which TorchRec would "
+                "drop; make it a table of an EmbeddingBagCollection"
+            )
+        return super().shard(module, *rest, **named)
 
 
 class _InDeviceMemory(BaseEmbeddingSharder[nn.Module]):

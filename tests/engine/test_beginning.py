@@ -15,7 +15,8 @@ from support.ranks import run_ranks
 from support.warm_starts import begun, movie_folder, tensors_of
 
 # Nothing moves: the bias stays what it was at first.
-FROZEN = ["optim.dense.lr=0", "optim.dense.schedule.warmup=0"]
+LOG_ODDS = ["model.initial_bias=log_odds"]
+FROZEN = [*LOG_ODDS, "optim.dense.lr=0", "optim.dense.schedule.warmup=0"]
 
 
 def bias_of(run):
@@ -41,7 +42,7 @@ def test_zero(tmp_path, capsys):
 
 
 def test_weights_count(tmp_path):
-    path, told, _ = begun(movie_folder(tmp_path / "new"), [])
+    path, told, _ = begun(movie_folder(tmp_path / "new"), LOG_ODDS)
     # The last tenth is the test part, the fifth before it the validation part.
     frame = movies(ROWS)[: round(ROWS * 0.9 * 0.8)]
     weight = frame["importance"].to_numpy().astype(np.float32).astype(np.float64)
@@ -57,15 +58,15 @@ def test_a_part_of_one_class_begins_with_zero(tmp_path, clicked):
     frame = movies(ROWS)
     frame["rating"] = 5 if clicked else 1
     frame.to_csv(folder / "log.csv", index=False)
-    path, told, _ = begun(folder, [])
+    path, told, _ = begun(folder, LOG_ODDS)
     assert tensors_of(path)["model.bias"].item() == 0 and not told
 
 
 def test_a_run_that_goes_on_or_takes_weights_keeps_its_bias(tmp_path):
-    trained = train_on_movies(movie_folder(tmp_path / "old"))
+    trained = train_on_movies(movie_folder(tmp_path / "old"), *LOG_ODDS)
     saved = bias_of(trained)
     new = movie_folder(tmp_path / "new", 900)
-    path, _, _ = begun(new, [f"checkpoint.init_from={trained}"])
+    path, _, _ = begun(new, [*LOG_ODDS, f"checkpoint.init_from={trained}"])
     assert tensors_of(path)["model.bias"].item() == saved
     # What a new run would begin with is no matter then.
     resumed = ["run.name=movies", "checkpoint.resume=auto", "model.initial_bias=zero"]

@@ -9,9 +9,10 @@ from support.paths import ROOT
 from support.waiting import HANG
 
 JOB = """
+preset: paper
 data: {scale: 0.0005, rows: 600, test_rows: 200}
 model: {hidden: [8], init_std: 1e-4}
-train: {batch_size: 256}
+train: {batch_size: 256, epochs: 1}
 optim: {dense: {lr: 1e-3}}
 """
 TRIAL = ROOT / "engine/sweeps/trial.py"

@@ -268,7 +268,6 @@ CHANGES = {
     "unknown settings": (progress(reader={"settings": {"seed": 1}}), "progress.reader.settings"),
     "an unknown plateau": (progress(plateau={"more": 1}), "progress.plateau.more"),
     "a text as the rate": (progress(plateau={"fraction": "x"}), "progress.plateau.fraction"),
-    "a rate that grows": (progress(dense_fraction=2.0), "progress.dense_fraction"),
     "unknown progress": (lambda values: values["progress"].update(f=1), "progress.f"),
     "endless seconds": (lambda v: v["progress"].update(train_seconds=float("inf")), "progress"),
 }  # fmt: skip

@@ -9,10 +9,9 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from stampede.optim import (
-    cowclip_sharders,
-)
+from stampede.optim import CowClipAdam, cowclip_sharders
 from support.two_tables import CPU, Model, assert_trains, features, shard, tables, with_optimizer
 
 
@@ -47,3 +46,12 @@ def test_a_table_that_was_not_sharded_is_refused_on_first_use():
     model = with_optimizer(Model())
     with pytest.raises(ValueError, match=r"pass sharders=cowclip_sharders\(\)"):
         model(features()).sum().backward()
+
+
+def test_a_single_bag_with_an_optimizer_is_refused():
+    """TorchRec's own sharder would drop the optimizer, and the bag would keep its first weights."""
+    bag = nn.EmbeddingBag(20, 8, mode="sum", include_last_offset=True)
+    apply_optimizer_in_backward(CowClipAdam, bag.parameters(), {"lr": 0.1})
+    model = nn.Sequential(bag, nn.Linear(8, 1))
+    with pytest.raises(ValueError, match=r"nn\.EmbeddingBag has the optimizer CowClipAdam"):
+        DistributedModelParallel(model, device=CPU, sharders=cowclip_sharders())
