@@ -27,7 +27,7 @@ _PAPER_ON_AVAZU: dict[str, Any] = {
 _OF_SEVERAL_KINDS = ("model", "embedding", "data")
 
 _RAW_LOGS = ("criteo_kaggle", "criteo_1tb", "avazu", "table")
-_WITHOUT_L2 = ("fbgemm_adam",)
+_WITHOUT_L2 = ("fbgemm_adam", "fbgemm_rowwise_adagrad")
 _WITHOUT_CLIP = ("helen", "fbgemm_adam", "fbgemm_cowclip", "fbgemm_rowwise_adagrad")
 
 

@@ -21,6 +21,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from stampede.engine.build import build_model
 from stampede.engine.config import Config
 from stampede.engine.config.embedding_optimizers import EmbeddingOptimSection
+from stampede.engine.config.presets import with_preset
 from stampede.engine.errors import DoesNotFitError
 from stampede.engine.plan import no_plan, sharding_types
 from stampede.engine.planning.figures import (
@@ -72,16 +73,14 @@ class DryRun:
     """A plan and what it asks for.
 
     Attributes:
-        job: name of the run.
-        optimizer: `optim.embedding.optimizer`.
+        config: of the run, nothing left to the recipe.
         work: what is trained in a step.
         cluster: the devices.
         plan: where the tables would lie; where they do not fit, on larger devices.
         figures: what that takes.
     """
 
-    job: str
-    optimizer: str
+    config: Config
     work: Workload
     cluster: Cluster
     plan: ShardingPlan
@@ -95,12 +94,12 @@ class DryRun:
     def to_dict(self) -> dict[str, Any]:
         """For JSON; memory in bytes."""
         return {
-            "job": self.job,
+            "job": self.config.run.name,
             "fits": self.fits,
             "cluster": {**asdict(self.cluster), "usable": self.cluster.usable},
             "batch_size": self.work.batch_size,
             "columns": self.work.columns,
-            "optimizer": self.optimizer,
+            "optimizer": self.config.optim.embedding.optimizer,
             "rows_looked_up": self.work.data.assumed,
             "tables": {
                 table.field: {"rows": table.rows, "ids_per_sample": table.ids_per_sample}
@@ -135,7 +134,7 @@ def dry_run(config: Config, cluster: Cluster) -> DryRun:
     work = workload(config, data, model, cluster.world_size)
     plan = _plan(config, model, cowclip_sharders(), work, cluster)
     found = figures(work, list(placed_shards(plan, work.shapes, cluster.world_size)))
-    return DryRun(config.run.name, config.optim.embedding.optimizer, work, cluster, plan, found)
+    return DryRun(config, work, cluster, plan, found)
 
 
 def print_dry_run(config: Config, cluster: Cluster, out: Path | None) -> None:
@@ -158,7 +157,7 @@ def print_dry_run(config: Config, cluster: Cluster, out: Path | None) -> None:
                 "in a folder that you may write to"
             ) from None
     if not done.fits:
-        raise DoesNotFitError(shortfall(config, done))
+        raise DoesNotFitError(shortfall(done))
 
 
 def _plan(
@@ -185,9 +184,9 @@ def _plan(
     raise no_plan(types, cluster.world_size, last)
 
 
-def shortfall(config: Config, done: DryRun) -> str:
+def shortfall(done: DryRun) -> str:
     """The rank that lacks most, and what would do instead."""
-    cluster, total = done.cluster, done.figures.total_memory
+    config, cluster, total = done.config, done.cluster, done.figures.total_memory
     rank = done.figures.worst_rank
     beside = ""
     if cluster.reserved:
@@ -246,8 +245,9 @@ def _optimizer(config: Config, done: DryRun) -> str | None:
 
 
 def _with_optimizer(config: Config, name: str) -> Config:
-    """The same with another optimizer of the tables, its other keys as they are by default."""
-    section = TypeAdapter(EmbeddingOptimSection).validate_python({"optimizer": name})
+    """The same with another optimizer of the tables, its other keys as the paper has them."""
+    values = with_preset({"preset": "paper", "optim": {"embedding": {"optimizer": name}}})
+    section = TypeAdapter(EmbeddingOptimSection).validate_python(values["optim"]["embedding"])
     optim = config.optim.model_copy(update={"embedding": section})
     return config.model_copy(update={"optim": optim})
 
@@ -264,9 +264,9 @@ def _head(done: DryRun) -> list[str]:
     rows = sum(table.rows for table in work.data.tables)
     kept = f", {cluster.reserved:.0%} of it kept free" if cluster.reserved else ""
     return [
-        f"{done.job}: a dry run, nothing is allocated",
+        f"{done.config.run.name}: a dry run, nothing is allocated",
         f"  {len(work.data.tables)} tables, {rows:,} rows of {work.columns} columns, "
-        f"optimizer {done.optimizer}",
+        f"optimizer {done.config.optim.embedding.optimizer}",
         f"  {cluster.world_size} x {cluster.device_type} with {readable(cluster.memory)}{kept}, "
         f"{cluster.local_world_size} in a node",
         f"  global batch {work.batch_size:,}, {work.local_batch_size:,} samples a rank",

@@ -232,7 +232,8 @@ def test_both_ways_give_the_same():
         assert taken == ["_begin" if is_split else "_step_in_one_pass"]
         outcomes.append((*array.all_tensors(), outcome.touched, outcome.clipped, outcome.skipped))
     for one, other in zip(*outcomes, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+        # Weights are up to 0.1: a bit of the last place of one of them is 7e-9.
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("columns, is_split", [(12, False), (8, True)])
