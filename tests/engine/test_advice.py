@@ -12,7 +12,7 @@ from stampede.data.prepared.reader import open_prepared
 from stampede.engine import advice
 from stampede.engine.advice import on_batch_size, on_data, on_first_epoch, on_regression
 from stampede.engine.report.run_records import open_runs
-from stampede.engine.report.writing import write_report
+from stampede.engine.report.page import write_report
 from support.jobs import lines, run_small
 from support.prepared import drawn_fields, drawn_rows, write_prepared
 from support.stopping import ask_to_stop
