@@ -11,8 +11,8 @@ import pytest
 from stampede.data.prepared.reader import open_prepared
 from stampede.engine import advice
 from stampede.engine.advice import on_batch_size, on_data, on_first_epoch, on_regression
-from stampede.engine.report.run_records import open_runs
 from stampede.engine.report.page import write_report
+from stampede.engine.report.run_records import open_runs
 from support.jobs import lines, run_small
 from support.prepared import drawn_fields, drawn_rows, write_prepared
 from support.stopping import ask_to_stop
@@ -155,7 +155,7 @@ def test_a_run_prints_logs_and_summarizes_it(tmp_path, capsys):
     assert regression["validation_auc"] > 0.55 and regression["seconds"] > 0
     assert f"test AUC of LR  {regression['test_auc']:.4f}, logloss" in printed
     write_report(open_runs([tmp_path / "small"]), tmp_path / "report")
-    assert "below logistic regression&#x27;s" in (tmp_path / "report/report.html").read_text()
+    assert "below logistic regression&#39;s" in (tmp_path / "report/report.html").read_text()
 
 
 def test_a_good_run_says_nothing(tmp_path):
