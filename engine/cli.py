@@ -206,8 +206,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
         "torchrun --nproc_per_node N launch.py CONFIG.yaml, or\n"
         "torchrun --nproc_per_node N -m stampede.engine.cli CONFIG.yaml",
         usage=f"{called} CONFIG.yaml [section.key=value ...] [--print-config]\n"
-        f"       {called} --plan --world-size N --device-memory SIZE CONFIG.yaml "
-        "[section.key=value ...]",
+        f"       {called} --plan --world-size N --device-memory SIZE CONFIG.yaml ...",
         epilog=_shipped() + _keys(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

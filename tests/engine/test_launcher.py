@@ -70,7 +70,8 @@ def test_real_clicks(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "criteo_kaggle/summary.json").read_text())
-    assert 0.68 < summary["auc"] < 0.75
+    # scikit-learn's logistic regression has 0.760 on these rows, split by time (issue 18).
+    assert 0.75 < summary["auc"] < 0.78
     assert summary["attainable_auc"] is None
 
 

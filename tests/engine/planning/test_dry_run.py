@@ -130,7 +130,7 @@ def test_prepared_data_tell_their_sizes_and_frequencies(tmp_path):
     keys = ["data.kind=prepared", f"data.path={folder}"]
     config = load_config(ROOT / "configs/table.yaml", keys, 4)
     data = dry_run(config, gpus(4, 80)).work.data
-    assert len(data.tables) == 22 and data.id_bytes == 4
+    assert len(data.tables) == 23 and data.id_bytes == 4  # the hour is two fields
     assert "rows of the training part" in data.assumed
     # The most frequent id stands first.
     largest = max(data.tables, key=lambda table: table.rows)
@@ -141,7 +141,7 @@ def test_a_log_that_is_not_prepared_says_how_to(tmp_path):
     log = shared("data/avazu_20k.csv.gz")
     keys = [f"data.path={log}", f"data.cache={tmp_path}"]
     config = load_config(ROOT / "configs/avazu.yaml", keys, 4)
-    with pytest.raises(SettingsError, match=r"not prepared yet.*data.prepare avazu.*plan_10b"):
+    with pytest.raises(SettingsError, match=r"not prepared yet.*stampede prepare avazu.*plan_10b"):
         dry_run(config, gpus(4, 80))
 
 
