@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from stampede.data.prepared.whole_folder import sync_folder
-from stampede.engine.appending import append_whole
-from stampede.engine.whole_files import to_json, write_whole
+from stampede.files import append, sync, to_json, write_file
 
 # Damaged lines that a sentence names.
 _NAMED = 8
@@ -33,7 +30,7 @@ class MetricsLog:
         Raises:
             OSError: it cannot be written, and the file is as before.
         """
-        append_whole(self.path, f"{to_json(line)}\n".encode())
+        append(self.path, f"{to_json(line)}\n".encode())
         self.count += 1
 
     def read(self) -> list[dict[str, Any]]:
@@ -66,7 +63,7 @@ class MetricsLog:
         lines = self._stored()[:count]
         damaged = [number for number, line in enumerate(lines, 1) if not _is_line(line)]
         kept = [line for line in lines if _is_line(line)] if damaged else lines
-        write_whole(self.path, "".join(kept))
+        write_file(self.path, "".join(kept))
         self.count = len(kept)
         lost = []
         if damaged:
@@ -86,10 +83,9 @@ class MetricsLog:
             OSError: they cannot be written.
         """
         if self.count:
-            with self.path.open("rb") as file:
-                os.fsync(file.fileno())
-                # The file may have come in the place of an older one.
-                sync_folder(self.path.parent)
+            sync(self.path)
+            # The file may have come in the place of an older one.
+            sync(self.path.parent)
 
     def _stored(self) -> list[str]:
         # There may be anything after a power loss.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ from stampede.engine.event_log import EventLog
 from stampede.engine.figures import draw_curve
 from stampede.engine.metrics_log import MetricsLog
 from stampede.engine.restarts import launched_by
-from stampede.engine.whole_files import to_json, write_whole
+from stampede.files import delete_folder, to_json, write_file
 
 # Folder of a sweep that holds its run folders.
 TRIALS = "trials"
@@ -143,15 +142,11 @@ class RunFolder:
         """
         try:
             if config.run.overwrite and not self._continued and self.path.exists():
-                # Under another name first: a kill must not leave half a run behind.
-                deleted = self.path.with_name(f".{self.path.name}.deleted")
-                shutil.rmtree(deleted, ignore_errors=True)
-                os.replace(self.path, deleted)
-                shutil.rmtree(deleted)
+                delete_folder(self.path)
             self.path.mkdir(exist_ok=True)
             # Before anything else is in it, so that a restart knows the folder as its own.
             if launched_by() is not None:
-                write_whole(self._launch_file, launched_by())
+                write_file(self._launch_file, launched_by())
             # Also where an earlier try with other settings got to no checkpoint.
             self.write_config(config)
             self.checkpoints.mkdir(exist_ok=True)
@@ -222,7 +217,7 @@ class RunFolder:
     def write_config(self, config: Config) -> None:
         """Write the resolved configuration."""
         with self._writing():
-            write_whole(self.config_file, to_yaml(config))
+            write_file(self.config_file, to_yaml(config))
 
     def log(self, line: dict[str, Any]) -> None:
         """Append a line to `metrics.jsonl` and its numbers to TensorBoard.
@@ -269,13 +264,13 @@ class RunFolder:
     def write_report(self, name: str, values: dict[str, Any]) -> None:
         """Write a file of JSON."""
         with self._writing():
-            write_whole(self.path / name, to_json(values, indent=1) + "\n")
+            write_file(self.path / name, to_json(values, indent=1) + "\n")
 
     def write_results(self, summary: dict[str, Any], title: str) -> None:
         """Write `summary.json` and `curve.png`."""
         with self._writing():
-            write_whole(self.summary, to_json(summary, indent=2) + "\n")
-            write_whole(self.curve, draw_curve(self.lines(), title))
+            write_file(self.summary, to_json(summary, indent=2) + "\n")
+            write_file(self.curve, draw_curve(self.lines(), title))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
