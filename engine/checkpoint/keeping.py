@@ -7,7 +7,7 @@ from itertools import chain, count
 from pathlib import Path
 
 from stampede.engine.checkpoint.names import readable
-from stampede.engine.config.sections import CheckpointSection
+from stampede.engine.config import CheckpointSection
 from stampede.files import delete_folder, hidden
 
 

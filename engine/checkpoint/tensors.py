@@ -29,7 +29,7 @@ from torch.futures import Future
 from stampede.engine.checkpoint.errors import DamagedCheckpointError
 from stampede.engine.checkpoint.layout import DTYPES, ChunkEntry, TensorEntry
 from stampede.engine.checkpoint.manifest import read_manifest
-from stampede.engine.lack_of_memory import lacks_memory
+from stampede.engine.errors import lacks_memory
 from stampede.files import check_files
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}

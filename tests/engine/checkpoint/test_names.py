@@ -8,7 +8,7 @@ from stampede.engine import checkpoint
 from stampede.engine.checkpoint import Progress
 from stampede.engine.checkpoint.keeping import prune, set_aside
 from stampede.engine.checkpoint.names import name_of
-from stampede.engine.config.sections import CheckpointSection
+from stampede.engine.config import CheckpointSection
 from stampede.files import recover_folders
 from support.checkpoints import write_position
 
