@@ -16,7 +16,7 @@ import speeds
 import waiting_rows
 from report import RESULTS, ROOT
 
-from stampede.engine.whole_files import write_whole
+from stampede.files import write_file
 
 PAGE = ROOT / "docs/speed.md"
 # The tables stand between these there.
@@ -41,7 +41,7 @@ def main() -> None:
     if page.count(BEGIN) != 1 or page.count(END) != 1:
         sys.exit(f"error: {PAGE}: write one line {BEGIN} and one line {END}")
     before, rest = page.split(BEGIN)
-    write_whole(PAGE, f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")
+    write_file(PAGE, f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")
 
 
 def tables(results: Path) -> str:
