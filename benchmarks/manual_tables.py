@@ -1,7 +1,7 @@
-"""The tables of docs/speed.md, from the results of `make bench`.
+"""The tables of the manual that are made from results: docs/speed.md and docs/choices.md.
 
 python benchmarks/manual_tables.py            # prints them
-python benchmarks/manual_tables.py --write    # replaces those in docs/speed.md
+python benchmarks/manual_tables.py --write    # replaces those in the manual
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import sys
 from pathlib import Path
 
 import floors
+import quality
 import speeds
 import waiting_rows
 from report import RESULTS, ROOT
 
 from stampede.files import write_file
 
-PAGE = ROOT / "docs/speed.md"
-# The tables stand between these there.
+# The tables stand between these.
 BEGIN, END = "<!-- benchmarks/manual_tables.py -->", "<!-- end -->"
 
 # What the series of growth.py count, where their names do not say it.
@@ -31,21 +31,23 @@ NOTHING = "Not measured yet: `make bench`, then `python benchmarks/manual_tables
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--write", action="store_true", help="replace the tables in docs/speed.md")
+    parser.add_argument("--write", action="store_true", help="replace the tables in the manual")
     options = parser.parse_args()
-    text = tables(options.results)
-    if not options.write:
-        print(text)
-        return
-    page = PAGE.read_text(encoding="utf-8")
-    if page.count(BEGIN) != 1 or page.count(END) != 1:
-        sys.exit(f"error: {PAGE}: write one line {BEGIN} and one line {END}")
-    before, rest = page.split(BEGIN)
-    write_file(PAGE, f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")
+    for name, make in PAGES.items():
+        text = make(options.results)
+        if not options.write:
+            print(text)
+            continue
+        path = ROOT / name
+        page = path.read_text(encoding="utf-8")
+        if page.count(BEGIN) != 1 or page.count(END) != 1:
+            sys.exit(f"error: {path}: write one line {BEGIN} and one line {END}")
+        before, rest = page.split(BEGIN)
+        write_file(path, f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")
 
 
 def tables(results: Path) -> str:
-    """Markdown of all results that are there."""
+    """What `make bench` measured, as far as its results are there."""
     parts = []
     for name, make in (
         ("end_to_end", _end_to_end),
@@ -62,6 +64,15 @@ def tables(results: Path) -> str:
             if not found["quick"]:
                 parts += [make(found), _measured_on(found["machine"])]
     return "\n\n".join(parts) or NOTHING
+
+
+def quality_tables(results: Path) -> str:
+    """How good the models are, from quality.py."""
+    path = results / "quality.json"
+    if not path.exists():
+        return "Not measured yet: `python benchmarks/quality.py`."
+    found = json.loads(path.read_text())
+    return f"{quality.table(found['runs']).strip()}\n\n{_measured_on(found['machine'])}"
 
 
 def _markdown(heads: list[str], rows: list[list[str]]) -> str:
@@ -246,6 +257,10 @@ def _bf16_auc(found: dict) -> str:
         f"{found['standard_error_of_difference']:.5f} over the pairs of seeds:"
     )
     return f"{said}\n\n{_markdown(['', 'each seed', 'mean', 'standard error'], rows)}"
+
+
+# What makes the tables of a page.
+PAGES = {"docs/speed.md": tables, "docs/choices.md": quality_tables}
 
 
 if __name__ == "__main__":
