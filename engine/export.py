@@ -15,8 +15,7 @@ quiet_libraries()
 from stampede.data.command import exit_status  # noqa: E402
 from stampede.engine.console import readable_bytes, table  # noqa: E402
 from stampede.engine.errors import RunFolderError  # noqa: E402
-from stampede.engine.inference.packaging import export  # noqa: E402
-from stampede.engine.inference.row_types import RowType  # noqa: E402
+from stampede.engine.inference.packaging import RowType, export  # noqa: E402
 from stampede.engine.inference.trained import open_trained  # noqa: E402
 
 

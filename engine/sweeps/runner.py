@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stampede.engine.errors import INTERRUPTED, RunFolderError
-from stampede.engine.network_copy import check_executed
+from stampede.engine.inference.kept import check_executed
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.summary import selected_metrics
 from stampede.engine.sweeps.failures import Failures, why

@@ -1,4 +1,4 @@
-"""Configurations of other versions: keys that a checkpoint lacks, and keys that only it has."""
+"""What a checkpoint may be continued with: another configuration, another network."""
 
 from copy import deepcopy
 
@@ -10,9 +10,13 @@ from stampede.engine.config.load import load_config, with_defaults
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.trained import open_trained
 from stampede.engine.processes import processes
+from stampede.models.registry import _NETWORKS
 from stampede.settings import SettingsError
-from support.checkpoints import sign, values_of, write_checkpoint
+from support.checkpoints import sign, values_of
 from support.jobs import run_small, small_config
+from support.other_network import OWN, refusal
+from support.predicting import predict
+from support.ranks import run_ranks
 
 RESUME = ["checkpoint.resume=auto", "train.epochs=2"]
 
@@ -100,44 +104,6 @@ def test_a_checkpoint_of_a_version_without_a_key_is_continued(tmp_path, capsys):
     assert told == ["changed since then: train.epochs: 1 in the checkpoint, 2 now"]
 
 
-def with_foreign_keys(folder, section):
-    """A checkpoint with many keys that no version has."""
-    path = write_checkpoint(folder / "epoch_0001")
-    values = values_of(path)
-    values["config"] = small_config(folder).model_dump(mode="json")
-    values["config"].setdefault(section, {}).update({f"a{n:05}": n for n in range(50_000)})
-    sign(path, values)
-    return path
-
-
-def of_many_the_first(lines, section):
-    foreign = [line.strip() for line in lines if ".a0" in line]
-    assert len(foreign) == 20 and foreign[19] == f"{section}.a00019: 19 in the checkpoint, None now"
-    return any("49,980 more of this kind" in line for line in lines)
-
-
-def test_of_many_foreign_keys_the_first_are_told(tmp_path):
-    """Those of `sharding` are free to change."""
-    path = with_foreign_keys(tmp_path, "sharding")
-    with processes("cpu") as here:
-        told = changes(path, small_config(tmp_path), here)
-    assert of_many_the_first(told, "sharding")
-
-
-def test_of_many_keys_that_are_refused_the_first_are_told(tmp_path):
-    path = with_foreign_keys(tmp_path, "train")
-    config = small_config(tmp_path, "train.batch_size=512", "optim.embedding.l2=0.5")
-    with processes("cpu") as here, pytest.raises(RunFolderError) as refusal:
-        changes(path, config, here)
-    lines = str(refusal.value).splitlines()
-    assert of_many_the_first(lines, "train")
-    # What the run itself has changed is told all the same.
-    assert "  train.batch_size: 256 in the checkpoint, 512 now" in lines
-    assert "  optim.embedding.l2: 1e-05 in the checkpoint, 0.5 now" in lines
-    assert lines[-1].endswith(f"another run.name, and checkpoint.init_from={path}")
-
-
-# As versions before this one wrote them.
 OLD = {
     "checkpoint": {"force": False},
     "evaluate": {"memory_gb": 2.0},
@@ -163,3 +129,71 @@ def test_keys_that_are_gone_are_left_out_of_what_was_saved(tmp_path, capsys):
     run_small(tmp_path, RESUME)
     told = [line for line in capsys.readouterr().out.splitlines() if "changed since" in line]
     assert told == ["changed since then: train.epochs: 1 in the checkpoint, 2 now"]
+
+
+# What becomes of the file, and what is said.
+EDITS = {
+    "width": ("4", "6", r"network.first.\w+ is \[4.*\] in the checkpoint, \[6.*\] now"),
+    "renamed": ("last", "end", r"network.end.\w+ \[1.*\] is not in the checkpoint"),
+    "removed": ("scale", None, r"network.scale.\w+ \[4\] is in the checkpoint only"),
+}
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    """Networks that are registered during a test are gone after it."""
+    monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Overrides of a run that was trained, which has no copy of the file."""
+    (tmp_path / "own.py").write_text(OWN)
+    overrides = [f"model.import={tmp_path}/own.py", "model.name=own_layers"]
+    run_small(tmp_path, overrides)
+    (tmp_path / "small/network.py").unlink(missing_ok=True)
+    return overrides
+
+
+def edit(path, old, new):
+    text = OWN
+    if new is None:
+        # The layer is gone, and what called it.
+        text = text.replace("        self.scale = nn.LayerNorm(4)\n", "")
+        old, new = "self.scale(self.first(inputs))", "self.first(inputs)"
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize("case", EDITS)
+def test_an_edited_file(tmp_path, own, case):
+    old, new, said = EDITS[case]
+    edit(tmp_path / "own.py", old, new)
+    goes_on = [*own, "train.epochs=2", "checkpoint.resume=auto"]
+    pattern = rf"(?s)not the one that was trained \({said}\).*is not damaged"
+    with pytest.raises(RunFolderError, match=pattern):
+        run_small(tmp_path, goes_on)
+    # The checkpoint was left where it is.
+    (tmp_path / "own.py").write_text(OWN)
+    run_small(tmp_path, goes_on)
+
+
+def test_an_edited_configuration(tmp_path):
+    run_small(tmp_path, [])
+    config = tmp_path / "small/config.yaml"
+    text = config.read_text()
+    for old, new, name in (
+        ("- 16\n  - 16\n", "- 16\n  - 8\n", "network.mlp."),
+        ("  dim: 10\n", "  dim: 7\n", "front.ebc"),
+    ):
+        assert text.count(old) == 1
+        config.write_text(text.replace(old, new))
+        status, said = predict(tmp_path / "small", "@run", tmp_path / "s.parquet")
+        assert status == 2 and "the network is not the one that was trained" in said
+        assert name in said and "delete" not in said
+
+
+def test_all_ranks_say_so(tmp_path, own):
+    edit(tmp_path / "own.py", *EDITS["width"][:2])
+    overrides = [*own, "train.epochs=2", "checkpoint.resume=auto", "sharding.plan=table_wise"]
+    said = run_ranks(2, refusal, tmp_path, overrides, 2)
+    assert "is not the one that was trained" in said[0] and said[0] == said[1]

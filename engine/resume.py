@@ -12,14 +12,11 @@ import torch
 from stampede.data import Dataset, click_share
 from stampede.engine.checkpoint import Progress, changes, load, newest_whole, read_manifest
 from stampede.engine.config import Config
+from stampede.engine.inference.kept import check_executed
 from stampede.engine.job import Job
-from stampede.engine.network_copy import check_executed
 from stampede.engine.processes import PATIENCE, Processes
 from stampede.engine.run_folder import RunFolder
-from stampede.engine.warm_start.loading import load_matching
-from stampede.engine.warm_start.matching import Matching
-from stampede.engine.warm_start.report import LoadReport
-from stampede.engine.warm_start.source import Source, open_source
+from stampede.engine.warm_start import LoadReport, Source, load_matching, open_source
 
 
 @dataclass(frozen=True)
@@ -67,9 +64,15 @@ def find_beginning(
     Raises:
         RunFolderError, DataError: a checkpoint cannot be used.
     """
+
+    def to_continue(newest: Path) -> Found:
+        changed = changes(newest, config, processes)
+        check_executed(config, folder.path)
+        return Found(newest, read_manifest(newest).config, changed)
+
     newest = newest_whole(folder.checkpoints, processes) if continued else None
     if newest is not None:
-        return processes.on_main(lambda: _found(newest, config, folder, processes))
+        return processes.on_main(lambda: to_continue(newest))
     lost = processes.on_main(folder.begin_anew) if continued else ""
     given = config.checkpoint.init_from
     if not given:
@@ -78,26 +81,20 @@ def find_beginning(
     return Found(source=source, lost=lost)
 
 
-def _found(newest: Path, config: Config, folder: RunFolder, processes: Processes) -> Found:
-    changed = changes(newest, config, processes)
-    check_executed(config, folder.path)
-    return Found(newest, read_manifest(newest).config, changed)
-
-
 def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: Processes) -> Begun:
     """Bring the job to where training starts; all ranks must call it.
 
     Raises:
         RunFolderError, DataError: what was found cannot be used for this job.
     """
-    told = [found.lost] if found.lost else []
+    lines = [found.lost] if found.lost else []
     if found.source is not None:
-        matching = Matching(found.source, config, dataset.vocabulary_sizes)
-        report = load_matching(found.source, matching, job, processes)
-        told += [f"weights from {report.checkpoint}, after step {report.step:,}", *report.lines()]
-        return Begun(Progress(), told, report)
+        sizes = dataset.vocabulary_sizes
+        report = load_matching(found.source, config, sizes, job, processes)
+        lines += [f"weights from {report.checkpoint}, after step {report.step:,}", *report.lines()]
+        return Begun(Progress(), lines, report)
     if found.newest is None:
-        return Begun(Progress(), [*told, *_set_initial_bias(config, job, dataset, processes)])
+        return Begun(Progress(), [*lines, *_set_initial_bias(config, job, dataset, processes)])
     progress = load(found.newest, job, dataset)
     lines = [f"continuing after step {progress.step:,} from {found.newest}"]
     lines += [f"changed since then: {line}" for line in found.changed]
