@@ -46,7 +46,7 @@ def keep_inputs(config: Config, run: Path, *, replace: bool) -> None:
     """
     if replace:
         shutil.rmtree(run / INPUTS, ignore_errors=True)
-    if not isinstance(config.data, RawSection | PreparedSection):
+    if kept_inputs(run) or not isinstance(config.data, RawSection | PreparedSection):
         return
     folder = data_folder(config)
 

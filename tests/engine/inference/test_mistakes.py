@@ -157,7 +157,7 @@ def test_outputs_that_cannot_be_written(trained_run, tmp_path, log, monkeypatch)
 def test_names_that_are_too_long(trained_run, tmp_path, log):
     for name in ("x" * 247, "x" * 300, "ü" * 125):
         said = refused(tmp_path, trained_run, log, tmp_path / f"{name}.parquet")
-        assert "cannot be written (File name too long)" in said
+        assert "cannot be written (" in said and "File name too long" in said
 
 
 def test_options(trained_run, log, tmp_path, capsys):
