@@ -34,7 +34,7 @@ def _export(given: argparse.Namespace) -> None:
     rows = [
         ("package", str(folder)),
         ("model", f"{trained.config.model.name} of {trained.run}, epoch {trained.epoch}"),
-        ("tables", f"{len(trained.vocabulary_sizes)} tables in {given.rows}"),
+        ("tables", f"{len(trained.data.vocabulary_sizes)} tables in {given.rows}"),
         ("size", readable_bytes(size)),
         ("to score", f"see the first lines of {folder / 'load.py'}"),
     ]

@@ -24,11 +24,11 @@ class Found:
     """What there is to begin with, before data are read.
 
     Attributes:
-        newest: checkpoint that the run continues; None for a run that begins.
+        newest: checkpoint that the run continues; None for a new run.
         saved: the configuration of that checkpoint.
-        changed: since then, line by line.
-        source: what a run that begins takes weights from.
-        lost: what is told of a run that was to be continued and begins anew; may be empty.
+        changed: what changed in the configuration since then, line by line.
+        source: where a new run takes its weights from.
+        lost: a sentence for the user where a run should continue but has no checkpoint.
     """
 
     newest: Path | None = None
@@ -44,8 +44,8 @@ class Begun:
 
     Attributes:
         progress: how far the run has come.
-        lines: what is told of it.
-        report: of what was loaded from another run.
+        lines: for the user.
+        report: what was loaded from another run.
     """
 
     progress: Progress
@@ -106,7 +106,7 @@ def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: P
 def _set_initial_bias(
     config: Config, job: Job, dataset: Dataset, processes: Processes
 ) -> list[str]:
-    """Let a new run's bias be what `model.initial_bias` says; what is told of it."""
+    """Set a new run's bias as `model.initial_bias` says; lines for the user."""
     if config.model.initial_bias == "zero":
         return []
     share = processes.on_main(lambda: click_share(dataset.train), patience=PATIENCE)

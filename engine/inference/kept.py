@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from stampede.data import DataError
 from stampede.data.prepared.manifest import MANIFEST, Manifest, read_manifest
 from stampede.data.row_meanings import row_meanings
 from stampede.data.vocabulary_fingerprint import vocabulary_fingerprint
 from stampede.data.writing import LEARNED_FOLDER
+from stampede.engine.checkpoint.manifest import DataEntry
 from stampede.engine.config import Config
 from stampede.engine.config.data import PreparedSection, RawSection
 from stampede.engine.config.model import executed_source
@@ -163,25 +162,12 @@ def row_names(kept: Path | None, field: str, rows: int) -> list[str] | range:
     return names
 
 
-class ModelInputs(Protocol):
-    """What a checkpoint says of its inputs; see `stampede.engine.checkpoint.manifest.DataEntry`."""
-
-    @property
-    def vocabulary_sizes(self) -> Mapping[str, int]: ...  # noqa: D102
-
-    @property
-    def numbers(self) -> int: ...  # noqa: D102
-
-    @property
-    def vocabulary_sha256(self) -> str | None: ...  # noqa: D102
-
-
-def check_trained_with(folder: Path, inputs: ModelInputs, model: Path, remedy: str) -> Manifest:
+def check_trained_with(folder: Path, data: DataEntry, model: Path, remedy: str) -> Manifest:
     """Refuse vocabularies and ranges that are not those that a model was trained with.
 
     Args:
         folder: a prepared folder, perhaps without rows.
-        inputs: of the model; where they lack the fingerprint, sizes are compared.
+        data: of the checkpoint; where they lack the fingerprint, sizes are compared.
         model: the checkpoint, for the message.
         remedy: what to do where the folder is damaged, or another one.
 
@@ -192,8 +178,8 @@ def check_trained_with(folder: Path, inputs: ModelInputs, model: Path, remedy: s
         RunFolderError, DataError: they are not, or are damaged.
     """
     manifest = read_manifest(folder, remedy)
-    check_same_inputs(manifest, inputs, folder, model)
-    expected = inputs.vocabulary_sha256
+    check_same_inputs(manifest, data, folder, model)
+    expected = data.vocabulary_sha256
     if expected is not None and vocabulary_fingerprint(folder, remedy) != expected:
         raise RunFolderError(
             f"{folder}: these are not the vocabularies that {model} was trained with (their "
@@ -202,12 +188,12 @@ def check_trained_with(folder: Path, inputs: ModelInputs, model: Path, remedy: s
     return manifest
 
 
-def check_same_inputs(found: Manifest, inputs: ModelInputs, where: Path, model: Path) -> None:
+def check_same_inputs(found: Manifest, data: DataEntry, where: Path, model: Path) -> None:
     """Refuse data whose fields are not those that a model was trained on.
 
     Args:
-        found: the data's.
-        inputs: of the model.
+        found: of the data that are to be used.
+        data: of the checkpoint.
         where: the data, for the message.
         model: the checkpoint, for the message.
 
@@ -215,7 +201,7 @@ def check_same_inputs(found: Manifest, inputs: ModelInputs, where: Path, model: 
         DataError: names the first difference.
     """
     fields = {entry.name: entry.rows for entry in found.fields}
-    for name, rows in inputs.vocabulary_sizes.items():
+    for name, rows in data.vocabulary_sizes.items():
         if name not in fields:
             has = ", ".join(fields)
             raise DataError(f"{where}: no id field {name!r}, which {model} needs; it has {has}")
@@ -225,13 +211,13 @@ def check_same_inputs(found: Manifest, inputs: ModelInputs, where: Path, model: 
                 f"{model}: its vocabulary is another one. Score the raw files, or prepare them "
                 "with `stampede apply`"
             )
-    if list(fields) != list(inputs.vocabulary_sizes):
+    if list(fields) != list(data.vocabulary_sizes):
         raise DataError(
             f"{where}: the id fields are {', '.join(fields)}, but in {model} they are "
-            f"{', '.join(inputs.vocabulary_sizes)}"
+            f"{', '.join(data.vocabulary_sizes)}"
         )
-    if len(found.numbers) != inputs.numbers:
-        raise DataError(f"{where}: {len(found.numbers)} numbers, but {inputs.numbers} in {model}")
+    if len(found.numbers) != data.numbers:
+        raise DataError(f"{where}: {len(found.numbers)} numbers, but {data.numbers} in {model}")
 
 
 def check_same_vocabularies(found: Manifest, kept: Manifest, where: Path) -> None:

@@ -249,9 +249,10 @@ def _inputs(trained: Trained, kept: Path | None) -> dict[str, Any]:
     """Id fields and numbers in the model's order, and how they are made of columns."""
     if kept is None:
         # Synthetic clicks.
-        entries = [FieldEntry(name=n, rows=rows) for n, rows in trained.vocabulary_sizes.items()]
-        return _of_rows(entries, [f"I{i + 1}" for i in range(trained.numbers)], "float32")
-    manifest = check_trained_with(kept, trained, trained.checkpoint, remedy(kept))
+        sizes = trained.data.vocabulary_sizes
+        entries = [FieldEntry(name=name, rows=rows) for name, rows in sizes.items()]
+        return _of_rows(entries, [f"I{i + 1}" for i in range(trained.data.numbers)], "float32")
+    manifest = check_trained_with(kept, trained.data, trained.checkpoint, remedy(kept))
     if not (kept / LEARNED_FOLDER).is_dir():
         return _of_rows(manifest.fields, manifest.numbers, manifest.numbers_dtype)
     return _of_columns(manifest, read_saved(kept / LEARNED_FOLDER, remedy(kept)))

@@ -265,9 +265,9 @@ def _rows(
         raise DataError(f"{folders[0]}: is a folder; write one prepared folder, or files")
     if folders and (folders[0] / MANIFEST).exists():
         manifest = read_manifest(folders[0])
-        check_same_inputs(manifest, trained, folders[0], trained.checkpoint)
+        check_same_inputs(manifest, trained.data, folders[0], trained.checkpoint)
         if kept is not None:
-            learned = check_trained_with(kept, trained, trained.checkpoint, remedy(kept))
+            learned = check_trained_with(kept, trained.data, trained.checkpoint, remedy(kept))
             check_same_vocabularies(manifest, learned, folders[0])
         return _rows_of_folder(folders[0], options)
     learned, manifest = _learned(trained, kept, inputs[0])
@@ -282,7 +282,7 @@ def _rows(
 def _learned(trained: Trained, kept: Path | None, asked: str) -> tuple[Learned, Manifest]:
     """What turns raw rows into inputs of a model."""
     if kept is not None:
-        manifest = check_trained_with(kept, trained, trained.checkpoint, remedy(kept))
+        manifest = check_trained_with(kept, trained.data, trained.checkpoint, remedy(kept))
         if (kept / LEARNED_FOLDER).is_dir():
             return load(kept / LEARNED_FOLDER, remedy(kept), manifest.fields), manifest
     raise DataError(
@@ -294,7 +294,7 @@ def _learned(trained: Trained, kept: Path | None, asked: str) -> tuple[Learned, 
 def _own_rows(trained: Trained, options: PredictionOptions) -> Rows:
     if not isinstance(trained.config.data, SyntheticSection):
         folder = own_folder(trained.config, trained.run)
-        check_trained_with(folder, trained, trained.checkpoint, _OTHER_OWN_DATA)
+        check_trained_with(folder, trained.data, trained.checkpoint, _OTHER_OWN_DATA)
         return _rows_of_folder(folder, options)
     dataset = open_dataset(trained.config, None)
     part = options.part or _PART

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from stampede.engine.checkpoint import (
     verify,
 )
 from stampede.engine.checkpoint.loading import TABLES
-from stampede.engine.checkpoint.manifest import REMEDY
+from stampede.engine.checkpoint.manifest import REMEDY, DataEntry
 from stampede.engine.config import Config
 from stampede.engine.config.load import load_config_of_run
 from stampede.engine.errors import RunFolderError
@@ -46,18 +46,14 @@ class Trained:
         checkpoint: folder of the checkpoint.
         epoch: epochs trained.
         config: of the run.
-        vocabulary_sizes: rows of each field's table, by field name.
-        numbers: number of numeric inputs.
-        vocabulary_sha256: of what its ids mean; None where the checkpoint does not say.
+        data: rows of each field's table, numeric inputs, and a checksum of what ids mean.
     """
 
     run: Path
     checkpoint: Path
     epoch: int
     config: Config
-    vocabulary_sizes: Mapping[str, int]
-    numbers: int
-    vocabulary_sha256: str | None
+    data: DataEntry
 
 
 def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = False) -> Trained:
@@ -101,9 +97,7 @@ def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = F
         checkpoint=checkpoint,
         epoch=manifest.progress.epoch,
         config=config,
-        vocabulary_sizes=manifest.data.vocabulary_sizes,
-        numbers=manifest.data.numbers,
-        vocabulary_sha256=manifest.data.vocabulary_sha256,
+        data=manifest.data,
     )
 
 
@@ -172,7 +166,7 @@ def dense_model(trained: Trained) -> CTRModel:
     Raises:
         RunFolderError: the checkpoint is damaged, or that of another network.
     """
-    model = build_model(trained.config, trained.vocabulary_sizes, trained.numbers)
+    model = build_model(trained.config, trained.data.vocabulary_sizes, trained.data.numbers)
     check_same_network(trained.checkpoint, read_manifest(trained.checkpoint), model.state_dict())
     _read(trained, model, tables=False)
     return model.eval()
