@@ -371,8 +371,8 @@ class LoadReport:
             lines += [row + why] if len(row + why) <= _WIDTH else [row, *_wrapped(f"    {why}", 6)]
         if len(self.fields) > _MOST_FIELDS:
             lines.append(f"  and {len(self.fields) - _MOST_FIELDS} more fields")
-        rows = [(one.rows, one.loaded, one.new, one.dropped) for one in self.fields]
-        total = FieldReport("all", *map(sum, zip(*rows, strict=True)), "")
+        keys = ("rows", "loaded", "new", "dropped")
+        total = FieldReport("all", *(sum(getattr(f, key) for f in self.fields) for key in keys), "")
         lines.append(total.line(width))
         if not total.loaded:
             lines.append(

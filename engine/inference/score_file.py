@@ -41,6 +41,9 @@ def score_file(path: Path, overwrite: bool) -> Iterator[ScoreFile]:
             raise RunFolderError(f"{path}: is there already; write --overwrite, or another name")
         with new_file(path) as unfinished:
             file = ScoreFile(unfinished, bad_rows)
+            # Of a process that was killed.
+            with suppress(OSError):
+                file.unfinished_bad_rows.unlink(missing_ok=True)
             try:
                 yield file
             except BaseException:
