@@ -121,7 +121,7 @@ def test_another_vocabulary(trained_run, tmp_path):
     other = train_on_movies(tmp_path / "other")
     (folder,) = (tmp_path / "other/cache").iterdir()
     said = refused(tmp_path, trained_run, folder, tmp_path / "s.parquet")
-    assert "the table of 'user' has" in said and "stampede.data.apply" in said
+    assert "the table of 'user' has" in said and "stampede apply" in said
     # Tables of the same sizes whose rows mean other ids.
     kept = (other / "inputs/manifest.json").read_text()
     (other / "inputs/manifest.json").write_text(kept.replace('"sha256": "', '"sha256": "0'))
