@@ -28,7 +28,10 @@ _COMMANDS = {
     "predict": ("stampede.engine.predict", "score rows with a trained model"),
     "export": ("stampede.engine.export", "write a model as a folder that scores without stampede"),
     "report": ("stampede.engine.report.__main__", "write a page of tables and pictures on runs"),
-    "sweep": ("stampede.engine.sweep", "run a grid or a search, write tables and pictures"),
+    "sweep": (
+        "stampede.engine.sweep.__main__",
+        "run a grid or a search, write tables and pictures",
+    ),
 }
 
 _OF_THE_PLAN = (

@@ -1,16 +1,14 @@
 """Tables of made-up outcomes."""
 
 import math
-from pathlib import Path
 
 import pytest
 
 from stampede.engine.figures import to_png
-from stampede.engine.sweeps import pictures
-from stampede.engine.sweeps.results import mean, results
-from stampede.engine.sweeps.runner import Outcome
-from stampede.engine.sweeps.sweep import load_sweep
-from stampede.engine.sweeps.table import to_csv, to_markdown
+from stampede.engine.sweep import pictures
+from stampede.engine.sweep.results import mean, results, to_csv, to_markdown
+from stampede.engine.sweep.run import Outcome
+from stampede.engine.sweep.spec import load_sweep
 from support.sweeping import write_sweep
 
 TEXT = """
@@ -36,14 +34,14 @@ def outcomes_of(sweep, selected_on="test"):
         }
         if selected_on == "test":
             del summary["validation"]
-        found.append(Outcome(trial, Path("x"), summary))
-    found[-1] = Outcome(found[-1].trial, Path("x"), message="out of memory | " + "x " * 99)
+        found.append(Outcome(trial, summary))
+    found[-1] = Outcome(found[-1].trial, message="out of memory | " + "x " * 99)
     return found
 
 
 def test_mean_and_standard_error():
     found = mean([1.0, 2.0, 6.0, None])
-    assert (found.value, found.seeds) == (3.0, 3)
+    assert found.value == 3.0
     assert found.error == pytest.approx(math.sqrt(((2**2 + 1 + 3**2) / 2) / 3))
     assert mean([2.0]).error is None
     assert mean([None]) is None

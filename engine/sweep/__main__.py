@@ -1,8 +1,10 @@
-"""Run an experiment: `python -m stampede.engine.sweep SWEEP.yaml [section.key=value ...]`."""
+"""Run a sweep: `python -m stampede.engine.sweep SWEEP.yaml [section.key=value ...]`."""
 
 from __future__ import annotations
 
 import argparse
+import functools
+import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -13,17 +15,14 @@ from stampede.engine.quiet import quiet_libraries
 quiet_libraries()
 
 from stampede.engine.exit_status import INTERRUPTED, exit_status  # noqa: E402
-from stampede.engine.sweeps.process import start_on  # noqa: E402
-from stampede.engine.sweeps.run import run_sweep, shown  # noqa: E402
-from stampede.engine.sweeps.sections import SweepSection  # noqa: E402
-from stampede.engine.sweeps.sweep import load_sweep  # noqa: E402
+from stampede.engine.sweep.run import run_sweep, start_trial  # noqa: E402
+from stampede.engine.sweep.spec import SweepSection, load_sweep  # noqa: E402
 from stampede.settings import SettingsError, all_keys  # noqa: E402
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status: 2 for a user's mistake, 1 if all trials failed."""
-    parser = _parser()
-    given = parser.parse_intermixed_args(arguments)
+    given = _parser().parse_intermixed_args(arguments)
     return exit_status(lambda: _sweep(given))
 
 
@@ -34,11 +33,15 @@ def _sweep(given: argparse.Namespace) -> None:
     if given.retry_failed and sweep.study is not None:
         raise SettingsError("--retry-failed is for grids; a study goes on with other points")
     try:
-        files = run_sweep(sweep, start_on(given.processes), given.retry_failed)
+        files = run_sweep(
+            sweep, functools.partial(start_trial, given.processes), given.retry_failed
+        )
     except KeyboardInterrupt:
         print("stopped; the same command continues", file=sys.stderr)
         sys.exit(INTERRUPTED)
-    print(shown(sweep, files))
+    print((sweep.folder / "results.md").read_text(encoding="utf-8"))
+    print(f"results: {', '.join(map(str, files))}")
+    print(f"curves of the trials: stampede report {shlex.quote(str(sweep.folder))}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -80,9 +83,9 @@ def _parser() -> argparse.ArgumentParser:
 def _keys() -> str:
     lines = ["keys of a sweep file:"]
     for key in all_keys(SweepSection):
+        indent = " " * 6
         lines.append(f"  {key.path}")
-        lines += textwrap.wrap(key.description, 92, initial_indent=" " * 6,
-                               subsequent_indent=" " * 6)  # fmt: skip
+        lines += textwrap.wrap(key.description, 92, initial_indent=indent, subsequent_indent=indent)
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Results as pictures."""
+"""Results as pictures: AUC and training time of a grid, or the course of a study."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from stampede.engine.figures import as_written, to_png
-from stampede.engine.sweeps.results import Column, Result, columns
-from stampede.engine.sweeps.sections import shown_as
-from stampede.engine.sweeps.sweep import Sweep
-from stampede.engine.sweeps.table import axes_of
+from stampede.engine.sweep.results import Column, Result, axes_of, columns
+from stampede.engine.sweep.spec import Sweep, shown_as
 from stampede.engine.whole_files import write_whole
 
 # Told apart in black and white too.
@@ -20,37 +18,47 @@ _STYLES = ("o-", "s--", "^-.", "D:", "v-", "P--", "X-.", "*:", "<-", ">--")
 
 
 def draw(sweep: Sweep, found: Sequence[Result], folder: Path) -> list[Path]:
-    """Draw AUC and training time of a grid, or the course of a study; the PNG files."""
+    """Draw what there is to see; the PNG files."""
     found = [one for one in found if one.done]
     if not found:
         return []
     if sweep.study:
-        return [_draw_study(sweep, found, folder / "study.png")]
-    chosen = [column for column in columns(["auc"], found) if column.path != ("last", "test")]
-    seconds = Column("train_seconds", "training time, s", "train_seconds")
-    return [
-        _draw_grid(sweep, found, chosen, folder / "auc.png"),
-        _draw_grid(sweep, found, [seconds], folder / "seconds.png"),
-    ]
+        figures = {"study.png": _draw_study(sweep, found)}
+    else:
+        aucs = [column for column in columns(["auc"], found) if column.path != ("last", "test")]
+        seconds = [Column("train_seconds", "training time, s", "train_seconds")]
+        figures = {
+            "auc.png": _draw_grid(sweep, found, aucs),
+            "seconds.png": _draw_grid(sweep, found, seconds),
+        }
+    for name, figure in figures.items():
+        for axes in figure.axes:
+            legend = axes.get_legend()
+            named = [legend.get_title(), *legend.get_texts()] if legend else []
+            as_written([axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels(), *named])
+        write_whole(folder / name, to_png(figure))
+    return [folder / name for name in figures]
 
 
-def _draw_grid(sweep: Sweep, found: Sequence[Result], shown: Sequence[Column], path: Path) -> Path:
+def _selected_on(found: Sequence[Result]) -> str:
+    return " and ".join(sorted({one.selected_on for one in found}))
+
+
+def _draw_grid(sweep: Sweep, found: Sequence[Result], shown: Sequence[Column]) -> Figure:
     """A panel for each column, side by side; the parts of the data may differ in level."""
     x = sweep.section.report.x or axes_of(found)[-1]
     figure = Figure(figsize=(1.5 + 6.0 * len(shown), 4.5), layout="constrained")
-    others = [axis for axis in axes_of(found) if axis != x]
     panels = figure.subplots(1, len(shown), squeeze=False)[0]
     for panel, column in zip(panels, shown, strict=True):
         _draw_panel(panel, sweep, found, x, column)
-    parts = " and ".join(sorted({one.selected_on for one in found}))
     bars = any((mean := one.mean(column)) and mean.error for one in found for column in shown)
-    told = f"best epoch chosen on the {parts} part" + ("; bars: standard error" if bars else "")
-    figure.suptitle(told, fontsize=9)
+    heading = f"best epoch chosen on the {_selected_on(found)} part"
+    figure.suptitle(heading + ("; bars: standard error" if bars else ""), fontsize=9)
     # Published figures are of the test part, the last panel.
     if panels[-1].get_legend_handles_labels()[0]:
-        legend = panels[-1].legend(loc="best", fontsize=8, title=" / ".join(others))
-        legend.get_title().set_fontsize(8)
-    return _save(figure, path)
+        title = " / ".join(axis for axis in axes_of(found) if axis != x)
+        panels[-1].legend(loc="best", fontsize=8, title=title, title_fontsize=8)
+    return figure
 
 
 def _draw_panel(axes: Axes, sweep: Sweep, found: Sequence[Result], x: str, column: Column) -> None:
@@ -60,36 +68,39 @@ def _draw_panel(axes: Axes, sweep: Sweep, found: Sequence[Result], x: str, colum
     lines: dict[str, list[Result]] = {}
     for one in found:
         others = [text for axis, text in one.point.labels.items() if axis != x]
-        lines.setdefault(" / ".join(others), []).append(one)
+        line = lines.setdefault(" / ".join(others), [])
+        if one.mean(column) is not None:
+            line.append(one)
     for number, (title, of_line) in enumerate(lines.items()):
         style = _STYLES[number % len(_STYLES)]
         style = style if in_order else style[0]
-        of_line = [one for one in of_line if one.mean(column) is not None]
-        points = [(along.index(one.point.labels[x]), one.mean(column)) for one in of_line]
         # Side by side, so that error bars can be told apart.
         shift = 0.06 * (number - (len(lines) - 1) / 2)
+        places = [along.index(one.point.labels[x]) + shift for one in of_line]
+        means = [one.mean(column) for one in of_line]
         axes.errorbar(
-            [place + shift for place, _ in points],
-            [of_seeds.value for _, of_seeds in points],
-            [of_seeds.error or 0.0 for _, of_seeds in points],
+            places,
+            [mean.value for mean in means],
+            [mean.error or 0.0 for mean in means],
             fmt=style,
             capsize=3,
             label=_legend_label(title) if title else None,
         )
         # A small form is of other data: beside figures of the whole its own would be one line.
-        published = column.name == "auc" and not sweep.small
-        if published and any(one.published is not None for one in of_line):
-            given = [(p, o.published) for (p, _), o in zip(points, of_line, strict=True)]
+        published = [
+            (place, one.published)
+            for place, one in zip(places, of_line, strict=True)
+            if one.published is not None and column.name == "auc" and not sweep.small
+        ]
+        if published:
             axes.plot(
-                [place + shift for place, value in given if value is not None],
-                [value for _, value in given if value is not None],
+                *zip(*published, strict=True),
                 style[0],
                 markerfacecolor="none",
                 color="gray",
                 label=_legend_label(f"{title} published".strip()),
             )
     axes.set_xticks(range(len(along)), along)
-    as_written(axes.get_xticklabels())
     axes.set(xlabel=x, ylabel=column.title)
     axes.grid(alpha=0.3)
 
@@ -99,10 +110,11 @@ def _legend_label(text: str) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
-def _draw_study(sweep: Sweep, found: Sequence[Result], path: Path) -> Path:
-    names = list(sweep.study.parameters)
-    figure = Figure(figsize=(4 * (len(names) + 1), 3.8), layout="constrained")
-    course, *scatters = figure.subplots(1, len(names) + 1, sharey=True)
+def _draw_study(sweep: Sweep, found: Sequence[Result]) -> Figure:
+    """The metric by number of the trial, and by the value of each parameter."""
+    parameters = sweep.study.parameters
+    figure = Figure(figsize=(4 * (len(parameters) + 1), 3.8), layout="constrained")
+    course, *scatters = figure.subplots(1, len(parameters) + 1, sharey=True)
     in_order = sorted((one for one in found if one.sought), key=lambda one: one.point.name)
     values = [one.sought.value for one in in_order]
     better = max if sweep.study.direction == "maximize" else min
@@ -110,32 +122,19 @@ def _draw_study(sweep: Sweep, found: Sequence[Result], path: Path) -> Path:
     numbers = [int(one.point.name.removeprefix("trial")) for one in in_order]
     course.plot(numbers, values, "ko", markersize=4, label="trial")
     course.step(numbers, best, "k-", where="post", label="best so far")
-    parts = " and ".join(sorted({one.selected_on for one in found}))
-    course.set(xlabel="trial", ylabel=f"{shown_as(sweep.study.metric)} of the {parts} part")
+    metric = shown_as(sweep.study.metric)
+    course.set(xlabel="trial", ylabel=f"{metric} of the {_selected_on(found)} part")
     course.xaxis.get_major_locator().set_params(integer=True)
     course.legend(loc="best", fontsize=8)
-    for axes, name in zip(scatters, names, strict=True):
-        what = sweep.study.parameters[name]
+    for axes, (name, what) in zip(scatters, parameters.items(), strict=True):
         labels = [one.point.labels[name] for one in in_order]
         if what.choices:
             different = list(dict.fromkeys(labels))
             axes.plot([different.index(text) for text in labels], values, "ko")
             axes.set_xticks(range(len(different)), different)
-            as_written(axes.get_xticklabels())
         else:
             axes.plot([float(text) for text in labels], values, "ko")
-        axes.set_xlabel(name)
-        if what.log:
-            axes.set_xscale("log")
-    for axes in (course, *scatters):
-        axes.grid(alpha=0.3)
-    return _save(figure, path)
-
-
-def _save(figure: Figure, path: Path) -> Path:
+        axes.set(xlabel=name, xscale="log" if what.log else "linear")
     for axes in figure.axes:
-        legend = axes.get_legend()
-        named = [legend.get_title(), *legend.get_texts()] if legend else []
-        as_written([axes.title, axes.xaxis.label, axes.yaxis.label, *named])
-    write_whole(path, to_png(figure))
-    return path
+        axes.grid(alpha=0.3)
+    return figure

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from stampede.engine.sweep import main
-from stampede.engine.sweeps.sweep import load_sweep
+from stampede.engine.sweep.__main__ import main
+from stampede.engine.sweep.spec import load_sweep
 from stampede.settings import SettingsError
 from support.paths import ROOT
 from support.sweeping import write_sweep
@@ -144,7 +144,7 @@ def test_published_figures_are_the_papers():
     avazu = [78.83, 78.82, 78.90, 79.06, 79.01, 78.82, 78.82, 78.80]
     for name, figures in (("criteo_batch_size", criteo), ("avazu_batch_size", avazu)):
         path = ROOT / f"configs/sweeps/{name}.yaml"
-        published = load_sweep(path, ["data.path=x"]).published.auc
+        published = load_sweep(path, ["data.path=x"]).section.published.auc
         assert [100 * value for value in published.values()] == pytest.approx(figures)
         assert list(published) == [f"deepfm / {2**k}K" for k in range(8)]
 
