@@ -170,8 +170,7 @@ def parse_command_line(arguments: Sequence[str], program: str = "launch.py") -> 
 
 def _cluster(parsed: argparse.Namespace) -> Cluster | None:
     """The devices to plan for; None where nothing is to be planned."""
-    from stampede.engine.planning.planner import Cluster
-    from stampede.engine.planning.sizes import parse_bytes
+    from stampede.engine.planning.planner import Cluster, parse_bytes
     from stampede.settings import SettingsError
 
     given = {name: getattr(parsed, _attribute(name)) for name in _OF_THE_PLAN}
