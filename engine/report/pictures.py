@@ -487,10 +487,8 @@ def _phase_seconds(run: RunRecord) -> dict[str, float]:
     steps = [line["step_seconds"]["steps"] for line in lines]
     if not sum(steps):
         return {}
+    weighted = list(zip(steps, lines, strict=True))
     return {
-        phase: sum(
-            n * line["phase_seconds"].get(phase, 0.0) for n, line in zip(steps, lines, strict=True)
-        )
-        / sum(steps)
+        phase: sum(n * line["phase_seconds"].get(phase, 0.0) for n, line in weighted) / sum(steps)
         for phase in PHASES
     }
