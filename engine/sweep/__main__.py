@@ -10,11 +10,11 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from stampede.engine.quiet import quiet_libraries
+from stampede.engine.start_up import quiet_libraries
 
 quiet_libraries()
 
-from stampede.engine.exit_status import INTERRUPTED, exit_status  # noqa: E402
+from stampede.engine.errors import INTERRUPTED, exit_status  # noqa: E402
 from stampede.engine.sweep.run import run_sweep, start_trial  # noqa: E402
 from stampede.engine.sweep.spec import SweepSection, load_sweep  # noqa: E402
 from stampede.settings import SettingsError, all_keys  # noqa: E402

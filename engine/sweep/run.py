@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from tqdm.auto import tqdm
 
 from stampede.engine.checkpoint import flat_keys
-from stampede.engine.config import Config, load_config_of_run
+from stampede.engine.config import Config
+from stampede.engine.config.load import load_config_of_run
 from stampede.engine.console import progress_bar, readable_metric
 from stampede.engine.datasets import check_files
-from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from stampede.engine.exit_status import INTERRUPTED
+from stampede.engine.errors import INTERRUPTED, RunFolderError, TrainingStoppedError
 from stampede.engine.network_copy import check_executed
 from stampede.engine.recipe import open_keys
 from stampede.engine.run_folder import RunFolder

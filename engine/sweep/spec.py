@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from stampede.engine.config import Config, load_config
+from stampede.engine.config import Config
+from stampede.engine.config.load import load_config
 from stampede.engine.run_folder import TRIALS
 from stampede.settings import Section, Seed, SettingsError, read_yaml, sentences
 

@@ -15,7 +15,7 @@ from stampede.engine.processes import processes
 from stampede.engine.reading import Reader
 from stampede.engine.step import train_step
 from stampede.models import CTRModel, network
-from stampede.native import switched_off
+from stampede.native_library import switched_off
 from stampede.optim import local_cowclip_tables
 from stampede.optim.sharded.supported import SHARDING_TYPES
 from support.jobs import small_config

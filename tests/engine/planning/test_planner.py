@@ -4,7 +4,7 @@ import pytest
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from stampede.engine.config import load_config
+from stampede.engine.config.load import load_config
 from stampede.engine.planning import planner
 from stampede.engine.planning.dry_run import readable
 from stampede.engine.planning.planner import Cluster, describe_plan, parse_bytes, search_plan
