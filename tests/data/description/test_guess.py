@@ -67,7 +67,7 @@ time: {column: seen}
 
 
 def test_the_features_that_auto_will_choose_are_said_with_their_keys(log, tmp_path):
-    folder, frame = log
+    _, frame = log
     frame = frame.assign(rank=range(len(frame)), rate=0.5)
     frame.to_csv(tmp_path / "log.csv", index=False)
     (tmp_path / "schema.yaml").write_text(SCHEMA_WITH_OPEN_KEYS)
