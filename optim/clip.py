@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
@@ -128,6 +128,21 @@ class CowClip:
         if self.granularity == "cowclip":
             return 2.0 * l2 > self.ratio
         return True
+
+
+@dataclass
+class TableSums:
+    """Sums that run over all of a table, or over all tables.
+
+    Attributes:
+        nonfinite: float64 scalar, above 0 where a non-finite gradient forbids the step.
+        by_table: float64 `[2]` by table: squared norms of the gradient and of the weights.
+        everything: float64 `[2]`, the same over all tables clipped together, or None.
+    """
+
+    nonfinite: Tensor
+    by_table: dict[str, Tensor] = field(default_factory=dict)
+    everything: Tensor | None = None
 
 
 def row_factor(

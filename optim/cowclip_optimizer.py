@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from stampede.optim.backends import choose_backend
+from stampede.optim.backends.torch import PendingUpdate, TorchBackend
 from stampede.optim.clip import CowClip
 from stampede.optim.embedding_modules import visit_modules
-from stampede.optim.missed_steps import MissedSteps, can_miss_steps
 from stampede.optim.occurrences import follow
-from stampede.optim.reduction import PendingUpdate
 from stampede.optim.row_gradients import row_gradients
 from stampede.optim.rules import Rule
 from stampede.optim.settings import UpdateSettings
@@ -68,13 +68,13 @@ class CowClipOptimizer(torch.optim.Optimizer):
         settings: Mapping[str, Any],
     ) -> None:
         self._padding: dict[Tensor, int] | None = None
-        self._missed: dict[Tensor, MissedSteps] = {}
+        self._backends: dict[Tensor, TorchBackend] = {}
         super().__init__(params, {"lr": lr, "padding_idx": None, **settings})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also called by load_state_dict, with groups that may be of an earlier version."""
         super().__setstate__(state)
-        self._padding, self._missed = None, {}
+        self._padding, self._backends = None, {}
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
@@ -206,8 +206,13 @@ class CowClipOptimizer(torch.optim.Optimizer):
         for param, group, settings, batch in batches:
             array = self._array(param, names[param], settings)
             array.frozen_row = self._frozen_row(param, group["padding_idx"])
+            known = self._backends.get(param)
+            if known is None or not known.array.is_same(array):
+                # Whoever reads the table is not known here, so none of its rows may wait.
+                self._backends[param] = choose_backend(array)
             step = int(self.state[param]["step"]) + 1
-            updates.append((param, PendingUpdate(array, batch, float(group["lr"]), step)))
+            update = PendingUpdate(self._backends[param], batch, float(group["lr"]), step)
+            updates.append((param, update))
         return updates
 
     def _array(self, param: Tensor, name: str, settings: UpdateSettings) -> TableArray:
@@ -229,11 +234,7 @@ class CowClipOptimizer(torch.optim.Optimizer):
                 )
         states = {key: state[key] for key in shapes}
         shards = (TableShard(name, len(param)),)
-        array = TableArray(shards, param.detach(), states, width, local_width, settings)
-        if can_miss_steps(array.weights, settings):
-            # Its sweep; whoever reads the table is not known here, so none of its rows may wait.
-            array.missed = self._missed.setdefault(param, MissedSteps(array, defers=False))
-        return array
+        return TableArray(shards, param.detach(), states, width, local_width, settings)
 
     def _check_table(self, param: Tensor, padding_idx: int | None) -> None:
         table = f"{type(self).__name__}: a parameter of shape {tuple(param.shape)}"

@@ -26,6 +26,10 @@ class RowGradients(NamedTuple):
     grads: Tensor
     counts: Tensor
 
+    def where(self, kept: Tensor) -> RowGradients:
+        """Those marked in `kept`, `[n]` bool."""
+        return RowGradients(*(part[kept] for part in self))
+
 
 def sum_by_row(
     occurrences: Tensor,

@@ -6,16 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from stampede.optim.rounding import random_unit, round_stochastically, table_key
 from stampede.optim.settings import UpdateSettings
-
-if TYPE_CHECKING:
-    from stampede.optim.missed_steps import MissedSteps
 
 
 @dataclass(frozen=True)
@@ -51,8 +47,6 @@ class TableArray:
         settings: the rule.
         is_split: whether other arrays hold other columns of these tables.
         frozen_row: a row that is never changed (`padding_idx`), or None.
-        missed: where rows that are not in the batch take their steps later; None where a sweep
-            takes them in each step.
     """
 
     shards: tuple[TableShard, ...]
@@ -63,7 +57,6 @@ class TableArray:
     settings: UpdateSettings
     is_split: bool = False
     frozen_row: int | None = None
-    missed: MissedSteps | None = None
 
     @classmethod
     def create(
@@ -105,9 +98,23 @@ class TableArray:
         """Whether this is the first of a row's column shards and copies."""
         return self.shards[0].counted and self.shards[0].column_offset == 0
 
+    def is_same(self, other: TableArray) -> bool:
+        """Whether another array has the same settings and the same memory."""
+        mine, others = (
+            [(whole.data_ptr(), whole.dtype, whole.shape) for whole in array.all_tensors()]
+            for array in (self, other)
+        )
+        same = self.settings == other.settings and self.frozen_row == other.frozen_row
+        return same and self.shards == other.shards and mine == others
+
     def all_tensors(self) -> list[Tensor]:
         """Weights and states."""
         return [self.weights, *self.states.values()]
+
+    def bounds_of(self, rows: Tensor) -> list[int]:
+        """Where each shard's rows begin among sorted rows of the array, and one past the last."""
+        starts = torch.tensor(self.starts, device=rows.device)
+        return torch.searchsorted(rows, starts).tolist()
 
     @contextmanager
     def keeping_frozen_row(self) -> Iterator[None]:

@@ -123,7 +123,7 @@ def adam_rows_(
         grads: `[n, dim]` float32, L2 included.
         factor: `[n]` what the clipped columns are multiplied by; None for 1.
         clipped: number of clipped columns, the first ones.
-        constants: `[1, 3]` float32, see `stampede.optim.rules.adam.step_constants`.
+        constants: `[1, 3]` float32, see `stampede.optim.rules.step_constants`.
         last: `[all rows]` int32, the steps that rows are at; set to `step`.
     """
     torch.ops.stampede.adam_rows_(

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.batched_embedding_kernel import (
     BatchedDenseEmbedding,
@@ -24,15 +24,19 @@ from torchrec.distributed.types import Awaitable
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from stampede.optim.helen import HelenSettings
+from stampede.optim.backends import choose_backend
+from stampede.optim.perturbation import HelenSettings
 from stampede.optim.settings import UpdateSettings
-from stampede.optim.sharded.autograd import tell_when_reached
 from stampede.optim.sharded.backward_update import BackwardUpdate
-from stampede.optim.sharded.fused_optimizer import CowClipFusedOptimizer
-from stampede.optim.sharded.layout import CollectionLayout
 from stampede.optim.sharded.parameters import kept_current
-from stampede.optim.sharded.replicated import LookupWithoutDDP, ddp_without_cowclip, replicate
+from stampede.optim.sharded.reduction import CollectionLayout
 from stampede.optim.sharded.tables import CowClipTables
+from stampede.optim.sharded.torchrec_optimizer import (
+    CowClipFusedOptimizer,
+    LookupWithoutDDP,
+    ddp_without_cowclip,
+    replicate,
+)
 from stampede.optim.table_array import TableShard
 from stampede.optim.table_init import TableInit, fill_shard_
 
@@ -74,19 +78,24 @@ class CowClipCollection:
             plan = {table: self.module_sharding_plan[table] for table in settings}
             number = owner.add_collection(
                 self,
+                self.cowclip_tables(),
                 CollectionLayout.of(plan, self._names),
                 {self._names[table]: setting for table, setting in settings.items()},
                 {self._names[table]: setting for table, setting in helen.items()},
                 self._env,
                 self._device or torch.device("cpu"),
             )
+            settle = partial(owner.check_queued, up_to_now=True)
+            flag = owner.queue_of(number)
             for tbe in self.cowclip_tables():
-                tbe.owner = owner
+                tbe.settle = settle
                 # Helen moves rows between two lookups of a step.
-                if not helen:
-                    tbe.defer_steps(owner.queue_of(number))
+                tbe.backends = [
+                    choose_backend(array, replays=not helen, defers=True, flag=flag)
+                    for array in tbe.arrays
+                ]
             # On every rank, whether it has tables or not.
-            self.register_state_dict_pre_hook(lambda *_: owner.check_queued(up_to_now=True))
+            self.register_state_dict_pre_hook(lambda *_: settle())
             # A load that replaces the weights only must find no step still to be taken.
             self._register_load_state_dict_pre_hook(lambda *_: self._flush())
             for module, lookup in enumerate(self._unwrapped_lookups()):
@@ -241,6 +250,25 @@ class CowClipShardedEmbeddingCollection(CowClipCollection, ShardedEmbeddingColle
         return next(c for c in self._embedding_configs if c.name == table)
 
 
+def tell_when_reached(
+    output: Tensor, owner: BackwardUpdate, number: int, module: int = 0
+) -> Tensor:
+    """Have a backward pass that goes through the output of a lookup module tell its owner.
+
+    The output stays one that may be changed in place.
+
+    Args:
+        number, module: see `BackwardUpdate.reach`.
+    """
+    if not output.requires_grad:
+        return output
+    if output.grad_fn is None:
+        # A rank without tables may give a leaf, which no pass goes through.
+        output = output.view_as(output)
+    output.grad_fn.register_prehook(lambda _: owner.reach(number, module))
+    return output
+
+
 def local_cowclip_tables(model: nn.Module) -> list[CowClipTables]:
     """All `CowClipTables` of this rank in a model, in the order of its modules."""
     return [
@@ -265,7 +293,7 @@ def table_update(model: nn.Module) -> BackwardUpdate | None:
 def _current_parameters(kernel: _Fused | _Dense) -> Iterator[tuple[str, nn.Parameter]]:
     """The tables of a kernel with CowClip, up to date whenever they are used."""
     for name, parameter in type(kernel).named_parameters_by_table(kernel):
-        yield name, kept_current(parameter, kernel.emb_module)
+        yield name, kept_current(parameter, kernel.emb_module.flush)
 
 
 def _refuse_what_is_lost(features: KeyedJaggedTensor) -> None:

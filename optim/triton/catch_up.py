@@ -39,7 +39,7 @@ def catch_up_range_(
         last: `[rows]` int32, the step each row is at, none before `first_step`; becomes `now`.
         first_row, stop_row: the rows.
         steps: `[window, 3]` float32, contiguous: alpha, eps and keep of each step after
-            `first_step`, see `stampede.optim.rules.adam.step_constants`.
+            `first_step`, see `stampede.optim.rules.step_constants`.
         first_step: the step before that of `steps[0]`.
         now: the step to bring them to.
         betas: decay rates of the moments.

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from stampede.optim.lookup import SortedRuns
 from stampede.optim.triton.block_sizes import BlockSizes, block_sizes
-from stampede.optim.triton.runs import SortedRuns
 
 
 class RowSums(NamedTuple):

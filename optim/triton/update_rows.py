@@ -7,9 +7,9 @@ import triton.language as tl
 from torch import Tensor
 
 from stampede.optim.clip import CowClip
+from stampede.optim.lookup import SortedRuns
 from stampede.optim.triton.adam import adam_step
 from stampede.optim.triton.block_sizes import BlockSizes, block_sizes
-from stampede.optim.triton.runs import SortedRuns
 from stampede.optim.triton.sum_runs import RowSums
 
 
@@ -41,7 +41,7 @@ def update_rows_(
         width: number of clipped columns of the whole tables.
         clipped: how many of the array's first columns are clipped ones.
         betas: decay rates of the moments.
-        constants: alpha, eps and keep of this step, see `stampede.optim.rules.adam.step_constants`.
+        constants: alpha, eps and keep of this step, see `stampede.optim.rules.step_constants`.
         nonfinite: `[1]` int32, rows whose gradient is not finite.
         row_counts: `[2]` or more, int64; touched and clipped rows are added to the first two.
         last: `[rows]` int32; set to `step` in the rows of the batch.

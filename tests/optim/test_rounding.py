@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from stampede.optim import CowClip
-from stampede.optim.reduction import PendingUpdate
+from stampede.optim.backends.torch import PendingUpdate
 from stampede.optim.rounding import random_unit, round_stochastically, table_key
 from stampede.optim.rows import sum_by_row
 from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdam

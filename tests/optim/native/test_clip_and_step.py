@@ -9,11 +9,12 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from stampede.optim import CowClip, missed_steps, native, update
-from stampede.optim.missed_steps import MissedSteps
+from stampede.optim import CowClip, native, update, waiting_rows
+from stampede.optim.backends import choose_backend
+from stampede.optim.backends.torch import PendingUpdate
+from stampede.optim.lookup import Lookup
 from stampede.optim.native import kernels
 from stampede.optim.nonfinite import NonFiniteGradientError
-from stampede.optim.reduction import PendingUpdate
 from stampede.optim.rows import RowGradients
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
@@ -63,8 +64,7 @@ def test_steps_against_float64(rows, dim, columns, clip, l2, moved, threads, see
     # The L2 term of rows that are not in the batch may be clipped: a matter of sweeps.
     assume(not setting.needs_all_rows)
     array = array_of(rows, dim, setting, draw)
-    if moved == "all":
-        array.missed = MissedSteps(array, defers=False)
+    backend = choose_backend(array)
     width = min(columns or dim, dim)
     w, m, v = (tensor.double().clone() for tensor in array.adam_tensors())
     lr, clipped = 1e-2, 0
@@ -72,9 +72,9 @@ def test_steps_against_float64(rows, dim, columns, clip, l2, moved, threads, see
         batch = batch_of(rows, dim, draw, max(rows // 2, 1))
         with (
             torch_threads(threads),
-            mock.patch.object(update, "_begin", side_effect=AssertionError),
+            mock.patch.object(update, "_measure", side_effect=AssertionError),
         ):
-            (outcome,) = update_([PendingUpdate(array, batch, lr, step)])
+            (outcome,) = update_([PendingUpdate(backend, batch, lr, step)])
         g = 2 * l2 * w
         g[batch.rows] += batch.grads.double()
         if clip.by_row:
@@ -118,7 +118,7 @@ def ways():
             update, name, side_effect=lambda *given: (taken.append(name), function(*given))[1]
         )
 
-    with noted("_begin"), noted("_step_in_one_pass"):
+    with noted("_measure"), noted("_step_at_once"):
         yield taken
 
 
@@ -137,7 +137,10 @@ def test_what_is_not_finite_is_left_to_the_passes(on_nonfinite, broken, value):
     else:
         arrays[1].weights[bad, 3] = value
     before = [tensor.clone() for array in arrays for tensor in array.all_tensors()]
-    pending = [PendingUpdate(*both, 1e-2, 1) for both in zip(arrays, batches, strict=True)]
+    pending = [
+        PendingUpdate(choose_backend(array), batch, 1e-2, 1)
+        for array, batch in zip(arrays, batches, strict=True)
+    ]
     if on_nonfinite == "error":
         with pytest.raises(NonFiniteGradientError, match="no table of its collection was changed"):
             update_(pending)
@@ -147,7 +150,7 @@ def test_what_is_not_finite_is_left_to_the_passes(on_nonfinite, broken, value):
         return
     with ways() as taken:
         outcomes = update_(pending)
-    assert taken == ["_begin", "_step_in_one_pass", "_step_in_one_pass"]
+    assert taken == ["_measure", "_step_at_once", "_step_at_once"]
     assert [int(outcome.touched) for outcome in outcomes] == [20, 19, 20]
     assert [int(outcome.skipped) for outcome in outcomes] == [0, 1, 0]
     for array, batch in zip(arrays, batches, strict=True):
@@ -160,13 +163,13 @@ def test_weights_whose_squares_overflow_are_above_any_gradient():
     draw = torch.Generator().manual_seed(0)
     array, batch = array_of(9, 4, setting, draw, size=1e25), batch_of(9, 4, draw, 5)
     with ways() as taken:
-        (outcome,) = update_([PendingUpdate(array, batch, 1e-2, 1)])
-    assert taken == ["_step_in_one_pass"]
+        (outcome,) = update_([PendingUpdate(choose_backend(array), batch, 1e-2, 1)])
+    assert taken == ["_step_at_once"]
     assert (int(outcome.clipped), int(outcome.skipped)) == (0, 0)
     assert array.states["exp_avg"][batch.rows].abs().min() > 0
     # A constant threshold does not depend on them.
     array.settings = UpdateSettings(clip=CowClip("row", threshold=1e-9), rows="touched")
-    (outcome,) = update_([PendingUpdate(array, batch, 1e-2, 2)])
+    (outcome,) = update_([PendingUpdate(choose_backend(array), batch, 1e-2, 2)])
     assert int(outcome.clipped) == 5
 
 
@@ -199,20 +202,20 @@ def test_rows_that_wait_and_a_frozen_row(frozen):
         draw = torch.Generator().manual_seed(0)
         array = array_of(300, 12, UpdateSettings(l2=1e-3), draw)
         array.frozen_row = frozen
-        with mock.patch.multiple(missed_steps, FEWEST_ROWS=0, ROWS_A_TOUCHED_ROW=0, WINDOW=5):
-            array.missed = MissedSteps(array, defers=defers)
+        with mock.patch.multiple(waiting_rows, FEWEST_ROWS=0, ROWS_A_TOUCHED_ROW=0, WINDOW=5):
+            backend = choose_backend(array, defers=defers)
             before, held = array.weights.clone(), 0
             for step in range(1, 12):
                 batch = batch_of(300, 12, draw, 120)
                 held += 3 in batch.rows.tolist()
-                array.missed.catch_up_rows(array, batch.rows)
+                backend.catch_up(Lookup.of_rows(batch.rows, 300), step - 1)
                 with ways() as taken:
-                    (outcome,) = update_([PendingUpdate(array, batch, 1e-2, step)])
-                assert taken == ["_step_in_one_pass"]
+                    (outcome,) = update_([PendingUpdate(backend, batch, 1e-2, step)])
+                assert taken == ["_step_at_once"]
                 assert int(outcome.touched) == 120 - int(frozen in batch.rows.tolist())
             assert 0 < held < 11
-            assert array.missed.behind == defers
-            array.missed.flush(array)
+            assert backend.waiting.behind == defers
+            backend.flush()
         if frozen is not None:
             assert torch.equal(array.weights[frozen], before[frozen])
         found.append(array.all_tensors())
@@ -228,8 +231,8 @@ def test_both_ways_give_the_same():
         array, batch = array_of(500, 12, setting, draw), batch_of(500, 12, draw, 300)
         array.is_split = is_split
         with ways() as taken:
-            (outcome,) = update_([PendingUpdate(array, batch, 1e-2, 1)])
-        assert taken == ["_begin" if is_split else "_step_in_one_pass"]
+            (outcome,) = update_([PendingUpdate(choose_backend(array), batch, 1e-2, 1)])
+        assert taken == ["_measure" if is_split else "_step_at_once"]
         outcomes.append((*array.all_tensors(), outcome.touched, outcome.clipped, outcome.skipped))
     for one, other in zip(*outcomes, strict=True):
         # Weights are up to 0.1: a bit of the last place of one of them is 7e-9.

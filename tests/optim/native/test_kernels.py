@@ -188,7 +188,7 @@ def test_weights_that_are_not_one_of_each_id_are_refused():
     size=st.sampled_from([1e-18, 1e-9, 1e-4, 1.0, 1e6]),
     seed=st.integers(0, 2**31),
 )
-def test_replays_missed_steps(rows, dim, steps, decay, eps, keep, size, seed):
+def test_replays_waiting_rows(rows, dim, steps, decay, eps, keep, size, seed):
     draw = torch.Generator().manual_seed(seed)
     w = torch.randn(rows, dim, generator=draw)
     # Moments as gradients of this size leave them; of some elements there has been none.

@@ -43,8 +43,8 @@ def waiting(request):
         for _ in range(3):
             step(model)
         ((_, parameter),) = model.named_parameters()
-        arrays = [array for tables in local_cowclip_tables(model) for array in tables.arrays]
-        assert all(array.missed.behind for array in arrays)
+        arrays = [array for tables in local_cowclip_tables(model) for array in tables.backends]
+        assert all(array.waiting.behind for array in arrays)
         with torch.no_grad():
             yield parameter, arrays
 
@@ -53,14 +53,14 @@ def waiting(request):
 def test_who_uses_a_table_finds_its_rows_up_to_date(waiting, use):
     parameter, arrays = waiting
     use(parameter)
-    assert not any(array.missed.behind for array in arrays)
+    assert not any(array.waiting.behind for array in arrays)
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
 def test_who_looks_at_its_shape_does_not_make_rows_step(waiting, look):
     parameter, arrays = waiting
     assert type(look(parameter)) is type(look(torch.nn.Parameter(torch.zeros(20, 8))))
-    assert all(array.missed.behind for array in arrays)
+    assert all(array.waiting.behind for array in arrays)
 
 
 def test_a_saved_or_copied_one_is_an_ordinary_tensor(waiting):

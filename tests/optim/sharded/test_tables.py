@@ -7,10 +7,10 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import PoolingMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stampede.optim import CowClip, native
+from stampede.optim import CowClip
+from stampede.optim.backends.cpu import CpuBackend
 from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
 from stampede.optim.settings import UpdateSettings
-from stampede.optim.sharded import tables
 from stampede.optim.table_array import TableShard
 from support.parts import reference_of
 from support.updated_tables import CLIP, WAYS, Tables, assert_follows, computed, of_rows
@@ -101,22 +101,20 @@ ID, OFFSETS = torch.tensor([1]), torch.tensor([0, 1])
 @pytest.mark.parametrize("pooling", [PoolingMode.SUM, PoolingMode.MEAN])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_kernel_pools_what_fbgemm_does(pooling, weighted, monkeypatch):
-    made = Tables(of_rows(9, 5), [4, 4], [0, 1, 1], pooling, UpdateSettings())
-    made.fill(torch.Generator().manual_seed(0))
     ids = torch.tensor([8, 0, 0, 4, 1, 2, 3])
     # The first bag of each feature is empty; a bag holds an id twice.
     offsets = torch.tensor([0, 0, 3, 3, 5, 5, 7])
     weights = torch.rand(7) if weighted else None
-    pooled = []
-    kernel = tables.pool_by_kernel
-    monkeypatch.setattr(
-        tables, "pool_by_kernel", lambda parts: pooled.append(kernel(parts)) or pooled[0]
-    )
-    found = made.tbe(ids, offsets, weights)
-    with native.switched_off():
-        expected = made.tbe(ids, offsets, weights)
+    pooled, found = [], []
+    pool_ = CpuBackend.pool_
+    monkeypatch.setattr(CpuBackend, "pool_", lambda *given: pooled.append(pool_(*given)))
+    for way in ("kernels", "torch"):
+        with computed(way):
+            made = Tables(of_rows(9, 5), [4, 4], [0, 1, 1], pooling, UpdateSettings())
+            made.fill(torch.Generator().manual_seed(0))
+            found.append(made.tbe(ids, offsets, weights))
     assert len(pooled) == 1
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(*found)
 
 
 def test_a_batch_without_ids_still_decays_all_rows():

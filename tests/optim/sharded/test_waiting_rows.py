@@ -16,8 +16,8 @@ def trained(way, steps, plan, act=None):
         model = shard(with_cowclip(Bags(a=8), l2=1e-2), plan)
         for number in range(steps):
             if act is not None and number == steps // 2:
-                arrays = [a for tables in local_cowclip_tables(model) for a in tables.arrays]
-                assert all(array.missed.behind == (way == "waiting") for array in arrays)
+                arrays = [a for tables in local_cowclip_tables(model) for a in tables.backends]
+                assert all(array.waiting.behind == (way == "waiting") for array in arrays)
                 act(model)
             step(model)
     return model

@@ -16,7 +16,7 @@ if {missing}:
     util.find_spec = lambda name: None if name == "triton" else find(name)
     sys.modules["triton"] = None
 import stampede.optim, stampede.optim.triton, stampede.optim.triton.block_sizes
-import stampede.optim.triton.runs
+import stampede.optim.lookup
 assert not sys.modules.get("triton"), "Triton was imported"
 if {missing}:
     assert not stampede.optim.triton.is_available()

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from stampede.optim.rules import Adam
-from stampede.optim.rules.adam import step_constants
+from stampede.optim.rules import Adam, step_constants
 from stampede.optim.triton.catch_up import catch_up_range_, catch_up_rows_
 from support.lookups import DEVICE, small_blocks
 

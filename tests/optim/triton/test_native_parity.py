@@ -8,11 +8,10 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import triton
 
 from stampede.optim import CowClip, native
+from stampede.optim.lookup import sorted_runs
 from stampede.optim.native import kernels
-from stampede.optim.rules import Adam
-from stampede.optim.rules.adam import step_constants
+from stampede.optim.rules import Adam, step_constants
 from stampede.optim.triton.catch_up import catch_up_range_
-from stampede.optim.triton.runs import sorted_runs
 from stampede.optim.triton.sum_runs import sum_runs
 from stampede.optim.triton.update_rows import update_rows_
 from support.lookups import DEVICE, random_gradient, random_lookup

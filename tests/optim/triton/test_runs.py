@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from stampede.optim.triton import runs as runs_module
-from stampede.optim.triton.runs import runs_from_fbgemm, runs_from_sort, sorted_runs
+from stampede.optim import lookup as runs_module
+from stampede.optim.lookup import runs_from_fbgemm, runs_from_sort, sorted_runs
 from support.lookups import dense, lookups, random_gradient, random_lookup
 
 DIM = 4

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from stampede.optim.triton.runs import sorted_runs
+from stampede.optim.lookup import sorted_runs
 from stampede.optim.triton.sum_runs import sum_runs
 from support.lookups import DEVICE, dense, lookups, random_gradient, random_lookup, small_blocks
 

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from stampede.optim import CowClip
-from stampede.optim.reduction import PendingUpdate
+from stampede.optim import CowClip, waiting_rows
+from stampede.optim.backends import choose_backend
+from stampede.optim.backends import triton as fused
+from stampede.optim.backends.torch import PendingUpdate
+from stampede.optim.nonfinite import NonFiniteFlag
 from stampede.optim.rows import RowGradients
 from stampede.optim.rules import SGD, Adam, RowWiseAdam
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
-from stampede.optim.triton import update as fused
-from stampede.optim.triton.runs import sorted_runs
-from stampede.optim.triton.update import measure_rows, step_rows_, why_not
 from stampede.optim.update import update_
 from support.lookups import DEVICE, dense, lookups, random_gradient, random_lookup, small_blocks
 from support.reference import ReferenceTables
@@ -32,10 +32,9 @@ by_clip = {"argvalues": CLIPS, "ids": lambda clip: f"{clip.granularity}-{clip.va
 RULES = [Adam(), Adam((0.5, 0.9), 1e-3, "torch")]
 
 
-def fused_update_(array, runs, grad, *, nonfinite, **arguments):
+def fused_update_(backend, lookup, grad, lr, step, row_counts):
     """Both halves of a step of one array."""
-    sums = measure_rows(array, runs, grad, nonfinite)
-    step_rows_(array, runs, sums, nonfinite=nonfinite, **arguments)
+    backend.step_queued_(backend.measure_queued(lookup, grad), lr, step, row_counts)
 
 
 @pytest.fixture
@@ -59,21 +58,16 @@ def make_array(rows, dim, setting, dtype=torch.float32):
     return TableArray.create([TableShard("t", rows)], weights.to(DEVICE, dtype), setting, dim)
 
 
-def flags():
-    return (
-        torch.zeros(1, dtype=torch.int32, device=DEVICE),
-        torch.zeros(3, dtype=torch.int64, device=DEVICE),
-    )
+def backend_of(array):
+    return fused.TritonBackend(array, NonFiniteFlag(torch.device(DEVICE)))
 
 
 def train(array, batches, lrs):
-    nonfinite, row_counts = flags()
+    backend = backend_of(array)
+    row_counts = torch.zeros(3, dtype=torch.int64, device=DEVICE)
     for step, ((lookup, grad), lr) in enumerate(zip(batches, lrs, strict=True), 1):
-        runs = sorted_runs(lookup)
-        fused_update_(
-            array, runs, grad, lr=lr, step=step, nonfinite=nonfinite, row_counts=row_counts
-        )
-    assert int(nonfinite) == 0
+        fused_update_(backend, lookup, grad, lr, step, row_counts)
+    assert int(backend._flag) == 0
     return row_counts.tolist()
 
 
@@ -99,7 +93,7 @@ def assert_follows(setting, dim, batches):
         given_rows = RowGradients(
             *(part.to(DEVICE) for part in (found, sums[found].float(), counts[found]))
         )
-        (outcome,) = update_([PendingUpdate(plain, given_rows, lr, step)])
+        (outcome,) = update_([PendingUpdate(choose_backend(plain), given_rows, lr, step)])
         clipped += int(outcome.clipped)
     states = {"exp_avg": reference.first["t"], "exp_avg_sq": reference.second["t"]}
     for expected, name in ((reference.weights["t"], None), *((v, n) for n, v in states.items())):
@@ -147,24 +141,14 @@ def test_a_gradient_that_is_not_finite_changes_nothing(small, bad):
     lookup = random_lookup(batch=9, hot=2)
     array = make_array(lookup.rows, 12, setting)
     grad = random_gradient(lookup, 12)
-    train(array, [(lookup, grad)], [1e-2])
-    before = copy.deepcopy(array.all_tensors())
+    backend, row_counts = backend_of(array), torch.zeros(3, dtype=torch.int64, device=DEVICE)
+    fused_update_(backend, lookup, grad, 1e-2, 1, row_counts)
+    before = copy.deepcopy([*array.all_tensors(), backend.waiting.last, row_counts])
     grad[3, 11] = bad
-    nonfinite, row_counts = flags()
-    last = torch.ones(lookup.rows, dtype=torch.int32, device=DEVICE)
-    fused_update_(
-        array,
-        sorted_runs(lookup),
-        grad,
-        lr=1e-2,
-        step=2,
-        nonfinite=nonfinite,
-        row_counts=row_counts,
-        last=last,
-    )
-    assert int(nonfinite) > 0
-    assert all(map(torch.equal, array.all_tensors(), before))
-    assert row_counts.tolist() == [0, 0, 0] and (last == 1).all()
+    fused_update_(backend, lookup, grad, 1e-2, 2, row_counts)
+    assert int(backend._flag) > 0
+    after = [*array.all_tensors(), backend.waiting.last, row_counts]
+    assert all(map(torch.equal, after, before))
 
 
 def test_arrays_that_are_updated_together_stay_together():
@@ -172,28 +156,31 @@ def test_arrays_that_are_updated_together_stay_together():
     lookup = random_lookup()
     arrays = [make_array(lookup.rows, 12, setting) for _ in range(2)]
     before = copy.deepcopy([array.all_tensors() for array in arrays])
-    nonfinite, _ = flags()
-    runs, sums = sorted_runs(lookup), []
-    for position, array in enumerate(arrays):
+    flag, row_counts = NonFiniteFlag(torch.device(DEVICE)), torch.zeros(3, dtype=torch.int64)
+    backends, measured = [fused.TritonBackend(array, flag) for array in arrays], []
+    for position, backend in enumerate(backends):
         grad = random_gradient(lookup, 12)
         if position == 1:
             grad[:, 0] = float("nan")
-        sums.append(measure_rows(array, runs, grad, nonfinite))
-    for array, of_array in zip(arrays, sums, strict=True):
-        step_rows_(array, runs, of_array, lr=1e-2, step=1, nonfinite=nonfinite)
+        measured.append(backend.measure_queued(lookup, grad))
+    for backend, of_array in zip(backends, measured, strict=True):
+        backend.step_queued_(of_array, 1e-2, 1, row_counts.to(DEVICE))
     for array, whole in zip(arrays, before, strict=True):
         assert all(map(torch.equal, array.all_tensors(), whole))
 
 
-def test_rows_note_their_step(small):
+def test_rows_note_their_step(small, monkeypatch):
     lookup = random_lookup(batch=3, longest=1)
-    array = make_array(lookup.rows, 12, UpdateSettings())
-    last = torch.zeros(lookup.rows, dtype=torch.int32, device=DEVICE)
-    grad, (nonfinite, _) = random_gradient(lookup, 12), flags()
-    fused_update_(array, sorted_runs(lookup), grad, lr=1e-2, step=7, nonfinite=nonfinite, last=last)
+    monkeypatch.setattr(waiting_rows, "FEWEST_ROWS", 0)
+    backend = backend_of(make_array(lookup.rows, 12, UpdateSettings()))
+    grad = random_gradient(lookup, 12)
+    row_counts = torch.zeros(3, dtype=torch.int64, device=DEVICE)
+    fused_update_(backend, lookup, grad, 1e-2, 7, row_counts)
     counts = dense(lookup, grad, 12)[1]
     assert 0 < (counts > 0).sum() < lookup.rows
-    assert torch.equal(last.cpu(), torch.where(counts > 0, 7, 0).int())
+    # It is the turn of row 7, too.
+    stepped = (counts > 0) | (torch.arange(lookup.rows) == 7)
+    assert torch.equal(backend.waiting.last.cpu(), torch.where(stepped, 7, 6).int())
 
 
 def test_a_slice_of_a_wider_output():
@@ -235,36 +222,25 @@ def test_a_batch_without_ids():
     ],
 )
 def test_what_the_kernels_cannot_do_is_told(setting, dim, dtype, words):
-    lookup = random_lookup()
-    array = make_array(lookup.rows, dim, setting, dtype)
-    assert words in why_not(array)
-    with pytest.raises(ValueError, match="take update_"):
-        train(array, [(lookup, random_gradient(lookup, dim))], [1e-2])
+    assert words in fused.why_not(make_array(12, dim, setting, dtype))
 
 
 def test_frozen_rows_are_told():
     lookup = random_lookup()
     array = make_array(lookup.rows, 4, UpdateSettings())
     array.frozen_row = 1
-    assert why_not(array) == "a row is frozen"
+    assert fused.why_not(array) == "a row is frozen"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_nothing_waits_for_the_device():
     lookup = random_lookup(batch=64)
     array = make_array(lookup.rows, 12, UpdateSettings())
-    grad, batch = random_gradient(lookup, 12), flags()
+    grad, backend = random_gradient(lookup, 12), backend_of(array)
+    row_counts = torch.zeros(3, dtype=torch.int64, device=DEVICE)
 
     def step(number):
-        fused_update_(
-            array,
-            sorted_runs(lookup),
-            grad,
-            lr=1e-2,
-            step=number,
-            nonfinite=batch[0],
-            row_counts=batch[1],
-        )
+        fused_update_(backend, lookup, grad, 1e-2, number, row_counts)
 
     # The first call compiles.
     step(1)
@@ -287,7 +263,6 @@ def test_half_a_million_samples_of_one_id():
         9,
     )
     grad = random_gradient(lookup, 12)
-    nonfinite, _ = flags()
-    array = make_array(9, 12, UpdateSettings(clip=CowClip("none")))
-    sums = measure_rows(array, sorted_runs(lookup), grad, nonfinite)
+    backend = backend_of(make_array(9, 12, UpdateSettings(clip=CowClip("none"))))
+    _, sums = backend.measure_queued(lookup, grad)
     torch.testing.assert_close(sums.grads[0].double(), grad.double().sum(0), rtol=1e-4, atol=1e-2)

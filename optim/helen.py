@@ -1,30 +1,31 @@
-"""Helen as a torch optimizer, for plain PyTorch."""
+"""Helen in plain PyTorch: sharpness-aware training, each id perturbed by how frequent it is.
+
+Source: "Helen: Optimizing CTR Prediction Models with Frequency-wise Hessian Eigenvalue
+Regularization" (arXiv 2403.00798) and the authors' code, NUS-HPC-AI-Lab/Helen, called the
+repository. Every step takes two gradients of one batch: the first moves the tables to where the
+loss is higher, the second, taken there, updates the weights from where they stood before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from stampede.optim.backends import choose_backend
+from stampede.optim.backends.torch import PendingUpdate
 from stampede.optim.embedding_modules import visit_modules
-from stampede.optim.helen.groups import check_group, settings_of
-from stampede.optim.helen.passes import (
-    First,
-    as_table,
-    dense_norms,
-    gradient,
-    gradient_norm,
-    move_,
-    update_all_,
-    with_l2,
-)
-from stampede.optim.helen.perturbation import HelenSettings
-from stampede.optim.occurrences import follow
-from stampede.optim.reduction import PendingUpdate
+from stampede.optim.occurrences import follow, ids_behind
+from stampede.optim.perturbation import HelenSettings, check_at_least_0, perturbation
+from stampede.optim.row_gradients import row_gradients
 from stampede.optim.rows import RowGradients
+from stampede.optim.rules import adam_
+from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard, state_dtype
+from stampede.optim.update import update_
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -95,7 +96,7 @@ class Helen(torch.optim.Optimizer):
     ) -> None:
         settings = HelenSettings(rho, bound, tuple(betas), eps, weight_decay, rows, l2, columns)
         defaults = {"lr": lr, "net_pert": net_pert, "dense_norm": dense_norm, "kind": kind}
-        self._first: dict[Tensor, First] | None = None
+        self._first: dict[Tensor, _First] | None = None
         self._padding: dict[Tensor, int] | None = None
         super().__init__(params, defaults | vars(settings))
 
@@ -107,7 +108,7 @@ class Helen(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, checking its settings as the constructor does."""
-        check_group({**self.defaults, **param_group})
+        _check_group({**self.defaults, **param_group})
         super().add_param_group(param_group)
         added = self.param_groups[-1]
         # Tables of TorchRec are on `meta` at first, and their modules are replaced.
@@ -133,7 +134,7 @@ class Helen(torch.optim.Optimizer):
                 "Helen: net_pert and kind='dense' concern dense layers, which sharded tables do "
                 "not see; leave them out"
             )
-        return settings_of(group), float(group["lr"])
+        return _settings_of(group), float(group["lr"])
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:
         """One step; unlike the repository's, it has both gradients computed.
@@ -173,26 +174,26 @@ class Helen(torch.optim.Optimizer):
         groups = {param: group for group, param in self._all() if param.grad is not None}
         batches = {param: _gradient(param, group, frozen) for param, group in groups.items()}
         slopes = {
-            param: with_l2(as_table(param), batch, groups[param]["l2"])
+            param: _with_l2(_as_table(param), batch, groups[param]["l2"])
             for param, batch in batches.items()
         }
         norms = {
-            param: gradient_norm(
-                as_table(param), slope, settings_of(groups[param]), frozen.get(param)
+            param: _gradient_norm(
+                _as_table(param), slope, _settings_of(groups[param]), frozen.get(param)
             )
             for param, slope in slopes.items()
         }
-        together = dense_norms(norms, groups)
+        together = _dense_norms(norms, groups)
         self._first = {}
         for param, slope in slopes.items():
             group = groups[param]
             if group["kind"] == "dense" and not group["net_pert"]:
-                self._first[param] = First(batches[param])
+                self._first[param] = _First(batches[param])
                 continue
             norm, bound = norms[param], group["bound"]
             if group["kind"] == "dense":
                 norm, bound = together[group["dense_norm"]].to(param.device), 1.0
-            self._first[param] = move_(as_table(param), slope, norm, bound, settings_of(group))
+            self._first[param] = _move_(_as_table(param), slope, norm, bound, _settings_of(group))
         self.zero_grad()
 
     @torch.no_grad()
@@ -216,23 +217,25 @@ class Helen(torch.optim.Optimizer):
             if batch is not None:
                 batches[param] = batch
                 if group["l2"] and param in first and first[param].rows is not None:
-                    moved[param] = as_table(param)[batch.rows]
+                    moved[param] = _as_table(param)[batch.rows]
         self.restore()
         # The update adds the L2 term of the weights; it belongs to where they had been moved.
         for param, weights in moved.items():
-            weights -= as_table(param)[batches[param].rows]
+            weights -= _as_table(param)[batches[param].rows]
             batches[param].grads.add_(weights, alpha=2.0 * groups[param]["l2"])
         updates = []
         for position, (param, group) in enumerate(groups.items()):
             if param in batches:
                 array = self._array(str(position), param, group)
-                step, left = int(self.state[param]["step"]) + 1, first.get(param, First())
+                step, left = int(self.state[param]["step"]) + 1, first.get(param, _First())
+                # Rows that are not in the batch may have been perturbed: a sweep steps them.
+                backend = choose_backend(array, replays=False)
                 updates.append(
                     PendingUpdate(
-                        array, batches[param], float(group["lr"]), step, left.decay_factor
+                        backend, batches[param], float(group["lr"]), step, left.decay_factor
                     )
                 )
-        update_all_(updates, [groups[param]["kind"] == "dense" for param in batches])
+        _update_all_(updates, [groups[param]["kind"] == "dense" for param in batches])
         for param in batches:
             self.state[param]["step"] += 1
 
@@ -241,7 +244,7 @@ class Helen(torch.optim.Optimizer):
         """Undo `first_step`, bit for bit; without one, do nothing."""
         for param, first in (self._first or {}).items():
             if first.rows is not None:
-                as_table(param).index_copy_(0, first.rows, first.weights)
+                _as_table(param).index_copy_(0, first.rows, first.weights)
         self._first = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -265,20 +268,20 @@ class Helen(torch.optim.Optimizer):
 
     def _array(self, name: str, param: Tensor, group: dict[str, Any]) -> TableArray:
         """A parameter with its state, which is made at the first step."""
-        state, table = self.state[param], as_table(param)
+        state, table = self.state[param], _as_table(param)
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
             for moment in _MOMENTS:
                 state[moment] = torch.zeros_like(param, dtype=state_dtype(param))
-        moments = {moment: as_table(state[moment]) for moment in _MOMENTS}
-        settings, dim = settings_of(group).second_pass(), table.shape[1]
+        moments = {moment: _as_table(state[moment]) for moment in _MOMENTS}
+        settings, dim = _settings_of(group).second_pass(), table.shape[1]
         shards, frozen = (TableShard(name, len(table)),), self._frozen_rows().get(param)
         return TableArray(shards, table, moments, dim, dim, settings, frozen_row=frozen)
 
 
 def _gradient(param: Tensor, group: dict[str, Any], frozen: dict[Tensor, int]) -> RowGradients:
     counted = group["kind"] == "embedding"
-    return gradient(param, settings_of(group), frozen.get(param), counted=counted)
+    return gradient(param, _settings_of(group), frozen.get(param), counted=counted)
 
 
 def _follow(group: dict[str, Any]) -> None:
@@ -286,3 +289,164 @@ def _follow(group: dict[str, Any]) -> None:
     for param in group["params"]:
         if group["kind"] == "embedding" and not param.is_meta:
             follow(param)
+
+
+def _settings_of(group: dict[str, Any]) -> HelenSettings:
+    """The checked settings of a param group."""
+    names = HelenSettings.__dataclass_fields__
+    return HelenSettings(**{name: group[name] for name in names} | {"betas": tuple(group["betas"])})
+
+
+def _check_group(group: dict[str, Any]) -> None:
+    """Raise ValueError if a setting is missing or out of range."""
+    _settings_of(group)
+    check_at_least_0("lr", group["lr"])
+    choices = {
+        "kind": ("embedding", "dense"),
+        "net_pert": (False, True),
+        "dense_norm": ("all", "last_table"),
+    }
+    for name, (one, other) in choices.items():
+        if group.get(name) not in (one, other):
+            raise ValueError(
+                f"Helen: {name} of a param group is {group.get(name)!r}; write {one!r} or {other!r}"
+            )
+
+
+# Its rows have thresholds of their own, so that the counts are read.
+_COUNTED = UpdateSettings()
+
+
+@dataclass
+class _First:
+    """What the first pass leaves of one parameter for the second.
+
+    Attributes:
+        batch: the gradient to update with, if that is the first pass's.
+        rows: `[n]` rows that moved, or None if none did.
+        weights: `[n, dim]` where they were.
+        decay_factor: see `HelenSettings.swept_decay_factor`. The perturbation of rows outside the
+            batch is not carried out: no lookup reads them.
+    """
+
+    batch: RowGradients | None = None
+    rows: Tensor | None = None
+    weights: Tensor | None = None
+    decay_factor: Tensor | None = None
+
+
+def _as_table(array: Tensor) -> Tensor:
+    """A parameter of any shape as `[rows, dim]`, sharing its memory."""
+    return array.view(len(array), -1) if array.dim() else array.view(1, 1)
+
+
+def gradient(
+    param: Tensor, settings: HelenSettings, frozen_row: int | None, *, counted: bool
+) -> RowGradients:
+    """The gradient without the L2 term and without the row that never changes.
+
+    Args:
+        counted: whether it must tell how often each id occurred; else, of a dense gradient, every
+            row counts as seen once.
+
+    Raises:
+        ValueError: it does not tell.
+    """
+    grad, name = param.grad, f"the gradient of a parameter of shape {tuple(param.shape)}"
+    if grad.layout == torch.strided:
+        if counted:
+            raise ValueError(
+                f"Helen: {name} is dense and does not tell how often each id occurred; build the "
+                "table with sparse=True, or put the parameter into a group of kind 'dense'"
+            )
+        rows = torch.arange(len(_as_table(param)), device=grad.device)
+        # A copy, because the second backward may write over the first one's gradient.
+        grads = grad.reshape(_as_table(param).shape).clone()
+        batch = RowGradients(rows, grads, torch.ones_like(rows))
+    else:
+        if counted and ids_behind(param) is None:
+            raise ValueError(
+                f"Helen: {name} is coalesced, so the counts of its ids are lost; usual causes are "
+                "grad.coalesce(), DistributedDataParallel and the unscaling of a GradScaler"
+            )
+        batch = row_gradients(param, _COUNTED if counted else settings.second_pass(), None)
+    if frozen_row is None:
+        return batch
+    return RowGradients(*(part[batch.rows != frozen_row] for part in batch))
+
+
+def _with_l2(table: Tensor, batch: RowGradients, l2: float) -> RowGradients:
+    """The gradient with its L2 term."""
+    if not l2:
+        return batch
+    return batch._replace(grads=torch.add(batch.grads, table[batch.rows], alpha=2.0 * l2))
+
+
+def _gradient_norm(
+    table: Tensor, batch: RowGradients, settings: HelenSettings, frozen_row: int | None
+) -> Tensor:
+    """Norm of the gradient of the whole table, with the L2 term of rows outside the batch."""
+    norm = torch.linalg.vector_norm(batch.grads)
+    if settings.l2 == 0.0 or settings.rows == "touched" or len(batch.rows) == len(table):
+        return norm
+    inside = table[batch.rows].square().sum()
+    if frozen_row is not None:
+        inside = inside + table[frozen_row].square().sum()
+    outside = (table.square().sum() - inside).clamp(min=0.0)
+    return torch.sqrt(norm.square() + outside * (2.0 * settings.l2) ** 2)
+
+
+def _dense_norms(
+    norms: dict[Tensor, Tensor], groups: dict[Tensor, dict[str, Any]]
+) -> dict[str, Tensor]:
+    """The norms that a dense parameter's perturbation may be divided by, see `Helen`."""
+    if not norms:
+        return {}
+    device = next(iter(norms)).device
+    total = torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms.values()]))
+    tables = [norms[param] for param in norms if groups[param]["kind"] == "embedding"]
+    return {"all": total, "last_table": tables[-1] if tables else total}
+
+
+def _move_(
+    table: Tensor, batch: RowGradients, norm: Tensor, bound: float, settings: HelenSettings
+) -> _First:
+    """Perturb the rows of the batch, in place; their gradients have their L2 term."""
+    weights = table[batch.rows]
+    if len(batch.rows):
+        max_count = batch.counts.max()
+        moved = perturbation(batch.grads, batch.counts, norm, max_count, settings.rho, bound)
+        table.index_copy_(0, batch.rows, (weights + moved).to(table.dtype))
+    return _First(None, batch.rows, weights, settings.swept_decay_factor(norm[None], bound))
+
+
+def _update_all_(updates: Sequence[PendingUpdate], dense: Sequence[bool]) -> None:
+    """Take the steps, in place; a gradient that is refused changes nothing on its device.
+
+    Args:
+        dense: of each, whether it is not a table but a dense parameter.
+    """
+    by_device: dict[torch.device, list[PendingUpdate]] = {}
+    whole = []
+    for update, is_dense in zip(updates, dense, strict=True):
+        array = update.array
+        if is_dense and len(update.batch.rows) == len(array.weights) and not array.is_rounded():
+            whole.append(update)
+        else:
+            by_device.setdefault(array.weights.device, []).append(update)
+    for tables in by_device.values():
+        update_(tables)
+    for update in whole:
+        array, rule = update.array, update.array.settings.rule
+        adam_(
+            [array.weights],
+            [update.batch.grads],
+            [array.states["exp_avg"]],
+            [array.states["exp_avg_sq"]],
+            step=update.step,
+            lr=update.lr,
+            betas=rule.betas,
+            eps=rule.eps,
+            eps_placement=rule.eps_placement,
+            l2=array.settings.l2,
+        )

@@ -1,4 +1,4 @@
-"""Adam, element-wise and row-wise, with epsilon where Keras or where torch puts it."""
+"""How a row moves once its gradient is known: the base optimizers under the clip."""
 
 from __future__ import annotations
 
@@ -10,9 +10,78 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from stampede.optim.rules.rule import RowGradientSquares, Rule, rest, spread
-
 EpsPlacement = Literal["keras", "torch"]
+
+
+@dataclass
+class RowGradientSquares:
+    """Squared gradient norms of rows, over all columns of the table, also those of other shards.
+
+    A row has two parts: the clipped columns, which are the embedding, and the rest (see
+    `CowClip.columns`). Row-wise optimizers keep one value per row and part.
+
+    Attributes:
+        embedding: `[n]` sum of squares over the clipped columns.
+        rest: `[n]` sum of squares over the other columns.
+        width: number of clipped columns of the whole table.
+        local_width: how many of this shard's first columns are clipped ones.
+    """
+
+    embedding: Tensor
+    rest: Tensor
+    width: int
+    local_width: int
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A base optimizer: its settings, the state it keeps and its step. Hashable.
+
+    Class attributes:
+        element_states: names of the states shaped like the weights, `[rows, dim]` float32.
+        row_states: names of the states with one value a row, `[rows]` float32. Each has a twin
+            `<name>_rest` for the columns that are not clipped, where there are such columns.
+        moves_without_gradient: whether a row with a zero gradient moves (momentum).
+    """
+
+    element_states: ClassVar[tuple[str, ...]] = ()
+    row_states: ClassVar[tuple[str, ...]] = ()
+    moves_without_gradient: ClassVar[bool] = False
+
+    def step_(
+        self,
+        weights: Tensor,
+        grads: Tensor,
+        states: dict[str, Tensor],
+        squares: RowGradientSquares | None,
+        *,
+        lr: float,
+        step: int,
+    ) -> None:
+        """Move rows, in place.
+
+        Args:
+            weights: `[n, dim]` float.
+            grads: `[n, dim]` gradients after L2 and clip; may be overwritten.
+            states: the rows' states by name, changed in place.
+            squares: of `grads`; given if the rule has row states.
+            lr: learning rate of this step.
+            step: number of this step, counted from 1.
+        """
+        raise NotImplementedError
+
+    def state_shapes(self, rows: int, dim: int, has_rest: bool) -> dict[str, tuple[int, ...]]:
+        """Shape of every state of a table, by name.
+
+        Args:
+            has_rest: whether some columns are not clipped.
+        """
+        shapes: dict[str, tuple[int, ...]] = {name: (rows, dim) for name in self.element_states}
+        for name in self.row_states:
+            shapes[name] = (rows,)
+            if has_rest:
+                shapes[rest(name)] = (rows,)
+        return shapes
 
 
 @dataclass(frozen=True)
@@ -99,6 +168,109 @@ class RowWiseAdam(Adam):
         ]
         divisor = spread(*denominators, squares.local_width, weights.shape[1])
         weights.addcdiv_(exp_avg, divisor.expand_as(exp_avg), value=-lr / (1.0 - beta1**step))
+
+
+@dataclass(frozen=True)
+class Adagrad(Rule):
+    """Adagrad: `s = s + g*g; w = w - lr * g / (sqrt(s) + eps)`, one sum per element.
+
+    Attributes:
+        eps: added to the denominator.
+    """
+
+    element_states: ClassVar[tuple[str, ...]] = ("sum",)
+
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        check_eps(self.eps)
+
+    def step_(
+        self,
+        weights: Tensor,
+        grads: Tensor,
+        states: dict[str, Tensor],
+        squares: RowGradientSquares | None,
+        *,
+        lr: float,
+        step: int,
+    ) -> None:
+        """See `Rule.step_`."""
+        total = states["sum"].addcmul_(grads, grads)
+        weights.addcdiv_(grads, total.sqrt().add_(self.eps), value=-lr)
+
+
+@dataclass(frozen=True)
+class RowWiseAdagrad(Adagrad):
+    """Adagrad with one sum per row, of the mean square over its clipped columns.
+
+    As FBGEMM's EXACT_ROWWISE_ADAGRAD. The other columns share a sum of their own, of the sum of
+    their squares: with a single such column (a first-order weight) that is Adagrad.
+    """
+
+    element_states: ClassVar[tuple[str, ...]] = ()
+    row_states: ClassVar[tuple[str, ...]] = ("sum",)
+
+    def step_(
+        self,
+        weights: Tensor,
+        grads: Tensor,
+        states: dict[str, Tensor],
+        squares: RowGradientSquares | None,
+        *,
+        lr: float,
+        step: int,
+    ) -> None:
+        """See `Rule.step_`."""
+        row, others = states["sum"], states.get(rest("sum"))
+        row.add_(squares.embedding, alpha=1.0 / squares.width)
+        if others is not None:
+            others.add_(squares.rest)
+        denominators = [
+            None if values is None else values.sqrt().add_(self.eps) for values in (row, others)
+        ]
+        divisor = spread(*denominators, squares.local_width, weights.shape[1])
+        weights.addcdiv_(grads, divisor.expand_as(grads), value=-lr)
+
+
+@dataclass(frozen=True)
+class SGD(Rule):
+    """`b = momentum*b + g; w = w - lr*b`, as torch's SGD; without momentum there is no state.
+
+    Attributes:
+        momentum: from 0 up to below 1.
+    """
+
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.momentum < 1.0:
+            raise ValueError(f"momentum is {self.momentum!r}; write a number from 0 up to below 1")
+
+    @property
+    def element_states(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The buffer, where there is momentum."""
+        return ("momentum_buffer",) if self.momentum else ()
+
+    @property
+    def moves_without_gradient(self) -> bool:  # type: ignore[override]
+        """Momentum carries a row on."""
+        return self.momentum > 0.0
+
+    def step_(
+        self,
+        weights: Tensor,
+        grads: Tensor,
+        states: dict[str, Tensor],
+        squares: RowGradientSquares | None,
+        *,
+        lr: float,
+        step: int,
+    ) -> None:
+        """See `Rule.step_`."""
+        if self.momentum:
+            grads = states["momentum_buffer"].mul_(self.momentum).add_(grads)
+        weights.add_(grads, alpha=-lr)
 
 
 def check_betas(betas: tuple[float, float]) -> None:
@@ -195,4 +367,30 @@ def adam_(
         amsgrad=False,
         maximize=False,
         found_inf=found_inf,
+    )
+
+
+def rest(row_state: str) -> str:
+    """Name of a row state's twin for the columns that are not clipped."""
+    return f"{row_state}_rest"
+
+
+def spread(embedding: Tensor, rest_values: Tensor | None, local_width: int, dim: int) -> Tensor:
+    """One value a row and part, as columns: broadcastable to `[n, dim]`.
+
+    Args:
+        embedding: `[n]` values of the clipped columns.
+        rest_values: `[n]` values of the other columns, or None where there are none.
+        local_width: how many of the `dim` columns are clipped ones.
+    """
+    if rest_values is None or local_width == dim:
+        return embedding[:, None]
+    if local_width == 0:
+        return rest_values[:, None]
+    return torch.cat(
+        [
+            embedding[:, None].expand(-1, local_width),
+            rest_values[:, None].expand(-1, dim - local_width),
+        ],
+        dim=1,
     )

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stampede.optim import CowClip, missed_steps
+from stampede.optim import CowClip, waiting_rows
 from stampede.optim.rules import SGD, Adam, RowWiseAdam
 from stampede.optim.settings import UpdateSettings
 from support.threads import torch_threads
@@ -64,7 +64,7 @@ def test_same_bits_as_a_sweep(setting):
     waited = []
 
     def look(_, tbe):
-        waited.append(tbe.arrays[0].missed.behind)
+        waited.append(tbe.backends[0].waiting.behind)
 
     swept = trained("kernels", setting, steps=80)
     assert_same_bits(swept, trained("waiting", setting, steps=80, at_step=look))
@@ -118,7 +118,7 @@ def test_no_row_waits_longer_than_the_window():
     gaps = []
 
     def look(step, tbe):
-        gaps.append(int(step + 1 - tbe.arrays[0].missed.last.min()))
+        gaps.append(int(step + 1 - tbe.backends[0].waiting.last.min()))
 
     trained("waiting", SETTINGS[0], 60, window=5, at_step=look)
     assert max(gaps) == 5 - 1
@@ -132,7 +132,7 @@ def test_a_lookup_sees_rows_up_to_date():
         tables.fill(draw)
         for _ in range(2):
             one_step(tables.tbe, draw)
-        assert tables.tbe.arrays[0].missed.behind
+        assert tables.tbe.backends[0].waiting.behind
         stale = tables.tbe.arrays[0].weights[7].clone()
         with torch.no_grad():
             seen = tables.tbe(torch.tensor([7, 40]), torch.tensor([0, 1, 2]))
@@ -163,13 +163,13 @@ def test_rows_with_a_gradient_that_is_not_finite_take_the_step_as_absent_ones():
 
 def made(rows, setting):
     tables = Tables(of_rows(rows), [4], [0], setting=setting)
-    return tables.tbe.arrays[0]
+    return tables.tbe.backends[0]
 
 
 def test_small_tables_are_swept():
     setting = UpdateSettings(l2=1e-3)
-    assert not made(missed_steps.FEWEST_ROWS - 1, setting).missed.defers
-    assert made(missed_steps.FEWEST_ROWS, setting).missed.defers
+    assert not made(waiting_rows.FEWEST_ROWS - 1, setting).waiting.defers
+    assert made(waiting_rows.FEWEST_ROWS, setting).waiting.defers
 
 
 @pytest.mark.parametrize("touched, waits", [(10, True), (9000, True), (10_000, False)])
@@ -177,7 +177,7 @@ def test_a_batch_of_many_rows_is_followed_by_a_sweep(touched, waits):
     tables = Tables(of_rows(100_000), [4], [0], setting=UpdateSettings(l2=1e-3))
     output = tables.tbe(torch.arange(touched), torch.arange(touched + 1))
     output.backward(torch.ones_like(output))
-    assert tables.tbe.arrays[0].missed.behind == waits
+    assert tables.tbe.backends[0].waiting.behind == waits
 
 
 @pytest.mark.parametrize(
@@ -193,4 +193,4 @@ def test_a_batch_of_many_rows_is_followed_by_a_sweep(touched, waits):
     ],
 )
 def test_steps_that_depend_on_more_than_their_row_do_not_wait(setting):
-    assert made(100_000, setting).missed is None
+    assert made(100_000, setting).waiting is None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stampede.optim.clip import CowClip
-from stampede.optim.rules.adam import Adam, check_betas, check_eps
+from stampede.optim.rules import Adam, check_betas, check_eps
 from stampede.optim.settings import UpdateSettings
 
 # Keeps a table without gradient in place instead of at 0/0; the repository's constant.
