@@ -17,10 +17,8 @@ from torch import Tensor
 
 from stampede.optim.backends import choose_backend
 from stampede.optim.backends.torch import PendingUpdate
-from stampede.optim.embedding_modules import visit_modules
-from stampede.optim.occurrences import follow, ids_behind
 from stampede.optim.perturbation import HelenSettings, check_at_least_0, perturbation
-from stampede.optim.row_gradients import row_gradients
+from stampede.optim.row_gradients import follow, ids_behind, padding_of, row_gradients
 from stampede.optim.rows import RowGradients
 from stampede.optim.rules import adam_
 from stampede.optim.settings import UpdateSettings
@@ -45,8 +43,8 @@ class Helen(torch.optim.Optimizer):
       so; these may be sparse. With `net_pert=False` they stay in place and are updated with the
       *first* gradient; with True they move by `rho * g / norm` and take the second.
 
-    Create the optimizer after the model and before the first lookup, as `CowClipOptimizer`: the
-    modules of the tables are found then. Rows of their `padding_idx` are never changed.
+    Create the optimizer before the first lookup, as `CowClipOptimizer`. Rows of a module's
+    `padding_idx` are never changed.
 
     Args:
         params: groups, each with `params` and `kind`; any setting below may be given per group.
@@ -61,7 +59,7 @@ class Helen(torch.optim.Optimizer):
             does, because its loop over the tables reuses the variable.
 
     Raises:
-        ValueError: a setting is out of range, or the module of a table is not supported.
+        ValueError: a setting is out of range.
 
     Example::
 
@@ -97,29 +95,22 @@ class Helen(torch.optim.Optimizer):
         settings = HelenSettings(rho, bound, tuple(betas), eps, weight_decay, rows, l2, columns)
         defaults = {"lr": lr, "net_pert": net_pert, "dense_norm": dense_norm, "kind": kind}
         self._first: dict[Tensor, _First] | None = None
-        self._padding: dict[Tensor, int] | None = None
         super().__init__(params, defaults | vars(settings))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._first = self._padding = None
-        for group in self.param_groups:
-            _follow(group)
+        self._first = None
+        for _, param in self._all():
+            follow(param)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, checking its settings as the constructor does."""
         _check_group({**self.defaults, **param_group})
         super().add_param_group(param_group)
-        added = self.param_groups[-1]
-        # Tables of TorchRec are on `meta` at first, and their modules are replaced.
-        present = [p for p in added["params"] if p.requires_grad and not p.is_meta]
-        try:
-            visit_modules(present, "Helen")
-        except ValueError:
-            self.param_groups.pop()
-            raise
-        self._padding = None
-        _follow(added)
+        for param in self.param_groups[-1]["params"]:
+            # Tables of TorchRec are on `meta` at first, and their modules are replaced.
+            if not param.is_meta:
+                follow(param)
 
     @classmethod
     def table_settings(cls, arguments: dict[str, Any]) -> tuple[HelenSettings, float]:
@@ -165,22 +156,18 @@ class Helen(torch.optim.Optimizer):
 
         Raises:
             RuntimeError: the previous first step has not been followed by a second.
-            ValueError: a table's gradient does not tell how often each id occurred, or its module
-                has options that cannot be kept.
+            ValueError: a table's gradient does not tell how often each id occurred.
         """
         if self._first is not None:
             raise RuntimeError("Helen: first_step was called twice; call second_step in between")
-        frozen = self._frozen_rows()
         groups = {param: group for group, param in self._all() if param.grad is not None}
-        batches = {param: _gradient(param, group, frozen) for param, group in groups.items()}
+        batches = {param: _gradient(param, group) for param, group in groups.items()}
         slopes = {
             param: _with_l2(_as_table(param), batch, groups[param]["l2"])
             for param, batch in batches.items()
         }
         norms = {
-            param: _gradient_norm(
-                _as_table(param), slope, _settings_of(groups[param]), frozen.get(param)
-            )
+            param: _gradient_norm(param, slope, _settings_of(groups[param]))
             for param, slope in slopes.items()
         }
         together = _dense_norms(norms, groups)
@@ -207,13 +194,13 @@ class Helen(torch.optim.Optimizer):
         """
         if self._first is None:
             raise RuntimeError("Helen: second_step without first_step")
-        first, frozen = self._first, self._frozen_rows()
+        first = self._first
         groups = {param: group for group, param in self._all()}
         batches, moved = {}, {}
         for param, group in groups.items():
             batch = first[param].batch if param in first else None
             if batch is None and param.grad is not None:
-                batch = _gradient(param, group, frozen)
+                batch = _gradient(param, group)
             if batch is not None:
                 batches[param] = batch
                 if group["l2"] and param in first and first[param].rows is not None:
@@ -260,12 +247,6 @@ class Helen(torch.optim.Optimizer):
     def _all(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
         return ((group, param) for group in self.param_groups for param in group["params"])
 
-    def _frozen_rows(self) -> dict[Tensor, int]:
-        """`padding_idx` by parameter, of the tables whose modules have one."""
-        if self._padding is None:
-            self._padding = visit_modules([param for _, param in self._all()], "Helen")
-        return self._padding
-
     def _array(self, name: str, param: Tensor, group: dict[str, Any]) -> TableArray:
         """A parameter with its state, which is made at the first step."""
         state, table = self.state[param], _as_table(param)
@@ -275,20 +256,8 @@ class Helen(torch.optim.Optimizer):
                 state[moment] = torch.zeros_like(param, dtype=state_dtype(param))
         moments = {moment: _as_table(state[moment]) for moment in _MOMENTS}
         settings, dim = _settings_of(group).second_pass(), table.shape[1]
-        shards, frozen = (TableShard(name, len(table)),), self._frozen_rows().get(param)
+        shards, frozen = (TableShard(name, len(table)),), padding_of(param)
         return TableArray(shards, table, moments, dim, dim, settings, frozen_row=frozen)
-
-
-def _gradient(param: Tensor, group: dict[str, Any], frozen: dict[Tensor, int]) -> RowGradients:
-    counted = group["kind"] == "embedding"
-    return gradient(param, _settings_of(group), frozen.get(param), counted=counted)
-
-
-def _follow(group: dict[str, Any]) -> None:
-    """Have the lookups noted of the tables whose counts are needed."""
-    for param in group["params"]:
-        if group["kind"] == "embedding" and not param.is_meta:
-            follow(param)
 
 
 def _settings_of(group: dict[str, Any]) -> HelenSettings:
@@ -311,10 +280,6 @@ def _check_group(group: dict[str, Any]) -> None:
             raise ValueError(
                 f"Helen: {name} of a param group is {group.get(name)!r}; write {one!r} or {other!r}"
             )
-
-
-# Its rows have thresholds of their own, so that the counts are read.
-_COUNTED = UpdateSettings()
 
 
 @dataclass
@@ -340,18 +305,13 @@ def _as_table(array: Tensor) -> Tensor:
     return array.view(len(array), -1) if array.dim() else array.view(1, 1)
 
 
-def gradient(
-    param: Tensor, settings: HelenSettings, frozen_row: int | None, *, counted: bool
-) -> RowGradients:
+def _gradient(param: Tensor, group: dict[str, Any]) -> RowGradients:
     """The gradient without the L2 term and without the row that never changes.
 
-    Args:
-        counted: whether it must tell how often each id occurred; else, of a dense gradient, every
-            row counts as seen once.
-
-    Raises:
-        ValueError: it does not tell.
+    That of a table must tell how often each id occurred. Of a dense parameter, every row counts as
+    seen once.
     """
+    counted, settings = group["kind"] == "embedding", _settings_of(group)
     grad, name = param.grad, f"the gradient of a parameter of shape {tuple(param.shape)}"
     if grad.layout == torch.strided:
         if counted:
@@ -359,20 +319,20 @@ def gradient(
                 f"Helen: {name} is dense and does not tell how often each id occurred; build the "
                 "table with sparse=True, or put the parameter into a group of kind 'dense'"
             )
-        rows = torch.arange(len(_as_table(param)), device=grad.device)
+        table = _as_table(param)
+        rows = torch.arange(len(table), device=grad.device)
         # A copy, because the second backward may write over the first one's gradient.
-        grads = grad.reshape(_as_table(param).shape).clone()
-        batch = RowGradients(rows, grads, torch.ones_like(rows))
+        batch = RowGradients(rows, grad.reshape(table.shape).clone(), torch.ones_like(rows))
     else:
         if counted and ids_behind(param) is None:
             raise ValueError(
                 f"Helen: {name} is coalesced, so the counts of its ids are lost; usual causes are "
                 "grad.coalesce(), DistributedDataParallel and the unscaling of a GradScaler"
             )
-        batch = row_gradients(param, _COUNTED if counted else settings.second_pass(), None)
-    if frozen_row is None:
-        return batch
-    return RowGradients(*(part[batch.rows != frozen_row] for part in batch))
+        # With thresholds for each row the counts are read.
+        batch = row_gradients(param, UpdateSettings() if counted else settings.second_pass(), None)
+    frozen = padding_of(param)
+    return batch if frozen is None else batch.where(batch.rows != frozen)
 
 
 def _with_l2(table: Tensor, batch: RowGradients, l2: float) -> RowGradients:
@@ -382,10 +342,9 @@ def _with_l2(table: Tensor, batch: RowGradients, l2: float) -> RowGradients:
     return batch._replace(grads=torch.add(batch.grads, table[batch.rows], alpha=2.0 * l2))
 
 
-def _gradient_norm(
-    table: Tensor, batch: RowGradients, settings: HelenSettings, frozen_row: int | None
-) -> Tensor:
+def _gradient_norm(param: Tensor, batch: RowGradients, settings: HelenSettings) -> Tensor:
     """Norm of the gradient of the whole table, with the L2 term of rows outside the batch."""
+    table, frozen_row = _as_table(param), padding_of(param)
     norm = torch.linalg.vector_norm(batch.grads)
     if settings.l2 == 0.0 or settings.rows == "touched" or len(batch.rows) == len(table):
         return norm
@@ -441,8 +400,7 @@ def _update_all_(updates: Sequence[PendingUpdate], dense: Sequence[bool]) -> Non
         adam_(
             [array.weights],
             [update.batch.grads],
-            [array.states["exp_avg"]],
-            [array.states["exp_avg_sq"]],
+            *([moment] for moment in array.states.values()),
             step=update.step,
             lr=update.lr,
             betas=rule.betas,

@@ -5,13 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from stampede.optim import native
 from stampede.optim.backends.torch import RowValues, TorchBackend
 from stampede.optim.lookup import Lookup
-from stampede.optim.native import kernels
 from stampede.optim.rows import RowGradients
 from stampede.optim.rules import Adam, step_constants
 from stampede.optim.table_array import TableArray
 from stampede.optim.waiting_rows import WaitingRows, is_replayable, sweeps_all
+
+# Shapes and dtypes are those of the arguments in `optim/native`.
+_OPS = torch.ops.stampede
 
 
 class CpuBackend(TorchBackend):
@@ -37,44 +40,25 @@ class CpuBackend(TorchBackend):
 
     def is_sound(self, lookup: Lookup) -> bool:
         """Whether the bags of a lookup follow each other and each id is inside its table."""
-        return kernels.is_sound(lookup.indices, lookup.offsets, lookup.first_rows, lookup.rows)
+        return _OPS.is_sound(*_ids_of(lookup), lookup.rows)
 
     def pool_(self, lookup: Lookup, output: Tensor) -> None:
         """See `TorchBackend.pool_`; the bags are pooled, the columns of the output contiguous."""
-        kernels.pool_rows_(
-            self.array.weights,
-            lookup.indices,
-            lookup.offsets,
-            lookup.first_rows,
-            output,
-            mean=lookup.mean,
-            weights=lookup.float_weights,
-        )
+        weights = self.array.weights
+        _OPS.pool_rows_(weights, *_ids_of(lookup), lookup.mean, lookup.float_weights, output)
 
     def sum_by_row(self, lookup: Lookup, grad: Tensor) -> RowGradients:
         """See `TorchBackend.sum_by_row`."""
         if grad.dtype != torch.float32:
             return super().sum_by_row(lookup, grad)
-        return RowGradients(
-            *kernels.sum_lookup(
-                lookup.indices,
-                lookup.offsets,
-                lookup.first_rows,
-                lookup.rows,
-                grad,
-                self.array.weights.shape[1],
-                pooled=lookup.pooled,
-                mean=lookup.mean,
-                weights=lookup.float_weights if lookup.pooled else None,
-            )
-        )
+        return native.sum_by_row(lookup, grad, self.array.weights.shape[1])
 
     def measure(self, batch: RowGradients) -> tuple[RowGradients, RowValues]:
         """See `TorchBackend.measure`."""
         if batch.grads.dtype != torch.float32:
             return super().measure(batch)
         array = self.array
-        grads, squares = kernels.measure_rows(
+        grads, squares = _OPS.measure_rows(
             array.weights, batch.rows, batch.grads, array.local_width, array.settings.l2
         )
         return self._measured(batch, grads, list(squares))
@@ -89,7 +73,7 @@ class CpuBackend(TorchBackend):
             self._steps_at_once
             and grads.dtype == torch.float32
             and grads.is_contiguous()
-            and kernels.are_finite(array.weights, batch.rows, grads, array.settings.l2)
+            and _OPS.are_finite(array.weights, batch.rows, grads, array.settings.l2)
         )
 
     def step_at_once_(self, batch: RowGradients, lr: float, step: int) -> int:
@@ -97,14 +81,14 @@ class CpuBackend(TorchBackend):
         array, settings = self.array, self.array.settings
         by_row = settings.clip.by_row
         constants, last = self._begin_step(lr, step)
-        clipped = kernels.clip_and_step_rows_(
+        clipped = _OPS.clip_and_step_rows_(
             *array.adam_tensors(),
             *batch,
             array.local_width if by_row else 0,
-            settings.clip.row_bounds(array.width) if by_row else (0.0, 0.0),
+            *(settings.clip.row_bounds(array.width) if by_row else (0.0, 0.0)),
             settings.l2,
             constants,
-            settings.rule.betas,
+            *settings.rule.betas,
             last,
             step,
         )
@@ -127,14 +111,14 @@ class CpuBackend(TorchBackend):
             return
         array = self.array
         constants, last = self._begin_step(lr, step)
-        kernels.adam_rows_(
+        _OPS.adam_rows_(
             *array.adam_tensors(),
             batch.rows,
             batch.grads,
             factor,
             array.local_width,
             constants,
-            array.settings.rule.betas,
+            *array.settings.rule.betas,
             last,
             step,
         )
@@ -163,21 +147,20 @@ class _WaitingRows(WaitingRows):
 
     def replay_range(self, first_row: int, stop_row: int) -> None:
         with self.array.keeping_frozen_row():
-            kernels.catch_up_range_(
-                *self.array.adam_tensors(), self.last, range(first_row, stop_row), *self._schedule()
+            _OPS.catch_up_range_(
+                *self.array.adam_tensors(), self.last, first_row, stop_row, *self._schedule()
             )
 
     def replay_lookup(self, lookup: Lookup) -> None:
         with self.array.keeping_frozen_row():
-            kernels.catch_up_lookup_(
-                *self.array.adam_tensors(),
-                self.last,
-                lookup.indices,
-                lookup.offsets,
-                lookup.first_rows,
-                *self._schedule(),
+            _OPS.catch_up_lookup_(
+                *self.array.adam_tensors(), self.last, *_ids_of(lookup), *self._schedule()
             )
 
-    def _schedule(self) -> tuple[Tensor, int, int, tuple[float, float], float]:
+    def _schedule(self) -> tuple[Tensor, int, int, float, float, float]:
         settings = self.array.settings
-        return self.steps, self.first, self.now, settings.rule.betas, settings.l2
+        return self.steps, self.first, self.now, *settings.rule.betas, settings.l2
+
+
+def _ids_of(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
+    return lookup.indices, lookup.offsets, lookup.first_rows

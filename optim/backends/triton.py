@@ -13,10 +13,9 @@ from stampede.optim.nonfinite import LATE, NonFiniteFlag
 from stampede.optim.rows import RowGradients
 from stampede.optim.rules import Adam, step_constants
 from stampede.optim.table_array import TableArray
-from stampede.optim.triton.block_sizes import MAX_COLUMNS
-from stampede.optim.triton.catch_up import catch_up_range_, catch_up_rows_
+from stampede.optim.triton import MAX_COLUMNS
+from stampede.optim.triton.steps import catch_up_range_, catch_up_rows_, update_rows_
 from stampede.optim.triton.sum_runs import RowSums, sum_runs
-from stampede.optim.triton.update_rows import update_rows_
 from stampede.optim.waiting_rows import WaitingRows, is_replayable
 
 

@@ -32,8 +32,8 @@ from torchrec.distributed.types import ModuleSharder, ParameterSharding, Shardin
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from stampede.optim.cowclip_optimizer import CowClipOptimizer
 from stampede.optim.helen import Helen
+from stampede.optim.optimizers import CowClipOptimizer
 from stampede.optim.perturbation import HelenSettings
 from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam, Rule
 from stampede.optim.settings import UpdateSettings

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from stampede.optim import CowClip, CowClipAdam, CowClipSGD
-from stampede.optim.occurrences import ids_behind
+from stampede.optim.row_gradients import ids_behind
 
 ROWS, DIM = 6, 3
 

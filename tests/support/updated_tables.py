@@ -47,7 +47,7 @@ def computed(way, window=3):
         }
         if way == "queued":
             stack.enter_context(mock.patch.object(triton, "handles", lambda _weights: True))
-            for name in ("sum_runs", "update_rows", "catch_up"):
+            for name in ("sum_runs", "steps"):
                 kernels = import_module(f"stampede.optim.triton.{name}")
                 stack.enter_context(mock.patch.object(kernels, "block_sizes", _large_blocks))
         for name, value in changed.get(way, {}).items():
@@ -57,7 +57,7 @@ def computed(way, window=3):
 
 def _large_blocks(dim, occurrences):
     """The interpreter takes as long for a large program as for a small one."""
-    from stampede.optim.triton.block_sizes import block_sizes
+    from stampede.optim.triton import block_sizes
 
     return replace(block_sizes(dim, occurrences), runs=1024, unroll=1, rows=1024, elements=1 << 14)
 

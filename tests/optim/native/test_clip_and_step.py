@@ -13,7 +13,6 @@ from stampede.optim import CowClip, native, update, waiting_rows
 from stampede.optim.backends import choose_backend
 from stampede.optim.backends.torch import PendingUpdate
 from stampede.optim.lookup import Lookup
-from stampede.optim.native import kernels
 from stampede.optim.nonfinite import NonFiniteGradientError
 from stampede.optim.rows import RowGradients
 from stampede.optim.settings import UpdateSettings
@@ -190,7 +189,7 @@ def test_what_is_called_finite(rows, dim, value, in_weights, seed):
             weights[ids[bad], dim - 1] = value
         else:
             grads[bad, dim - 1] = value
-    found = kernels.are_finite(weights, ids, grads, 0.5)
+    found = torch.ops.stampede.are_finite(weights, ids, grads, 0.5)
     assert found == (not rows or abs(value) <= 1e15)
 
 

@@ -8,10 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stampede.optim import native
-from stampede.optim.native import kernels
+from stampede.optim.lookup import Lookup
 from support.threads import torch_threads
 
+KERNELS = torch.ops.stampede
 NO_OFFSETS = torch.empty(0, dtype=torch.int64)
+
+
+def summed(ids, offsets, first_rows, rows, grad, dim, pooled, mean=False, weights=None):
+    lookup = Lookup(ids, offsets, first_rows, rows, pooled, mean, weights)
+    return native.sum_by_row(lookup, grad, dim)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -82,9 +88,7 @@ def test_the_number_of_threads_changes_no_bit_of_a_replay():
         last[9000:11_000] = torch.randint(0, 7, (2000,), generator=draw).int()
         constants = torch.tensor([[1e-3, 1e-8, 1.0]]).repeat(7, 1)
         with torch_threads(threads):
-            kernels.catch_up_range_(
-                w, m, v, last, range(5, len(w)), constants, 0, 7, (0.9, 0.999), 1e-3
-            )
+            KERNELS.catch_up_range_(w, m, v, last, 5, len(w), constants, 0, 7, 0.9, 0.999, 1e-3)
         assert (last[5:] == 7).all() and not last[:5].any()
         found.append((w, m, v))
     for other in found[1:]:
@@ -115,8 +119,8 @@ def test_pools_rows(
     # Columns of a wider output; the others are another array's.
     whole = torch.full((bags, len(features) * dim + 3), 7.0)
     with torch_threads(number_of_threads):
-        kernels.pool_rows_(
-            table, ids.to(id_type), offsets, first_rows, whole[:, 1:-2], mean=mean, weights=weights
+        KERNELS.pool_rows_(
+            table, ids.to(id_type), offsets, first_rows, mean, weights, whole[:, 1:-2]
         )
     expected = pooled_in_float64(table, ids, offsets, first_rows, mean, weights)
     torch.testing.assert_close(whole[:, 1:-2].double(), expected, rtol=1e-5, atol=1e-5)
@@ -127,7 +131,7 @@ def test_pools_rows(
 def test_an_id_outside_its_table_is_pooled_as_the_first_one(wrong):
     table, output = torch.arange(20.0).view(5, 4), torch.empty(1, 8)
     ids, offsets = torch.tensor([1, wrong]), torch.tensor([0, 1, 2])
-    kernels.pool_rows_(table, ids, offsets, torch.tensor([0, 3]), output)
+    KERNELS.pool_rows_(table, ids, offsets, torch.tensor([0, 3]), False, None, output)
     assert torch.equal(output, torch.cat([table[1], table[3]])[None])
 
 
@@ -166,7 +170,7 @@ def test_whether_a_lookup_is_sound(bags, longest, start, id_type, damage, thread
     elif damage:
         offsets[{"first": 0, "last": -1}[damage]] += {"first": -1, "last": 1}[damage]
     with torch_threads(threads):
-        assert kernels.is_sound(ids.to(id_type), offsets + start, first_rows, 8) == sound
+        assert KERNELS.is_sound(ids.to(id_type), offsets + start, first_rows, 8) == sound
 
 
 def test_weights_that_are_not_one_of_each_id_are_refused():
@@ -174,7 +178,7 @@ def test_weights_that_are_not_one_of_each_id_are_refused():
     given = torch.ones(3, 4), ids, offsets, torch.tensor([0])
     for weights in (torch.ones(1), torch.ones(2, 2)[:, 0], torch.ones(2).double()):
         with pytest.raises(RuntimeError, match="weights are contiguous float32, one of each id"):
-            kernels.pool_rows_(*given, torch.empty(2, 4), weights=weights)
+            KERNELS.pool_rows_(*given, False, weights, torch.empty(2, 4))
 
 
 @settings(max_examples=150, deadline=None)
@@ -188,7 +192,7 @@ def test_weights_that_are_not_one_of_each_id_are_refused():
     size=st.sampled_from([1e-18, 1e-9, 1e-4, 1.0, 1e6]),
     seed=st.integers(0, 2**31),
 )
-def test_replays_waiting_rows(rows, dim, steps, decay, eps, keep, size, seed):
+def test_replays_steps(rows, dim, steps, decay, eps, keep, size, seed):
     draw = torch.Generator().manual_seed(seed)
     w = torch.randn(rows, dim, generator=draw)
     # Moments as gradients of this size leave them; of some elements there has been none.
@@ -211,7 +215,7 @@ def test_replays_waiting_rows(rows, dim, steps, decay, eps, keep, size, seed):
         ew = k * ew - alpha * em / (ev.sqrt() + e)
         for tensor, values in zip(expected, (ew, em, ev), strict=True):
             tensor[at] = values
-    kernels.catch_up_range_(w, m, v, last, range(rows), constants, 0, steps, (0.9, 0.999), decay)
+    KERNELS.catch_up_range_(w, m, v, last, 0, rows, constants, 0, steps, 0.9, 0.999, decay)
     assert (last == steps).all()
     for found, exact in zip((w, m, v), expected, strict=True):
         scale = exact.abs().max().item()
@@ -246,7 +250,7 @@ def test_sums_by_row(
     wide = torch.randn(shape[0], shape[1] + 3, generator=draw)
     grad = wide[:, 2 : 2 + shape[1]]
     with torch_threads(number_of_threads):
-        rows, sums, counts = kernels.sum_lookup(
+        rows, sums, counts = summed(
             ids.to(id_type),
             offsets.to(offset_type),
             first_rows,
@@ -268,7 +272,7 @@ def test_sums_by_row(
 def test_one_feature_needs_no_offsets():
     ids = torch.tensor([5, 2, 5])
     grad = torch.tensor([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])
-    rows, sums, counts = kernels.sum_lookup(
+    rows, sums, counts = summed(
         ids, NO_OFFSETS, torch.zeros(1, dtype=torch.int64), 6, grad, 2, pooled=False
     )
     assert rows.tolist() == [2, 5]
@@ -284,9 +288,7 @@ def test_the_number_of_threads_changes_no_bit(threads):
     found = []
     for number in (1, 2, 3, 7):
         threads(number)
-        found.append(
-            kernels.sum_lookup(ids, offsets, first_rows, sum(sizes), grad, 12, pooled=True)
-        )
+        found.append(summed(ids, offsets, first_rows, sum(sizes), grad, 12, pooled=True))
     for other in found[1:]:
         assert all(map(torch.equal, found[0], other))
 
@@ -296,10 +298,8 @@ def test_an_id_outside_its_table_is_refused_and_leaves_nothing_behind(wrong):
     first_rows, grad = torch.tensor([0, 3]), torch.ones(1, 8)
     offsets = torch.tensor([0, 1, 2])
     with pytest.raises(IndexError, match="outside its table"):
-        kernels.sum_lookup(torch.tensor([wrong, 0]), offsets, first_rows, 6, grad, 4, pooled=True)
-    rows, _, counts = kernels.sum_lookup(
-        torch.tensor([1, 2]), offsets, first_rows, 6, grad, 4, pooled=True
-    )
+        summed(torch.tensor([wrong, 0]), offsets, first_rows, 6, grad, 4, pooled=True)
+    rows, _, counts = summed(torch.tensor([1, 2]), offsets, first_rows, 6, grad, 4, pooled=True)
     assert rows.tolist() == [1, 5]
     assert counts.tolist() == [1, 1]
 
@@ -318,7 +318,7 @@ def test_measures_rows(n, dim, clipped, l2, seed):
     rows = torch.randperm(50, generator=draw)[:n]
     grads = torch.randn(n, dim, generator=draw)
     kept, columns = grads.clone(), round(clipped * dim)
-    decayed, squares = kernels.measure_rows(weights, rows, grads, columns, l2)
+    decayed, squares = KERNELS.measure_rows(weights, rows, grads, columns, l2)
     expected = grads.double() + 2 * l2 * weights[rows].double()
     torch.testing.assert_close(decayed.double(), expected, rtol=1e-6, atol=1e-6)
     parts = expected[:, :columns], expected[:, columns:], weights[rows][:, :columns].double()

@@ -15,7 +15,7 @@ if {missing}:
     find = util.find_spec
     util.find_spec = lambda name: None if name == "triton" else find(name)
     sys.modules["triton"] = None
-import stampede.optim, stampede.optim.triton, stampede.optim.triton.block_sizes
+import stampede.optim, stampede.optim.triton
 import stampede.optim.lookup
 assert not sys.modules.get("triton"), "Triton was imported"
 if {missing}:

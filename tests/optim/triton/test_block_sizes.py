@@ -3,9 +3,7 @@
 from dataclasses import asdict
 from itertools import product
 
-import pytest
-
-from stampede.optim.triton.block_sizes import MANY_OCCURRENCES, block_sizes
+from stampede.optim.triton import MANY_OCCURRENCES, block_sizes
 
 
 def test_tiles_are_powers_of_two_that_hold_a_row():
@@ -27,9 +25,3 @@ def test_tiles_are_powers_of_two_that_hold_a_row():
 def test_windows_stay_few():
     for occurrences in (1 << 19, 26 << 19):
         assert occurrences / block_sizes(16, occurrences).window <= 1 << 16
-
-
-@pytest.mark.parametrize("dim", [0, 1, 10, 260])
-def test_other_widths_are_refused(dim):
-    with pytest.raises(ValueError, match=f"{dim} columns; the Triton kernels take multiples of 4"):
-        block_sizes(dim, 1)

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from stampede.optim.rules import Adam, step_constants
-from stampede.optim.triton.catch_up import catch_up_range_, catch_up_rows_
+from stampede.optim.triton.steps import catch_up_range_, catch_up_rows_
 from support.lookups import DEVICE, small_blocks
 
 BETAS = (0.9, 0.99)
 ROWS = 11
+FINITE = torch.zeros(1, dtype=torch.int32, device=DEVICE)
 
 
 def rate(step):
@@ -69,7 +70,7 @@ def test_replay_is_the_dense_loop_with_changing_learning_rates(dim, placement):
     state, last = random_state(dim), (torch.arange(ROWS) % 4 + 2).int().to(DEVICE)
     expected = dense_loop(state, last, 9, l2=0.05, placement=placement)
     steps = steps_after(2, 10, placement)
-    catch_up_range_(*state, last, 0, ROWS, steps, 2, 9, BETAS, 0.05, small_blocks(dim))
+    catch_up_range_(*state, last, 0, ROWS, steps, 2, 9, BETAS, 0.05, FINITE, small_blocks(dim))
     assert_close(state, expected)
     assert (last == 9).all()
 
@@ -78,7 +79,7 @@ def test_only_the_rows_of_a_range_move():
     state, last = random_state(12), marks(0)
     before = [t.clone() for t in state]
     expected = dense_loop(state, last, 3, l2=0.05)
-    catch_up_range_(*state, last, 2, 7, steps_after(0, 3), 0, 3, BETAS, 0.05)
+    catch_up_range_(*state, last, 2, 7, steps_after(0, 3), 0, 3, BETAS, 0.05, FINITE)
     inside = torch.zeros(ROWS, dtype=torch.bool)
     inside[2:7] = True
     assert_close([t[2:7] for t in state], [t[2:7] for t in expected])
@@ -100,20 +101,20 @@ def test_pieces_give_the_same_bits(cuts, dim, l2, seed):
     since = torch.randint(0, 5, (ROWS,), generator=draw).int().to(DEVICE)
     at_once, in_pieces = random_state(dim, seed), random_state(dim, seed)
     last = since.clone()
-    catch_up_range_(*at_once, last, 0, ROWS, steps_after(0, 12), 0, 12, BETAS, l2)
+    catch_up_range_(*at_once, last, 0, ROWS, steps_after(0, 12), 0, 12, BETAS, l2, FINITE)
     last = since.clone()
     listed = torch.randperm(ROWS, generator=draw)[:6].sort().values.to(DEVICE)
     count = torch.tensor([4], dtype=torch.int32, device=DEVICE)
     for now in [*sorted(cuts), 12]:
         sizes = small_blocks(dim)
         steps = steps_after(0, 12)
-        catch_up_rows_(*in_pieces, last, listed, count, steps, 0, now, BETAS, l2, sizes)
+        catch_up_rows_(*in_pieces, last, listed, count, steps, 0, now, BETAS, l2, FINITE, sizes)
         assert (last[listed[:4]] == torch.clamp(since[listed[:4]], min=now)).all()
         assert torch.equal(last[listed[4:]], since[listed[4:]])
     # A window of steps that begins later.
     earliest = int(last.min())
     steps = steps_after(earliest, 12 - earliest)
-    catch_up_range_(*in_pieces, last, 0, ROWS, steps, earliest, 12, BETAS, l2)
+    catch_up_range_(*in_pieces, last, 0, ROWS, steps, earliest, 12, BETAS, l2, FINITE)
     assert (last == 12).all()
     assert all(map(torch.equal, at_once, in_pieces))
 
@@ -124,8 +125,8 @@ def test_rows_that_miss_nothing_stay(now):
     before = [t.clone() for t in state]
     rows = torch.arange(ROWS, device=DEVICE)
     count = torch.tensor([ROWS], dtype=torch.int32, device=DEVICE)
-    catch_up_range_(*state, last, 0, ROWS, steps_after(0, 5), 0, now, BETAS, 0.05)
-    catch_up_rows_(*state, last, rows, count, steps_after(0, 5), 0, now, BETAS, 0.05)
+    catch_up_range_(*state, last, 0, ROWS, steps_after(0, 5), 0, now, BETAS, 0.05, FINITE)
+    catch_up_rows_(*state, last, rows, count, steps_after(0, 5), 0, now, BETAS, 0.05, FINITE)
     assert all(map(torch.equal, state, before)) and (last == 3).all()
 
 
@@ -133,26 +134,6 @@ def test_no_rows_at_all():
     state, last = random_state(12), marks(0)
     rows = torch.zeros(0, dtype=torch.int64, device=DEVICE)
     count = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    catch_up_rows_(*state, last, rows, count, steps_after(0, 5), 0, 5, BETAS, 0.05)
-    catch_up_range_(*state, last, 4, 4, steps_after(0, 5), 0, 5, BETAS, 0.05)
+    catch_up_rows_(*state, last, rows, count, steps_after(0, 5), 0, 5, BETAS, 0.05, FINITE)
+    catch_up_range_(*state, last, 4, 4, steps_after(0, 5), 0, 5, BETAS, 0.05, FINITE)
     assert (last == 0).all()
-
-
-@pytest.mark.parametrize(
-    "changed, words",
-    [
-        ({"stop_row": ROWS + 1}, f"rows 0 to {ROWS + 1} of a table of {ROWS}"),
-        ({"now": 6}, "5 steps after step 0, which do not reach 6"),
-        ({"steps": torch.zeros(5, 2)}, r"shape \(5, 2\)"),
-        ({"last": torch.zeros(ROWS)}, "dtype torch.float32; give int32"),
-    ],
-)
-def test_mistakes_are_told(changed, words):
-    w, m, v = random_state(12)
-    arguments = {
-        "weights": w, "exp_avg": m, "exp_avg_sq": v, "last": marks(0), "first_row": 0,
-        "stop_row": ROWS, "steps": steps_after(0, 5), "first_step": 0, "now": 5, "betas": BETAS,
-        "l2": 0.0,
-    }  # fmt: skip
-    with pytest.raises(ValueError, match=words):
-        catch_up_range_(**{**arguments, **changed})

@@ -9,11 +9,9 @@ import triton
 
 from stampede.optim import CowClip, native
 from stampede.optim.lookup import sorted_runs
-from stampede.optim.native import kernels
 from stampede.optim.rules import Adam, step_constants
-from stampede.optim.triton.catch_up import catch_up_range_
+from stampede.optim.triton.steps import catch_up_range_, update_rows_
 from stampede.optim.triton.sum_runs import sum_runs
-from stampede.optim.triton.update_rows import update_rows_
 from support.lookups import DEVICE, random_gradient, random_lookup
 
 DIM, RULE = 12, Adam()
@@ -38,23 +36,13 @@ def random_state(rows):
 def test_a_step_of_the_batchs_rows(kind):
     lookup = random_lookup(batch=30, device="cpu", **kind)
     grad = random_gradient(lookup, DIM, scale=0.05)
-    rows, grads, _ = kernels.sum_lookup(
-        lookup.indices,
-        lookup.offsets,
-        lookup.first_rows,
-        lookup.rows,
-        grad,
-        DIM,
-        pooled=lookup.pooled,
-        mean=lookup.mean,
-        weights=lookup.per_sample_weights,
-    )
+    rows, grads, _ = native.sum_by_row(lookup, grad, DIM)
     cpu = random_state(lookup.rows)
     device = [tensor.clone().to(DEVICE) for tensor in cpu]
-    grads, squares = kernels.measure_rows(cpu[0], rows, grads, 10, 0.01)
+    grads, squares = torch.ops.stampede.measure_rows(cpu[0], rows, grads, 10, 0.01)
     constants = step_constants(RULE, 1e-3, 5, 0.1)
-    kernels.adam_rows_(
-        *cpu, rows, grads.clone(), None, 10, torch.tensor([constants]), RULE.betas, None, 5
+    torch.ops.stampede.adam_rows_(
+        *cpu, rows, grads.clone(), None, 10, torch.tensor([constants]), *RULE.betas, None, 5
     )
 
     runs = sorted_runs(random_lookup(batch=30, **kind))
@@ -77,6 +65,9 @@ def test_a_step_of_the_batchs_rows(kind):
         betas=RULE.betas,
         constants=constants,
         nonfinite=nonfinite,
+        row_counts=None,
+        last=None,
+        step=5,
     )
     number = len(rows)
     assert torch.equal(runs.rows[:number].cpu(), rows)
@@ -90,10 +81,11 @@ def test_replay():
     device = [tensor.clone().to(DEVICE) for tensor in cpu]
     last = (torch.arange(9) % 5).int()
     steps = torch.tensor([step_constants(RULE, 1e-3 * (1 + i % 3), i + 1, 0.1) for i in range(20)])
+    finite = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     catch_up_range_(
-        *device, last.clone().to(DEVICE), 0, 9, steps.to(DEVICE), 0, 20, RULE.betas, 0.01
+        *device, last.clone().to(DEVICE), 0, 9, steps.to(DEVICE), 0, 20, RULE.betas, 0.01, finite
     )
-    kernels.catch_up_range_(*cpu, last, range(9), steps, 0, 20, RULE.betas, 0.01)
+    torch.ops.stampede.catch_up_range_(*cpu, last, 0, 9, steps, 0, 20, *RULE.betas, 0.01)
     # With AVX-512 the C++ kernel's roots and quotients are off by a unit in the last place or two.
     for one, other in zip(device, cpu, strict=True):
         torch.testing.assert_close(one.cpu(), other, rtol=5e-6, atol=1e-9)
