@@ -107,16 +107,3 @@ def test_rows_that_are_not_finite_are_counted(bad, column, hot):
     expected, _ = dense(lookup, grad, 12)
     rows = (~expected.abs().lt(1e20)).any(1).sum()
     assert rows > 0 and int(nonfinite) == 1 + int(rows)
-
-
-def test_a_gradient_of_another_shape_is_refused():
-    lookup = random_lookup()
-    with pytest.raises(ValueError, match=r"give \[n, 12\] with contiguous rows"):
-        sum_runs(
-            sorted_runs(lookup),
-            torch.zeros(5, 8, device=DEVICE),
-            torch.zeros(lookup.rows, 12, device=DEVICE),
-            clipped=12,
-            l2=0.0,
-            nonfinite=torch.zeros(1, dtype=torch.int32, device=DEVICE),
-        )
