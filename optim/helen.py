@@ -20,7 +20,6 @@ from stampede.optim.backends.torch import PendingUpdate
 from stampede.optim.perturbation import HelenSettings, check_at_least_0, perturbation
 from stampede.optim.row_gradients import follow, ids_behind, padding_of, row_gradients
 from stampede.optim.rows import RowGradients
-from stampede.optim.rules import adam_
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard, state_dtype
 from stampede.optim.update import update_
@@ -396,15 +395,6 @@ def _update_all_(updates: Sequence[PendingUpdate], dense: Sequence[bool]) -> Non
     for tables in by_device.values():
         update_(tables)
     for update in whole:
-        array, rule = update.array, update.array.settings.rule
-        adam_(
-            [array.weights],
-            [update.batch.grads],
-            *([moment] for moment in array.states.values()),
-            step=update.step,
-            lr=update.lr,
-            betas=rule.betas,
-            eps=rule.eps,
-            eps_placement=rule.eps_placement,
-            l2=array.settings.l2,
-        )
+        array, settings = update.array, update.array.settings
+        tensors = (array.weights, update.batch.grads, *array.states.values())
+        settings.rule.update_(*([t] for t in tensors), update.lr, update.step, l2=settings.l2)

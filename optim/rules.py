@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,26 @@ class RowGradientSquares:
     local_width: int
 
 
+class RowStep(NamedTuple):
+    """Rows that are to take a step.
+
+    Attributes:
+        weights: `[n, dim]` float.
+        grads: `[n, dim]` gradients after L2 and clip; may be overwritten.
+        states: the rows' states by name, changed in place.
+        squares: of `grads`; given if the rule has row states.
+        lr: learning rate of this step.
+        step: its number, counted from 1.
+    """
+
+    weights: Tensor
+    grads: Tensor
+    states: dict[str, Tensor]
+    squares: RowGradientSquares | None
+    lr: float
+    step: int
+
+
 @dataclass(frozen=True)
 class Rule:
     """A base optimizer: its settings, the state it keeps and its step. Hashable.
@@ -48,26 +68,8 @@ class Rule:
     row_states: ClassVar[tuple[str, ...]] = ()
     moves_without_gradient: ClassVar[bool] = False
 
-    def step_(
-        self,
-        weights: Tensor,
-        grads: Tensor,
-        states: dict[str, Tensor],
-        squares: RowGradientSquares | None,
-        *,
-        lr: float,
-        step: int,
-    ) -> None:
-        """Move rows, in place.
-
-        Args:
-            weights: `[n, dim]` float.
-            grads: `[n, dim]` gradients after L2 and clip; may be overwritten.
-            states: the rows' states by name, changed in place.
-            squares: of `grads`; given if the rule has row states.
-            lr: learning rate of this step.
-            step: number of this step, counted from 1.
-        """
+    def step_(self, rows: RowStep) -> None:
+        """Move rows, in place."""
         raise NotImplementedError
 
     def state_shapes(self, rows: int, dim: int, has_rest: bool) -> dict[str, tuple[int, ...]]:
@@ -91,7 +93,7 @@ class Adam(Rule):
     Attributes:
         betas: decay rates of the two moments.
         eps: added to the denominator, see `eps_placement`.
-        eps_placement: see `adam_`.
+        eps_placement: see `update_`.
     """
 
     element_states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
@@ -107,28 +109,67 @@ class Adam(Rule):
         if self.eps_placement not in ("keras", "torch"):
             raise ValueError(f"eps_placement is {self.eps_placement!r}; write 'keras' or 'torch'")
 
-    def step_(
+    def step_(self, rows: RowStep) -> None:
+        """See `Rule.step_`; the formula is `update_`'s."""
+        moments = rows.states["exp_avg"], rows.states["exp_avg_sq"]
+        self.update_([rows.weights], [rows.grads], *([m] for m in moments), rows.lr, rows.step)
+
+    def update_(
         self,
-        weights: Tensor,
-        grads: Tensor,
-        states: dict[str, Tensor],
-        squares: RowGradientSquares | None,
-        *,
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        exp_avgs: Sequence[Tensor],
+        exp_avg_sqs: Sequence[Tensor],
         lr: float,
         step: int,
+        *,
+        l2: float = 0.0,
+        found_inf: Tensor | None = None,
     ) -> None:
-        """See `Rule.step_`; the formula is `adam_`'s."""
-        adam_(
-            [weights],
-            [grads],
-            [states["exp_avg"]],
-            [states["exp_avg_sq"]],
-            step=step,
+        """One step on lists of tensors, in place, in one fused pass over memory.
+
+        `g = grad + 2*l2*w; m = b1*m + (1-b1)*g; v = b2*v + (1-b2)*g*g`, then with
+        `keras` `w -= lr * sqrt(1-b2^t)/(1-b1^t) * m / (sqrt(v) + eps)`, with `torch` the epsilon
+        added after the bias correction. Runs torch's own fused kernel, on CPU and CUDA.
+
+        Args:
+            params, grads, exp_avgs, exp_avg_sqs: lists of equal length; the four tensors at one
+                position have one shape, floating dtype and device.
+            step: number of this step, counted from 1, the same for all.
+            l2: coefficient of `||w||^2` in the loss.
+            found_inf: `[1]` float32 on the device; nothing is changed if it is 1. None for 0.
+        """
+        if not params:
+            return
+        # The kernel reads the step on the device; filling it from the host does not wait for it.
+        steps = torch.full((), float(step), dtype=torch.float32, device=params[0].device)
+        torch._fused_adam_(
+            list(params),
+            list(grads),
+            list(exp_avgs),
+            list(exp_avg_sqs),
+            [],
+            [steps] * len(params),
             lr=lr,
-            betas=self.betas,
-            eps=self.eps,
-            eps_placement=self.eps_placement,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=2.0 * l2,
+            eps=self.torch_eps(step),
+            amsgrad=False,
+            maximize=False,
+            found_inf=found_inf,
         )
+
+    def torch_eps(self, step: int) -> float:
+        """The epsilon that makes torch's Adam compute this rule at `step`.
+
+        Keras divides by `sqrt(v) + eps` before the bias correction, torch by
+        `sqrt(v / (1 - beta2^t)) + eps` after it; the first is the second with
+        `eps / sqrt(1 - beta2^t)`.
+        """
+        if self.eps_placement == "torch":
+            return self.eps
+        return self.eps / math.sqrt(1.0 - self.betas[1] ** step)
 
 
 @dataclass(frozen=True)
@@ -143,17 +184,9 @@ class RowWiseAdam(Adam):
     element_states: ClassVar[tuple[str, ...]] = ("exp_avg",)
     row_states: ClassVar[tuple[str, ...]] = ("exp_avg_sq",)
 
-    def step_(
-        self,
-        weights: Tensor,
-        grads: Tensor,
-        states: dict[str, Tensor],
-        squares: RowGradientSquares | None,
-        *,
-        lr: float,
-        step: int,
-    ) -> None:
+    def step_(self, rows: RowStep) -> None:
         """See `Rule.step_`."""
+        weights, grads, states, squares, lr, step = rows
         beta1, beta2 = self.betas
         exp_avg = states["exp_avg"].lerp_(grads, 1.0 - beta1)
         row, others = states["exp_avg_sq"], states.get(rest("exp_avg_sq"))
@@ -161,7 +194,7 @@ class RowWiseAdam(Adam):
         if others is not None:
             others.mul_(beta2).add_(squares.rest, alpha=1.0 - beta2)
         correction = math.sqrt(1.0 - beta2**step)
-        eps = torch_eps(self.eps, self.eps_placement, beta2, step)
+        eps = self.torch_eps(step)
         denominators = [
             None if values is None else values.sqrt().div_(correction).add_(eps)
             for values in (row, others)
@@ -185,17 +218,9 @@ class Adagrad(Rule):
     def __post_init__(self) -> None:
         check_eps(self.eps)
 
-    def step_(
-        self,
-        weights: Tensor,
-        grads: Tensor,
-        states: dict[str, Tensor],
-        squares: RowGradientSquares | None,
-        *,
-        lr: float,
-        step: int,
-    ) -> None:
+    def step_(self, rows: RowStep) -> None:
         """See `Rule.step_`."""
+        weights, grads, states, _, lr, _ = rows
         total = states["sum"].addcmul_(grads, grads)
         weights.addcdiv_(grads, total.sqrt().add_(self.eps), value=-lr)
 
@@ -211,17 +236,9 @@ class RowWiseAdagrad(Adagrad):
     element_states: ClassVar[tuple[str, ...]] = ()
     row_states: ClassVar[tuple[str, ...]] = ("sum",)
 
-    def step_(
-        self,
-        weights: Tensor,
-        grads: Tensor,
-        states: dict[str, Tensor],
-        squares: RowGradientSquares | None,
-        *,
-        lr: float,
-        step: int,
-    ) -> None:
+    def step_(self, rows: RowStep) -> None:
         """See `Rule.step_`."""
+        weights, grads, states, squares, lr, _ = rows
         row, others = states["sum"], states.get(rest("sum"))
         row.add_(squares.embedding, alpha=1.0 / squares.width)
         if others is not None:
@@ -257,17 +274,9 @@ class SGD(Rule):
         """Momentum carries a row on."""
         return self.momentum > 0.0
 
-    def step_(
-        self,
-        weights: Tensor,
-        grads: Tensor,
-        states: dict[str, Tensor],
-        squares: RowGradientSquares | None,
-        *,
-        lr: float,
-        step: int,
-    ) -> None:
+    def step_(self, rows: RowStep) -> None:
         """See `Rule.step_`."""
+        weights, grads, states, _, lr, _ = rows
         if self.momentum:
             grads = states["momentum_buffer"].mul_(self.momentum).add_(grads)
         weights.add_(grads, alpha=-lr)
@@ -284,21 +293,6 @@ def check_eps(eps: float) -> None:
     # With 0 a row that never had a gradient would be divided 0 by 0.
     if not (math.isfinite(eps) and eps > 0):
         raise ValueError(f"eps is {eps!r}; write a number above 0")
-
-
-def torch_eps(eps: float, eps_placement: EpsPlacement, beta2: float, step: int) -> float:
-    """The epsilon that makes torch's Adam compute the chosen rule at `step`.
-
-    Keras divides by `sqrt(v) + eps` before the bias correction, torch by
-    `sqrt(v / (1 - beta2^t)) + eps` after it; the first is the second with
-    `eps / sqrt(1 - beta2^t)`.
-
-    Args:
-        step: number of the step about to be taken, counted from 1.
-    """
-    if eps_placement == "torch":
-        return eps
-    return eps / math.sqrt(1.0 - beta2**step)
 
 
 def step_constants(
@@ -319,55 +313,6 @@ def step_constants(
     correction = math.sqrt(1.0 - beta2**step)
     eps = rule.eps if rule.eps_placement == "keras" else rule.eps * correction
     return lr * correction / (1.0 - beta1**step), eps, 1.0 - lr * weight_decay
-
-
-def adam_(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
-    *,
-    step: int,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    eps_placement: EpsPlacement,
-    l2: float = 0.0,
-    found_inf: Tensor | None = None,
-) -> None:
-    """One Adam step on lists of tensors, in place, in one fused pass over memory.
-
-    `g = grad + 2*l2*w; m = b1*m + (1-b1)*g; v = b2*v + (1-b2)*g*g`, then with
-    `keras` `w -= lr * sqrt(1-b2^t)/(1-b1^t) * m / (sqrt(v) + eps)`, with `torch` the epsilon
-    added after the bias correction. Runs torch's own fused kernel, on CPU and CUDA.
-
-    Args:
-        params, grads, exp_avgs, exp_avg_sqs: lists of equal length; the four tensors at one
-            position have one shape, floating dtype and device.
-        step: number of this step, counted from 1, the same for all.
-        l2: coefficient of `||w||^2` in the loss.
-        found_inf: `[1]` float32 on the device; nothing is changed if it is 1. None for 0.
-    """
-    if not params:
-        return
-    # The kernel reads the step on the device; filling it from the host needs no synchronisation.
-    steps = torch.full((), float(step), dtype=torch.float32, device=params[0].device)
-    torch._fused_adam_(
-        list(params),
-        list(grads),
-        list(exp_avgs),
-        list(exp_avg_sqs),
-        [],
-        [steps] * len(params),
-        lr=lr,
-        beta1=betas[0],
-        beta2=betas[1],
-        weight_decay=2.0 * l2,
-        eps=torch_eps(eps, eps_placement, betas[1], step),
-        amsgrad=False,
-        maximize=False,
-        found_inf=found_inf,
-    )
 
 
 def rest(row_state: str) -> str:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from stampede.optim.backends.torch import PendingUpdate, RowValues
+from stampede.optim.backends.torch import ClippedRows, PendingUpdate, RowValues
 from stampede.optim.clip import TableSums, row_factor, table_factor
 from stampede.optim.nonfinite import NonFiniteGradientError
 from stampede.optim.rows import RowGradients
@@ -233,7 +233,7 @@ def _clip_and_step(one: _Measured, sums: TableSums) -> Outcome:
     factor, swept_factor = _factors(one, sums)
     clipped = torch.zeros_like(one.skipped) if factor is None else (factor < 1).sum()
     update.backend.step_(
-        batch, one.values, factor, one.everything, swept_factor, update.lr, update.step
+        ClippedRows(batch, one.values, factor, update.lr, update.step, one.everything, swept_factor)
     )
     counted = int(one.array.counts_rows)
     touched = torch.full_like(one.skipped, len(batch.rows))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stampede.optim import native
-from stampede.optim.backends.torch import RowValues, TorchBackend
+from stampede.optim.backends.torch import ClippedRows, RowValues, TorchBackend
 from stampede.optim.lookup import Lookup
 from stampede.optim.rows import RowGradients
 from stampede.optim.rules import Adam, step_constants
@@ -95,21 +95,12 @@ class CpuBackend(TorchBackend):
         self._end_step(len(batch.rows))
         return clipped
 
-    def step_(
-        self,
-        batch: RowGradients,
-        values: RowValues,
-        factor: Tensor | None,
-        everything: RowValues | None,
-        swept_factor: Tensor | None,
-        lr: float,
-        step: int,
-    ) -> None:
+    def step_(self, clipped: ClippedRows) -> None:
         """See `TorchBackend.step_`."""
         if not self._steps:
-            super().step_(batch, values, factor, everything, swept_factor, lr, step)
+            super().step_(clipped)
             return
-        array = self.array
+        array, (batch, _, factor, lr, step, *_) = self.array, clipped
         constants, last = self._begin_step(lr, step)
         _OPS.adam_rows_(
             *array.adam_tensors(),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from stampede.optim.lookup import Lookup
 from stampede.optim.rows import RowGradients, sum_by_row
-from stampede.optim.rules import Adam, RowGradientSquares, adam_
+from stampede.optim.rules import Adam, RowGradientSquares, RowStep
 from stampede.optim.table_array import TableArray
 from stampede.optim.waiting_rows import WaitingRows
 
@@ -54,6 +55,28 @@ class RowValues:
 
     def __getitem__(self, part: slice | Tensor) -> RowValues:
         return RowValues(self.matrix[:, part])
+
+
+class ClippedRows(NamedTuple):
+    """The rows of a batch that are to take a step.
+
+    Attributes:
+        batch: of `TorchBackend.measure`; its gradients are written over.
+        values: of the batch's rows, over all their columns.
+        factor: `[n]` what the clipped columns of the batch's rows are multiplied by; None for 1.
+        lr: learning rate.
+        step: number of this step, counted from 1.
+        everything: values of all rows; None where the rule and the clip need none.
+        swept_factor: `[rows]` the factor of rows that are not in the batch; None for 1.
+    """
+
+    batch: RowGradients
+    values: RowValues
+    factor: Tensor | None
+    lr: float
+    step: int
+    everything: RowValues | None
+    swept_factor: Tensor | None
 
 
 class TorchBackend:
@@ -171,28 +194,10 @@ class TorchBackend:
         """L2, clip and step of the batch's rows; returns how many were clipped."""
         raise NotImplementedError
 
-    def step_(
-        self,
-        batch: RowGradients,
-        values: RowValues,
-        factor: Tensor | None,
-        everything: RowValues | None,
-        swept_factor: Tensor | None,
-        lr: float,
-        step: int,
-    ) -> None:
-        """Step all rows: take the batch's out, step them, sweep all, and put the batch's back.
-
-        Args:
-            batch: of `measure`; its gradients are written over.
-            values: of the batch's rows, over all their columns.
-            factor: `[n]` what the clipped columns of the batch's rows are multiplied by; None: 1.
-            everything: values of all rows; None where the rule and the clip need none.
-            swept_factor: `[rows]` the factor of rows that are not in the batch; None for 1.
-            lr: learning rate.
-            step: number of this step, counted from 1.
-        """
-        array, settings, (rows, grads, _) = self.array, self.array.settings, batch
+    def step_(self, clipped: ClippedRows) -> None:
+        """Step all rows: take the batch's out, step them, sweep all, and put the batch's back."""
+        array, settings = self.array, self.array.settings
+        (rows, grads, _), values, factor, lr, step, everything, swept_factor = clipped
         if factor is not None:
             grads[:, : array.local_width].mul_(factor[:, None])
         weights = array.taken(rows)
@@ -201,7 +206,7 @@ class TorchBackend:
         if settings.weight_decay:
             weights.mul_(1.0 - lr * settings.weight_decay)
         squares = values.after_clip(factor, array)
-        settings.rule.step_(weights, grads, states, squares, lr=lr, step=step)
+        settings.rule.step_(RowStep(weights, grads, states, squares, lr, step))
         if settings.moves_untouched_rows:
             # As if none were in the batch.
             with array.keeping_frozen_row():
@@ -313,18 +318,8 @@ def _sweep_elements(array: TableArray, rule: Adam, lr: float, step: int) -> None
     if settings.weight_decay:
         array.weights.mul_(1.0 - lr * settings.weight_decay)
     zero = torch.zeros_like(weights[0])
-    adam_(
-        weights,
-        [zero[: len(part)] for part in weights],
-        exp_avgs,
-        exp_avg_sqs,
-        step=step,
-        lr=lr,
-        betas=rule.betas,
-        eps=rule.eps,
-        eps_placement=rule.eps_placement,
-        l2=settings.l2,
-    )
+    zeros = [zero[: len(part)] for part in weights]
+    rule.update_(weights, zeros, exp_avgs, exp_avg_sqs, lr, step, l2=settings.l2)
 
 
 def _sweep_rows(
@@ -348,7 +343,7 @@ def _sweep_rows(
         squares = values.after_clip(factor, array)
     if settings.weight_decay:
         weights.mul_(1.0 - lr * settings.weight_decay)
-    settings.rule.step_(weights, grads, states, squares, lr=lr, step=step)
+    settings.rule.step_(RowStep(weights, grads, states, squares, lr, step))
     for name in array.row_state_names:
         array.states[name][rows] = states[name]
     if array.is_rounded():

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stampede.optim.backends.torch import RowValues, TorchBackend
+from stampede.optim.backends.torch import ClippedRows, TorchBackend
 from stampede.optim.lookup import Lookup, SortedRuns
 from stampede.optim.nonfinite import LATE, NonFiniteFlag
-from stampede.optim.rows import RowGradients
 from stampede.optim.rules import Adam, step_constants
 from stampede.optim.table_array import TableArray
 from stampede.optim.triton import MAX_COLUMNS
@@ -120,23 +119,14 @@ class TritonBackend(TorchBackend):
             # How many rows the batch holds is known on the device only.
             waiting.end_step(is_swept=False)
 
-    def step_(
-        self,
-        batch: RowGradients,
-        values: RowValues,
-        factor: Tensor | None,
-        everything: RowValues | None,
-        swept_factor: Tensor | None,
-        lr: float,
-        step: int,
-    ) -> None:
+    def step_(self, clipped: ClippedRows) -> None:
         """See `TorchBackend.step_`."""
         if self.waiting is not None:
-            self.waiting.set_step(step - 1)
+            self.waiting.set_step(clipped.step - 1)
             self.waiting.flush()
-        super().step_(batch, values, factor, everything, swept_factor, lr, step)
+        super().step_(clipped)
         if self.waiting is not None:
-            self.waiting.all_are_at(step)
+            self.waiting.all_are_at(clipped.step)
 
 
 class _WaitingRows(WaitingRows):
