@@ -17,7 +17,6 @@ _INFO_BITS = 32
 class SortedRuns:
     """Occurrences of ids, sorted by row; those of one row are a run. All on one device.
 
-    The capacity is the least of the number of occurrences and of rows: there cannot be more runs.
     What lies beyond `count` in `rows` has no meaning.
 
     Attributes:

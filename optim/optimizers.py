@@ -98,11 +98,7 @@ class CowClipOptimizer(torch.optim.Optimizer):
 
     @classmethod
     def update_settings(cls, group: Mapping[str, Any]) -> UpdateSettings:
-        """The settings of a param group, checked together with its learning rate.
-
-        Raises:
-            ValueError: a setting is out of range.
-        """
+        """The settings of a param group, checked together with its learning rate."""
         try:
             if not (math.isfinite(group["lr"]) and group["lr"] >= 0):
                 raise ValueError(f"lr is {group['lr']!r}; write a number of at least 0")
@@ -118,11 +114,7 @@ class CowClipOptimizer(torch.optim.Optimizer):
 
     @classmethod
     def defaults_with(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """All settings of the optimizer made with these keyword arguments, `lr` included.
-
-        Raises:
-            ValueError, TypeError: as the constructor.
-        """
+        """All settings of the optimizer made with these keyword arguments, `lr` included."""
         (group,) = cls([torch.zeros(1, 1)], **arguments).param_groups
         return group
 
@@ -136,12 +128,9 @@ class CowClipOptimizer(torch.optim.Optimizer):
         """Update every table that has a gradient.
 
         Args:
-            closure: computes the loss and the gradients.
+            closure: computes the loss, which is returned, and the gradients.
             counts: by parameter, `[rows]` integers: how often each row occurred since the last
                 step. For gradients that do not tell it: dense ones, and coalesced ones.
-
-        Returns:
-            The closure's loss, if a closure was given.
 
         Raises:
             ValueError: a gradient does not tell how often each id occurred.

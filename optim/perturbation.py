@@ -66,10 +66,6 @@ class HelenSettings:
             rows=self.rows,
         )
 
-    def stretch(self, grad_norm: Tensor, bound: float) -> Tensor:
-        """Factor `x` of the perturbation `x*w` of rows with no gradient but that of L2."""
-        return 2.0 * self.l2 * self.rho * bound / (grad_norm + NORM_FLOOR)
-
     def swept_decay_factor(self, grad_norms: Tensor, bound: float) -> Tensor | None:
         """What the L2 term of absent rows is multiplied by, for it is taken where they would move.
 
@@ -82,8 +78,10 @@ class HelenSettings:
         """
         if not self.l2 or self.rows == "touched":
             return None
+        # Such a row, with no gradient but that of L2, would move by `stretch * w`.
+        stretch = 2.0 * self.l2 * self.rho * bound / (grad_norms + NORM_FLOOR)
         decay = self.weight_decay + 2.0 * self.l2
-        return (decay + 2.0 * self.l2 * self.stretch(grad_norms, bound)) / decay
+        return (decay + 2.0 * self.l2 * stretch) / decay
 
 
 def perturbation(
@@ -97,17 +95,11 @@ def perturbation(
     """How far the first pass moves each row of a table.
 
     `e_i = rho * g_i / (||g|| + 1e-12) * max(c_i / max_j c_j, bound)`, where `||g||` and `max_j`
-    run over the whole table. Both are given, so that the rows may be any part of the table: those
-    of the batch, or those that this rank owns.
+    run over the whole table and are given, so that the rows may be any part of it.
 
     Args:
         grads: `[n, dim]` gradients of the mean loss.
         counts: `[n]` int, how often each row occurs in the global batch.
-        grad_norm: scalar, norm of the whole table's gradient.
-        max_count: scalar int, largest count of the whole table.
-
-    Returns:
-        `[n, dim]`, to be added to the rows. Zero where the gradient is zero.
     """
     # Half precision would turn 1e-12 into 0.
     dtype = torch.promote_types(grads.dtype, torch.float32)

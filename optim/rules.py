@@ -17,8 +17,7 @@ EpsPlacement = Literal["keras", "torch"]
 class RowGradientSquares:
     """Squared gradient norms of rows, over all columns of the table, also those of other shards.
 
-    A row has two parts: the clipped columns, which are the embedding, and the rest (see
-    `CowClip.columns`). Row-wise optimizers keep one value per row and part.
+    Row-wise optimizers keep one value for the clipped columns and one for the rest.
 
     Attributes:
         embedding: `[n]` sum of squares over the clipped columns.
@@ -73,11 +72,7 @@ class Rule:
         raise NotImplementedError
 
     def state_shapes(self, rows: int, dim: int, has_rest: bool) -> dict[str, tuple[int, ...]]:
-        """Shape of every state of a table, by name.
-
-        Args:
-            has_rest: whether some columns are not clipped.
-        """
+        """Shape of every state, by name; `has_rest`: some columns of the table are not clipped."""
         shapes: dict[str, tuple[int, ...]] = {name: (rows, dim) for name in self.element_states}
         for name in self.row_states:
             shapes[name] = (rows,)
@@ -133,10 +128,7 @@ class Adam(Rule):
         added after the bias correction. Runs torch's own fused kernel, on CPU and CUDA.
 
         Args:
-            params, grads, exp_avgs, exp_avg_sqs: lists of equal length; the four tensors at one
-                position have one shape, floating dtype and device.
             step: number of this step, counted from 1, the same for all.
-            l2: coefficient of `||w||^2` in the loss.
             found_inf: `[1]` float32 on the device; nothing is changed if it is 1. None for 0.
         """
         if not params:
@@ -300,14 +292,7 @@ def step_constants(
 ) -> tuple[float, float, float]:
     """Adam's step as three numbers: `w = keep*w - alpha * m / (sqrt(v) + eps)`.
 
-    Args:
-        rule: its settings.
-        lr: learning rate of the step.
-        step: number of the step, counted from 1.
-        weight_decay: decoupled decay.
-
-    Returns:
-        `alpha = lr * sqrt(1-b2^t) / (1-b1^t)`, `eps`, and `keep = 1 - lr*weight_decay`.
+    `alpha = lr * sqrt(1-b2^t) / (1-b1^t)`, `eps`, and `keep = 1 - lr*weight_decay`.
     """
     beta1, beta2 = rule.betas
     correction = math.sqrt(1.0 - beta2**step)
@@ -321,13 +306,7 @@ def rest(row_state: str) -> str:
 
 
 def spread(embedding: Tensor, rest_values: Tensor | None, local_width: int, dim: int) -> Tensor:
-    """One value a row and part, as columns: broadcastable to `[n, dim]`.
-
-    Args:
-        embedding: `[n]` values of the clipped columns.
-        rest_values: `[n]` values of the other columns, or None where there are none.
-        local_width: how many of the `dim` columns are clipped ones.
-    """
+    """Values `[n]` of the clipped columns and of the others, broadcastable to `[n, dim]`."""
     if rest_values is None or local_width == dim:
         return embedding[:, None]
     if local_width == 0:

@@ -19,9 +19,6 @@ class TableShard:
     """A table, or a part of one.
 
     Attributes:
-        table: name of the table.
-        rows: rows of this shard.
-        row_offset, column_offset: position of the shard in its table.
         counted: False for all but one copy of a replicated table, so that sums over tables count
             it once.
     """
@@ -62,11 +59,7 @@ class TableArray:
     def create(
         cls, shards: Sequence[TableShard], weights: Tensor, settings: UpdateSettings, dim: int
     ) -> TableArray:
-        """Take weights and make their state.
-
-        Args:
-            dim: columns of the whole tables; more than the array's where they are split.
-        """
+        """Take weights and make their state; `dim` counts the columns of the whole tables."""
         width, local_width = clipped_columns(
             settings, dim, shards[0].column_offset, weights.shape[1]
         )
@@ -140,13 +133,7 @@ class TableArray:
         return weights.float() if self.is_rounded() else weights
 
     def rounded(self, values: Tensor, rows: Tensor, step: int) -> Tensor:
-        """Values in the dtype of the weights, rounded stochastically where it is a lower one.
-
-        Args:
-            values: `[n, dim]` new weights.
-            rows: `[n]` int64 rows of the array they belong to.
-            step: number of the step.
-        """
+        """New weights `[n, dim]` of rows in their dtype, rounded stochastically if it is lower."""
         if not self.is_rounded():
             return values
         device = rows.device
@@ -167,12 +154,7 @@ class TableArray:
 def clipped_columns(
     settings: UpdateSettings, dim: int, column_offset: int, columns: int
 ) -> tuple[int, int]:
-    """Number of clipped columns of a table, and of one column shard of it.
-
-    Args:
-        dim: columns of the table.
-        column_offset, columns: where the shard begins and how wide it is.
-    """
+    """Number of clipped columns of a table of `dim` columns, and of one column shard of it."""
     width = dim if settings.clip.columns is None else min(settings.clip.columns, dim)
     return width, min(max(width - column_offset, 0), columns)
 

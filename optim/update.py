@@ -29,14 +29,9 @@ class Outcome:
 
 
 class Reduction:
-    """Adds up over the shards of a table. Here for whole tables: there is nothing to add up.
+    """Adds up over the shards of a table, on all ranks in one order; nothing for whole tables."""
 
-    Every rank makes the same calls in the same order.
-
-    Attributes:
-        device: of the sums of a rank without tables.
-    """
-
+    # Of the sums of a rank without tables.
     device = torch.device("cpu")
 
     def sum_columns_(
@@ -48,9 +43,7 @@ class Reduction:
         """Add up `[k, n]` values of rows over the column shards of their table, in place.
 
         Args:
-            arrays: the arrays.
             rows: of each array, which ones, sorted; None for all.
-            values: of each array, for these rows.
         """
 
     def sum_tables_(self, sums: TableSums) -> None:
@@ -59,18 +52,10 @@ class Reduction:
 
 @torch.no_grad()
 def update_(updates: Sequence[PendingUpdate], reduction: Reduction | None = None) -> list[Outcome]:
-    """One step of several arrays of tables, in place.
+    """One step of several arrays of tables, in place; returns what happened to each.
 
-    No gradient of a table's size is made. The rows that are not in the batch are swept, or take
-    their steps later.
-
-    Args:
-        updates: arrays and their gradients; tables that are clipped together (`global`) must come
-            in one call.
-        reduction: adds up over shards; None for whole tables in one process.
-
-    Returns:
-        What happened, for each array.
+    No gradient of a table's size is made. Tables that are clipped together (`global`) must come in
+    one call.
 
     Raises:
         NonFiniteGradientError: a gradient is not finite where the settings do not allow it.

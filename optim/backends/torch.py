@@ -64,8 +64,6 @@ class ClippedRows(NamedTuple):
         batch: of `TorchBackend.measure`; its gradients are written over.
         values: of the batch's rows, over all their columns.
         factor: `[n]` what the clipped columns of the batch's rows are multiplied by; None for 1.
-        lr: learning rate.
-        step: number of this step, counted from 1.
         everything: values of all rows; None where the rule and the clip need none.
         swept_factor: `[rows]` the factor of rows that are not in the batch; None for 1.
     """
@@ -104,11 +102,7 @@ class TorchBackend:
         return True
 
     def pool_(self, lookup: Lookup, output: Tensor) -> None:
-        """Write a lookup's output, summed in float32.
-
-        Args:
-            output: `[batch, features * dim]`, or `[ids, dim]` where the bags are not pooled.
-        """
+        """Write a lookup's output, `[batch, features * dim]` or, not pooled, `[ids, dim]`."""
         lengths, weights = lookup.offsets.diff(), lookup.per_sample_weights
         starts = lookup.first_rows.repeat_interleave(lookup.batch).repeat_interleave(lengths)
         values = self.array.weights[lookup.indices + starts].float()
@@ -122,11 +116,7 @@ class TorchBackend:
         output.copy_(values.reshape(output.shape))
 
     def sum_by_row(self, lookup: Lookup, grad: Tensor) -> RowGradients:
-        """Sum the gradient of a lookup's output by row.
-
-        Args:
-            grad: the shape of the output, see `pool_`.
-        """
+        """Sum the gradient of a lookup's output by row."""
         rows, source, share = _by_occurrence(lookup)
         if not lookup.pooled:
             return sum_by_row(rows, grad)
@@ -143,11 +133,7 @@ class TorchBackend:
         return found * share if lookup.mean else found
 
     def measure(self, batch: RowGradients) -> tuple[RowGradients, RowValues]:
-        """Gradients of the batch's rows with their L2 term, and the values of these rows.
-
-        Returns:
-            The gradients in a new tensor, in the dtype of the arithmetic, and the values.
-        """
+        """Gradients of the batch's rows with their L2 term, in a new tensor, and their values."""
         clipped = self.array.local_width
         weights = self.array.taken(batch.rows)
         grads = torch.add(
@@ -237,11 +223,9 @@ class PendingUpdate:
     """One array's share in a step.
 
     Attributes:
-        backend: of what is updated.
         batch: summed gradients of the batch's rows, of the mean loss over the global batch; its
             rows count from the start of the array.
-        lr: learning rate of this step.
-        step: number of this step, counted from 1.
+        step: its number, counted from 1.
         swept_decay_factor: `[shards]` what the L2 term of rows that are not in the batch is
             multiplied by, besides the clip; None for 1.
     """

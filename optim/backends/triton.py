@@ -64,9 +64,6 @@ class TritonBackend(TorchBackend):
         """First half: gradients and squared norms of the batch's rows.
 
         The number of rows whose gradient is not finite is added to the flag.
-
-        Args:
-            grad: of the lookup's output, `[batch, features * dim]`, or `[ids, dim]` of a sequence.
         """
         array = self.array
         sums = sum_runs(
@@ -92,10 +89,7 @@ class TritonBackend(TorchBackend):
 
         Args:
             measured: of `measure_queued`; None for a batch without ids.
-            lr: learning rate.
-            step: number of this step, counted from 1.
-            row_counts: `[2]` or more, int64, on the device; touched and clipped rows are added to
-                the first two, if `array.counts_rows`.
+            row_counts: `[2]` or more, int64, on the device; touched and clipped rows are added.
         """
         array, settings, waiting = self.array, self.array.settings, self.waiting
         if waiting is not None:

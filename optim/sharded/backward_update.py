@@ -40,13 +40,10 @@ class _Collection:
     """A sharded collection; it is not kept alive.
 
     Attributes:
-        module: the collection.
-        of_rank: its tables on this rank.
         names: of its tables, in sums.
-        groups: its collectives.
         clips_everything: whether some of its tables are clipped together with all others.
         is_queued: whether its updates are queued on a GPU, on all ranks.
-        held: what earlier passes of the step under way handed in, by row, for each array.
+        held: gradients by row of earlier passes of the step under way.
     """
 
     module: weakref.ref[nn.Module]
@@ -69,13 +66,11 @@ class _Collection:
 
 
 class BackwardUpdate:
-    """Collects the rows' gradients of a backward pass and updates the tables when it is over.
+    """Updates the tables at the end of each backward pass; one for each `cowclip_sharders()`.
 
-    What a row's step needs may lie in other tables and on other ranks. So the tables hand in the
-    compact sums of their rows, and the update runs once for all of them before `backward` returns.
-    All collectives run here, in an order that is fixed when the model is sharded.
-
-    One object serves all collections that one call of `cowclip_sharders` shards.
+    What a row's step needs may lie in other tables and on other ranks, so the update runs once for
+    all of them before `backward` returns, with all collectives in an order that is fixed when the
+    model is sharded.
     """
 
     def __init__(self, passes: Passes) -> None:
@@ -100,19 +95,12 @@ class BackwardUpdate:
         env: ShardingEnv,
         device: torch.device,
     ) -> int:
-        """Take in a collection; every rank must do so in the same order.
+        """Take in a collection, on every rank in the same order; returns its number.
 
         Args:
             module: the collection.
             tables: those of this rank.
-            layout: its plan.
-            settings: of its tables, by the names of the layout.
-            helen: of those tables among them whose optimizer is Helen.
-            env: the processes.
-            device: of the tables.
-
-        Returns:
-            A number for it, the same on every rank.
+            settings, helen: of its tables, by the names of the layout.
 
         Raises:
             ValueError: the sharders were given to two models, or optimizers cannot be mixed.
@@ -154,23 +142,17 @@ class BackwardUpdate:
 
     @property
     def flag(self) -> NonFiniteFlag | None:
-        """What forbids updates that are queued on a GPU; None where none are.
-
-        A training loop that marks it when the loss is not finite need not wait for the loss.
-        """
+        """Forbids updates that are queued on a GPU; to be marked where a loss is not finite."""
         return None if self._queue is None else self._queue.flag
 
     def check_queued(self, *, up_to_now: bool = False) -> None:
-        """Raise what was found in the steps that were queued on a GPU.
-
-        Every rank must call it with the same argument at the same point.
+        """Raise what was found in the steps that were queued on a GPU, on every rank alike.
 
         Args:
             up_to_now: wait for all of them; otherwise the newest few are left for later.
 
         Raises:
-            NonFiniteGradientError: a step was not finite. The tables, and the numbers of their
-                steps, are as before it.
+            NonFiniteGradientError: a step was not finite; the tables are as before it.
         """
         if self._queue is not None:
             self._queue.check(up_to_now=up_to_now)
@@ -198,13 +180,9 @@ class BackwardUpdate:
             self.passes.updates = 2
 
     def reach(self, number: int, module: int = 0) -> None:
-        """Note, from within backward, that a pass goes through a lookup of a collection.
+        """Note, from within backward, that a pass goes through lookup `module` of a collection.
 
         Every rank passes through it, also one without tables; so all take part in the update.
-
-        Args:
-            number: of the collection.
-            module: which of its lookup modules.
         """
         current = torch._C._current_graph_task_id()
         if current != self._pass:
@@ -278,8 +256,7 @@ class BackwardUpdate:
     def _pending(self, present: Sequence[_Collection]) -> list[tuple[CowClipTables, PendingUpdate]]:
         """What is to be updated: several lookups added up, replicated tables exchanged.
 
-        Tables of the collection that the loss does not depend on have a gradient of zero, whatever
-        the plan.
+        Tables that the loss does not depend on have a gradient of zero, whatever the plan.
         """
         pending = []
         for collection in present:
@@ -323,13 +300,6 @@ class UpdateQueue:
 
     First all gradients are measured; a value that is not finite sets a flag, on all ranks; then
     the kernels step the rows, unless the flag is set. The host reads the flag some steps later.
-
-    Args:
-        device: of the tables.
-        everyone: all ranks; None for one process.
-
-    Attributes:
-        flag: forbids the updates.
     """
 
     def __init__(self, device: torch.device, everyone: dist.ProcessGroup | None) -> None:
@@ -343,11 +313,7 @@ class UpdateQueue:
     def update(
         self, tables: Sequence[CowClipTables], lookups: Mapping[CowClipTables, LookupGradient]
     ) -> None:
-        """Queue a step of tables whose backend is Triton's.
-
-        Args:
-            tables: all that are to step; the loss need not depend on each of them.
-            lookups: with their gradients.
+        """Queue a step of tables; those that the loss does not depend on have no lookup.
 
         Raises:
             NonFiniteGradientError: an earlier step was not finite; see `check`.
@@ -407,12 +373,7 @@ class UpdateQueue:
 def can_be_queued_everywhere(
     here: bool, device: torch.device, everyone: dist.ProcessGroup | None
 ) -> bool:
-    """Whether all ranks can queue the updates of a collection; all must ask.
-
-    Args:
-        here: whether this rank can.
-        everyone: all ranks; None for one process.
-    """
+    """Whether all ranks can queue the updates of a collection, as this one can `here`."""
     if everyone is None:
         return here
     able = torch.tensor(int(here), device=device)
@@ -421,12 +382,7 @@ def can_be_queued_everywhere(
 
 
 def why_not_queued(tables: Sequence[CowClipTables], has_helen: bool) -> str | None:
-    """Why the updates of a collection cannot be queued on this rank; None if they can.
-
-    Args:
-        tables: of the collection on this rank.
-        has_helen: whether the optimizer of any is Helen.
-    """
+    """Why the updates of a collection cannot be queued on this rank; None if they can."""
     if has_helen:
         return "Helen moves rows between two lookups of a step"
     for tbe in tables:

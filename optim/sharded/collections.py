@@ -30,7 +30,7 @@ from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.parameters import kept_current
 from stampede.optim.sharded.reduction import CollectionLayout
-from stampede.optim.sharded.tables import CowClipTables
+from stampede.optim.sharded.tables import VARIABLE_BATCH, CowClipTables
 from stampede.optim.sharded.torchrec_optimizer import (
     CowClipFusedOptimizer,
     LookupWithoutDDP,
@@ -48,15 +48,7 @@ _Dense = BatchedDenseEmbeddingBag | BatchedDenseEmbedding
 
 
 class CowClipCollection:
-    """What pooled and sequence collections have in common; mixed into TorchRec's classes.
-
-    Args:
-        settings: of the tables with CowClip or Helen, by table.
-        helen: of the tables with Helen.
-        init: distribution of the initial values.
-        owner: collects the gradients of a backward pass.
-        **arguments: those of TorchRec's class.
-    """
+    """What pooled and sequence collections have in common; mixed into TorchRec's classes."""
 
     def __init__(
         self,
@@ -182,11 +174,7 @@ class CowClipCollection:
             yield from chain.from_iterable(sharding._grouped_embedding_configs_per_rank)
 
     def register_post_lookup_tracker_fn(self, record_fn: Callable[..., None]) -> None:
-        """Have lookups recorded, as TorchRec's trackers of changed rows do.
-
-        Raises:
-            ValueError: rows that are not looked up change too, which they would not see.
-        """
+        """Have lookups recorded; refused where other rows change, which a tracker would not see."""
         tracker = getattr(record_fn, "__self__", None)
         moving = [t for t, settings in self._settings.items() if settings.moves_untouched_rows]
         if moving and isinstance(tracker, ModelDeltaTracker):
@@ -253,12 +241,9 @@ class CowClipShardedEmbeddingCollection(CowClipCollection, ShardedEmbeddingColle
 def tell_when_reached(
     output: Tensor, owner: BackwardUpdate, number: int, module: int = 0
 ) -> Tensor:
-    """Have a backward pass that goes through the output of a lookup module tell its owner.
+    """Have a backward pass through the output of a lookup module tell, see `reach`.
 
     The output stays one that may be changed in place.
-
-    Args:
-        number, module: see `BackwardUpdate.reach`.
     """
     if not output.requires_grad:
         return output
@@ -280,10 +265,7 @@ def local_cowclip_tables(model: nn.Module) -> list[CowClipTables]:
 
 
 def table_update(model: nn.Module) -> BackwardUpdate | None:
-    """What updates the tables of a model that was sharded with `cowclip_sharders`.
-
-    The same on every rank, whether it has tables or not; None if no collection was sharded so.
-    """
+    """What updates the tables of a model, on every rank; None if no collection was sharded so."""
     for module in model.modules():
         if isinstance(module, CowClipCollection):
             return module.owner
@@ -304,10 +286,7 @@ def _refuse_what_is_lost(features: KeyedJaggedTensor) -> None:
             "lookup"
         )
     if features.variable_stride_per_key():
-        raise ValueError(
-            "tables with CowClip: variable batch size per feature is not supported; give every "
-            "feature the same batch size"
-        )
+        raise ValueError(VARIABLE_BATCH)
 
 
 def _is_default_init(config: BaseEmbeddingConfig) -> bool:

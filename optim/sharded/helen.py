@@ -21,11 +21,9 @@ class FirstPass:
     """What the first pass leaves of one array.
 
     Attributes:
-        array: whose rows were moved.
         batch: its gradients, L2 not included.
         weights: `[n, dim]` of the batch's rows before they were moved.
-        decay_factor: by shard, what the L2 term of rows that are not in the batch is multiplied
-            by; None for 1.
+        decay_factor: see `PendingUpdate.swept_decay_factor`.
     """
 
     array: TableArray
@@ -47,7 +45,7 @@ class HelenPasses:
 
     Attributes:
         settings: by table, as in `TableShard.table`.
-        first: what the first pass left, by the position of the array; None before it.
+        first: what the first pass left of each array; None before it.
     """
 
     def __init__(self) -> None:
@@ -98,11 +96,6 @@ def perturb_(
     reductions: Sequence[CollectionGroups],
 ) -> list[FirstPass]:
     """Move the rows of the batch to where the loss is higher.
-
-    Args:
-        updates: arrays and the gradients of the first pass.
-        settings: of each array.
-        reductions: of the collections.
 
     Raises:
         NonFiniteGradientError: a gradient is not finite; no table was changed.

@@ -26,7 +26,6 @@ class CollectionLayout:
     """The plan of one collection's tables, the same on every rank.
 
     Attributes:
-        tables: their names.
         split_blocks: by range of rows that is split by columns, the ranks that hold its parts.
     """
 
@@ -37,12 +36,7 @@ class CollectionLayout:
     def of(
         cls, plan: Mapping[str, ParameterSharding], names: Mapping[str, str]
     ) -> CollectionLayout:
-        """Read a plan.
-
-        Args:
-            plan: by table, for the tables that count.
-            names: of the tables in sums and random numbers, by table.
-        """
+        """Read a plan; `names` are those of its tables in sums and random numbers."""
         layout = cls(tuple(sorted(names[table] for table in plan)))
         for table, sharding in plan.items():
             ranks_of: dict[int, list[int]] = defaultdict(list)
@@ -76,12 +70,7 @@ class ProcessGroups:
 class CollectionGroups:
     """The process groups of one collection, and the sums that run in them.
 
-    Args:
-        layout: the collection's plan.
-        settings: of its tables, by the names of the layout.
-        groups: makes the groups; all of them are made here.
-        env: the processes. All of them take part in sums over tables, also those without tables.
-        device: of the tables.
+    All groups are made here, and all processes take part in sums over tables, also those without.
     """
 
     def __init__(
@@ -115,9 +104,6 @@ class CollectionGroups:
 
         Every rank gets the same sums, added in the order of ranks. They are not divided by the
         number of ranks where TorchRec does not do so for other tables (`set_gradient_division`).
-
-        Args:
-            rows: this rank's; the gradient is that of its own mean loss.
         """
         if self._everyone is None:
             return rows
@@ -204,9 +190,7 @@ class BackwardReduction:
     """Sums of all collections of one backward pass, one after the other.
 
     Args:
-        groups: of these collections.
-        everything: over which sums of all tables together are added up; None where nothing is
-            clipped by them.
+        everything: adds up the sums of all tables together; None where nothing is clipped by them.
     """
 
     def __init__(

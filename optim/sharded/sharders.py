@@ -124,11 +124,7 @@ class _SingleBagSharder(EmbeddingBagSharder):
     """Of single `nn.EmbeddingBag`s, whose optimizer TorchRec drops without a word."""
 
     def shard(self, module: nn.EmbeddingBag, *rest: Any, **named: Any) -> nn.Module:
-        """Shard a bag.
-
-        Raises:
-            ValueError: its optimizer has CowClip.
-        """
+        """Shard a bag, unless its optimizer has CowClip."""
         chosen = optimizer_of(module.weight)
         if chosen is not None:
             raise ValueError(
@@ -147,13 +143,10 @@ class _InDeviceMemory(BaseEmbeddingSharder[nn.Module]):
 
 
 class _CowClipSharder(_InDeviceMemory):
-    """What the sharders of pooled and sequence embeddings have in common.
-
-    Attributes:
-        module_fqn: path of the module around the collection, where `shard` is not told it.
-    """
+    """What the sharders of pooled and sequence embeddings have in common."""
 
     _sharded_type: type[CowClipCollection]
+    # Path of the module around the collection, where `shard` is not told it.
     module_fqn: str | None = None
 
     def __init__(
@@ -171,10 +164,7 @@ class _CowClipSharder(_InDeviceMemory):
         return list(SHARDING_TYPES)
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
-        """The tables, as the planner is to see them: with an optimizer that it knows.
-
-        The planner counts the state of a closed list of optimizers.
-        """
+        """The tables, as the planner is to see them: with an optimizer whose state it knows."""
         seen = {}
         for name, parameter in super().shardable_parameters(module).items():
             chosen = optimizer_of(parameter)
@@ -197,9 +187,7 @@ class _CowClipSharder(_InDeviceMemory):
         """Shard the collection.
 
         Raises:
-            ValueError: a table's plan, width or dtype is not supported with CowClip, it belongs
-                to another module too, one of its settings is out of range, or `fused_params`
-                has some of another optimizer.
+            ValueError: a table, its plan or a setting is not supported with CowClip.
         """
         configs = {config.name: config for config in _configs(module)}
         parameters = super().shardable_parameters(module)
@@ -286,11 +274,7 @@ class _ManagedCollision(_InDeviceMemory):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> nn.Module:
-        """Shard the tables, and which id each of their rows is given.
-
-        Raises:
-            ValueError: a table has Helen; or see `_CowClipSharder.shard`.
-        """
+        """Shard the tables, and which id each of their rows is given; Helen is refused."""
         for path, parameter in module._embedding_module.named_parameters():
             choice = optimizer_of(parameter)
             if choice is not None and choice.helen is not None:
@@ -357,11 +341,7 @@ class ChosenOptimizer(NamedTuple):
 
 
 def optimizer_of(parameter: nn.Parameter) -> ChosenOptimizer | None:
-    """The optimizer of ours that `apply_optimizer_in_backward` gave a table, if it did.
-
-    Raises:
-        ValueError, TypeError: one of its settings is wrong.
-    """
+    """The optimizer of ours that `apply_optimizer_in_backward` gave a table, if it did."""
     classes = getattr(parameter, "_optimizer_classes", [])
     if not any(issubclass(kind, CowClipOptimizer | Helen) for kind in classes):
         return None
@@ -393,9 +373,7 @@ def say_optimizers(
     """Log which optimizer each table of a collection has, and warn of what nobody chose.
 
     Args:
-        groups: the tables as they were sharded, of all ranks.
         parameters: by table, before they were sharded.
-        chosen: the optimizers of ours, by table.
         fused_params: of the sharder, which may name an optimizer for all other tables.
     """
     found: dict[tuple[int, str], set[str]] = defaultdict(set)
@@ -449,8 +427,7 @@ def as_fbgemm_sgd(
 ) -> Iterator[None]:
     """Show TorchRec plain SGD, the fused optimizer without state, for tables with CowClip.
 
-    TorchRec groups tables by what they are given, so the settings and the width go along and every
-    TBE ends up with one of each.
+    The settings and the width go along, as TorchRec groups tables by what they are given.
     """
     saved = {
         name: (parameters[name]._optimizer_classes, parameters[name]._optimizer_kwargs)

@@ -23,15 +23,14 @@ from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.parameters import kept_current
 from stampede.optim.table_array import TableArray, TableShard
 
+VARIABLE_BATCH = (
+    "tables with CowClip: variable batch size per feature is not supported; give every feature the "
+    "same batch size"
+)
+
 
 class ArrayPlace(NamedTuple):
-    """Where an array stands in the lookups of its fused tables.
-
-    Attributes:
-        features: whose tables it holds.
-        columns: of these features in the pooled output.
-        first_rows: `[features]` int64, the first row of each one's table in the array.
-    """
+    """The features of an array, their columns in the output, and their tables' first rows."""
 
     features: slice
     columns: slice
@@ -39,14 +38,7 @@ class ArrayPlace(NamedTuple):
 
 
 class ArrayLookup(NamedTuple):
-    """The part of a lookup that falls to one array.
-
-    Attributes:
-        backend: of the array.
-        positions: of its ids in the lookup.
-        columns: of its features in the pooled output.
-        lookup: its ids.
-    """
+    """The part of a lookup that falls to one array: positions of its ids, columns of its output."""
 
     backend: TorchBackend
     positions: slice
@@ -62,7 +54,6 @@ class LookupGradient(NamedTuple):
     """What a lookup leaves in backward for the update.
 
     Attributes:
-        parts: the lookup, array by array.
         grad: `[batch, columns]` gradient of the pooled output, or `[ids, columns]` of a sequence.
         ready: on a GPU, the end of the lookup's backward; the update may run on another stream.
     """
@@ -145,17 +136,14 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     Attributes:
         arrays: the tables with their state; consecutive tables that begin at the same column and
             have one width are one array.
-        places: where each array stands in a lookup.
         backends: the kernels of each array, chosen when the collection is sharded.
         gradients: what backward passes have left for the update.
-        is_replicated: whether every rank holds a copy, looks up its own part of the batch only and
-            must exchange gradients.
+        is_replicated: whether every rank holds a copy, and gradients must be exchanged.
         step_count: int64 scalar on the CPU, steps taken so far.
         version: number of updates, by which a lookup knows whether its rows are still current.
         updated: on a GPU, the end of the last update.
         row_counts: int64 `[3]`, touched, clipped and skipped rows since the start of the run.
-        settle: has to be called before rows are read: raises what steps that were queued on a GPU
-            have found.
+        settle: to be called before rows are read; raises what queued steps have found.
     """
 
     arrays: list[TableArray]
@@ -178,12 +166,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         dim: int,
         is_replicated: bool = False,
     ) -> CowClipTables:
-        """Turn a freshly built TBE into this class, without a second copy of its weights.
-
-        Args:
-            shards: its tables, in order.
-            dim: columns of the whole tables.
-        """
+        """Turn a freshly built TBE of some shards into this class, without copying its weights."""
         tbe.__class__ = cls
         flat = tbe._stored().detach()
         tbe.arrays = []
@@ -216,9 +199,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
 
     @torch.no_grad()
     def flush(self) -> None:
-        """Bring all rows up to date; whoever reads the weights or states directly needs it.
-
-        TorchRec calls it for a `state_dict`. With several ranks all must call it at one point.
+        """Bring all rows up to date, on all ranks at one point; TorchRec does for a `state_dict`.
 
         Raises:
             NonFiniteGradientError: a step that was queued on a GPU was not finite.
@@ -250,10 +231,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     ) -> Tensor:
         """Embeddings; see FBGEMM's class for arguments and shapes."""
         if batch_size_per_feature_per_rank is not None:
-            raise ValueError(
-                "tables with CowClip: variable batch size per feature is not supported; "
-                "give every feature the same batch size"
-            )
+            raise ValueError(VARIABLE_BATCH)
         if self.updated is not None:
             torch.cuda.current_stream().wait_event(self.updated)
         # Backward must reach also a rank without rows, whose weights require no gradient: the
@@ -281,11 +259,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         offsets: Tensor,
         per_sample_weights: Tensor | None,
     ) -> Tensor:
-        """The lookup: FBGEMM's own, without its backward, where it is not pooled by our kernel.
-
-        Args:
-            parts: the same, array by array.
-        """
+        """FBGEMM's own lookup, without its backward, where our kernels do not pool."""
         if not self._stored().numel():
             # More ranks than rows: FBGEMM does not know where a table without rows lies.
             return self._output(parts, offsets.device).zero_()
@@ -420,13 +394,12 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         logical_table_ids: Tensor,
         buffer_ids: Tensor,
     ) -> None:
-        """Begin rows anew, which from now on belong to other ids: weights and states are zero.
+        """Begin rows anew, which now belong to other ids: weights and states are zero.
 
         Args:
-            pruned_indices: `[n]` rows of this rank's part of the tables, one run for each table.
+            pruned_indices: `[n]` rows of this rank's part of the tables, in runs.
             pruned_indices_offsets: `[runs + 1]` where each run begins.
-            logical_table_ids: `[tables]` positions of tables.
-            buffer_ids: `[tables]` the run of each of them.
+            logical_table_ids, buffer_ids: `[tables]` positions of tables, and the run of each.
         """
         self.flush()
         starts = [(array, first) for array in self.arrays for first in array.starts[:-1]]
@@ -446,11 +419,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         self.step_count.fill_(step)
 
     def update_hyper_parameters(self, params_dict: dict[str, float]) -> None:
-        """Set the learning rate, `lr`.
-
-        Raises:
-            ValueError: another parameter is named.
-        """
+        """Set the learning rate, `lr`; another parameter is refused."""
         others = sorted(set(params_dict) - {"lr"})
         if others:
             raise ValueError(

@@ -19,20 +19,16 @@ MAX_COLUMNS = 256
 
 @dataclass(frozen=True)
 class BlockSizes:
-    """Tile sizes, all powers of two, and warps of a program.
+    """Tile sizes, all powers of two, and warps of each kind of program.
 
     Attributes:
         columns: columns of a tile, at least those of the table.
         window: sorted occurrences that are summed apart where they are all of one row.
         together: of these, how many a tile holds.
-        window_warps: warps of a program that sums a window.
         runs: distinct rows whose gradients a program sums.
         unroll: occurrences of each that are loaded before the first is added.
-        run_warps: warps of such a program.
         rows: distinct rows that a program updates.
-        row_warps: warps of such a program.
         elements: elements whose missed steps a program replays.
-        element_warps: warps of such a program.
     """
 
     columns: int
