@@ -39,7 +39,7 @@ from tqdm import tqdm
 
 from stampede.data.sources import open_source
 from stampede.data.splits import Assignment
-from stampede.engine.config import load_config
+from stampede.engine.config.load import load_config
 
 PEER_PROGRAM = ROOT / "benchmarks/peers/raw_logs.py"
 TABLE = ROOT / "configs/table.yaml"

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stampede.native import Library, switched_off
+from stampede.native_library import Library, switched_off
 from stampede.optim.lookup import Lookup
 from stampede.optim.rows import RowGradients
 

@@ -68,10 +68,10 @@ def test_column_shards_of_mixed_widths_and_offsets(order, columns, rule, way, se
     with computed(way):
         tables = Tables(shards, widths, list(range(5)), setting=setting, dim=12)
     runs = []
-    for shard, columns_here in zip(shards, widths, strict=True):
-        if not runs or runs[-1][:2] != [shard.column_offset, columns_here]:
-            runs.append([shard.column_offset, columns_here, 0])
-        runs[-1][2] += shard.rows
+    for part, columns_here in zip(shards, widths, strict=True):
+        if not runs or runs[-1][:2] != [part.column_offset, columns_here]:
+            runs.append([part.column_offset, columns_here, 0])
+        runs[-1][2] += part.rows
     assert [
         [array.shards[0].column_offset, array.weights.shape[1], len(array.weights)]
         for array in tables.tbe.arrays
