@@ -115,7 +115,7 @@ def test_all_that_torchrecs_default_sharders_know_is_sharded():
     )
     assert len(ours) == len(set(ours))
     # Single bags are not among TorchRec's in every version.
-    assert set(ours) == {*theirs, nn.EmbeddingBag}
+    assert set(ours) == {*theirs, torch.nn.EmbeddingBag}
 
 
 def lines_about(model, caplog, **plan):
