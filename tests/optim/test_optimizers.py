@@ -435,6 +435,25 @@ def test_groups_have_their_own_settings(optimizer_class):
     assert (plain.weight - before)[1].norm() >= (decays.weight - before)[1].norm()
 
 
+def test_settings_that_change_between_steps_are_followed():
+    found = []
+    for late in (False, True):
+        made, torch_state = table(), torch.arange(80.0).view(20, 4) / 80
+        with torch.no_grad():
+            made.weight.copy_(torch_state)
+        optimizer = CowClipAdam(made.parameters(), lr=0.1, l2=0.0 if late else 0.5)
+        optimizer.param_groups[0]["l2"] = 0.0 if late else 0.5
+        for _ in range(2):
+            optimizer.zero_grad()
+            made(torch.tensor([1, 2])).sum().backward()
+            optimizer.step()
+            optimizer.param_groups[0]["l2"] = 0.5
+        found.append(made.weight.detach())
+    # Under `rows="all"` the L2 term moves a row that was not looked up, from the second step on.
+    before = torch_state[5]
+    assert (found[1][5] != before).any() and not torch.equal(found[0][5], found[1][5])
+
+
 def test_a_group_that_is_refused_is_not_added():
     one, other = table(), table()
     optimizer = CowClipAdam(one.parameters())

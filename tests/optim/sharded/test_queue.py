@@ -246,6 +246,8 @@ def test_ids_are_checked_once_and_corrected(way, monkeypatch):
     monkeypatch.setattr(CowClipTables, "_is_pooled_here", lambda _: False)
     with computed(way):
         tbe = made().tbe
+        # Rows are behind, which are found by their ids.
+        one_step(tbe, 0)
         mode = tbe.bounds_check_mode_int
         ids = torch.tensor([5, 10**6, 7, 40])
         with Checks() as checks:

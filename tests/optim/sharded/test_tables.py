@@ -173,6 +173,20 @@ def test_fp16_tables_are_looked_up_and_updated_in_place():
     assert {s.dtype for s in tables.arrays[0].states.values()} == {torch.float32}
 
 
+@pytest.mark.parametrize("pooling", [PoolingMode.SUM, PoolingMode.MEAN])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_bf16_tables_are_looked_up_as_fp32_ones(pooling, weighted):
+    """FBGEMM's lookup knows no bf16 on a CPU."""
+    ids, offsets = torch.tensor([1, 4, 4, 0]), torch.tensor([0, 3, 3, 4])
+    factors, found = torch.rand(4) if weighted else None, []
+    for precision in (SparseType.BF16, SparseType.FP32):
+        tables = one_table(pooling=pooling, precision=precision)
+        values = torch.arange(20.0).view(5, 4) / 32
+        tables.split_embedding_weights()[0].copy_(values)
+        found.append(tables(ids, offsets, factors))
+    torch.testing.assert_close(*found)
+
+
 def test_no_second_copy_of_the_weights_is_made():
     tables = one_table()
     assert tables.weights_tensor().data_ptr() == tables.arrays[0].weights.data_ptr()
