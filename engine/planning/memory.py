@@ -20,12 +20,12 @@ from stampede.engine.table_optimizer import table_optimizer
 from stampede.models import CTRModel
 from stampede.optim import Helen
 from stampede.optim.baselines import BASELINES
-from stampede.optim.missed_steps import is_replayable
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
+from stampede.optim.waiting_rows import is_replayable
 
 FLOAT = 4
-# int32, see `optim/missed_steps.py`.
+# int32, see `optim/waiting_rows.py`.
 _STEP_COUNTER = 4
 
 # Samples of the two passes whose difference is measured.

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from stampede.engine.figures import as_written, to_png
 from stampede.engine.sweep.results import Column, Result, axes_of, columns
 from stampede.engine.sweep.spec import Sweep, shown_as
-from stampede.engine.whole_files import write_whole
+from stampede.files import write_file
 
 # Told apart in black and white too.
 _STYLES = ("o-", "s--", "^-.", "D:", "v-", "P--", "X-.", "*:", "<-", ">--")
@@ -36,7 +36,7 @@ def draw(sweep: Sweep, found: Sequence[Result], folder: Path) -> list[Path]:
             legend = axes.get_legend()
             named = [legend.get_title(), *legend.get_texts()] if legend else []
             as_written([axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels(), *named])
-        write_whole(folder / name, to_png(figure))
+        write_file(folder / name, to_png(figure))
     return [folder / name for name in figures]
 
 

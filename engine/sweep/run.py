@@ -30,7 +30,7 @@ from stampede.engine.recipe import open_keys
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.summary import selected_metrics
 from stampede.engine.sweep.spec import Point, Sweep, Trial, label, override, shown_as
-from stampede.engine.whole_files import to_json, write_whole
+from stampede.files import to_json, write_file
 from stampede.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _write_results(sweep: Sweep, outcomes: Sequence[Outcome]) -> list[Path]:
     found = results(sweep, outcomes)
     files = [sweep.folder / "results.csv", sweep.folder / "results.md"]
     for file, text in zip(files, (to_csv(sweep, found), to_markdown(sweep, found)), strict=True):
-        write_whole(file, text)
+        write_file(file, text)
     return [*files, *draw(sweep, found, sweep.folder)]
 
 
@@ -256,7 +256,7 @@ class _Runner:
         return found
 
     def _write(self) -> None:
-        write_whole(self._file, to_json(self._failures, indent=1) + "\n")
+        write_file(self._file, to_json(self._failures, indent=1) + "\n")
 
 
 @contextmanager
