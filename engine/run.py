@@ -11,7 +11,7 @@ from stampede.engine.config import Config
 from stampede.engine.datasets import open_dataset
 from stampede.engine.hang import watched
 from stampede.engine.inference.kept import keep_inputs, keep_network
-from stampede.engine.plan import describe_plan
+from stampede.engine.planning.planner import describe_plan
 from stampede.engine.processes import PATIENCE, processes
 from stampede.engine.recipe import described, with_recipe
 from stampede.engine.resume import begin, find_beginning
