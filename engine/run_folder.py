@@ -17,8 +17,7 @@ from tqdm.auto import tqdm
 
 from stampede.data.prepared.whole_folder import sync_folder
 from stampede.engine.appending import append_whole
-from stampede.engine.config import Config
-from stampede.engine.config.load import to_yaml
+from stampede.engine.config import Config, to_yaml
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.figures import draw_curve
 from stampede.engine.restarts import launched_by

@@ -5,24 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from stampede.models.mlp import hidden_layers, linear
 from stampede.models.registry import NetworkShape
-from stampede.settings import Section
-
-
-class CrossOptions(Section):
-    """Options of cross layers."""
-
-    layers: int = Field(3, ge=1, description="cross layers")
-    l2: float = Field(
-        1e-5,
-        ge=0,
-        description="coefficient of ||w||^2 of the cross layers' matrices in the loss; no rule "
-        "scales it",
-    )
 
 
 class CrossNetwork(nn.Module):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torchrec.modules.crossnet import VectorCrossNet
 
-from stampede.models.cross import CrossNetwork, CrossOptions
+from stampede.models.cross import CrossNetwork
 from stampede.models.mlp import glorot_normal_
-from stampede.models.registry import NetworkShape, register
+from stampede.models.options import CrossOptions
+from stampede.models.registry import NetworkShape
 
 
-@register("dcn", first_order=True, options=CrossOptions)
 class DCN(CrossNetwork):
     """Cross layers `z_{l+1} = z_0 * <w_l, z_l> + b_l + z_l` (eq. 3) beside an MLP.
 

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
-from pydantic import Field
 from torch import nn
 from torchrec.modules.crossnet import CrossNet, LowRankMixtureCrossNet
 
-from stampede.models.cross import CrossNetwork, CrossOptions
+from stampede.models.cross import CrossNetwork
 from stampede.models.mlp import glorot_normal_
-from stampede.models.registry import NetworkShape, register
+from stampede.models.options import DCNv2Options
+from stampede.models.registry import NetworkShape
 
 
-class DCNv2Options(CrossOptions):
-    """Options of DCNv2."""
-
-    cross: Literal["mixture", "full"] = Field(
-        "mixture",
-        description="a mixture of low-rank experts, as in the authors' code, or a matrix of full "
-        "rank",
-    )
-    experts: int = Field(4, ge=1, description="experts of a mixture")
-    rank: int = Field(32, ge=1, description="rank of an expert's matrices")
-
-
-@register("dcnv2", first_order=True, options=DCNv2Options)
 class DCNv2(CrossNetwork):
     """Cross layers with matrices beside an MLP (section 3.2).
 

@@ -9,14 +9,13 @@ from torch import Tensor, nn
 from stampede.models.fm import second_order
 from stampede.models.mlp import MLP
 from stampede.models.orders import joined_with_orders
-from stampede.models.registry import NetworkShape, register
+from stampede.models.registry import NetworkShape
 
 # Who traces a network symbolically is not to see the branches within.
 torch.fx.wrap("joined_with_orders")
 torch.fx.wrap("second_order")
 
 
-@register("deepfm", first_order=True)
 class DeepFM(nn.Module):
     """`sum_{i<j} <e_i, e_j> + MLP([e_1 .. e_F, x])`; the first-order term is the model's.
 

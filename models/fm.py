@@ -9,7 +9,7 @@ import torch.fx
 from torch import Tensor, nn
 
 from stampede.models.once import differentiable_once
-from stampede.models.registry import NetworkShape, register
+from stampede.models.registry import NetworkShape
 
 
 class _SecondOrder(torch.autograd.Function):
@@ -44,7 +44,6 @@ def second_order(embeddings: Tensor) -> Tensor:
     return _SecondOrder.apply(embeddings)[0]
 
 
-@register("fm", first_order=True)
 class FM(nn.Module):
     """`sum_{i<j} <e_i, e_j>` over the ids; the first-order term is the model's.
 

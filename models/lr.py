@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from stampede.models.registry import NetworkShape, register
+from stampede.models.registry import NetworkShape
 
 
-@register("lr", first_order=True)
 class LogisticRegression(nn.Module):
     """`sum_f w_f[id] + <w, x>`, which is the model's; the network adds nothing to it.
 

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from stampede.models.mlp import MLP
-from stampede.models.registry import NetworkShape, register
+from stampede.models.registry import NetworkShape
 
 
-@register("wide_deep", first_order=True)
 class WideDeep(nn.Module):
     """`MLP([e_1 .. e_F, x])`; the wide part is the model's first-order term.
 

@@ -44,7 +44,7 @@ class _Reader(Section):
 
 
 class _Plateau(Section):
-    """See `stampede.engine.selection.Plateau`."""
+    """See `stampede.engine.evaluate.Plateau`."""
 
     best: float | None = None
     waited: Count = 0

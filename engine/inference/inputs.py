@@ -14,8 +14,8 @@ from stampede.data.row_meanings import row_meanings
 from stampede.data.writing import LEARNED_FOLDER
 from stampede.engine.config import Config
 from stampede.engine.config.data import PreparedSection, RawSection
-from stampede.engine.datasets import data_folder
 from stampede.engine.errors import RunFolderError
+from stampede.engine.reading import data_folder
 from stampede.engine.run_folder import RunFolder
 from stampede.settings import SettingsError
 

@@ -22,7 +22,6 @@ from stampede.data.raw.bad_rows import OnBadRow
 from stampede.data.schema import Schema
 from stampede.data.schema.columns import Quantiles, TimePart
 from stampede.engine.config.data import SyntheticSection
-from stampede.engine.datasets import open_dataset
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.inputs import inputs_folder, own_folder, read_learned, remedy
 from stampede.engine.inference.model import Scored, Scorer, whole_model
@@ -42,6 +41,7 @@ from stampede.engine.inference.score_file import ScoreFile
 from stampede.engine.inference.trained import Trained
 from stampede.engine.metrics import PartMetrics, probability
 from stampede.engine.processes import choose_device
+from stampede.engine.reading import open_dataset
 
 OnBadValue = Literal["error", "missing"]
 

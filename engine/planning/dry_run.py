@@ -23,6 +23,7 @@ from stampede.engine.config import Config
 from stampede.engine.config.optim import EmbeddingOptimSection
 from stampede.engine.config.presets import with_preset
 from stampede.engine.errors import DoesNotFitError
+from stampede.engine.optimizers import scaled_hyperparameters, table_optimizer
 from stampede.engine.plan import no_plan, sharding_types
 from stampede.engine.planning.figures import (
     COMMUNICATION,
@@ -38,8 +39,6 @@ from stampede.engine.planning.states import table_states
 from stampede.engine.planning.tables import planned_data
 from stampede.engine.planning.workload import Workload, workload
 from stampede.engine.recipe import LARGE_LOG, with_recipe
-from stampede.engine.scaled import scaled_hyperparameters
-from stampede.engine.table_optimizer import table_optimizer
 from stampede.engine.whole_files import to_json, write_whole
 from stampede.optim import cowclip_sharders
 from stampede.settings import SettingsError

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from stampede.engine.config import Config
-from stampede.engine.scaled import scaled_hyperparameters
-from stampede.engine.table_optimizer import table_optimizer
+from stampede.engine.optimizers import scaled_hyperparameters, table_optimizer
 from stampede.optim import Helen
 from stampede.optim.baselines import BASELINES
 from stampede.optim.missed_steps import is_replayable

@@ -13,8 +13,8 @@ from stampede.data.prepared.reader import open_prepared
 from stampede.data.synthetic import NUMBERS
 from stampede.engine.config import Config
 from stampede.engine.config.data import SizesSection, SyntheticSection
-from stampede.engine.datasets import data_folder
 from stampede.engine.planning.frequencies import Frequencies, Sampled, Uniform, Zipf
+from stampede.engine.reading import data_folder
 from stampede.settings import SettingsError
 
 # Rows of the training part that are looked at: so many stretches of so many rows.

@@ -12,8 +12,8 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from stampede.engine.console import progress_bar, readable_metric
-from stampede.engine.datasets import check_files
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
+from stampede.engine.reading import check_files
 from stampede.engine.summary import selected_metrics
 from stampede.engine.sweeps.files import writing
 from stampede.engine.sweeps.journal import NAME as JOURNAL

@@ -19,8 +19,8 @@ from stampede.engine.checkpoint import read_manifest
 from stampede.engine.checkpoint.manifest import TableEntry
 from stampede.engine.config import Config
 from stampede.engine.config.data import SyntheticSection
-from stampede.engine.datasets import data_folder
 from stampede.engine.inference.inputs import remedy
+from stampede.engine.reading import data_folder
 from stampede.engine.warm_start.source import Source
 from stampede.models import StoredColumns, table_name
 

@@ -3,10 +3,10 @@
 import torch
 
 from stampede.data import GlobalBatches
-from stampede.engine.ahead import sent_ahead
 from stampede.engine.build import build
-from stampede.engine.datasets import open_dataset
 from stampede.engine.processes import processes
+from stampede.engine.reading import open_dataset
+from stampede.engine.step import prefetch
 from stampede.optim import local_cowclip_tables
 from support.jobs import small_config
 
@@ -39,7 +39,7 @@ def test_each_batch_is_sent_before_the_one_ahead_of_it_is_computed():
             read.append(number)
             yield Numbered(number)
 
-    sent = sent_ahead(batches(), Front(happened), torch.device("cpu"), lambda: len(read))
+    sent = prefetch(batches(), Front(happened), torch.device("cpu"), lambda: len(read))
     for one in sent:
         happened.append(f"step {one.batch.sparse} of {one.position}")
     assert happened == [

@@ -10,7 +10,7 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from stampede.engine.learning_rates import LearningRates, set_learning_rates
+from stampede.engine.optimizers import LearningRates
 from stampede.engine.processes import processes
 from stampede.engine.tables import read_field
 from stampede.optim import CowClipAdam, DenseAdam, Schedule, cowclip_sharders, learning_rate
@@ -105,7 +105,7 @@ def test_the_rate_reaches_tables_with_torchrecs_own_optimizer_too():
         model = DistributedModelParallel(ebc, device=here.device, sharders=cowclip_sharders())
         job = SimpleNamespace(model=model, dense_optimizer=DenseAdam(layer.parameters()))
         for rates in (LearningRates(0.25, 0.125), LearningRates(0.0, 0.0)):
-            set_learning_rates(job, rates)
+            job.set_learning_rates(rates)
             assert [group["lr"] for group in job.dense_optimizer.param_groups] == [rates.dense]
             tbes = [
                 kernel.emb_module

@@ -5,9 +5,10 @@ import json
 
 import pytest
 
-from stampede.engine.checkpoint import Checkpoints, Progress, bounds, changes, read_manifest
+from stampede.engine.checkpoint import Checkpoints, bounds, changes, read_manifest
 from stampede.engine.checkpoint.layout import ChunkEntry, TensorEntry
 from stampede.engine.checkpoint.manifest import TableEntry, as_text, weights_key, weights_name
+from stampede.engine.checkpoint.progress import Progress
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.models import table_name
 from support.checkpoints import small_job, values_of, write_checkpoint

@@ -7,13 +7,13 @@ import torch
 
 from stampede.engine.checkpoint import (
     DamagedCheckpointError,
-    Progress,
     newest_whole,
     read_manifest,
     read_tensors,
     tensors,
     verify,
 )
+from stampede.engine.checkpoint.progress import Progress
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import processes
 from support.checkpoints import (

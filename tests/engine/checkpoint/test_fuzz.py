@@ -12,7 +12,7 @@ from stampede.data import Order
 from stampede.engine.checkpoint import newest, read_manifest, read_tensors, verify
 from stampede.engine.checkpoint.names import name_of
 from stampede.engine.errors import RunFolderError
-from stampede.engine.selection import Plateau
+from stampede.engine.evaluate import Plateau
 from stampede.engine.tables import read_field
 from support.checkpoints import WEIGHTS, sign, values_of, write_checkpoint
 from support.fuzzing import NUMBERS, VALUES, changed_bytes, changed_trees, fuzz

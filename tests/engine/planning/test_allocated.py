@@ -5,12 +5,10 @@ from itertools import accumulate
 import pytest
 from torch.profiler import ProfilerActivity, profile
 
-from stampede.engine.ahead import send
 from stampede.engine.build import build
-from stampede.engine.datasets import open_dataset
 from stampede.engine.processes import processes
-from stampede.engine.reading import Reader
-from stampede.engine.step import train_step
+from stampede.engine.reading import Reader, open_dataset
+from stampede.engine.step import send, train_step
 from stampede.optim import local_cowclip_tables
 from stampede.optim.sharded.supported import SHARDING_TYPES
 from support.jobs import small_config

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from stampede.engine.errors import InterruptedRunError
-from stampede.engine.trace import trace_file
+from stampede.engine.profiler import trace_file
 from support.jobs import lines, run_small
 from support.stopping import ask_to_stop, before_step
 

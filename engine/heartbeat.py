@@ -11,7 +11,7 @@ LOOKING_UP = "looking up"
 # Collectives that run on the stream of a GPU itself, so that nothing waits for them.
 EXCHANGES = ("adding up the loss", "averaging gradients")
 
-# Stages of the pulse that a step consists of; all others, such as evaluating, are outside.
+# Stages of the heartbeat that a step consists of; all others, such as evaluating, are outside.
 PHASES = (
     READING,
     "sending ids",
@@ -26,7 +26,7 @@ PHASES = (
 )
 
 
-class Pulse:
+class Heartbeat:
     """What the training loop did last; as good as free to keep up to date.
 
     Attributes:
