@@ -12,7 +12,6 @@ from stampede.data.errors import DataError
 from stampede.data.learning.learned import load
 from stampede.data.prepared.manifest import read_manifest
 from stampede.data.prepared.verify import check_content
-from stampede.data.prepared.whole_folder import make_whole
 from stampede.data.progress import RowProgress
 from stampede.data.raw import BadRows, RawLog, expand
 from stampede.data.splits import TEST
@@ -24,6 +23,7 @@ from stampede.data.writing import (
     write_manifest,
     write_rows,
 )
+from stampede.files import make_folder
 
 
 def apply_learned(
@@ -60,7 +60,7 @@ def apply_learned(
         source = {"learned_from": str(prepared), "schema": learned.schema.model_dump(mode="json")}
         write_manifest(unfinished, log, learned, options, parts, bad_rows, source)
 
-    return make_whole(folder, make)
+    return make_folder(folder, make, DataError)
 
 
 def _as_test(log: RawLog, bad_rows: BadRows) -> Iterator[Spooled]:

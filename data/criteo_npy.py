@@ -9,7 +9,6 @@ A set of samples is three files: `*_dense.npy` float32 `[n, numbers]`, `*_sparse
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,6 @@ import numpy as np
 
 from stampede.data.command import exit_status
 from stampede.data.errors import DataError
-from stampede.data.prepared.checksum import shard_file
 from stampede.data.prepared.manifest import (
     MANIFEST,
     PARTS,
@@ -30,8 +28,9 @@ from stampede.data.prepared.manifest import (
     PartName,
     ShardEntry,
 )
-from stampede.data.prepared.whole_folder import make_whole
+from stampede.data.prepared.shard_writer import shard_file
 from stampede.data.progress import RowProgress
+from stampede.files import make_folder, sync
 
 BLOCK_ROWS = 1 << 18
 
@@ -120,7 +119,7 @@ def import_criteo_npy(
         source={"files": str(folder), "modulo": modulo},
     )
     divisors = np.array(given) if modulo else None
-    make_whole(out, lambda unfinished: _write(ranges, manifest, divisors, unfinished))
+    make_folder(out, lambda unfinished: _write(ranges, manifest, divisors, unfinished), DataError)
 
 
 def _ranges(folder: Path) -> list[_Range]:
@@ -276,8 +275,7 @@ def _copy(array: np.ndarray, path: Path, dtype: str, divisors: np.ndarray | None
             block = array[start : start + BLOCK_ROWS]
             block = block if divisors is None else block % divisors
             file.write(np.ascontiguousarray(block, dtype=dtype).data)
-        file.flush()
-        os.fsync(file.fileno())
+    sync(path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,7 +14,6 @@ from stampede.data.errors import DataError
 from stampede.data.learning import Learned, Learner
 from stampede.data.learning.distinct import distinct_ids
 from stampede.data.overlap import while_made
-from stampede.data.prepared.whole_folder import make_whole
 from stampede.data.progress import RowProgress
 from stampede.data.raw import BadRows, Chunk
 from stampede.data.schema.features import Features, described
@@ -28,6 +27,7 @@ from stampede.data.writing import (
     write_manifest,
     write_rows,
 )
+from stampede.files import make_folder
 
 # With fewer, a part may be left without a row.
 _FEWEST_ROWS = 10
@@ -71,7 +71,7 @@ def prepare(source: Source, options: PreparationOptions, folder: Path) -> bool:
     def make(unfinished: Path) -> None:
         _Preparation(source, options, unfinished).run()
 
-    return make_whole(folder, make)
+    return make_folder(folder, make, DataError)
 
 
 class _Preparation:

@@ -13,7 +13,6 @@ from tqdm.auto import tqdm
 
 from stampede.data.learning import Learned
 from stampede.data.overlap import computed_ahead
-from stampede.data.prepared.checksum import file_entry
 from stampede.data.prepared.manifest import MANIFEST, PARTS, Manifest, PartName, ShardEntry
 from stampede.data.prepared.shard_writer import SHARD_ROWS, PartWriter
 from stampede.data.progress import RowProgress
@@ -22,6 +21,7 @@ from stampede.data.raw.bad_rows import OnBadRow
 from stampede.data.raw.missing_marks import by_column, sentence
 from stampede.data.raw.typed import LABEL, TIME, WEIGHT
 from stampede.data.spool import Spooled
+from stampede.files import file_entry
 from stampede.settings import Section
 
 LEARNED_FOLDER = "learned"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import errno
-import stat
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from stampede.data.errors import DataError
-from stampede.data.prepared.manifest import FileEntry, Manifest, ShardEntry
+from stampede.data.prepared.manifest import Manifest, ShardEntry
+from stampede.files import FileEntry, file_size
 
 
 def map_shard(
@@ -53,18 +52,6 @@ def values_of(offsets: str) -> str:
     return offsets.replace("offsets_", "values_")
 
 
-def size_of(path: Path) -> int:
-    """Length of a file in bytes.
-
-    Raises:
-        OSError: it is absent, or something else: to open a pipe would wait for ever.
-    """
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "is no file", str(path))
-    return status.st_size
-
-
 def damaged(path: Path, what: str) -> DataError:
     """A sentence for a file of a prepared folder that cannot be used."""
     return DataError(
@@ -88,7 +75,7 @@ def _expected(manifest: Manifest, name: str) -> tuple[str, int | None, int]:
 
 def _map(path: Path, entry: FileEntry) -> np.memmap:
     try:
-        found = size_of(path)
+        found = file_size(path)
     except FileNotFoundError:
         raise damaged(path, "is absent") from None
     except OSError as failure:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from stampede.data.prepared.checksum import shard_file
 from stampede.data.prepared.manifest import ShardEntry, ShardFile
+from stampede.files import file_entry, sync
 
 # Criteo: 440 MB of ids in a file. Checksums of whole files are made while the next are written.
 SHARD_ROWS = 1 << 22
@@ -38,9 +37,8 @@ class _NpyFile:
         self._file.seek(0)
         self._header()
         assert self._file.tell() == self._begin
-        self._file.flush()
-        os.fsync(self._file.fileno())
         self._file.close()
+        sync(self._path)
         return self._path
 
     def _header(self) -> None:
@@ -140,3 +138,9 @@ class PartWriter:
 
 def _closed(file: _NpyFile, folder: Path) -> ShardFile:
     return shard_file(file.close(), folder)
+
+
+def shard_file(path: Path, folder: Path) -> ShardFile:
+    """What the manifest says of a file of a shard that is closed."""
+    entry = file_entry(path, folder)
+    return ShardFile(**entry.model_dump(), mtime_ns=path.stat().st_mtime_ns)

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 
-from stampede.data.prepared.checksum import file_entry
 from stampede.engine.build import build
 from stampede.engine.checkpoint import Checkpoints, load, newest_whole, saving
 from stampede.engine.checkpoint.manifest import DataEntry, Manifest, TableEntry, as_text
@@ -21,6 +20,7 @@ from stampede.engine.checkpoint.tensors import write_tensors
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.processes import processes
 from stampede.engine.reading import open_dataset
+from stampede.files import file_entry
 from support.forked import START_METHOD
 from support.jobs import small_config
 from support.waiting import HANG

@@ -4,9 +4,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stampede.data.prepared.checksum import file_entry
 from stampede.data.prepared.manifest import MANIFEST, Manifest
 from stampede.data.writing import LEARNED_FOLDER
+from stampede.files import file_entry
 
 
 def swap_users(folder):

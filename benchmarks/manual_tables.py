@@ -1,7 +1,7 @@
-"""The tables of the README's section on speed, from the results of `make bench`.
+"""The tables of docs/speed.md, from the results of `make bench`.
 
-python benchmarks/readme_tables.py            # prints them
-python benchmarks/readme_tables.py --write    # replaces those in README.md
+python benchmarks/manual_tables.py            # prints them
+python benchmarks/manual_tables.py --write    # replaces those in docs/speed.md
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ import speeds
 import waiting_rows
 from report import RESULTS, ROOT
 
-from stampede.engine.whole_files import write_whole
+from stampede.files import write_file
 
-# The tables stand between these in README.md.
-BEGIN, END = "<!-- benchmarks/readme_tables.py -->", "<!-- end -->"
+PAGE = ROOT / "docs/speed.md"
+# The tables stand between these there.
+BEGIN, END = "<!-- benchmarks/manual_tables.py -->", "<!-- end -->"
 
 # What the series of growth.py count, where their names do not say it.
 GROWN = {"batch": "samples", "trained": "steps trained before"}
 
-NOTHING = "Not measured yet: `make bench`, then `python benchmarks/readme_tables.py --write`."
+NOTHING = "Not measured yet: `make bench`, then `python benchmarks/manual_tables.py --write`."
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--write", action="store_true", help="replace the tables in README.md")
+    parser.add_argument("--write", action="store_true", help="replace the tables in docs/speed.md")
     options = parser.parse_args()
     text = tables(options.results)
     if not options.write:
         print(text)
         return
-    path = ROOT / "README.md"
-    readme = path.read_text(encoding="utf-8")
-    if readme.count(BEGIN) != 1 or readme.count(END) != 1:
-        sys.exit(f"error: {path}: write one line {BEGIN} and one line {END}")
-    before, rest = readme.split(BEGIN)
-    write_whole(path, f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")
+    page = PAGE.read_text(encoding="utf-8")
+    if page.count(BEGIN) != 1 or page.count(END) != 1:
+        sys.exit(f"error: {PAGE}: write one line {BEGIN} and one line {END}")
+    before, rest = page.split(BEGIN)
+    write_file(PAGE, f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")
 
 
 def tables(results: Path) -> str:
@@ -104,7 +104,7 @@ def _end_to_end(found: dict) -> str:
         f"{measured['copy_bytes_per_second'] / 1e9:.0f} GB/s."
     )
     parts = [
-        "![Training speed](benchmarks/results/end_to_end.png)",
+        "![Training speed](../benchmarks/results/end_to_end.png)",
         said,
         _markdown([*heads, "MLP alone / SparseAdam"], rows),
     ]
@@ -175,7 +175,7 @@ def _step_breakdown(found: dict) -> str:
     rows = [
         [*_batch_and(name), *(f"{one[part]:.2f}" for part in names)] for name, one in parts.items()
     ]
-    picture = "![A training step](benchmarks/results/step_breakdown.png)"
+    picture = "![A training step](../benchmarks/results/step_breakdown.png)"
     table = _markdown(["batch", "", *names], rows)
     return f"{picture}\n\nA step, microseconds a sample:\n\n{table}"
 
