@@ -39,7 +39,10 @@ _COMMANDS = {
     "predict": ("stampede.engine.predict", "score rows with a trained model"),
     "export": ("stampede.engine.export", "write a model as a folder that scores without stampede"),
     "report": ("stampede.engine.report.__main__", "write a page of tables and pictures on runs"),
-    "sweep": ("stampede.engine.sweep", "run a grid or a search, write tables and pictures"),
+    "sweep": (
+        "stampede.engine.sweep.__main__",
+        "run a grid or a search, write tables and pictures",
+    ),
 }
 
 _OF_THE_PLAN = (
@@ -179,8 +182,7 @@ def _cluster(parsed: argparse.Namespace) -> Cluster | None:
         if useless:
             raise SettingsError(f"{useless[0]} is an option of the dry run; write --plan too")
         return None
-    from stampede.engine.planning.planner import Cluster
-    from stampede.engine.planning.sizes import parse_bytes
+    from stampede.engine.planning.planner import Cluster, parse_bytes
 
     for name in ("--world-size", "--device-memory"):
         if given[name] is None:

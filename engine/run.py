@@ -13,7 +13,7 @@ from stampede.engine.hang import watched
 from stampede.engine.inference.inputs import keep_inputs
 from stampede.engine.job import TrainingRun
 from stampede.engine.network_copy import keep_network
-from stampede.engine.plan import describe_plan
+from stampede.engine.planning.planner import describe_plan
 from stampede.engine.processes import PATIENCE, processes
 from stampede.engine.reading import open_dataset
 from stampede.engine.recipe import described, with_recipe

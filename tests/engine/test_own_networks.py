@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from stampede.engine.build import build
-from stampede.engine.planning.activations import activation_bytes_per_sample
+from stampede.engine.planning.memory import activation_bytes_per_sample
 from stampede.engine.processes import processes
 from stampede.engine.reading import open_dataset
 from stampede.engine.tables import gather_field

@@ -18,7 +18,7 @@ from stampede.engine.reading import open_dataset
 from stampede.engine.step import send, train_step
 from stampede.engine.trainer import count_if_skipped
 from stampede.optim import local_cowclip_tables, nonfinite
-from stampede.optim.sharded.queue import UpdateQueue
+from stampede.optim.sharded.backward_update import UpdateQueue
 from support.jobs import lines, run_small, small_config
 from support.updated_tables import computed
 from support.waits import noted_waits
