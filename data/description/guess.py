@@ -15,9 +15,8 @@ import pyarrow.parquet
 import yaml
 
 from stampede.data.errors import DataError
-from stampede.data.raw.blocks import read_blocks
-from stampede.data.schema import CRITEO
-from stampede.data.schema.schema import MISSING
+from stampede.data.raw.files import read_blocks
+from stampede.data.schema.schema import CRITEO, MISSING
 from stampede.data.sources import Kind
 from stampede.settings import cut, shown
 

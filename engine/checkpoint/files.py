@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from stampede.data.prepared.checksum import sha256
+from stampede.data.prepared.arrays import sha256
 from stampede.data.prepared.manifest import FileEntry
 
 

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from tqdm.auto import tqdm
 
 from stampede.data import Dataset
-from stampede.data.prepared.checksum import file_entry
+from stampede.data.prepared.arrays import file_entry
 from stampede.engine.checkpoint.contents import contents, on_cpu
 from stampede.engine.checkpoint.described import data_entry, table_entries, versions
 from stampede.engine.checkpoint.keeping import prune, publish, unfinished

@@ -8,7 +8,7 @@ from typing import Any
 from stampede.data.learning.learned import Saved
 from stampede.data.learning.vocabulary import FIRST_ROW
 from stampede.data.prepared.manifest import FieldEntry, Manifest
-from stampede.data.schema.columns import Hashed, IdField, Integers, Quantiles, TimePart, Vocabulary
+from stampede.data.schema.schema import Hashed, IdField, Integers, Quantiles, TimePart, Vocabulary
 from stampede.engine.inference.inputs import read_kept_saved, remedy
 from stampede.engine.inference.same_inputs import check_trained_with
 from stampede.engine.inference.trained import Trained

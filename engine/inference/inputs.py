@@ -7,11 +7,9 @@ import shutil
 from pathlib import Path
 
 from stampede.data import DataError
-from stampede.data.learning import Learned
-from stampede.data.learning.learned import Saved, load, read_saved
-from stampede.data.prepared.manifest import MANIFEST, Manifest, read_manifest
-from stampede.data.row_meanings import row_meanings
-from stampede.data.writing import LEARNED_FOLDER
+from stampede.data.learning.learned import Learned, Saved, load, read_saved
+from stampede.data.learning.row_meanings import row_meanings
+from stampede.data.prepared.manifest import LEARNED_FOLDER, MANIFEST, Manifest, read_manifest
 from stampede.engine.config import Config
 from stampede.engine.config.data import PreparedSection, RawSection
 from stampede.engine.datasets import data_folder

@@ -20,9 +20,8 @@ from safetensors.torch import save_file
 from tqdm.auto import tqdm
 
 from stampede.data import DataError, formulas
-from stampede.data.learning import hashing
+from stampede.data.learning.row_meanings import row_meanings
 from stampede.data.prepared.whole_folder import make_whole
-from stampede.data.row_meanings import row_meanings
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.dense_part import export_dense_part
 from stampede.engine.inference.description import described_inputs
@@ -119,7 +118,7 @@ def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
         **described_inputs(trained, kept),
     }
     (folder / PACKAGE).write_text(to_json(about, indent=1) + "\n", encoding="utf-8")
-    for source in (*_LOADER.glob("*.py"), Path(formulas.__file__), Path(hashing.__file__)):
+    for source in (*_LOADER.glob("*.py"), Path(formulas.__file__)):
         (folder / source.name).write_bytes(source.read_bytes())
     dense = io.BytesIO()
     # Into a file it would be written by C++, which has an error of its own for a full disk.

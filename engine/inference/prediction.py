@@ -14,13 +14,12 @@ import pandas as pd
 import polars as pl
 
 from stampede.data import DataError
-from stampede.data.learning import Learned
+from stampede.data.errors import OnBadRow
+from stampede.data.learning.learned import Learned
 from stampede.data.prepared.manifest import MANIFEST, Manifest, PartName, read_manifest
 from stampede.data.progress import RowProgress
-from stampede.data.raw import BadRows
-from stampede.data.raw.bad_rows import OnBadRow
-from stampede.data.schema import Schema
-from stampede.data.schema.columns import Quantiles, TimePart
+from stampede.data.raw.rows import BadRows
+from stampede.data.schema.schema import Quantiles, Schema, TimePart
 from stampede.engine.config.data import SyntheticSection
 from stampede.engine.datasets import open_dataset
 from stampede.engine.errors import RunFolderError

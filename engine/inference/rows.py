@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from stampede.data import DataError, Dataset, Part
-from stampede.data.learning import Learned
-from stampede.data.overlap import computed_ahead
+from stampede.data.learning.learned import Learned
+from stampede.data.parallel import computed_ahead
 from stampede.data.prepared.manifest import PartName, read_manifest
-from stampede.data.prepared.part import Shard, ShardedPart
-from stampede.data.prepared.reader import open_part
-from stampede.data.raw import BadRows, Chunk, expand, scoring_log
-from stampede.data.raw.typed import LABEL, WEIGHT
+from stampede.data.prepared.reader import Shard, ShardedPart, open_part
+from stampede.data.raw.files import expand
+from stampede.data.raw.log import LABEL, WEIGHT, Chunk, scoring_log
+from stampede.data.raw.rows import BadRows
 from stampede.data.samples import Slice
 
 # Rows of prepared data in a piece.

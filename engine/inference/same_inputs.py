@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Protocol
 
 from stampede.data import DataError
+from stampede.data.learning.row_meanings import vocabulary_fingerprint
 from stampede.data.prepared.manifest import Manifest, read_manifest
-from stampede.data.vocabulary_fingerprint import vocabulary_fingerprint
 from stampede.engine.errors import RunFolderError
 
 

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stampede.data.prepared.manifest import FieldEntry
-from stampede.data.row_meanings import (
+from stampede.data.learning.row_meanings import (
     OtherMeaningError,
     RowMeanings,
     matched_rows,
     row_meanings,
 )
+from stampede.data.prepared.manifest import FieldEntry
 from stampede.engine.checkpoint import read_manifest
 from stampede.engine.checkpoint.manifest import TableEntry
 from stampede.engine.config import Config

@@ -7,9 +7,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from stampede.data.prepared.manifest import MANIFEST
-from stampede.data.row_meanings import RowMeanings, row_meanings
-from stampede.data.writing import LEARNED_FOLDER
+from stampede.data.learning.row_meanings import RowMeanings, row_meanings
+from stampede.data.prepared.manifest import LEARNED_FOLDER, MANIFEST
 from stampede.engine.checkpoint import Manifest, read_manifest, verify
 from stampede.engine.checkpoint.files import length_of
 from stampede.engine.errors import RunFolderError

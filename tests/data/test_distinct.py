@@ -5,10 +5,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stampede.data.learning import Learner
-from stampede.data.learning.counts import ValueCounts
-from stampede.data.learning.distinct import _of_short_texts, distinct, distinct_ids
-from stampede.data.schema import Schema
+from stampede.data.learning.learned import Learner
+from stampede.data.learning.vocabulary import ValueCounts, _of_short_texts, distinct, distinct_ids
+from stampede.data.schema.schema import Schema
 
 
 @settings(max_examples=300, deadline=None)

@@ -10,15 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stampede.data import DataError
-from stampede.data.formulas import bucket_rows
-from stampede.data.learning import Learner, learned, quantiles
-from stampede.data.learning.counts import ValueCounts
-from stampede.data.learning.distinct import distinct_ids
-from stampede.data.learning.hashing import bucket
-from stampede.data.learning.numbers import NumberRange, ranges, transformed
-from stampede.data.learning.vocabulary import RowsOfIds, hashed, hashes, vocabulary
-from stampede.data.schema import Schema
-from stampede.data.schema.columns import NumberField, Vocabulary
+from stampede.data.formulas import bucket, bucket_rows
+from stampede.data.learning import learned
+from stampede.data.learning.learned import Learner, NumberRange, ranges, transformed
+from stampede.data.learning.vocabulary import (
+    RowsOfIds,
+    ValueCounts,
+    distinct_ids,
+    hashed,
+    hashes,
+    vocabulary,
+)
+from stampede.data.schema.schema import NumberField, Schema, Vocabulary
 
 TEXT = st.text(max_size=20)
 CHUNKS = st.lists(st.lists(st.none() | TEXT, max_size=30), max_size=6)
@@ -172,7 +175,7 @@ def test_quantile_edges_against_numpy(values, buckets):
         pl.DataFrame(part, schema={"value": pl.Float64, "count": pl.Int64}, orient="row")
         for part in (half[::2], half[1::2])
     ]
-    edges = quantiles.edges(tables, buckets)
+    edges = learned.edges_of_quantiles(tables, buckets)
     if not values:
         assert edges == []
         return

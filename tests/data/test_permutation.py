@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from stampede.data.permutation import Permutation
+from stampede.data.order import Permutation
 
 
 @settings(max_examples=200, deadline=None)

@@ -14,8 +14,8 @@ import pytest
 from stampede.data import DataError
 from stampede.data.apply import main as apply
 from stampede.data.prepare import main
-from stampede.data.prepared.shard_writer import PartWriter
 from stampede.data.prepared.whole_folder import make_whole
+from stampede.data.prepared.writer import PartWriter
 from support.prepared_arrays import arrays_of, manifest_of
 from support.waiting import HANG
 
@@ -275,8 +275,8 @@ def test_a_second_process_waits_for_the_first(tmp_path, first_one_ends):
 PEAK = """
 import resource
 from stampede.data.prepare import main
-from stampede.data.raw import blocks
-blocks.BLOCK_BYTES = 1 << 20
+from stampede.data.raw import files
+files.BLOCK_BYTES = 1 << 20
 assert main({arguments!r}) == 0
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """

@@ -4,10 +4,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from stampede.data.learning.distinct import distinct_ids
-from stampede.data.learning.vocabulary import hashes
-from stampede.data.schema import Schema
-from stampede.data.spool import Spool, Spooled
+from stampede.data.learning.vocabulary import distinct_ids, hashes
+from stampede.data.prepare import Spool
+from stampede.data.prepared.writer import RowsOfParts
+from stampede.data.schema.schema import Schema
 
 SCHEMA = Schema.model_validate(
     {
@@ -31,7 +31,7 @@ FRAME = pl.DataFrame(
 def spool_with_frame(folder):
     spool = Spool(folder, SCHEMA)
     distinct = distinct_ids(FRAME, SCHEMA)
-    rows = Spooled(FRAME.drop(distinct), np.array([0, 2, 1], np.int8), 77, distinct)
+    rows = RowsOfParts(FRAME.drop(distinct), np.array([0, 2, 1], np.int8), 77, distinct)
     spool.append(rows)
     spool.append(rows._replace(position=99))
     return spool
@@ -64,5 +64,5 @@ def test_few_rows(tmp_path, rows):
     spool = Spool(tmp_path / "spool", SCHEMA)
     frame = FRAME.head(rows)
     distinct = distinct_ids(frame, SCHEMA)
-    spool.append(Spooled(frame.drop(distinct), np.zeros(rows, np.int8), 5, distinct))
+    spool.append(RowsOfParts(frame.drop(distinct), np.zeros(rows, np.int8), 5, distinct))
     assert [len(found.frame) for found in spool] == [1] * rows

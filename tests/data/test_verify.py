@@ -1,14 +1,13 @@
 """What is wrong inside the files of a prepared folder."""
 
 import json
-import os
 
 import numpy as np
 import pytest
 import torch
 
 from stampede.data import DataError
-from stampede.data.prepared import contents
+from stampede.data.prepared import verify as contents
 from stampede.data.prepared.reader import open_prepared
 from stampede.data.prepared.verify import verify
 from support.prepared import write_array, write_small
@@ -98,11 +97,3 @@ def test_offsets_that_descend_are_named_when_they_are_read(folder, value):
         with pytest.raises(DataError, match="do not ascend") as refusal:
             read()
         assert str(refusal.value).startswith(f"{path}: ")
-
-
-def test_a_pipe_is_no_file(folder):
-    path = folder / "test-0-label.npy"
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(DataError, match=r"test-0-label.npy: is no file"):
-        verify(folder)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 
-from stampede.data.prepared.checksum import file_entry
+from stampede.data.prepared.arrays import file_entry
 from stampede.engine.build import build
 from stampede.engine.checkpoint import Checkpoints, Progress, load, newest_whole, saving
 from stampede.engine.checkpoint.manifest import DataEntry, Manifest, TableEntry, as_text

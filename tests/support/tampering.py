@@ -4,9 +4,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stampede.data.prepared.checksum import file_entry
-from stampede.data.prepared.manifest import MANIFEST, Manifest
-from stampede.data.writing import LEARNED_FOLDER
+from stampede.data.prepared.arrays import file_entry
+from stampede.data.prepared.manifest import LEARNED_FOLDER, MANIFEST, Manifest
 
 
 def swap_users(folder):

@@ -27,7 +27,7 @@ def sibling(name: str) -> ModuleType:
     return module
 
 
-formulas, hashing, raw_samples = sibling("formulas"), sibling("hashing"), sibling("samples")
+formulas, raw_samples = sibling("formulas"), sibling("samples")
 
 _PARTS_OF_TIME = ("hour_of_day", "weekday")
 
@@ -146,7 +146,8 @@ class Encoder:
             raise ValueError(f"column {column}: found lists; write one id per sample")
         frame = frame.with_columns(self._without_fractions(field, frame[column], bad_values))
         kind = frame.schema[column]
-        texts = formulas.id_texts(column, kind, field["separator"], field["max_ids"])
+        separator, most = field["separator"], field["max_ids"]
+        texts = formulas.id_texts(column, kind, separator, most, self._about["missing"])
         cells = frame.select(texts).to_series()
         if encode not in ("vocabulary", "hash"):
             cells = _whole_numbers(cells, field, bad_values)
@@ -178,7 +179,7 @@ class Encoder:
         if field["encode"] == "vocabulary":
             rows = self._vocabularies[field["name"]].rows(texts)
         elif field["encode"] == "hash":
-            rows = hashing.bucket(texts, field["buckets"], field["seed"])
+            rows = formulas.bucket(texts, field["buckets"], field["seed"])
         else:
             rows = texts.cast(pl.Int64).fill_null(0).to_numpy().copy()
         if texts.null_count():

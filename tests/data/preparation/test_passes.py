@@ -16,7 +16,7 @@ def test_counts_on_disk_give_the_same_ids(made_up, tmp_path, monkeypatch, counts
         return write_parquet(frame, file, **options)
 
     monkeypatch.setattr(pl.DataFrame, "write_parquet", watched)
-    monkeypatch.setattr("stampede.data.raw.blocks.BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr("stampede.data.raw.files.BLOCK_BYTES", 1 << 16)
     path = write(tmp_path / "log.tsv", made_up)
     folder = prepared(tmp_path / "out", "criteo_kaggle", path, counts_gb=counts_gb, shard_rows=700)
     check_criteo(folder, made_up, sequential_parts(3000, 1 / 7, 0.1))
@@ -26,7 +26,7 @@ def test_counts_on_disk_give_the_same_ids(made_up, tmp_path, monkeypatch, counts
 
 def test_reading_the_log_twice_gives_the_same(made_up, tmp_path, monkeypatch):
     """Without a spool, and where two ids of a vocabulary have one hash."""
-    monkeypatch.setattr("stampede.data.raw.blocks.BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr("stampede.data.raw.files.BLOCK_BYTES", 1 << 16)
     path = write(tmp_path / "log.tsv", made_up)
     parts = sequential_parts(3000, 1 / 7, 0.1)
     check_criteo(prepared(tmp_path / "out", "criteo_kaggle", path, spool=False), made_up, parts)

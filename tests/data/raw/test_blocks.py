@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stampede.data.raw import blocks
-from stampede.data.raw.blocks import count_lines, read_blocks
+from stampede.data.raw import files as blocks
+from stampede.data.raw.files import count_lines, read_blocks
 
 
 @settings(max_examples=200, deadline=None)

@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 
 from stampede.data import DataError
-from stampede.data.raw import blocks, delimited
+from stampede.data.raw import files as blocks
 from support.raw_logs import GOOD, HEADER, log_of, read, write
 
 
@@ -82,37 +82,6 @@ def test_damaged_parquet(tmp_path):
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"log.parquet: cannot be read as Parquet"):
-        read(log_of(path))
-
-
-def test_many_bad_lines_take_little_memory(tmp_path, monkeypatch):
-    """A file of short lines is looked at some thousand at a time, and ends with the first."""
-    monkeypatch.setattr(delimited, "_LINES", 10)
-    path = write(tmp_path / "log.csv", [HEADER, *[GOOD] * 25, *["x"] * 30, GOOD])
-    frame, numbers, count = read(log_of(path), "skip")
-    assert count == 30 and numbers.tolist() == [*range(25), 55]
-    assert len(frame) == 26
-    with pytest.raises(DataError, match=r"line 27: found 1 columns"):
-        read(log_of(path))
-    pieces = delimited.Delimited(",", "", [], set(), [""]).pieces(path, set())
-    assert max(piece.block.lines for piece in pieces) == 10
-
-
-def test_a_header_of_a_million_columns(tmp_path):
-    path = write(tmp_path / "log.csv", ["," * 1_000_000, GOOD])
-    with pytest.raises(DataError, match=r"line 1: a header of 1,000,001 columns"):
-        read(log_of(path))
-    path = write(tmp_path / "log.csv", [",".join(f"c{i}" for i in range(60_000)), GOOD])
-    with pytest.raises(DataError, match=r"no column 'slot'; its header line has c0, c1") as refusal:
-        read(log_of(path))
-    assert len(str(refusal.value)) < 3000
-
-
-def test_empty_lines_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 16)
-    monkeypatch.setattr(blocks, "_LONGEST_LINE", 1000)
-    path = write(tmp_path / "log.csv", [HEADER, GOOD, *[""] * 5000])
-    with pytest.raises(DataError, match=r"after line 2 come more than 0 MB of empty lines"):
         read(log_of(path))
 
 

@@ -4,10 +4,10 @@ import polars as pl
 import pytest
 
 from stampede.data import DataError
-from stampede.data.raw import BadRows, RawLog
-from stampede.data.raw.missing_marks import by_column, sentence
-from stampede.data.schema import Schema
-from stampede.data.schema.schema import MISSING
+from stampede.data.prepared.manifest import missing_marks_sentence
+from stampede.data.raw.log import RawLog
+from stampede.data.raw.rows import BadRows
+from stampede.data.schema.schema import MISSING, Schema
 from support.raw_logs import GOOD, HEADER, SCHEMA, log_of, read, write
 
 
@@ -91,14 +91,14 @@ def test_marks_of_missing_values_are_counted(tmp_path, mark, quoted):
     assert frame["user"].to_list() == ["anna", None, f"x{mark}", f"{mark}x", None]
     assert frame["slot"].to_list() == [3, 3, None, 4, None]
     assert frame["x"].to_list() == [0.5, 0.5, -1, None, None]
-    found = by_column(bad.marks)
+    found = bad.marks_by_column()
     assert {name: sum(marks.values()) for name, marks in found.items()} == {
         "user": 2,
         "x": 2,
         "slot": 1,
     }
     assert found["user"] == {mark: 2}
-    assert "5 cells count as missing because of their text" in sentence(found)
+    assert "5 cells count as missing because of their text" in missing_marks_sentence(found)
 
 
 def test_marks_at_either_end_of_a_line_and_of_a_file(tmp_path):
@@ -108,7 +108,7 @@ def test_marks_at_either_end_of_a_line_and_of_a_file(tmp_path):
     log = RawLog(Schema.model_validate(schema), [tmp_path / "log.csv"])
     (chunk,) = log.chunks(bad)
     assert chunk.frame.select("a", "b").rows() == [(None, "x"), (None, None)]
-    assert by_column(bad.marks) == {"a": {"NA": 1, "-": 1}, "b": {"null": 1}}
+    assert bad.marks_by_column() == {"a": {"NA": 1, "-": 1}, "b": {"null": 1}}
 
 
 def test_files_may_have_their_columns_in_another_order(tmp_path):

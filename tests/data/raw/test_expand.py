@@ -3,7 +3,7 @@
 import pytest
 
 from stampede.data import DataError
-from stampede.data.raw import expand
+from stampede.data.raw.files import expand
 
 
 def test_expand(tmp_path):

@@ -6,8 +6,8 @@ import polars as pl
 import pytest
 
 from stampede.data import DataError
-from stampede.data.raw import scoring_log
-from stampede.data.schema import CRITEO, Schema
+from stampede.data.raw.log import scoring_log
+from stampede.data.schema.schema import CRITEO, Schema
 from support.raw_logs import GOOD, HEADER, SCHEMA, read, write
 
 INPUTS = ["x", "user", "slot"]

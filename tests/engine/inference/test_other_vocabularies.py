@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from stampede.data import DataError
-from stampede.data.application import apply_learned
-from stampede.data.writing import WritingOptions
+from stampede.data.apply import apply_learned
+from stampede.data.options import WritingOptions
 from stampede.engine.export import main as export
 from stampede.engine.inference import packaging
 from support.checkpoints import as_first_format

@@ -7,9 +7,9 @@ import polars as pl
 import pyarrow.parquet
 import pytest
 
-from stampede.data.application import apply_learned
-from stampede.data.raw import blocks
-from stampede.data.writing import WritingOptions
+from stampede.data.apply import apply_learned
+from stampede.data.options import WritingOptions
+from stampede.data.raw import files as blocks
 from stampede.engine.inference import rows as inference_rows
 from support.jobs import run_small
 from support.movie_runs import (

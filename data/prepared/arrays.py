@@ -1,22 +1,21 @@
-"""The arrays of a prepared data set, memory-mapped and checked against the manifest."""
+"""The arrays of a prepared data set: memory-mapped and compared with the manifest."""
 
 from __future__ import annotations
 
-import errno
-import stat
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from stampede.data.errors import DataError
-from stampede.data.prepared.manifest import FileEntry, Manifest, ShardEntry
+from stampede.data.prepared.manifest import FileEntry, Manifest, ShardEntry, ShardFile
 
 
 def map_shard(
     folder: Path, manifest: Manifest, shard: ShardEntry, names: Iterable[str]
 ) -> dict[str, np.memmap]:
-    """Map some arrays of a shard without reading them; where offsets are, also their values.
+    """Map some arrays of a shard without reading them; with offsets also their values.
 
     Raises:
         DataError: a file is absent or not as the manifest says.
@@ -53,18 +52,6 @@ def values_of(offsets: str) -> str:
     return offsets.replace("offsets_", "values_")
 
 
-def size_of(path: Path) -> int:
-    """Length of a file in bytes.
-
-    Raises:
-        OSError: it is absent, or something else: to open a pipe would wait for ever.
-    """
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "is no file", str(path))
-    return status.st_size
-
-
 def damaged(path: Path, what: str) -> DataError:
     """A sentence for a file of a prepared folder that cannot be used."""
     return DataError(
@@ -88,7 +75,7 @@ def _expected(manifest: Manifest, name: str) -> tuple[str, int | None, int]:
 
 def _map(path: Path, entry: FileEntry) -> np.memmap:
     try:
-        found = size_of(path)
+        found = path.stat().st_size
     except FileNotFoundError:
         raise damaged(path, "is absent") from None
     except OSError as failure:
@@ -101,3 +88,37 @@ def _map(path: Path, entry: FileEntry) -> np.memmap:
     # numpy hands the header to Python's parser, which raises whatever it stumbles over.
     except Exception as failure:
         raise damaged(path, f"cannot be mapped ({type(failure).__name__}: {failure})") from None
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def file_entry(path: Path, folder: Path) -> FileEntry:
+    """Name, length and SHA-256 of a file in a prepared folder."""
+    name = str(path.relative_to(folder))
+    return FileEntry(name=name, bytes=path.stat().st_size, sha256=sha256(path))
+
+
+def shard_file(path: Path, folder: Path) -> ShardFile:
+    """The same, and when it was last written to, of a shard's file that is closed."""
+    entry = file_entry(path, folder)
+    return ShardFile(**entry.model_dump(), mtime_ns=path.stat().st_mtime_ns)
+
+
+def difference(path: Path, entry: FileEntry) -> str:
+    """What is wrong with a file; empty where it is as described."""
+    try:
+        length = path.stat().st_size
+        if length != entry.bytes:
+            return f"{length:,} bytes instead of {entry.bytes:,}"
+        if sha256(path) != entry.sha256:
+            return "its content has changed (SHA-256 differs)"
+    except OSError as failure:
+        return failure.strerror or str(failure)
+    return ""
