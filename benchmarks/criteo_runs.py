@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stampede.engine.config import load_config
+from stampede.engine.config.load import load_config
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.sweeps.measured import difference
 

@@ -16,7 +16,7 @@ from timing import interleaved, seconds_of
 from torch import nn
 
 from stampede.models.mlp import MLP
-from stampede.native import switched_off
+from stampede.native_library import switched_off
 
 # DeepFM's MLP over 26 fields of 10 columns and 13 numbers.
 INPUTS, HIDDEN = 26 * 10 + 13, (400, 400, 400)

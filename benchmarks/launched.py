@@ -14,7 +14,7 @@ from typing import Any
 from machine import CORES
 from report import ROOT
 
-# What the launcher asks for by `stampede.engine.allocator`, for other programs (mallopt(3)).
+# What the launcher asks for by `stampede.engine.start_up`, for other programs (mallopt(3)).
 KEEP_MEMORY = {
     "THP_MEM_ALLOC_ENABLE": "1",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),

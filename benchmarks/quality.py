@@ -38,7 +38,7 @@ from report import ROOT, Report, parse_options
 from tqdm import tqdm
 
 from stampede.data.sources import Assignment, open_source
-from stampede.engine.config import load_config
+from stampede.engine.config.load import load_config
 
 PEER_PROGRAM = ROOT / "benchmarks/peers/raw_logs.py"
 TABLE = ROOT / "configs/table.yaml"

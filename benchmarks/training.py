@@ -11,13 +11,14 @@ from pathlib import Path
 from stampede.data import Batch, Dataset, GlobalBatches
 from stampede.engine.ahead import sent_ahead
 from stampede.engine.build import build
-from stampede.engine.config import Config, load_config
+from stampede.engine.config import Config
+from stampede.engine.config.load import load_config
 from stampede.engine.datasets import open_dataset
 from stampede.engine.job import Job
 from stampede.engine.learning_rates import learning_rates, set_learning_rates
 from stampede.engine.processes import Processes, launched_world_size, processes
-from stampede.engine.quiet import quiet_libraries
 from stampede.engine.reading import Reader
+from stampede.engine.start_up import quiet_libraries
 from stampede.engine.step import train_step
 from stampede.optim import local_cowclip_tables
 

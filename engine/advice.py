@@ -17,7 +17,7 @@ from stampede.engine.console import progress_bar
 from stampede.engine.logistic_regression import logistic_regression
 from stampede.engine.processes import PATIENCE, Processes
 from stampede.engine.run_folder import RunFolder
-from stampede.engine.stop_signals import StopSignals
+from stampede.engine.stop import StopSignals
 
 # Kind of the lines of `metrics.jsonl` that hold a sentence.
 ADVICE = "advice"

@@ -27,7 +27,8 @@ import numpy as np
 import pandas as pd
 import polars as pl
 
-from stampede.engine.config import Config, check_config, load_config_of_run, set_key
+from stampede.engine.config import Config
+from stampede.engine.config.load import check_config, load_config_of_run, set_key
 from stampede.engine.errors import RunFolderError
 from stampede.engine.history import history
 from stampede.engine.processes import choose_device, launched_world_size

@@ -103,13 +103,12 @@ def main(arguments: Sequence[str] | None = None, program: str = "launch.py") -> 
         arguments: default: those of this process.
         program: how it was called, for the help.
     """
-    from stampede.engine.allocator import keep_freed_memory
-    from stampede.engine.quiet import quiet_libraries
+    from stampede.engine.start_up import keep_freed_memory, quiet_libraries
 
     # Both before torch is imported.
     quiet_libraries()
     keep_freed_memory()
-    from stampede.engine.exit_status import exit_status
+    from stampede.engine.errors import exit_status
 
     return exit_status(lambda: _train(sys.argv[1:] if arguments is None else arguments, program))
 
@@ -141,7 +140,7 @@ def parse_command_line(arguments: Sequence[str], program: str = "launch.py") -> 
     Raises:
         SettingsError: the configuration cannot be used, or an option of the plan.
     """
-    from stampede.engine.config import load_config, to_yaml
+    from stampede.engine.config.load import load_config, to_yaml
     from stampede.engine.processes import launched_rank, launched_world_size
 
     parser = _parser(program)
@@ -266,7 +265,8 @@ def _shipped() -> str:
 def _keys() -> str:
     from pydantic import BaseModel
 
-    from stampede.engine.config import all_keys, config_type
+    from stampede.engine.config import config_type
+    from stampede.settings import all_keys
 
     lines = ["keys, with defaults:"]
     for key in all_keys(config_type()):

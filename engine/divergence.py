@@ -8,7 +8,7 @@ import statistics
 from torch import Tensor
 
 from stampede.engine.checkpoint import Progress
-from stampede.engine.config.divergence import DivergenceSection
+from stampede.engine.config import DivergenceSection
 from stampede.engine.errors import DivergedError
 from stampede.engine.job import Job
 

@@ -1,9 +1,27 @@
-"""Errors that end a run with a sentence instead of a traceback."""
+"""How a run ends: its errors, and for each an exit status and a sentence instead of a traceback."""
 
-_WHAT_TO_TRY = (
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from collections.abc import Callable
+
+from stampede.data.errors import DataError
+from stampede.settings import SettingsError
+
+# Exit statuses: a user's mistake, a failed run, Ctrl-C, and a run that hangs, see `hang.py`.
+MISTAKE, STOPPED, INTERRUPTED, HUNG = 2, 1, 130, 3
+
+_TRY_LOWER_RATES = (
     "Try a lower optim.dense.lr or optim.embedding.lr, or a longer warm-up "
     "(optim.dense.schedule.warmup, optim.embedding.schedule.warmup); "
     "with checkpoint.resume=auto the run goes on from its newest checkpoint"
+)
+_NEED_LESS_MEMORY = (
+    "try a smaller train.batch_size, evaluate.batch_size or model.dim, or more processes on other "
+    "machines or GPUs; checkpoint.resume=auto continues from the newest checkpoint"
 )
 
 
@@ -16,7 +34,7 @@ class TrainingStoppedError(Exception):
 
     Args:
         message: why.
-        step: number of the step that cannot be taken, where it is one.
+        step: number of the step that cannot be taken, if it is one.
     """
 
     known_to_all_ranks = True
@@ -39,7 +57,7 @@ class DivergedError(TrainingStoppedError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"{self.reason}. {_WHAT_TO_TRY}"
+        return f"{self.reason}. {_TRY_LOWER_RATES}"
 
 
 class DoesNotFitError(Exception):
@@ -49,7 +67,7 @@ class DoesNotFitError(Exception):
 
 
 class InterruptedRunError(Exception):
-    """A run that was asked to stop by a signal, and did after a checkpoint. Agreed by all ranks.
+    """A run that a signal asked to stop, and that did after a checkpoint. Agreed by all ranks.
 
     Args:
         message: what was saved and how to go on.
@@ -61,3 +79,89 @@ class InterruptedRunError(Exception):
     def __init__(self, message: str, signal: int) -> None:
         super().__init__(message)
         self.signal = signal
+
+
+def exit_status(action: Callable[[], None]) -> int:
+    """Do it as one of the processes of a run.
+
+    Returns:
+        0; 2 for a user's mistake; 1 for a failed run; 128 plus the signal's number for a run that
+        was stopped: 143 by SIGTERM, 130 by SIGINT. A run that hangs ends with 3, see `hang.py`.
+    """
+    try:
+        action()
+    except (SettingsError, DataError, RunFolderError) as mistake:
+        return _complain(mistake, MISTAKE)
+    except (TrainingStoppedError, DoesNotFitError) as stop:
+        return _complain(stop, STOPPED)
+    except InterruptedRunError as stop:
+        if _rank() == 0:
+            print(stop, flush=True)
+        else:
+            _let_rank_0_speak()
+        return 128 + stop.signal
+    except KeyboardInterrupt:
+        print("stopped; checkpoint.resume=auto continues from the newest checkpoint")
+        return INTERRUPTED
+    except (MemoryError, RuntimeError, OSError) as failure:
+        sentence = _sentence_of(failure)
+        if sentence is None:
+            raise
+        told = RuntimeError(sentence)
+        # What rank 0 did for all of them fails on all.
+        told.known_to_all_ranks = getattr(failure, "known_to_all_ranks", False)
+        return _complain(told, STOPPED)
+    return 0
+
+
+def _sentence_of(failure: Exception) -> str | None:
+    """What to tell of an error of torch or the system; None for one that needs its traceback."""
+    if lacks_memory(failure):
+        return f"out of memory ({what_was_asked(failure)}); {_NEED_LESS_MEMORY}"
+    # Importing it takes long, and it has been imported if it failed.
+    compilers = sys.modules.get("torch._dynamo.exc")
+    if compilers is not None and isinstance(failure, compilers.BackendCompilerFailed):
+        reason = next(iter(str(failure).strip().splitlines()), type(failure).__name__)
+        return f"torch.compile failed ({reason}); write train.compile=none"
+    # gloo has no error of its own for a rank that is gone.
+    if "gloo/transport" in str(failure):
+        reason = str(failure).strip().partition(". ")[0].rpartition("] ")[2]
+        return f"the connection to another rank is lost ({reason}); see what that rank says"
+    return None
+
+
+def lacks_memory(failure: BaseException) -> bool:
+    """Whether an error says that main memory or that of a GPU has run out."""
+    if isinstance(failure, OSError):
+        return failure.errno == errno.ENOMEM
+    # torch, its libraries and C++ have no common type for it.
+    said = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "std::bad_alloc")
+    return isinstance(failure, MemoryError) or (
+        isinstance(failure, RuntimeError) and any(words in str(failure) for words in said)
+    )
+
+
+def what_was_asked(failure: BaseException) -> str:
+    """The words of an error that says that memory has run out, in a line."""
+    lines = str(failure).strip().splitlines() or [type(failure).__name__]
+    # Users have no use for the place in torch's sources.
+    return lines[0].rpartition("err == 0. ")[2][:300]
+
+
+def _complain(failure: Exception, status: int) -> int:
+    if _rank() == 0:
+        print(f"error: {failure}", file=sys.stderr, flush=True)
+    elif not getattr(failure, "known_to_all_ranks", False):
+        print(f"error on rank {_rank()}: {failure}", file=sys.stderr, flush=True)
+    else:
+        _let_rank_0_speak()
+    return status
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _let_rank_0_speak() -> None:
+    # torchrun ends all processes as soon as one does.
+    time.sleep(2)

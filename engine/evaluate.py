@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from stampede.data import Batch, GlobalBatches
-from stampede.engine.config.evaluate import EvaluateSection
+from stampede.engine.config import EvaluateSection
 from stampede.engine.console import progress_bar
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.metrics import PartMetrics

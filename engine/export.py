@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from stampede.engine.quiet import quiet_libraries
+from stampede.engine.start_up import quiet_libraries
 
 quiet_libraries()
 

@@ -26,8 +26,8 @@ from uuid import uuid4
 
 import torch.distributed as dist
 
-from stampede.engine.config.sections import RunSection
-from stampede.engine.exit_status import HUNG
+from stampede.engine.config import RunSection
+from stampede.engine.errors import HUNG
 from stampede.engine.processes import Processes
 from stampede.engine.restarts import restarts
 

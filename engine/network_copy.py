@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stampede.engine.config import Config
-from stampede.engine.config.network_file import executed_source
+from stampede.engine.config.model import executed_source
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.whole_files import write_whole
 from stampede.settings import read_yaml

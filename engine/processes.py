@@ -1,19 +1,22 @@
-"""The processes of a run: rank, device, process group."""
+"""The processes of a run: rank, device, process group, and how they fail together."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import default_pg_timeout
 
+from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.pulse import Pulse
-from stampede.engine.rendezvous import rendezvous
 from stampede.settings import SettingsError
 
 T = TypeVar("T")
@@ -137,7 +140,7 @@ def processes(device: str) -> Iterator[Processes]:
     # Checkpoints exchange CPU tensors also where training runs on GPUs.
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     if "RANK" in os.environ:
-        store, rank, world_size = rendezvous()
+        store, rank, world_size = _rendezvous()
     else:
         store, rank, world_size = dist.HashStore(), 0, 1
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
@@ -152,3 +155,61 @@ def processes(device: str) -> Iterator[Processes]:
         dist.barrier()
     finally:
         dist.destroy_process_group()
+
+
+def _rendezvous() -> tuple[dist.Store, int, int]:
+    """Store that the processes started together share, rank of this one, and their number.
+
+    Rank and addresses are in the environment, as under torchrun.
+    """
+    store, rank, world_size = next(dist.rendezvous("env://"))
+    # The store may be that of torchrun's agent, which outlives a restart: with the addresses of
+    # processes that are gone (https://github.com/pytorch/pytorch/issues/135712).
+    return dist.PrefixStore(agree_on_name(store, rank, world_size), store), rank, world_size
+
+
+def agree_on_name(
+    store: dist.Store,
+    rank: int,
+    world_size: int,
+    timeout: float = default_pg_timeout.total_seconds(),
+) -> str:
+    """A name that all ranks get and no earlier start of them has had.
+
+    Numbers of restarts will not do: each of torchrun's agents counts its own.
+
+    Args:
+        store: may hold what earlier starts wrote.
+        timeout: seconds that rank 0 waits for the others.
+
+    Raises:
+        TrainingStoppedError: on rank 0, some others are missing.
+    """
+    own = uuid4().hex
+    if rank != 0:
+        store.set(_key("hello", rank), own)
+        name = store.get(_key("name for", own)).decode()
+        store.set(_key("heard", name, rank), "")
+        return name
+    deadline = time.monotonic() + timeout
+    missing = set(range(1, world_size))
+    while missing:
+        for other in list(missing):
+            hello = _key("hello", other)
+            # It may be that of a process that is gone; the name for it is read by nobody.
+            if store.check([hello]):
+                store.set(_key("name for", store.get(hello).decode()), own)
+            if store.check([_key("heard", own, other)]):
+                missing.remove(other)
+        if missing and time.monotonic() > deadline:
+            ranks = ", ".join(map(str, sorted(missing)))
+            raise TrainingStoppedError(
+                f"of {world_size} processes ranks {ranks} have not joined within {timeout:g} s; "
+                "look at their output, and start all with the same address and number"
+            )
+        time.sleep(0.01 if missing else 0)
+    return own
+
+
+def _key(*parts: object) -> str:
+    return "/".join(("stampede", "rendezvous", *map(str, parts)))

@@ -11,7 +11,7 @@ from stampede.data import DataError, Dataset, GlobalBatches, Order, Part
 from stampede.data.prepared.reader import ShardedPart
 from stampede.data.residence import Readahead, choose_residence, make_order, place
 from stampede.engine.config import Config
-from stampede.engine.config.reading import ReadingSection
+from stampede.engine.config.data import ReadingSection
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import Processes
 from stampede.settings import SettingsError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,11 +12,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from stampede.engine.config import Config, to_yaml
+from torch.utils.tensorboard import SummaryWriter
+from tqdm.auto import tqdm
+
+from stampede.data.prepared.whole_folder import sync_folder
+from stampede.engine.appending import append_whole
+from stampede.engine.config import Config
+from stampede.engine.config.load import to_yaml
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from stampede.engine.event_log import EventLog
 from stampede.engine.figures import draw_curve
-from stampede.engine.metrics_log import MetricsLog
 from stampede.engine.restarts import launched_by
 from stampede.engine.whole_files import to_json, write_whole
 
@@ -28,22 +33,40 @@ class RunFolder:
 
     Args:
         path: the folder, kept by `reserve` and made by `claim`.
+
+    Attributes:
+        path: the folder.
+        checkpoints: folder of the checkpoints.
+        config_file: the resolved configuration.
+        metrics: every logged line, as JSON.
+        summary: the result, once the run has ended.
+        curve: picture of the learning curve.
+        metrics_lines: lines of `metrics` that this process has kept or written.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._events = EventLog(path / "tensorboard")
+        self.checkpoints = path / "checkpoints"
+        self.config_file = path / "config.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.summary = path / "summary.json"
+        self.curve = path / "curve.png"
+        self.metrics_lines = 0
+        # Says which torchrun started the run.
+        self._launch_file = path / ".torchrun"
+        # Beside the folder, so that overwriting does not delete it.
+        self._lock_file = path.with_name(f".{path.name}.lock")
         self._lock: BinaryIO | None = None
         self._holds_lock = self._made_parent = False
         self._continued = False
-        self._lines = MetricsLog(path / "metrics.jsonl")
+        self._events: SummaryWriter | None = None
 
     def __enter__(self) -> RunFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Let other runs have the folder."""
-        self._events.close()
+        self._close_events()
         if self._lock is not None:
             # On a folder that can no longer be written the file stays, and locks nothing.
             with suppress(OSError):
@@ -52,31 +75,6 @@ class RunFolder:
                 if self._made_parent:
                     self.path.parent.rmdir()
             self._lock.close()
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def config_file(self) -> Path:
-        """The resolved configuration."""
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        """Every logged line, as JSON."""
-        return self._lines.path
-
-    @property
-    def summary(self) -> Path:
-        """The result, once the run has ended."""
-        return self.path / "summary.json"
-
-    @property
-    def curve(self) -> Path:
-        """Picture of the learning curve."""
-        return self.path / "curve.png"
 
     def reserve(self, config: Config) -> bool:
         """Keep other runs out of the folder until the context ends, and check that it is free.
@@ -108,16 +106,14 @@ class RunFolder:
         with suppress(OSError):
             self._lock.truncate(0)
             self._lock.write(f"{os.getpid()}\n".encode())
-        restarted = launched_by() is not None and self._launched_by() == launched_by()
-        self._continued = restarted or config.checkpoint.resume == "auto"
+        launched = launched_by()
+        with suppress(OSError):
+            restarted = launched == self._launch_file.read_text(encoding="utf-8")
+            self._continued = launched is not None and restarted
+        self._continued |= config.checkpoint.resume == "auto"
         if self.path.exists():
             self._check_existing(config)
         return self._continued
-
-    @property
-    def _lock_file(self) -> Path:
-        """Beside the folder, so that overwriting does not delete it."""
-        return self.path.with_name(f".{self.path.name}.lock")
 
     def _hold_lock(self) -> None:
         """The kernel frees the lock when the process dies in whatever way.
@@ -135,38 +131,9 @@ class RunFolder:
             if not self._holds_lock:
                 self._lock.close()
 
-    def claim(self, config: Config) -> None:
-        """Make the folder, instead of the existing one where the configuration says so.
-
-        Raises:
-            RunFolderError: it cannot be made.
-        """
-        try:
-            if config.run.overwrite and not self._continued and self.path.exists():
-                # Under another name first: a kill must not leave half a run behind.
-                deleted = self.path.with_name(f".{self.path.name}.deleted")
-                shutil.rmtree(deleted, ignore_errors=True)
-                os.replace(self.path, deleted)
-                shutil.rmtree(deleted)
-            self.path.mkdir(exist_ok=True)
-            # Before anything else is in it, so that a restart knows the folder as its own.
-            if launched_by() is not None:
-                write_whole(self._launch_file, launched_by())
-            # Also where an earlier try with other settings got to no checkpoint.
-            self.write_config(config)
-            self.checkpoints.mkdir(exist_ok=True)
-        except OSError as failure:
-            raise RunFolderError(_cannot_write(self.path, failure)) from None
-
     def _check_existing(self, config: Config) -> None:
         if not self.path.is_dir():
             raise RunFolderError(f"{self.path} is a file; choose another run.name")
-        for folder in (self.checkpoints, self.path / "logs", self.path / "tensorboard"):
-            if folder.exists() and not folder.is_dir():
-                raise RunFolderError(_other_kind(folder, "file", "a folder"))
-        for file in (self.config_file, self.metrics, self.summary, self.curve):
-            if file.is_dir():
-                raise RunFolderError(_other_kind(file, "folder", "a file"))
         for folder in (self.path, self.checkpoints):
             if folder.exists() and not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
                 denied = OSError(errno.EACCES, os.strerror(errno.EACCES))
@@ -184,11 +151,34 @@ class RunFolder:
                 "left alone; choose another run.name"
             )
 
+    def claim(self, config: Config) -> None:
+        """Make the folder, or replace the existing one if the configuration says so.
+
+        Raises:
+            RunFolderError: it cannot be made.
+        """
+        try:
+            if config.run.overwrite and not self._continued and self.path.exists():
+                # Under another name first: a kill must not leave half a run behind.
+                deleted = self.path.with_name(f".{self.path.name}.deleted")
+                shutil.rmtree(deleted, ignore_errors=True)
+                os.replace(self.path, deleted)
+                shutil.rmtree(deleted)
+            self.path.mkdir(exist_ok=True)
+            # Before anything else is in it, so that a restart knows the folder as its own.
+            if launched_by() is not None:
+                write_whole(self._launch_file, launched_by())
+            # An earlier try with other settings may have got to no checkpoint.
+            self.write_config(config)
+            self.checkpoints.mkdir(exist_ok=True)
+        except OSError as failure:
+            raise RunFolderError(_cannot_write(self.path, failure)) from None
+
     def begin_anew(self) -> str:
-        """What is told where a run that was to be continued has no checkpoint.
+        """Check that a run that was to be continued, and has no checkpoint, may begin anew.
 
         Returns:
-            A sentence; empty where nothing is lost.
+            What is lost, as a sentence; empty if nothing is.
 
         Raises:
             RunFolderError: the run had ended, so that its results would be lost.
@@ -200,24 +190,13 @@ class RunFolder:
                 "train anew, or choose another run.name"
             )
         with self._writing():
-            lost = self._lines.stored()
+            lost = len(self._whole_lines())
         if not lost:
             return ""
         return (
             f"no checkpoint in {self.checkpoints}: the run begins anew; {lost:,} lines of "
             f"{self.metrics.name} are dropped"
         )
-
-    @property
-    def _launch_file(self) -> Path:
-        """Says which torchrun started the run."""
-        return self.path / ".torchrun"
-
-    def _launched_by(self) -> str | None:
-        try:
-            return self._launch_file.read_text(encoding="utf-8")
-        except OSError:
-            return None
 
     def write_config(self, config: Config) -> None:
         """Write the resolved configuration."""
@@ -227,35 +206,59 @@ class RunFolder:
     def log(self, line: dict[str, Any]) -> None:
         """Append a line to `metrics.jsonl` and its numbers to TensorBoard.
 
-        `line` holds `kind`, `step` and numbers, also in sections; one of kind `evaluation` holds
-        `part`.
+        Args:
+            line: with `kind`, `step` and numbers, also in sections; `part` in an evaluation.
 
         Raises:
             TrainingStoppedError: it cannot be written.
         """
         with self._writing():
-            self._lines.append(line)
-            self._events.add(line)
+            append_whole(self.metrics, f"{to_json(line)}\n".encode())
+            self.metrics_lines += 1
+            if self._events is None:
+                # Events of steps that are done again replace the old ones.
+                folder = self.path / "tensorboard"
+                self._events = SummaryWriter(str(folder), purge_step=line["step"])
+            group = line.get("part", line["kind"])
+            for name, value in _numbers(line):
+                self._events.add_scalar(f"{group}/{name}", value, line["step"])
 
     def lines(self) -> list[dict[str, Any]]:
-        """All whole lines of `metrics.jsonl`, see `MetricsLog.read`."""
-        return self._lines.read()
+        """All whole lines of `metrics.jsonl`.
 
-    @property
-    def metrics_lines(self) -> int:
-        """Lines of `metrics.jsonl` that this process has kept or written."""
-        return self._lines.count
+        Raises:
+            OSError, ValueError: the file cannot be read, or a line of it is damaged.
+        """
+        return [json.loads(line) for line in self._whole_lines()]
 
     def keep_lines(self, count: int) -> list[str]:
-        """Drop lines of steps that a resumed run will do again, see `MetricsLog.keep`.
+        """Drop all but the first lines: those of steps that a resumed run will do again.
+
+        Args:
+            count: lines that had been written.
+
+        Returns:
+            What of them is lost, as sentences.
 
         Raises:
             TrainingStoppedError: they cannot be read or written.
         """
         with self._writing():
-            # What it is told next replaces events of steps that are done again.
-            self._events.close()
-            return self._lines.keep(count)
+            # The next one to be opened replaces events of steps that are done again.
+            self._close_events()
+            lines = self._whole_lines()[:count]
+            write_whole(self.metrics, "".join(lines))
+        self.metrics_lines = len(lines)
+        if len(lines) == count:
+            return []
+        return [
+            f"{self.metrics}: {count:,} lines had been written by the step that the run goes on "
+            f"from, and {count - len(lines):,} of them are missing"
+        ]
+
+    def _whole_lines(self) -> list[str]:
+        text = self.metrics.read_text(encoding="utf-8") if self.metrics.exists() else ""
+        return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def sync(self) -> None:
         """Have the lines on the disk, also after a power loss: a checkpoint counts on them.
@@ -263,8 +266,12 @@ class RunFolder:
         Raises:
             TrainingStoppedError: they cannot be written.
         """
-        with self._writing():
-            self._lines.sync()
+        if not self.metrics_lines:
+            return
+        with self._writing(), self.metrics.open("rb") as file:
+            os.fsync(file.fileno())
+            # The file may have come in the place of an older one.
+            sync_folder(self.path)
 
     def write_report(self, name: str, values: dict[str, Any]) -> None:
         """Write a file of JSON."""
@@ -276,6 +283,15 @@ class RunFolder:
         with self._writing():
             write_whole(self.summary, to_json(summary, indent=2) + "\n")
             write_whole(self.curve, draw_curve(self.lines(), title))
+
+    def _close_events(self) -> None:
+        writer, self._events = self._events, None
+        if writer is not None:
+            try:
+                writer.close()
+            except OSError as failure:
+                reason = failure.strerror or failure
+                tqdm.write(f"{writer.log_dir}: the last events cannot be written ({reason})")
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -290,10 +306,13 @@ class RunFolder:
             ) from None
 
 
-def _other_kind(path: Path, found: str, kept: str) -> str:
-    return (
-        f"{path} is a {found}, where a run keeps {kept}; move it away, or choose another run.name"
-    )
+def _numbers(values: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Those of a line that are not counts, with the names of its sections before theirs."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from ((f"{name}/{inner}", number) for inner, number in _numbers(value))
+        elif isinstance(value, float):
+            yield name, value
 
 
 def _cannot_write(path: Path, failure: OSError) -> str:

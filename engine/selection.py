@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stampede.engine.checkpoint import Progress
-from stampede.engine.config import Config
-from stampede.engine.config.evaluate import EvaluateSection
-from stampede.engine.config.schedule import PlateauSection
+from stampede.engine.config import Config, EvaluateSection
+from stampede.engine.config.optim import PlateauSection
 from stampede.engine.evaluate import Evaluation
 
 

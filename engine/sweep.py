@@ -8,11 +8,11 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from stampede.engine.quiet import quiet_libraries
+from stampede.engine.start_up import quiet_libraries
 
 quiet_libraries()
 
-from stampede.engine.exit_status import INTERRUPTED, exit_status  # noqa: E402
+from stampede.engine.errors import INTERRUPTED, exit_status  # noqa: E402
 from stampede.engine.sweeps.process import start_on  # noqa: E402
 from stampede.engine.sweeps.run import run_sweep, shown  # noqa: E402
 from stampede.engine.sweeps.sections import SweepSection  # noqa: E402

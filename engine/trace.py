@@ -10,7 +10,7 @@ from pathlib import Path
 from torch.profiler import profile, record_function
 from tqdm.auto import tqdm
 
-from stampede.engine.config.profile import ProfileSection
+from stampede.engine.config import ProfileSection
 from stampede.engine.console import say_given_up
 from stampede.engine.processes import Processes
 from stampede.engine.pulse import LOOKING_UP

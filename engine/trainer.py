@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +13,13 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from stampede.data import Dataset
-from stampede.engine.agreement import Agreement
 from stampede.engine.ahead import SentBatch, sent_ahead
 from stampede.engine.checkpoint import Checkpoints, Progress
 from stampede.engine.clip_watch import ClipWatch
 from stampede.engine.config import Config
 from stampede.engine.console import progress_bar
 from stampede.engine.divergence import check_logged_loss, check_loss, count_if_skipped
-from stampede.engine.errors import DivergedError, InterruptedRunError
+from stampede.engine.errors import DivergedError, InterruptedRunError, TrainingStoppedError
 from stampede.engine.evaluations import Evaluations
 from stampede.engine.job import Job
 from stampede.engine.learning_rates import LearningRates, learning_rates, set_learning_rates
@@ -29,8 +30,7 @@ from stampede.engine.row_counts import add_row_counts
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.selection import Plateau, is_evaluated, stops_early
 from stampede.engine.step import train_step
-from stampede.engine.stop_line import noting_a_stop
-from stampede.engine.stop_signals import StopSignals
+from stampede.engine.stop import Agreement, StopSignals
 from stampede.engine.summary import clipped_share
 from stampede.engine.training_time import TrainingTime
 
@@ -79,7 +79,7 @@ class Trainer:
         )
         total = self.dataset.train.rows * config.train.epochs
         with (
-            noting_a_stop(self.folder, self.processes, lambda: self.progress.step),
+            self._noting_a_stop(),
             signals.watched(),
             Monitor(config, self.processes, self.folder.path, self.progress.step) as self._monitor,
             Checkpoints(
@@ -92,6 +92,18 @@ class Trainer:
             except _StopRequestedError as stop:
                 self._stop(*stop.args)
         return self.progress
+
+    @contextmanager
+    def _noting_a_stop(self) -> Iterator[None]:
+        """Log why the training within it stops."""
+        try:
+            yield
+        except TrainingStoppedError as stop:
+            step = self.progress.step if stop.step is None else stop.step
+            line = {"kind": "stopped", "step": step, "reason": str(stop)}
+            with suppress(TrainingStoppedError):
+                self.processes.on_main(lambda: self.folder.log(line))
+            raise
 
     def _train(self, bar: tqdm) -> None:
         progress, config = self.progress, self.config

@@ -14,7 +14,7 @@ from stampede.models.embedding_front import EmbeddingFront, StoredColumns
 from stampede.models.mlp import is_one_column, is_plain, linear
 from stampede.models.orders import scaled
 from stampede.models.registry import NetworkShape, Normalization, network
-from stampede.native import switched_off
+from stampede.native_library import switched_off
 from stampede.settings import Section, SettingsError
 
 

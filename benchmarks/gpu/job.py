@@ -13,8 +13,9 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 from stampede.data.synthetic import NUMBERS
 from stampede.engine.compilation import Compilation, compile_network
+from stampede.engine.config import Precision
 from stampede.engine.job import Job
-from stampede.engine.precision import Precision, choose_precision
+from stampede.engine.precision import choose_precision
 from stampede.models import CTRModel, table_name
 from stampede.optim import (
     CowClip,

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from stampede.data.schema.schema import Schema, Vocabulary
 
@@ -275,6 +276,9 @@ def read_values(path: Path, size: int | None = None) -> pl.Series:
     Raises:
         OSError, KeyError, ValueError, pl.exceptions.PolarsError: it is damaged.
     """
+    # Not after reading: a small file may unpack to far more.
+    if size is not None and (found := pq.read_metadata(path).num_rows) != size:
+        raise ValueError(f"{path.name} holds {found:,} ids instead of {size:,}")
     try:
         values = pl.read_parquet(path, columns=[VALUE], glob=False)[VALUE]
     # Damage that Polars' own checks do not see makes it panic, which is no Exception.
@@ -282,8 +286,6 @@ def read_values(path: Path, size: int | None = None) -> pl.Series:
         raise ValueError(f"{path.name} cannot be read ({panic!s:.100})") from None
     if values.dtype != pl.String or values.null_count():
         raise ValueError(f"{path.name} holds {values.dtype}, {values.null_count()} of them null")
-    if size is not None and len(values) != size:
-        raise ValueError(f"{path.name} holds {len(values):,} ids instead of {size:,}")
     return values
 
 

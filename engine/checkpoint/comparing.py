@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from stampede.engine.checkpoint.manifest import DataEntry, read_manifest
-from stampede.engine.config import Config, with_defaults, without_gone_keys
+from stampede.engine.config import Config
+from stampede.engine.config.load import with_defaults, without_gone_keys
 from stampede.engine.config.presets import below_old_runs
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import Processes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stampede.data.prepared.whole_folder import sync_folder
 from stampede.engine.checkpoint.names import readable
-from stampede.engine.config.sections import CheckpointSection
+from stampede.engine.config import CheckpointSection
 
 _UNFINISHED, _DELETED, _REPLACED = "tmp", "deleted", "replaced"
 

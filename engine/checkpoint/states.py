@@ -52,7 +52,7 @@ class _Plateau(Section):
 
 
 class _Grouped(Section):
-    """See `stampede.engine.metrics.PartMetrics.metrics`."""
+    """See `stampede.engine.metrics.PartMetrics.result`."""
 
     gauc: float | None
     gauc_groups: Count

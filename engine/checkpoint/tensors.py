@@ -30,7 +30,7 @@ from stampede.engine.checkpoint.errors import DamagedCheckpointError
 from stampede.engine.checkpoint.files import check_lengths
 from stampede.engine.checkpoint.layout import DTYPES, ChunkEntry, TensorEntry
 from stampede.engine.checkpoint.manifest import read_manifest
-from stampede.engine.lack_of_memory import lacks_memory
+from stampede.engine.errors import lacks_memory
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 

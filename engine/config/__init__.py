@@ -1,25 +1,307 @@
-"""The configuration of a job."""
+"""The configuration of a job: one model per section; descriptions become the help."""
 
-from stampede.engine.config.defaults import with_defaults, without_gone_keys
-from stampede.engine.config.load import (
-    check_config,
-    load_config,
-    load_config_of_run,
-    set_key,
-    to_yaml,
-)
-from stampede.engine.config.sections import Config, config_type
-from stampede.settings import all_keys
+from __future__ import annotations
 
-__all__ = [
-    "Config",
-    "all_keys",
-    "check_config",
-    "config_type",
-    "load_config",
-    "load_config_of_run",
-    "set_key",
-    "to_yaml",
-    "with_defaults",
-    "without_gone_keys",
+import functools
+from typing import Literal
+
+from pydantic import Field, create_model, field_validator, model_validator
+
+from stampede.engine.config.data import DataSection, RawSection, SyntheticSection
+from stampede.engine.config.model import ModelSection, registered_networks, section_of
+from stampede.engine.config.optim import OptimSection, ScheduleSection
+from stampede.engine.config.presets import Preset
+from stampede.models import Network
+from stampede.optim.baselines import BASELINE_SHARDING_TYPES, BASELINES
+from stampede.optim.sharded.supported import SHARDING_TYPES
+from stampede.settings import Section, Seed
+
+_Plan = Literal[("auto", *SHARDING_TYPES)]
+
+_Metric = Literal[
+    "auc",
+    "logloss",
+    "pr_auc",
+    "normalized_entropy",
+    "calibration",
+    "calibration_buckets",
+    "gauc",
 ]
+
+
+class RunSection(Section):
+    """The run as a whole."""
+
+    name: str = Field("", description="name of the run folder; default: the file's name")
+    dir: str = Field("runs", description="folder that holds the run folders")
+    seed: Seed = Field(0, description="seed of initial weights and order of rows")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto takes a GPU where there is one"
+    )
+    overwrite: bool = Field(False, description="delete an existing run folder of that name first")
+    hang_seconds: float = Field(
+        600,
+        ge=0,
+        description="seconds without progress on any rank after which the processes end with "
+        "status 3 and the stuck rank is named; the first step has ten minutes more; 0: never",
+    )
+    slow_hang_seconds: float = Field(
+        24 * 3600,
+        gt=0,
+        description="the same in saves, in the metrics of an evaluation and other stages that take "
+        "as long as the data are large, where it is longer",
+    )
+
+
+class DivergenceSection(Section):
+    """When a loss that is finite has diverged: the run then stops."""
+
+    loss_factor: float = Field(
+        0.0,
+        ge=0,
+        description="a logged loss above so many times the median of those logged before it has "
+        "diverged too; 0: only what is not finite has",
+    )
+    window: int = Field(
+        10,
+        ge=1,
+        le=1000,
+        description="logged losses that this median is taken of, one every train.log_every steps; "
+        "no loss is compared before there are so many",
+    )
+
+    @field_validator("loss_factor")
+    @classmethod
+    def _check_above_the_median(cls, factor: float) -> float:
+        if 0 < factor <= 1:
+            raise ValueError(
+                f"found {factor:g}, which half of all losses exceed; write a number above 1 such "
+                "as 5, or 0 for none"
+            )
+        return factor
+
+
+class ProfileSection(Section):
+    """A trace of some steps by torch.profiler."""
+
+    start: int = Field(10, ge=1, description="first step to trace, counted from 1")
+    steps: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="steps to trace, into profile/ of the run folder, a file for each rank, some "
+        "MB a step; 0: none",
+    )
+
+
+class TrainSection(Section):
+    """The training loop."""
+
+    batch_size: int | None = Field(
+        None, ge=1, description="samples of a global batch, over all ranks; null: by the recipe"
+    )
+    epochs: int | None = Field(
+        None, ge=1, description="passes over the training rows; null: by the recipe"
+    )
+    precision: Literal["fp32", "tf32", "bf16"] = Field(
+        "fp32",
+        description="of the dense layers; tf32 is for GPUs, bf16 is taken where it is faster",
+    )
+    compile: Literal["none", "default", "cuda_graphs"] = Field(
+        "none",
+        description="of the network, by torch.compile; cuda_graphs, on a GPU, also launches it as "
+        "one; on a CPU the network then goes without the C++ kernels",
+    )
+    log_every: int = Field(20, ge=1, description="steps between two lines of metrics.jsonl")
+    clip_stats_every: int = Field(
+        0,
+        ge=0,
+        description="steps between counts of clipped rows by field and by occurrences of the id, "
+        "for the report; 0: none",
+    )
+    on_nonfinite: Literal["error", "skip_batch"] = Field(
+        "error",
+        description="what a batch does whose loss is not finite: error stops; skip_batch leaves it "
+        "out, but ten in a row are an error (on a GPU the loss is then waited for in each step)",
+    )
+    on_divergence: DivergenceSection = DivergenceSection()
+    timing_every: int = Field(
+        500,
+        ge=0,
+        description="steps between two looks at the times of steps, by phase and on all ranks, and "
+        "at the slowest rank; 0: none",
+    )
+    profile: ProfileSection = ProfileSection()
+
+
+class EvaluateSection(Section):
+    """Evaluation of the validation and test part, after every epoch."""
+
+    every: int = Field(
+        0, ge=0, description="steps between further evaluations within an epoch; 0: none"
+    )
+    every_epochs: int = Field(
+        1, ge=1, description="epochs between evaluations and checkpoints; the last epoch has both"
+    )
+    batch_size: int = Field(8192, ge=1, description="samples of a global batch, over all ranks")
+    select_on: Literal["validation", "test"] = Field(
+        "validation",
+        description="part that chooses the best epoch, stops early and reduces rates; test is the "
+        "paper's way: no rows are kept for validation, and best_auc is optimistic",
+    )
+    patience: int = Field(
+        2,
+        ge=0,
+        description="evaluated epochs in a row without a better AUC on select_on, after which "
+        "training stops; 0: never",
+    )
+    metrics: list[_Metric] = Field(
+        ["pr_auc", "normalized_entropy", "calibration", "calibration_buckets"],
+        description="what is computed besides auc and logloss; gauc needs group_by and is always "
+        "computed with it",
+    )
+    group_by: str = Field(
+        "",
+        description="id field of the model, such as the user's, whose ids are the groups of GAUC, "
+        "missing, rare and unseen ones left out; '': none",
+    )
+    compare_with_lr: Literal["auto", True, False] = Field(
+        "auto",
+        description="whether logistic regression on the same features is fitted on rank 0's CPU "
+        "after the training, to say so where it is better; auto: up to a million training rows",
+    )
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> EvaluateSection:
+        if "gauc" in self.metrics and not self.group_by:
+            raise ValueError(
+                "metrics has 'gauc' but group_by is not given; write the id field whose ids are "
+                "its groups, for example evaluate.group_by=user"
+            )
+        return self
+
+
+class CheckpointSection(Section):
+    """Checkpoints, after every evaluated epoch and when a signal stops the run."""
+
+    resume: Literal["never", "auto"] = Field(
+        "never", description="auto continues from the newest checkpoint of the run folder"
+    )
+    init_from: str = Field(
+        "",
+        description="checkpoint, or run folder (its best epoch), whose weights a new run begins "
+        "with, rows of tables by their ids; relative to the working folder",
+    )
+    every_steps: int = Field(
+        0, ge=0, description="steps between further checkpoints within an epoch; 0: none"
+    )
+    every_minutes: float = Field(
+        0, ge=0, description="minutes between further checkpoints within an epoch; 0: none"
+    )
+    keep: int = Field(
+        2, ge=1, description="newest checkpoints to keep, besides that of the best epoch"
+    )
+    keep_every: int = Field(
+        0, ge=0, description="epochs between checkpoints that are kept besides; 0: none"
+    )
+    asynchronous: bool = Field(
+        True, description="training goes on while a checkpoint is written, from a copy in memory"
+    )
+
+
+class ShardingSection(Section):
+    """Where the tables are."""
+
+    plan: _Plan = Field(
+        "auto", description="sharding type of all tables; auto: TorchRec's planner decides"
+    )
+
+
+class Config(Section):
+    """A whole job."""
+
+    preset: Preset = Field(
+        "auto",
+        description="values of the keys that are not given. auto: the recipe chooses those that "
+        "are null by what the training part shows, and prints them; paper: as the CowClip paper "
+        "(arXiv 2204.06240)",
+    )
+    run: RunSection = RunSection()
+    data: DataSection = SyntheticSection()
+    model: ModelSection = ModelSection()
+    optim: OptimSection = OptimSection()
+    train: TrainSection = TrainSection()
+    evaluate: EvaluateSection = EvaluateSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    sharding: ShardingSection = ShardingSection()
+
+    @model_validator(mode="after")
+    def _check_sections_together(self) -> Config:
+        # A prepared folder tells only when it is opened.
+        no_validation = getattr(self.data, "validation_fraction", None) == 0
+        if isinstance(self.data, RawSection):
+            no_validation = no_validation and not self.data.validation_given()
+        if self.evaluate.select_on == "validation" and no_validation:
+            raise ValueError(
+                "evaluate.select_on is 'validation' but data.validation_fraction is 0; write a "
+                "fraction above 0, or evaluate.select_on: test"
+            )
+        if self.run.overwrite and self.checkpoint.resume == "auto":
+            raise ValueError(
+                "run.overwrite=true would delete the checkpoints that checkpoint.resume=auto is "
+                "to continue from; write only one of them"
+            )
+        optimizer, plan = self.optim.embedding.optimizer, self.sharding.plan
+        if optimizer in BASELINES and plan not in ("auto", *BASELINE_SHARDING_TYPES):
+            raise ValueError(
+                f"sharding.plan is {plan!r}, which is not exact with FBGEMM's own "
+                f"{optimizer!r}; write auto, {', '.join(BASELINE_SHARDING_TYPES)}, or another "
+                "optim.embedding.optimizer"
+            )
+        clip = getattr(self.optim.embedding, "clip", None)
+        if self.train.clip_stats_every and (clip is None or not clip.as_clip(None).by_row):
+            raise ValueError(
+                f"train.clip_stats_every is {self.train.clip_stats_every}, but "
+                f"optim.embedding.optimizer {optimizer!r} clips no single rows here; write 0, or "
+                "optim.embedding.clip.granularity: cowclip or row"
+            )
+        if self.train.compile == "cuda_graphs":
+            self._check_cuda_graphs()
+        for part in ("embedding", "dense"):
+            _check_room_for_decay(part, getattr(self.optim, part).schedule, self.train.epochs)
+        return self
+
+    def _check_cuda_graphs(self) -> None:
+        said = "train.compile: found 'cuda_graphs', but "
+        instead = "; write train.compile: default or none"
+        if self.run.device == "cpu":
+            raise ValueError(f"{said}run.device is 'cpu'{instead}")
+        if self.optim.embedding.optimizer == "helen":
+            # The second pass would overwrite the gradients of the first, which are kept.
+            raise ValueError(
+                f"{said}a step of optim.embedding.optimizer 'helen' has two passes{instead}"
+            )
+
+
+def _check_room_for_decay(part: str, schedule: ScheduleSection, epochs: int | None) -> None:
+    if epochs is None or schedule.decay in (None, "constant"):
+        return
+    if schedule.unit == "epochs" and (schedule.warmup or 0) >= epochs:
+        key = f"optim.{part}.schedule"
+        raise ValueError(
+            f"{key}.decay is {schedule.decay!r}, but the warm-up of {schedule.warmup:g} epochs "
+            f"lasts as long as the training, train.epochs {epochs}; write a {key}.warmup below "
+            f"{epochs}, more epochs, or {key}.decay: constant"
+        )
+
+
+def config_type() -> type[Config]:
+    """`Config` with the options of every network that is registered now."""
+    return _config_type(registered_networks())
+
+
+# A class takes milliseconds to make, and configurations that are compared must have the same one.
+@functools.lru_cache
+def _config_type(networks: tuple[Network, ...]) -> type[Config]:
+    section = section_of(networks)
+    return create_model("Config", __base__=Config, __doc__=Config.__doc__, model=(section, ...))

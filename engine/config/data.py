@@ -8,8 +8,27 @@ from pydantic import BeforeValidator, Field
 
 from stampede.data.options import PreparationOptions
 from stampede.data.prepared.manifest import MOST_ROWS, FieldName
-from stampede.engine.config.reading import ReadingSection
 from stampede.settings import Section, Seed
+
+
+class ReadingSection(Section):
+    """How prepared data are read."""
+
+    residence: Literal["auto", "disk", "memory", "device"] = Field(
+        "auto",
+        description="where the data are during training; changes the speed, never the batches. "
+        "auto: the GPU where they take less than half of its free memory, else main memory up to "
+        "memory_gb, else disk",
+    )
+    shuffle: Literal["auto", "global", "block", "none"] = Field(
+        "auto",
+        description="order of the training rows in each epoch: over all rows; over blocks, then "
+        "within windows of a quarter of memory_gb; as they stand. auto: block where the training "
+        "part is larger than memory_gb, else global",
+    )
+    memory_gb: float = Field(
+        16.0, gt=0, description="main memory that the data may take on a machine, in 10^9 bytes"
+    )
 
 
 class SyntheticSection(Section):
@@ -90,8 +109,8 @@ class SizesSection(Section):
     """Sizes of tables without any clicks, to plan with (`launch.py --plan`)."""
 
     kind: Literal["sizes"] = Field("sizes", description="where the clicks come from")
-    tables: dict[FieldName, Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MOST_ROWS)]] = (
-        Field({}, description="rows of the table of each id field, by its name; required")
+    tables: dict[FieldName, _Rows] = Field(
+        {}, description="rows of the table of each id field, by its name; required"
     )
     ids_per_sample: dict[FieldName, Annotated[float, Field(gt=0)]] = Field(
         {}, description="mean number of ids of a sample, by field; 1 where none is given"

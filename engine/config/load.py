@@ -1,4 +1,4 @@
-"""From a YAML file and overrides to a checked configuration."""
+"""From a YAML file and overrides to a checked configuration; those that older versions saved."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from stampede.engine.config.defaults import without_gone_keys
-from stampede.engine.config.model import DEFAULT_NETWORK
-from stampede.engine.config.network_file import execute_network_file
+from stampede.engine.config import Config, config_type
+from stampede.engine.config.model import DEFAULT_NETWORK, execute_network_file
 from stampede.engine.config.presets import below_old_runs, with_preset
-from stampede.engine.config.sections import Config, config_type
-from stampede.settings import SettingsError, parse_yaml, read_yaml, sentences, shown
+from stampede.settings import Section, SettingsError, parse_yaml, read_yaml, sentences, shown
 
 
 def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) -> Config:
@@ -143,3 +141,53 @@ def _check_run_name(name: str) -> None:
         raise SettingsError(
             f"run.name: found {name!r}; write letters, digits, '.', '_' and '-' only"
         )
+
+
+# Keys of older versions, which their runs and checkpoints hold.
+_GONE = (
+    "checkpoint.force",
+    "evaluate.memory_gb",
+    "train.on_divergence.rollbacks",
+    "train.on_divergence.dense_lr_factor",
+)
+
+
+def without_gone_keys(saved: dict[str, Any]) -> dict[str, Any]:
+    """A whole configuration that was saved, without the keys that no version has any more."""
+    return _without(saved, "")
+
+
+def _without(values: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {
+        key: _without(value, f"{prefix}{key}.") if isinstance(value, dict) else value
+        for key, value in values.items()
+        if prefix + key not in _GONE
+    }
+
+
+def with_defaults(saved: dict[str, Any], section: Section) -> dict[str, Any]:
+    """A configuration that was saved, and the default of every key that came later.
+
+    What a run does by default is what it did before it could be told otherwise.
+
+    Args:
+        saved: of this section, as JSON has it; it may be of an older version.
+        section: of now. Where `saved` has a section of another kind, nothing is added there: what
+            it lacks came with the kind.
+    """
+    fields = type(section).model_fields
+    absent = {
+        name: field.get_default(call_default_factory=True)
+        for name, field in fields.items()
+        if name not in saved and not field.is_required()
+    }
+    added = section.model_copy(update=absent).model_dump(mode="json", include=set(absent))
+    filled = {**added, **saved}
+    for name, field in fields.items():
+        part, before = getattr(section, name), saved.get(name)
+        if not isinstance(part, Section) or not isinstance(before, dict):
+            continue
+        kind = field.discriminator
+        if kind is None or before.get(kind) == getattr(part, kind):
+            filled[name] = with_defaults(before, part)
+    return filled

@@ -39,8 +39,7 @@ from stampede.engine.inference.same_inputs import (
 )
 from stampede.engine.inference.score_file import ScoreFile
 from stampede.engine.inference.trained import Trained
-from stampede.engine.metrics import PartMetrics
-from stampede.engine.metrics.calibration import probability
+from stampede.engine.metrics import PartMetrics, probability
 from stampede.engine.processes import choose_device
 
 OnBadValue = Literal["error", "missing"]

@@ -14,7 +14,7 @@ import pyarrow.parquet
 
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import RunFolderError
-from stampede.engine.metrics.calibration import probability
+from stampede.engine.metrics import probability
 
 # Bytes that a file system takes.
 _LONGEST_NAME = 255

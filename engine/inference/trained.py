@@ -11,7 +11,8 @@ from typing import Any
 
 from stampede.engine.checkpoint import checkpoint_of, newest, read_manifest, verify
 from stampede.engine.checkpoint.errors import REMEDY
-from stampede.engine.config import Config, load_config_of_run
+from stampede.engine.config import Config
+from stampede.engine.config.load import load_config_of_run
 from stampede.engine.errors import RunFolderError
 from stampede.engine.network_copy import check_unexecuted
 from stampede.engine.run_folder import RunFolder

@@ -20,7 +20,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 from stampede.engine.build import build_model
 from stampede.engine.config import Config
-from stampede.engine.config.embedding_optimizers import EmbeddingOptimSection
+from stampede.engine.config.optim import EmbeddingOptimSection
 from stampede.engine.config.presets import with_preset
 from stampede.engine.errors import DoesNotFitError
 from stampede.engine.plan import no_plan, sharding_types

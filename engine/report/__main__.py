@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stampede.engine.quiet import quiet_libraries
+from stampede.engine.start_up import quiet_libraries
 
 quiet_libraries()
 

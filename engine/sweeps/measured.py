@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from stampede.engine.checkpoint import flat_keys
-from stampede.engine.config import Config, load_config_of_run
+from stampede.engine.config import Config
+from stampede.engine.config.load import load_config_of_run
 from stampede.engine.recipe import open_keys
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.summary import selected_metrics

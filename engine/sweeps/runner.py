@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stampede.engine.errors import RunFolderError
-from stampede.engine.exit_status import INTERRUPTED
+from stampede.engine.errors import INTERRUPTED, RunFolderError
 from stampede.engine.network_copy import check_executed
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.summary import selected_metrics

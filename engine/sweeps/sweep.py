@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from stampede.engine.config import Config, load_config
+from stampede.engine.config import Config
+from stampede.engine.config.load import load_config
 from stampede.engine.run_folder import TRIALS
 from stampede.engine.sweeps.points import Point, Trial, grid_points, keys_by_axis, override
 from stampede.engine.sweeps.sections import (

@@ -8,12 +8,12 @@ import sys
 import threading
 from pathlib import Path
 
-from stampede.engine.quiet import quiet_libraries
+from stampede.engine.start_up import quiet_libraries
 
 quiet_libraries()
 
-from stampede.engine.config import load_config  # noqa: E402
-from stampede.engine.exit_status import STOPPED, exit_status  # noqa: E402
+from stampede.engine.config.load import load_config  # noqa: E402
+from stampede.engine.errors import STOPPED, exit_status  # noqa: E402
 from stampede.engine.processes import launched_world_size  # noqa: E402
 from stampede.engine.run import run  # noqa: E402
 

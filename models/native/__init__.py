@@ -14,7 +14,7 @@ from stampede.models.native.products import (
     single_output_backward,
     transposed_product,
 )
-from stampede.native import Library
+from stampede.native_library import Library
 
 _FOLDER = Path(__file__).parent
 _DENSE = Library(

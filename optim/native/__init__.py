@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stampede.native import Library, switched_off
+from stampede.native_library import Library, switched_off
 
 _HERE = Path(__file__).parent
 _ROWS = Library(

@@ -10,7 +10,7 @@ import torch
 from stampede.data.prepare import prepare
 from stampede.data.prepared.reader import open_prepared
 from stampede.data.sources import open_source
-from stampede.engine.config import load_config
+from stampede.engine.config.load import load_config
 
 ROWS = 900
 

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import OneHotEncoder
 
 from stampede.data import SyntheticClicks
-from stampede.engine.config import load_config
+from stampede.engine.config.load import load_config
 from stampede.engine.datasets import open_dataset
 from support.paths import ROOT
 

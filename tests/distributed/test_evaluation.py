@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from stampede.engine.metrics import gauc, logloss
+from stampede.engine.metrics import PartMetrics, logloss
 from support.evaluating import (
     evaluate_known,
     evaluate_without_memory,
@@ -39,8 +39,10 @@ def test_metrics_do_not_depend_on_the_ranks(tmp_path, ranks, weighted):
     assert alone.logloss == pytest.approx(logloss(scores, label, weight), rel=1e-12)
     # Row 0 is that of missing values.
     known = arrays["ids"][:, 0] > 0
-    known_weight = None if weight is None else weight[known]
-    expected = gauc(scores[known], label[known], arrays["ids"][known, 0], known_weight)
+    by_group = PartMetrics([], grouped=True)
+    known_weight = np.ones(known.sum(), np.float32) if weight is None else weight[known]
+    by_group.add(scores[known], label[known], known_weight, arrays["ids"][known, 0])
+    expected = by_group.result()["gauc"]
     assert alone.further["gauc_unknown_samples"] == (~known).sum() > 0
     assert alone.further["gauc"] == pytest.approx(expected, abs=1e-12)
     together = alone.further["gauc_groups"] + alone.further["gauc_left_out"]

@@ -16,7 +16,7 @@ if not HUGE.exists() or "[always]" in HUGE.read_text() or not os.confstr("CS_GNU
 # Page faults of a block that is taken again and again.
 PROGRAM = """
 import resource, sys
-from stampede.engine.allocator import keep_freed_memory
+from stampede.engine.start_up import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 assert "torch" not in sys.modules

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from stampede.engine.checkpoint import newest
-from stampede.engine.config import load_config
+from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.run import run
 from stampede.models.registry import _NETWORKS

@@ -4,8 +4,9 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from stampede.engine.config import Config, all_keys, config_type, load_config, to_yaml
-from stampede.settings import SettingsError
+from stampede.engine.config import Config, config_type
+from stampede.engine.config.load import load_config, to_yaml
+from stampede.settings import SettingsError, all_keys
 from support.paths import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))

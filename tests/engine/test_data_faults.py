@@ -10,7 +10,7 @@ import pytest
 from stampede.data import DataError
 from stampede.data.residence import Readahead
 from stampede.engine import run_folder
-from stampede.engine.config import load_config
+from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.run import run
 from stampede.engine.run_folder import RunFolder

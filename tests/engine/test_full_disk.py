@@ -9,10 +9,9 @@ import pytest
 
 from stampede.engine.appending import append_whole
 from stampede.engine.checkpoint import newest, verify
-from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from stampede.engine.exit_status import exit_status
-from stampede.engine.quiet import quiet_libraries
+from stampede.engine.errors import RunFolderError, TrainingStoppedError, exit_status
 from stampede.engine.run_folder import RunFolder
+from stampede.engine.start_up import quiet_libraries
 from support.full_disk import files_of_at_most
 from support.jobs import lines, run_small, small_config, without_times
 from support.paths import ROOT
@@ -112,7 +111,7 @@ EVENTS = """
 import resource, sys
 from pathlib import Path
 
-from stampede.engine.quiet import quiet_libraries
+from stampede.engine.start_up import quiet_libraries
 
 quiet_libraries()
 from stampede.engine.run_folder import RunFolder

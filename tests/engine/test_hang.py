@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from stampede.engine.config.sections import RunSection
-from stampede.engine.exit_status import exit_status
+from stampede.engine.config import RunSection
+from stampede.engine.errors import exit_status
 from stampede.engine.hang import (
     RankStatus,
     Seen,
@@ -30,7 +30,7 @@ from support.waiting import HANG, wait_for
 HANGS = """
 import sys, time
 from pathlib import Path
-from stampede.engine.config.sections import RunSection
+from stampede.engine.config import RunSection
 from stampede.engine.processes import processes
 from stampede.engine.hang import watched
 
@@ -124,7 +124,7 @@ def test_a_slow_stage_has_a_time_of_its_own(tmp_path):
 SAVES = """
 import sys, time
 from pathlib import Path
-from stampede.engine.config.sections import RunSection
+from stampede.engine.config import RunSection
 from stampede.engine.processes import processes
 from stampede.engine.hang import watched
 
@@ -151,7 +151,7 @@ def test_a_save_that_hangs_ends_the_process(tmp_path):
 STEPS = """
 import sys, time
 from pathlib import Path
-from stampede.engine.config.sections import RunSection
+from stampede.engine.config import RunSection
 from stampede.engine.processes import processes
 from stampede.engine.hang import watched
 

@@ -1,6 +1,5 @@
-"""Lines and checkpoints of a run that are lost or damaged, and what stands in their place."""
+"""Lines and checkpoints of a run that are lost."""
 
-import json
 import shutil
 
 import pytest
@@ -58,40 +57,3 @@ def test_lines_that_are_missing_are_told(tmp_path, capsys):
     # What is lost is told once.
     run_small(tmp_path, [*RESUME, "train.epochs=3"])
     assert "of them are missing" not in capsys.readouterr().out and lines(run) == kept
-
-
-def test_a_damaged_line_is_left_out(tmp_path, capsys):
-    run_small(tmp_path, LONG)
-    run = tmp_path / "small"
-    logged = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-    logged[2] = b"garbage\xff{\n"
-    logged[4] = b"17\n"
-    (run / "metrics.jsonl").write_bytes(b"".join(logged))
-    capsys.readouterr()
-    run_small(tmp_path, [*RESUME, "train.epochs=3"])
-    assert "metrics.jsonl: damaged lines are left out: 3, 5" in capsys.readouterr().out
-    kept = [json.loads(line) for number, line in enumerate(logged) if number not in (2, 4)]
-    assert lines(run)[: len(kept)] == kept
-    assert (run / "curve.png").exists()
-    again = lines(run)
-    run_small(tmp_path, [*RESUME, "train.epochs=3"])
-    said = capsys.readouterr().out
-    assert lines(run) == again and "are missing" not in said and "damaged lines" not in said
-
-
-@pytest.mark.parametrize("name", ["checkpoints", "logs", "tensorboard"])
-def test_a_file_in_the_place_of_a_folder(tmp_path, name):
-    run_small(tmp_path, LONG)
-    shutil.rmtree(tmp_path / "small" / name)
-    (tmp_path / "small" / name).write_text("")
-    with pytest.raises(RunFolderError, match=f"{name} is a file, where a run keeps a folder; move"):
-        run_small(tmp_path, RESUME)
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "config.yaml", "curve.png"])
-def test_a_folder_in_the_place_of_a_file(tmp_path, name):
-    run_small(tmp_path, LONG)
-    (tmp_path / "small" / name).unlink()
-    (tmp_path / "small" / name).mkdir()
-    with pytest.raises(RunFolderError, match=f"{name} is a folder, where a run keeps a file; move"):
-        run_small(tmp_path, RESUME)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from stampede.engine.exit_status import exit_status
-from stampede.engine.lack_of_memory import lacks_memory, what_was_asked
+from stampede.engine.errors import exit_status, lacks_memory, what_was_asked
 from support.jobs import SMALL, run_small, without_times
 from support.paths import ROOT
 from support.stopping import before_step

@@ -5,7 +5,7 @@ from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 import stampede.engine.plan as plan
-from stampede.engine.config import load_config
+from stampede.engine.config.load import load_config
 from stampede.engine.planning.planner import Cluster, search_plan
 from stampede.engine.planning.tables import planned_data
 from stampede.engine.planning.workload import workload

@@ -9,7 +9,7 @@ from sklearn.feature_extraction import FeatureHasher
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from stampede.engine.config import load_config
+from stampede.engine.config.load import load_config
 from stampede.engine.run import run
 from support.paths import ROOT, shared
 

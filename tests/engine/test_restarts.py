@@ -6,9 +6,9 @@ import pytest
 import torch.distributed as dist
 
 from stampede.engine import restarts
-from stampede.engine.config import load_config
+from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from stampede.engine.rendezvous import agree_on_name
+from stampede.engine.processes import agree_on_name
 from stampede.engine.run_folder import RunFolder
 from support.waiting import HANG
 

@@ -8,11 +8,10 @@ import shutil
 import pytest
 import torch
 
-from stampede.engine import run_folder
+from stampede.engine import metrics, run_folder
 from stampede.engine.checkpoint import newest, read_manifest
-from stampede.engine.config import load_config
+from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from stampede.engine.metrics.ranking import RankingSums
 from support.checkpoints import sign, values_of
 from support.jobs import run_small, small_config, without_times
 from support.ranks import run_ranks
@@ -161,7 +160,7 @@ def test_a_kill_while_the_folder_is_made_does_no_harm(tmp_path):
 def test_an_undefined_auc_is_shown_and_survives_a_resume(tmp_path, capsys):
     overrides = ["data.rows=100", "data.test_rows=100", "evaluate.select_on=test"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RankingSums, "auc", float("nan"))
+        patch.setattr(metrics._RankingSums, "auc", float("nan"))
         run_small(tmp_path, overrides)
         run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
     assert len(re.findall(r"  AUC +undefined", capsys.readouterr().out)) == 2

@@ -15,7 +15,7 @@ from stampede.data import GlobalBatches
 from stampede.engine import trainer
 from stampede.engine.ahead import send
 from stampede.engine.build import build
-from stampede.engine.config import load_config
+from stampede.engine.config.load import load_config
 from stampede.engine.datasets import open_dataset
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.processes import processes

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import stampede.engine.evaluations as made_by
 from stampede.engine.checkpoint import Progress, newest
-from stampede.engine.config.schedule import PlateauSection
+from stampede.engine.config.optim import PlateauSection
 from stampede.engine.evaluate import Evaluation
 from stampede.engine.selection import Plateau, choose
 from stampede.engine.summary import PARTS

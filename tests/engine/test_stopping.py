@@ -9,11 +9,11 @@ import time
 import pytest
 import torch
 
-from stampede.engine import evaluations, stop_signals
+from stampede.engine import evaluations, stop
 from stampede.engine.checkpoint import newest, read_manifest
-from stampede.engine.config import load_config
+from stampede.engine.config.load import load_config
 from stampede.engine.errors import InterruptedRunError
-from stampede.engine.stop_signals import StopSignals
+from stampede.engine.stop import StopSignals
 from stampede.engine.tables import read_field
 from support.jobs import SMALL, run_small, without_times
 from support.paths import ROOT
@@ -124,7 +124,7 @@ def test_a_second_signal_ends_at_once_unless_it_is_torchruns_copy(monkeypatch):
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.raise_signal(number)
         assert signals.received == signal.SIGINT
-        monkeypatch.setattr(stop_signals, "_ONE_REQUEST_SECONDS", 0.0)
+        monkeypatch.setattr(stop, "_ONE_REQUEST_SECONDS", 0.0)
         with pytest.raises(SystemExit) as end:
             signal.raise_signal(signal.SIGTERM)
     assert end.value.code == 128 + signal.SIGTERM

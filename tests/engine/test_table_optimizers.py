@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from stampede.engine.config import all_keys
-from stampede.engine.config.sections import Config
+from stampede.engine.config import Config
 from stampede.engine.table_optimizer import table_optimizer
 from stampede.optim import Hyperparameters
-from stampede.settings import SettingsError
+from stampede.settings import SettingsError, all_keys
 from support.jobs import lines, losses_and_weights, run_small, small_config
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from torch import nn
 from stampede.models import CTRModel
 from stampede.models.deepfm import DeepFM
 from stampede.models.registry import _NETWORKS, register
-from stampede.native import switched_off
+from stampede.native_library import switched_off
 from stampede.settings import SettingsError
 
 KERNEL = "_JoinedWithOrders"

@@ -8,9 +8,9 @@ from torch import nn
 import stampede.engine.evaluate as evaluation
 from stampede.data import GlobalBatches
 from stampede.data.prepared.reader import open_prepared
-from stampede.engine.config.evaluate import EvaluateSection
+from stampede.engine import metrics
+from stampede.engine.config import EvaluateSection
 from stampede.engine.errors import TrainingStoppedError
-from stampede.engine.metrics import records
 from stampede.engine.processes import processes
 from support.movie_runs import train_on_movies
 from support.prepared import drawn_fields, drawn_rows, write_prepared
@@ -66,7 +66,7 @@ def evaluate_without_memory(folder, settings):
     def fails(*_):
         raise MemoryError("Unable to allocate 7 TiB")
 
-    records.Records.add = fails
+    metrics._Records.add = fails
     try:
         evaluate_known(folder, settings)
     except TrainingStoppedError as failure:

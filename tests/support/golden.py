@@ -14,7 +14,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from stampede.data import Batch, Dataset
 from stampede.engine.ahead import send
 from stampede.engine.build import build
-from stampede.engine.config import Config, load_config
+from stampede.engine.config import Config
+from stampede.engine.config.load import load_config
 from stampede.engine.job import Job
 from stampede.engine.learning_rates import learning_rates, set_learning_rates
 from stampede.engine.processes import processes

@@ -9,7 +9,8 @@ import torch
 from stampede.data import GlobalBatches
 from stampede.engine.ahead import send, sent_ahead
 from stampede.engine.build import build
-from stampede.engine.config import Config, load_config
+from stampede.engine.config import Config
+from stampede.engine.config.load import load_config
 from stampede.engine.datasets import open_dataset
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.evaluate import Evaluation, evaluate

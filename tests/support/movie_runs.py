@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from stampede.engine.config import load_config
+from stampede.engine.config.load import load_config
 from stampede.engine.run import run
 from support.movies import MOVIES, movies, write_movies
 from support.preparing import prepared

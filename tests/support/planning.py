@@ -1,7 +1,7 @@
 """Workloads and configurations for tests of plans."""
 
 from stampede.engine.build import build_model
-from stampede.engine.config import load_config
+from stampede.engine.config.load import load_config
 from stampede.engine.planning.figures import figures
 from stampede.engine.planning.planner import Cluster
 from stampede.engine.planning.shards import placed_shards

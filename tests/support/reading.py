@@ -9,7 +9,7 @@ import torch
 from stampede.data import DataError
 from stampede.engine.ahead import send
 from stampede.engine.build import build
-from stampede.engine.config import load_config
+from stampede.engine.config.load import load_config
 from stampede.engine.datasets import open_dataset
 from stampede.engine.processes import processes
 from stampede.engine.reading import Reader

@@ -10,7 +10,7 @@ from stampede.engine.beginning import begin, find_beginning
 from stampede.engine.build import build
 from stampede.engine.checkpoint import Checkpoints, newest, read_manifest, read_tensors
 from stampede.engine.checkpoint.layout import DTYPES
-from stampede.engine.config import load_config
+from stampede.engine.config.load import load_config
 from stampede.engine.datasets import data_folder, open_dataset
 from stampede.engine.processes import processes
 from stampede.engine.run_folder import RunFolder

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from stampede.engine.checkpoint import changes, newest
-from stampede.engine.config import load_config, with_defaults
+from stampede.engine.config.load import load_config, with_defaults
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.trained import open_trained
 from stampede.engine.processes import processes

@@ -9,7 +9,7 @@ from stampede.engine import checkpoint
 from stampede.engine.checkpoint import Progress, keeping
 from stampede.engine.checkpoint.keeping import prune, publish, set_aside, tidy, unfinished
 from stampede.engine.checkpoint.names import name_of
-from stampede.engine.config.sections import CheckpointSection
+from stampede.engine.config import CheckpointSection
 from support.checkpoints import write_position
 
 

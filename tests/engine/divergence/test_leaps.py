@@ -6,7 +6,7 @@ import pytest
 
 from stampede.engine import trainer
 from stampede.engine.checkpoint import Progress, newest, read_manifest
-from stampede.engine.config.divergence import DivergenceSection
+from stampede.engine.config import DivergenceSection
 from stampede.engine.divergence import check_logged_loss
 from stampede.engine.errors import DivergedError, InterruptedRunError, TrainingStoppedError
 from stampede.settings import SettingsError

@@ -9,7 +9,7 @@ import pandas as pd
 import polars as pl
 import pytest
 
-from stampede.engine.config import load_config
+from stampede.engine.config.load import load_config
 from stampede.engine.inference.packaging import export
 from stampede.engine.inference.trained import open_trained
 from stampede.engine.run import run as train

@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from stampede.engine.planning.activations import activation_bytes_per_sample
 from stampede.models import CTRModel, network
-from stampede.native import switched_off
+from stampede.native_library import switched_off
 from support.networks import VARIANTS, variant_id
 
 SAMPLES, FIELDS, NUMBERS = 256, 12, 5

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stampede.data.prepare import main as prepare
-from stampede.engine.config import load_config
+from stampede.engine.config.load import load_config
 from stampede.engine.errors import DoesNotFitError
 from stampede.engine.planning.dry_run import dry_run, print_dry_run
 from stampede.engine.planning.planner import Cluster

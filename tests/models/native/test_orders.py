@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stampede.models import StoredColumns
 from stampede.models.orders import joined_with_orders
-from stampede.native import switched_off
+from stampede.native_library import switched_off
 from support.dense import PRECISIONS, assert_near, autocast, rounded
 
 KERNEL = "_JoinedWithOrders"

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from stampede.models import NetworkShape, NoOptions, native, network
 from stampede.models.mlp import MLP, HiddenLayers, hidden_layers
-from stampede.native import switched_off
+from stampede.native_library import switched_off
 from support.dense import PRECISIONS, autocast, mlp_and_inputs
 
 

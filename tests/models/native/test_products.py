@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stampede.models import native
-from stampede.native import library
+from stampede.native_library import library
 from support.threads import torch_threads
 
 DTYPES = [torch.float32, torch.bfloat16]

@@ -2,7 +2,8 @@
 
 import re
 
-from stampede.engine.config import all_keys, config_type
+from stampede.engine.config import config_type
+from stampede.settings import all_keys
 from support.soak.faults.kind import Meeting, kind
 
 

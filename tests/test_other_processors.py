@@ -12,8 +12,8 @@ from support.paths import ROOT
 PROGRAM = """
 import sys
 import pytest
-from stampede.native import library
-library._FLAGS.append("-mno-avx512f")
+from stampede import native_library
+native_library._FLAGS.append("-mno-avx512f")
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-n", "0", *sys.argv[1:]]))
 """
 

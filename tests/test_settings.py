@@ -1,7 +1,4 @@
-"""YAML that means harm, or that no one can read."""
-
-import os
-import time
+"""Settings that cannot be read, or are not what they should be, are refused in a sentence."""
 
 import pytest
 from pydantic import Field
@@ -9,40 +6,27 @@ from pydantic import Field
 from stampede.settings import Section, SettingsError, from_key_values, parse_yaml, read_yaml, shown
 
 
-def refusal(text):
-    with pytest.raises(SettingsError) as failure:
-        parse_yaml(text, "job.yaml")
-    return str(failure.value)
-
-
 @pytest.mark.parametrize(
     "text, words",
     [
         ("a: !!bool x", "job.yaml: not valid YAML"),
-        ("a: !!int ''", "job.yaml: not valid YAML"),
         ("a: !!timestamp x", "job.yaml: not valid YAML"),
-        ('a: "\\UFFFFFFFF"', "job.yaml: not valid YAML"),
-        ("a: " + "[" * 3000, "job.yaml: not valid YAML"),
+        ("a: [1", "job.yaml, line 1: not valid YAML"),
         ("a: 1\nb: !!python/object/apply:os.system [true]", "line 2: not valid YAML: could not"),
-        ('a: 1\nb: "x\\0y"', r"job.yaml: line 2: found the character '\x00'; leave it out"),
-        ('a: "\\ud800"', r"line 1: found the character '\ud800'; leave it out"),
-        ("a: 1\nb: !!int 0x" + "f" * 9000, "line 2: found a number of too many digits"),
-        ("a: " + "9" * 400, "line 1: found a number of too many digits"),
-        ("a: &a\n  b: *a", "job.yaml: line 1: found an alias within what it stands for"),
-        ("&a [*a]", "line 1: found an alias within what it stands for"),
+        ("a: 1\nb: 2\na: 3", "job.yaml: key 'a' stands on line 1 and again on line 3; keep one"),
+        ("a:\n  1: 2", "job.yaml: line 2: found the key 1, expected a name"),
     ],
 )
 def test_it_is_refused_with_a_sentence(text, words):
-    assert words in refusal(text)
+    with pytest.raises(SettingsError) as failure:
+        parse_yaml(text, "job.yaml")
+    assert words in str(failure.value)
 
 
-@pytest.mark.parametrize("inner", ["[{}]", "{{<<: [{}]}}", "{{b: [{}]}}"])
-def test_aliases_that_multiply(inner):
-    lines = ["a0: &a0 {k: 1}"]
-    lines += [f"a{i}: &a{i} " + inner.format(", ".join([f"*a{i - 1}"] * 9)) for i in range(1, 25)]
-    started = time.perf_counter()
-    assert "its aliases stand for more than 100,000 values" in refusal("\n".join(lines))
-    assert time.perf_counter() - started < 300
+def test_numbers_are_what_looks_like_numbers():
+    text = "[1e-4, 010, 12:00, 2024-03-01, 1_000, .5, -3, .inf]"
+    expected = [1e-4, "010", "12:00", "2024-03-01", "1_000", 0.5, -3, float("inf")]
+    assert parse_yaml(text, "") == expected
 
 
 def test_an_alias_still_works():
@@ -50,14 +34,16 @@ def test_an_alias_still_works():
     assert parse_yaml(text, "") == {"a": {"k": 1, "l": [2]}, "b": [{"k": 1, "l": [2]}] * 2}
 
 
-def test_a_file_without_an_end(tmp_path):
-    (tmp_path / "job.yaml").write_text("a: 1\n" + "#" * (1 << 20))
-    for path in (tmp_path / "job.yaml", "/dev/zero"):
-        link = tmp_path / "link.yaml"
-        link.unlink(missing_ok=True)
-        os.symlink(path, link)
-        with pytest.raises(SettingsError, match=r"link.yaml: is longer than 1,048,576 bytes"):
-            read_yaml(link, "")
+def test_files_that_are_not_sections(tmp_path):
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    for name, words in (
+        ("list.yaml", "found list, expected sections"),
+        ("bytes.yaml", "cannot be read as text"),
+        ("absent.yaml", "no such file; look there"),
+    ):
+        with pytest.raises(SettingsError, match=f"{name}: {words}"):
+            read_yaml(tmp_path / name, "look there")
 
 
 class _Options(Section):

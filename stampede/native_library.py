@@ -28,7 +28,7 @@ _FLAGS = [
     "-fno-math-errno",
     "-fno-trapping-math",
 ]
-_LOG = logging.getLogger("stampede.native")
+_LOG = logging.getLogger("stampede.native_library")
 _switched_off = False
 
 

@@ -101,7 +101,7 @@ def test_double_precision_is_left_to_torch():
 
 
 def test_a_library_is_compiled_anew_when_any_of_its_files_changes(tmp_path):
-    from stampede.native.library import _key
+    from stampede.native_library import _key
 
     one, two = tmp_path / "one.cpp", tmp_path / "two.cpp"
     one.write_text("int one;")

@@ -1,14 +1,19 @@
-"""All metrics of a part: against other libraries, in any pieces."""
+"""Metrics against scikit-learn, pandas and TorchRec: ties, weights, groups, any pieces."""
+
+import math
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 from torchrec.metrics.calibration import compute_calibration
 from torchrec.metrics.ne import compute_cross_entropy, compute_ne
 
-from stampede.engine.metrics import PartMetrics, records
+from stampede.engine import metrics
+from stampede.engine.metrics import PartMetrics, auc, logloss
 
 FURTHER = ["pr_auc", "normalized_entropy", "calibration", "calibration_buckets"]
 
@@ -27,15 +32,77 @@ def drawn(rows, weighted, seed=0):
 
 
 def measured(samples, pieces=1, chosen=FURTHER, expected=0):
-    metrics = PartMetrics(chosen, grouped=True, with_truth=True, samples=expected)
+    found = PartMetrics(chosen, grouped=True, with_truth=True, samples=expected)
     for rows in np.array_split(np.arange(len(samples[0])), pieces):
-        metrics.add(*(column[rows] for column in samples))
-    return metrics.result()
+        found.add(*(column[rows] for column in samples))
+    return found.result()
+
+
+ROWS = st.lists(
+    st.tuples(st.integers(-3, 3), st.booleans(), st.integers(0, 5), st.integers(0, 2)),
+    min_size=2,
+    max_size=50,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(ROWS, st.booleans(), st.integers(1, 60))
+def test_few_samples_with_many_ties_in_any_chunks(rows, weighted, chunk):
+    scores, labels, weights, groups = (np.array(column) for column in zip(*rows, strict=True))
+    scores = scores.astype(np.float32) / 3
+    weights = weights.astype(np.float32) / 4 if weighted else np.ones(len(scores), np.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "CHUNK", chunk)
+        found = measured((scores, labels, weights, groups, scores))
+        alone = auc(scores, labels, weights if weighted else None)
+    if weights[labels].any() and weights[~labels].any():
+        expected = roc_auc_score(labels, scores, sample_weight=weights)
+        assert found["auc"] == found["attainable_auc"] == alone
+        assert alone == pytest.approx(expected, abs=1e-12)
+    else:
+        assert found["auc"] is None and math.isnan(alone)
+    if weights[labels].any():
+        expected = average_precision_score(labels, scores, sample_weight=weights)
+        assert found["pr_auc"] == pytest.approx(expected, abs=1e-12)
+    if weights.any():
+        probability = 1 / (1 + np.exp(-scores.astype(np.float64)))
+        expected = log_loss(labels, probability, sample_weight=weights, labels=[0, 1])
+        assert logloss(scores, labels, weights) == pytest.approx(expected, rel=1e-9)
+    expected = gauc_of(scores, labels, groups, weights)
+    assert found["gauc"] == (None if expected is None else pytest.approx(expected, abs=1e-12))
+
+
+def gauc_of(scores, labels, groups, weights):
+    """By scikit-learn, group by group; None if no group has both classes."""
+    weights, labels = weights.astype(np.float64), labels.astype(bool)
+    total = impressions = 0.0
+    for group in np.unique(groups):
+        rows = (groups == group) & (weights > 0)
+        if 0 < labels[rows].sum() < rows.sum():
+            own = roc_auc_score(labels[rows], scores[rows], sample_weight=weights[rows])
+            total += weights[rows].sum() * own
+            impressions += weights[rows].sum()
+    return total / impressions if impressions else None
+
+
+def test_zeros_are_equal_and_infinities_are_the_ends():
+    scores = np.array([0.0, -0.0, -np.inf, np.inf, 1e-45, -1e-45], np.float32)
+    labels = np.array([1, 0, 0, 1, 1, 0])
+    assert auc(scores, labels) == (2 * 3 + 2.5) / 9
+    assert auc(-scores, labels) == 0.5 / 9
+
+
+def test_what_float32_does_not_tell_apart_is_a_tie():
+    assert auc(np.array([1.0, 1.0 + 1e-9]), np.array([0, 1])) == 0.5
+
+
+def test_logloss_of_a_probability_that_float32_rounds_to_1():
+    assert logloss(np.array([200.0]), np.array([0])) == pytest.approx(200)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_against_other_libraries(weighted):
-    logits, labels, weights, _, truth = samples = drawn(30_000, weighted)
+def test_many_samples_against_other_libraries(weighted):
+    logits, labels, weights, groups, truth = samples = drawn(30_000, weighted)
     found = measured(samples)
     predictions = 1 / (1 + np.exp(-logits.astype(np.float64)))
     by_sklearn = {"sample_weight": weights}
@@ -45,6 +112,7 @@ def test_against_other_libraries(weighted):
         ("pr_auc", average_precision_score(labels, logits, **by_sklearn)),
         ("logloss", log_loss(labels, predictions, **by_sklearn)),
         ("attainable_auc", roc_auc_score(labels, truth, **by_sklearn)),
+        ("gauc", gauc_of(logits, labels, groups, weights)),
     ):
         assert found[name] == pytest.approx(expected, rel=1e-9), name
     label, weight, predicted = (
@@ -78,13 +146,12 @@ def test_buckets_hold_equally_many_and_equal_scores_share_one(weighted):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("chunk", [1000, 1 << 17])
 @pytest.mark.parametrize("expected", [0, 29_000, 40_000])
-def test_any_pieces_give_the_same(monkeypatch, weighted, chunk, expected):
-    """Also where equal scores and groups go on in the next chunk, or more come than expected."""
+def test_any_pieces_give_the_same(monkeypatch, weighted, expected):
+    """Also if equal scores and groups go on in the next chunk, or more come than expected."""
     samples = drawn(30_000, weighted)
     whole = measured(samples)
-    monkeypatch.setattr(records, "CHUNK", chunk)
+    monkeypatch.setattr(metrics, "CHUNK", 1000)
     found = measured(samples, pieces=11, expected=expected)
     buckets = [pd.DataFrame(one.pop("calibration_buckets")) for one in (whole, found)]
     pd.testing.assert_frame_equal(*buckets, rtol=1e-12)
@@ -95,24 +162,15 @@ def test_any_pieces_give_the_same(monkeypatch, weighted, chunk, expected):
             assert found[name] == whole[name]
 
 
-def test_groups_of_one_class_are_counted():
-    logits = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7], np.float32)
-    labels = np.array([0, 1, 1, 1, 0, 1, 0], np.float32)
-    groups = np.array([3, 3, 8, 8, 9, 1, 1])
-    found = measured((logits, labels, np.ones(7, np.float32), groups, logits))
+def test_groups_of_one_class_and_unknown_groups_are_counted():
+    logits = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8], np.float32)
+    labels = np.array([0, 1, 1, 1, 0, 1, 0, 1], np.float32)
+    groups = np.array([3, 3, 8, 8, 9, 1, 1, 2])
+    sums = PartMetrics([], grouped=True, unknown_groups=[2])
+    sums.add(logits, labels, np.ones(8, np.float32), groups)
+    found = sums.result()
     assert (found["gauc"], found["gauc_groups"], found["gauc_left_out"]) == (0.5, 2, 2)
-
-
-def test_one_group_larger_than_a_chunk(monkeypatch):
-    monkeypatch.setattr(records, "CHUNK", 1000)
-    logits, labels, weights, _, truth = drawn(30_000, weighted=False)
-    groups = np.where(np.arange(30_000) % 10, 7, 4)
-    found = measured((logits, labels, weights, groups, truth), 5)
-    expected = sum(
-        share * roc_auc_score(labels[groups == group], logits[groups == group])
-        for group, share in ((7, 0.9), (4, 0.1))
-    )
-    assert found["gauc"] == pytest.approx(expected, abs=1e-12)
+    assert found["gauc_unknown_samples"] == 1 and found["samples"] == 8
 
 
 def test_what_is_not_chosen_is_not_there():

@@ -1,0 +1,53 @@
+"""What a command does before torch is imported: quiet libraries, an allocator that keeps memory."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import threading
+import warnings
+
+# Of malloc.h.
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+
+_SETTINGS_OF_GLIBC = (
+    "GLIBC_TUNABLES",
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_MMAP_MAX_",
+    "MALLOC_MMAP_THRESHOLD_",
+)
+
+
+def quiet_libraries() -> None:
+    """Show only errors of torch, torchrec and fbgemm, as users can do nothing about the rest."""
+    for name in ("torchrec", "fbgemm_gpu", "torch", "torch.fx._symbolic_trace"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger().setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore")
+    show = threading.excepthook
+
+    def show_others(failure: threading.ExceptHookArgs) -> None:
+        # What fails in TensorBoard's thread is raised again where events are written.
+        if type(failure.thread).__name__ != "_AsyncWriterThread":
+            show(failure)
+
+    threading.excepthook = show_others
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed blocks for the next step, and torch take big ones in huge pages.
+
+    By default glibc returns every big block to the system and gets it back page by page, filled
+    with zeros: a tenth of a step at batch 65,536. The process then holds its peak until it ends.
+    Settings in the environment win, and other C libraries than glibc are left alone.
+    """
+    # torch reads it at its first allocation.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    if any(name in os.environ for name in _SETTINGS_OF_GLIBC):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        # -1: never give memory back; 0: no block in a mapping of its own, which would be.
+        mallopt(_TRIM_THRESHOLD, -1)
+        mallopt(_MMAP_MAX, 0)

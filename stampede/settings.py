@@ -1,0 +1,403 @@
+"""Checked settings from YAML files: typed sections, strict reading, sentences for mistakes."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import reprlib
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class SettingsError(Exception):
+    """Settings that cannot be used: the user's mistake. Found by all ranks alike."""
+
+    known_to_all_ranks = True
+
+
+class Section(BaseModel):
+    """Base of all sections: strict types, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+Model = TypeVar("Model", bound=Section)
+
+
+# Values in sentences.
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 4
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = 12
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
+
+_LONGEST_SENTENCE = 1500
+
+
+def shown(value: Any) -> str:
+    """`repr` of a value, cut where it is long or deep."""
+    try:
+        return _SHORT.repr(value)
+    except (ValueError, RecursionError):
+        # Python prints no number of thousands of digits.
+        return f"a {type(value).__name__} too large to show"
+
+
+def cut(sentence: str) -> str:
+    """A sentence without its middle if it is too long to read, and without control characters."""
+    if len(sentence) > _LONGEST_SENTENCE:
+        half = _LONGEST_SENTENCE // 2
+        sentence = f"{sentence[:half]} ... {sentence[-half:]}"
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in sentence)
+
+
+# YAML.
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which a number is what looks like one, and a key stands once.
+
+    YAML 1.1 reads 010 as 8, 12:00 as 720 and 2024-03-01 as a date: here they are text. It wants a
+    dot in 1e-4: here that is a number.
+    """
+
+
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _NUMBERS]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_DIGITS = list("-+.0123456789")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9]\d*)$"), _DIGITS)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^([-+]?((\d+\.\d*|\.\d+)([eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(inf|Inf|INF))"
+        r"|\.(nan|NaN|NAN))$"
+    ),
+    _DIGITS,
+)
+
+
+def _mapping_without_repeats(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
+    seen: dict[str, int] = {}
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        line = key_node.start_mark.line + 1
+        if not isinstance(key, str):
+            raise SettingsError(f"line {line}: found the key {key!r}, expected a name")
+        if key in seen:
+            raise SettingsError(
+                f"key {key!r} stands on line {seen[key]} and again on line {line}; keep one"
+            )
+        seen[key] = line
+    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_repeats)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """A YAML text.
+
+    Args:
+        where: the file or the override that it comes from, for messages.
+
+    Raises:
+        SettingsError: it is not YAML, or has a key twice.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except SettingsError as failure:
+        raise SettingsError(f"{where}: {failure}") from None
+    # PyYAML raises many kinds of errors, for example KeyError for `!!bool x`.
+    except Exception as failure:
+        mark = getattr(failure, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        raise SettingsError(f"{where}{line}: not valid YAML: {_reason(failure)}") from None
+
+
+def read_yaml(path: Path, hint: str) -> dict[str, Any]:
+    """The sections of a YAML file.
+
+    Args:
+        hint: what to do if there is no such file.
+
+    Raises:
+        SettingsError: it cannot be read, or has no sections.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SettingsError(f"{path}: no such file; {hint}") from None
+    except (OSError, ValueError) as failure:
+        raise SettingsError(f"{path}: cannot be read as text ({_reason(failure)})") from None
+    values = parse_yaml(text, str(path))
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise SettingsError(
+            f"{path}: found {type(values).__name__}, expected sections such as `train:` with keys"
+        )
+    return values
+
+
+def from_key_values(given: Sequence[str], model: type[Model], option: str) -> Model:
+    """Checked settings from a command line.
+
+    Args:
+        given: `key=value` each, the value in YAML.
+        model: which settings there are.
+        option: that they were given with, such as `--set`.
+
+    Raises:
+        SettingsError: what is wrong, and what to write instead.
+    """
+    values: dict[str, Any] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise SettingsError(f"{option} {shown(text)}: write KEY=VALUE, such as split=random")
+        values[key] = parse_yaml(value, f"{option} {shown(text)}")
+    try:
+        return model.model_validate(values)
+    except ValidationError as failure:
+        raise SettingsError(f"{option}:\n" + "\n".join(sentences(failure, model))) from None
+
+
+def _reason(failure: Exception) -> str:
+    """One line."""
+    said = getattr(failure, "problem", None) or str(failure)
+    return cut((said.splitlines() or [type(failure).__name__])[0])
+
+
+# What pydantic finds wrong, as sentences.
+
+_MOST_SENTENCES = 20
+
+# Comparing texts takes time that grows with the square of their length.
+_LONGEST_KEY = 100
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "list_type": "a list, such as [400, 400]",
+    "tuple_type": "a list, such as [0.9, 0.999]",
+    "model_type": "a section with keys",
+    "model_attributes_type": "a section with keys",
+    "dict_type": "a section with keys",
+    "finite_number": "a finite number",
+    "too_short": "a list that is not empty",
+}
+
+
+def sentences(failure: ValidationError, root: type[BaseModel]) -> list[str]:
+    """One line per error: key path, what was found, what is allowed, the nearest valid key."""
+    errors = failure.errors(include_url=False)
+    lines = [f"  {cut(_sentence(error, root))}" for error in errors[:_MOST_SENTENCES]]
+    more = len(errors) - _MOST_SENTENCES
+    return [*lines, f"  and {more} more"] if more > 0 else lines
+
+
+def _sentence(error: dict[str, Any], root: type[BaseModel]) -> str:
+    place = _locate(error["loc"], root)
+    path = ".".join(place.keys)
+    kind, found, context = error["type"], error["input"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _unknown_key(path, place, root)
+    if kind == "missing":
+        return f"{path}: not given"
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        discriminator = context.get("discriminator", "kind").strip("'")
+        tag = found.get(discriminator) if isinstance(found, dict) else found
+        expected = context.get("expected_tags", "")
+        nearest = _nearest_of_literal(tag, expected)
+        return f"{path}.{discriminator}: found {shown(tag)}; write one of {expected}{nearest}"
+    if kind == "value_error":
+        reason = str(context.get("error", error["msg"]))
+        return f"{path}: {reason}" if path else reason
+    expected = _EXPECTED.get(kind)
+    if expected is None:
+        # pydantic's own words, such as "Input should be greater than 0".
+        expected = error["msg"].replace("Input should be ", "")
+        if expected.startswith(("greater", "less")):
+            expected = f"a number {expected}"
+    nearest = _nearest_of_literal(found, context.get("expected", ""))
+    return f"{path}: found {shown(found)}; write {expected}{nearest}"
+
+
+class _Place(NamedTuple):
+    """Where an error is, as a user wrote it.
+
+    Attributes:
+        keys: the path.
+        model: the section that has, or lacks, the last key; None below the sections.
+        chosen: `kind: criteo_kaggle` and the like, in a section of several kinds.
+    """
+
+    keys: list[str]
+    model: type[BaseModel] | None
+    chosen: str
+
+
+def _locate(location: Sequence[Any], root: type[BaseModel]) -> _Place:
+    model: type[BaseModel] | None = root
+    keys: list[str] = []
+    chosen = ""
+    parts = list(location)
+    while parts:
+        part = parts.pop(0)
+        keys.append(str(part))
+        variants = dict(_submodels(model)).get(part, []) if model is not None else []
+        if not variants or not parts:
+            # A key of this section; the rest of the path lies within its value.
+            keys += map(str, parts)
+            break
+        if typing.get_origin(model.model_fields[part].annotation) is dict:
+            # Sections under names of the user's.
+            keys.append(str(parts.pop(0)))
+            if not parts:
+                break
+        model = variants[0]
+        discriminator = _discriminator(variants)
+        if discriminator is not None:
+            # pydantic puts the kind of a section into the path; users do not write it there.
+            tag = parts.pop(0)
+            model = next(v for v in variants if tag in _tags(v, discriminator))
+            chosen = f"{discriminator}: {tag}"
+    return _Place(keys, model, chosen)
+
+
+def _unknown_key(path: str, place: _Place, root: type[BaseModel]) -> str:
+    unknown, siblings = place.keys[-1], list(place.model.model_fields)
+    nearest = difflib.get_close_matches(unknown[:_LONGEST_KEY], siblings, n=1, cutoff=0.5)
+    if nearest:
+        hint = f"did you mean {nearest[0]!r}? "
+    else:
+        # The key may belong to another section.
+        elsewhere = [k.path for k in all_keys(root) if k.path.split(".")[-1] == unknown]
+        hint = f"did you mean {elsewhere[0]!r}? " if elsewhere and path not in elsewhere else ""
+    kind = f" with {place.chosen}" if place.chosen else ""
+    return f"{path}: unknown key{kind}; {hint}allowed here: {', '.join(siblings) or 'none'}"
+
+
+def _nearest_of_literal(found: Any, expected: str) -> str:
+    if not isinstance(found, str) or "'" not in expected:
+        return ""
+    options = [option.strip(" '") for option in expected.replace(" or ", ", ").split(",")]
+    nearest = difflib.get_close_matches(found[:_LONGEST_KEY], options, n=1, cutoff=0.6)
+    return f"; did you mean {nearest[0]!r}?" if nearest else ""
+
+
+# The keys of a model, for the help.
+
+
+class Key(NamedTuple):
+    """A key of the configuration.
+
+    Attributes:
+        path: for example `train.epochs`.
+        default: its default.
+        description: what it means, with its unit.
+        kinds: `data.kind: synthetic` and the like, if only some kinds of a section have it.
+    """
+
+    path: str
+    default: Any
+    description: str
+    kinds: str
+
+
+def all_keys(model: type[BaseModel], prefix: str = "") -> list[Key]:
+    """Every key, in order; a key that several kinds of a section share stands once."""
+    keys: list[Key] = []
+    submodels = dict(_submodels(model))
+    for name, field in model.model_fields.items():
+        path = f"{prefix}{name}"
+        if name not in submodels or field.description:
+            keys.append(Key(path, field.default, field.description or "", ""))
+        keys += _keys_of_section(submodels.get(name, []), f"{path}.")
+    return keys
+
+
+def _keys_of_section(variants: Sequence[type[BaseModel]], prefix: str) -> list[Key]:
+    discriminator = _discriminator(variants)
+    if discriminator is None:
+        return [key for variant in variants for key in all_keys(variant, prefix)]
+    every = [tag for variant in variants for tag in _tags(variant, discriminator)]
+    first = variants[0].model_fields[discriminator]
+    choice = f"{first.description}; one of {', '.join(every)}"
+    keys = {discriminator: Key(f"{prefix}{discriminator}", first.default, choice, "")}
+    owners: dict[str, list[str]] = {discriminator: every}
+    for variant in variants:
+        for key in all_keys(variant, prefix):
+            if key.path != f"{prefix}{discriminator}":
+                same = f"{key.path} {key.default!r} {key.description}"
+                keys.setdefault(same, key)
+                owners.setdefault(same, []).extend(_tags(variant, discriminator))
+    return [
+        key
+        if len(owners[same]) == len(every)
+        else key._replace(kinds=f"{prefix}{discriminator}: {_few(owners[same], every)}")
+        for same, key in keys.items()
+    ]
+
+
+def _few(chosen: list[str], every: list[str]) -> str:
+    """The chosen ones, or `not` the others, whichever are fewer."""
+    others = [tag for tag in every if tag not in chosen]
+    return ", ".join(chosen) if len(chosen) <= len(others) else "not " + ", ".join(others)
+
+
+def _submodels(model: type[BaseModel]) -> Iterator[tuple[str, list[type[BaseModel]]]]:
+    """Fields that are sections, each with the models it may be."""
+    for name, field in model.model_fields.items():
+        models = [m for m in _alternatives(field.annotation) if _is_model(m)]
+        if models:
+            yield name, models
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """The types that a value may have; of a dict, those of its values."""
+    if typing.get_origin(annotation) is dict:
+        return _alternatives(typing.get_args(annotation)[1])
+    if typing.get_origin(annotation) is Annotated:
+        return _alternatives(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [inner for part in typing.get_args(annotation) for inner in _alternatives(part)]
+    return [annotation]
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _discriminator(variants: Sequence[type[BaseModel]]) -> str | None:
+    """The key that tells the kinds of a section apart, if it has several."""
+    if len(variants) < 2:
+        return None
+    shared = set.intersection(*(set(variant.model_fields) for variant in variants))
+    return next(key for key in variants[0].model_fields if key in shared and _is_tag(variants, key))
+
+
+def _is_tag(variants: Sequence[type[BaseModel]], key: str) -> bool:
+    tags = [_tags(variant, key) for variant in variants]
+    return all(tags) and len(set().union(*tags)) == sum(map(len, tags))
+
+
+def _tags(variant: type[BaseModel], key: str) -> tuple[Any, ...]:
+    annotation = variant.model_fields[key].annotation
+    is_literal = typing.get_origin(annotation) is typing.Literal
+    return typing.get_args(annotation) if is_literal else ()
