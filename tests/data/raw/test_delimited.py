@@ -101,6 +101,33 @@ def test_marks_of_missing_values_are_counted(tmp_path, mark, quoted):
     assert "5 cells count as missing because of their text" in missing_marks_sentence(found)
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+@pytest.mark.parametrize("encode", ["vocabulary", "hash"])
+def test_marks_among_several_ids_are_left_out_and_counted(tmp_path, form, encode):
+    cells = ["a|NA|b", "NA|-|null", "x-NA|NAN|b", "NaN|a|b|c", "a|null", "NA", "b"]
+    frame = pl.DataFrame({"y": [0, 1, 0, 1, 0, 1, 0], "tags": cells})
+    path = tmp_path / f"log.{form}"
+    if form == "csv":
+        frame.write_csv(path)
+    else:
+        frame.with_columns(pl.col("tags").str.split("|")).write_parquet(path)
+    tags = {"separator": "|", "max_ids": 2, "encode": encode}
+    tags |= {"buckets": 5} if encode == "hash" else {}
+    log = RawLog(Schema.model_validate({"label": "y", "ids": {"tags": tags}}), [path])
+    bad = BadRows("error")
+    (chunk,) = log.chunks(bad)
+    kept = [ids or [] for ids in chunk.frame["tags"].to_list()]
+    assert kept == [["a", "b"], [], ["x-NA", "NAN"], ["a", "b"], ["a"], [], ["b"]]
+    assert bad.marks_by_column() == {"tags": {"NA": 3, "null": 2, "-": 1, "NaN": 1}}
+
+
+def test_marks_among_whole_numbers_are_missing(tmp_path):
+    path = write(tmp_path / "log.csv", ["y,slots", "1,3|NA|4", "0,-"])
+    schema = {"label": "y", "ids": {"slots": {"encode": "integer", "size": 5, "separator": "|"}}}
+    (chunk,) = RawLog(Schema.model_validate(schema), [path]).chunks(BadRows("error"))
+    assert chunk.frame["slots"].to_list() == [[3, 4], None]
+
+
 def test_marks_at_either_end_of_a_line_and_of_a_file(tmp_path):
     (tmp_path / "log.csv").write_bytes(b"a,y,b\r\nNA,1,x\r\n-,0,null")
     schema = {"label": "y", "ids": ["a", "b"]}

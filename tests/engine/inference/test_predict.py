@@ -190,6 +190,20 @@ def test_metrics_that_are_undefined(trained_run, tmp_path):
     assert status == 0 and said.count("undefined") == 2
 
 
+def test_missing_marks_among_several_ids(trained_run, packages, tmp_path):
+    """`a|NA|b` is scored as `a|b`, in files and in the package alike."""
+    frame = rows_of_test_part()[:3].reset_index(drop=True)
+    plain = frame.assign(genres=["comedy|drama", "crime", ""])
+    marked = frame.assign(genres=["comedy|NA|drama", "null|crime|-", "NaN|NA"])
+    expected = scores(trained_run, [write_movies(tmp_path / "plain.csv", plain)], tmp_path)
+    for form in ("csv", "parquet"):
+        path = write_movies(tmp_path / f"marked.{form}", marked)
+        found = scores(trained_run, [path], tmp_path)["score"]
+        assert found.to_list() == expected["score"].to_list()
+    columns = columns_of(marked.drop(columns=["rating", "importance"]))
+    np.testing.assert_allclose(loaded(packages / "fp32").score(columns), found, atol=1e-7)
+
+
 def test_bad_values_are_missing_on_request(trained_run, packages, tmp_path):
     """A bad value counts as missing, in files and in the package alike, and is told of."""
     frame = rows_of_test_part()[:12].reset_index(drop=True).astype({"user": str, "movie": str})
