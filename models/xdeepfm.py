@@ -56,13 +56,7 @@ class CIN(nn.Module):
 
 @register("xdeepfm", first_order=True, options=XDeepFMOptions)
 class XDeepFM(nn.Module):
-    """`<w, CIN(e_1 .. e_F)> + MLP([e_1 .. e_F, x])` (eq. 9); the first-order term is the model's.
-
-    Args:
-        shape: what comes in, and the widths of the MLP.
-        generator: source of the initial weights.
-        options: the layers of interactions.
-    """
+    """`<w, CIN(e_1 .. e_F)> + MLP([e_1 .. e_F, x])` (eq. 9); the first-order term is the model's."""
 
     def __init__(
         self, shape: NetworkShape, generator: torch.Generator, options: XDeepFMOptions

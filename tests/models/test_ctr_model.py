@@ -10,7 +10,7 @@ from torch import nn
 
 from stampede.models import NetworkShape, StoredColumns, network_names
 from stampede.models.deepfm import DeepFM
-from stampede.models.fm import second_order
+from stampede.models.fm_terms import second_order
 from stampede.models.mlp import MLP, glorot_normal_
 from stampede.models.registry import network
 

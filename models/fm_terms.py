@@ -1,4 +1,4 @@
-"""The terms of first and second order, and the inputs of an MLP, of looked-up rows."""
+"""The first- and second-order terms of looked-up rows, and the inputs of an MLP beside them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,40 @@ import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stampede.models import native
+from stampede.models import cpu
 from stampede.models.embedding_front import StoredColumns
-from stampede.models.fm import second_order
-from stampede.models.once import differentiable_once
+
+
+class _SecondOrder(torch.autograd.Function):
+    """With the gradient `sum_j e_j - e_i`, for which autograd would take three times the passes."""
+
+    @staticmethod
+    def forward(embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        total = embeddings.sum(1)
+        return 0.5 * (total.square() - embeddings.square().sum(1)).sum(1), total
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(inputs[0], output[1])
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    @cpu.no_double_backward
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:
+        embeddings, total = ctx.saved_tensors
+        return (total.unsqueeze(1) - embeddings) * grad[:, None, None]
+
+
+@torch.fx.wrap  # Symbolic tracing must not see the branches within.
+def second_order(embeddings: Tensor) -> Tensor:
+    """`sum_{i<j} <e_i, e_j>`, `[batch]`, of embeddings `[batch, fields, dim]`.
+
+    Computed as `0.5 * sum((sum_i e_i)^2 - sum_i e_i^2)`; differentiable once.
+    """
+    if torch._C._are_functorch_transforms_active():
+        # They differentiate as often as they like.
+        return 0.5 * (embeddings.sum(1).square() - embeddings.square().sum(1)).sum(1)
+    return _SecondOrder.apply(embeddings)[0]
 
 
 class _JoinedWithOrders(torch.autograd.Function):
@@ -38,27 +68,15 @@ class _JoinedWithOrders(torch.autograd.Function):
         return joined, orders
 
     @staticmethod
-    @differentiable_once
+    @cpu.no_double_backward
     def backward(ctx: Any, of_joined: Tensor, of_orders: Tensor) -> tuple[Tensor | None, ...]:
         stored, total, numbers = ctx.saved_tensors
-        of_stored, of_weights = torch.ops.stampede_dense.join_backward(
-            of_joined.contiguous(),
-            of_orders.contiguous(),
-            stored,
-            ctx.dim,
-            total,
-            numbers,
-            ctx.scale,
-        )
-        of_stored_is_needed, _, _, of_weights_are_needed, *_ = ctx.needs_input_grad
-        return (
-            of_stored if of_stored_is_needed else None,
-            None,
-            None,
-            of_weights if of_weights_are_needed else None,
-            None,
-            None,
-        )
+        given = of_joined.contiguous(), of_orders.contiguous(), stored, ctx.dim, total, numbers
+        found = torch.ops.stampede_dense.join_backward(*given, ctx.scale)
+        needs_stored, _, _, needs_weights, *_ = ctx.needs_input_grad
+        of_stored = found[0] if needs_stored else None
+        of_weights = found[1] if needs_weights else None
+        return of_stored, None, None, of_weights, None, None
 
 
 def joined_with_orders(
@@ -85,7 +103,7 @@ def joined_with_orders(
         `[batch, fields * dim + n]` and `[batch]`.
 
     Raises:
-        RuntimeError: where it is differentiable once, a gradient is to be differentiated again.
+        RuntimeError: a gradient of the kernels is to be differentiated again.
     """
     dtype = _dtype_of_kernels(stored, numbers, number_weights)
     if dtype is not None:
@@ -105,7 +123,7 @@ def scaled(values: Tensor, scale: float) -> Tensor:
 def _dtype_of_kernels(
     stored: Tensor, numbers: Tensor, number_weights: Tensor | None
 ) -> torch.dtype | None:
-    """What the first result of the kernels is; None where they cannot, or are not to."""
+    """The dtype of the kernels' first result; None where they cannot or must not be used."""
     if not (torch.is_grad_enabled() and stored.requires_grad) or numbers.requires_grad:
         return None
     given = [stored, numbers, *([] if number_weights is None else [number_weights])]
@@ -115,4 +133,4 @@ def _dtype_of_kernels(
         and one.device.type == "cpu"
         for one in given
     )
-    return native.computing_dtype(stored) if fit else None
+    return cpu.computing_dtype(stored) if fit else None

@@ -6,7 +6,6 @@
 #include <tuple>
 
 #include "lanes.h"
-#include "matrices.h"
 
 namespace {
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stampede.models import StoredColumns
-from stampede.models.orders import joined_with_orders
+from stampede.models.fm_terms import joined_with_orders
 from stampede.native_library import switched_off
 from support.dense import PRECISIONS, assert_near, autocast, rounded
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stampede.models import native
+from stampede.models import cpu
 from stampede.native_library import library
 from support.threads import torch_threads
 
@@ -18,7 +18,7 @@ CPU = Path("/proc/cpuinfo")
 
 
 def relu_layer(inputs, weight, bias):
-    return native.relu_layers(inputs, [weight], [bias])[0]
+    return cpu.relu_layers(inputs, [weight], [bias])[0]
 
 
 needs_tiles = pytest.mark.skipif(
@@ -73,9 +73,9 @@ def test_products_of_a_layer(rows, columns, outputs, dtype, threads, seed):
     inputs, grad = inputs.to(dtype), grad.to(dtype)
     with torch_threads(threads):
         output = relu_layer(inputs, weight, bias)
-        plain = native.inputs_gradient(grad, weight)
-        masked, sums = native.masked_inputs_gradient(grad, weight, inputs)
-        of_weight = native.transposed_product(grad, inputs)
+        plain = cpu.inputs_gradient(grad, weight)
+        masked, sums = cpu.masked_inputs_gradient(grad, weight, inputs)
+        of_weight = cpu.transposed_product(grad, inputs)
     assert output.dtype == plain.dtype == masked.dtype == dtype and sums.dtype == torch.float32
     before = inputs.double() @ weight.double().t() + bias
     summands = inputs.double().abs() @ weight.double().abs().t() + bias.abs()
@@ -92,10 +92,10 @@ def test_products_of_a_layer(rows, columns, outputs, dtype, threads, seed):
 
 @needs_tiles
 def test_tiles_are_used_where_there_are_some():
-    assert native.has_tiles()
+    assert cpu.has_tiles()
     # Where torch multiplies bfloat16 it also rounds to it.
     a, b = (tensor.bfloat16() for tensor in drawn(0, (64, 40), (64, 30)))
-    assert native.transposed_product(a, b).dtype == torch.float32
+    assert cpu.transposed_product(a, b).dtype == torch.float32
 
 
 @needs_tiles
@@ -110,8 +110,8 @@ def test_float32_products_are_as_exact_as_torchs(rows, columns, outputs):
         exact = a.double() @ b.double()
         assert error(ours, exact) <= 1.1 * error(a @ b, exact)
 
-    compare(native.inputs_gradient(grad, weight), grad, weight)
-    compare(native.transposed_product(grad, inputs), grad.t(), inputs)
+    compare(cpu.inputs_gradient(grad, weight), grad, weight)
+    compare(cpu.transposed_product(grad, inputs), grad.t(), inputs)
     # Numbers that bfloat16 holds would not show what the other parts are for.
     assert not torch.equal(inputs, inputs.bfloat16().float())
 
@@ -129,7 +129,7 @@ def test_large_and_small_numbers(dtype, scale):
         (inputs.double() @ weight.double().t()).relu(),
         inputs.double().abs() @ weight.double().abs().t(),
     )
-    assert_product(native.inputs_gradient(grad, weight), grad, weight)
+    assert_product(cpu.inputs_gradient(grad, weight), grad, weight)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -145,9 +145,9 @@ def test_what_is_not_finite_stays_in_its_row(dtype, bad):
         assert not output[7].isfinite().any()
     others = [row for row in range(40) if row != 7]
     assert output[others].isfinite().all()
-    sums = native.transposed_product(output, inputs)
+    sums = cpu.transposed_product(output, inputs)
     assert not sums[:, 3].isfinite().any() or bad == float("-inf")
-    masked, _ = native.masked_inputs_gradient(output[others].contiguous(), weight, inputs[others])
+    masked, _ = cpu.masked_inputs_gradient(output[others].contiguous(), weight, inputs[others])
     assert masked.isfinite().all()
 
 
@@ -155,8 +155,8 @@ def test_what_is_not_finite_stays_in_its_row(dtype, bad):
 def test_a_gradient_takes_the_memory_of_its_mask(dtype):
     grad, weight, mask = drawn(5, (70, 20), (20, 33), (70, 33))
     grad, mask = grad.to(dtype), mask.to(dtype)
-    expected, sums = native.masked_inputs_gradient(grad, weight, mask)
-    found, others = native.masked_inputs_gradient(grad, weight, mask, into_mask=True)
+    expected, sums = cpu.masked_inputs_gradient(grad, weight, mask)
+    found, others = cpu.masked_inputs_gradient(grad, weight, mask, into_mask=True)
     assert found.data_ptr() == mask.data_ptr() != expected.data_ptr()
     assert torch.equal(found, expected) and torch.equal(others, sums)
 
@@ -166,7 +166,7 @@ def test_a_nan_in_the_mask_hides_nothing(dtype):
     grad, weight, mask = drawn(4, (40, 20), (20, 33), (40, 33))
     mask[5, 6] = float("nan")
     grad, mask = grad.to(dtype), mask.to(dtype)
-    masked, _ = native.masked_inputs_gradient(grad, weight, mask)
+    masked, _ = cpu.masked_inputs_gradient(grad, weight, mask)
     assert masked[5, 6] != 0
 
 
@@ -181,8 +181,8 @@ def test_no_rows(dtype):
     inputs, weight, bias = torch.zeros(0, 5, dtype=dtype), torch.ones(3, 5), torch.ones(3)
     assert relu_layer(inputs, weight, bias).shape == (0, 3)
     grad = torch.zeros(0, 3, dtype=dtype)
-    assert native.inputs_gradient(grad, weight).shape == (0, 5)
-    assert torch.equal(native.transposed_product(grad, inputs).float(), torch.zeros(3, 5))
+    assert cpu.inputs_gradient(grad, weight).shape == (0, 5)
+    assert torch.equal(cpu.transposed_product(grad, inputs).float(), torch.zeros(3, 5))
 
 
 @needs_tiles

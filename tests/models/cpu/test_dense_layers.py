@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stampede.models import StoredColumns
-from stampede.models.relu_layers import relu_layers
+from stampede.models.mlp import relu_layers
 from support.dense import PRECISIONS, assert_near, autocast, rounded
 
 

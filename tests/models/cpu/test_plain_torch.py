@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from stampede.models import NetworkShape, NoOptions, native, network
+from stampede.models import NetworkShape, NoOptions, cpu, network
 from stampede.models.mlp import MLP, HiddenLayers, hidden_layers
 from stampede.native_library import switched_off
 from support.dense import PRECISIONS, autocast, mlp_and_inputs
@@ -109,7 +109,7 @@ def test_plain_torch_does_the_same_where_the_kernels_cannot():
     inputs = torch.randn(3, 6)
     found = layers(inputs)
     with switched_off():
-        assert native.computing_dtype(inputs) is None
+        assert cpu.computing_dtype(inputs) is None
         torch.testing.assert_close(layers(inputs), found)
     # Of other shapes and dtypes than batches of float32.
     torch.testing.assert_close(layers(inputs[None]), found[None])
@@ -155,14 +155,14 @@ def test_hooks_of_a_layer_are_called():
 
 
 def test_products_of_aligned_rows_are_faster_on_a_gpu_alone():
-    module = import_module("stampede.models.relu_layers")
+    module = import_module("stampede.models.mlp")
     assert not module._is_aligned_faster(torch.zeros(2, 3))
     assert module._is_aligned_faster(SimpleNamespace(is_cuda=True))
 
 
 @pytest.mark.parametrize("columns", [273, 16])
 def test_rows_are_padded_with_zeros_where_a_product_of_them_is_faster(columns, monkeypatch):
-    module = import_module("stampede.models.relu_layers")
+    module = import_module("stampede.models.mlp")
     mlp = MLP(columns, [12, 8], torch.Generator().manual_seed(0))
     inputs = torch.randn(70, columns)
     widths, linear = [], functional.linear

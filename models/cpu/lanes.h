@@ -1,10 +1,11 @@
-// Samples block by block, and neighbouring numbers that are computed with together.
+// What the kernels of the dense layers share: checks, samples block by block, vectors of numbers.
 //
 // Sums over samples are the same for any number of threads: each block of rows has a sum of its
 // own, and these are added in order.
 #pragma once
 
 #include <ATen/Parallel.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -16,6 +17,13 @@
 #endif
 
 namespace {
+
+inline void check_matrix(const at::Tensor& matrix, const char* name) {
+  TORCH_CHECK(matrix.device().is_cpu() && matrix.dim() == 2 && matrix.is_contiguous(), name,
+              " must be contiguous [rows, columns] on the CPU");
+  TORCH_CHECK(matrix.scalar_type() == at::kFloat || matrix.scalar_type() == at::kBFloat16, name,
+              " must be float32 or bfloat16, not ", matrix.scalar_type());
+}
 
 // Rows that a thread takes at a time.
 constexpr int64_t ROWS = 64;

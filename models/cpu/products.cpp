@@ -12,11 +12,11 @@
 #include <tuple>
 #include <vector>
 
-#include "matrices.h"
+#include "lanes.h"
 
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__) && \
     defined(__AVX512DQ__) && defined(__linux__)
-#include "writing.h"
+#include "tiles.h"
 #define STAMPEDE_AMX 1
 #endif
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from stampede.models import native
+from stampede.models import cpu
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _compiled():
-    assert native.computing_dtype(torch.zeros(1)) == torch.float32
+    assert cpu.computing_dtype(torch.zeros(1)) == torch.float32

@@ -1,18 +1,69 @@
-"""ReLU layers and their gradients on a CPU where the kernels can be used.
+"""ReLU layers, single outputs and stored rows on a CPU, in C++ that is compiled when first needed.
 
-Products are computed in AMX's tiles where there are some, and else by torch.
-
-Activations and their gradients are float32 or bfloat16, contiguous `[rows, columns]`; weights and
-biases are float32.
+Products are computed in AMX's tiles where the CPU has them, and else by torch. Activations and
+their gradients are float32 or bfloat16, contiguous `[rows, columns]`; weights and biases are
+float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import function
 from torch.nn import functional
+
+from stampede.native_library import Library
+
+_FOLDER = Path(__file__).parent
+_DENSE = Library(
+    *(_FOLDER / name for name in ("dense.cpp", "products.cpp", "stored.cpp")),
+    headers=[_FOLDER / name for name in ("lanes.h", "tiles.h")],
+)
+
+available = _DENSE.available
+
+
+def computing_dtype(inputs: Tensor) -> torch.dtype | None:
+    """The dtype that the kernels compute float32 inputs in: float32, or autocast's.
+
+    None where they cannot: elsewhere than on a CPU, in other dtypes, while a graph is captured or
+    operations are watched, under torch.func, and where they cannot be compiled.
+    """
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return None
+    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
+        return None
+    if type(inputs) not in (Tensor, torch.nn.Parameter) or inputs.device.type != "cpu":
+        return None
+    dtype = torch.float32
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+    if inputs.dtype not in (torch.float32, dtype):
+        return None
+    return dtype if dtype in (torch.float32, torch.bfloat16) and available() else None
+
+
+def no_double_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates the backward of an autograd function: with `create_graph` it raises an error.
+
+    torch's own decorator raises one only if the incoming gradient requires a gradient; else the
+    gradients have no graph, and a penalty of gradients would be one of constants.
+    """
+    once = function.once_differentiable(backward)
+
+    def checked(ctx: Any, *grads: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "the gradient of these layers cannot be differentiated again, but "
+                "create_graph=True was asked for"
+            )
+        return once(ctx, *grads)
+
+    return checked
 
 
 def has_tiles() -> bool:
@@ -23,7 +74,7 @@ def has_tiles() -> bool:
 def relu_layers(
     inputs: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]
 ) -> list[Tensor]:
-    """What each of several layers gives, one after the other: `relu(x @ weight.T + bias)`.
+    """The outputs `relu(x @ weight.T + bias)` of each of several layers, one after the other.
 
     Each is `[rows, outputs]`, of the inputs' dtype.
     """
@@ -42,7 +93,7 @@ def relu_layers(
 def _relu_layer(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     dtype = inputs.dtype
     output = functional.linear(inputs, weight.to(dtype), bias.to(dtype))
-    # oneDNN's product with a ReLU within it would make a NaN 0, and nobody would see it.
+    # oneDNN's product with a ReLU within it would turn a NaN into 0, and nobody would see it.
     if dtype == torch.float32:
         return output.relu_()
     torch.ops.stampede_dense.relu_(output)
@@ -62,7 +113,7 @@ def single_output(inputs: Tensor, weight: Tensor) -> Tensor:
 def single_output_backward(
     grad: Tensor, inputs: Tensor, weight: Tensor, *, into_inputs: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of inputs that ReLUs gave: the gradient of what went into these, its sums, the weight's.
+    """Of inputs that ReLUs gave: the gradient of the ReLUs' inputs, its sums, the weight's.
 
     Args:
         grad: `[rows, 1]` float32.

@@ -5,10 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stampede.models import StoredColumns, native
-from stampede.models.fm import second_order
+from stampede.models import StoredColumns, cpu
+from stampede.models.fm_terms import joined_with_orders, second_order
 from stampede.models.mlp import MLP, hidden_layers
-from stampede.models.orders import joined_with_orders
 from support.dense import PRECISIONS, autocast, mlp_and_inputs
 
 
@@ -46,7 +45,7 @@ def test_a_backward_that_failed_cannot_be_repeated(monkeypatch):
     def fail(*_):
         raise MemoryError("no memory")
 
-    monkeypatch.setattr(native, "transposed_product", fail)
+    monkeypatch.setattr(cpu, "transposed_product", fail)
     with pytest.raises(MemoryError):
         logits.backward()
     monkeypatch.undo()
