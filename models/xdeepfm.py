@@ -56,7 +56,10 @@ class CIN(nn.Module):
 
 @register("xdeepfm", first_order=True, options=XDeepFMOptions)
 class XDeepFM(nn.Module):
-    """`<w, CIN(e_1 .. e_F)> + MLP([e_1 .. e_F, x])` (eq. 9); the first-order term is the model's."""
+    """`<w, CIN(e_1 .. e_F)> + MLP([e_1 .. e_F, x])` (eq. 9).
+
+    The first-order term is the model's.
+    """
 
     def __init__(
         self, shape: NetworkShape, generator: torch.Generator, options: XDeepFMOptions
