@@ -16,7 +16,7 @@ import speeds
 import waiting_rows
 from report import RESULTS, ROOT
 
-from stampede.engine.whole_files import write_whole
+from stampede.files import write_file
 
 # The tables stand between these in README.md.
 BEGIN, END = "<!-- benchmarks/readme_tables.py -->", "<!-- end -->"
@@ -41,7 +41,7 @@ def main() -> None:
     if readme.count(BEGIN) != 1 or readme.count(END) != 1:
         sys.exit(f"error: {path}: write one line {BEGIN} and one line {END}")
     before, rest = readme.split(BEGIN)
-    write_whole(path, f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")
+    write_file(path, f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")
 
 
 def tables(results: Path) -> str:

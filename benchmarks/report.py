@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from machine import CORES, QUIET, OtherProcesses, describe_machine
 
-from stampede.engine.whole_files import write_whole
+from stampede.files import write_file
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
@@ -67,7 +67,7 @@ class Report:
             "quick": self.quick,
             **self._found,
         }
-        write_whole(self._out, json.dumps(report, indent=1) + "\n")
+        write_file(self._out, json.dumps(report, indent=1) + "\n")
 
     def close(self) -> None:
         """Say how quiet the machine was."""

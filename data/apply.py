@@ -20,13 +20,13 @@ from stampede.data.prepared.manifest import (
     read_manifest,
 )
 from stampede.data.prepared.verify import check_content
-from stampede.data.prepared.whole_folder import make_whole
 from stampede.data.prepared.writer import RowsOfParts, write_manifest, write_rows
 from stampede.data.progress import RowProgress
 from stampede.data.raw.files import expand
 from stampede.data.raw.log import RawLog
 from stampede.data.raw.rows import BadRows
 from stampede.data.sources import TEST
+from stampede.files import make_folder
 from stampede.settings import all_keys, from_key_values
 
 
@@ -64,7 +64,7 @@ def apply_learned(
         source = {"learned_from": str(prepared), "schema": learned.schema.model_dump(mode="json")}
         write_manifest(unfinished, log, learned, options, parts, bad_rows, source)
 
-    return make_whole(folder, make)
+    return make_folder(folder, make, DataError)
 
 
 def _as_test(log: RawLog, bad_rows: BadRows) -> Iterator[RowsOfParts]:

@@ -27,9 +27,9 @@ from stampede.data.prepared.manifest import (
     PartName,
     read_manifest,
 )
-from stampede.data.prepared.whole_folder import make_whole
 from stampede.data.prepared.writer import PartWriter
 from stampede.data.progress import RowProgress
+from stampede.files import make_folder
 
 BLOCK_ROWS = 1 << 18
 _SHARD_ROWS = 1 << 22
@@ -119,7 +119,7 @@ def import_criteo_npy(
         source={"files": str(folder), "modulo": modulo},
     )
     divisors = np.array(given) if modulo else None
-    make_whole(out, lambda unfinished: _write(ranges, manifest, divisors, unfinished))
+    make_folder(out, lambda unfinished: _write(ranges, manifest, divisors, unfinished), DataError)
 
 
 def _ranges(folder: Path) -> list[_Range]:

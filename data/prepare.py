@@ -23,7 +23,6 @@ from stampede.data.options import PreparationOptions
 from stampede.data.parallel import computed_ahead
 from stampede.data.prepared.manifest import BAD_ROWS, LEARNED_FOLDER, prepared_summary
 from stampede.data.prepared.verify import verify
-from stampede.data.prepared.whole_folder import make_whole
 from stampede.data.prepared.writer import RowsOfParts, write_manifest, write_rows
 from stampede.data.progress import RowProgress
 from stampede.data.raw.log import Chunk, RawLog
@@ -31,6 +30,7 @@ from stampede.data.raw.rows import BadRows
 from stampede.data.schema.features import described
 from stampede.data.schema.schema import Quantiles, Schema
 from stampede.data.sources import TRAIN, Assignment, Kind, Source, open_source
+from stampede.files import make_folder
 from stampede.settings import all_keys, from_key_values
 
 # With fewer, a part may be left without a row.
@@ -48,7 +48,7 @@ def prepare(source: Source, options: PreparationOptions, folder: Path) -> bool:
     Raises:
         DataError: the log cannot be used or the folder cannot be written.
     """
-    return make_whole(folder, lambda unfinished: _prepare(source, options, unfinished))
+    return make_folder(folder, lambda unfinished: _prepare(source, options, unfinished), DataError)
 
 
 def _prepare(source: Source, options: PreparationOptions, folder: Path) -> None:

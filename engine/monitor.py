@@ -22,7 +22,6 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from stampede.engine.appending import append_whole
 from stampede.engine.checkpoint.described import versions
 from stampede.engine.config import Config
 from stampede.engine.console import readable_bytes, say_given_up
@@ -31,7 +30,7 @@ from stampede.engine.processes import Processes
 from stampede.engine.pulse import EXCHANGES, PHASES, READING
 from stampede.engine.restarts import restarts
 from stampede.engine.trace import StepTrace
-from stampede.engine.whole_files import to_json
+from stampede.files import append, to_json
 
 # Steps that a GPU may be behind by; older ones are looked at, so that few events are held.
 _HELD = 16
@@ -366,7 +365,7 @@ class RankLog:
         line = to_json({"time": now, "rank": self._rank, "event": event, **fields})
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            append_whole(self._path, f"{line}\n".encode())
+            append(self._path, f"{line}\n".encode())
         except OSError as failure:
             self._given_up = True
             say_given_up(self._rank, self._path, "log", failure)

@@ -7,7 +7,7 @@ from pathlib import Path
 from stampede.engine.config import Config
 from stampede.engine.config.model import executed_source
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from stampede.engine.whole_files import write_whole
+from stampede.files import write_file
 from stampede.settings import read_yaml
 
 # In the run folder.
@@ -29,7 +29,7 @@ def keep_network(config: Config, run: Path, *, replace: bool) -> None:
     copy, file = run / COPY, config.model.import_file
     try:
         if file and (replace or not copy.exists()):
-            write_whole(copy, executed_source(file))
+            write_file(copy, executed_source(file))
     except OSError as failure:
         raise TrainingStoppedError(
             f"{copy}: cannot be written ({failure.strerror or failure}); make room there, or set "

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,14 +14,12 @@ from typing import Any, BinaryIO
 from torch.utils.tensorboard import SummaryWriter
 from tqdm.auto import tqdm
 
-from stampede.data.prepared.whole_folder import sync_folder
-from stampede.engine.appending import append_whole
 from stampede.engine.config import Config
 from stampede.engine.config.load import to_yaml
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.figures import draw_curve
 from stampede.engine.restarts import launched_by
-from stampede.engine.whole_files import to_json, write_whole
+from stampede.files import append, delete_folder, sync, to_json, write_file
 
 # Folder of a sweep that holds its run folders.
 TRIALS = "trials"
@@ -159,15 +156,11 @@ class RunFolder:
         """
         try:
             if config.run.overwrite and not self._continued and self.path.exists():
-                # Under another name first: a kill must not leave half a run behind.
-                deleted = self.path.with_name(f".{self.path.name}.deleted")
-                shutil.rmtree(deleted, ignore_errors=True)
-                os.replace(self.path, deleted)
-                shutil.rmtree(deleted)
+                delete_folder(self.path)
             self.path.mkdir(exist_ok=True)
             # Before anything else is in it, so that a restart knows the folder as its own.
             if launched_by() is not None:
-                write_whole(self._launch_file, launched_by())
+                write_file(self._launch_file, launched_by())
             # An earlier try with other settings may have got to no checkpoint.
             self.write_config(config)
             self.checkpoints.mkdir(exist_ok=True)
@@ -201,7 +194,7 @@ class RunFolder:
     def write_config(self, config: Config) -> None:
         """Write the resolved configuration."""
         with self._writing():
-            write_whole(self.config_file, to_yaml(config))
+            write_file(self.config_file, to_yaml(config))
 
     def log(self, line: dict[str, Any]) -> None:
         """Append a line to `metrics.jsonl` and its numbers to TensorBoard.
@@ -213,7 +206,7 @@ class RunFolder:
             TrainingStoppedError: it cannot be written.
         """
         with self._writing():
-            append_whole(self.metrics, f"{to_json(line)}\n".encode())
+            append(self.metrics, f"{to_json(line)}\n".encode())
             self.metrics_lines += 1
             if self._events is None:
                 # Events of steps that are done again replace the old ones.
@@ -247,7 +240,7 @@ class RunFolder:
             # The next one to be opened replaces events of steps that are done again.
             self._close_events()
             lines = self._whole_lines()[:count]
-            write_whole(self.metrics, "".join(lines))
+            write_file(self.metrics, "".join(lines))
         self.metrics_lines = len(lines)
         if len(lines) == count:
             return []
@@ -268,21 +261,21 @@ class RunFolder:
         """
         if not self.metrics_lines:
             return
-        with self._writing(), self.metrics.open("rb") as file:
-            os.fsync(file.fileno())
+        with self._writing():
+            sync(self.metrics)
             # The file may have come in the place of an older one.
-            sync_folder(self.path)
+            sync(self.path)
 
     def write_report(self, name: str, values: dict[str, Any]) -> None:
         """Write a file of JSON."""
         with self._writing():
-            write_whole(self.path / name, to_json(values, indent=1) + "\n")
+            write_file(self.path / name, to_json(values, indent=1) + "\n")
 
     def write_results(self, summary: dict[str, Any], title: str) -> None:
         """Write `summary.json` and `curve.png`."""
         with self._writing():
-            write_whole(self.summary, to_json(summary, indent=2) + "\n")
-            write_whole(self.curve, draw_curve(self.lines(), title))
+            write_file(self.summary, to_json(summary, indent=2) + "\n")
+            write_file(self.curve, draw_curve(self.lines(), title))
 
     def _close_events(self) -> None:
         writer, self._events = self._events, None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from stampede.data.errors import DataError
-from stampede.data.prepared.manifest import FileEntry, Manifest, ShardEntry, ShardFile
+from stampede.data.prepared.manifest import Manifest, ShardEntry
+from stampede.files import FileEntry, file_size
 
 
 def map_shard(
@@ -75,7 +75,7 @@ def _expected(manifest: Manifest, name: str) -> tuple[str, int | None, int]:
 
 def _map(path: Path, entry: FileEntry) -> np.memmap:
     try:
-        found = path.stat().st_size
+        found = file_size(path)
     except FileNotFoundError:
         raise damaged(path, "is absent") from None
     except OSError as failure:
@@ -88,37 +88,3 @@ def _map(path: Path, entry: FileEntry) -> np.memmap:
     # numpy hands the header to Python's parser, which raises whatever it stumbles over.
     except Exception as failure:
         raise damaged(path, f"cannot be mapped ({type(failure).__name__}: {failure})") from None
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def file_entry(path: Path, folder: Path) -> FileEntry:
-    """Name, length and SHA-256 of a file in a prepared folder."""
-    name = str(path.relative_to(folder))
-    return FileEntry(name=name, bytes=path.stat().st_size, sha256=sha256(path))
-
-
-def shard_file(path: Path, folder: Path) -> ShardFile:
-    """The same, and when it was last written to, of a shard's file that is closed."""
-    entry = file_entry(path, folder)
-    return ShardFile(**entry.model_dump(), mtime_ns=path.stat().st_mtime_ns)
-
-
-def difference(path: Path, entry: FileEntry) -> str:
-    """What is wrong with a file; empty where it is as described."""
-    try:
-        length = path.stat().st_size
-        if length != entry.bytes:
-            return f"{length:,} bytes instead of {entry.bytes:,}"
-        if sha256(path) != entry.sha256:
-            return "its content has changed (SHA-256 differs)"
-    except OSError as failure:
-        return failure.strerror or str(failure)
-    return ""

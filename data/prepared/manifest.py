@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from stampede.data.errors import DataError
+from stampede.files import FileEntry
 from stampede.settings import Section, cut
 
 # Raised by a change of layout or meaning; other formats are refused.
@@ -57,21 +57,6 @@ class FieldEntry(Section):
     def unknown_rows(self) -> tuple[int, ...]:
         """Rows that are no id's own."""
         return tuple(row for row in (self.missing_row, self.unseen_row) if row is not None)
-
-
-class FileEntry(Section):
-    """A file of the folder: its name, length in bytes and SHA-256."""
-
-    name: str
-    bytes: Count
-    sha256: str
-
-    @field_validator("name")
-    @classmethod
-    def _inside_the_folder(cls, name: str) -> str:
-        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith(".") or ".." in name:
-            raise ValueError(f"{name!r} is no name of a file in this folder")
-        return name
 
 
 class ShardFile(FileEntry):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,15 +11,15 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from stampede.data.errors import DataError
-from stampede.data.prepared.arrays import difference, map_shard
+from stampede.data.prepared.arrays import map_shard
 from stampede.data.prepared.manifest import (
     MANIFEST,
-    FileEntry,
     Manifest,
     ShardEntry,
     ShardFile,
     read_manifest,
 )
+from stampede.files import FileEntry, check_files, difference, write_file
 
 _PIECE_BYTES = 1 << 24
 
@@ -59,15 +58,13 @@ def check_content(folder: Path, entries: Sequence[FileEntry]) -> None:
     Raises:
         DataError: one has changed; names the first.
     """
-    with ThreadPoolExecutor() as threads:
-        found = threads.map(lambda entry: difference(folder / entry.name, entry), entries)
-        for entry, what in zip(entries, found, strict=True):
-            if what:
-                raise DataError(
-                    f"{folder / entry.name}: {what} since the data were prepared; delete the "
-                    "folder to prepare them again, or see what else: "
-                    f"python -m stampede.data.prepare --verify {folder}"
-                )
+    try:
+        check_files(folder, entries)
+    except ValueError as failure:
+        raise DataError(
+            f"{folder}/{failure} since the data were prepared; delete the folder to prepare them "
+            f"again, or see what else: python -m stampede.data.prepare --verify {folder}"
+        ) from None
 
 
 def verify(folder: Path) -> None:
@@ -127,10 +124,8 @@ def _record(folder: Path, manifest: Manifest, times: dict[str, int]) -> None:
     for shards in values["parts"].values():
         for entry in (entry for shard in shards for entry in shard["files"].values()):
             entry["mtime_ns"] = times[entry["name"]]
-    unfinished = folder / f".{MANIFEST}.tmp"
     with suppress(OSError):
-        unfinished.write_text(json.dumps(values, indent=1), encoding="utf-8")
-        unfinished.replace(folder / MANIFEST)
+        write_file(folder / MANIFEST, json.dumps(values, indent=1))
 
 
 def impossible_values(folder: Path, manifest: Manifest, shard: ShardEntry) -> list[str]:

@@ -17,7 +17,6 @@ from stampede.data.learning.learned import Learned
 from stampede.data.learning.vocabulary import Distinct
 from stampede.data.options import WritingOptions
 from stampede.data.parallel import computed_ahead
-from stampede.data.prepared.arrays import file_entry, shard_file
 from stampede.data.prepared.manifest import (
     BAD_ROWS,
     LEARNED_FOLDER,
@@ -32,6 +31,7 @@ from stampede.data.prepared.manifest import (
 from stampede.data.progress import RowProgress
 from stampede.data.raw.log import LABEL, TIME, WEIGHT, RawLog
 from stampede.data.raw.rows import BadRows
+from stampede.files import file_entry
 
 _Arrays = dict[str, np.ndarray]
 _Bags = list[tuple[np.ndarray, np.ndarray]]
@@ -175,7 +175,7 @@ class PartWriter:
         if not self._rows:
             return
         entries = {
-            name: self._threads.submit(lambda file: shard_file(file.close(), self._folder), file)
+            name: self._threads.submit(_shard_file, file, self._folder)
             for name, file in self._files.items()
         }
         self._closed.append((self._rows, entries))
@@ -207,6 +207,12 @@ class PartWriter:
             path = self._folder / f"{self._part}-{len(self._closed):05d}-{name}.npy"
             self._files[name] = _NpyFile(path, array)
         return self._files[name]
+
+
+def _shard_file(file: _NpyFile, folder: Path) -> ShardFile:
+    path = file.close()
+    entry = file_entry(path, folder)
+    return ShardFile(**entry.model_dump(), mtime_ns=path.stat().st_mtime_ns)
 
 
 class _NpyFile:

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field, model_validator
 
-from stampede.data.prepared.manifest import FileEntry
 from stampede.engine.checkpoint.states import Count
+from stampede.files import FileEntry
 from stampede.settings import Section
 
 DTYPES = {

@@ -15,16 +15,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from stampede.data.prepared.manifest import FileEntry
 from stampede.engine.checkpoint.bounds import MOST_BYTES, check_keys, check_text
 from stampede.engine.checkpoint.errors import REMEDY, DamagedCheckpointError
-from stampede.engine.checkpoint.files import length_of
 from stampede.engine.checkpoint.layout import TensorEntry, check_fits_files
 from stampede.engine.checkpoint.parts import check_parts
 from stampede.engine.checkpoint.progress import Progress
 from stampede.engine.checkpoint.states import Count
 from stampede.engine.errors import RunFolderError
-from stampede.engine.whole_files import to_json
+from stampede.files import FileEntry, file_size, to_json
 from stampede.models import StoredColumns, table_name
 from stampede.settings import Section, cut
 
@@ -155,7 +153,7 @@ def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
             "runs/quickstart/checkpoints/epoch_0001"
         )
     try:
-        if length_of(file) > MOST_BYTES:
+        if file_size(file) > MOST_BYTES:
             raise ValueError(f"{MANIFEST} is larger than any")
         text = file.read_bytes()
         check_text(text)

@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from stampede.data.prepared.manifest import FileEntry
 from stampede.engine.checkpoint.layout import ChunkEntry, TensorEntry
 from stampede.engine.checkpoint.states import Count
+from stampede.files import FileEntry
 
 # Of a part as JSON, without its own parts: a thousand logged losses take 25,000.
 _MOST_CHARACTERS = 100_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from copy import deepcopy
 from itertools import chain
@@ -15,10 +14,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from tqdm.auto import tqdm
 
 from stampede.data import Dataset
-from stampede.data.prepared.arrays import file_entry
 from stampede.engine.checkpoint.contents import contents, on_cpu
 from stampede.engine.checkpoint.described import data_entry, table_entries, versions
-from stampede.engine.checkpoint.keeping import prune, publish, unfinished
+from stampede.engine.checkpoint.keeping import prune
 from stampede.engine.checkpoint.manifest import MANIFEST, Manifest, as_text
 from stampede.engine.checkpoint.names import name_of
 from stampede.engine.checkpoint.progress import Progress
@@ -29,6 +27,7 @@ from stampede.engine.console import readable_bytes
 from stampede.engine.errors import DivergedError, TrainingStoppedError
 from stampede.engine.job import Job
 from stampede.engine.processes import PATIENCE, Processes
+from stampede.files import file_entry, hidden, publish_folder, sync, write_file
 
 _NO_MEMORY = "no memory for a copy, which checkpoint.asynchronous=false does without on a CPU: "
 
@@ -175,11 +174,11 @@ class Checkpoints:
         except (Exception, CheckpointException) as found:
             self._failure = reason(found)
             if self._processes.is_main:
-                shutil.rmtree(unfinished(self._target), ignore_errors=True)
+                shutil.rmtree(hidden(self._target, "tmp"), ignore_errors=True)
 
     def _write(self, state: dict[str, Any], failure: str | None, progress: Progress) -> None:
         """Whatever fails here fails on all ranks."""
-        folder = unfinished(self._target)
+        folder = hidden(self._target, "tmp")
 
         def prepare() -> None:
             if failure is not None:
@@ -200,15 +199,9 @@ class Checkpoints:
                     tensors=tensors,
                     **self._described,
                 )
-                _write_durably(folder / MANIFEST, as_text(manifest))
-                publish(self._target)
+                write_file(folder / MANIFEST, as_text(manifest))
+                sync(folder / MANIFEST)
+                publish_folder(folder, self._target)
                 prune(self._folder, self._settings, progress.best_epoch)
 
         together(finish, self._group)
-
-
-def _write_durably(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())

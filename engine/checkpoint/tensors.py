@@ -27,10 +27,10 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from stampede.engine.checkpoint.errors import DamagedCheckpointError
-from stampede.engine.checkpoint.files import check_lengths
 from stampede.engine.checkpoint.layout import DTYPES, ChunkEntry, TensorEntry
 from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.errors import lacks_memory
+from stampede.files import check_files
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -122,7 +122,7 @@ def read_tensors(path: Path, state: dict[str, Any], *, alone: bool = False) -> N
     # First, as torch would say with a traceback what is wrong there.
     manifest = read_manifest(path)
     try:
-        check_lengths(path, manifest.files)
+        check_files(path, manifest.files, content=False)
         with warnings.catch_warnings():
             # That no process group is there is as it should be.
             warnings.simplefilter("ignore", UserWarning)

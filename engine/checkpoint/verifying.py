@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from stampede.engine.checkpoint.errors import REMEDY, DamagedCheckpointError
-from stampede.engine.checkpoint.files import check_contents, check_lengths
-from stampede.engine.checkpoint.keeping import set_aside, tidy
+from stampede.engine.checkpoint.keeping import set_aside
 from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.checkpoint.names import newest_first
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import PATIENCE, Processes
+from stampede.files import check_files, recover_folders
 
 
 def verify(path: Path, remedy: str = REMEDY) -> None:
@@ -25,9 +25,7 @@ def verify(path: Path, remedy: str = REMEDY) -> None:
     """
     files = read_manifest(path, remedy).files
     try:
-        # Lengths first: they cost nothing.
-        check_lengths(path, files)
-        check_contents(path, files)
+        check_files(path, files)
     except ValueError as failure:
         raise DamagedCheckpointError(f"{path}: damaged checkpoint ({failure}); {remedy}") from None
 
@@ -60,7 +58,7 @@ def newest_whole(folder: Path, processes: Processes) -> Path | None:
 def _newest_whole(folder: Path) -> Path | None:
     damaged = []
     try:
-        tidy(folder)
+        recover_folders(folder)
         for path in newest_first(folder):
             try:
                 verify(path)

@@ -19,9 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tqdm.auto import tqdm
 
-from stampede.data import DataError, formulas
+from stampede.data import formulas
 from stampede.data.learning.row_meanings import row_meanings
-from stampede.data.prepared.whole_folder import make_whole
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.dense_part import export_dense_part
 from stampede.engine.inference.description import described_inputs
@@ -30,7 +29,7 @@ from stampede.engine.inference.model import dense_model
 from stampede.engine.inference.row_types import RowType, stored_rows
 from stampede.engine.inference.trained import Trained
 from stampede.engine.tables import read_stored_field
-from stampede.engine.whole_files import to_json
+from stampede.files import hidden, make_folder, publish_folder, to_json
 
 PACKAGE = "package.json"
 
@@ -54,35 +53,24 @@ def export(trained: Trained, folder: Path, rows: RowType, overwrite: bool) -> No
         overwrite: whether an existing package is replaced.
 
     Raises:
-        RunFolderError: the folder is there, or the run cannot be used.
-        DataError: the folder cannot be written.
+        RunFolderError: the folder is there or cannot be written, or the run cannot be used.
     """
     # The working folder has no name, and a link could not be replaced.
     folder = folder.resolve()
     _check_folder(folder, overwrite)
-    fresh = folder.with_name(f".{folder.name}.new") if folder.exists() else folder
+    fresh = hidden(folder, "new") if folder.exists() else folder
     if fresh != folder:
         shutil.rmtree(fresh, ignore_errors=True)
-    make_whole(fresh, lambda unfinished: _fill(unfinished, trained, rows))
+    make_folder(fresh, lambda unfinished: _fill(unfinished, trained, rows), RunFolderError)
     if fresh != folder:
         try:
-            _replace(folder, fresh)
+            publish_folder(fresh, folder)
         except OSError as failure:
             shutil.rmtree(fresh, ignore_errors=True)
-            raise DataError(
+            raise RunFolderError(
                 f"{folder}: cannot be replaced ({failure.strerror or failure}); choose another "
                 "folder"
             ) from None
-
-
-def _replace(folder: Path, fresh: Path) -> None:
-    """Put a new folder in the place of another."""
-    # Under another name first: a kill must not leave half a package behind.
-    deleted = folder.with_name(f".{folder.name}.deleted")
-    shutil.rmtree(deleted, ignore_errors=True)
-    os.replace(folder, deleted)
-    os.replace(fresh, folder)
-    shutil.rmtree(deleted, ignore_errors=True)
 
 
 def _check_folder(folder: Path, overwrite: bool) -> None:

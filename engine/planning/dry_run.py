@@ -40,7 +40,7 @@ from stampede.engine.planning.workload import Workload, workload
 from stampede.engine.recipe import LARGE_LOG, with_recipe
 from stampede.engine.scaled import scaled_hyperparameters
 from stampede.engine.table_optimizer import table_optimizer
-from stampede.engine.whole_files import to_json, write_whole
+from stampede.files import to_json, write_file
 from stampede.optim import cowclip_sharders
 from stampede.settings import SettingsError
 
@@ -150,7 +150,7 @@ def print_dry_run(config: Config, cluster: Cluster, out: Path | None) -> None:
     print(report(done), flush=True)
     if out is not None:
         try:
-            write_whole(out, to_json(done.to_dict(), indent=1) + "\n")
+            write_file(out, to_json(done.to_dict(), indent=1) + "\n")
         except OSError as failure:
             raise SettingsError(
                 f"--plan-out: {out} cannot be written ({failure.strerror or failure}); name a file "

@@ -19,7 +19,7 @@ from stampede.engine.report.tables import (
     result_tables,
     step_table,
 )
-from stampede.engine.whole_files import write_whole
+from stampede.files import write_file
 
 PAGE = "report.html"
 
@@ -83,8 +83,8 @@ def write_report(
             if one.figure is None:
                 (folder / f"{one.name}.png").unlink(missing_ok=True)
             else:
-                write_whole(folder / f"{one.name}.png", pictures[one.name])
-        write_whole(folder / PAGE, text)
+                write_file(folder / f"{one.name}.png", pictures[one.name])
+        write_file(folder / PAGE, text)
     except OSError as failure:
         raise RunFolderError(
             f"{folder}: the report cannot be written ({failure.strerror or failure}); choose "

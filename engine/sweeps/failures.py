@@ -10,7 +10,7 @@ from pathlib import Path
 from stampede.engine.config import Config
 from stampede.engine.sweeps.files import reading, writing
 from stampede.engine.sweeps.measured import compared
-from stampede.engine.whole_files import to_json, write_whole
+from stampede.files import to_json, write_file
 
 # torchrun's own lines, such as `error_file: <N/A>`, do not begin so.
 _ERROR = re.compile(r"error( on rank \d+)?: ")
@@ -64,7 +64,7 @@ class Failures:
     def _write(self) -> None:
         content = {name: {"message": m, "config": c} for name, (m, c) in self._found.items()}
         with writing(self._path):
-            write_whole(self._path, to_json(content, indent=1) + "\n")
+            write_file(self._path, to_json(content, indent=1) + "\n")
 
 
 def _digest(config: Config) -> str:

@@ -13,7 +13,7 @@ from stampede.engine.sweeps.results import Column, Result, columns
 from stampede.engine.sweeps.sections import shown_as
 from stampede.engine.sweeps.sweep import Sweep
 from stampede.engine.sweeps.table import axes_of
-from stampede.engine.whole_files import write_whole
+from stampede.files import write_file
 
 # Told apart in black and white too.
 _STYLES = ("o-", "s--", "^-.", "D:", "v-", "P--", "X-.", "*:", "<-", ">--")
@@ -137,5 +137,5 @@ def _save(figure: Figure, path: Path) -> Path:
         legend = axes.get_legend()
         named = [legend.get_title(), *legend.get_texts()] if legend else []
         as_written([axes.title, axes.xaxis.label, axes.yaxis.label, *named])
-    write_whole(path, to_png(figure))
+    write_file(path, to_png(figure))
     return path

@@ -25,7 +25,7 @@ from stampede.engine.sweeps.runner import Outcome, Runner
 from stampede.engine.sweeps.study import check_optuna, run_study
 from stampede.engine.sweeps.sweep import Sweep
 from stampede.engine.sweeps.table import to_csv, to_markdown
-from stampede.engine.whole_files import write_whole
+from stampede.files import write_file
 
 
 def run_sweep(sweep: Sweep, start: Start, retry_failed: bool = False) -> list[Path]:
@@ -51,7 +51,7 @@ def run_sweep(sweep: Sweep, start: Start, retry_failed: bool = False) -> list[Pa
             files, (to_csv(sweep, found), to_markdown(sweep, found)), strict=True
         ):
             with writing(file):
-                write_whole(file, text)
+                write_file(file, text)
         files += _pictures(sweep, found)
     if all(outcome.message for outcome in outcomes):
         again = "" if sweep.study else "; --retry-failed runs them again"

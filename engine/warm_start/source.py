@@ -10,11 +10,11 @@ from pathlib import Path
 from stampede.data.learning.row_meanings import RowMeanings, row_meanings
 from stampede.data.prepared.manifest import LEARNED_FOLDER, MANIFEST
 from stampede.engine.checkpoint import Manifest, read_manifest, verify
-from stampede.engine.checkpoint.files import length_of
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.inputs import kept_inputs
 from stampede.engine.inference.same_inputs import check_trained_with
 from stampede.engine.inference.trained import choose_checkpoint
+from stampede.files import file_size
 from stampede.settings import cut
 
 _REMEDY = "copy it again from where the run was made, or begin without its weights"
@@ -101,7 +101,7 @@ def _check_own_files(kept: Path) -> None:
             if not stat.S_ISDIR(path.lstat().st_mode):
                 raise ValueError(f"{path.name} is not a folder of its own")
         for file in (kept / MANIFEST, *(learned.iterdir() if learned in folders else ())):
-            length_of(file)
+            file_size(file)
     except (OSError, ValueError) as failure:
         raise RunFolderError(f"{kept}: damaged ({cut(str(failure))}); {_REMEDY}") from None
 

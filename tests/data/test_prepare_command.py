@@ -1,6 +1,5 @@
 """`python -m stampede.data.prepare` as a user sees it; kills and full disks."""
 
-import errno
 import os
 import signal
 import subprocess
@@ -11,13 +10,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from stampede.data import DataError
 from stampede.data.apply import main as apply
 from stampede.data.prepare import main
-from stampede.data.prepared.whole_folder import make_whole
 from stampede.data.prepared.writer import PartWriter
 from support.prepared_arrays import arrays_of, manifest_of
-from support.waiting import HANG
 
 SCHEMA = "label: y\nids: [user]\nnumbers: [x]\n"
 
@@ -228,50 +224,6 @@ def test_kills_leave_nothing_that_is_taken_for_whole(log):
     assert not list(log.parent.glob(".*"))
 
 
-HELD = """
-import sys, time
-from pathlib import Path
-from stampede.data.prepared.whole_folder import make_whole
-
-def make(folder):
-    (folder / sys.argv[2]).touch()
-    while not Path(sys.argv[3]).exists():
-        time.sleep(0.01)
-
-print(make_whole(Path(sys.argv[1]), make))
-"""
-
-
-@pytest.mark.parametrize("first_one_ends", ["whole", "killed"])
-def test_a_second_process_waits_for_the_first(tmp_path, first_one_ends):
-    def start(name):
-        arguments = [str(tmp_path / "a"), name, str(tmp_path / "go on")]
-        return subprocess.Popen(
-            [sys.executable, "-c", HELD, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    first = start("one")
-    while not (tmp_path / ".a.unfinished" / "one").exists():
-        time.sleep(0.01)
-    second = start("two")
-    assert "waiting for another process" in second.stderr.readline()
-    assert not (tmp_path / ".a.unfinished" / "two").exists()
-    if first_one_ends == "killed":
-        first.kill()
-        first.wait()
-    (tmp_path / "go on").touch()
-    answers = [process.communicate(timeout=HANG)[0].strip() for process in (first, second)]
-    expected, content = (["True", "False"], "one")
-    if first_one_ends == "killed":
-        expected, content = ["", "True"], "two"
-    assert answers == expected
-    assert [path.name for path in (tmp_path / "a").iterdir()] == [content]
-    assert not list(tmp_path.glob(".*"))
-
-
 PEAK = """
 import resource
 from stampede.data.prepare import main
@@ -305,19 +257,6 @@ def test_memory_does_not_grow_with_the_rows(log):
         peaks.append(int(done.stdout.split()[-1]))
     assert (log.parent / "5000.csv").stat().st_size > 60e6
     assert peaks[1] - peaks[0] < 40, peaks
-
-
-@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), DataError()])
-def test_failures_leave_nothing(tmp_path, failure):
-    def make(folder):
-        (folder / "x").touch()
-        raise failure
-
-    with pytest.raises(DataError) as raised:
-        make_whole(tmp_path / "a", make)
-    if isinstance(failure, OSError):
-        assert "No space left" in str(raised.value) and "free some space" in str(raised.value)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_shards_of_any_cut(tmp_path):

@@ -7,7 +7,6 @@ import threading
 
 import pytest
 
-from stampede.engine.appending import append_whole
 from stampede.engine.checkpoint import newest, verify
 from stampede.engine.errors import RunFolderError, TrainingStoppedError, exit_status
 from stampede.engine.run_folder import RunFolder
@@ -25,15 +24,6 @@ def quiet(monkeypatch):
     """As in the launcher."""
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     quiet_libraries()
-
-
-def test_a_line_is_written_as_a_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "lines"
-    append_whole(path, b"first\n")
-    with files_of_at_most(10), pytest.raises(OSError, match="File too large"):
-        append_whole(path, b"second\n")
-    append_whole(path, b"third\n")
-    assert path.read_bytes() == b"first\nthird\n"
 
 
 def test_metrics_that_cannot_be_written(tmp_path, quiet, capsys):

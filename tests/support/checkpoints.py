@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 
-from stampede.data.prepared.arrays import file_entry
 from stampede.engine.build import build
 from stampede.engine.checkpoint import Checkpoints, Progress, load, newest_whole, saving
 from stampede.engine.checkpoint.manifest import DataEntry, Manifest, TableEntry, as_text
@@ -20,6 +19,7 @@ from stampede.engine.checkpoint.tensors import write_tensors
 from stampede.engine.datasets import open_dataset
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.processes import processes
+from stampede.files import file_entry
 from support.forked import START_METHOD
 from support.jobs import small_config
 from support.waiting import HANG

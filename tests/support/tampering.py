@@ -4,8 +4,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stampede.data.prepared.arrays import file_entry
 from stampede.data.prepared.manifest import LEARNED_FOLDER, MANIFEST, Manifest
+from stampede.files import file_entry
 
 
 def swap_users(folder):

@@ -1,15 +1,15 @@
 """Names of checkpoints, which is the newest, and which are kept."""
 
-import os
 import shutil
 
 import pytest
 
 from stampede.engine import checkpoint
-from stampede.engine.checkpoint import Progress, keeping
-from stampede.engine.checkpoint.keeping import prune, publish, set_aside, tidy, unfinished
+from stampede.engine.checkpoint import Progress
+from stampede.engine.checkpoint.keeping import prune, set_aside
 from stampede.engine.checkpoint.names import name_of
 from stampede.engine.config import CheckpointSection
+from stampede.files import recover_folders
 from support.checkpoints import write_position
 
 
@@ -121,91 +121,5 @@ def test_damaged_ones_are_set_aside_side_by_side(tmp_path):
     assert kept == {
         ".epoch_0001.damaged": "0", ".epoch_0001.damaged_2": "1", ".epoch_0001.damaged_3": "2",
     }  # fmt: skip
-    tidy(tmp_path)
+    recover_folders(tmp_path)
     assert names(tmp_path) == kept.keys()
-
-
-def killed(*_, **__):
-    raise KeyboardInterrupt
-
-
-def half_deleted(path, **_):
-    """As a kill leaves it: some files are gone, and not the manifest."""
-    if path.exists():
-        for file in path.glob("*.distcp"):
-            file.unlink()
-        raise KeyboardInterrupt
-
-
-def test_a_kill_while_deleting_leaves_nothing_that_looks_whole(tmp_path, monkeypatch):
-    fill(tmp_path, 2)
-    (tmp_path / "step_00000003/0.distcp").write_text("")
-    monkeypatch.setattr(keeping.shutil, "rmtree", half_deleted)
-    for _ in range(5):
-        with pytest.raises(KeyboardInterrupt):
-            prune(tmp_path, settings(keep=1), best_epoch=0)
-    monkeypatch.undo()
-    whole = {name for name in names(tmp_path) if not name.startswith(".")}
-    assert whole == {"epoch_0002"}
-    assert len(names(tmp_path)) == 6
-    tidy(tmp_path)
-    assert names(tmp_path) == {"epoch_0002"}
-
-
-def new_version(folder):
-    """A checkpoint and a newer one of its name, written and not published."""
-    path = write_position(folder, 1, 10)
-    (path / "old").touch()
-    shutil.copytree(path, unfinished(path))
-    (unfinished(path) / "old").rename(unfinished(path) / "new")
-    return path
-
-
-def test_a_checkpoint_of_the_same_name_is_replaced(tmp_path):
-    path = new_version(tmp_path)
-    publish(path)
-    assert (path / "new").exists() and not (path / "old").exists()
-    assert names(tmp_path) == {"epoch_0001"}
-
-
-def test_one_that_was_replaced_and_could_not_be_deleted_is_not_in_the_way(tmp_path):
-    path = new_version(tmp_path)
-    shutil.copytree(path, tmp_path / ".epoch_0001.replaced")
-    publish(path)
-    assert (path / "new").exists() and not (path / "old").exists()
-    assert names(tmp_path) == {"epoch_0001"}
-
-
-def test_names_of_files_are_on_the_disk_before_the_folder_has_its_name(tmp_path, monkeypatch):
-    path = new_version(tmp_path)
-    synced = []
-    monkeypatch.setattr(
-        keeping.os, "fsync", lambda number: synced.append(os.readlink(f"/proc/self/fd/{number}"))
-    )
-    publish(path)
-    assert synced == [str(unfinished(path)), str(tmp_path)]
-
-
-@pytest.mark.parametrize("call", [1, 2, 3])
-def test_a_kill_while_replacing_leaves_one_of_both(tmp_path, monkeypatch, call):
-    path = new_version(tmp_path)
-    calls = []
-
-    def killing(real):
-        def action(*arguments, **options):
-            calls.append(real)
-            if len(calls) == call:
-                raise KeyboardInterrupt
-            return real(*arguments, **options)
-
-        return action
-
-    monkeypatch.setattr(keeping.os, "replace", killing(os.replace))
-    monkeypatch.setattr(keeping.shutil, "rmtree", killing(shutil.rmtree))
-    with pytest.raises(KeyboardInterrupt):
-        publish(path)
-    monkeypatch.undo()
-    tidy(tmp_path)
-    assert names(tmp_path) == {"epoch_0001"}
-    assert (path / ("new" if call == 3 else "old")).exists()
-    assert checkpoint.newest(tmp_path) == path

@@ -100,15 +100,6 @@ def test_the_working_folder_is_replaced(trained_run, tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "package"]
 
 
-def test_a_package_that_cannot_be_moved_away(trained_run, tmp_path):
-    assert export(trained_run, tmp_path / "package")[0] == 0
-    (tmp_path / ".package.deleted").write_text("a file, which no folder can replace")
-    status, said = export(trained_run, tmp_path / "package", "--overwrite", "--rows", "int8")
-    assert status == 2 and "package: cannot be replaced (Not a directory)" in said
-    assert loaded(tmp_path / "package").about["rows"] == "fp32"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".package.deleted", "package"]
-
-
 @pytest.mark.parametrize("length", [239, 256])
 def test_a_name_that_is_too_long(trained_run, tmp_path, length):
     status, said = export(trained_run, tmp_path / ("x" * length))

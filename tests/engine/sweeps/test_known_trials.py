@@ -147,7 +147,7 @@ def test_an_error_of_a_trial_is_not_one_of_the_folder(moved, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stampede.engine.sweeps.failures.write_whole", full)
+    monkeypatch.setattr("stampede.engine.sweeps.failures.write_file", full)
     with pytest.raises(RunFolderError, match=r"failures\.json: cannot be written \(No space left"):
         again(moved)
 

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from stampede.engine.whole_files import write_whole
+from stampede.files import write_file
 from support.paths import ROOT
 
 
@@ -19,8 +19,8 @@ def write_results(name, what, found):
     folder = Path(os.environ.get("STAMPEDE_SOAK_RESULTS", ROOT / "cache/soak"))
     folder.mkdir(parents=True, exist_ok=True)
     report = {"machine": _machine(), what: found}
-    write_whole(folder / f"{name}.json", json.dumps(report, indent=1) + "\n")
-    write_whole(folder / f"{name}.md", markdown(what, found))
+    write_file(folder / f"{name}.json", json.dumps(report, indent=1) + "\n")
+    write_file(folder / f"{name}.md", markdown(what, found))
 
 
 def markdown(what, found):

@@ -1,0 +1,290 @@
+"""Files and folders that appear whole or not at all; lines appended; checksums; strict JSON."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+from tqdm.auto import tqdm
+
+from stampede.settings import Section
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A hidden path beside `path` to write to, renamed to `path` when the block ends well."""
+    unfinished = hidden(path, "tmp")
+    try:
+        yield unfinished
+        os.replace(unfinished, path)
+    finally:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file, text in UTF-8, so that nobody ever sees half of it."""
+    with new_file(path) as unfinished:
+        unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def append(path: Path, content: bytes) -> None:
+    """Append to a file, or leave it as it is where the disk is full."""
+    with path.open("ab", buffering=0) as file:
+        before = file.seek(0, os.SEEK_END)
+        try:
+            while content:
+                content = content[file.write(content) :]
+        except OSError:
+            # The first reason is the one to tell.
+            with suppress(OSError):
+                file.truncate(before)
+            raise
+
+
+def sync(path: Path) -> None:
+    """Make the content of a file, or the names in a folder, survive a power failure."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def to_json(values: Any, indent: int | None = None) -> str:
+    """Strict JSON; null for numbers that are not finite."""
+    return json.dumps(_finite(values), indent=indent, allow_nan=False)
+
+
+def _finite(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {key: _finite(value) for key, value in values.items()}
+    if isinstance(values, list):
+        return [_finite(value) for value in values]
+    if isinstance(values, float) and not math.isfinite(values):
+        return None
+    return values
+
+
+# Folders
+
+
+def hidden(path: Path, kind: str) -> Path:
+    """`.NAME.kind` beside a path, for what is unfinished or about to be deleted."""
+    return path.with_name(f".{path.name}.{kind}")
+
+
+def make_folder(
+    folder: Path,
+    fill: Callable[[Path], None],
+    error: type[Exception],
+    remedy: str = "choose another folder",
+) -> bool:
+    """Make a folder unless it is there.
+
+    It is filled under a hidden name beside it and renamed when it is whole. Leftovers of a process
+    that was killed are removed; a second process waits for the first.
+
+    Args:
+        fill: is given an empty folder.
+        error: raised where the folder cannot be written, with a sentence.
+        remedy: what the sentence suggests.
+
+    Returns:
+        Whether it was made.
+    """
+    unfinished = hidden(folder, "unfinished")
+    absent: list[Path] = []
+    try:
+        absent = [parent for parent in folder.parents if not parent.exists()]
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        while not folder.exists():
+            unfinished.mkdir(exist_ok=True)
+            with _locked(unfinished, folder) as is_still_there:
+                # Another process may have finished it, or given up and removed it.
+                if is_still_there():
+                    _fill(unfinished, fill)
+                    os.replace(unfinished, folder)
+                    sync(folder.parent)
+                    return True
+    except OSError as failure:
+        full = failure.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise error(
+            f"{failure.filename or folder}: cannot be written ({failure.strerror or failure}); "
+            + ("free some space, or " if full else "")
+            + remedy
+        ) from None
+    finally:
+        # Where nothing was made, as of a log that cannot be read, no empty folder is left.
+        with suppress(OSError):
+            for parent in absent:
+                parent.rmdir()
+    return False
+
+
+def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
+    try:
+        for left in folder.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        fill(folder)
+        sync(folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def _locked(unfinished: Path, folder: Path) -> Iterator[Callable[[], bool]]:
+    """Hold the lock of an unfinished folder; the system releases it however the process ends.
+
+    Gives a function that says whether the unfinished folder is still at its place.
+    """
+    handle = os.open(unfinished, os.O_RDONLY)
+
+    def is_still_there() -> bool:
+        try:
+            return os.path.samestat(os.fstat(handle), os.stat(unfinished))
+        except FileNotFoundError:
+            return False
+
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tqdm.write(f"waiting for another process that makes {folder}", file=sys.stderr)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield is_still_there
+    finally:
+        os.close(handle)
+
+
+def delete_folder(folder: Path) -> None:
+    """Delete a folder, which loses its name first: a kill must not leave half of it.
+
+    Raises:
+        OSError: it cannot be renamed or deleted.
+    """
+    deleted = hidden(folder, "deleted")
+    shutil.rmtree(deleted, ignore_errors=True)
+    os.replace(folder, deleted)
+    shutil.rmtree(deleted)
+
+
+def publish_folder(unfinished: Path, folder: Path) -> None:
+    """Give a whole folder its name; where another one has it, that one goes.
+
+    After a kill the folder is there, old or new, or `recover_folders` brings the old one back.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    replaced = hidden(folder, "replaced")
+    # A failure of power must not leave a name without its files.
+    sync(unfinished)
+    if folder.exists():
+        if replaced.exists():
+            shutil.rmtree(replaced)
+        os.replace(folder, replaced)
+    os.replace(unfinished, folder)
+    sync(folder.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def recover_folders(parent: Path) -> None:
+    """Bring back folders that a kill left between two names, and remove what is half-written."""
+    for replaced in parent.glob(".*.replaced"):
+        folder = parent / replaced.name[1 : -len(".replaced")]
+        if not folder.exists():
+            os.replace(replaced, folder)
+    for kind in ("tmp", "deleted", "replaced"):
+        for path in parent.glob(f".*.{kind}"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+# Checksums
+
+
+class FileEntry(Section):
+    """What a manifest says of a file of its folder: name, length in bytes and SHA-256."""
+
+    name: str
+    bytes: Annotated[int, Field(ge=0, lt=2**62)]
+    sha256: str
+
+    @field_validator("name")
+    @classmethod
+    def _inside_the_folder(cls, name: str) -> str:
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith(".") or ".." in name:
+            raise ValueError(f"{name!r} is no name of a file in this folder")
+        return name
+
+
+def file_entry(path: Path, folder: Path) -> FileEntry:
+    """Name, length and SHA-256 of a file in a folder."""
+    name = str(path.relative_to(folder))
+    return FileEntry(name=name, bytes=path.stat().st_size, sha256=sha256(path))
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def file_size(path: Path) -> int:
+    """Length of a file in bytes.
+
+    Raises:
+        OSError: it is absent, or no file: opening a pipe would wait for ever.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "is no file", str(path))
+    return status.st_size
+
+
+def difference(path: Path, entry: FileEntry, content: bool = True) -> str:
+    """What is wrong with a file; empty where it is as described.
+
+    Args:
+        content: whether the checksum is compared, not only the length.
+    """
+    try:
+        length = file_size(path)
+        if length != entry.bytes:
+            return f"{length:,} bytes instead of {entry.bytes:,}"
+        if content and sha256(path) != entry.sha256:
+            return "its content has changed (SHA-256 differs)"
+    except OSError as failure:
+        return failure.strerror or str(failure)
+    return ""
+
+
+def check_files(folder: Path, entries: Sequence[FileEntry], content: bool = True) -> None:
+    """Compare files of a folder with what its manifest says, several at a time.
+
+    Raises:
+        ValueError: names the first that differs.
+    """
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        found = threads.map(lambda one: difference(folder / one.name, one, content), entries)
+        for entry, what in zip(entries, found, strict=True):
+            if what:
+                raise ValueError(f"{entry.name}: {what}")

@@ -1,0 +1,223 @@
+"""Files and folders are whole or not there, also after a kill; checksums."""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from stampede import files
+from stampede.files import (
+    FileEntry,
+    append,
+    check_files,
+    delete_folder,
+    difference,
+    file_entry,
+    hidden,
+    make_folder,
+    publish_folder,
+    recover_folders,
+    to_json,
+    write_file,
+)
+from support.full_disk import files_of_at_most
+from support.waiting import HANG
+
+
+class UserError(Exception):
+    pass
+
+
+def names(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def test_torch_is_not_imported():
+    program = "import sys, stampede.files; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path):
+    path = tmp_path / "a"
+    write_file(path, "first\n")
+    with files_of_at_most(10), pytest.raises(OSError, match="File too large"):
+        write_file(path, b"x" * 11)
+    assert path.read_text() == "first\n" and names(tmp_path) == {"a"}
+    write_file(path, "wörds")
+    assert path.read_bytes() == "wörds".encode()
+
+
+def test_a_line_is_written_as_a_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "lines"
+    append(path, b"first\n")
+    with files_of_at_most(10), pytest.raises(OSError, match="File too large"):
+        append(path, b"second\n")
+    append(path, b"third\n")
+    assert path.read_bytes() == b"first\nthird\n"
+
+
+def test_numbers_that_json_does_not_know():
+    values = {"a": float("nan"), "b": [1.5, float("inf")], "c": {"d": -float("inf")}}
+    assert json.loads(to_json(values)) == {"a": None, "b": [1.5, None], "c": {"d": None}}
+
+
+HELD = """
+import sys, time
+from pathlib import Path
+from stampede.files import make_folder
+
+def fill(folder):
+    (folder / sys.argv[2]).touch()
+    while not Path(sys.argv[3]).exists():
+        time.sleep(0.01)
+
+print(make_folder(Path(sys.argv[1]), fill, OSError))
+"""
+
+
+@pytest.mark.parametrize("first_one_ends", ["whole", "killed"])
+def test_a_second_process_waits_for_the_first(tmp_path, first_one_ends):
+    def start(name):
+        arguments = [str(tmp_path / "a"), name, str(tmp_path / "go on")]
+        return subprocess.Popen(
+            [sys.executable, "-c", HELD, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    first = start("one")
+    while not (tmp_path / ".a.unfinished" / "one").exists():
+        time.sleep(0.01)
+    second = start("two")
+    assert "waiting for another process" in second.stderr.readline()
+    assert not (tmp_path / ".a.unfinished" / "two").exists()
+    if first_one_ends == "killed":
+        first.kill()
+        first.wait()
+    (tmp_path / "go on").touch()
+    answers = [process.communicate(timeout=HANG)[0].strip() for process in (first, second)]
+    expected, content = (["True", "False"], "one")
+    if first_one_ends == "killed":
+        expected, content = ["", "True"], "two"
+    assert answers == expected
+    assert names(tmp_path / "a") == {content}
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), UserError()])
+def test_a_folder_that_cannot_be_made_leaves_nothing(tmp_path, failure):
+    def fill(folder):
+        (folder / "x").touch()
+        raise failure
+
+    with pytest.raises(UserError) as raised:
+        make_folder(tmp_path / "new" / "a", fill, UserError)
+    if isinstance(failure, OSError):
+        assert "a: cannot be written (No space left on device); free some space, or choose" in str(
+            raised.value
+        )
+    assert names(tmp_path) == set()
+
+
+def versions(folder):
+    """A folder, and a newer version that is written and not published."""
+    path = folder / "a"
+    for place, name in ((path, "old"), (hidden(path, "tmp"), "new")):
+        place.mkdir()
+        (place / name).touch()
+    return path
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_folder_is_replaced(tmp_path, left):
+    path = versions(tmp_path)
+    if left:
+        # It could not be deleted the last time.
+        shutil.copytree(path, hidden(path, "replaced"))
+    publish_folder(hidden(path, "tmp"), path)
+    assert names(path) == {"new"} and names(tmp_path) == {"a"}
+
+
+def test_names_of_files_are_on_the_disk_before_the_folder_has_its_name(tmp_path, monkeypatch):
+    path, synced = versions(tmp_path), []
+    real = os.fsync
+    monkeypatch.setattr(
+        files.os, "fsync", lambda n: (synced.append(os.readlink(f"/proc/self/fd/{n}")), real(n))
+    )
+    publish_folder(hidden(path, "tmp"), path)
+    assert synced == [str(hidden(path, "tmp")), str(tmp_path)]
+
+
+class Kill:
+    """Raises in place of the n-th call of the functions it wraps."""
+
+    def __init__(self, call):
+        self.left = call
+
+    def __call__(self, real):
+        def action(*arguments, **options):
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+            return real(*arguments, **options)
+
+        return action
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_kill_while_replacing_leaves_one_of_both(tmp_path, monkeypatch, call):
+    path, kill = versions(tmp_path), Kill(call)
+    monkeypatch.setattr(files.os, "replace", kill(os.replace))
+    monkeypatch.setattr(files.shutil, "rmtree", kill(shutil.rmtree))
+    with pytest.raises(KeyboardInterrupt):
+        publish_folder(hidden(path, "tmp"), path)
+    monkeypatch.undo()
+    recover_folders(tmp_path)
+    assert names(tmp_path) == {"a"}
+    assert names(path) == {"new" if call == 3 else "old"}
+
+
+@pytest.mark.parametrize("call", [2, 3])
+def test_a_kill_while_deleting_leaves_nothing_that_looks_whole(tmp_path, monkeypatch, call):
+    path, kill = versions(tmp_path), Kill(call)
+    monkeypatch.setattr(files.os, "replace", kill(os.replace))
+    monkeypatch.setattr(files.shutil, "rmtree", kill(shutil.rmtree))
+    with pytest.raises(KeyboardInterrupt):
+        delete_folder(path)
+    monkeypatch.undo()
+    assert path.exists() == (call == 2)
+    recover_folders(tmp_path)
+    assert names(tmp_path) == ({"a"} if call == 2 else set())
+
+
+def test_what_a_manifest_says_of_files(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/a").write_bytes(b"abc")
+    entry = file_entry(tmp_path / "sub/a", tmp_path)
+    assert (entry.name, entry.bytes) == ("sub/a", 3)
+    assert entry.sha256 == hashlib.sha256(b"abc").hexdigest()
+    check_files(tmp_path, [entry])
+    (tmp_path / "sub/a").write_bytes(b"abd")
+    check_files(tmp_path, [entry], content=False)
+    with pytest.raises(ValueError, match=r"sub/a: its content has changed \(SHA-256 differs\)"):
+        check_files(tmp_path, [entry])
+    (tmp_path / "sub/a").write_bytes(b"ab")
+    with pytest.raises(ValueError, match="sub/a: 2 bytes instead of 3"):
+        check_files(tmp_path, [entry], content=False)
+    (tmp_path / "sub/a").unlink()
+    assert difference(tmp_path / "sub/a", entry) == "No such file or directory"
+    os.mkfifo(tmp_path / "sub/a")
+    assert difference(tmp_path / "sub/a", entry) == "is no file"
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../a", "a/../../b", ".a", "a/b/c", ""])
+def test_names_outside_of_the_folder(name):
+    with pytest.raises(ValueError, match="is no name of a file in this folder"):
+        FileEntry(name=name, bytes=0, sha256="")
