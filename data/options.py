@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from stampede.data.errors import OnBadRow
-from stampede.data.schema.features import Features
 from stampede.settings import Section, Seed
 
 # Criteo: 440 MB of ids in a file. Checksums of whole files are made while the next are written.
@@ -125,7 +124,7 @@ class WritingOptions(Section):
 class PreparationOptions(WritingOptions, Split):
     """How a log is prepared."""
 
-    features: Features = Field(
+    features: Literal["auto", "paper"] = Field(
         "auto",
         description="what the schema leaves open. auto: ids seen once share a row, numbers are "
         "standardised, their logarithm where they are skewed, with their quantile bins as ids "

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -156,12 +157,6 @@ def vocabulary_encoder(name: str, values: pl.Series, multi: bool) -> Encoder:
         multi=multi,
     )
     return Encoder(entry, rows)
-
-
-def quantile_encoder(name: str, edges: list[float]) -> Encoder:
-    """Of numbers cut at `edges`."""
-    entry = FieldEntry(name=name, rows=len(edges) + 2, missing_row=0)
-    return Encoder(entry, lambda numbers: bucket_rows(numbers, edges))
 
 
 def fixed_encoder(name: str, field: IdField) -> Encoder:
@@ -355,7 +350,13 @@ class Learner:
             for name, field in ids.items()
             if isinstance(field, Quantiles)
         }
-        save(folder, schema, {**self._ranges, **chosen}, quantiles, files)
+        saved = Saved(
+            schema_=schema,
+            ranges={**self._ranges, **chosen},
+            quantiles=quantiles,
+            vocabularies=files,
+        )
+        (folder / LEARNED).write_text(saved.model_dump_json(indent=1), encoding="utf-8")
         return load(folder)
 
 
@@ -391,23 +392,6 @@ class Saved(Section):
         return quantiles
 
 
-def save(
-    folder: Path,
-    schema: Schema,
-    ranges: Mapping[str, NumberRange],
-    quantiles: Mapping[str, list[float]],
-    vocabularies: Mapping[str, str],
-) -> None:
-    """Write `learned.json`; `vocabularies` names the file of each such field."""
-    saved = Saved(
-        schema_=schema,
-        ranges=dict(ranges),
-        quantiles=dict(quantiles),
-        vocabularies=dict(vocabularies),
-    )
-    (folder / LEARNED).write_text(saved.model_dump_json(indent=1), encoding="utf-8")
-
-
 def read_saved(folder: Path, remedy: str = _REMEDY) -> Saved:
     """The content of `learned.json`.
 
@@ -429,7 +413,7 @@ def read_saved(folder: Path, remedy: str = _REMEDY) -> Saved:
 def load(
     folder: Path, remedy: str = _REMEDY, fields: Sequence[FieldEntry] | None = None
 ) -> Learned:
-    """What `save` and the vocabularies' files hold.
+    """What `Learner.save` wrote.
 
     Args:
         remedy: what to do where the folder is damaged.
@@ -450,7 +434,9 @@ def load(
                 values = read_values(folder / _plain(saved.vocabularies[name]), size)
                 encoders[name] = vocabulary_encoder(name, values, is_multi(field))
             elif isinstance(field, Quantiles):
-                encoders[name] = quantile_encoder(name, saved.quantiles[name])
+                edges = saved.quantiles[name]
+                entry = FieldEntry(name=name, rows=len(edges) + 2, missing_row=0)
+                encoders[name] = Encoder(entry, partial(bucket_rows, edges=edges))
             else:
                 encoders[name] = fixed_encoder(name, field)
         return Learned(schema, encoders, saved.ranges)

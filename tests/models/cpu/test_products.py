@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stampede import native_library
 from stampede.models import cpu
-from stampede.native_library import library
 from support.threads import torch_threads
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -24,7 +24,7 @@ def relu_layer(inputs, weight, bias):
 needs_tiles = pytest.mark.skipif(
     not CPU.exists()
     or "amx_bf16" not in CPU.read_text()
-    or any(flag.startswith("-mno-") for flag in library._FLAGS),
+    or any(flag.startswith("-mno-") for flag in native_library._FLAGS),
     reason="a CPU without AMX, or kernels compiled for one",
 )
 

@@ -1,4 +1,4 @@
-"""Files that are truncated, damaged or not what their names say."""
+"""Files found by glob, read in blocks of lines; damaged and truncated ones."""
 
 import gzip
 import shutil
@@ -9,10 +9,51 @@ import numpy as np
 import polars as pl
 import pyarrow
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stampede.data import DataError
 from stampede.data.raw import files as blocks
+from stampede.data.raw.files import count_lines, expand, read_blocks
 from support.raw_logs import GOOD, HEADER, log_of, read, write
+
+
+def test_expand(tmp_path):
+    for name in ("day_10", "day_2", "day_1"):
+        (tmp_path / name).touch()
+    assert [path.name for path in expand(str(tmp_path / "day_*"))] == ["day_1", "day_2", "day_10"]
+    (tmp_path / "odd[1].csv").touch()
+    assert expand(str(tmp_path / "odd[1].csv")) == [tmp_path / "odd[1].csv"]
+    with pytest.raises(DataError, match="no such file"):
+        expand(str(tmp_path / "nothing*"))
+    with pytest.raises(DataError, match="is a folder"):
+        expand(str(tmp_path))
+    with pytest.raises(DataError, match="stands twice"):
+        expand([str(tmp_path / "day_1"), str(tmp_path / "day_1*")])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.sampled_from(["a", "bc", "", "\r", "x" * 40]), max_size=12),
+    st.booleans(),
+    st.integers(1, 50),
+)
+def test_blocks_hold_every_line_once(tmp_path_factory, lines, ended, size):
+    path = tmp_path_factory.mktemp("blocks") / "log.csv"
+    text = "\n".join(lines).encode() + b"\n" * ended
+    path.write_bytes(text)
+    expected = text.rstrip(b"\r\n").split(b"\n") if text.rstrip(b"\r\n") else []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "BLOCK_BYTES", size)
+        found, first = [], 1
+        for block in read_blocks(path):
+            assert block.first_line == first and block.data.endswith(b"\n")
+            rows = block.data[:-1].split(b"\n")
+            assert len(rows) == block.lines
+            first += block.lines
+            found += rows
+    assert [row.rstrip(b"\r") for row in found] == [row.rstrip(b"\r") for row in expected]
+    assert count_lines(path) == len(expected)
 
 
 def compressed(path, lines, keep):
