@@ -160,7 +160,7 @@ def run_alone(command: list[str]) -> tuple[float, int]:
 
 
 def table(runs: list[dict]) -> str:
-    """For the README; how many times faster than pandas in the last column."""
+    """For the manual; how many times faster than pandas in the last column."""
     lines = [
         "| rows | raw GB | distinct ids | seconds | rows/s | peak RSS GB | allowed GB | Polars | "
         "pandas |",

@@ -33,7 +33,7 @@ from torch import nn
 from tqdm import tqdm
 
 from stampede.optim import CowClip, native
-from stampede.optim.native import kernels
+from stampede.optim.backends.cpu import CpuBackend
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableShard
 
@@ -49,9 +49,9 @@ STEPS = {1024: 512, 8192: 256, 65536: 32}
 TORCH_STEPS = 6
 
 KERNELS = {
-    "sum_lookup": "sum by row",
-    "are_finite": "check",
-    "clip_and_step_rows_": "clip and step",
+    "sum_by_row": "sum by row",
+    "can_step_at_once": "check",
+    "step_at_once_": "clip and step",
 }
 
 
@@ -133,7 +133,7 @@ def measure_backward(batch: int, ids: int, repeats: int) -> dict:
     def watched() -> float:
         with ExitStack() as stack:
             for kernel, name in KERNELS.items():
-                stack.enter_context(watch.watching(kernels, kernel, name))
+                stack.enter_context(watch.watching(CpuBackend, kernel, name))
             watch.reset()
             seconds = run_ours()
         parts_now = {**watch.seconds, "rest": seconds - sum(watch.seconds.values())}

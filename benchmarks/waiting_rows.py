@@ -2,7 +2,7 @@
 
 `rows: all`, forward and backward of 26 tables of 12 columns and the flush after them, by number of
 ids and of samples. Which of the two is chosen in training depends on how many rows there are for
-each distinct one of a batch (`stampede.optim.missed_steps`).
+each distinct one of a batch (`stampede.optim.waiting_rows`).
 
     python benchmarks/waiting_rows.py
 """
@@ -21,7 +21,8 @@ from timing import interleaved
 from tqdm import tqdm
 from update_kernel import DIM, Lookups, ours, window
 
-from stampede.optim import missed_steps, native
+from stampede.optim import native
+from stampede.optim import waiting_rows as rule
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.updated_tables import computed
@@ -47,8 +48,8 @@ def main() -> None:
         report.add(
             columns=DIM,
             fields=FIELDS,
-            rows_a_touched_row=missed_steps.ROWS_A_TOUCHED_ROW,
-            fewest_rows=missed_steps.FEWEST_ROWS,
+            rows_a_touched_row=rule.ROWS_A_TOUCHED_ROW,
+            fewest_rows=rule.FEWEST_ROWS,
             points=found,
         )
     print(table(found))
@@ -61,7 +62,7 @@ def measure(ids: int, batch: int, repeats: int) -> dict:
     steps = max(32, min(512, SAMPLES // batch))
     lookups = Lookups(batch, sizes, min(steps, 64))
     rows = sum(sizes)
-    with computed("waiting", missed_steps.WINDOW):
+    with computed("waiting", rule.WINDOW):
         waiting = ours(sizes, "all")
     with computed("kernels"):
         swept = ours(sizes, "all")
@@ -69,11 +70,11 @@ def measure(ids: int, batch: int, repeats: int) -> dict:
 
     def never_swept() -> float:
         # Asked at each step.
-        with mock.patch.object(missed_steps, "ROWS_A_TOUCHED_ROW", 0):
+        with mock.patch.object(rule, "ROWS_A_TOUCHED_ROW", 0):
             return run_waiting()
 
     taken = interleaved({"waiting": never_swept, "swept": window(swept, lookups, steps)}, repeats)
-    is_swept = rows < missed_steps.FEWEST_ROWS or missed_steps.sweeps_all(lookups.distinct, rows)
+    is_swept = rows < rule.FEWEST_ROWS or rule.sweeps_all(lookups.distinct, rows)
     return {
         "ids": rows,
         "batch": batch,

@@ -1,6 +1,7 @@
 """CowClip for embedding tables, in TorchRec's sharded tables and in plain PyTorch."""
 
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from stampede.optim.clip import CowClip
@@ -19,13 +20,10 @@ from stampede.optim.schedules import Schedule, learning_rate
 from stampede.optim.table_init import TableInit
 
 if TYPE_CHECKING or sys.modules.get("torchrec"):
-    from stampede.optim.sharded import (
-        BackwardUpdate,
-        CowClipTables,
-        cowclip_sharders,
-        local_cowclip_tables,
-        table_update,
-    )
+    from stampede.optim.sharded.backward_update import BackwardUpdate
+    from stampede.optim.sharded.collections import local_cowclip_tables, table_update
+    from stampede.optim.sharded.sharders import cowclip_sharders
+    from stampede.optim.sharded.tables import CowClipTables
 
 __all__ = [
     "BackwardUpdate",
@@ -51,19 +49,17 @@ __all__ = [
     "table_update",
 ]
 
-_NEED_TORCHREC = (
-    "BackwardUpdate",
-    "CowClipTables",
-    "cowclip_sharders",
-    "local_cowclip_tables",
-    "table_update",
-)
+# What needs TorchRec is imported when it is asked for: plain PyTorch does without.
+_NEED_TORCHREC = {
+    "BackwardUpdate": "backward_update",
+    "CowClipTables": "tables",
+    "cowclip_sharders": "sharders",
+    "local_cowclip_tables": "collections",
+    "table_update": "collections",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """What needs TorchRec is imported when it is asked for: plain PyTorch does without."""
     if name in _NEED_TORCHREC:
-        from stampede.optim import sharded
-
-        return getattr(sharded, name)
+        return getattr(import_module(f"stampede.optim.sharded.{_NEED_TORCHREC[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

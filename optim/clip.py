@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
@@ -103,20 +103,15 @@ class CowClip:
         return self.granularity in ("global", "field", "field_adaptive")
 
     def row_bounds(self, width: int) -> tuple[float, float]:
-        """`relative` and `least` of `max(relative * ||w||, least) * max(count, 1)`.
+        """`relative` and `least` of the threshold `max(relative * ||w||, least) * max(count, 1)`.
 
-        That is the largest norm of each row's gradient.
+        Only where each row has one, see `by_row`.
 
         Args:
             width: number of clipped columns of the whole table, never a padded one.
-
-        Raises:
-            ValueError: rows have no thresholds of their own, see `by_row`.
         """
         if self.granularity == "row":
             return 0.0, self.threshold
-        if self.granularity != "cowclip":
-            raise ValueError(f"granularity {self.granularity!r} has no threshold for each row")
         if self.variant == "reference":
             return self.ratio, self.ratio * (self.ratio * math.sqrt(width) * self.bound)
         return self.ratio, self.bound
@@ -130,20 +125,31 @@ class CowClip:
         return True
 
 
+@dataclass
+class TableSums:
+    """Sums that run over all of a table, or over all tables.
+
+    Attributes:
+        nonfinite: float64 scalar, above 0 where a non-finite gradient forbids the step.
+        by_table: float64 `[2]` by table: squared norms of the gradient and of the weights.
+        everything: float64 `[2]`, the same over all tables clipped together, or None.
+    """
+
+    nonfinite: Tensor
+    by_table: dict[str, Tensor] = field(default_factory=dict)
+    everything: Tensor | None = None
+
+
 def row_factor(
     grad_squares: Tensor, weight_squares: Tensor, counts: Tensor, width: int, clip: CowClip
 ) -> Tensor:
-    """What each row's gradient is multiplied by, under `row` and `cowclip`.
+    """What each row's gradient is multiplied by, under `row` and `cowclip`; `[n]`, at most 1.
 
     Args:
         grad_squares: `[n]` sum of squares of the clipped columns' gradients, L2 term included.
         weight_squares: `[n]` sum of squares of the clipped columns' weights.
-        counts: `[n]` occurrences of each id in the global batch, any dtype.
+        counts: `[n]` occurrences of each id in the global batch.
         width: number of clipped columns of the whole table, never a padded one.
-        clip: the settings.
-
-    Returns:
-        `[n]`, at most 1, dtype of `grad_squares`.
     """
     return _factor(grad_squares.sqrt(), row_threshold(weight_squares.sqrt(), counts, width, clip))
 
@@ -157,7 +163,6 @@ def row_threshold(weight_norm: Tensor, counts: Tensor, width: int, clip: CowClip
 
     Args:
         weight_norm: `[n]` L2 norms of the clipped columns of the weights.
-        counts, width, clip: see `row_factor`.
     """
     relative, least = clip.row_bounds(width)
     # An infinite norm times 0 would be none.
@@ -172,10 +177,6 @@ def table_factor(grad_squares: Tensor, weight_squares: Tensor, clip: CowClip) ->
     Args:
         grad_squares: scalar or `[tables]` sum of squares of the gradients held together.
         weight_squares: the same of the weights; used by `field_adaptive`.
-        clip: the settings.
-
-    Returns:
-        The shape of `grad_squares`, at most 1.
     """
     if clip.granularity == "field_adaptive":
         threshold = clip.ratio * weight_squares.sqrt()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stampede.optim.rules import EpsPlacement, adam_
+from stampede.optim.rules import Adam, EpsPlacement
 
 
 class DenseAdam(torch.optim.Optimizer):
@@ -71,6 +71,7 @@ class DenseAdam(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
+            rule = Adam(tuple(group["betas"]), group["eps"], group["eps_placement"])
             by_step: dict[int, list[Tensor]] = {}
             for param in group["params"]:
                 if param.grad is None:
@@ -80,16 +81,13 @@ class DenseAdam(torch.optim.Optimizer):
                 by_step.setdefault(int(state["step"]), []).append(param)
             for step, params in by_step.items():
                 _decay_(params, float(group["lr"]) * group["weight_decay"], found_inf)
-                adam_(
+                rule.update_(
                     params,
                     [param.grad for param in params],
                     [self.state[param]["exp_avg"] for param in params],
                     [self.state[param]["exp_avg_sq"] for param in params],
-                    step=step,
-                    lr=float(group["lr"]),
-                    betas=group["betas"],
-                    eps=group["eps"],
-                    eps_placement=group["eps_placement"],
+                    float(group["lr"]),
+                    step,
                     l2=group["l2"],
                     found_inf=found_inf,
                 )

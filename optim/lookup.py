@@ -1,16 +1,59 @@
-"""The ids of a lookup in the tables of one array."""
+"""The ids of a lookup in the tables of one array, as they come and sorted by row."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-if TYPE_CHECKING:
-    from stampede.optim.triton.runs import SortedRuns
+# FBGEMM packs feature and sample of an occurrence into so many bits.
+_INFO_BITS = 32
+
+
+@dataclass(frozen=True)
+class SortedRuns:
+    """Occurrences of ids, sorted by row; those of one row are a run. All on one device.
+
+    What lies beyond `count` in `rows` has no meaning.
+
+    Attributes:
+        rows: `[capacity]` int64, the distinct rows, sorted.
+        starts: `[capacity + 1]` int32, the first occurrence of each run; beyond the runs, the
+            number of occurrences. Differences are the counts.
+        count: `[1]` int32, the number of runs.
+        ordered: `[occurrences]` int64 or int32, the row of each sorted occurrence.
+        source: `[occurrences]` int32 or int64, which row of the gradient each takes: of the
+            gradient of a pooled lookup seen as `[batch * features, dim]`, or the occurrence's
+            position in a sequence.
+        coefficient: `[occurrences]` float32 factor of each one's gradient; None for 1.
+    """
+
+    rows: Tensor
+    starts: Tensor
+    count: Tensor
+    ordered: Tensor
+    source: Tensor
+    coefficient: Tensor | None
+
+    @property
+    def capacity(self) -> int:
+        """Most runs there can be."""
+        return self.rows.numel()
+
+    @property
+    def occurrences(self) -> int:
+        """Number of ids of the lookup."""
+        return self.ordered.numel()
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Keep the memory until what is queued on a stream is done."""
+        for name in ("rows", "starts", "count", "ordered", "source", "coefficient"):
+            tensor = getattr(self, name)
+            if tensor is not None:
+                tensor.record_stream(stream)
 
 
 @dataclass(frozen=True)
@@ -36,6 +79,11 @@ class Lookup:
     mean: bool = False
     per_sample_weights: Tensor | None = None
 
+    @classmethod
+    def of_rows(cls, rows: Tensor, table_rows: int) -> Lookup:
+        """A sequence of rows `[n]`, int64, of one table."""
+        return cls(rows, rows.new_empty(0), rows.new_zeros(1), table_rows, pooled=False)
+
     @property
     def occurrences(self) -> int:
         """Number of ids."""
@@ -56,6 +104,12 @@ class Lookup:
         """Most distinct rows there can be."""
         return min(self.occurrences, self.rows)
 
+    @property
+    def float_weights(self) -> Tensor | None:
+        """The per-sample weights as contiguous float32."""
+        weights = self.per_sample_weights
+        return None if weights is None else weights.float().contiguous()
+
     def bags_of(self, positions: Tensor) -> Tensor:
         """`[n]` int64, the bag of each position; bags are counted by feature, then by sample."""
         return torch.searchsorted(self.offsets, positions.to(self.offsets.dtype), right=True) - 1
@@ -63,8 +117,6 @@ class Lookup:
     @cached_property
     def runs(self) -> SortedRuns:
         """The occurrences sorted by row, for the Triton kernels; sorted when first asked for."""
-        from stampede.optim.triton.runs import sorted_runs
-
         return sorted_runs(self)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
@@ -74,3 +126,102 @@ class Lookup:
                 tensor.record_stream(stream)
         if "runs" in self.__dict__:
             self.runs.record_stream(stream)
+
+
+@torch.no_grad()
+def sorted_runs(lookup: Lookup) -> SortedRuns:
+    """Sort a lookup by row: with FBGEMM on a GPU, otherwise with torch."""
+    return runs_from_fbgemm(lookup) if lookup.indices.is_cuda else runs_from_sort(lookup)
+
+
+@torch.no_grad()
+def runs_from_sort(lookup: Lookup) -> SortedRuns:
+    """Sort a lookup by row with torch's stable sort, on any device."""
+    indices = lookup.indices
+    positions = torch.arange(lookup.occurrences, device=indices.device)
+    bags = lookup.bags_of(positions)
+    rows = indices.to(torch.int64) + lookup.first_rows[bags // max(lookup.batch, 1)]
+    ordered, order = torch.sort(rows, stable=True)
+    is_first = torch.ones_like(ordered, dtype=torch.bool)
+    torch.ne(ordered[1:], ordered[:-1], out=is_first[1:])
+    # Occurrences that begin no run are written to one place too many, which is cut off: to pick
+    # the others out would need their number on the host.
+    run = torch.where(is_first, is_first.cumsum(0) - 1, lookup.capacity + 1)
+    starts = torch.full(
+        (lookup.capacity + 2,), lookup.occurrences, dtype=torch.int32, device=indices.device
+    ).scatter_(0, run, positions.to(torch.int32))
+    found = ordered.new_zeros(lookup.capacity + 2).scatter_(0, run, ordered)
+    bags = bags[order]
+    source = order
+    if lookup.pooled:
+        feature = bags // lookup.batch
+        source = (bags - feature * lookup.batch) * lookup.features + feature
+    return SortedRuns(
+        found[: lookup.capacity],
+        starts[: lookup.capacity + 1],
+        is_first.sum(0, keepdim=True, dtype=torch.int32),
+        ordered,
+        source,
+        _coefficient(lookup, order, bags),
+    )
+
+
+@torch.no_grad()
+def runs_from_fbgemm(lookup: Lookup) -> SortedRuns:
+    """Sort a lookup by row as FBGEMM's own backward does; ids must lie on a GPU.
+
+    Its sort is stable, so the result is that of `runs_from_sort`. Written for fbgemm 1.6 to 1.8.
+    """
+    # Loads the operator.
+    import fbgemm_gpu  # noqa: F401
+
+    if not lookup.occurrences:
+        return runs_from_sort(lookup)
+    sample_bits = _INFO_BITS - lookup.features.bit_length()
+    # FBGEMM tells of each occurrence either feature and sample, packed, or feature and position.
+    by_position = (
+        not lookup.pooled
+        or lookup.per_sample_weights is not None
+        or lookup.batch >= 1 << sample_bits
+    )
+    _, ordered, infos, rows, _, count, starts = torch.ops.fbgemm.transpose_embedding_input(
+        # Its last entry, one past the last row, is not read.
+        functional.pad(lookup.first_rows, (0, 1)),
+        lookup.rows.bit_length(),
+        lookup.indices.contiguous(),
+        lookup.offsets.to(lookup.indices.dtype).contiguous(),
+        nobag=by_position,
+        info_B_num_bits=sample_bits,
+        total_unique_indices=lookup.capacity,
+    )
+    positions = bags = None
+    if by_position:
+        positions = infos // lookup.features
+        source = positions
+        if lookup.pooled:
+            feature = infos - positions * lookup.features
+            bags = lookup.bags_of(positions)
+            source = (bags - feature * lookup.batch) * lookup.features + feature
+    else:
+        if lookup.batch * lookup.features >= 1 << 31:
+            infos = infos.to(torch.int64)
+        # The shift of a negative number brings in ones.
+        feature = (infos >> sample_bits) & ((1 << (_INFO_BITS - sample_bits)) - 1)
+        sample = infos & ((1 << sample_bits) - 1)
+        source = sample * lookup.features + feature
+        bags = feature * lookup.batch + sample if lookup.mean else None
+    coefficient = _coefficient(lookup, positions, bags)
+    return SortedRuns(rows.to(torch.int64), starts, count, ordered, source, coefficient)
+
+
+def _coefficient(lookup: Lookup, positions: Tensor | None, bags: Tensor | None) -> Tensor | None:
+    """Factor of each sorted occurrence, from its position and its bag where they matter."""
+    if not lookup.pooled:
+        return None
+    coefficient = None
+    if lookup.per_sample_weights is not None:
+        coefficient = lookup.per_sample_weights.float()[positions]
+    if lookup.mean:
+        share = lookup.offsets.diff().float().reciprocal()[bags]
+        coefficient = share if coefficient is None else share * coefficient
+    return coefficient

@@ -1,13 +1,153 @@
-"""Rows, summed gradients and counts from the gradient of a parameter."""
+"""Rows, summed gradients and counts of a table in plain PyTorch.
+
+The gradient of one lookup in a table has one entry for each occurrence of an id. The sum of two
+need not: torch merges sparse tensors when it adds them, so that `[3, 5] + [3, 5]` becomes `[3, 5]`,
+without being flagged as coalesced (`add_out_sparse_contiguous`, CPU; seen in torch 2.11 and 2.13).
+So the ids are noted lookup by lookup and backward pass by backward pass, before anything is added.
+"""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import Any
 
-from stampede.optim.occurrences import ids_behind
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
+
+from stampede.optim import native
+from stampede.optim.lookup import Lookup
 from stampede.optim.rows import RowGradients, sum_by_row
 from stampede.optim.settings import UpdateSettings
+
+
+class _Notes:
+    """What is known of the lookups in one table.
+
+    Nothing is noted about the gradient of a single lookup, which tells by itself: holding on to
+    its ids would make torch copy it.
+    """
+
+    def __init__(self, param: Tensor) -> None:
+        self.padding_idx: int | None = None
+        self._param = TensorWeakRef(param)
+        self._lookups: list[Tensor] = []
+        self._pass = -1
+        self._ids: Tensor | None = None
+        self._noted = False
+        self._gradient: Tensor | None = None
+
+    def looked_up(self, grads: tuple[Tensor | None, ...], _: Any) -> None:
+        """After a lookup's backward: note its ids."""
+        if grads and grads[0] is not None and grads[0].is_sparse:
+            if self._pass != torch._C._current_graph_task_id():
+                # What a backward pass that failed has left is dropped.
+                self._pass, self._lookups = torch._C._current_graph_task_id(), []
+            self._lookups.append(grads[0]._indices()[0])
+
+    def before_accumulation(self, grad: Tensor) -> None:
+        """The table's gradient of one backward pass is complete; `param.grad` is still the old."""
+        in_this_pass = self._pass == torch._C._current_graph_task_id()
+        lookups, self._lookups = self._lookups if in_this_pass else [], []
+        earlier = self._param().grad
+        first = earlier is None or not earlier.is_sparse
+        if not grad.is_sparse or (first and len(lookups) < 2):
+            self._noted, self._ids, self._gradient = False, None, None
+            return
+        ids = grad._indices()[0]
+        # A lookup without a module (`functional.embedding`) is in the gradient only.
+        if lookups and sum(map(len, lookups)) >= len(ids):
+            ids = torch.cat(lookups)
+        if not first:
+            before = self.ids_of(earlier)
+            ids = None if before is None else torch.cat([before, ids])
+        self._noted, self._ids, self._gradient = True, ids, None
+
+    def after_accumulation(self, param: Tensor) -> None:
+        """The gradient is in `param.grad`; the notes belong to it alone."""
+        if self._noted and param.grad is not None:
+            self._gradient = param.grad._indices()
+
+    def ids_of(self, grad: Tensor) -> Tensor | None:
+        """See `ids_behind`."""
+        known, indices = self._gradient, grad._indices()
+        # Held here, the memory cannot have been given to another gradient.
+        if known is None or known.shape != indices.shape or known.data_ptr() != indices.data_ptr():
+            return _own_ids(grad)
+        return self._ids
+
+
+_NOTES = WeakTensorKeyDictionary()
+_hook: Any = None
+
+
+def follow(param: Tensor) -> None:
+    """Note the lookups in a table from now on, for as long as it lives."""
+    global _hook
+    if not param.requires_grad or param in _NOTES:
+        return
+    if _hook is None:
+        # A parameter does not know its modules, and an optimizer is given parameters only.
+        _hook = register_module_forward_hook(_note_lookup)
+    notes = _NOTES[param] = _Notes(param)
+    param.register_hook(notes.before_accumulation)
+    param.register_post_accumulate_grad_hook(notes.after_accumulation)
+
+
+def padding_of(param: Tensor) -> int | None:
+    """The `padding_idx` of the modules that a table was looked up by."""
+    notes = _NOTES.get(param)
+    return None if notes is None else notes.padding_idx
+
+
+def ids_behind(param: Tensor) -> Tensor | None:
+    """The ids looked up for the sparse gradient of a table, one entry per occurrence.
+
+    Returns:
+        `[occurrences]` int64, or None where they are lost: the gradient was coalesced.
+    """
+    notes = _NOTES.get(param)
+    return _own_ids(param.grad) if notes is None else notes.ids_of(param.grad)
+
+
+def _own_ids(grad: Tensor) -> Tensor | None:
+    # torch flags a single entry as coalesced, whatever it stands for.
+    return None if grad.is_coalesced() and grad._nnz() > 1 else grad._indices()[0]
+
+
+def _note_lookup(module: nn.Module, _: Any, output: Any) -> None:
+    """After every module's forward: a lookup in a table that is followed is noted.
+
+    Raises:
+        ValueError: the module changes gradients or weights behind the optimizer's back, or differs
+            from another of the same table in `padding_idx`.
+    """
+    if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return
+    notes = _NOTES.get(module.weight)
+    if notes is None:
+        return
+    table = f"a table of shape {tuple(module.weight.shape)} is looked up by"
+    if module.scale_grad_by_freq:
+        raise ValueError(
+            f"{table} a module with scale_grad_by_freq=True, which divides gradients by the counts "
+            "that the clip multiplies by; write scale_grad_by_freq=False"
+        )
+    if module.max_norm is not None:
+        raise ValueError(
+            f"{table} a module with max_norm={module.max_norm}, which changes weights outside the "
+            "optimizer; write max_norm=None"
+        )
+    if module.padding_idx is not None:
+        if notes.padding_idx not in (None, module.padding_idx):
+            raise ValueError(
+                f"{table} modules with padding_idx={notes.padding_idx} and "
+                f"padding_idx={module.padding_idx}; give them the same"
+            )
+        notes.padding_idx = module.padding_idx
+    node = getattr(output, "grad_fn", None)
+    if node is not None:
+        node.register_hook(notes.looked_up)
 
 
 def row_gradients(param: Tensor, settings: UpdateSettings, counts: Tensor | None) -> RowGradients:
@@ -24,7 +164,12 @@ def row_gradients(param: Tensor, settings: UpdateSettings, counts: Tensor | None
     """
     grad, name = param.grad, f"a parameter of shape {tuple(param.shape)}"
     if counts is not None:
-        _check(counts, param, name)
+        wrong = counts.shape != param.shape[:1] or counts.is_floating_point()
+        if wrong or (counts < 0).any():
+            raise ValueError(
+                f"counts of {name}: shape {tuple(counts.shape)} and dtype {counts.dtype}; give one "
+                f"integer of at least 0 per row, shape ({len(param)},)"
+            )
         counts = counts.to(grad.device, torch.int64)
     if grad.layout == torch.strided:
         return _dense(grad, settings, counts, name)
@@ -36,7 +181,11 @@ def row_gradients(param: Tensor, settings: UpdateSettings, counts: Tensor | None
     values = grad._values()
     if values.dtype in (torch.float16, torch.bfloat16):
         values = values.float()
-    summed = sum_by_row(grad._indices()[0], values, rows=len(param))
+    if native.handles(values):
+        lookup = Lookup.of_rows(grad._indices()[0].contiguous(), len(param))
+        summed = native.sum_by_row(lookup, values, values.shape[1])
+    else:
+        summed = sum_by_row(grad._indices()[0], values)
     if counts is not None:
         return summed._replace(counts=counts[summed.rows])
     if not settings.clip.by_row:
@@ -49,41 +198,30 @@ def row_gradients(param: Tensor, settings: UpdateSettings, counts: Tensor | None
             "GradScaler; avoid these, or give step(counts={parameter: occurrences of each row}), "
             "summed over the ranks"
         )
-    return summed if len(ids) == grad._nnz() else summed._replace(counts=_count(ids, summed.rows))
+    if len(ids) == grad._nnz():
+        return summed
+    found, times = torch.unique(ids, return_counts=True)
+    position = torch.searchsorted(found, summed.rows).clamp_max(len(found) - 1)
+    return summed._replace(counts=torch.where(found[position] == summed.rows, times[position], 0))
 
 
 def _dense(
     grad: Tensor, settings: UpdateSettings, counts: Tensor | None, name: str
 ) -> RowGradients:
-    if counts is None:
-        if settings.clip.by_row or settings.rows == "touched":
-            needed = "" if settings.clip.by_row else ", which rows='touched' needs"
-            raise ValueError(
-                f"the gradient of {name} is dense and does not tell how often each id "
-                f"occurred{needed}; "
-                "build the table with sparse=True (in TorchRec, pass sharders=cowclip_sharders() "
-                "to DistributedModelParallel) and keep it out of penalties in the loss (l2= of the "
-                "optimizer does the same), or give step(counts={parameter: occurrences of each "
-                "row})"
-            )
-        rows = torch.arange(len(grad), device=grad.device)
-        return RowGradients(rows, grad.detach(), torch.ones_like(rows))
-    # A penalty in the loss reaches rows that did not occur.
-    rows = ((counts > 0) | (grad != 0).any(1)).nonzero().flatten()
-    return RowGradients(rows, grad.detach()[rows], counts[rows])
-
-
-def _count(ids: Tensor, rows: Tensor) -> Tensor:
-    """How often each of the sorted `rows` stands in `ids`."""
-    found, times = torch.unique(ids, return_counts=True)
-    position = torch.searchsorted(found, rows).clamp_max(len(found) - 1)
-    return torch.where(found[position] == rows, times[position], 0)
-
-
-def _check(counts: Tensor, param: Tensor, name: str) -> None:
-    wrong = counts.shape != param.shape[:1] or counts.is_floating_point()
-    if wrong or (counts < 0).any():
+    grad = grad.detach()
+    if counts is not None:
+        # A penalty in the loss reaches rows that did not occur.
+        rows = ((counts > 0) | (grad != 0).any(1)).nonzero().flatten()
+        return RowGradients(rows, grad[rows], counts[rows])
+    if settings.clip.by_row or settings.rows == "touched":
+        needed = "" if settings.clip.by_row else ", which rows='touched' needs"
         raise ValueError(
-            f"counts of {name}: shape {tuple(counts.shape)} and dtype {counts.dtype}; give one "
-            f"integer of at least 0 per row, shape ({len(param)},)"
+            f"the gradient of {name} is dense and does not tell how often each id "
+            f"occurred{needed}; "
+            "build the table with sparse=True (in TorchRec, pass sharders=cowclip_sharders() "
+            "to DistributedModelParallel) and keep it out of penalties in the loss (l2= of the "
+            "optimizer does the same), or give step(counts={parameter: occurrences of each "
+            "row})"
         )
+    rows = torch.arange(len(grad), device=grad.device)
+    return RowGradients(rows, grad, torch.ones_like(rows))

@@ -9,9 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from stampede.optim import native
-from stampede.optim.native import kernels
-
 
 class RowGradients(NamedTuple):
     """Gradients of the rows of one batch.
@@ -26,14 +23,16 @@ class RowGradients(NamedTuple):
     grads: Tensor
     counts: Tensor
 
+    def where(self, kept: Tensor) -> RowGradients:
+        """Those marked in `kept`, `[n]` bool."""
+        return RowGradients(*(part[kept] for part in self))
+
 
 def sum_by_row(
     occurrences: Tensor,
     source: Tensor,
     source_rows: Tensor | None = None,
     coefficients: Tensor | None = None,
-    *,
-    rows: int | None = None,
 ) -> RowGradients:
     """Add up the gradients of each row, in the order in which its occurrences stand.
 
@@ -43,17 +42,10 @@ def sum_by_row(
         source_rows: `[n]` int64, the row of `source` that belongs to each occurrence; `None`
             when they correspond one to one.
         coefficients: `[n]` factor of each occurrence's gradient; `None` for 1.
-        rows: how many rows there are; where it is known, they need no sort.
 
     Returns:
         The distinct rows with their sums and counts.
     """
-    if rows is not None and source_rows is None and coefficients is None and native.handles(source):
-        one = occurrences.new_zeros(1, dtype=torch.int64)
-        dim, no_offsets = source.shape[1], occurrences.new_empty(0)
-        ids = occurrences.contiguous()
-        summed = kernels.sum_lookup(ids, no_offsets, one, rows, source, dim, pooled=False)
-        return RowGradients(*summed)
     # A stable sort fixes the order of every sum, so the result does not vary from run to run.
     ordered, order = torch.sort(occurrences, stable=True)
     distinct, counts = torch.unique_consecutive(ordered, return_counts=True)

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,18 +13,12 @@ from torch import Tensor
 from stampede.optim.rounding import random_unit, round_stochastically, table_key
 from stampede.optim.settings import UpdateSettings
 
-if TYPE_CHECKING:
-    from stampede.optim.missed_steps import MissedSteps
-
 
 @dataclass(frozen=True)
 class TableShard:
     """A table, or a part of one.
 
     Attributes:
-        table: name of the table.
-        rows: rows of this shard.
-        row_offset, column_offset: position of the shard in its table.
         counted: False for all but one copy of a replicated table, so that sums over tables count
             it once.
     """
@@ -51,8 +44,6 @@ class TableArray:
         settings: the rule.
         is_split: whether other arrays hold other columns of these tables.
         frozen_row: a row that is never changed (`padding_idx`), or None.
-        missed: where rows that are not in the batch take their steps later; None where a sweep
-            takes them in each step.
     """
 
     shards: tuple[TableShard, ...]
@@ -63,17 +54,12 @@ class TableArray:
     settings: UpdateSettings
     is_split: bool = False
     frozen_row: int | None = None
-    missed: MissedSteps | None = None
 
     @classmethod
     def create(
         cls, shards: Sequence[TableShard], weights: Tensor, settings: UpdateSettings, dim: int
     ) -> TableArray:
-        """Take weights and make their state.
-
-        Args:
-            dim: columns of the whole tables; more than the array's where they are split.
-        """
+        """Take weights and make their state; `dim` counts the columns of the whole tables."""
         width, local_width = clipped_columns(
             settings, dim, shards[0].column_offset, weights.shape[1]
         )
@@ -105,9 +91,23 @@ class TableArray:
         """Whether this is the first of a row's column shards and copies."""
         return self.shards[0].counted and self.shards[0].column_offset == 0
 
+    def is_same(self, other: TableArray) -> bool:
+        """Whether another array has the same settings and the same memory."""
+        mine, others = (
+            [(whole.data_ptr(), whole.dtype, whole.shape) for whole in array.all_tensors()]
+            for array in (self, other)
+        )
+        same = self.settings == other.settings and self.frozen_row == other.frozen_row
+        return same and self.shards == other.shards and mine == others
+
     def all_tensors(self) -> list[Tensor]:
         """Weights and states."""
         return [self.weights, *self.states.values()]
+
+    def bounds_of(self, rows: Tensor) -> list[int]:
+        """Where each shard's rows begin among sorted rows of the array, and one past the last."""
+        starts = torch.tensor(self.starts, device=rows.device)
+        return torch.searchsorted(rows, starts).tolist()
 
     @contextmanager
     def keeping_frozen_row(self) -> Iterator[None]:
@@ -133,13 +133,7 @@ class TableArray:
         return weights.float() if self.is_rounded() else weights
 
     def rounded(self, values: Tensor, rows: Tensor, step: int) -> Tensor:
-        """Values in the dtype of the weights, rounded stochastically where it is a lower one.
-
-        Args:
-            values: `[n, dim]` new weights.
-            rows: `[n]` int64 rows of the array they belong to.
-            step: number of the step.
-        """
+        """New weights `[n, dim]` of rows in their dtype, rounded stochastically if it is lower."""
         if not self.is_rounded():
             return values
         device = rows.device
@@ -160,12 +154,7 @@ class TableArray:
 def clipped_columns(
     settings: UpdateSettings, dim: int, column_offset: int, columns: int
 ) -> tuple[int, int]:
-    """Number of clipped columns of a table, and of one column shard of it.
-
-    Args:
-        dim: columns of the table.
-        column_offset, columns: where the shard begins and how wide it is.
-    """
+    """Number of clipped columns of a table of `dim` columns, and of one column shard of it."""
     width = dim if settings.clip.columns is None else min(settings.clip.columns, dim)
     return width, min(max(width - column_offset, 0), columns)
 

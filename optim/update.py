@@ -9,15 +9,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from stampede.optim.clip import row_factor, table_factor
-from stampede.optim.missed_steps import steps_by_kernel, take_step_
-from stampede.optim.native import kernels
+from stampede.optim.backends.torch import ClippedRows, PendingUpdate, RowValues
+from stampede.optim.clip import TableSums, row_factor, table_factor
 from stampede.optim.nonfinite import NonFiniteGradientError
-from stampede.optim.one_pass import is_one_pass, step_in_one_pass_
-from stampede.optim.reduction import NoReduction, PendingUpdate, Reduction, TableSums
-from stampede.optim.row_values import RowValues, all_values, batch_values
 from stampede.optim.rows import RowGradients
-from stampede.optim.sweep import sweep_
 from stampede.optim.table_array import TableArray
 
 
@@ -33,12 +28,75 @@ class Outcome:
     skipped: Tensor
 
 
+class Reduction:
+    """Adds up over the shards of a table, on all ranks in one order; nothing for whole tables."""
+
+    # Of the sums of a rank without tables.
+    device = torch.device("cpu")
+
+    def sum_columns_(
+        self,
+        arrays: Sequence[TableArray],
+        rows: Sequence[Tensor | None],
+        values: Sequence[Tensor],
+    ) -> None:
+        """Add up `[k, n]` values of rows over the column shards of their table, in place.
+
+        Args:
+            rows: of each array, which ones, sorted; None for all.
+        """
+
+    def sum_tables_(self, sums: TableSums) -> None:
+        """Add up over ranks, in place."""
+
+
+@torch.no_grad()
+def update_(updates: Sequence[PendingUpdate], reduction: Reduction | None = None) -> list[Outcome]:
+    """One step of several arrays of tables, in place; returns what happened to each.
+
+    No gradient of a table's size is made. Tables that are clipped together (`global`) must come in
+    one call.
+
+    Raises:
+        NonFiniteGradientError: a gradient is not finite where the settings do not allow it.
+    """
+    reduction = reduction or Reduction()
+    updates = [_without_frozen_row(update) for update in updates]
+    # None: the step is taken at once, when it is known that no rank refuses it.
+    each = [
+        None if update.backend.can_step_at_once(update.batch) else _measure(update)
+        for update in updates
+    ]
+    measured = [one for one in each if one is not None]
+    _sum_columns(measured, reduction)
+    _leave_out_nonfinite(measured)
+    device = updates[0].batch.grads.device if updates else reduction.device
+    sums = _table_sums(measured, device)
+    reduction.sum_tables_(sums)
+    if sums.nonfinite:
+        raise NonFiniteGradientError(
+            "the gradient of an embedding row is not finite; no table of its collection was "
+            "changed (on_nonfinite='skip_row' would leave such rows out)"
+        )
+    return [
+        _step_at_once(update) if one is None else _clip_and_step(one, sums)
+        for update, one in zip(updates, each, strict=True)
+    ]
+
+
+def _without_frozen_row(update: PendingUpdate) -> PendingUpdate:
+    frozen, batch = update.array.frozen_row, update.batch
+    if frozen is None:
+        return update
+    return replace(update, batch=batch.where(batch.rows != frozen))
+
+
 @dataclass
-class _Work:
-    """An update under way.
+class _Measured:
+    """An update whose rows were measured.
 
     Attributes:
-        grads: `[n, dim]` of the batch's rows, L2 included.
+        update: with the gradients of the batch's rows, L2 included.
         values: of the batch's rows, over all their columns once these are summed.
         share: `[3, n]` this array's own part of the values, where sums over tables are needed.
         everything, whole_share: the same of all rows, where they are needed.
@@ -46,8 +104,6 @@ class _Work:
     """
 
     update: PendingUpdate
-    batch: RowGradients
-    grads: Tensor
     values: RowValues
     share: Tensor | None
     everything: RowValues | None
@@ -58,125 +114,70 @@ class _Work:
     def array(self) -> TableArray:
         return self.update.array
 
+    @property
+    def batch(self) -> RowGradients:
+        return self.update.batch
+
     def keep(self, kept: Tensor) -> None:
         """Drop the batch's rows that are not marked in `kept`, `[n]` bool."""
-        self.batch = RowGradients(*(part[kept] for part in self.batch))
-        self.grads = self.grads[kept]
+        self.update = replace(self.update, batch=self.batch.where(kept))
         self.values = self.values[kept]
         if self.share is not None:
             self.share = self.share[:, kept]
 
 
-@torch.no_grad()
-def update_(updates: Sequence[PendingUpdate], reduction: Reduction | None = None) -> list[Outcome]:
-    """One step of several arrays of tables, in place.
-
-    No gradient of a table's size is made. The rows that are not in the batch are swept, or take
-    their steps later (`TableArray.missed`).
-
-    Args:
-        updates: arrays and their gradients; tables that are clipped together (`global`) must come
-            in one call.
-        reduction: adds up over shards; None for whole tables in one process.
-
-    Returns:
-        What happened, for each array.
-
-    Raises:
-        NonFiniteGradientError: a gradient is not finite where the settings do not allow it.
-    """
-    reduction = reduction or NoReduction()
-    updates = [_without_frozen_row(update) for update in updates]
-    # None: in one pass, once it is known that no rank refuses the step.
-    each = [None if is_one_pass(update) else _begin(update) for update in updates]
-    works = [work for work in each if work is not None]
-    _sum_columns(works, reduction)
-    _leave_out_nonfinite(works)
-    device = updates[0].batch.grads.device if updates else reduction.device
-    sums = _table_sums(works, device)
-    reduction.sum_tables_(sums)
-    if sums.nonfinite:
-        raise NonFiniteGradientError(
-            "the gradient of an embedding row is not finite; no table of its collection was "
-            "changed (on_nonfinite='skip_row' would leave such rows out)"
-        )
-    return [
-        _step_in_one_pass(update) if work is None else _finish(work, sums)
-        for update, work in zip(updates, each, strict=True)
-    ]
-
-
-def _without_frozen_row(update: PendingUpdate) -> PendingUpdate:
-    frozen, batch = update.array.frozen_row, update.batch
-    if frozen is None:
-        return update
-    return replace(update, batch=RowGradients(*(part[batch.rows != frozen] for part in batch)))
-
-
-def _step_in_one_pass(update: PendingUpdate) -> Outcome:
-    clipped, counted = step_in_one_pass_(update), int(update.array.counts_rows)
-    numbers = len(update.batch.rows), clipped, 0
-    return Outcome(*(torch.tensor(number * counted) for number in numbers))
-
-
-def _begin(update: PendingUpdate) -> _Work:
-    """Measure the batch's rows."""
-    array, batch, settings = update.array, update.batch, update.array.settings
-    grads, values = batch_values(array, batch)
-    everything = None
-    if settings.needs_all_rows:
-        everything = all_values(array)
-        if array.frozen_row is not None:
-            everything.matrix[:3, array.frozen_row] = 0.0
+def _measure(update: PendingUpdate) -> _Measured:
+    """Measure the batch's rows, and all rows where the step needs them."""
+    settings = update.array.settings
+    batch, values = update.backend.measure(update.batch)
+    everything = update.backend.measure_all() if settings.needs_all_rows else None
     # Sums over a table add up its column shards: they need each shard's own part.
     by_table = settings.clip.by_table
-    return _Work(
-        update,
-        batch,
-        grads,
+    return _Measured(
+        replace(update, batch=batch),
         values,
         values.matrix[:3].clone() if by_table else None,
         everything,
         everything.matrix[:3].clone() if by_table and everything is not None else None,
-        torch.zeros((), dtype=torch.int64, device=grads.device),
+        torch.zeros((), dtype=torch.int64, device=batch.grads.device),
     )
 
 
-def _sum_columns(works: Sequence[_Work], reduction: Reduction) -> None:
+def _sum_columns(measured: Sequence[_Measured], reduction: Reduction) -> None:
     """Make the values of rows those of all their columns."""
     reduction.sum_columns_(
-        [work.update for work in works],
-        [work.values.matrix for work in works],
-        all_rows=False,
+        [one.array for one in measured],
+        [one.batch.rows for one in measured],
+        [one.values.matrix for one in measured],
     )
-    whole = [work for work in works if work.everything is not None]
+    whole = [one for one in measured if one.everything is not None]
     reduction.sum_columns_(
-        [work.update for work in whole],
-        [work.everything.matrix for work in whole],
-        all_rows=True,
+        [one.array for one in whole],
+        [None for _ in whole],
+        [one.everything.matrix for one in whole],
     )
 
 
-def _leave_out_nonfinite(works: Sequence[_Work]) -> None:
+def _leave_out_nonfinite(measured: Sequence[_Measured]) -> None:
     """Treat rows with a NaN or an infinity as absent; all column shards see the same sum."""
-    finite = [torch.isfinite(work.values.grad_squares + work.values.rest_squares) for work in works]
+    finite = [torch.isfinite(one.values.grad_squares + one.values.rest_squares) for one in measured]
     bad = torch.stack([(~rows).sum() for rows in finite]) if finite else torch.zeros(0)
-    for work, rows, count in zip(works, finite, bad.tolist(), strict=True):
+    for one, rows, count in zip(measured, finite, bad.tolist(), strict=True):
         if count:
-            work.skipped += count
-            work.keep(rows)
+            one.skipped += count
+            one.keep(rows)
 
 
-def _table_sums(works: Sequence[_Work], device: torch.device) -> TableSums:
+def _table_sums(measured: Sequence[_Measured], device: torch.device) -> TableSums:
     """This rank's part of the sums over tables."""
     sums = TableSums(nonfinite=torch.zeros((), dtype=torch.float64, device=device))
-    for work in works:
-        settings, array = work.array.settings, work.array
+    for one in measured:
+        settings, array = one.array.settings, one.array
         if settings.on_nonfinite == "error" and array.counts_rows:
-            sums.nonfinite += work.skipped
-        if work.share is None:
+            sums.nonfinite += one.skipped
+        if one.share is None:
             continue
-        for shard, total in zip(array.shards, _shard_sums(work), strict=True):
+        for shard, total in zip(array.shards, _shard_sums(one), strict=True):
             if not shard.counted:
                 total = torch.zeros_like(total)
             if settings.clip.granularity == "global":
@@ -188,98 +189,50 @@ def _table_sums(works: Sequence[_Work], device: torch.device) -> TableSums:
     return sums
 
 
-def _shard_sums(work: _Work) -> list[Tensor]:
+def _shard_sums(one: _Measured) -> list[Tensor]:
     """Squared norms of gradient and weights of each shard, float64 `[2]`."""
-    bounds = work.update.bounds_of(work.batch.rows)
-    taken = work.share[[0, 2]].double()
-    if work.whole_share is None:
+    bounds = one.update.bounds()
+    taken = one.share[[0, 2]].double()
+    if one.whole_share is None:
         return [taken[:, a:b].sum(1) for a, b in pairwise(bounds)]
-    whole = work.whole_share[[0, 2]].double()
+    whole = one.whole_share[[0, 2]].double()
     # The batch's rows stand in the sum over all rows as if they had no gradient.
-    swept = whole[:, work.batch.rows]
-    starts = work.array.starts
+    swept = whole[:, one.batch.rows]
     sums = []
-    for (first, stop), (a, b) in zip(pairwise(starts), pairwise(bounds), strict=True):
+    for (first, stop), (a, b) in zip(pairwise(one.array.starts), pairwise(bounds), strict=True):
         total = whole[:, first:stop].sum(1)
         total[0] += taken[0, a:b].sum() - swept[0, a:b].sum()
         sums.append(total)
     return sums
 
 
-def _finish(work: _Work, sums: TableSums) -> Outcome:
-    """Clip, and take the step."""
-    array = work.array
-    factor, swept_factor = _factors(work, sums)
-    clipped = torch.zeros_like(work.skipped)
-    if factor is not None:
-        clipped = (factor < 1).sum()
-    lr, step, rows = work.update.lr, work.update.step, work.batch.rows
-    if array.missed is not None and array.missed.is_queued:
-        # The Triton kernels sum themselves; with sums, all rows step at once.
-        array.missed.set_step(step - 1)
-        array.missed.flush(array)
-        _step_with_sweep(work, factor, swept_factor)
-        array.missed.all_are_at(step)
-    elif steps_by_kernel(array):
-        take_step_(
-            array,
-            lr,
-            step,
-            len(rows),
-            lambda constants, last, step: kernels.adam_rows_(
-                *array.adam_tensors(),
-                rows,
-                work.grads,
-                factor,
-                array.local_width,
-                constants,
-                array.settings.rule.betas,
-                last,
-                step,
-            ),
-        )
-    else:
-        _step_with_sweep(work, factor, swept_factor)
-    counted = int(array.counts_rows)
-    touched = torch.full_like(work.skipped, len(work.batch.rows))
-    return Outcome(touched * counted, clipped * counted, work.skipped * counted)
+def _step_at_once(update: PendingUpdate) -> Outcome:
+    clipped = update.backend.step_at_once_(update.batch, update.lr, update.step)
+    counted = int(update.array.counts_rows)
+    numbers = len(update.batch.rows), clipped, 0
+    return Outcome(*(torch.tensor(number * counted) for number in numbers))
 
 
-def _step_with_sweep(work: _Work, factor: Tensor | None, swept_factor: Tensor | None) -> None:
-    """Take the batch's rows out, step them, sweep all rows, and put the batch's back."""
-    array, update, settings = work.array, work.update, work.array.settings
-    if factor is not None:
-        work.grads[:, : array.local_width].mul_(factor[:, None])
-    rows = work.batch.rows
-    weights = array.taken(rows)
-    states = {name: array.states[name][rows] for name in array.element_state_names}
-    states |= work.values.states(array)
-    if settings.weight_decay:
-        weights.mul_(1.0 - update.lr * settings.weight_decay)
-    settings.rule.step_(
-        weights,
-        work.grads,
-        states,
-        work.values.after_clip(factor, array),
-        lr=update.lr,
-        step=update.step,
+def _clip_and_step(one: _Measured, sums: TableSums) -> Outcome:
+    update, batch = one.update, one.batch
+    factor, swept_factor = _factors(one, sums)
+    clipped = torch.zeros_like(one.skipped) if factor is None else (factor < 1).sum()
+    update.backend.step_(
+        ClippedRows(batch, one.values, factor, update.lr, update.step, one.everything, swept_factor)
     )
-    _sweep_others(work, swept_factor)
-    array.weights.index_copy_(0, rows, array.rounded(weights, rows, update.step))
-    for name, values in states.items():
-        array.states[name].index_copy_(0, rows, values)
+    counted = int(one.array.counts_rows)
+    touched = torch.full_like(one.skipped, len(batch.rows))
+    return Outcome(touched * counted, clipped * counted, one.skipped * counted)
 
 
-def _factors(work: _Work, sums: TableSums) -> tuple[Tensor | None, Tensor | None]:
+def _factors(one: _Measured, sums: TableSums) -> tuple[Tensor | None, Tensor | None]:
     """What gradients are multiplied by: of the batch's rows, and of all rows; None for 1."""
-    array, clip = work.array, work.array.settings.clip
+    array, clip, (_, grads, counts) = one.array, one.array.settings.clip, one.batch
     if clip.granularity == "none":
-        return None, _by_row(array, work.update.swept_decay_factor, work.grads.dtype)
-    values, everything = work.values, work.everything
+        return None, _by_row(array, one.update.swept_decay_factor, grads.dtype)
+    values, everything = one.values, one.everything
     if clip.by_row:
-        factor = row_factor(
-            values.grad_squares, values.weight_squares, work.batch.counts, array.width, clip
-        )
+        factor = row_factor(values.grad_squares, values.weight_squares, counts, array.width, clip)
         if not clip.may_clip_decay(array.settings.l2) or everything is None:
             return factor, None
         once = torch.ones_like(everything.grad_squares)
@@ -290,10 +243,10 @@ def _factors(work: _Work, sums: TableSums) -> tuple[Tensor | None, Tensor | None
         held = [sums.everything for _ in array.shards]
     else:
         held = [sums.by_table[shard.table] for shard in array.shards]
-    grads, weights = torch.stack(held).T
-    by_shard = table_factor(grads, weights, clip).to(work.grads.dtype)
-    bounds = torch.tensor(work.update.bounds_of(work.batch.rows)).diff().to(by_shard.device)
-    factor = by_shard.repeat_interleave(bounds)
+    by_shard = table_factor(*torch.stack(held).T, clip).to(grads.dtype)
+    factor = by_shard.repeat_interleave(
+        torch.tensor(one.update.bounds()).diff().to(by_shard.device)
+    )
     return factor, None if everything is None else _by_row(array, by_shard, by_shard.dtype)
 
 
@@ -303,12 +256,3 @@ def _by_row(array: TableArray, by_shard: Tensor | None, dtype: torch.dtype) -> T
         return None
     lengths = torch.tensor([shard.rows for shard in array.shards], device=by_shard.device)
     return by_shard.to(dtype).repeat_interleave(lengths)
-
-
-def _sweep_others(work: _Work, factor: Tensor | None) -> None:
-    """Step all rows as if absent; the batch's are written over afterwards."""
-    array, update = work.array, work.update
-    if not array.settings.moves_untouched_rows:
-        return
-    with array.keeping_frozen_row():
-        sweep_(array, work.everything, factor, lr=update.lr, step=update.step)

@@ -1,6 +1,5 @@
 """Settings of all tests."""
 
-import gc
 import os
 
 import torch
@@ -21,14 +20,3 @@ torch.set_num_threads(1)
 # imports Triton, as TorchRec does.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-
-
-def pytest_collection_finish():
-    """Guards of the optimizers look at every object of the process; those from here on suffice."""
-    gc.collect()
-    gc.freeze()
-
-
-def pytest_unconfigure():
-    # Libraries complain at exit of objects that are still there.
-    gc.unfreeze()

@@ -73,7 +73,7 @@ def _follows(device: torch.device, setting: str, size: str, pooling: str, steps:
         of_rows(*sizes), [12] * len(sizes), list(range(len(sizes))), setting=settings,
         device=device, **POOLINGS[pooling],
     )  # fmt: skip
-    if device.type == "cuda" and tables.tbe.owner.flag is None:
+    if device.type == "cuda" and tables.owner.flag is None:
         raise AssertionError("the updates are not queued")
     reference = ReferenceTables(tables.fill(draw), **_equations(settings))
     batch = {"small": 512, "large": 64}[size]

@@ -24,7 +24,7 @@ from stampede.engine.job import Job
 from stampede.engine.processes import Processes, processes
 from stampede.engine.step import train_step
 from stampede.optim import local_cowclip_tables
-from stampede.optim.missed_steps import WINDOW
+from stampede.optim.waiting_rows import WINDOW
 
 IDS, BATCHES = 33_800_000, (8192, 32768, 131072, 524288)
 # The paper's training: 10 epochs of nine tenths of Criteo Kaggle.

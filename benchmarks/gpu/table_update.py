@@ -23,8 +23,8 @@ from resident_clicks import drawn_ids
 from torch import Tensor, nn
 
 from stampede.optim import CowClip
-from stampede.optim.missed_steps import WINDOW
 from stampede.optim.settings import UpdateSettings
+from stampede.optim.waiting_rows import WINDOW
 from support.updated_tables import Tables, of_rows
 
 COLUMNS, CLIPPED = 12, 10

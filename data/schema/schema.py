@@ -273,7 +273,7 @@ def load_schema(path: Path) -> Schema:
     Raises:
         SettingsError: what is wrong, key by key, and what to write instead.
     """
-    values = read_yaml(path, "write a schema as the README shows")
+    values = read_yaml(path, "write a schema as docs/schema.md shows")
     try:
         schema = Schema.model_validate(values)
     except ValidationError as failure:

@@ -15,12 +15,12 @@ from stampede.engine.scaled import scaled_hyperparameters
 from stampede.engine.table_optimizer import table_optimizer
 from stampede.optim import Helen
 from stampede.optim.baselines import BASELINES
-from stampede.optim.missed_steps import is_replayable
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
+from stampede.optim.waiting_rows import is_replayable
 
 FLOAT = 4
-# int32, see `optim/missed_steps.py`.
+# int32, see `optim/waiting_rows.py`.
 STEP_COUNTER = 4
 
 
@@ -51,7 +51,7 @@ class TableStates:
 
     @property
     def counts_steps(self) -> bool:
-        """Whether a row keeps the number of the step it is at, see `MissedSteps`.
+        """Whether a row keeps the number of the step it is at, see `WaitingRows`.
 
         Counted for every device, also for those that have no kernel to make up for missed steps.
         """

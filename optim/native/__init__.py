@@ -1,14 +1,69 @@
-"""The update's arithmetic on a CPU in C++, compiled when it is first needed."""
+"""Kernels of rows on a CPU in C++, compiled when they are first needed."""
 
+from __future__ import annotations
+
+import threading
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from stampede.native_library import Library, switched_off
+from stampede.optim.lookup import Lookup
+from stampede.optim.rows import RowGradients
 
 _HERE = Path(__file__).parent
 _ROWS = Library(
-    *(_HERE / name for name in ("rows.cpp", "adam.cpp", "missed.cpp")),
+    *(_HERE / name for name in ("rows.cpp", "adam.cpp", "waiting_rows.cpp")),
     headers=[_HERE / name for name in ("lookup.h", "adam.h")],
 )
 available, handles = _ROWS.available, _ROWS.handles
 
-__all__ = ["available", "handles", "switched_off"]
+__all__ = ["available", "handles", "sum_by_row", "switched_off"]
+
+_ROWS_A_WORD = 64
+_ROWS_A_SUMMARY = 64 * _ROWS_A_WORD
+
+# Each thread's own memory, as backward passes of several models may run at once.
+_local = threading.local()
+
+
+def sum_by_row(lookup: Lookup, grad: Tensor, dim: int) -> RowGradients:
+    """Sum the gradient of a lookup's output by row.
+
+    Args:
+        grad: float32, `[batch, features * dim]` of a pooled output, or `[ids, dim]`.
+        dim: columns of a row.
+
+    Raises:
+        IndexError: an id lies outside its table.
+    """
+    # Columns of a wider gradient are read where they are; other layouts are copied.
+    grad = grad if grad.stride(1) == 1 else grad.contiguous()
+    return RowGradients(
+        *torch.ops.stampede.sum_by_row(
+            lookup.indices,
+            lookup.offsets,
+            lookup.first_rows,
+            lookup.rows,
+            grad,
+            dim,
+            lookup.pooled,
+            lookup.mean,
+            lookup.float_weights if lookup.pooled else None,
+            *_workspace(lookup.rows),
+        )
+    )
+
+
+def _workspace(rows: int) -> tuple[Tensor, Tensor]:
+    """Zeros for the marks of rows, and memory for a number a word of marks."""
+    summaries = -(-rows // _ROWS_A_SUMMARY)
+    found = getattr(_local, "workspace", None)
+    if found is None or len(found[1]) < summaries * _ROWS_A_WORD:
+        found = (
+            torch.zeros(summaries * (_ROWS_A_WORD + 1), dtype=torch.int64),
+            torch.empty(summaries * _ROWS_A_WORD, dtype=torch.int32),
+        )
+        _local.workspace = found
+    return found

@@ -5,32 +5,32 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.autograd import Variable
 from torchrec.distributed.types import ShardingEnv
 
-from stampede.optim.helen import HelenSettings
-from stampede.optim.nonfinite import NonFiniteFlag
-from stampede.optim.reduction import PendingUpdate
+from stampede.optim import triton
+from stampede.optim.backends.torch import PendingUpdate
+from stampede.optim.lookup import Lookup
+from stampede.optim.nonfinite import NonFiniteFlag, NonFiniteGradientError
+from stampede.optim.perturbation import HelenSettings
 from stampede.optim.rows import RowGradients, merge_rows
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.helen import HelenPasses
-from stampede.optim.sharded.layout import CollectionLayout, ProcessGroups
-from stampede.optim.sharded.lookups import LookupGradient
 from stampede.optim.sharded.passes import Passes
-from stampede.optim.sharded.queue import UpdateQueue, can_be_queued_everywhere, why_not_queued
-from stampede.optim.sharded.reduction import BackwardReduction, CollectionGroups
+from stampede.optim.sharded.reduction import (
+    BackwardReduction,
+    CollectionGroups,
+    CollectionLayout,
+    ProcessGroups,
+)
+from stampede.optim.sharded.tables import CowClipTables, LookupGradient
 from stampede.optim.update import update_
-
-if TYPE_CHECKING:
-    from stampede.optim.sharded.collections import CowClipCollection
-    from stampede.optim.sharded.tables import CowClipTables
 
 _LOG = logging.getLogger("stampede.optim")
 
@@ -40,42 +40,37 @@ class _Collection:
     """A sharded collection; it is not kept alive.
 
     Attributes:
-        module: the collection.
         names: of its tables, in sums.
-        groups: its collectives.
         clips_everything: whether some of its tables are clipped together with all others.
         is_queued: whether its updates are queued on a GPU, on all ranks.
-        held: what earlier passes of the step under way handed in, by row, for each array.
+        held: gradients by row of earlier passes of the step under way.
     """
 
-    module: weakref.ref[CowClipCollection]
+    module: weakref.ref[nn.Module]
+    of_rank: list[weakref.ref[CowClipTables]]
     names: frozenset[str]
     groups: CollectionGroups
     clips_everything: bool
     is_queued: bool
     held: dict[CowClipTables, list[list[RowGradients]]] = field(default_factory=dict)
 
-    def hold(self, delivered: dict[CowClipTables, list[LookupGradient]]) -> None:
-        """Keep what a pass has handed in for the step that a later one completes."""
+    def hold(self) -> None:
+        """Keep what a pass has left for the step that a later one completes."""
         for tbe in self.tables:
-            for lookup in delivered.get(tbe, ()):
-                self.held.setdefault(tbe, []).append(tbe.row_gradients(lookup))
+            self.held.setdefault(tbe, []).extend(map(tbe.row_gradients, taken(tbe)))
 
     @property
     def tables(self) -> list[CowClipTables]:
         """Those of this rank; none once the collection is gone."""
-        module = self.module()
-        return [] if module is None else module.cowclip_tables()
+        return [tbe for alive in self.of_rank if (tbe := alive()) is not None]
 
 
 class BackwardUpdate:
-    """Collects the rows' gradients of a backward pass and updates the tables when it is over.
+    """Updates the tables at the end of each backward pass; one for each `cowclip_sharders()`.
 
-    What a row's step needs may lie in other tables and on other ranks. So the tables hand in the
-    compact sums of their rows, and the update runs once for all of them before `backward` returns.
-    All collectives run here, in an order that is fixed when the model is sharded.
-
-    One object serves all collections that one call of `cowclip_sharders` shards.
+    What a row's step needs may lie in other tables and on other ranks, so the update runs once for
+    all of them before `backward` returns, with all collectives in an order that is fixed when the
+    model is sharded.
     """
 
     def __init__(self, passes: Passes) -> None:
@@ -87,32 +82,25 @@ class BackwardUpdate:
         self._next = 0
         self._pass: int | None = None
         self._reached: Counter[tuple[int, int]] = Counter()
-        self._delivered: dict[CowClipTables, list[LookupGradient]] = {}
-        self._events: list[torch.cuda.Event] = []
         self._everything: dist.ProcessGroup | None = None
         self._queue: UpdateQueue | None = None
 
     def add_collection(
         self,
-        module: CowClipCollection,
+        module: nn.Module,
+        tables: Sequence[CowClipTables],
         layout: CollectionLayout,
         settings: dict[str, UpdateSettings],
         helen: dict[str, HelenSettings],
         env: ShardingEnv,
         device: torch.device,
     ) -> int:
-        """Take in a collection; every rank must do so in the same order.
+        """Take in a collection, on every rank in the same order; returns its number.
 
         Args:
             module: the collection.
-            layout: its plan.
-            settings: of its tables, by the names of the layout.
-            helen: of those tables among them whose optimizer is Helen.
-            env: the processes.
-            device: of the tables.
-
-        Returns:
-            A number for it, the same on every rank.
+            tables: those of this rank.
+            settings, helen: of its tables, by the names of the layout.
 
         Raises:
             ValueError: the sharders were given to two models, or optimizers cannot be mixed.
@@ -132,14 +120,19 @@ class BackwardUpdate:
         number = self._next
         self._next += 1
         self._everything = self._groups.of(tuple(range(env.world_size)))
-        unable = why_not_queued(module.cowclip_tables(), bool(helen))
+        unable = why_not_queued(tables, bool(helen))
         is_queued = can_be_queued_everywhere(unable is None, device, self._everything)
         if unable is not None and device.type == "cuda":
             _LOG.warning("on a GPU every update waits for the device: %s", unable)
         if is_queued and self._queue is None:
             self._queue = UpdateQueue(device, self._everything)
         self._collections[number] = _Collection(
-            weakref.ref(module), frozenset(settings), groups, clips_everything, is_queued
+            weakref.ref(module),
+            [weakref.ref(tbe) for tbe in tables],
+            frozenset(settings),
+            groups,
+            clips_everything,
+            is_queued,
         )
         return number
 
@@ -149,23 +142,17 @@ class BackwardUpdate:
 
     @property
     def flag(self) -> NonFiniteFlag | None:
-        """What forbids updates that are queued on a GPU; None where none are.
-
-        A training loop that marks it when the loss is not finite need not wait for the loss.
-        """
+        """Forbids updates that are queued on a GPU; to be marked where a loss is not finite."""
         return None if self._queue is None else self._queue.flag
 
     def check_queued(self, *, up_to_now: bool = False) -> None:
-        """Raise what was found in the steps that were queued on a GPU.
-
-        Every rank must call it with the same argument at the same point.
+        """Raise what was found in the steps that were queued on a GPU, on every rank alike.
 
         Args:
             up_to_now: wait for all of them; otherwise the newest few are left for later.
 
         Raises:
-            NonFiniteGradientError: a step was not finite. The tables, and the numbers of their
-                steps, are as before it.
+            NonFiniteGradientError: a step was not finite; the tables are as before it.
         """
         if self._queue is not None:
             self._queue.check(up_to_now=up_to_now)
@@ -193,61 +180,51 @@ class BackwardUpdate:
             self.passes.updates = 2
 
     def reach(self, number: int, module: int = 0) -> None:
-        """Note, from within backward, that a pass goes through a lookup of a collection.
+        """Note, from within backward, that a pass goes through lookup `module` of a collection.
 
         Every rank passes through it, also one without tables; so all take part in the update.
-
-        Args:
-            number: of the collection.
-            module: which of its lookup modules.
         """
         current = torch._C._current_graph_task_id()
         if current != self._pass:
+            self._pass, self._reached = current, Counter()
             # What an interrupted pass left behind is not part of this one.
-            self._pass, self._reached, self._delivered, self._events = current, Counter(), {}, []
+            for collection in self._collections.values():
+                for tbe in collection.tables:
+                    tbe.gradients.clear()
             Variable._execution_engine.queue_callback(self._finish)
         self._reached[number, module] += 1
 
-    def deliver(self, tbe: CowClipTables, lookup: LookupGradient) -> None:
-        """Hand in the gradient of a lookup's output, from within backward, after `reach`."""
-        self._delivered.setdefault(tbe, []).append(lookup)
-        if lookup.grad.is_cuda:
-            # The update may run on another stream than this lookup's backward.
-            self._events.append(torch.cuda.current_stream().record_event())
-
     def _finish(self) -> None:
-        delivered, self._delivered, self._pass = self._delivered, {}, None
+        self._pass = None
         reached = sorted({number for number, _ in self._reached})
-        self._wait_for_lookups(delivered)
+        for number in reached:
+            for tbe in self._collections[number].tables:
+                for lookup in tbe.gradients:
+                    lookup.wait()
         completed = self.passes.completed(reached)
         for number in set(reached) - set(completed):
-            self._collections[number].hold(delivered)
+            self._collections[number].hold()
         # Every rank decides alike, also one without tables: it passes through the modules, too.
         is_one_pass = self.passes.per_step in (1, None) and all(
             times == 1 for times in self._reached.values()
         )
-        self._step(completed, delivered, is_one_pass)
+        self._step(completed, is_one_pass)
 
     def _complete(self, numbers: list[int]) -> None:
         """Step the tables of collections with what earlier passes have handed in."""
-        self._step([n for n in numbers if n in self._collections], {}, is_one_pass=False)
+        self._step([n for n in numbers if n in self._collections], is_one_pass=False)
 
-    def _step(
-        self,
-        numbers: list[int],
-        delivered: dict[CowClipTables, list[LookupGradient]],
-        is_one_pass: bool,
-    ) -> None:
+    def _step(self, numbers: list[int], is_one_pass: bool) -> None:
         """A step of the tables of some collections."""
         present = [self._collections[number] for number in numbers]
         if not present:
             return
         self._check_everything_is_there(present)
+        tables = [tbe for collection in present for tbe in collection.tables]
         if is_one_pass and all(collection.is_queued for collection in present):
-            tables = [tbe for collection in present for tbe in collection.tables]
-            self._queue.update(tables, {tbe: one for tbe, (one,) in delivered.items()})
+            self._queue.update(tables, {tbe: taken(tbe)[0] for tbe in tables if tbe.gradients})
         else:
-            tables = self._update_now(present, delivered)
+            self._update_now(present)
         self.passes.updated(numbers)
         # The next lookup may run on yet another stream.
         on_gpu = any(tbe.row_counts.is_cuda for tbe in tables)
@@ -256,75 +233,47 @@ class BackwardUpdate:
             tbe.version += 1
             tbe.updated = updated
 
-    def _update_now(
-        self,
-        present: Sequence[_Collection],
-        delivered: dict[CowClipTables, list[LookupGradient]],
-    ) -> set[CowClipTables]:
-        """Update the tables of some collections; returns them."""
+    def _update_now(self, present: Sequence[_Collection]) -> None:
+        """Update the tables of some collections."""
         if self._queue is not None:
             self._queue.settle()
-        pending = self._pending(present, delivered)
+        pending = self._pending(present)
+        updates = [update for _, update in pending]
         groups = [collection.groups for collection in present]
-        if self._helen is None:
-            self._update(pending, present)
-        elif self._helen.first is None:
-            self._helen.first_pass(pending, groups)
-        else:
-            self._update(self._helen.second_pass(pending, groups), present)
-        return {tbe for tbe, _ in pending}
+        if self._helen is not None:
+            if self._helen.first is None:
+                self._helen.first_pass(updates, groups)
+                return
+            updates = self._helen.second_pass(updates, groups)
+        together = any(collection.clips_everything for collection in present)
+        reduction = BackwardReduction(groups, self._everything if together else None)
+        outcomes = update_(updates, reduction)
+        for (tbe, _), outcome in zip(pending, outcomes, strict=True):
+            tbe.row_counts += torch.stack([outcome.touched, outcome.clipped, outcome.skipped])
+        for tbe in {tbe for tbe, _ in pending}:
+            tbe.step_count += 1
 
-    def _wait_for_lookups(self, delivered: dict[CowClipTables, list[LookupGradient]]) -> None:
-        if not self._events:
-            return
-        here = torch.cuda.current_stream()
-        for event in self._events:
-            here.wait_event(event)
-        for gradient in chain.from_iterable(delivered.values()):
-            gradient.record_stream(here)
-
-    def _pending(
-        self,
-        present: Sequence[_Collection],
-        delivered: dict[CowClipTables, list[LookupGradient]],
-    ) -> list[tuple[CowClipTables, PendingUpdate]]:
+    def _pending(self, present: Sequence[_Collection]) -> list[tuple[CowClipTables, PendingUpdate]]:
         """What is to be updated: several lookups added up, replicated tables exchanged.
 
-        Tables of the collection that the loss does not depend on have a gradient of zero, whatever
-        the plan.
+        Tables that the loss does not depend on have a gradient of zero, whatever the plan.
         """
         pending = []
         for collection in present:
             for tbe in collection.tables:
                 sums = collection.held.pop(tbe, [])
-                sums += [tbe.row_gradients(lookup) for lookup in delivered.get(tbe, ())]
+                sums += map(tbe.row_gradients, taken(tbe))
                 lookups = zip(*(sums or [tbe.no_gradients()]), strict=True)
-                for array, rows in zip(tbe.arrays, lookups, strict=True):
+                lr, steps = tbe.get_learning_rate(), int(tbe.step_count)
+                for backend, rows in zip(tbe.backends, lookups, strict=True):
                     batch = merge_rows(rows)
                     if tbe.is_replicated:
                         batch = collection.groups.exchange(batch)
-                        if array.missed is not None:
-                            # Rows that only other ranks looked up.
-                            array.missed.catch_up_rows(array, batch.rows)
-                    step = int(tbe.step_count) + 1
-                    lr = tbe.get_learning_rate()
-                    pending.append((tbe, PendingUpdate(array, batch, lr, step)))
+                        # Rows that only other ranks looked up.
+                        size = len(backend.array.weights)
+                        backend.catch_up(Lookup.of_rows(batch.rows, size), steps)
+                    pending.append((tbe, PendingUpdate(backend, batch, lr, steps + 1)))
         return pending
-
-    def _update(
-        self,
-        pending: Sequence[tuple[CowClipTables, PendingUpdate]],
-        present: Sequence[_Collection],
-    ) -> None:
-        together = any(collection.clips_everything for collection in present)
-        reduction = BackwardReduction(
-            [collection.groups for collection in present], self._everything if together else None
-        )
-        outcomes = update_([update for _, update in pending], reduction)
-        for (tbe, _), outcome in zip(pending, outcomes, strict=True):
-            tbe.row_counts += torch.stack([outcome.touched, outcome.clipped, outcome.skipped])
-        for tbe in {tbe for tbe, _ in pending}:
-            tbe.step_count += 1
 
     def _check_everything_is_there(self, present: Sequence[_Collection]) -> None:
         if not any(collection.clips_everything for collection in present):
@@ -337,3 +286,120 @@ class BackwardUpdate:
                     "but a backward pass reached only some of the collections; use another "
                     "granularity, or make one loss of all of them"
                 )
+
+
+def taken(tbe: CowClipTables) -> list[LookupGradient]:
+    """What the lookups of a pass have left, which is then gone."""
+    found = list(tbe.gradients)
+    tbe.gradients.clear()
+    return found
+
+
+class UpdateQueue:
+    """Updates by the Triton kernels, all of them or none in a step, without waiting for the GPU.
+
+    First all gradients are measured; a value that is not finite sets a flag, on all ranks; then
+    the kernels step the rows, unless the flag is set. The host reads the flag some steps later.
+    """
+
+    def __init__(self, device: torch.device, everyone: dist.ProcessGroup | None) -> None:
+        self.flag = NonFiniteFlag(device)
+        self._everyone = everyone
+        self._updates = 0
+        # Of each update that was not checked yet, the tables with the step they were at.
+        self._unchecked: dict[int, list[tuple[CowClipTables, int]]] = {}
+
+    @torch.no_grad()
+    def update(
+        self, tables: Sequence[CowClipTables], lookups: Mapping[CowClipTables, LookupGradient]
+    ) -> None:
+        """Queue a step of tables; those that the loss does not depend on have no lookup.
+
+        Raises:
+            NonFiniteGradientError: an earlier step was not finite; see `check`.
+        """
+        # A gradient that was not finite in an earlier step has set the flag.
+        measured = {}
+        for tbe, (parts, grad, _) in lookups.items():
+            measured[tbe] = parts[0].backend.measure_queued(parts[0].lookup, grad)
+        if self._everyone is not None:
+            dist.all_reduce(self.flag.tensor, op=dist.ReduceOp.MAX, group=self._everyone)
+        self._updates += 1
+        self._unchecked[self._updates] = [(tbe, int(tbe.step_count)) for tbe in tables]
+        for tbe in tables:
+            lr, step = tbe.get_learning_rate(), int(tbe.step_count) + 1
+            (backend,) = tbe.backends
+            backend.step_queued_(measured.get(tbe), lr, step, tbe.row_counts)
+            tbe.step_count += 1
+        self.flag.end_step(self._updates)
+        self.check()
+
+    def settle(self) -> None:
+        """Before an update that is not queued: raise what was found up to now, on all ranks.
+
+        Raises:
+            NonFiniteGradientError: see `check`; or the flag was set for the step about to be taken.
+        """
+        self.check(up_to_now=True)
+        if self._everyone is not None:
+            dist.all_reduce(self.flag.tensor, op=dist.ReduceOp.MAX, group=self._everyone)
+        if self.flag.tensor.item():
+            self.flag.tensor.zero_()
+            raise NonFiniteGradientError("the loss is not finite; no table was changed")
+
+    def check(self, *, up_to_now: bool = False) -> None:
+        """See `BackwardUpdate.check_queued`."""
+        bad = self.flag.bad_step(up_to_now=up_to_now)
+        unread = self.flag.unread
+        if bad is None:
+            for number in [n for n in self._unchecked if n not in unread]:
+                del self._unchecked[number]
+            return
+        undone = [self._unchecked[number] for number in sorted(self._unchecked) if number >= bad]
+        self._unchecked = {}
+        for before in reversed(undone):
+            for tbe, step in before:
+                tbe.rewind(step)
+        ago = self._updates - bad
+        # A rank without tables knows no more than how long ago.
+        when = f"in step {undone[0][0][1] + 1}" if undone[0] else f"{ago} steps ago"
+        raise NonFiniteGradientError(
+            f"the loss, or the gradient of an embedding row, was not finite {when}; the tables are "
+            "as before that step, and the steps queued after it were not taken",
+            ago,
+        )
+
+
+def can_be_queued_everywhere(
+    here: bool, device: torch.device, everyone: dist.ProcessGroup | None
+) -> bool:
+    """Whether all ranks can queue the updates of a collection, as this one can `here`."""
+    if everyone is None:
+        return here
+    able = torch.tensor(int(here), device=device)
+    dist.all_reduce(able, op=dist.ReduceOp.MIN, group=everyone)
+    return bool(able)
+
+
+def why_not_queued(tables: Sequence[CowClipTables], has_helen: bool) -> str | None:
+    """Why the updates of a collection cannot be queued on this rank; None if they can."""
+    if has_helen:
+        return "Helen moves rows between two lookups of a step"
+    for tbe in tables:
+        reason = _why_not_queued(tbe)
+        if reason is not None:
+            names = ", ".join(sorted({shard.table for a in tbe.arrays for shard in a.shards}))
+            return f"tables {names:.200}: {reason}"
+    return None
+
+
+def _why_not_queued(tbe: CowClipTables) -> str | None:
+    if not triton.handles(tbe.row_counts):
+        return "Triton has no GPU here, or is not installed"
+    if tbe.is_replicated:
+        return "they are replicated (data_parallel)"
+    if len(tbe.arrays) != 1:
+        return "shards of several widths or first columns are looked up together"
+    from stampede.optim.backends.triton import why_not
+
+    return why_not(tbe.arrays[0])

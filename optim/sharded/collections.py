@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.batched_embedding_kernel import (
     BatchedDenseEmbedding,
@@ -24,15 +24,19 @@ from torchrec.distributed.types import Awaitable
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from stampede.optim.helen import HelenSettings
+from stampede.optim.backends import choose_backend
+from stampede.optim.perturbation import HelenSettings
 from stampede.optim.settings import UpdateSettings
-from stampede.optim.sharded.autograd import tell_when_reached
 from stampede.optim.sharded.backward_update import BackwardUpdate
-from stampede.optim.sharded.fused_optimizer import CowClipFusedOptimizer
-from stampede.optim.sharded.layout import CollectionLayout
 from stampede.optim.sharded.parameters import kept_current
-from stampede.optim.sharded.replicated import LookupWithoutDDP, ddp_without_cowclip, replicate
-from stampede.optim.sharded.tables import CowClipTables
+from stampede.optim.sharded.reduction import CollectionLayout
+from stampede.optim.sharded.tables import VARIABLE_BATCH, CowClipTables
+from stampede.optim.sharded.torchrec_optimizer import (
+    CowClipFusedOptimizer,
+    LookupWithoutDDP,
+    ddp_without_cowclip,
+    replicate,
+)
 from stampede.optim.table_array import TableShard
 from stampede.optim.table_init import TableInit, fill_shard_
 
@@ -44,15 +48,7 @@ _Dense = BatchedDenseEmbeddingBag | BatchedDenseEmbedding
 
 
 class CowClipCollection:
-    """What pooled and sequence collections have in common; mixed into TorchRec's classes.
-
-    Args:
-        settings: of the tables with CowClip or Helen, by table.
-        helen: of the tables with Helen.
-        init: distribution of the initial values.
-        owner: collects the gradients of a backward pass.
-        **arguments: those of TorchRec's class.
-    """
+    """What pooled and sequence collections have in common; mixed into TorchRec's classes."""
 
     def __init__(
         self,
@@ -74,19 +70,24 @@ class CowClipCollection:
             plan = {table: self.module_sharding_plan[table] for table in settings}
             number = owner.add_collection(
                 self,
+                self.cowclip_tables(),
                 CollectionLayout.of(plan, self._names),
                 {self._names[table]: setting for table, setting in settings.items()},
                 {self._names[table]: setting for table, setting in helen.items()},
                 self._env,
                 self._device or torch.device("cpu"),
             )
+            settle = partial(owner.check_queued, up_to_now=True)
+            flag = owner.queue_of(number)
             for tbe in self.cowclip_tables():
-                tbe.owner = owner
+                tbe.settle = settle
                 # Helen moves rows between two lookups of a step.
-                if not helen:
-                    tbe.defer_steps(owner.queue_of(number))
+                tbe.backends = [
+                    choose_backend(array, replays=not helen, defers=True, flag=flag)
+                    for array in tbe.arrays
+                ]
             # On every rank, whether it has tables or not.
-            self.register_state_dict_pre_hook(lambda *_: owner.check_queued(up_to_now=True))
+            self.register_state_dict_pre_hook(lambda *_: settle())
             # A load that replaces the weights only must find no step still to be taken.
             self._register_load_state_dict_pre_hook(lambda *_: self._flush())
             for module, lookup in enumerate(self._unwrapped_lookups()):
@@ -173,11 +174,7 @@ class CowClipCollection:
             yield from chain.from_iterable(sharding._grouped_embedding_configs_per_rank)
 
     def register_post_lookup_tracker_fn(self, record_fn: Callable[..., None]) -> None:
-        """Have lookups recorded, as TorchRec's trackers of changed rows do.
-
-        Raises:
-            ValueError: rows that are not looked up change too, which they would not see.
-        """
+        """Have lookups recorded; refused where other rows change, which a tracker would not see."""
         tracker = getattr(record_fn, "__self__", None)
         moving = [t for t, settings in self._settings.items() if settings.moves_untouched_rows]
         if moving and isinstance(tracker, ModelDeltaTracker):
@@ -241,6 +238,22 @@ class CowClipShardedEmbeddingCollection(CowClipCollection, ShardedEmbeddingColle
         return next(c for c in self._embedding_configs if c.name == table)
 
 
+def tell_when_reached(
+    output: Tensor, owner: BackwardUpdate, number: int, module: int = 0
+) -> Tensor:
+    """Have a backward pass through the output of a lookup module tell, see `reach`.
+
+    The output stays one that may be changed in place.
+    """
+    if not output.requires_grad:
+        return output
+    if output.grad_fn is None:
+        # A rank without tables may give a leaf, which no pass goes through.
+        output = output.view_as(output)
+    output.grad_fn.register_prehook(lambda _: owner.reach(number, module))
+    return output
+
+
 def local_cowclip_tables(model: nn.Module) -> list[CowClipTables]:
     """All `CowClipTables` of this rank in a model, in the order of its modules."""
     return [
@@ -252,10 +265,7 @@ def local_cowclip_tables(model: nn.Module) -> list[CowClipTables]:
 
 
 def table_update(model: nn.Module) -> BackwardUpdate | None:
-    """What updates the tables of a model that was sharded with `cowclip_sharders`.
-
-    The same on every rank, whether it has tables or not; None if no collection was sharded so.
-    """
+    """What updates the tables of a model, on every rank; None if no collection was sharded so."""
     for module in model.modules():
         if isinstance(module, CowClipCollection):
             return module.owner
@@ -265,7 +275,7 @@ def table_update(model: nn.Module) -> BackwardUpdate | None:
 def _current_parameters(kernel: _Fused | _Dense) -> Iterator[tuple[str, nn.Parameter]]:
     """The tables of a kernel with CowClip, up to date whenever they are used."""
     for name, parameter in type(kernel).named_parameters_by_table(kernel):
-        yield name, kept_current(parameter, kernel.emb_module)
+        yield name, kept_current(parameter, kernel.emb_module.flush)
 
 
 def _refuse_what_is_lost(features: KeyedJaggedTensor) -> None:
@@ -276,10 +286,7 @@ def _refuse_what_is_lost(features: KeyedJaggedTensor) -> None:
             "lookup"
         )
     if features.variable_stride_per_key():
-        raise ValueError(
-            "tables with CowClip: variable batch size per feature is not supported; give every "
-            "feature the same batch size"
-        )
+        raise ValueError(VARIABLE_BATCH)
 
 
 def _is_default_init(config: BaseEmbeddingConfig) -> bool:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from stampede.optim.helen import HelenSettings, perturbation
+from stampede.optim.backends.torch import PendingUpdate
 from stampede.optim.nonfinite import NonFiniteGradientError
-from stampede.optim.reduction import PendingUpdate
+from stampede.optim.perturbation import HelenSettings, perturbation
 from stampede.optim.rows import RowGradients
+from stampede.optim.sharded.reduction import CollectionGroups
 from stampede.optim.table_array import TableArray
-
-if TYPE_CHECKING:
-    from stampede.optim.sharded.tables import CowClipTables
 
 
 @dataclass
@@ -24,11 +21,9 @@ class FirstPass:
     """What the first pass leaves of one array.
 
     Attributes:
-        array: whose rows were moved.
         batch: its gradients, L2 not included.
         weights: `[n, dim]` of the batch's rows before they were moved.
-        decay_factor: by shard, what the L2 term of rows that are not in the batch is multiplied
-            by; None for 1.
+        decay_factor: see `PendingUpdate.swept_decay_factor`.
     """
 
     array: TableArray
@@ -50,7 +45,7 @@ class HelenPasses:
 
     Attributes:
         settings: by table, as in `TableShard.table`.
-        first: what the first pass left, by the position of the array; None before it.
+        first: what the first pass left of each array; None before it.
     """
 
     def __init__(self) -> None:
@@ -58,19 +53,14 @@ class HelenPasses:
         self.first: list[FirstPass] | None = None
 
     def first_pass(
-        self,
-        pending: Sequence[tuple[CowClipTables, PendingUpdate]],
-        reductions: Sequence[HelenReduction],
+        self, updates: Sequence[PendingUpdate], reductions: Sequence[CollectionGroups]
     ) -> None:
         """Move the rows of the batch."""
-        updates = [update for _, update in pending]
         self.first = perturb_(updates, [self._of(update) for update in updates], reductions)
 
     def second_pass(
-        self,
-        pending: Sequence[tuple[CowClipTables, PendingUpdate]],
-        reductions: Sequence[HelenReduction],
-    ) -> list[tuple[CowClipTables, PendingUpdate]]:
+        self, updates: Sequence[PendingUpdate], reductions: Sequence[CollectionGroups]
+    ) -> list[PendingUpdate]:
         """Move the rows back; what is left to do is an ordinary update.
 
         Raises:
@@ -78,9 +68,9 @@ class HelenPasses:
                 are back where they were, and the next pass is a first one.
         """
         first, self.first = self.first, None
-        same = len(first) == len(pending) and all(
+        same = len(first) == len(updates) and all(
             update.array is left.array and torch.equal(update.batch.rows, left.batch.rows)
-            for (_, update), left in zip(pending, first, strict=False)
+            for update, left in zip(updates, first, strict=False)
         )
         moved = [left.restore_() for left in first]
         # A list, so that every rank takes part in every one of them.
@@ -91,36 +81,21 @@ class HelenPasses:
                 "tables are as before the first"
             )
         return [
-            (tbe, _with_second_gradient(update, left, by, self._of(update)))
-            for (tbe, update), left, by in zip(pending, first, moved, strict=True)
+            _with_second_gradient(update, left, by, self._of(update))
+            for update, left, by in zip(updates, first, moved, strict=True)
         ]
 
     def _of(self, update: PendingUpdate) -> HelenSettings:
         return self.settings[update.array.shards[0].table]
 
 
-class HelenReduction(Protocol):
-    """Adds up over the shards of tables; every rank calls it once per first pass."""
-
-    def reduce_helen(self, squares: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
-        """Sum the squares and take the largest of the counts, by table, in place."""
-
-    def any(self, found: bool) -> bool:
-        """Whether any rank found something."""
-
-
 @torch.no_grad()
 def perturb_(
     updates: Sequence[PendingUpdate],
     settings: Sequence[HelenSettings],
-    reductions: Sequence[HelenReduction],
+    reductions: Sequence[CollectionGroups],
 ) -> list[FirstPass]:
     """Move the rows of the batch to where the loss is higher.
-
-    Args:
-        updates: arrays and the gradients of the first pass.
-        settings: of each array.
-        reductions: of the collections.
 
     Raises:
         NonFiniteGradientError: a gradient is not finite; no table was changed.
@@ -141,7 +116,7 @@ def perturb_(
     for update, setting, weights, grad in zip(updates, settings, taken, grads, strict=True):
         array, columns = update.array, update.array.local_width
         moved = weights.clone()
-        bounds = update.bounds_of(update.batch.rows)
+        bounds = update.bounds()
         norms = torch.stack([squares[shard.table].sqrt() for shard in array.shards])
         for shard, norm, first, stop in zip(array.shards, norms, bounds, bounds[1:], strict=False):
             rows = slice(first, stop)
@@ -191,7 +166,7 @@ def _measure(
     counts: dict[str, Tensor] = {}
     for update, setting, weights, grad in zip(updates, settings, taken, grads, strict=True):
         array, columns = update.array, update.array.local_width
-        bounds, starts = update.bounds_of(update.batch.rows), array.starts
+        bounds, starts = update.bounds(), array.starts
         own = grad[:, :columns].double().square().sum(1)
         absent = -((2.0 * setting.l2) ** 2) * weights[:, :columns].double().square().sum(1)
         for i, shard in enumerate(array.shards):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +12,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torchrec.distributed.composable.table_batched_embedding_slice import (
     TableBatchedEmbeddingSlice,
 )
-
-if TYPE_CHECKING:
-    from stampede.optim.sharded.tables import CowClipTables
 
 # What tells nothing about the values. Everything else brings the rows up to date first.
 _SHAPE = frozenset(
@@ -33,7 +31,7 @@ class _Current:
     makes a view of it finds all steps taken, also long after it was handed out.
     """
 
-    _tables: CowClipTables
+    _flush: Callable[[], None]
 
     @classmethod
     def __torch_function__(
@@ -46,7 +44,7 @@ class _Current:
                 return func(*args, **kwargs)
         held = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, _Current)]
         for tensor in held:
-            tensor._tables.flush()
+            tensor._flush()
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
             return tree_map_only(Tensor, lambda one: _held_too(one, held), result)
@@ -67,17 +65,21 @@ class CurrentParameter(_Current, TableBatchedEmbeddingSlice):
     """A table as a parameter."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        self._tables.flush()
+        self._flush()
         return super().__deepcopy__(memo)
 
 
-def kept_current(tensor: Tensor, tables: CowClipTables) -> Tensor:
-    """A tensor that shares its memory with tables, up to date whenever it is used."""
+def kept_current(tensor: Tensor, flush: Callable[[], None]) -> Tensor:
+    """A tensor that shares its memory with tables, up to date whenever it is used.
+
+    Args:
+        flush: brings the tables up to date.
+    """
     if isinstance(tensor, TableBatchedEmbeddingSlice):
         tensor.__class__ = CurrentParameter
     else:
         tensor = tensor.as_subclass(CurrentTensor)
-    tensor._tables = tables
+    tensor._flush = flush
     return tensor
 
 
@@ -95,5 +97,5 @@ def _held_too(result: Tensor, held: list[Any]) -> Tensor:
     memory = result.untyped_storage().data_ptr()
     for tensor in held:
         if tensor.untyped_storage().data_ptr() == memory:
-            return kept_current(result, tensor._tables)
+            return kept_current(result, tensor._flush)
     return result

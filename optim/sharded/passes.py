@@ -21,7 +21,7 @@ class Passes:
     Attributes:
         updates: of the tables between two steps of an optimizer; Helen has two.
         complete: called with collections that have had fewer passes when an optimizer steps, as at
-            the end of an epoch: their tables are to step with what there is.
+            the end of an epoch: their tables step with what there is.
     """
 
     complete: Callable[[list[int]], None]

@@ -3,29 +3,74 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torchrec.distributed.comm_ops import get_gradient_division
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.types import ParameterSharding, ShardingEnv
 
-from stampede.optim.reduction import PendingUpdate, TableSums
+from stampede.optim.clip import TableSums
 from stampede.optim.rows import RowGradients, merge_rows
 from stampede.optim.settings import UpdateSettings
-from stampede.optim.sharded.layout import Block, CollectionLayout, ProcessGroups
+from stampede.optim.table_array import TableArray
+
+Block = tuple[str, int]
+"""A range of rows of a table, by the table's name and its first row."""
+
+
+@dataclass
+class CollectionLayout:
+    """The plan of one collection's tables, the same on every rank.
+
+    Attributes:
+        split_blocks: by range of rows that is split by columns, the ranks that hold its parts.
+    """
+
+    tables: tuple[str, ...] = ()
+    split_blocks: dict[Block, tuple[int, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, plan: Mapping[str, ParameterSharding], names: Mapping[str, str]
+    ) -> CollectionLayout:
+        """Read a plan; `names` are those of its tables in sums and random numbers."""
+        layout = cls(tuple(sorted(names[table] for table in plan)))
+        for table, sharding in plan.items():
+            ranks_of: dict[int, list[int]] = defaultdict(list)
+            # Data-parallel tables have no shards.
+            for shard in sharding.sharding_spec.shards if sharding.sharding_spec else ():
+                ranks_of[shard.shard_offsets[0]].append(shard.placement.rank())
+            for row_offset, ranks in ranks_of.items():
+                if len(ranks) > 1:
+                    layout.split_blocks[names[table], row_offset] = tuple(sorted(set(ranks)))
+        return layout
+
+
+class ProcessGroups:
+    """Process groups of our own, so that no collective of ours mixes with TorchRec's.
+
+    Every rank must ask for the same groups in the same order, also for those it is not in.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+
+    def of(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
+        """The group of these ranks; None where there is nothing to communicate."""
+        if len(ranks) < 2:
+            return None
+        if ranks not in self._groups:
+            self._groups[ranks] = dist.new_group(list(ranks))
+        return self._groups[ranks]
 
 
 class CollectionGroups:
     """The process groups of one collection, and the sums that run in them.
 
-    Args:
-        layout: the collection's plan.
-        settings: of its tables, by the names of the layout.
-        groups: makes the groups; all of them are made here.
-        env: the processes. All of them take part in sums over tables, also those without tables.
-        device: of the tables.
+    All groups are made here, and all processes take part in sums over tables, also those without.
     """
 
     def __init__(
@@ -59,9 +104,6 @@ class CollectionGroups:
 
         Every rank gets the same sums, added in the order of ranks. They are not divided by the
         number of ranks where TorchRec does not do so for other tables (`set_gradient_division`).
-
-        Args:
-            rows: this rank's; the gradient is that of its own mean loss.
         """
         if self._everyone is None:
             return rows
@@ -82,16 +124,18 @@ class CollectionGroups:
         return merged._replace(grads=merged.grads / self._world_size)
 
     def sum_columns_(
-        self, updates: Sequence[PendingUpdate], values: Sequence[Tensor], *, all_rows: bool
+        self,
+        arrays: Sequence[TableArray],
+        rows: Sequence[Tensor | None],
+        values: Sequence[Tensor],
     ) -> None:
         """See `Reduction.sum_columns_`."""
         pieces: dict[Block, list[Tensor]] = defaultdict(list)
-        for update, matrix in zip(updates, values, strict=True):
-            array = update.array
+        for array, which, matrix in zip(arrays, rows, values, strict=True):
             blocks = [(shard.table, shard.row_offset) for shard in array.shards]
             if not any(block in self.layout.split_blocks for block in blocks):
                 continue
-            bounds = array.starts if all_rows else update.bounds_of(update.batch.rows)
+            bounds = array.starts if which is None else array.bounds_of(which)
             for block, first, stop in zip(blocks, bounds, bounds[1:], strict=False):
                 if block in self.layout.split_blocks:
                     pieces[block].append(matrix[:, first:stop])
@@ -111,7 +155,7 @@ class CollectionGroups:
                     piece.copy_(part.view_as(piece))
 
     def reduce_helen(self, squares: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
-        """See `HelenReduction`."""
+        """See `perturb_`."""
         if self._everyone is None:
             return
         zero = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -146,9 +190,7 @@ class BackwardReduction:
     """Sums of all collections of one backward pass, one after the other.
 
     Args:
-        groups: of these collections.
-        everything: over which sums of all tables together are added up; None where nothing is
-            clipped by them.
+        everything: adds up the sums of all tables together; None where nothing is clipped by them.
     """
 
     def __init__(
@@ -159,11 +201,14 @@ class BackwardReduction:
         self.device = groups[0].device
 
     def sum_columns_(
-        self, updates: Sequence[PendingUpdate], values: Sequence[Tensor], *, all_rows: bool
+        self,
+        arrays: Sequence[TableArray],
+        rows: Sequence[Tensor | None],
+        values: Sequence[Tensor],
     ) -> None:
         """See `Reduction.sum_columns_`."""
         for groups in self._groups:
-            groups.sum_columns_(updates, values, all_rows=all_rows)
+            groups.sum_columns_(arrays, rows, values)
 
     def sum_tables_(self, sums: TableSums) -> None:
         """See `Reduction.sum_tables_`."""

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import logging
 import weakref
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
 from torch import nn
+from torchrec import optim as torchrec_optim
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, get_ec_index_dedup
-from torchrec.distributed.embedding_types import BaseEmbeddingSharder
+from torchrec.distributed.embedding_types import (
+    BaseEmbeddingSharder,
+    EmbeddingComputeKernel,
+    GroupedEmbeddingConfig,
+)
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, EmbeddingBagSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
@@ -19,14 +32,14 @@ from torchrec.distributed.types import ModuleSharder, ParameterSharding, Shardin
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
+from stampede.optim.helen import Helen
+from stampede.optim.optimizers import CowClipOptimizer
+from stampede.optim.perturbation import HelenSettings
+from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam, Rule
+from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
-from stampede.optim.sharded.chosen_optimizer import (
-    as_fbgemm_sgd,
-    optimizer_of,
-    say_optimizers,
-    with_equal_state,
-)
 from stampede.optim.sharded.collections import (
+    GROUP_KEY,
     CowClipCollection,
     CowClipShardedEmbeddingBagCollection,
     CowClipShardedEmbeddingCollection,
@@ -40,6 +53,8 @@ from stampede.optim.sharded.supported import (
     compute_kernel,
 )
 from stampede.optim.table_init import TableInit
+
+_LOG = logging.getLogger("stampede.optim")
 
 # What of `fused_params`, FBGEMM's arguments, does not reach the update of a table.
 _OF_THE_LOOKUP = frozenset(
@@ -109,11 +124,7 @@ class _SingleBagSharder(EmbeddingBagSharder):
     """Of single `nn.EmbeddingBag`s, whose optimizer TorchRec drops without a word."""
 
     def shard(self, module: nn.EmbeddingBag, *rest: Any, **named: Any) -> nn.Module:
-        """Shard a bag.
-
-        Raises:
-            ValueError: its optimizer has CowClip.
-        """
+        """Shard a bag, unless its optimizer has CowClip."""
         chosen = optimizer_of(module.weight)
         if chosen is not None:
             raise ValueError(
@@ -132,13 +143,10 @@ class _InDeviceMemory(BaseEmbeddingSharder[nn.Module]):
 
 
 class _CowClipSharder(_InDeviceMemory):
-    """What the sharders of pooled and sequence embeddings have in common.
-
-    Attributes:
-        module_fqn: path of the module around the collection, where `shard` is not told it.
-    """
+    """What the sharders of pooled and sequence embeddings have in common."""
 
     _sharded_type: type[CowClipCollection]
+    # Path of the module around the collection, where `shard` is not told it.
     module_fqn: str | None = None
 
     def __init__(
@@ -156,10 +164,7 @@ class _CowClipSharder(_InDeviceMemory):
         return list(SHARDING_TYPES)
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
-        """The tables, as the planner is to see them: with an optimizer that it knows.
-
-        The planner counts the state of a closed list of optimizers.
-        """
+        """The tables, as the planner is to see them: with an optimizer whose state it knows."""
         seen = {}
         for name, parameter in super().shardable_parameters(module).items():
             chosen = optimizer_of(parameter)
@@ -182,9 +187,7 @@ class _CowClipSharder(_InDeviceMemory):
         """Shard the collection.
 
         Raises:
-            ValueError: a table's plan, width or dtype is not supported with CowClip, it belongs
-                to another module too, one of its settings is out of range, or `fused_params`
-                has some of another optimizer.
+            ValueError: a table, its plan or a setting is not supported with CowClip.
         """
         configs = {config.name: config for config in _configs(module)}
         parameters = super().shardable_parameters(module)
@@ -271,11 +274,7 @@ class _ManagedCollision(_InDeviceMemory):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> nn.Module:
-        """Shard the tables, and which id each of their rows is given.
-
-        Raises:
-            ValueError: a table has Helen; or see `_CowClipSharder.shard`.
-        """
+        """Shard the tables, and which id each of their rows is given; Helen is refused."""
         for path, parameter in module._embedding_module.named_parameters():
             choice = optimizer_of(parameter)
             if choice is not None and choice.helen is not None:
@@ -325,3 +324,123 @@ def _refuse_shared(name: str, parameter: nn.Parameter) -> None:
             f"table {name!r} with CowClip is used by two modules, which would be sharded into two "
             "separate tables; give both features to one collection (feature_names of one table)"
         )
+
+
+class ChosenOptimizer(NamedTuple):
+    """The optimizer that a user named for a table."""
+
+    name: str
+    settings: UpdateSettings
+    lr: float
+    helen: HelenSettings | None = None
+
+    def __str__(self) -> str:
+        settings = self.settings
+        clip = f"clip {settings.clip.granularity}, " if self.helen is None else ""
+        return f"{self.name} (lr {self.lr:g}, l2 {settings.l2:g}, {clip}rows {settings.rows})"
+
+
+def optimizer_of(parameter: nn.Parameter) -> ChosenOptimizer | None:
+    """The optimizer of ours that `apply_optimizer_in_backward` gave a table, if it did."""
+    classes = getattr(parameter, "_optimizer_classes", [])
+    if not any(issubclass(kind, CowClipOptimizer | Helen) for kind in classes):
+        return None
+    if len(classes) > 1:
+        names = ", ".join(kind.__name__ for kind in classes)
+        raise ValueError(
+            f"a table was given several optimizers ({names}); call apply_optimizer_in_backward "
+            "once for each table"
+        )
+    (kind,), (arguments,) = classes, parameter._optimizer_kwargs
+    if issubclass(kind, Helen):
+        settings, lr = kind.table_settings(arguments)
+        return ChosenOptimizer(kind.__name__, settings.second_pass(), lr, settings)
+    group = kind.defaults_with(arguments)
+    if group["padding_idx"] is not None:
+        raise ValueError(
+            f"{kind.__name__}: padding_idx is {group['padding_idx']!r}, but TorchRec's tables have "
+            "no padding row; leave padding_idx out, and leave padding ids out of the bags"
+        )
+    return ChosenOptimizer(kind.__name__, kind.update_settings(group), float(group["lr"]))
+
+
+def say_optimizers(
+    groups: Iterable[GroupedEmbeddingConfig],
+    parameters: dict[str, nn.Parameter],
+    chosen: dict[str, ChosenOptimizer],
+    fused_params: dict[str, Any],
+) -> None:
+    """Log which optimizer each table of a collection has, and warn of what nobody chose.
+
+    Args:
+        parameters: by table, before they were sharded.
+        fused_params: of the sharder, which may name an optimizer for all other tables.
+    """
+    found: dict[tuple[int, str], set[str]] = defaultdict(set)
+    for group in groups:
+        for table in group.embedding_tables:
+            name = table.name
+            given = [kind.__name__ for kind in getattr(parameters[name], "_optimizer_classes", ())]
+            if name in chosen:
+                level, text = logging.INFO, f"are updated in their backward by {chosen[name]}"
+            elif group.compute_kernel == EmbeddingComputeKernel.DENSE:
+                text = "are left to the program's own optimizer, as TorchRec does for data_parallel"
+                level = logging.WARNING if given else logging.INFO
+                if given:
+                    text += f"; the {given[0]} of apply_optimizer_in_backward does not update them"
+            else:
+                fused = group.fused_params or {}
+                kind = getattr(fused.get("optimizer"), "name", _fbgemms_default("optimizer").name)
+                lr = fused.get("learning_rate", _fbgemms_default("learning_rate"))
+                kind = given[0] if given else kind
+                text = f"are updated in their backward by TorchRec's {kind} (lr {lr:g})"
+                level = logging.INFO
+                if not given and not {"optimizer", "learning_rate"} & set(fused_params):
+                    level = logging.WARNING
+                    text += ", a default: none was given; name one in apply_optimizer_in_backward"
+            found[level, text].add(name)
+    for (level, text), names in sorted(found.items()):
+        _LOG.log(level, "tables %s %s", ", ".join(sorted(names)), text)
+
+
+def _fbgemms_default(argument: str) -> Any:
+    parameters = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
+    return parameters[argument].default
+
+
+def with_equal_state(rule: Rule) -> type[torch.optim.Optimizer]:
+    """An optimizer of the planner's list that keeps as much state as a rule."""
+    if isinstance(rule, RowWiseAdagrad):
+        return torchrec_optim.RowWiseAdagrad
+    if isinstance(rule, RowWiseAdam):
+        return torchrec_optim.PartialRowWiseAdam
+    if isinstance(rule, Adam):
+        return torch.optim.Adam
+    if isinstance(rule, Adagrad) or (isinstance(rule, SGD) and rule.momentum):
+        return torch.optim.Adagrad
+    return torch.optim.SGD
+
+
+@contextmanager
+def as_fbgemm_sgd(
+    parameters: dict[str, nn.Parameter], chosen: dict[str, ChosenOptimizer]
+) -> Iterator[None]:
+    """Show TorchRec plain SGD, the fused optimizer without state, for tables with CowClip.
+
+    The settings and the width go along, as TorchRec groups tables by what they are given.
+    """
+    saved = {
+        name: (parameters[name]._optimizer_classes, parameters[name]._optimizer_kwargs)
+        for name in chosen
+    }
+    try:
+        for name, choice in chosen.items():
+            parameter = parameters[name]
+            parameter._optimizer_classes = [torch.optim.SGD]
+            group = (choice.settings, parameter.shape[1], choice.helen)
+            parameter._optimizer_kwargs = [{"lr": choice.lr, GROUP_KEY: group}]
+        yield
+    finally:
+        for name, (classes, arguments) in saved.items():
+            parameters[name]._optimizer_classes = classes
+            parameters[name]._optimizer_kwargs = arguments

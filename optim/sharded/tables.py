@@ -1,9 +1,10 @@
-"""FBGEMM's fused tables, which hand in their rows' gradients in backward."""
+"""FBGEMM's fused tables, which keep their rows' gradients in backward for the update after it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from fbgemm_gpu.split_embedding_configs import SparseType
@@ -13,57 +14,148 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from stampede.optim import native, triton
+from stampede.optim.backends.torch import TorchBackend
 from stampede.optim.lookup import Lookup
-from stampede.optim.missed_steps import MissedSteps, can_miss_steps, is_replayable
-from stampede.optim.nonfinite import NonFiniteFlag
 from stampede.optim.rows import RowGradients
 from stampede.optim.settings import UpdateSettings
-from stampede.optim.sharded.autograd import LookUp
-from stampede.optim.sharded.lookups import (
-    ArrayLookup,
-    ArrayPlace,
-    LookupGradient,
-    gradient_by_row,
-    gradient_of_weights,
-)
 from stampede.optim.sharded.parameters import kept_current
-from stampede.optim.sharded.pooling import check_lookup, look_up_in_torch, pool_by_kernel
 from stampede.optim.table_array import TableArray, TableShard
 
-if TYPE_CHECKING:
-    from stampede.optim.sharded.backward_update import BackwardUpdate
+VARIABLE_BATCH = (
+    "tables with CowClip: variable batch size per feature is not supported; give every feature the "
+    "same batch size"
+)
+
+
+class ArrayPlace(NamedTuple):
+    """The features of an array, their columns in the output, and their tables' first rows."""
+
+    features: slice
+    columns: slice
+    first_rows: Tensor
+
+
+class ArrayLookup(NamedTuple):
+    """The part of a lookup that falls to one array: positions of its ids, columns of its output."""
+
+    backend: TorchBackend
+    positions: slice
+    columns: slice
+    lookup: Lookup
+
+    def of(self, output: Tensor) -> Tensor:
+        """This array's part of the lookup's output, or of its gradient."""
+        return output[:, self.columns] if self.lookup.pooled else output[self.positions]
+
+
+class LookupGradient(NamedTuple):
+    """What a lookup leaves in backward for the update.
+
+    Attributes:
+        grad: `[batch, columns]` gradient of the pooled output, or `[ids, columns]` of a sequence.
+        ready: on a GPU, the end of the lookup's backward; the update may run on another stream.
+    """
+
+    parts: list[ArrayLookup]
+    grad: Tensor
+    ready: torch.cuda.Event | None
+
+    def wait(self) -> None:
+        """Have the current stream wait for it, and its memory kept until the stream is done."""
+        if self.ready is not None:
+            here = torch.cuda.current_stream()
+            here.wait_event(self.ready)
+            self.grad.record_stream(here)
+            for part in self.parts:
+                part.lookup.record_stream(here)
+
+
+class _LookUp(torch.autograd.Function):
+    """A lookup; its backward keeps the gradient for the update."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: Tensor,
+        tbe: CowClipTables,
+        indices: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None,
+    ) -> Tensor:
+        # `anchor` requires a gradient, so that autograd calls backward; it is given none.
+        ctx.tbe = tbe
+        ctx.version = tbe.version
+        ctx.is_within_backward = torch._C._current_graph_task_id() != -1
+        if tbe.is_checked_first:
+            # Rows are sorted before FBGEMM has looked at their ids; on a GPU it replaces those
+            # outside their table by 0, and says so.
+            indices, offsets, per_sample_weights = tbe.prepare_inputs(
+                indices, offsets, per_sample_weights
+            )[:3]
+        # Saved too, so that autograd sees if they are written over before backward.
+        ctx.save_for_backward(indices, offsets, per_sample_weights)
+        ctx.parts = tbe.parts(indices, offsets, per_sample_weights)
+        return tbe.lookup(ctx.parts, indices, offsets, per_sample_weights)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        tbe = ctx.tbe
+        if ctx.version != tbe.version:
+            raise ValueError(
+                "tables with CowClip: these rows were looked up before the last update, so their "
+                "gradient is not that of the current weights. Semi-synchronous and prefetching "
+                "pipelines, and a second backward of one forward, are not supported; use "
+                "TrainPipelineSparseDist, or look up again after each backward"
+            )
+        if ctx.is_within_backward:
+            # Its rows would be updated apart from those of the pass around it.
+            raise ValueError(
+                "tables with CowClip: a lookup was repeated in a backward pass of its own; write "
+                "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+            )
+        per_sample_weights = ctx.saved_tensors[2]
+        # Not to be held as long as the loss is.
+        parts, ctx.parts = ctx.parts, None
+        of_weights = None
+        if ctx.needs_input_grad[4]:
+            of_weights = tbe.gradient_of_sample_weights(parts, grad).to(per_sample_weights.dtype)
+        ready = torch.cuda.current_stream().record_event() if grad.is_cuda else None
+        tbe.gradients.append(LookupGradient(parts, grad, ready))
+        return None, None, None, None, of_weights
 
 
 class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     """A TBE (table-batched embedding) whose tables are updated by an optimizer with CowClip.
 
     The lookup gives what FBGEMM's own does; backward receives the gradient of its output, already
-    the mean over the global batch, sums it by row and hands it to the `BackwardUpdate` that owns
-    the tables.
+    the mean over the global batch, and keeps it for the `BackwardUpdate` of the model.
 
     Attributes:
         arrays: the tables with their state; consecutive tables that begin at the same column and
             have one width are one array.
-        places: where each array stands in a lookup.
-        is_replicated: whether every rank holds a copy, looks up its own part of the batch only and
-            must exchange gradients.
+        backends: the kernels of each array, chosen when the collection is sharded.
+        gradients: what backward passes have left for the update.
+        is_replicated: whether every rank holds a copy, and gradients must be exchanged.
         step_count: int64 scalar on the CPU, steps taken so far.
         version: number of updates, by which a lookup knows whether its rows are still current.
         updated: on a GPU, the end of the last update.
         row_counts: int64 `[3]`, touched, clipped and skipped rows since the start of the run.
-        owner: collects the gradients of a backward pass; None until it is known.
+        settle: to be called before rows are read; raises what queued steps have found.
     """
 
     arrays: list[TableArray]
     places: list[ArrayPlace]
+    backends: list[TorchBackend]
+    gradients: list[LookupGradient]
     is_replicated: bool
     step_count: Tensor
     version: int
     updated: torch.cuda.Event | None
     row_counts: Tensor
-    owner: BackwardUpdate | None
+    settle: Callable[[], None] | None
 
     @classmethod
     def adopt(
@@ -74,12 +166,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         dim: int,
         is_replicated: bool = False,
     ) -> CowClipTables:
-        """Turn a freshly built TBE into this class, without a second copy of its weights.
-
-        Args:
-            shards: its tables, in order.
-            dim: columns of the whole tables.
-        """
+        """Turn a freshly built TBE of some shards into this class, without copying its weights."""
         tbe.__class__ = cls
         flat = tbe._stored().detach()
         tbe.arrays = []
@@ -94,70 +181,25 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             tbe.arrays.append(TableArray.create(run_shards, weights, settings, dim))
             first += size
         tbe.places = tbe._places()
+        tbe.backends = []
+        tbe.gradients = []
         tbe.is_replicated = is_replicated
         tbe.step_count = torch.zeros((), dtype=torch.int64)
         tbe.version = 0
         tbe.updated = None
         tbe.row_counts = torch.zeros(3, dtype=torch.int64, device=flat.device)
-        tbe.owner = None
+        tbe.settle = None
         return tbe
-
-    def why_not_queued(self) -> str | None:
-        """Why the Triton kernels cannot update these tables without a wait for the device.
-
-        None if they can.
-        """
-        if not triton.handles(self._stored()):
-            return "Triton has no GPU here, or is not installed"
-        if self.is_replicated:
-            return "they are replicated (data_parallel)"
-        if len(self.arrays) != 1:
-            return "shards of several widths or first columns are looked up together"
-        from stampede.optim.triton.update import why_not
-
-        array = self.arrays[0]
-        settings = array.settings
-        reason = why_not(array)
-        if reason is not None:
-            return reason
-        if settings.clip.by_row and array.width != array.local_width:
-            return "their columns are split, so that norms need sums over ranks"
-        if settings.moves_untouched_rows and not is_replayable(settings):
-            return "rows that no sample has move in a way that cannot be replayed"
-        return None
-
-    def defer_steps(self, flag: NonFiniteFlag | None = None) -> None:
-        """Let rows that are not in a batch take their steps later, where that is the same.
-
-        Args:
-            flag: where updates are queued on a GPU, what forbids them.
-        """
-        for array in self.arrays:
-            if flag is not None and is_replayable(array.settings):
-                array.missed = MissedSteps(array, defers=True, flag=flag)
-            elif flag is None and can_miss_steps(array.weights, array.settings):
-                array.missed = MissedSteps(array, defers=True)
 
     def rewind(self, step: int) -> None:
         """The steps after `step` were queued but not taken."""
         self.step_count.fill_(step)
-        for array in self.arrays:
-            if array.missed is not None:
-                array.missed.rewind(step)
-
-    def _catch_up(self, parts: list[ArrayLookup]) -> None:
-        """Bring the rows of a lookup up to date."""
-        for array, _, _, lookup in parts:
-            if array.missed is not None:
-                # It differs where the state was loaded.
-                array.missed.set_step(int(self.step_count))
-                array.missed.catch_up(array, lookup)
+        for backend in self.backends:
+            backend.rewind(step)
 
     @torch.no_grad()
     def flush(self) -> None:
-        """Bring all rows up to date; whoever reads the weights or states directly needs it.
-
-        TorchRec calls it for a `state_dict`. With several ranks all must call it at one point.
+        """Bring all rows up to date, on all ranks at one point; TorchRec does for a `state_dict`.
 
         Raises:
             NonFiniteGradientError: a step that was queued on a GPU was not finite.
@@ -165,11 +207,10 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         super().flush()
         if self.updated is not None:
             torch.cuda.current_stream().wait_event(self.updated)
-        if self.owner is not None:
-            self.owner.check_queued(up_to_now=True)
-        for array in self.arrays:
-            if array.missed is not None:
-                array.missed.flush(array)
+        if self.settle is not None:
+            self.settle()
+        for backend in self.backends:
+            backend.flush()
 
     def weights_tensor(self) -> Tensor:
         """All weights in one dimension, up to date, on the device that holds them."""
@@ -190,16 +231,13 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     ) -> Tensor:
         """Embeddings; see FBGEMM's class for arguments and shapes."""
         if batch_size_per_feature_per_rank is not None:
-            raise ValueError(
-                "tables with CowClip: variable batch size per feature is not supported; "
-                "give every feature the same batch size"
-            )
+            raise ValueError(VARIABLE_BATCH)
         if self.updated is not None:
             torch.cuda.current_stream().wait_event(self.updated)
         # Backward must reach also a rank without rows, whose weights require no gradient: the
         # collectives around it run on all ranks.
         anchor = torch.empty(0, requires_grad=True)
-        return LookUp.apply(anchor, self, indices, offsets, per_sample_weights)
+        return _LookUp.apply(anchor, self, indices, offsets, per_sample_weights)
 
     def prefetch(self, *_: Any, **__: Any) -> None:
         """Refused: rows fetched before the previous update would be out of date."""
@@ -208,19 +246,10 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             "update; use TrainPipelineSparseDist"
         )
 
-    def checked(
-        self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """A lookup's input, where rows are sorted before FBGEMM has looked at their ids.
-
-        On a GPU FBGEMM replaces ids outside their table by 0, and says so.
-        """
-        if not self._is_checked_first():
-            return indices, offsets, per_sample_weights
-        return self.prepare_inputs(indices, offsets, per_sample_weights)[:3]
-
-    def _is_checked_first(self) -> bool:
-        return any(array.missed is not None and array.missed.is_queued for array in self.arrays)
+    @property
+    def is_checked_first(self) -> bool:
+        """Whether ids are checked before rows that wait are brought up to date."""
+        return any(backend.needs_checked_ids for backend in self.backends)
 
     @torch.no_grad()
     def lookup(
@@ -230,26 +259,21 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         offsets: Tensor,
         per_sample_weights: Tensor | None,
     ) -> Tensor:
-        """The lookup: FBGEMM's own, without its backward, where it is not pooled by our kernel.
-
-        Args:
-            parts: the same, array by array.
-        """
+        """FBGEMM's own lookup, without its backward, where our kernels do not pool."""
         if not self._stored().numel():
             # More ranks than rows: FBGEMM does not know where a table without rows lies.
-            return self._nothing(offsets)
-        self._catch_up(parts)
-        if self._stored().dtype == torch.bfloat16:
-            # FBGEMM's lookup knows no bf16 on CPU.
-            return look_up_in_torch(parts)
+            return self._output(parts, offsets.device).zero_()
+        for part in parts:
+            part.backend.catch_up(part.lookup, int(self.step_count))
         mode = self.bounds_check_mode_int
-        is_to_check = mode != BoundsCheckMode.NONE.value and not self._is_checked_first()
-        if self._is_pooled_by_kernel():
+        is_to_check = mode != BoundsCheckMode.NONE.value and not self.is_checked_first
+        if self._is_pooled_here():
             if is_to_check:
-                check_lookup(
-                    parts, lambda: self.prepare_inputs(indices, offsets, per_sample_weights)
-                )
-            return pool_by_kernel(parts)
+                self._check(parts, indices, offsets, per_sample_weights)
+            output = self._output(parts, offsets.device)
+            for part in parts:
+                part.backend.pool_(part.lookup, part.of(output))
+            return output
         if not is_to_check:
             self.bounds_check_mode_int = BoundsCheckMode.NONE.value
         try:
@@ -257,45 +281,44 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         finally:
             self.bounds_check_mode_int = mode
 
-    def _is_pooled_by_kernel(self) -> bool:
-        """Whether the C++ kernel gives what FBGEMM's lookup does, which takes longer."""
-        return (
-            self.pooling_mode != PoolingMode.NONE
-            and self.output_dtype == SparseType.FP32.as_int()
-            and all(native.handles(array.weights) for array in self.arrays)
+    def _is_pooled_here(self) -> bool:
+        """Whether our kernels give what FBGEMM's lookup does, which takes longer."""
+        is_bf16 = self._stored().dtype == torch.bfloat16
+        is_usual = self.pooling_mode != PoolingMode.NONE and (
+            self.output_dtype == SparseType.FP32.as_int()
         )
+        return (is_bf16 or is_usual) and all(backend.pools for backend in self.backends)
 
-    def _nothing(self, offsets: Tensor) -> Tensor:
-        batch = (offsets.numel() - 1) // len(self.feature_table_map)
-        pooled = self.pooling_mode != PoolingMode.NONE
-        columns = self.places[-1].columns.stop if pooled else self.embedding_specs[0][1]
-        return torch.zeros(batch if pooled else 0, columns, device=offsets.device)
+    def _check(self, parts: list[ArrayLookup], *inputs: Tensor | None) -> None:
+        """Check bags and ids; FBGEMM's slower check says what is wrong, and refuses or mends it."""
+        for told in (False, True):
+            if all(part.backend.is_sound(part.lookup) for part in parts):
+                return
+            if not told:
+                self.prepare_inputs(*inputs)
+        raise IndexError("the offsets of a lookup do not ascend from 0 to the number of its ids")
+
+    def _output(self, parts: list[ArrayLookup], device: torch.device) -> Tensor:
+        """Room for the output of a lookup."""
+        if self.pooling_mode == PoolingMode.NONE:
+            shape = parts[-1].positions.stop, self.embedding_specs[0][1]
+        else:
+            shape = parts[0].lookup.batch, parts[-1].columns.stop
+        return torch.empty(shape, dtype=torch.float32, device=device)
 
     @torch.no_grad()
     def row_gradients(self, lookup: LookupGradient) -> list[RowGradients]:
         """Sum the gradient of one lookup's output by row, for each array."""
-        pooled = self.pooling_mode != PoolingMode.NONE
-        return [
-            gradient_by_row(
-                part.array,
-                part.lookup,
-                lookup.grad[:, part.columns] if pooled else lookup.grad[part.positions],
-            )
-            for part in lookup.parts
-        ]
+        return [part.backend.sum_by_row(part.lookup, part.of(lookup.grad)) for part in lookup.parts]
 
     @torch.no_grad()
-    def gradient_of_sample_weights(self, lookup: LookupGradient) -> Tensor:
+    def gradient_of_sample_weights(self, parts: list[ArrayLookup], grad: Tensor) -> Tensor:
         """`[ids]` float32: the gradient of the per-sample weights of a lookup."""
         if self.pooling_mode == PoolingMode.NONE:
             # Sequences are not weighted.
-            ids = sum(part.lookup.occurrences for part in lookup.parts)
-            return torch.zeros(ids, device=lookup.grad.device)
+            return torch.zeros(sum(part.lookup.occurrences for part in parts), device=grad.device)
         return torch.cat(
-            [
-                gradient_of_weights(part.array, part.lookup, lookup.grad[:, part.columns])
-                for part in lookup.parts
-            ]
+            [part.backend.gradient_of_weights(part.lookup, part.of(grad)) for part in parts]
         )
 
     def no_gradients(self) -> list[RowGradients]:
@@ -313,12 +336,12 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         batch = (offsets.numel() - 1) // len(self.feature_table_map)
         # One array needs no look at the offsets, which lie on the device.
         cuts = [0, indices.numel()]
-        if len(self.arrays) > 1:
+        if len(self.places) > 1:
             ends = [0, *(place.features.stop for place in self.places)]
             cuts = offsets[[batch * feature for feature in ends]].tolist()
         parts = []
-        for array, place, (first, stop) in zip(
-            self.arrays, self.places, pairwise(cuts), strict=True
+        for backend, place, (first, stop) in zip(
+            self.backends, self.places, pairwise(cuts), strict=True
         ):
             bags = offsets[place.features.start * batch : place.features.stop * batch + 1]
             positions = slice(first, stop)
@@ -326,14 +349,14 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
                 indices[positions],
                 bags - first if first else bags,
                 place.first_rows,
-                len(array.weights),
+                len(backend.array.weights),
                 pooled=self.pooling_mode != PoolingMode.NONE,
                 mean=self.pooling_mode == PoolingMode.MEAN,
                 per_sample_weights=(
                     None if per_sample_weights is None else per_sample_weights[positions]
                 ),
             )
-            parts.append(ArrayLookup(array, positions, place.columns, lookup))
+            parts.append(ArrayLookup(backend, positions, place.columns, lookup))
         return parts
 
     def _places(self) -> list[ArrayPlace]:
@@ -361,7 +384,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     def split_embedding_weights(self, *arguments: Any, **options: Any) -> list[Tensor]:
         """Weights of each table, up to date whenever they are used; see FBGEMM's class."""
         parts = super().split_embedding_weights(*arguments, **options)
-        return [kept_current(part, self) for part in parts]
+        return [kept_current(part, self.flush) for part in parts]
 
     @torch.no_grad()
     def reset_embedding_weight_momentum(
@@ -371,13 +394,12 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         logical_table_ids: Tensor,
         buffer_ids: Tensor,
     ) -> None:
-        """Begin rows anew, which from now on belong to other ids: weights and states are zero.
+        """Begin rows anew, which now belong to other ids: weights and states are zero.
 
         Args:
-            pruned_indices: `[n]` rows of this rank's part of the tables, one run for each table.
+            pruned_indices: `[n]` rows of this rank's part of the tables, in runs.
             pruned_indices_offsets: `[runs + 1]` where each run begins.
-            logical_table_ids: `[tables]` positions of tables.
-            buffer_ids: `[tables]` the run of each of them.
+            logical_table_ids, buffer_ids: `[tables]` positions of tables, and the run of each.
         """
         self.flush()
         starts = [(array, first) for array in self.arrays for first in array.starts[:-1]]
@@ -397,11 +419,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         self.step_count.fill_(step)
 
     def update_hyper_parameters(self, params_dict: dict[str, float]) -> None:
-        """Set the learning rate, `lr`.
-
-        Raises:
-            ValueError: another parameter is named.
-        """
+        """Set the learning rate, `lr`; another parameter is refused."""
         others = sorted(set(params_dict) - {"lr"})
         if others:
             raise ValueError(

@@ -1,13 +1,69 @@
 """The update of embedding rows on a GPU, in Triton kernels.
 
-Nothing here is imported unless it is used: `stampede.optim` works without Triton. No function waits
+Triton is imported where a kernel is used: `stampede.optim` works without it. No function waits
 for the device; the number of distinct rows stays there, and buffers have room for as many as there
 can be.
 """
 
+from __future__ import annotations
+
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 from torch import Tensor
+
+# Beyond this many occurrences, twice as long windows keep their number and buffer down.
+MANY_OCCURRENCES = 1 << 22
+MAX_COLUMNS = 256
+
+
+@dataclass(frozen=True)
+class BlockSizes:
+    """Tile sizes, all powers of two, and warps of each kind of program.
+
+    Attributes:
+        columns: columns of a tile, at least those of the table.
+        window: sorted occurrences that are summed apart where they are all of one row.
+        together: of these, how many a tile holds.
+        runs: distinct rows whose gradients a program sums.
+        unroll: occurrences of each that are loaded before the first is added.
+        rows: distinct rows that a program updates.
+        elements: elements whose missed steps a program replays.
+    """
+
+    columns: int
+    window: int
+    together: int
+    window_warps: int
+    runs: int
+    unroll: int
+    run_warps: int
+    rows: int
+    row_warps: int
+    elements: int
+    element_warps: int
+
+
+def block_sizes(dim: int, occurrences: int) -> BlockSizes:
+    """Sizes for a table of `dim` columns and a batch of `occurrences` ids."""
+    columns = 1 << (dim - 1).bit_length()
+    window = 128 if occurrences < MANY_OCCURRENCES else 256
+    return BlockSizes(
+        columns=columns,
+        window=window,
+        together=min(window, max(8, 2048 // columns)),
+        window_warps=4,
+        # One warp, few rows: all wait for the longest run of the program. A run without a whole
+        # window has less than two windows' occurrences.
+        runs=max(1, 256 // columns),
+        unroll=4,
+        run_warps=1,
+        rows=max(1, 1024 // columns),
+        row_warps=4,
+        # Likewise: all wait for the row that has missed the most steps.
+        elements=128,
+        element_warps=1,
+    )
 
 
 def is_available() -> bool:

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stampede.optim.triton.block_sizes import BlockSizes, block_sizes
-from stampede.optim.triton.runs import SortedRuns
+from stampede.optim.lookup import SortedRuns
+from stampede.optim.triton import BlockSizes, block_sizes
 
 
 class RowSums(NamedTuple):
@@ -54,11 +54,6 @@ def sum_runs(
     """
     dim = weights.shape[1]
     sizes = sizes or block_sizes(dim, runs.occurrences)
-    if grad.ndim != 2 or grad.shape[1] != dim or grad.stride(1) != 1:
-        raise ValueError(
-            f"grad has shape {tuple(grad.shape)} and strides {grad.stride()}; give [n, {dim}] "
-            "with contiguous rows"
-        )
     grads = torch.empty(runs.capacity, dim, dtype=torch.float32, device=weights.device)
     squares = torch.empty(3, runs.capacity, dtype=torch.float32, device=weights.device)
     if not runs.capacity:

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from support.paths import ROOT
 from support.ranks import run_ranks
 
 FLOORS = {
@@ -161,7 +160,7 @@ def test_runs_beside_other_processes_are_done_again_and_do_not_count(tmp_path, m
 
 
 def test_results_become_tables_of_the_readme(tmp_path):
-    import readme_tables
+    import manual_tables
 
     machine = {"cpu": "AMD EPYC", "cores": 2, "bf16_instructions": [], "commit": "1234567"}
     found = {
@@ -176,22 +175,22 @@ def test_results_become_tables_of_the_readme(tmp_path):
         },
     }
     (tmp_path / "end_to_end.json").write_text(json.dumps(found))
-    lines = readme_tables.tables(tmp_path).splitlines()
+    lines = manual_tables.tables(tmp_path).splitlines()
     assert "| 65,536 | stampede fp32 all | 50,000 | 1.25 | 2.2 | 0.71 | 1.75 |" in lines
     assert "takes 1.10 times as long as `touched`, bar 1.15" in lines[-5]
     assert lines[-3].endswith("setting, which sets no bar: batch 65,536: fp32 1.00.")
     assert lines[-1] == "Measured at 1234567 on 2 cores: AMD EPYC, no instructions for bf16."
     (tmp_path / "end_to_end.json").write_text(json.dumps({**found, "quick": True}))
-    assert readme_tables.tables(tmp_path) == readme_tables.NOTHING
+    assert manual_tables.tables(tmp_path) == manual_tables.NOTHING
 
 
-def test_the_readme_shows_the_committed_results():
-    import readme_tables
+def test_the_manual_shows_the_committed_results():
+    import manual_tables
 
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = readme.split(readme_tables.BEGIN)[1].split(readme_tables.END)[0].strip()
-    expected = readme_tables.tables(readme_tables.RESULTS)
-    assert shown == expected, "run python benchmarks/readme_tables.py --write"
+    page = manual_tables.PAGE.read_text(encoding="utf-8")
+    shown = page.split(manual_tables.BEGIN)[1].split(manual_tables.END)[0].strip()
+    expected = manual_tables.tables(manual_tables.RESULTS)
+    assert shown == expected, "run python benchmarks/manual_tables.py --write"
 
 
 def test_programs_have_the_default_allocator_or_the_asked_one(tmp_path, monkeypatch):

@@ -47,16 +47,16 @@ def test_waiting_rows_are_measured_beside_a_sweep_and_the_choice_beside_the_bett
 ):
     import waiting_rows
 
-    from stampede.optim import missed_steps
+    from stampede.optim import waiting_rows as rows
 
-    swept, end_step = [], missed_steps.MissedSteps.end_step
+    swept, end_step = [], rows.WaitingRows.end_step
 
-    def noted(missed, array, *, is_swept):
-        swept.append(is_swept or not missed.defers)
-        end_step(missed, array, is_swept=is_swept)
+    def noted(waiting, *, is_swept):
+        swept.append(is_swept or not waiting.defers)
+        end_step(waiting, is_swept=is_swept)
 
-    monkeypatch.setattr(missed_steps.MissedSteps, "end_step", noted)
-    monkeypatch.setattr(missed_steps, "FEWEST_ROWS", 0)
+    monkeypatch.setattr(rows.WaitingRows, "end_step", noted)
+    monkeypatch.setattr(rows, "FEWEST_ROWS", 0)
     # A batch that would be swept, and one that would not.
     for batch, chosen in ((512, "swept"), (16, "waiting")):
         swept.clear()
@@ -65,7 +65,7 @@ def test_waiting_rows_are_measured_beside_a_sweep_and_the_choice_beside_the_bett
         assert found["chosen"] == chosen
         assert swept.count(True) == swept.count(False) == 2 * found["steps"]
     # Few rows are swept, whatever the batch.
-    monkeypatch.setattr(missed_steps, "FEWEST_ROWS", 1 << 16)
+    monkeypatch.setattr(rows, "FEWEST_ROWS", 1 << 16)
     found = waiting_rows.measure(5000, 16, repeats=1)
     assert found["chosen"] == "swept"
     point = {**found, "seconds_per_step": {"waiting": 2e-3, "swept": 3e-3}}

@@ -50,7 +50,7 @@ def test_mistakes_name_the_key_and_the_remedy(tmp_path, text, words):
 
 
 def documented():
-    text = (ROOT / "data" / "schema" / "README.md").read_text()
+    text = (ROOT / "docs/schema.md").read_text()
     return re.findall(r"```yaml\n# (\S+)\n(.*?)```", text, flags=re.DOTALL)
 
 

@@ -19,7 +19,7 @@ from stampede.engine.learning_rates import LearningRates, set_learning_rates
 from stampede.engine.processes import processes
 from stampede.engine.step import train_step
 from stampede.optim import local_cowclip_tables, nonfinite
-from stampede.optim.sharded.queue import UpdateQueue
+from stampede.optim.sharded.backward_update import UpdateQueue
 from support.jobs import lines, run_small, small_config
 from support.updated_tables import computed
 from support.waits import noted_waits

@@ -84,12 +84,6 @@ def test_constant_thresholds_do_not_look_at_the_weights():
     assert row_factor(torch.tensor([4.0]), infinite, torch.ones(1), 4, clip) == pytest.approx(0.05)
 
 
-def test_not_every_clip_has_thresholds_by_row():
-    for clip in (CowClip("none"), CowClip("field", threshold=1.0), CowClip("field_adaptive")):
-        with pytest.raises(ValueError, match="has no threshold for each row"):
-            clip.row_bounds(10)
-
-
 @pytest.mark.parametrize("grad", [0.0, 1e-30, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_zero_weights_without_bound_let_no_gradient_through_and_give_no_nan(grad, dtype):

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stampede.optim import CowClipAdam, DenseAdam, native, sweep, update
+from stampede.optim import CowClipAdam, CowClipTables, DenseAdam, native
+from stampede.optim.backends.torch import TorchBackend
 from stampede.optim.rules import Adam
-from stampede.optim.sharded import CowClipTables
 from stampede.optim.table_array import TableArray
 from support.golden import (
     CHECKED_STEPS,
@@ -107,20 +107,18 @@ def test_fails_without_clip():
 
 def test_fails_with_l2_outside_the_clip(monkeypatch):
     l2 = Golden(golden_file("deepfm")).meta["l2"]
-    begin, step_, adam_ = update._begin, Adam.step_, sweep.adam_
+    measure, step_ = TorchBackend.measure, Adam.step_
 
-    def without_l2(pending):
-        array = pending.array
-        array = replace(array, settings=replace(array.settings, l2=0.0))
-        return begin(replace(pending, array=array))
+    def without_l2(self, batch):
+        array = replace(self.array, settings=replace(self.array.settings, l2=0.0))
+        return measure(TorchBackend(array), batch)
 
-    def step_with_l2(self, weights, grads, *arguments, **named):
-        return step_(self, weights, grads.add_(weights, alpha=2 * l2), *arguments, **named)
+    def step_with_l2(self, rows):
+        step_(self, rows._replace(grads=rows.grads.add_(rows.weights, alpha=2 * l2)))
 
     # The rows of the batch get their L2 term after the clip, all others as ever.
-    monkeypatch.setattr(update, "_begin", without_l2)
+    monkeypatch.setattr(TorchBackend, "measure", without_l2)
     monkeypatch.setattr(Adam, "step_", step_with_l2)
-    monkeypatch.setattr(sweep, "adam_", lambda *a, **named: adam_(*a, **{**named, "l2": l2}))
     with native.switched_off():
         assert_deviates()
 

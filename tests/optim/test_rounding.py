@@ -11,7 +11,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from stampede.optim import CowClip
-from stampede.optim.reduction import PendingUpdate
+from stampede.optim.backends import choose_backend
+from stampede.optim.backends.torch import PendingUpdate
 from stampede.optim.rounding import random_unit, round_stochastically, table_key
 from stampede.optim.rows import sum_by_row
 from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdam
@@ -200,7 +201,7 @@ def test_each_step_is_the_float32_step_rounded_once(dtype, rows, rule):
         ids = torch.randint(0, 60, (25,), generator=draw)
         batch = sum_by_row(ids, torch.randn(25, 8, generator=draw) * 0.01)
         for table in (low, full):
-            update_([PendingUpdate(table, batch, lr=1e-3, step=step)])
+            update_([PendingUpdate(choose_backend(table), batch, lr=1e-3, step=step)])
         for name, state in low.states.items():
             assert state.dtype == torch.float32
             # Arithmetic is float32's; only fused and plain kernels differ in the last bits.
@@ -221,6 +222,6 @@ def test_steps_too_small_to_be_stored_add_up_in_the_mean(dtype):
     every = torch.arange(4000)
     for step in range(1, 51):
         batch = sum_by_row(every, torch.full((4000, 8), 1e-3))
-        update_([PendingUpdate(table, batch, lr=0.01, step=step)])
+        update_([PendingUpdate(choose_backend(table), batch, lr=0.01, step=step)])
     assert (torch.ones(1) - 1e-5).to(dtype) == 1.0
     assert float(table.weights.double().mean()) == pytest.approx(1 - 50 * 1e-5, abs=5e-5)

@@ -12,10 +12,9 @@ from stampede.optim.rules import (
     Adagrad,
     Adam,
     RowGradientSquares,
+    RowStep,
     RowWiseAdagrad,
     RowWiseAdam,
-    Rule,
-    torch_eps,
 )
 
 LR = 0.03
@@ -43,7 +42,7 @@ def train(rule, grads, width=None):
         squares = RowGradientSquares(
             grad[:, :width].square().sum(1), grad[:, width:].square().sum(1), width, width
         )
-        rule.step_(weights, grad.clone(), states, squares, lr=LR, step=step)
+        rule.step_(RowStep(weights, grad.clone(), states, squares, LR, step))
     return weights, states
 
 
@@ -93,8 +92,8 @@ def test_adam_with_keras_epsilon():
 
 
 def test_torch_eps():
-    assert torch_eps(1e-7, "torch", 0.999, 3) == 1e-7
-    assert torch_eps(1e-7, "keras", 0.75, 2) == pytest.approx(1e-7 / math.sqrt(1 - 0.75**2))
+    assert Adam((0.9, 0.999), 1e-7, "torch").torch_eps(3) == 1e-7
+    assert Adam((0.9, 0.75), 1e-7).torch_eps(2) == pytest.approx(1e-7 / math.sqrt(1 - 0.75**2))
 
 
 @pytest.mark.parametrize("width", [4, 3, 2])
@@ -173,7 +172,7 @@ def test_column_shards_step_as_the_whole(rule, dim, cut, width):
             squares = RowGradientSquares(
                 grad[:, :width].square().sum(1), grad[:, width:].square().sum(1), width, local
             )
-            rule.step_(part, grad[:, columns].clone(), states, squares, lr=LR, step=step)
+            rule.step_(RowStep(part, grad[:, columns].clone(), states, squares, LR, step))
         torch.testing.assert_close(part, whole[:, columns])
 
 
@@ -222,8 +221,6 @@ def test_whether_momentum_carries_a_row_on(rule, moves):
 
 def test_rules_are_hashable_and_equal_by_value():
     assert len({Adam(), Adam(), RowWiseAdam(), Adagrad(), RowWiseAdagrad(), SGD(), SGD(0.5)}) == 6
-    with pytest.raises(NotImplementedError):
-        Rule().step_(torch.ones(1, 1), torch.ones(1, 1), {}, None, lr=1.0, step=1)
 
 
 @pytest.mark.parametrize("kind", [Adam, RowWiseAdam])

@@ -10,8 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stampede.optim import CowClip, NonFiniteGradientError, row_values, sweep
-from stampede.optim.reduction import PendingUpdate
+from stampede.optim import CowClip, NonFiniteGradientError
+from stampede.optim.backends import choose_backend
+from stampede.optim.backends import torch as torch_backend
+from stampede.optim.backends.torch import PendingUpdate
 from stampede.optim.rows import sum_by_row
 from stampede.optim.rules import RowWiseAdam
 from stampede.optim.settings import UpdateSettings
@@ -123,8 +125,7 @@ def test_blocks_of_the_sweep_do_not_show(monkeypatch, clip, rule):
     setting = UpdateSettings(rule=rule, clip=clip, l2=0.3, weight_decay=0.1)
     results = []
     for elements in (7, 1 << 20):
-        monkeypatch.setattr(sweep, "SWEEP_ELEMENTS", elements)
-        monkeypatch.setattr(row_values, "BLOCK_ELEMENTS", elements)
+        monkeypatch.setattr(torch_backend, "BLOCK_ELEMENTS", elements)
         draw = torch.Generator().manual_seed(0)
         tables = random_tables(draw, [30, 20], 4)
         parts = Parts(tables, setting)
@@ -216,7 +217,9 @@ def test_global_holds_only_the_tables_that_ask_for_it():
     for name, setting in (("t0", held), ("t1", other), ("t2", held)):
         shard = TableShard(name, 6)
         arrays[name] = TableArray.create([shard], tables[name].clone(), setting, 4)
-        updates.append(PendingUpdate(arrays[name], sum_by_row(*batch[name]), 1e-2, 1))
+        updates.append(
+            PendingUpdate(choose_backend(arrays[name]), sum_by_row(*batch[name]), 1e-2, 1)
+        )
     update_(updates)
     grads, counts = dense(batch, tables)
     for names, setting in ((("t0", "t2"), held), (("t1",), other)):
@@ -235,7 +238,9 @@ def test_copies_of_a_table_count_once():
         TableArray.create([TableShard("t0", 6, counted=counted)], tables["t0"].clone(), setting, 4)
         for counted in (True, False)
     ]
-    outcomes = update_([PendingUpdate(a, sum_by_row(*batch["t0"]), 1e-2, 1) for a in arrays])
+    outcomes = update_(
+        [PendingUpdate(choose_backend(a), sum_by_row(*batch["t0"]), 1e-2, 1) for a in arrays]
+    )
     reference = reference_of(tables, setting)
     reference.step(*dense(batch, tables), lr=1e-2)
     for array in arrays:
@@ -250,7 +255,7 @@ def test_memory_of_the_sweep_does_not_grow_with_the_table():
     array = TableArray.create([TableShard("t", rows)], weights, UpdateSettings(l2=1e-5), dim)
     batch = sum_by_row(torch.tensor([5]), torch.ones(1, dim))
     with torch.profiler.profile(profile_memory=True) as profile:
-        update_([PendingUpdate(array, batch, lr=1e-3, step=1)])
+        update_([PendingUpdate(choose_backend(array), batch, lr=1e-3, step=1)])
     allocated = sum(max(0, event.self_cpu_memory_usage) for event in profile.key_averages())
     assert 0 < allocated < weights.nbytes / 4
 

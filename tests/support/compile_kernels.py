@@ -10,8 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from stampede.optim.triton import catch_up, sum_runs, update_rows
-from stampede.optim.triton.block_sizes import block_sizes
+from stampede.optim.triton import block_sizes, steps, sum_runs
 
 DIM, CAPABILITY = 12, 90
 TYPES = {
@@ -61,7 +60,7 @@ def main():
             UNROLL=sizes.unroll,
         )
         code[f"update {on}"] = compiled(
-            update_rows._update_rows,
+            steps._update_rows,
             sizes.row_warps,
             **columns,
             **{"CLIPS": on, "COUNTS": on, "MARKS": on},
@@ -70,15 +69,14 @@ def main():
             ROWS=sizes.rows,
         )
         code[f"replay {on}"] = compiled(
-            catch_up._replay,
+            steps._replay,
             sizes.element_warps,
             LISTED=on,
-            GUARDED=on,
             DIM=DIM,
             BLOCK=sizes.elements,
-            **({} if on else {"rows": None, "count": None, "nonfinite": None}),
+            **({} if on else {"rows": None, "count": None}),
         )
-    code["mark"] = compiled(catch_up._mark_rows, 4, GUARDED=True, BLOCK=256)
+    code["mark"] = compiled(steps._mark_rows, 4, BLOCK=256)
     words = ("fma.rn.f32", "div.rn.f32", "sqrt.rn.f32", "approx", "div.full", ".ftz")
     json.dump({k: {w: ptx.count(w) for w in words} for k, ptx in code.items()}, sys.stdout)
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import strategies as st
 
 from stampede.optim.lookup import Lookup
-from stampede.optim.triton.block_sizes import BlockSizes
+from stampede.optim.triton import BlockSizes
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -117,8 +117,8 @@ def train(pooled, rows, moved, by_hand, steps=8):
         loss.backward()
         begin_anew(reference, gathered(dict(evicted)))
         follow(reference, gathered(where.to_dict()), pooled)
-    arrays = [array for tbe in local_cowclip_tables(model) for array in tbe.arrays]
-    waited = [array.missed is not None and array.missed.behind for array in arrays]
+    backends = [backend for tbe in local_cowclip_tables(model) for backend in tbe.backends]
+    waited = [b.waiting is not None and b.waiting.behind for b in backends]
     found = whole_tables(model)
     movement = max(float((reference.weights[n] - FRESH).abs().max()) for n in FEATURES)
     worst = max(float((found[n] - reference.weights[n]).abs().max()) for n in FEATURES)

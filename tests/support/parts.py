@@ -6,11 +6,11 @@ from itertools import pairwise
 import torch
 from torchrec.distributed.types import ShardingEnv
 
-from stampede.optim.reduction import PendingUpdate
+from stampede.optim.backends import choose_backend
+from stampede.optim.backends.torch import PendingUpdate
 from stampede.optim.rows import sum_by_row
 from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
-from stampede.optim.sharded.layout import CollectionLayout, ProcessGroups
-from stampede.optim.sharded.reduction import CollectionGroups
+from stampede.optim.sharded.reduction import CollectionGroups, CollectionLayout, ProcessGroups
 from stampede.optim.table_array import TableArray, TableShard
 from stampede.optim.update import update_
 from support.reference import ReferenceTables
@@ -81,7 +81,7 @@ class Parts:
                 ids.append(rows[here] - shard.row_offset + start)
                 grads.append(values[here, left : left + columns])
             batch = sum_by_row(torch.cat(ids), torch.cat(grads))
-            updates.append(PendingUpdate(array, batch, lr, step))
+            updates.append(PendingUpdate(choose_backend(array), batch, lr, step))
         outcomes = update_(updates, self.groups)
         return {
             name: sum(int(getattr(outcome, name)) for outcome in outcomes)

@@ -15,12 +15,13 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torchrec.distributed.types import ShardingEnv
 
-from stampede.optim import CowClip, CowClipTables, missed_steps, native, triton
+from stampede.optim import CowClip, CowClipTables, native, triton, waiting_rows
+from stampede.optim.backends import choose_backend
 from stampede.optim.settings import UpdateSettings
-from stampede.optim.sharded.autograd import tell_when_reached
 from stampede.optim.sharded.backward_update import BackwardUpdate
-from stampede.optim.sharded.layout import CollectionLayout
+from stampede.optim.sharded.collections import tell_when_reached
 from stampede.optim.sharded.passes import Passes
+from stampede.optim.sharded.reduction import CollectionLayout
 from stampede.optim.table_array import TableShard
 
 CLIP = CowClip(ratio=0.5, bound=1e-3)
@@ -46,17 +47,17 @@ def computed(way, window=3):
         }
         if way == "queued":
             stack.enter_context(mock.patch.object(triton, "handles", lambda _weights: True))
-            for name in ("sum_runs", "update_rows", "catch_up"):
+            for name in ("sum_runs", "steps"):
                 kernels = import_module(f"stampede.optim.triton.{name}")
                 stack.enter_context(mock.patch.object(kernels, "block_sizes", _large_blocks))
         for name, value in changed.get(way, {}).items():
-            stack.enter_context(mock.patch.object(missed_steps, name, value))
+            stack.enter_context(mock.patch.object(waiting_rows, name, value))
         yield
 
 
 def _large_blocks(dim, occurrences):
     """The interpreter takes as long for a large program as for a small one."""
-    from stampede.optim.triton.block_sizes import block_sizes
+    from stampede.optim.triton import block_sizes
 
     return replace(block_sizes(dim, occurrences), runs=1024, unroll=1, rows=1024, elements=1 << 14)
 
@@ -98,21 +99,21 @@ class Tables:
         owner = BackwardUpdate(Passes(None))
         number = owner.add_collection(
             self,
+            [self.tbe],
             layout,
             dict.fromkeys(names, setting),
             helen={},
             env=ShardingEnv.from_local(1, 0),
             device=self.device,
         )
-        self.tbe.owner = owner
-        self.tbe.defer_steps(owner.queue_of(number))
+        self.owner, flag = owner, owner.queue_of(number)
+        self.tbe.settle = lambda: owner.check_queued(up_to_now=True)
+        self.tbe.backends = [
+            choose_backend(array, defers=True, flag=flag) for array in self.tbe.arrays
+        ]
         # The owner does not keep its collections alive.
         self.tbe.collection = self
         self.tbe.register_forward_hook(lambda _m, _i, out: tell_when_reached(out, owner, number))
-
-    def cowclip_tables(self):
-        """As TorchRec's collections with CowClip."""
-        return [self.tbe]
 
     def fill(self, draw):
         """Random weights, row norms over three decades; returns them as whole tables."""

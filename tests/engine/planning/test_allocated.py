@@ -37,11 +37,12 @@ def planned_and_real(folder, overrides, here):
     )
     weights = states = 0
     for tables in local_cowclip_tables(job.model):
-        for array in tables.arrays:
+        for backend in tables.backends:
+            array = backend.array
             weights += array.weights.nbytes
             states += sum(state.nbytes for state in array.states.values())
-            if array.missed is not None:
-                states += array.missed.last.nbytes
+            if backend.waiting is not None:
+                states += backend.waiting.last.nbytes
     moments = job.dense_optimizer.state.values()
     dense = sum(p.numel() for p in job.dense_parameters.values())
     assert work.dense_weight_bytes() == 4 * dense

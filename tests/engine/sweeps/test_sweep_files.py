@@ -120,8 +120,8 @@ def test_shipped_sweeps_load_in_both_forms(path, small):
         assert ("shared/data" in config.data.path) == small
 
 
-def test_the_readme_counts_the_trials():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_manual_counts_the_trials():
+    text = (ROOT / "docs/experiments.md").read_text(encoding="utf-8")
     shown = {}
     for names, counts in re.findall(r"^\| ((?:`\w+\.yaml`(?:, )?)+) \|.*\| (.*) \|$", text, re.M):
         full, small = counts.split("; ")

@@ -10,7 +10,7 @@ from stampede.optim import CowClip, CowClipTables, NonFiniteGradientError
 from stampede.optim.nonfinite import LATE
 from stampede.optim.rules import Adam
 from stampede.optim.settings import UpdateSettings
-from stampede.optim.sharded.queue import why_not_queued
+from stampede.optim.sharded.backward_update import why_not_queued
 from support.updated_tables import Tables, computed, of_rows
 from support.waits import noted_waits
 
@@ -63,7 +63,7 @@ def trained(way, setting, steps, at_step=None, lookups=lambda _: 1):
             one_step(tables.tbe, number, lookups(number))
             if at_step is not None:
                 at_step(number, tables.tbe)
-        assert (tables.tbe.owner.flag is not None) == (way == "queued")
+        assert (tables.owner.flag is not None) == (way == "queued")
         return state_of(tables.tbe)
 
 
@@ -104,7 +104,7 @@ def test_rows_wait_but_not_longer_than_the_window():
     gaps = []
 
     def look(step, tbe):
-        gaps.append(int(step + 1 - tbe.arrays[0].missed.last.min()))
+        gaps.append(int(step + 1 - tbe.backends[0].waiting.last.min()))
 
     trained("queued", SETTINGS[0], 8, at_step=look)
     assert max(gaps) == 3 - 1
@@ -153,9 +153,10 @@ def test_rows_that_wait_after_such_a_step_miss_nothing():
 
 def test_a_mark_forbids_also_a_step_that_is_not_queued():
     with computed("queued"):
-        tbe = made().tbe
+        tables = made()
+        tbe = tables.tbe
         one_step(tbe, 0)
-        tbe.owner.flag.mark(torch.tensor(float("inf")))
+        tables.owner.flag.mark(torch.tensor(float("inf")))
         with pytest.raises(NonFiniteGradientError, match="loss"):
             one_step(tbe, 1, lookups=2)
         one_step(tbe, 1)
@@ -175,12 +176,13 @@ def test_whoever_reads_the_tables_learns_of_it_at_once(read):
 
 def test_a_loss_that_is_not_finite_forbids_the_step():
     with computed("queued"):
-        tbe = made().tbe
+        tables = made()
+        tbe = tables.tbe
         one_step(tbe, 0)
-        tbe.owner.flag.mark(torch.tensor(float("nan")))
+        tables.owner.flag.mark(torch.tensor(float("nan")))
         one_step(tbe, 1)
         with pytest.raises(NonFiniteGradientError, match="step 2"):
-            tbe.owner.check_queued(up_to_now=True)
+            tables.owner.check_queued(up_to_now=True)
         assert_same_bits(state_of(tbe), trained("queued", SETTINGS[0], 1))
 
 
@@ -201,7 +203,7 @@ def test_what_the_kernels_cannot_do_is_not_queued(setting, reason):
         tables = made(setting)
         for number in range(3):
             one_step(tables.tbe, number)
-        assert tables.tbe.owner.flag is None
+        assert tables.owner.flag is None
         said = why_not_queued([tables.tbe], has_helen=False)
         assert said.startswith("tables t0, t1: ") and reason in said
         found = state_of(tables.tbe)
@@ -241,9 +243,11 @@ def test_ids_are_checked_once_and_corrected(way, monkeypatch):
             return func(*args, **(kwargs or {}))
 
     # As on a GPU.
-    monkeypatch.setattr(CowClipTables, "_is_pooled_by_kernel", lambda _: False)
+    monkeypatch.setattr(CowClipTables, "_is_pooled_here", lambda _: False)
     with computed(way):
         tbe = made().tbe
+        # Rows are behind, which are found by their ids.
+        one_step(tbe, 0)
         mode = tbe.bounds_check_mode_int
         ids = torch.tensor([5, 10**6, 7, 40])
         with Checks() as checks:

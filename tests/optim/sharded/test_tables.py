@@ -7,11 +7,12 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import PoolingMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stampede.optim import CowClip, native
+from stampede.optim import CowClip, local_cowclip_tables
+from stampede.optim.backends.cpu import CpuBackend
 from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
 from stampede.optim.settings import UpdateSettings
-from stampede.optim.sharded import tables
 from stampede.optim.table_array import TableShard
+from support.bags import PLANS, Bags, jagged, shard, weights_of, with_cowclip
 from support.parts import reference_of
 from support.updated_tables import CLIP, WAYS, Tables, assert_follows, computed, of_rows
 
@@ -67,10 +68,10 @@ def test_column_shards_of_mixed_widths_and_offsets(order, columns, rule, way, se
     with computed(way):
         tables = Tables(shards, widths, list(range(5)), setting=setting, dim=12)
     runs = []
-    for shard, columns_here in zip(shards, widths, strict=True):
-        if not runs or runs[-1][:2] != [shard.column_offset, columns_here]:
-            runs.append([shard.column_offset, columns_here, 0])
-        runs[-1][2] += shard.rows
+    for part, columns_here in zip(shards, widths, strict=True):
+        if not runs or runs[-1][:2] != [part.column_offset, columns_here]:
+            runs.append([part.column_offset, columns_here, 0])
+        runs[-1][2] += part.rows
     assert [
         [array.shards[0].column_offset, array.weights.shape[1], len(array.weights)]
         for array in tables.tbe.arrays
@@ -101,22 +102,20 @@ ID, OFFSETS = torch.tensor([1]), torch.tensor([0, 1])
 @pytest.mark.parametrize("pooling", [PoolingMode.SUM, PoolingMode.MEAN])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_kernel_pools_what_fbgemm_does(pooling, weighted, monkeypatch):
-    made = Tables(of_rows(9, 5), [4, 4], [0, 1, 1], pooling, UpdateSettings())
-    made.fill(torch.Generator().manual_seed(0))
     ids = torch.tensor([8, 0, 0, 4, 1, 2, 3])
     # The first bag of each feature is empty; a bag holds an id twice.
     offsets = torch.tensor([0, 0, 3, 3, 5, 5, 7])
     weights = torch.rand(7) if weighted else None
-    pooled = []
-    kernel = tables.pool_by_kernel
-    monkeypatch.setattr(
-        tables, "pool_by_kernel", lambda parts: pooled.append(kernel(parts)) or pooled[0]
-    )
-    found = made.tbe(ids, offsets, weights)
-    with native.switched_off():
-        expected = made.tbe(ids, offsets, weights)
+    pooled, found = [], []
+    pool_ = CpuBackend.pool_
+    monkeypatch.setattr(CpuBackend, "pool_", lambda *given: pooled.append(pool_(*given)))
+    for way in ("kernels", "torch"):
+        with computed(way):
+            made = Tables(of_rows(9, 5), [4, 4], [0, 1, 1], pooling, UpdateSettings())
+            made.fill(torch.Generator().manual_seed(0))
+            found.append(made.tbe(ids, offsets, weights))
     assert len(pooled) == 1
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(*found)
 
 
 def test_a_batch_without_ids_still_decays_all_rows():
@@ -174,6 +173,20 @@ def test_fp16_tables_are_looked_up_and_updated_in_place():
     assert {s.dtype for s in tables.arrays[0].states.values()} == {torch.float32}
 
 
+@pytest.mark.parametrize("pooling", [PoolingMode.SUM, PoolingMode.MEAN])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_bf16_tables_are_looked_up_as_fp32_ones(pooling, weighted):
+    """FBGEMM's lookup knows no bf16 on a CPU."""
+    ids, offsets = torch.tensor([1, 4, 4, 0]), torch.tensor([0, 3, 3, 4])
+    factors, found = torch.rand(4) if weighted else None, []
+    for precision in (SparseType.BF16, SparseType.FP32):
+        tables = one_table(pooling=pooling, precision=precision)
+        values = torch.arange(20.0).view(5, 4) / 32
+        tables.split_embedding_weights()[0].copy_(values)
+        found.append(tables(ids, offsets, factors))
+    torch.testing.assert_close(*found)
+
+
 def test_no_second_copy_of_the_weights_is_made():
     tables = one_table()
     assert tables.weights_tensor().data_ptr() == tables.arrays[0].weights.data_ptr()
@@ -193,3 +206,33 @@ def test_weights_of_samples_have_no_gradient_where_sequences_ignore_them():
 def test_prefetching_is_refused():
     with pytest.raises(ValueError, match="TrainPipelineSparseDist"):
         one_table().prefetch(ID, OFFSETS)
+
+
+def looked_up(plan):
+    model = shard(with_cowclip(Bags(a=8)), plan)
+    return model, model.module.ebc(jagged(["f_a"], torch.tensor([[1, 1, 3]] * 2))).wait()
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_it_may_be_changed_in_place(plan):
+    found = []
+    for in_place in (True, False):
+        model, output = looked_up(plan)
+        values = output.values()
+        values = values.mul_(2.0).add_(1.0) if in_place else values * 2.0 + 1.0
+        values.square().sum().backward()
+        found.append(weights_of(model)["a"])
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_its_gradient_alone_may_be_asked_for(plan):
+    model, output = looked_up(plan)
+    before = weights_of(model)["a"]
+    values = output.values()
+    (gradient,) = torch.autograd.grad(values.square().sum(), values, retain_graph=True)
+    assert torch.equal(gradient, 2 * values)
+    assert torch.equal(weights_of(model)["a"], before)
+    values.square().sum().backward()
+    assert not torch.equal(weights_of(model)["a"], before)
+    assert {int(tables.step_count) for tables in local_cowclip_tables(model)} == {1}

@@ -1,0 +1,252 @@
+"""The tables of docs/speed.md, from the results of `make bench`.
+
+python benchmarks/manual_tables.py            # prints them
+python benchmarks/manual_tables.py --write    # replaces those in docs/speed.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import floors
+import speeds
+import waiting_rows
+from report import RESULTS, ROOT
+
+from stampede.files import write_file
+
+PAGE = ROOT / "docs/speed.md"
+# The tables stand between these there.
+BEGIN, END = "<!-- benchmarks/manual_tables.py -->", "<!-- end -->"
+
+# What the series of growth.py count, where their names do not say it.
+GROWN = {"batch": "samples", "trained": "steps trained before"}
+
+NOTHING = "Not measured yet: `make bench`, then `python benchmarks/manual_tables.py --write`."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--write", action="store_true", help="replace the tables in docs/speed.md")
+    options = parser.parse_args()
+    text = tables(options.results)
+    if not options.write:
+        print(text)
+        return
+    page = PAGE.read_text(encoding="utf-8")
+    if page.count(BEGIN) != 1 or page.count(END) != 1:
+        sys.exit(f"error: {PAGE}: write one line {BEGIN} and one line {END}")
+    before, rest = page.split(BEGIN)
+    write_file(PAGE, f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")
+
+
+def tables(results: Path) -> str:
+    """Markdown of all results that are there."""
+    parts = []
+    for name, make in (
+        ("end_to_end", _end_to_end),
+        ("update_kernel", _update_kernel),
+        ("waiting_rows", _waiting_rows),
+        ("step_breakdown", _step_breakdown),
+        ("growth", _growth),
+        ("communication", _communication),
+        ("bf16_auc", _bf16_auc),
+    ):
+        path = results / f"{name}.json"
+        if path.exists():
+            found = json.loads(path.read_text())
+            if not found["quick"]:
+                parts += [make(found), _measured_on(found["machine"])]
+    return "\n\n".join(parts) or NOTHING
+
+
+def _markdown(heads: list[str], rows: list[list[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _measured_on(machine: dict) -> str:
+    instructions = ", ".join(machine["bf16_instructions"]) or "no instructions for bf16"
+    return (
+        f"Measured at {machine['commit']} on {machine['cores']} cores: {machine['cpu']}, "
+        f"{instructions}."
+    )
+
+
+def _end_to_end(found: dict) -> str:
+    measured = found["floors"]
+    rows = [
+        [
+            f"{line.batch:,}",
+            line.trainer,
+            f"{line.speed:,.0f}",
+            speeds.cell(line.to_peer),
+            speeds.cell(line.bar, 1),
+            speeds.cell(line.to_floor),
+            speeds.cell(line.floor_to_peer),
+        ]
+        for line in speeds.lines(found["samples_per_second"], measured)
+    ]
+    heads = ["batch", "trainer", "samples/s", "/ SparseAdam", "bar", "/ MLP alone"]
+    mlp, flops = measured["mlp_samples_per_second"], measured["gemm_flops"]
+    floor = "; ".join(
+        f"{precision}: {' and '.join(f'{speed:,.0f}' for speed in mlp[precision].values())} "
+        f"samples/s, the bare products {flops[precision] / 1e9:,.0f} GFLOP/s"
+        for precision in floors.PRECISIONS
+    )
+    said = (
+        f"The MLP alone, forward and backward, in tiles of "
+        f"{' and '.join(map(str, floors.ROWS))} rows, {floor}; copying "
+        f"{measured['copy_bytes_per_second'] / 1e9:.0f} GB/s."
+    )
+    parts = [
+        "![Training speed](../benchmarks/results/end_to_end.png)",
+        said,
+        _markdown([*heads, "MLP alone / SparseAdam"], rows),
+    ]
+    if beside := "; ".join(speeds.all_beside_touched(found["samples_per_second"])):
+        parts.append(f"{beside[0].upper()}{beside[1:]}.")
+    if beside := "; ".join(speeds.beside_our_allocator(found["samples_per_second"])):
+        parts.append(
+            f"`rows: all` / SparseAdam with our allocator's setting, which sets no bar: {beside}."
+        )
+    return "\n\n".join(parts)
+
+
+def _update_kernel(found: dict) -> str:
+    rows = []
+    for batch, one in found["backward"].items():
+        ms = {name: 1e3 * seconds for name, seconds in one["seconds"].items()}
+        step = {
+            name: 1e3 * seconds
+            for name, seconds in found["all_rows"][batch]["seconds_per_step"].items()
+        }
+        rows.append(
+            [
+                f"{int(batch):,}",
+                f"{one['distinct_ids']:,}",
+                f"{ms['fbgemm']:.1f}",
+                f"{ms['stampede']:.1f}",
+                f"{ms['stampede'] / ms['fbgemm']:.2f}",
+                f"{ms['torch']:.1f}",
+                f"{step['touched']:.1f}",
+                f"{step['deferred']:.1f}",
+                f"{step['swept']:.1f}",
+            ]
+        )
+    heads = ["batch", "distinct ids", "FBGEMM", "ours", "ratio", "plain PyTorch"]
+    heads += ["`touched`", "`all`", "`all`, swept"]
+    said = (
+        "The update of the tables alone, milliseconds: the backward pass of a lookup beside "
+        "FBGEMM's fused Adagrad and plain PyTorch, `rows: touched`; then forward and backward of a "
+        "step with the last flush, for each `rows`, and `all` with a sweep in every step:"
+    )
+    return f"{said}\n\n{_markdown(heads, rows)}"
+
+
+def _waiting_rows(found: dict) -> str:
+    rows = [
+        [
+            f"{one['ids']:,}",
+            f"{one['batch']:,}",
+            f"{one['ids'] / one['distinct_ids']:.1f}",
+            *(f"{1e3 * one['seconds_per_step'][name]:.1f}" for name in ("waiting", "swept")),
+            one["chosen"],
+        ]
+        for one in found["points"]
+    ]
+    worst = max(map(waiting_rows.chosen_to_better, found["points"]))
+    said = (
+        "`rows: all`: rows that take their steps later beside a sweep of all rows in each step, "
+        "milliseconds of forward and backward of the tables with the last flush. What is chosen "
+        f"takes at most {worst:.2f} times as long as the better of the two:"
+    )
+    heads = ["ids", "batch", "ids / distinct ids", "waiting", "swept", "chosen"]
+    return f"{said}\n\n{_markdown(heads, rows)}"
+
+
+def _step_breakdown(found: dict) -> str:
+    parts = found["microseconds_per_sample"]
+    names = list(next(iter(parts.values())))
+    rows = [
+        [*_batch_and(name), *(f"{one[part]:.2f}" for part in names)] for name, one in parts.items()
+    ]
+    picture = "![A training step](../benchmarks/results/step_breakdown.png)"
+    table = _markdown(["batch", "", *names], rows)
+    return f"{picture}\n\nA step, microseconds a sample:\n\n{table}"
+
+
+def _batch_and(name: str) -> list[str]:
+    batch, computed = name.split(maxsplit=1)
+    return [f"{int(batch):,}", computed]
+
+
+def _growth(found: dict) -> str:
+    rows = [
+        [
+            f"{int(value):,} {GROWN.get(name, name)}",
+            f"{1e3 * one['seconds_per_step']:.0f}",
+            f"{one['samples_per_second']:,.0f}",
+            f"{one['table_bytes'] / 1e9:.2f}",
+            f"{one['peak_bytes'] / 1e9:.2f}",
+        ]
+        for name, points in found["growth"].items()
+        for value, one in points.items()
+    ]
+    said = (
+        f"Growth from batch {found['batch']:,}, {found['ids']:,} ids and {found['fields']} fields, "
+        "each by itself:"
+    )
+    heads = ["", "ms a step", "samples/s", "tables GB", "peak memory GB"]
+    each = f"Each further id adds {found['bytes_per_id']:.0f} bytes to the peak."
+    return f"{said}\n\n{_markdown(heads, rows)}\n\n{each}"
+
+
+def _communication(found: dict) -> str:
+    rows = []
+    for name, one in found["communication"].items():
+        world_size, plan, batch = name.split()
+        rows.append(
+            [
+                world_size,
+                plan,
+                f"{int(batch):,}",
+                f"{1e3 * one['seconds_per_step']:.0f}",
+                f"{one['waiting_share']:.0%}",
+                f"{one['exchange_share']:.0%}",
+                f"{sum(one['sent_bytes_per_step'].values()) / 1e6:.1f}",
+            ]
+        )
+    heads = ["processes", "plan", "batch", "ms a step", "waiting", "exchange", "MB a rank sends"]
+    said = (
+        "Several gloo processes of a thread each on these cores: how long a rank is blocked in "
+        "collectives, waiting for slower ranks included, and how long the same exchanges take by "
+        "themselves, as shares of the step:"
+    )
+    return f"{said}\n\n{_markdown(heads, rows)}"
+
+
+def _bf16_auc(found: dict) -> str:
+    rows = [
+        [
+            precision,
+            " ".join(f"{auc:.4f}" for auc in best),
+            f"{found['mean'][precision]:.4f}",
+            f"{found['standard_error'][precision]:.4f}",
+        ]
+        for precision, best in found["best_auc"].items()
+    ]
+    said = (
+        "Best test AUC on the Criteo sample, CowClip at batch 1024; bf16 - fp32 is "
+        f"{found['difference']:+.5f}, with a standard error of "
+        f"{found['standard_error_of_difference']:.5f} over the pairs of seeds:"
+    )
+    return f"{said}\n\n{_markdown(['', 'each seed', 'mean', 'standard error'], rows)}"
+
+
+if __name__ == "__main__":
+    main()

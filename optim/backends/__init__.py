@@ -1,0 +1,47 @@
+"""Which kernels look up and update an array of tables: PyTorch's, C++ or Triton's."""
+
+from __future__ import annotations
+
+import logging
+
+from stampede.optim import native
+from stampede.optim.backends.cpu import CpuBackend
+from stampede.optim.backends.torch import TorchBackend
+from stampede.optim.nonfinite import NonFiniteFlag
+from stampede.optim.table_array import TableArray
+
+_LOG = logging.getLogger("stampede.optim")
+
+
+def choose_backend(
+    array: TableArray,
+    *,
+    replays: bool = True,
+    defers: bool = False,
+    flag: NonFiniteFlag | None = None,
+) -> TorchBackend:
+    """Choose the kernels of an array, once, when it is sharded or first updated.
+
+    Args:
+        replays: whether steps of rows that are not in the batch may be taken by the kernels that
+            replay them; otherwise a sweep takes them.
+        defers: whether such rows may wait for their steps until they are looked up, so that
+            whoever reads the table must call `catch_up` or `flush` before.
+        flag: where updates are queued on a GPU, what forbids them.
+    """
+    if flag is not None:
+        from stampede.optim.backends.triton import TritonBackend
+
+        backend = TritonBackend(array, flag)
+    elif native.handles(array.weights):
+        backend = CpuBackend(array, replays=replays, defers=defers)
+    else:
+        backend = TorchBackend(array)
+    waits = backend.waiting is not None and backend.waiting.defers
+    _LOG.debug(
+        "%s: updated by %s%s",
+        ", ".join(shard.table for shard in array.shards),
+        backend.name,
+        "; rows that no batch holds take their steps later" if waits else "",
+    )
+    return backend

@@ -1,0 +1,157 @@
+"""Lookup and update of an array of float32 tables on a CPU, by the C++ kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stampede.optim import native
+from stampede.optim.backends.torch import ClippedRows, RowValues, TorchBackend
+from stampede.optim.lookup import Lookup
+from stampede.optim.rows import RowGradients
+from stampede.optim.rules import Adam, step_constants
+from stampede.optim.table_array import TableArray
+from stampede.optim.waiting_rows import WaitingRows, is_replayable, sweeps_all
+
+# Shapes and dtypes are those of the arguments in `optim/native`.
+_OPS = torch.ops.stampede
+
+
+class CpuBackend(TorchBackend):
+    """The C++ kernels; steps of rules other than Adam, and of rows that need others', in PyTorch.
+
+    Args:
+        array: its weights are such that `native.handles` is true.
+        replays, defers: see `choose_backend`.
+    """
+
+    name = "the C++ kernels"
+
+    def __init__(self, array: TableArray, *, replays: bool, defers: bool) -> None:
+        super().__init__(array)
+        settings = array.settings
+        if replays and is_replayable(settings):
+            self.waiting = _WaitingRows(array, defers)
+        is_still = type(settings.rule) is Adam and not settings.moves_untouched_rows
+        self._steps = self.waiting is not None or is_still
+        needs_sums = array.is_split or settings.clip.by_table or settings.needs_all_rows
+        self._steps_at_once = self._steps and not needs_sums
+        self.pools = True
+
+    def is_sound(self, lookup: Lookup) -> bool:
+        """Whether the bags of a lookup follow each other and each id is inside its table."""
+        return _OPS.is_sound(*_ids_of(lookup), lookup.rows)
+
+    def pool_(self, lookup: Lookup, output: Tensor) -> None:
+        """See `TorchBackend.pool_`; the bags are pooled, the columns of the output contiguous."""
+        weights = self.array.weights
+        _OPS.pool_rows_(weights, *_ids_of(lookup), lookup.mean, lookup.float_weights, output)
+
+    def sum_by_row(self, lookup: Lookup, grad: Tensor) -> RowGradients:
+        """See `TorchBackend.sum_by_row`."""
+        if grad.dtype != torch.float32:
+            return super().sum_by_row(lookup, grad)
+        return native.sum_by_row(lookup, grad, self.array.weights.shape[1])
+
+    def measure(self, batch: RowGradients) -> tuple[RowGradients, RowValues]:
+        """See `TorchBackend.measure`."""
+        if batch.grads.dtype != torch.float32:
+            return super().measure(batch)
+        array = self.array
+        grads, squares = _OPS.measure_rows(
+            array.weights, batch.rows, batch.grads, array.local_width, array.settings.l2
+        )
+        return self._measured(batch, grads, list(squares))
+
+    def can_step_at_once(self, batch: RowGradients) -> bool:
+        """Whether a row needs nothing but itself, and all gradients are finite.
+
+        Those that are not are left to the passes that tell which rows they are of.
+        """
+        array, grads = self.array, batch.grads
+        return (
+            self._steps_at_once
+            and grads.dtype == torch.float32
+            and grads.is_contiguous()
+            and _OPS.are_finite(array.weights, batch.rows, grads, array.settings.l2)
+        )
+
+    def step_at_once_(self, batch: RowGradients, lr: float, step: int) -> int:
+        """See `TorchBackend.step_at_once_`."""
+        array, settings = self.array, self.array.settings
+        by_row = settings.clip.by_row
+        constants, last = self._begin_step(lr, step)
+        clipped = _OPS.clip_and_step_rows_(
+            *array.adam_tensors(),
+            *batch,
+            array.local_width if by_row else 0,
+            *(settings.clip.row_bounds(array.width) if by_row else (0.0, 0.0)),
+            settings.l2,
+            constants,
+            *settings.rule.betas,
+            last,
+            step,
+        )
+        self._end_step(len(batch.rows))
+        return clipped
+
+    def step_(self, clipped: ClippedRows) -> None:
+        """See `TorchBackend.step_`."""
+        if not self._steps:
+            super().step_(clipped)
+            return
+        array, (batch, _, factor, lr, step, *_) = self.array, clipped
+        constants, last = self._begin_step(lr, step)
+        _OPS.adam_rows_(
+            *array.adam_tensors(),
+            batch.rows,
+            batch.grads,
+            factor,
+            array.local_width,
+            constants,
+            *array.settings.rule.betas,
+            last,
+            step,
+        )
+        self._end_step(len(batch.rows))
+
+    def _begin_step(self, lr: float, step: int) -> tuple[Tensor, Tensor | None]:
+        """The constants of a step, and which step each row is at where rows wait."""
+        if self.waiting is None:
+            settings = self.array.settings
+            constants = step_constants(settings.rule, lr, step, settings.weight_decay)
+            return torch.tensor([constants]), None
+        self.waiting.set_step(step - 1)
+        return self.waiting.begin_step(lr), self.waiting.last
+
+    def _end_step(self, touched: int) -> None:
+        if self.waiting is not None:
+            self.waiting.end_step(is_swept=sweeps_all(touched, len(self.array.weights)))
+
+
+class _WaitingRows(WaitingRows):
+    """Rows that wait, replayed by the C++ kernels."""
+
+    def __init__(self, array: TableArray, defers: bool) -> None:
+        super().__init__(array.settings, len(array.weights), array.weights.device, defers=defers)
+        self.array = array
+
+    def replay_range(self, first_row: int, stop_row: int) -> None:
+        with self.array.keeping_frozen_row():
+            _OPS.catch_up_range_(
+                *self.array.adam_tensors(), self.last, first_row, stop_row, *self._schedule()
+            )
+
+    def replay_lookup(self, lookup: Lookup) -> None:
+        with self.array.keeping_frozen_row():
+            _OPS.catch_up_lookup_(
+                *self.array.adam_tensors(), self.last, *_ids_of(lookup), *self._schedule()
+            )
+
+    def _schedule(self) -> tuple[Tensor, int, int, float, float, float]:
+        settings = self.array.settings
+        return self.steps, self.first, self.now, *settings.rule.betas, settings.l2
+
+
+def _ids_of(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
+    return lookup.indices, lookup.offsets, lookup.first_rows

@@ -1,0 +1,335 @@
+"""Lookup and update of an array of tables in plain PyTorch: every rule, dtype and device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from stampede.optim.lookup import Lookup
+from stampede.optim.rows import RowGradients, sum_by_row
+from stampede.optim.rules import Adam, RowGradientSquares, RowStep
+from stampede.optim.table_array import TableArray
+from stampede.optim.waiting_rows import WaitingRows
+
+# Elements of a table that are read or stepped at a time: 4 MB of each array stay in cache.
+BLOCK_ELEMENTS = 1 << 20
+
+
+@dataclass
+class RowValues:
+    """What a step must know of rows, as one matrix that can be summed over column shards.
+
+    Attributes:
+        matrix: `[3 + row states, n]`: squared norm of the gradient over the clipped columns and
+            over the others, squared norm of the weights over the clipped columns, row states.
+    """
+
+    matrix: Tensor
+
+    @property
+    def grad_squares(self) -> Tensor:
+        """`[n]`, clipped columns."""
+        return self.matrix[0]
+
+    @property
+    def rest_squares(self) -> Tensor:
+        """`[n]`, the other columns."""
+        return self.matrix[1]
+
+    @property
+    def weight_squares(self) -> Tensor:
+        """`[n]`, clipped columns."""
+        return self.matrix[2]
+
+    def states(self, array: TableArray) -> dict[str, Tensor]:
+        """Row states by name, views of the matrix."""
+        return dict(zip(array.row_state_names, self.matrix[3:], strict=True))
+
+    def after_clip(self, factor: Tensor | None, array: TableArray) -> RowGradientSquares:
+        """Squares of the gradients once the clipped columns were multiplied by `factor`."""
+        squares = self.grad_squares if factor is None else self.grad_squares * factor * factor
+        return RowGradientSquares(squares, self.rest_squares, array.width, array.local_width)
+
+    def __getitem__(self, part: slice | Tensor) -> RowValues:
+        return RowValues(self.matrix[:, part])
+
+
+class ClippedRows(NamedTuple):
+    """The rows of a batch that are to take a step.
+
+    Attributes:
+        batch: of `TorchBackend.measure`; its gradients are written over.
+        values: of the batch's rows, over all their columns.
+        factor: `[n]` what the clipped columns of the batch's rows are multiplied by; None for 1.
+        everything: values of all rows; None where the rule and the clip need none.
+        swept_factor: `[rows]` the factor of rows that are not in the batch; None for 1.
+    """
+
+    batch: RowGradients
+    values: RowValues
+    factor: Tensor | None
+    lr: float
+    step: int
+    everything: RowValues | None
+    swept_factor: Tensor | None
+
+
+class TorchBackend:
+    """The kernels of one array in plain PyTorch; the base of those in C++ and Triton.
+
+    Attributes:
+        array: the tables.
+        waiting: where rows that are not in the batch take their steps later; None where a sweep
+            takes them in each step.
+        pools: whether `pool_` is to be used where FBGEMM's lookup could be.
+        needs_checked_ids: whether ids must be inside their tables before `catch_up`.
+    """
+
+    name = "plain PyTorch"
+    needs_checked_ids = False
+
+    def __init__(self, array: TableArray) -> None:
+        self.array = array
+        self.waiting: WaitingRows | None = None
+        # FBGEMM's lookup knows no bf16 on a CPU.
+        self.pools = array.weights.dtype == torch.bfloat16
+
+    def is_sound(self, lookup: Lookup) -> bool:
+        """Whether bags and ids of a lookup are known to be right; False leaves it to FBGEMM."""
+        return True
+
+    def pool_(self, lookup: Lookup, output: Tensor) -> None:
+        """Write a lookup's output, `[batch, features * dim]` or, not pooled, `[ids, dim]`."""
+        lengths, weights = lookup.offsets.diff(), lookup.per_sample_weights
+        starts = lookup.first_rows.repeat_interleave(lookup.batch).repeat_interleave(lengths)
+        values = self.array.weights[lookup.indices + starts].float()
+        if lookup.pooled:
+            if weights is not None:
+                values = values * weights[:, None]
+            values = torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True)
+            if lookup.mean:
+                values = values / lengths.clamp_min(1)[:, None]
+            values = values.view(lookup.features, lookup.batch, -1).transpose(0, 1)
+        output.copy_(values.reshape(output.shape))
+
+    def sum_by_row(self, lookup: Lookup, grad: Tensor) -> RowGradients:
+        """Sum the gradient of a lookup's output by row."""
+        rows, source, share = _by_occurrence(lookup)
+        if not lookup.pooled:
+            return sum_by_row(rows, grad)
+        factors = lookup.float_weights
+        if lookup.mean:
+            factors = share if factors is None else share * factors
+        return sum_by_row(rows, _of_bags(lookup, grad), source, factors)
+
+    def gradient_of_weights(self, lookup: Lookup, grad: Tensor) -> Tensor:
+        """`[ids]` float32: the gradient of the per-sample weights of a pooled lookup."""
+        rows, source, share = _by_occurrence(lookup)
+        products = self.array.weights[rows].float() * _of_bags(lookup, grad)[source].float()
+        found = products.sum(1)
+        return found * share if lookup.mean else found
+
+    def measure(self, batch: RowGradients) -> tuple[RowGradients, RowValues]:
+        """Gradients of the batch's rows with their L2 term, in a new tensor, and their values."""
+        clipped = self.array.local_width
+        weights = self.array.taken(batch.rows)
+        grads = torch.add(
+            batch.grads.to(weights.dtype), weights, alpha=2.0 * self.array.settings.l2
+        )
+        parts = (grads[:, :clipped], grads[:, clipped:], weights[:, :clipped])
+        return self._measured(batch, grads, [_squares(part) for part in parts])
+
+    def _measured(
+        self, batch: RowGradients, grads: Tensor, squares: list[Tensor]
+    ) -> tuple[RowGradients, RowValues]:
+        values = RowValues(torch.stack([*squares, *_owned_states(self.array, batch.rows)]))
+        return batch._replace(grads=grads), values
+
+    def measure_all(self) -> RowValues:
+        """Values of every row as if it had no gradient but the L2 term; none of the frozen one."""
+        array, weights = self.array, self.array.weights
+        clipped = array.local_width
+        matrix = torch.empty(
+            3 + len(array.row_state_names),
+            len(weights),
+            dtype=torch.promote_types(weights.dtype, torch.float32),
+            device=weights.device,
+        )
+        block = max(1, BLOCK_ELEMENTS // weights.shape[1])
+        for first in range(0, len(weights), block):
+            part = weights[first : first + block].to(matrix.dtype)
+            matrix[1, first : first + block] = _squares(part[:, clipped:])
+            matrix[2, first : first + block] = _squares(part[:, :clipped])
+        decay = (2.0 * array.settings.l2) ** 2
+        matrix[0] = matrix[2] * decay
+        matrix[1] *= decay
+        for row, state in zip(matrix[3:], _owned_states(array, slice(None)), strict=True):
+            row.copy_(state)
+        if array.frozen_row is not None:
+            matrix[:3, array.frozen_row] = 0.0
+        return RowValues(matrix)
+
+    def can_step_at_once(self, batch: RowGradients) -> bool:
+        """Whether `step_at_once_` does all of an update; it is not asked for sums first."""
+        return False
+
+    def step_at_once_(self, batch: RowGradients, lr: float, step: int) -> int:
+        """L2, clip and step of the batch's rows; returns how many were clipped."""
+        raise NotImplementedError
+
+    def step_(self, clipped: ClippedRows) -> None:
+        """Step all rows: take the batch's out, step them, sweep all, and put the batch's back."""
+        array, settings = self.array, self.array.settings
+        (rows, grads, _), values, factor, lr, step, everything, swept_factor = clipped
+        if factor is not None:
+            grads[:, : array.local_width].mul_(factor[:, None])
+        weights = array.taken(rows)
+        states = {name: array.states[name][rows] for name in array.element_state_names}
+        states |= values.states(array)
+        if settings.weight_decay:
+            weights.mul_(1.0 - lr * settings.weight_decay)
+        squares = values.after_clip(factor, array)
+        settings.rule.step_(RowStep(weights, grads, states, squares, lr, step))
+        if settings.moves_untouched_rows:
+            # As if none were in the batch.
+            with array.keeping_frozen_row():
+                _sweep_(array, everything, swept_factor, lr, step)
+        array.weights.index_copy_(0, rows, array.rounded(weights, rows, step))
+        for name, state in states.items():
+            array.states[name].index_copy_(0, rows, state)
+
+    def catch_up(self, lookup: Lookup, step: int) -> None:
+        """Bring the rows of a lookup to `step`, the newest one of the array."""
+        if self.waiting is not None:
+            self.waiting.set_step(step)
+            self.waiting.catch_up(lookup)
+
+    def flush(self) -> None:
+        """Bring all rows up to date."""
+        if self.waiting is not None:
+            self.waiting.flush()
+
+    def rewind(self, step: int) -> None:
+        """The steps after `step` were queued but not taken."""
+        if self.waiting is not None:
+            self.waiting.rewind(step)
+
+
+@dataclass
+class PendingUpdate:
+    """One array's share in a step.
+
+    Attributes:
+        batch: summed gradients of the batch's rows, of the mean loss over the global batch; its
+            rows count from the start of the array.
+        step: its number, counted from 1.
+        swept_decay_factor: `[shards]` what the L2 term of rows that are not in the batch is
+            multiplied by, besides the clip; None for 1.
+    """
+
+    backend: TorchBackend
+    batch: RowGradients
+    lr: float
+    step: int
+    swept_decay_factor: Tensor | None = None
+
+    @property
+    def array(self) -> TableArray:
+        """What is updated."""
+        return self.backend.array
+
+    def bounds(self) -> list[int]:
+        """Where each shard's rows begin among those of the batch, and one past the last."""
+        return self.array.bounds_of(self.batch.rows)
+
+
+def _of_bags(lookup: Lookup, grad: Tensor) -> Tensor:
+    """`[batch * features, dim]` of `[batch, features * dim]`."""
+    return grad.reshape(lookup.batch * lookup.features, grad.shape[1] // lookup.features)
+
+
+def _by_occurrence(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
+    """For each id of a lookup its row, its bag in `_of_bags`, and its share of a mean."""
+    bags, features, batch = lookup.features * lookup.batch, lookup.features, lookup.batch
+    lengths = lookup.offsets.diff()
+    bag = torch.arange(bags, device=lengths.device)
+    bag = torch.repeat_interleave(bag, lengths, output_size=lookup.occurrences)
+    feature = bag // batch
+    rows = lookup.indices.to(torch.int64) + lookup.first_rows[feature]
+    source = (bag - feature * batch) * features + feature
+    return rows, source, lengths.float().reciprocal()[bag]
+
+
+def _owned_states(array: TableArray, rows: Tensor | slice) -> list[Tensor]:
+    """Row states, zero where another column shard's are the ones that count."""
+    # Column shards of one array begin at one column, see `CowClipTables.adopt`.
+    states = [array.states[name][rows] for name in array.row_state_names]
+    if array.shards[0].column_offset:
+        return [torch.zeros_like(state) for state in states]
+    return states
+
+
+def _squares(values: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(values, dim=1).square_()
+
+
+def _sweep_(
+    array: TableArray, values: RowValues | None, factor: Tensor | None, lr: float, step: int
+) -> None:
+    """One step of every row as if it were not in the batch; arguments as for `step_`."""
+    settings = array.settings
+    element_wise = type(settings.rule) is Adam and factor is None and not array.is_rounded()
+    # The fused kernel would take the L2 term of weights that have decayed already.
+    if element_wise and not (settings.l2 and settings.weight_decay):
+        _sweep_elements(array, settings.rule, lr, step)
+        return
+    block = max(1, BLOCK_ELEMENTS // array.weights.shape[1])
+    for first in range(0, len(array.weights), block):
+        rows = slice(first, first + block)
+        part = None if values is None else values[rows]
+        _sweep_rows(array, rows, part, None if factor is None else factor[rows], lr, step)
+
+
+def _sweep_elements(array: TableArray, rule: Adam, lr: float, step: int) -> None:
+    """Adam's step where it is the same for every element: one fused pass, whatever the rows."""
+    settings = array.settings
+    weights, exp_avgs, exp_avg_sqs = (
+        whole.view(-1).split(BLOCK_ELEMENTS) for whole in array.adam_tensors()
+    )
+    if settings.weight_decay:
+        array.weights.mul_(1.0 - lr * settings.weight_decay)
+    zero = torch.zeros_like(weights[0])
+    zeros = [zero[: len(part)] for part in weights]
+    rule.update_(weights, zeros, exp_avgs, exp_avg_sqs, lr, step, l2=settings.l2)
+
+
+def _sweep_rows(
+    array: TableArray,
+    rows: slice,
+    values: RowValues | None,
+    factor: Tensor | None,
+    lr: float,
+    step: int,
+) -> None:
+    settings = array.settings
+    stored = array.weights[rows]
+    weights = stored.float() if array.is_rounded() else stored
+    grads = weights * (2.0 * settings.l2)
+    if factor is not None:
+        grads[:, : array.local_width].mul_(factor[:, None])
+    states = {name: array.states[name][rows] for name in array.element_state_names}
+    squares = None
+    if array.row_state_names:
+        states |= values.states(array)
+        squares = values.after_clip(factor, array)
+    if settings.weight_decay:
+        weights.mul_(1.0 - lr * settings.weight_decay)
+    settings.rule.step_(RowStep(weights, grads, states, squares, lr, step))
+    for name in array.row_state_names:
+        array.states[name][rows] = states[name]
+    if array.is_rounded():
+        ids = torch.arange(rows.start, rows.start + len(weights), device=weights.device)
+        stored.copy_(array.rounded(weights, ids, step))

@@ -1,0 +1,158 @@
+"""Update of an array of tables on a GPU by the Triton kernels, queued without waiting for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stampede.optim.backends.torch import ClippedRows, TorchBackend
+from stampede.optim.lookup import Lookup, SortedRuns
+from stampede.optim.nonfinite import LATE, NonFiniteFlag
+from stampede.optim.rules import Adam, step_constants
+from stampede.optim.table_array import TableArray
+from stampede.optim.triton import MAX_COLUMNS
+from stampede.optim.triton.steps import catch_up_range_, catch_up_rows_, update_rows_
+from stampede.optim.triton.sum_runs import RowSums, sum_runs
+from stampede.optim.waiting_rows import WaitingRows, is_replayable
+
+
+def why_not(array: TableArray) -> str | None:
+    """Why the kernels cannot update an array, or None if they can."""
+    settings, dim = array.settings, array.weights.shape[1]
+    if type(settings.rule) is not Adam:
+        return f"the rule is {type(settings.rule).__name__}, not Adam"
+    if settings.clip.by_table:
+        return f"granularity {settings.clip.granularity!r} needs sums over whole tables"
+    if settings.on_nonfinite != "error":
+        return f"on_nonfinite is {settings.on_nonfinite!r}"
+    if array.frozen_row is not None:
+        return "a row is frozen"
+    if array.weights.dtype != torch.float32:
+        return f"the weights are {array.weights.dtype}, not float32"
+    if dim % 4 or not 4 <= dim <= MAX_COLUMNS:
+        return f"{dim} columns are no multiple of 4 up to {MAX_COLUMNS}"
+    if settings.clip.by_row and array.width != array.local_width:
+        return "their columns are split, so that norms need sums over ranks"
+    if settings.moves_untouched_rows and not is_replayable(settings):
+        return "rows that no sample has move in a way that cannot be replayed"
+    return None
+
+
+class TritonBackend(TorchBackend):
+    """A step is queued in two halves, so that of several arrays all change or none.
+
+    A step that cannot be queued, of several lookups, is taken in PyTorch.
+
+    Args:
+        array: `why_not` is None for it.
+        flag: unless it is 0 the kernels write nothing.
+    """
+
+    name = "the Triton kernels"
+
+    def __init__(self, array: TableArray, flag: NonFiniteFlag) -> None:
+        super().__init__(array)
+        self._flag = flag.tensor
+        if is_replayable(array.settings):
+            self.waiting = _WaitingRows(array, flag)
+        self.needs_checked_ids = self.waiting is not None
+
+    @torch.no_grad()
+    def measure_queued(self, lookup: Lookup, grad: Tensor) -> tuple[SortedRuns, RowSums]:
+        """First half: gradients and squared norms of the batch's rows.
+
+        The number of rows whose gradient is not finite is added to the flag.
+        """
+        array = self.array
+        sums = sum_runs(
+            lookup.runs,
+            # Arrays of other widths lie beside this one in a pooled output.
+            grad.contiguous().view(-1, array.weights.shape[1]),
+            array.weights,
+            clipped=array.local_width,
+            l2=array.settings.l2,
+            nonfinite=self._flag,
+        )
+        return lookup.runs, sums
+
+    @torch.no_grad()
+    def step_queued_(
+        self,
+        measured: tuple[SortedRuns, RowSums] | None,
+        lr: float,
+        step: int,
+        row_counts: Tensor,
+    ) -> None:
+        """Second half: clip and step the batch's rows, and others as far as it is their turn.
+
+        Args:
+            measured: of `measure_queued`; None for a batch without ids.
+            row_counts: `[2]` or more, int64, on the device; touched and clipped rows are added.
+        """
+        array, settings, waiting = self.array, self.array.settings, self.waiting
+        if waiting is not None:
+            waiting.set_step(step - 1)
+            waiting.begin_step(lr)
+        if measured is not None:
+            update_rows_(
+                *array.adam_tensors(),
+                *measured,
+                clip=settings.clip,
+                width=array.width,
+                clipped=array.local_width,
+                betas=settings.rule.betas,
+                constants=step_constants(settings.rule, lr, step, settings.weight_decay),
+                nonfinite=self._flag,
+                row_counts=row_counts if array.counts_rows else None,
+                last=None if waiting is None else waiting.last,
+                step=step,
+            )
+        if waiting is not None:
+            # How many rows the batch holds is known on the device only.
+            waiting.end_step(is_swept=False)
+
+    def step_(self, clipped: ClippedRows) -> None:
+        """See `TorchBackend.step_`."""
+        if self.waiting is not None:
+            self.waiting.set_step(clipped.step - 1)
+            self.waiting.flush()
+        super().step_(clipped)
+        if self.waiting is not None:
+            self.waiting.all_are_at(clipped.step)
+
+
+class _WaitingRows(WaitingRows):
+    """Rows that wait, replayed by the Triton kernels unless the flag is set."""
+
+    def __init__(self, array: TableArray, flag: NonFiniteFlag) -> None:
+        # Until it is known that a step was not taken, others have begun.
+        weights = array.weights
+        super().__init__(
+            array.settings, len(weights), weights.device, defers=True, known_late=LATE + 1
+        )
+        self.array = array
+        self._flag = flag.tensor
+
+    def replay_range(self, first_row: int, stop_row: int) -> None:
+        catch_up_range_(
+            *self.array.adam_tensors(), self.last, first_row, stop_row, **self._schedule()
+        )
+
+    def replay_lookup(self, lookup: Lookup) -> None:
+        runs = lookup.runs
+        catch_up_rows_(
+            *self.array.adam_tensors(), self.last, runs.rows, runs.count, **self._schedule()
+        )
+
+    def _schedule(self) -> dict[str, Any]:
+        settings = self.array.settings
+        return {
+            "steps": self.steps,
+            "first_step": self.first,
+            "now": self.now,
+            "betas": settings.rule.betas,
+            "l2": settings.l2,
+            "nonfinite": self._flag,
+        }

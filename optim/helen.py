@@ -1,0 +1,400 @@
+"""Helen in plain PyTorch: sharpness-aware training, each id perturbed by how frequent it is.
+
+Source: "Helen: Optimizing CTR Prediction Models with Frequency-wise Hessian Eigenvalue
+Regularization" (arXiv 2403.00798) and the authors' code, NUS-HPC-AI-Lab/Helen, called the
+repository. Every step takes two gradients of one batch: the first moves the tables to where the
+loss is higher, the second, taken there, updates the weights from where they stood before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from stampede.optim.backends import choose_backend
+from stampede.optim.backends.torch import PendingUpdate
+from stampede.optim.perturbation import HelenSettings, check_at_least_0, perturbation
+from stampede.optim.row_gradients import follow, ids_behind, padding_of, row_gradients
+from stampede.optim.rows import RowGradients
+from stampede.optim.settings import UpdateSettings
+from stampede.optim.table_array import TableArray, TableShard, state_dtype
+from stampede.optim.update import update_
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Helen(torch.optim.Optimizer):
+    """Adam with Helen's perturbation, in plain PyTorch.
+
+    In TorchRec, name it in `apply_optimizer_in_backward` and pass `cowclip_sharders()`: every
+    second backward pass updates the tables, see `stampede.optim.sharded.helen`.
+
+    In plain PyTorch every param group has a `kind`:
+
+    - `embedding`: tables of `nn.Embedding(sparse=True)` or `nn.EmbeddingBag(sparse=True)`, whose
+      uncoalesced gradient has one entry per occurrence of an id and so carries the counts; several
+      lookups add up. They are perturbed, and updated with the second gradient.
+    - `dense`: everything else, with the first-order (dim 1) tables, which the repository treats
+      so; these may be sparse. With `net_pert=False` they stay in place and are updated with the
+      *first* gradient; with True they move by `rho * g / norm` and take the second.
+
+    Create the optimizer before the first lookup, as `CowClipOptimizer`. Rows of a module's
+    `padding_idx` are never changed.
+
+    Args:
+        params: groups, each with `params` and `kind`; any setting below may be given per group.
+        lr: learning rate.
+        rho, bound, betas, eps, weight_decay, rows, l2: see `HelenSettings`.
+        net_pert: whether dense parameters are perturbed. The repository's configuration says
+            False, its README and the default of its class True.
+        kind: of groups that do not say.
+        columns: for sharded tables, see `HelenSettings`.
+        dense_norm: the norm that `net_pert` divides by. `all`: of all gradients together, tables
+            included. `last_table`: of the last table's gradient, which is what the repository
+            does, because its loop over the tables reuses the variable.
+
+    Raises:
+        ValueError: a setting is out of range.
+
+    Example::
+
+        table, top = nn.Embedding(1000, 16, sparse=True), nn.Linear(16, 1)
+        optimizer = Helen([
+            {"params": table.parameters(), "kind": "embedding"},
+            {"params": top.parameters(), "kind": "dense"},
+        ])
+        def closure():
+            loss = top(table(ids)).square().mean()
+            loss.backward()
+            return loss
+        optimizer.zero_grad()
+        optimizer.step(closure)
+    """
+
+    def __init__(
+        self,
+        params: Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        rho: float = 0.05,
+        bound: float = 0.3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        rows: Literal["all", "touched"] = "all",
+        l2: float = 0.0,
+        net_pert: bool = False,
+        dense_norm: Literal["all", "last_table"] = "all",
+        columns: int | None = None,
+        kind: Literal["embedding", "dense"] = "embedding",
+    ) -> None:
+        settings = HelenSettings(rho, bound, tuple(betas), eps, weight_decay, rows, l2, columns)
+        defaults = {"lr": lr, "net_pert": net_pert, "dense_norm": dense_norm, "kind": kind}
+        self._first: dict[Tensor, _First] | None = None
+        super().__init__(params, defaults | vars(settings))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._first = None
+        for _, param in self._all():
+            follow(param)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, checking its settings as the constructor does."""
+        _check_group({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+        for param in self.param_groups[-1]["params"]:
+            # Tables of TorchRec are on `meta` at first, and their modules are replaced.
+            if not param.is_meta:
+                follow(param)
+
+    @classmethod
+    def table_settings(cls, arguments: dict[str, Any]) -> tuple[HelenSettings, float]:
+        """Settings and learning rate of a sharded table given these keyword arguments.
+
+        Raises:
+            ValueError, TypeError: as the constructor, or they have no meaning for a table.
+        """
+        (group,) = cls([torch.zeros(1, 1)], **arguments).param_groups
+        if group["net_pert"] or group["kind"] == "dense":
+            raise ValueError(
+                "Helen: net_pert and kind='dense' concern dense layers, which sharded tables do "
+                "not see; leave them out"
+            )
+        return _settings_of(group), float(group["lr"])
+
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:
+        """One step; unlike the repository's, it has both gradients computed.
+
+        Args:
+            closure: computes the loss of the batch and its gradients; called twice. Gradients are
+                cleared before the second call.
+
+        Returns:
+            The loss of the first call: of the weights before this step.
+        """
+        if closure is None:
+            raise ValueError("Helen: step needs a closure; without, use first_step, second_step")
+        with torch.enable_grad():
+            loss = closure()
+        self.first_step()
+        try:
+            with torch.enable_grad():
+                closure()
+            self.second_step()
+        finally:
+            self.restore()
+        return loss
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        """Perturb with the gradients at hand, remember what was there, clear the gradients.
+
+        Raises:
+            RuntimeError: the previous first step has not been followed by a second.
+            ValueError: a table's gradient does not tell how often each id occurred.
+        """
+        if self._first is not None:
+            raise RuntimeError("Helen: first_step was called twice; call second_step in between")
+        groups = {param: group for group, param in self._all() if param.grad is not None}
+        batches = {param: _gradient(param, group) for param, group in groups.items()}
+        slopes = {
+            param: _with_l2(_as_table(param), batch, groups[param]["l2"])
+            for param, batch in batches.items()
+        }
+        norms = {
+            param: _gradient_norm(param, slope, _settings_of(groups[param]))
+            for param, slope in slopes.items()
+        }
+        together = _dense_norms(norms, groups)
+        self._first = {}
+        for param, slope in slopes.items():
+            group = groups[param]
+            if group["kind"] == "dense" and not group["net_pert"]:
+                self._first[param] = _First(batches[param])
+                continue
+            norm, bound = norms[param], group["bound"]
+            if group["kind"] == "dense":
+                norm, bound = together[group["dense_norm"]].to(param.device), 1.0
+            self._first[param] = _move_(_as_table(param), slope, norm, bound, _settings_of(group))
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        """Undo the perturbation and update with the gradients at hand.
+
+        Raises:
+            RuntimeError: there was no first step.
+            ValueError: as in `first_step`.
+            NonFiniteGradientError: a table's gradient is not finite; no weight was changed.
+        """
+        if self._first is None:
+            raise RuntimeError("Helen: second_step without first_step")
+        first = self._first
+        groups = {param: group for group, param in self._all()}
+        batches, moved = {}, {}
+        for param, group in groups.items():
+            batch = first[param].batch if param in first else None
+            if batch is None and param.grad is not None:
+                batch = _gradient(param, group)
+            if batch is not None:
+                batches[param] = batch
+                if group["l2"] and param in first and first[param].rows is not None:
+                    moved[param] = _as_table(param)[batch.rows]
+        self.restore()
+        # The update adds the L2 term of the weights; it belongs to where they had been moved.
+        for param, weights in moved.items():
+            weights -= _as_table(param)[batches[param].rows]
+            batches[param].grads.add_(weights, alpha=2.0 * groups[param]["l2"])
+        updates = []
+        for position, (param, group) in enumerate(groups.items()):
+            if param in batches:
+                array = self._array(str(position), param, group)
+                step, left = int(self.state[param]["step"]) + 1, first.get(param, _First())
+                # Rows that are not in the batch may have been perturbed: a sweep steps them.
+                backend = choose_backend(array, replays=False)
+                updates.append(
+                    PendingUpdate(
+                        backend, batches[param], float(group["lr"]), step, left.decay_factor
+                    )
+                )
+        _update_all_(updates, [groups[param]["kind"] == "dense" for param in batches])
+        for param in batches:
+            self.state[param]["step"] += 1
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Undo `first_step`, bit for bit; without one, do nothing."""
+        for param, first in (self._first or {}).items():
+            if first.rows is not None:
+                _as_table(param).index_copy_(0, first.rows, first.weights)
+        self._first = None
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state; unlike torch, moments of fp16 and bf16 weights stay float32."""
+        super().load_state_dict(state_dict)
+        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
+        for (_, param), index in zip(self._all(), saved, strict=True):
+            for name in _MOMENTS:
+                if name in state_dict["state"].get(index, {}):
+                    value = state_dict["state"][index][name]
+                    self.state[param][name] = value.to(param.device, state_dtype(param))
+
+    def _all(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
+        return ((group, param) for group in self.param_groups for param in group["params"])
+
+    def _array(self, name: str, param: Tensor, group: dict[str, Any]) -> TableArray:
+        """A parameter with its state, which is made at the first step."""
+        state, table = self.state[param], _as_table(param)
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            for moment in _MOMENTS:
+                state[moment] = torch.zeros_like(param, dtype=state_dtype(param))
+        moments = {moment: _as_table(state[moment]) for moment in _MOMENTS}
+        settings, dim = _settings_of(group).second_pass(), table.shape[1]
+        shards, frozen = (TableShard(name, len(table)),), padding_of(param)
+        return TableArray(shards, table, moments, dim, dim, settings, frozen_row=frozen)
+
+
+def _settings_of(group: dict[str, Any]) -> HelenSettings:
+    """The checked settings of a param group."""
+    names = HelenSettings.__dataclass_fields__
+    return HelenSettings(**{name: group[name] for name in names} | {"betas": tuple(group["betas"])})
+
+
+def _check_group(group: dict[str, Any]) -> None:
+    """Raise ValueError if a setting is missing or out of range."""
+    _settings_of(group)
+    check_at_least_0("lr", group["lr"])
+    choices = {
+        "kind": ("embedding", "dense"),
+        "net_pert": (False, True),
+        "dense_norm": ("all", "last_table"),
+    }
+    for name, (one, other) in choices.items():
+        if group.get(name) not in (one, other):
+            raise ValueError(
+                f"Helen: {name} of a param group is {group.get(name)!r}; write {one!r} or {other!r}"
+            )
+
+
+@dataclass
+class _First:
+    """What the first pass leaves of one parameter for the second.
+
+    Attributes:
+        batch: the gradient to update with, if that is the first pass's.
+        rows: `[n]` rows that moved, or None if none did.
+        weights: `[n, dim]` where they were.
+        decay_factor: see `HelenSettings.swept_decay_factor`. The perturbation of rows outside the
+            batch is not carried out: no lookup reads them.
+    """
+
+    batch: RowGradients | None = None
+    rows: Tensor | None = None
+    weights: Tensor | None = None
+    decay_factor: Tensor | None = None
+
+
+def _as_table(array: Tensor) -> Tensor:
+    """A parameter of any shape as `[rows, dim]`, sharing its memory."""
+    return array.view(len(array), -1) if array.dim() else array.view(1, 1)
+
+
+def _gradient(param: Tensor, group: dict[str, Any]) -> RowGradients:
+    """The gradient without the L2 term and without the row that never changes.
+
+    That of a table must tell how often each id occurred. Of a dense parameter, every row counts as
+    seen once.
+    """
+    counted, settings = group["kind"] == "embedding", _settings_of(group)
+    grad, name = param.grad, f"the gradient of a parameter of shape {tuple(param.shape)}"
+    if grad.layout == torch.strided:
+        if counted:
+            raise ValueError(
+                f"Helen: {name} is dense and does not tell how often each id occurred; build the "
+                "table with sparse=True, or put the parameter into a group of kind 'dense'"
+            )
+        table = _as_table(param)
+        rows = torch.arange(len(table), device=grad.device)
+        # A copy, because the second backward may write over the first one's gradient.
+        batch = RowGradients(rows, grad.reshape(table.shape).clone(), torch.ones_like(rows))
+    else:
+        if counted and ids_behind(param) is None:
+            raise ValueError(
+                f"Helen: {name} is coalesced, so the counts of its ids are lost; usual causes are "
+                "grad.coalesce(), DistributedDataParallel and the unscaling of a GradScaler"
+            )
+        # With thresholds for each row the counts are read.
+        batch = row_gradients(param, UpdateSettings() if counted else settings.second_pass(), None)
+    frozen = padding_of(param)
+    return batch if frozen is None else batch.where(batch.rows != frozen)
+
+
+def _with_l2(table: Tensor, batch: RowGradients, l2: float) -> RowGradients:
+    """The gradient with its L2 term."""
+    if not l2:
+        return batch
+    return batch._replace(grads=torch.add(batch.grads, table[batch.rows], alpha=2.0 * l2))
+
+
+def _gradient_norm(param: Tensor, batch: RowGradients, settings: HelenSettings) -> Tensor:
+    """Norm of the gradient of the whole table, with the L2 term of rows outside the batch."""
+    table, frozen_row = _as_table(param), padding_of(param)
+    norm = torch.linalg.vector_norm(batch.grads)
+    if settings.l2 == 0.0 or settings.rows == "touched" or len(batch.rows) == len(table):
+        return norm
+    inside = table[batch.rows].square().sum()
+    if frozen_row is not None:
+        inside = inside + table[frozen_row].square().sum()
+    outside = (table.square().sum() - inside).clamp(min=0.0)
+    return torch.sqrt(norm.square() + outside * (2.0 * settings.l2) ** 2)
+
+
+def _dense_norms(
+    norms: dict[Tensor, Tensor], groups: dict[Tensor, dict[str, Any]]
+) -> dict[str, Tensor]:
+    """The norms that a dense parameter's perturbation may be divided by, see `Helen`."""
+    if not norms:
+        return {}
+    device = next(iter(norms)).device
+    total = torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms.values()]))
+    tables = [norms[param] for param in norms if groups[param]["kind"] == "embedding"]
+    return {"all": total, "last_table": tables[-1] if tables else total}
+
+
+def _move_(
+    table: Tensor, batch: RowGradients, norm: Tensor, bound: float, settings: HelenSettings
+) -> _First:
+    """Perturb the rows of the batch, in place; their gradients have their L2 term."""
+    weights = table[batch.rows]
+    if len(batch.rows):
+        max_count = batch.counts.max()
+        moved = perturbation(batch.grads, batch.counts, norm, max_count, settings.rho, bound)
+        table.index_copy_(0, batch.rows, (weights + moved).to(table.dtype))
+    return _First(None, batch.rows, weights, settings.swept_decay_factor(norm[None], bound))
+
+
+def _update_all_(updates: Sequence[PendingUpdate], dense: Sequence[bool]) -> None:
+    """Take the steps, in place; a gradient that is refused changes nothing on its device.
+
+    Args:
+        dense: of each, whether it is not a table but a dense parameter.
+    """
+    by_device: dict[torch.device, list[PendingUpdate]] = {}
+    whole = []
+    for update, is_dense in zip(updates, dense, strict=True):
+        array = update.array
+        if is_dense and len(update.batch.rows) == len(array.weights) and not array.is_rounded():
+            whole.append(update)
+        else:
+            by_device.setdefault(array.weights.device, []).append(update)
+    for tables in by_device.values():
+        update_(tables)
+    for update in whole:
+        array, settings = update.array, update.array.settings
+        tensors = (array.weights, update.batch.grads, *array.states.values())
+        settings.rule.update_(*([t] for t in tensors), update.lr, update.step, l2=settings.l2)

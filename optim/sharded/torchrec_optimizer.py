@@ -1,0 +1,314 @@
+"""Fused and data-parallel tables as TorchRec knows them: optimizer, kernel, lookup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardedTensorMetadata
+from torch.distributed._shard.sharded_tensor.metadata import TensorProperties
+from torch.distributed._shard.sharding_spec import ShardMetadata
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed import embedding as torchrec_sequence
+from torchrec.distributed import embeddingbag as torchrec_pooled
+from torchrec.distributed.batched_embedding_kernel import (
+    BatchedDenseEmbedding,
+    BatchedDenseEmbeddingBag,
+    EmbeddingFusedOptimizer,
+)
+from torchrec.distributed.composable.table_batched_embedding_slice import (
+    TableBatchedEmbeddingSlice,
+)
+from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, ShardedEmbeddingTable
+from torchrec.modules.embedding_configs import data_type_to_sparse_type
+from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from stampede.optim.settings import UpdateSettings
+from stampede.optim.sharded.tables import CowClipTables
+from stampede.optim.table_array import TableShard
+
+
+class _UpToDate:
+    """Whoever asks for the state finds all steps taken."""
+
+    _tables: CowClipTables
+
+    @property
+    def state(self) -> Mapping[Any, Any]:
+        """By parameter, see `FusedOptimizer`."""
+        self._tables.flush()
+        return self._state
+
+    @state.setter
+    def state(self, state: Mapping[Any, Any]) -> None:
+        self._state = state
+
+
+class CowClipFusedOptimizer(_UpToDate, EmbeddingFusedOptimizer):
+    """The optimizer of sharded tables.
+
+    States shaped like the table are sharded like it. States with one value a row are sharded by
+    rows, each row once, also where the table is split by columns. The step counter,
+    `<table>.step`, is one number. So a checkpoint can be read under another sharding plan.
+    """
+
+    def __init__(
+        self,
+        config: GroupedEmbeddingConfig,
+        tables: CowClipTables,
+        pg: dist.ProcessGroup | None = None,
+    ) -> None:
+        self._tables = tables
+        super().__init__(config, tables, pg)
+        row_states = _row_states(config, tables, pg)
+        for name, weight in self.params.items():
+            table = name.removesuffix(".weight")
+            self.state[weight] |= row_states[table]
+            self.state[weight][f"{table}.step"] = tables.step_count
+
+
+class ReplicatedFusedOptimizer(_UpToDate, FusedOptimizer):
+    """The optimizer of tables that every rank holds a copy of; the same keys, plain tensors."""
+
+    def __init__(self, config: GroupedEmbeddingConfig, tables: CowClipTables) -> None:
+        self._tables = tables
+        params, state = {}, {}
+        for table, weight, (_, states) in zip(
+            config.embedding_tables,
+            tables.split_embedding_weights(),
+            tables.shard_states(),
+            strict=True,
+        ):
+            params[f"{table.name}.weight"] = weight
+            named = {
+                f"{table.name}.{_key(name, position)}": values
+                for position, (name, values) in enumerate(states.items())
+            }
+            state[weight] = {**named, f"{table.name}.step": tables.step_count}
+        group = {"params": list(params.values()), "lr": tables.get_learning_rate()}
+        super().__init__(params, state, [group])
+
+    def step(self, closure: Any = None) -> None:
+        """Hand the learning rate to the tables; they are updated in backward."""
+        self._tables.set_learning_rate(self.param_groups[0]["lr"])
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """As `step`, like TorchRec's fused optimizers."""
+        self.step()
+
+    def set_optimizer_step(self, step: int) -> None:
+        """See `CowClipTables`."""
+        self._tables.set_optimizer_step(step)
+
+    def update_hyper_parameters(self, params_dict: dict[str, float]) -> None:
+        """See `CowClipTables`."""
+        self._tables.update_hyper_parameters(params_dict)
+
+
+def _key(name: str, position: int) -> str:
+    # TorchRec calls the first state of every fused optimizer so.
+    return "momentum1" if position == 0 else name
+
+
+def _row_states(
+    config: GroupedEmbeddingConfig, tables: CowClipTables, pg: dist.ProcessGroup | None
+) -> dict[str, dict[str, ShardedTensor]]:
+    """By table, its states with one value a row."""
+    shards: dict[str, dict[str, list[Shard]]] = {}
+    configs: dict[str, ShardedEmbeddingTable] = {}
+    for table, (shard, states) in zip(config.embedding_tables, tables.shard_states(), strict=True):
+        configs[table.name] = table
+        of_table = shards.setdefault(table.name, {})
+        for position, (name, values) in enumerate(states.items()):
+            if values.ndim == 1:
+                local = of_table.setdefault(_key(name, position), [])
+                if shard.column_offset == 0:
+                    local.append(Shard(values, _row_metadata(table.local_metadata)))
+    return {
+        name: {
+            f"{name}.{key}": _sharded_by_rows(configs[name], local, pg)
+            for key, local in of_table.items()
+        }
+        for name, of_table in shards.items()
+    }
+
+
+def _sharded_by_rows(
+    table: ShardedEmbeddingTable, local: list[Shard], pg: dist.ProcessGroup | None
+) -> ShardedTensor:
+    everywhere = [
+        _row_metadata(shard)
+        for shard in table.global_metadata.shards_metadata
+        if shard.shard_offsets[1] == 0
+    ]
+    metadata = ShardedTensorMetadata(
+        shards_metadata=everywhere,
+        size=torch.Size([table.num_embeddings]),
+        tensor_properties=TensorProperties(dtype=torch.float32),
+    )
+    return ShardedTensor._init_from_local_shards_and_global_metadata(
+        local_shards=local, sharded_tensor_metadata=metadata, process_group=pg
+    )
+
+
+def _row_metadata(shard: ShardMetadata) -> ShardMetadata:
+    return ShardMetadata(
+        shard_offsets=shard.shard_offsets[:1],
+        shard_sizes=shard.shard_sizes[:1],
+        placement=shard.placement,
+    )
+
+
+class _ReplicatedTables(FusedOptimizerModule):
+    """What a dense kernel becomes: its tables are `CowClipTables`, out of DDP's sight."""
+
+    def adopt(
+        self, shards: list[TableShard], settings: UpdateSettings, device: torch.device
+    ) -> None:
+        """Replace the dense tables; their values are set when the collection is built."""
+        on_gpu = device.type == "cuda"
+        location = EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST
+        compute = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
+        tbe = SplitTableBatchedEmbeddingBagsCodegen(
+            embedding_specs=[
+                (rows, columns, location, compute)
+                for rows, columns in zip(self._local_rows, self._local_cols, strict=True)
+            ],
+            feature_table_map=self._feature_table_map,
+            pooling_mode=getattr(self, "_pooling", PoolingMode.NONE),
+            weights_precision=data_type_to_sparse_type(self._config.data_type),
+            device=device,
+            table_names=[table.name for table in self._config.embedding_tables],
+            **(self._config.fused_params or {}),
+        )
+        dim = self._config.embedding_tables[0].embedding_dim
+        self._emb_module = CowClipTables.adopt(tbe, shards, settings, dim, is_replicated=True)
+        self._param_per_table = self._slices(tbe)
+        self._optim = ReplicatedFusedOptimizer(self._config, tbe)
+
+    def _slices(self, tbe: CowClipTables) -> dict[str, TableBatchedEmbeddingSlice]:
+        """The tables as parameters that no other optimizer may take."""
+        slices = {}
+        for table, offset in zip(
+            self._config.embedding_tables, tbe.weights_physical_offsets, strict=False
+        ):
+            size = table.local_rows * table.local_cols
+            weights = tbe.weights_tensor()
+            part = TableBatchedEmbeddingSlice(
+                weights, int(offset), int(offset) + size, table.local_rows, table.local_cols
+            )
+            part._in_backward_optimizers = [EmptyFusedOptimizer()]
+            slices[table.name] = part
+        return slices
+
+    def flush(self) -> None:
+        """Bring the tables up to date, for a `state_dict`; TorchRec's dense kernel need not."""
+        self._emb_module.flush()
+
+    @property
+    def fused_optimizer(self) -> ReplicatedFusedOptimizer:
+        """The tables' optimizer."""
+        return self._optim
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """The tables, marked as updated in backward."""
+        for name, weight in self._param_per_table.items():
+            yield f"{prefix}.{name}.weight" if prefix else f"{name}.weight", weight
+
+
+class ReplicatedEmbeddingBag(_ReplicatedTables, BatchedDenseEmbeddingBag):
+    """Pooled data-parallel tables."""
+
+
+class ReplicatedEmbedding(_ReplicatedTables, BatchedDenseEmbedding):
+    """Sequences from data-parallel tables."""
+
+
+ReplicatedKernel = ReplicatedEmbeddingBag | ReplicatedEmbedding
+
+
+def replicate(
+    kernel: BatchedDenseEmbeddingBag | BatchedDenseEmbedding,
+    shards: list[TableShard],
+    settings: UpdateSettings,
+    device: torch.device,
+) -> ReplicatedKernel:
+    """Turn a freshly built dense kernel into one that is updated in backward."""
+    pooled = isinstance(kernel, BatchedDenseEmbeddingBag)
+    kernel.__class__ = ReplicatedEmbeddingBag if pooled else ReplicatedEmbedding
+    kernel.adopt(shards, settings, device)
+    return kernel
+
+
+class LookupWithoutDDP(nn.Module):
+    """Stands where TorchRec expects DDP around data-parallel lookups: nothing is left to reduce."""
+
+    def __init__(self, lookup: nn.Module) -> None:
+        super().__init__()
+        self.module = lookup
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        """The lookup's."""
+        return self.module(features)
+
+    def flush(self) -> None:
+        """The lookup's."""
+        self.module.flush()
+
+    def purge(self) -> None:
+        """The lookup's."""
+        self.module.purge()
+
+
+class _DDP(DistributedDataParallel):
+    """DDP around a lookup, which leaves tables with CowClip alone."""
+
+    def __new__(cls, module: nn.Module, *_: Any, **__: Any) -> nn.Module:
+        kernels = list(module._emb_modules)
+        if all(isinstance(kernel, ReplicatedKernel) for kernel in kernels):
+            return LookupWithoutDDP(module)
+        cls._set_params_and_buffers_to_ignore_for_model(module, _names_of_cowclip(module))
+        return super().__new__(cls)
+
+
+@contextmanager
+def ddp_without_cowclip() -> Iterator[None]:
+    """Within it, TorchRec's constructors of collections keep tables with CowClip out of DDP.
+
+    Where TorchRec wraps its lookups differs by version; what it wraps them with does not.
+    """
+    users = (torchrec_pooled, torchrec_sequence)
+    try:
+        for user in users:
+            user.DistributedDataParallel = _DDP
+        yield
+    finally:
+        for user in users:
+            user.DistributedDataParallel = DistributedDataParallel
+
+
+def _names_of_cowclip(lookup: nn.Module) -> list[str]:
+    """Parameters and buffers of tables with CowClip, by all names under which DDP finds them."""
+    names: list[str] = []
+    for prefix, module in lookup.named_modules():
+        if isinstance(module, CowClipTables):
+            names += [f"{prefix}.{name}" for name in chain(module._parameters, module._buffers)]
+        elif isinstance(module, ReplicatedKernel):
+            # DDP asks each module for its own parameters and puts the module's path before their
+            # names; the lookup, whose path is empty, answers with the tables of its kernels.
+            for name, _ in module.named_parameters():
+                names += [name, f".{name}", f"{prefix}.{name}"]
+    return names

@@ -1,0 +1,472 @@
+"""What would falsify counts or thresholds in a TorchRec program is refused."""
+
+import gc
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+)
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding import set_ec_index_dedup
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.train_pipeline import TrainPipelineBase
+from torchrec.distributed.train_pipeline.gradient_accumulation import (
+    GradientAccumulationConfig,
+    GradientAccumulationWrapper,
+)
+from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from stampede.optim import (
+    CowClipAdam,
+    NonFiniteGradientError,
+    TableInit,
+    cowclip_sharders,
+    local_cowclip_tables,
+)
+from support.parity import global_batch
+from support.programs import nan_case, update_with_nans
+from support.ranks import run_ranks
+from support.two_tables import (
+    CLIP,
+    CPU,
+    SETTINGS,
+    Model,
+    assert_trains,
+    dense_optimizer,
+    features,
+    shard,
+    tables,
+    weights_of,
+    with_optimizer,
+)
+from support.unsharded import Unsharded, relative_deviation, whole_tables
+
+
+def test_accumulation_that_nobody_announced_is_refused_after_the_first_step():
+    model = shard(Model())
+    optimizer = dense_optimizer(model)
+    model(features()).sum().backward()
+    optimizer.step()
+    model(features()).sum().backward()
+    before = weights_of(model)
+    with pytest.raises(ValueError, match=r"gradient accumulation.*backwards_per_step=N"):
+        model(features()).sum().backward()
+    assert torch.equal(weights_of(model), before)
+    optimizer.step()
+    assert_trains(model)
+
+
+def test_tables_step_with_the_last_pass_that_was_announced():
+    model = shard(Model(), cowclip_sharders(backwards_per_step=3))
+    optimizer = dense_optimizer(model)
+    for _ in range(2):
+        before = weights_of(model)
+        for _ in range(2):
+            model(features()).sum().backward()
+            assert torch.equal(weights_of(model), before)
+        assert_trains(model)
+        optimizer.step()
+    assert [int(tables.step_count) for tables in local_cowclip_tables(model)] == [2]
+    for _ in range(3):
+        model(features()).sum().backward()
+    with pytest.raises(ValueError, match="second update"):
+        model(features()).sum().backward()
+
+
+def test_a_step_that_failed_is_over_with_all_its_passes():
+    model = shard(Model(), cowclip_sharders(backwards_per_step=2))
+    for _ in range(2):
+        before = weights_of(model)
+        model(features()).sum().backward()
+        with pytest.raises(NonFiniteGradientError):
+            (model(features()).sum() * float("nan")).backward()
+        assert torch.equal(weights_of(model), before)
+    model(features()).sum().backward()
+    assert torch.equal(weights_of(model), before)
+    assert_trains(model)
+
+
+@pytest.mark.parametrize("wrong", [0, -1])
+def test_less_than_one_pass_is_refused(wrong):
+    with pytest.raises(ValueError, match=f"backwards_per_step={wrong}.*1 or more, or None"):
+        cowclip_sharders(backwards_per_step=wrong)
+
+
+class WithLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = Model()
+
+    def forward(self, batch):
+        loss = self.model(batch).square().sum()
+        return loss, loss
+
+
+def sharded_with_loss(passes):
+    torch.manual_seed(0)
+    model = shard(WithLoss(), cowclip_sharders(TableInit(std=0.1), backwards_per_step=passes))
+    return model, torch.optim.SGD(model.module.model.dense.parameters(), lr=0.1)
+
+
+def test_torchrecs_wrapper_accumulates_also_where_an_epoch_ends_within_a_step():
+    model, optimizer = sharded_with_loss(passes=2)
+    pipeline = TrainPipelineBase(model, optimizer, torch.device("cpu"))
+    wrapped = GradientAccumulationWrapper(
+        pipeline, optimizer, model, GradientAccumulationConfig(num_steps=2)
+    )
+    batches = iter([features(number) for number in range(5)])
+    with pytest.raises(StopIteration):
+        while True:
+            wrapped.progress(batches)
+    found = weights_of(model), model.module.model.dense.weight
+    steps = [int(tables.step_count) for tables in local_cowclip_tables(model)]
+
+    model, optimizer = sharded_with_loss(passes=1)
+    for numbers in ((0, 1), (2, 3), (4,)):
+        optimizer.zero_grad()
+        sum(model(features(number))[0] for number in numbers).backward()
+        optimizer.step()
+    assert steps == [int(tables.step_count) for tables in local_cowclip_tables(model)] == [3]
+    torch.testing.assert_close(found[0], weights_of(model), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found[1], model.module.model.dense.weight, rtol=1e-4, atol=1e-6)
+
+
+def test_several_backwards_can_be_allowed():
+    model = shard(Model(), cowclip_sharders(backwards_per_step=None))
+    optimizer = dense_optimizer(model)
+    for _ in range(3):
+        assert_trains(model)
+        assert_trains(model)
+        optimizer.step()
+
+
+def test_programs_without_a_dense_optimizer_are_left_alone():
+    model = shard(Model())
+    other = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    other.step()
+    for _ in range(3):
+        assert_trains(model)
+
+
+def test_a_model_that_is_gone_leaves_no_hook_behind():
+    from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
+
+    gc.collect()
+    before = len(hooks)
+    model = shard(Model())
+    assert len(hooks) == before + 1
+    del model
+    gc.collect()
+    assert len(hooks) == before
+
+
+def test_a_skipped_batch_is_no_accumulation():
+    model = shard(Model())
+    optimizer = dense_optimizer(model)
+    assert_trains(model)
+    optimizer.step()
+    for _ in range(2):
+        with pytest.raises(NonFiniteGradientError):
+            (model(features()).sum() * float("nan")).backward()
+    assert_trains(model)
+
+
+def test_two_lookups_of_one_forward_add_their_counts():
+    torch.manual_seed(0)
+    model = Model()
+    reference, once = (
+        Unsharded(model, 0.1, granularity="cowclip", **options, **CLIP, **SETTINGS)
+        for options in ({}, {"force_counts": 1})
+    )
+    model = shard(model)
+    start = whole_tables(model)
+    dense = dense_optimizer(model)
+
+    for unsharded in (reference, once):
+        unsharded.copy_tables(start)
+    for step in range(5):
+
+        def loss_of(model, step=step):
+            first, second = (model(features(seed)) for seed in (2 * step, 2 * step + 1))
+            return (first.sigmoid() * second).sum() * 10
+
+        dense.zero_grad()
+        loss_of(model).backward()
+        dense.step()
+        reference.step(loss_of)
+        once.step(loss_of)
+    found = whole_tables(model)
+    assert relative_deviation(found, reference.weights, start) < 1e-4
+    assert relative_deviation(found, once.weights, start) > 1e-2
+    assert [int(t.step_count) for t in local_cowclip_tables(model)] == [5]
+
+
+def test_variable_batch_sizes_are_refused():
+    model = shard(Model())
+    jagged = KeyedJaggedTensor(
+        keys=["fa", "fb"],
+        values=torch.tensor([1, 2, 3]),
+        lengths=torch.tensor([1, 1, 1]),
+        stride_per_key_per_rank=[[2], [1]],
+        inverse_indices=(["fa", "fb"], torch.tensor([[0, 1], [0, 0]])),
+    )
+    with pytest.raises(ValueError, match="variable batch size per feature"):
+        model(jagged)
+    assert_trains(model)
+
+
+def test_ids_of_every_kind_are_accepted():
+    model, wanted = shard(Model()), shard(Model())
+    wanted.load_state_dict(model.state_dict())
+    ids, lengths = torch.tensor([1, 2, 2, 3, 4, 4]), torch.tensor([2, 1, 1, 2])
+    wanted(KeyedJaggedTensor(["fa", "fb"], ids, lengths=lengths)).sum().backward()
+    jagged = torch.nested.nested_tensor_from_jagged
+    for accepted in (
+        KeyedJaggedTensor(["fa", "fb"], ids.int(), lengths=lengths.int()),
+        KeyedJaggedTensor(["fx", "fb", "fa"], ids.repeat(2)[[0, *range(3, 9)]],
+                          lengths=torch.tensor([0, 1, 1, 2, 2, 1])),
+        TensorDict({"fa": jagged(ids[:3], lengths=lengths[:2]),
+                    "fb": jagged(ids[3:], lengths=lengths[2:])}),
+    ):  # fmt: skip
+        fresh = shard(Model())
+        fresh.load_state_dict(model.state_dict())
+        fresh(accepted).sum().backward()
+        assert torch.equal(weights_of(fresh), weights_of(wanted))
+
+
+@pytest.mark.parametrize("samples", [0, 2])
+def test_a_batch_without_ids_is_a_step(samples):
+    model = shard(Model(), l2=0.0)
+    before = weights_of(model)
+    none = torch.zeros(0, dtype=torch.int64)
+    empty = KeyedJaggedTensor(["fa", "fb"], none, lengths=none.new_zeros(2 * samples))
+    model(empty).sum().backward()
+    assert torch.equal(weights_of(model), before)
+    assert [int(tables.step_count) for tables in local_cowclip_tables(model)] == [1]
+
+
+def test_learnable_weights_of_samples_are_refused():
+    model = shard(Model(weighted=True))
+    with pytest.raises(ValueError, match=r"per-sample weights get no gradient.*detach"):
+        model(features(weights=lambda n: torch.ones(n, requires_grad=True)))
+    model(features(weights=torch.ones)).sum().backward()
+
+
+def test_feature_processors_under_torchrecs_own_sharder_are_refused():
+    model = nn.Sequential(
+        FeatureProcessedEmbeddingBagCollection(
+            EmbeddingBagCollection(tables(), is_weighted=True),
+            PositionWeightedModuleCollection({"fa": 5, "fb": 5}),
+        )
+    )
+    with pytest.raises(ValueError, match=r"Cannot cast .*CowClipAdam"):
+        shard(model, [FeatureProcessedEmbeddingBagCollectionSharder()])
+
+
+def test_index_deduplication_is_refused():
+    model = nn.Sequential(EmbeddingCollection(tables(kind=EmbeddingConfig)))
+    set_ec_index_dedup(True)
+    try:
+        with pytest.raises(ValueError, match=r"falsifies their counts.*set_ec_index_dedup\(False"):
+            shard(model)
+    finally:
+        set_ec_index_dedup(False)
+
+
+def test_an_error_inside_backward_does_not_spoil_the_next():
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, values):
+            return values.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise RuntimeError("on purpose")
+
+    spoilt, clean = shard(Model()), shard(Model())
+    spoilt.load_state_dict(clean.state_dict())
+    fails = Fails.apply(spoilt.module.tables(features(1)).values())
+    (tables,) = local_cowclip_tables(spoilt)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        # What was looked up last goes backward first: its rows are handed in before the error.
+        (fails.sum() + spoilt.module.tables(features(2)).values().sum()).backward()
+    assert len(tables.gradients) == 1
+    for model in (spoilt, clean):
+        model(features(3)).sum().backward()
+    assert torch.equal(weights_of(spoilt), weights_of(clean))
+
+
+def test_a_row_with_a_nan_is_an_error_or_left_out():
+    for choice in ("error", "skip_row"):
+        model = shard(Model(), on_nonfinite=choice)
+        before = weights_of(model)
+        factors = torch.ones(8)
+        factors[2] = float("inf")
+        loss = (model(features()) * factors).sum()
+        if choice == "error":
+            with pytest.raises(NonFiniteGradientError, match="skip_row"):
+                loss.backward()
+            assert torch.equal(weights_of(model), before)
+            continue
+        loss.backward()
+        (rows,) = [t.row_counts for t in local_cowclip_tables(model)]
+        entry = features().to_dict()
+        spoilt = sum(
+            len(set(entry[key].values()[slice(*entry[key].offsets()[2:4])].tolist()))
+            for key in ("fa", "fb")
+        )
+        assert int(rows[2]) == spoilt
+        assert torch.isfinite(weights_of(model)).all()
+
+
+def test_nans_of_one_rank_are_seen_by_all():
+    of_ranks = run_ranks(2, update_with_nans)
+    for choice, results in zip(("error", "skip_row"), zip(*of_ranks, strict=True), strict=True):
+        expected = "NonFiniteGradientError" if choice == "error" else None
+        assert [error for error, _, _ in results] == [expected] * 2
+        start, after_nans, last = results[0][2]
+        for name, table in start.items():
+            assert torch.equal(after_nans[name], table) == (choice == "error")
+            assert torch.isfinite(last[name]).all()
+            assert not torch.equal(last[name], after_nans[name])
+        skipped = sum(count for _, count, _ in results)
+        assert skipped == (0 if choice == "error" else rows_of_last_sample(nan_case(choice)))
+
+
+def rows_of_last_sample(case):
+    """How many rows of all tables it looks up."""
+    batch, rows = global_batch(case, 1), set()
+    for table, names in case.features.items():
+        for name in names:
+            ids, lengths, *_ = batch[name]
+            rows |= {(table, row) for row in ids[len(ids) - int(lengths[-1]) :].tolist()}
+    return len(rows)
+
+
+def test_a_scaled_loss_is_refused_with_the_first_step():
+    model = shard(Model())
+    optimizer, scaler = dense_optimizer(model), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(model(features()).sum()).backward()
+    with pytest.raises(ValueError, match=r"GradScaler scales the loss by 1024.*bf16 or fp32"):
+        scaler.step(optimizer)
+
+
+def test_a_scaler_that_does_not_scale_or_scales_something_else_is_fine():
+    model, other = shard(Model()), nn.Linear(4, 1)
+    scaler, optimizers = torch.amp.GradScaler("cpu"), [dense_optimizer(model)]
+    optimizers.append(torch.optim.SGD(other.parameters(), lr=0.1))
+    for _ in range(2):
+        assert_trains(model)
+        optimizers[0].step()
+        scaler.scale(other(torch.ones(2, 4)).sum()).backward()
+        scaler.step(optimizers[1])
+        scaler.update()
+    for options in ({"enabled": False}, {"init_scale": 1.0}):
+        harmless = torch.amp.GradScaler("cpu", **options)
+        harmless.scale(model(features()).sum()).backward()
+        harmless.step(optimizers[0])
+
+
+def test_a_second_backward_of_one_forward_is_refused():
+    model = shard(Model())
+    loss = model(features()).sum()
+    loss.backward(retain_graph=True)
+    before = weights_of(model)
+    with pytest.raises(ValueError, match=r"second backward of one forward.*look up again"):
+        loss.backward()
+    assert torch.equal(weights_of(model), before)
+    assert_trains(model)
+
+
+def test_rows_looked_up_before_the_last_update_are_refused():
+    model = shard(Model())
+    first, second = model(features(1)).sum(), model(features(2)).sum()
+    first.backward()
+    with pytest.raises(ValueError, match="TrainPipelineSparseDist"):
+        second.backward()
+
+
+def test_gradients_of_other_inputs_may_be_asked_for_any_time():
+    model = shard(Model())
+    dense = list(model.module.dense.parameters())
+    before = weights_of(model)
+    loss = model(features()).square().sum()
+    gradients = torch.autograd.grad(loss, dense, create_graph=True)
+    assert torch.equal(weights_of(model), before)
+    (loss + sum(gradient.square().sum() for gradient in gradients).detach()).backward()
+    assert not torch.equal(weights_of(model), before)
+
+
+def test_only_reentrant_checkpointing_of_a_lookup_is_refused():
+    model = shard(Model())
+    start = torch.ones(1, requires_grad=True)
+
+    def loss_of(reentrant):
+        recomputed = checkpoint(
+            lambda factor: (model(features(1)) * factor).sum(), start, use_reentrant=reentrant
+        )
+        return recomputed + model(features(2)).sum()
+
+    before = weights_of(model)
+    with pytest.raises(ValueError, match="use_reentrant=False"):
+        loss_of(reentrant=True).backward()
+    assert torch.equal(weights_of(model), before)
+    other = shard(Model())
+    other.load_state_dict(model.state_dict())
+    loss_of(reentrant=False).backward()
+    (other(features(1)).sum() + other(features(2)).sum()).backward()
+    assert torch.equal(weights_of(model), weights_of(other))
+
+
+def test_a_table_of_two_modules_is_refused():
+    model = nn.Module()
+    model.first, model.second = (EmbeddingBagCollection(tables("a")) for _ in range(2))
+    model.second.embedding_bags["a"].weight = model.first.embedding_bags["a"].weight
+    with pytest.raises(ValueError, match=r"'a'.*two modules.*feature_names of one table"):
+        shard(model)
+
+
+def test_torchrecs_own_sharders_refuse_the_optimizer():
+    with pytest.raises(ValueError, match=r"Cannot cast .*CowClipAdam"):
+        shard(Model(), get_default_sharders())
+
+
+@pytest.mark.parametrize("sharding", ["data_parallel", "table_wise", "column_wise"])
+def test_the_last_sharder_of_a_kind_is_the_one_that_counts(sharding):
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=1, compute_device="cpu"),
+        constraints={name: ParameterConstraints(sharding_types=[sharding]) for name in "ab"},
+    )
+    ours, theirs = cowclip_sharders(), get_default_sharders()
+    model = with_optimizer(Model())
+    plan = planner.plan(model, [*theirs, *ours])
+    with pytest.raises(ValueError, match=r"Cannot cast .*CowClipAdam"):
+        DistributedModelParallel(model, device=CPU, plan=plan, sharders=[*ours, *theirs])
+    assert_trains(DistributedModelParallel(model, device=CPU, plan=plan, sharders=[*theirs, *ours]))
+
+
+def test_a_table_that_was_not_sharded_is_refused_on_first_use():
+    model = with_optimizer(Model())
+    with pytest.raises(ValueError, match=r"pass sharders=cowclip_sharders\(\)"):
+        model(features()).sum().backward()
+
+
+def test_a_single_bag_with_an_optimizer_is_refused():
+    """TorchRec's own sharder would drop the optimizer, and the bag would keep its first weights."""
+    bag = nn.EmbeddingBag(20, 8, mode="sum", include_last_offset=True)
+    apply_optimizer_in_backward(CowClipAdam, bag.parameters(), {"lr": 0.1})
+    model = nn.Sequential(bag, nn.Linear(8, 1))
+    with pytest.raises(ValueError, match=r"nn\.EmbeddingBag has the optimizer CowClipAdam"):
+        DistributedModelParallel(model, device=CPU, sharders=cowclip_sharders())

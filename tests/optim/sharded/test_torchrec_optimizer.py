@@ -1,0 +1,165 @@
+"""The optimizer of sharded tables as TorchRec's programs see it: state, checkpoints, rates."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.sharding_plan import row_wise
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+import stampede.optim as optim
+from stampede.optim import CowClip, TableInit, cowclip_sharders, local_cowclip_tables
+from support.bags import CLIP, PLANS, WHOLE, Bags, shard, step, weights_of, with_cowclip
+from support.ranks import run_ranks
+from support.reference import ReferenceTables
+from support.replicated import DENSE_LR, ids_of, train_mixed
+
+WIDE, ROWS = (20, 8), (20,)
+
+
+@pytest.mark.parametrize(
+    "kind, settings, expected",
+    [
+        ("CowClipAdam", {}, {"momentum1": WIDE, "exp_avg_sq": WIDE}),
+        ("CowClipRowWiseAdam", {}, {"momentum1": WIDE, "exp_avg_sq": ROWS}),
+        (
+            "CowClipRowWiseAdam",
+            {"clip": CowClip(columns=6)},
+            {"momentum1": WIDE, "exp_avg_sq": ROWS, "exp_avg_sq_rest": ROWS},
+        ),
+        ("CowClipAdagrad", {}, {"momentum1": WIDE}),
+        ("CowClipRowWiseAdagrad", {}, {"momentum1": ROWS}),
+        (
+            "CowClipRowWiseAdagrad",
+            {"clip": CowClip(columns=6)},
+            {"momentum1": ROWS, "sum_rest": ROWS},
+        ),
+        ("CowClipSGD", {}, {}),
+        ("CowClipSGD", {"momentum": 0.9}, {"momentum1": WIDE}),
+    ],
+)
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_keys_and_shapes_of_the_state(kind, settings, expected, plan):
+    """The same under every plan."""
+    model = shard(with_cowclip(Bags(a=8), getattr(optim, kind), **settings), plan)
+    step(model)
+    state = model.fused_optimizer.state_dict()["state"]["ebc.embedding_bags.a.weight"]
+    assert int(state.pop("a.step")) == 1
+    assert {key: tuple(value.size()) for key, value in state.items()} == {
+        f"a.{key}": shape for key, shape in expected.items()
+    }
+
+
+def test_state_continues_exactly_under_another_plan():
+    model = shard(with_cowclip(Bags(a=8)))
+    step(model)
+    state = model.fused_optimizer.state_dict()
+    saved, weights = copy.deepcopy(state), copy.deepcopy(model.state_dict())
+    step(model)
+    other = shard(with_cowclip(Bags(a=8)), row_wise())
+    other.load_state_dict(weights)
+    other.fused_optimizer.load_state_dict(saved)
+    step(other)
+    assert torch.equal(weights_of(other)["a"], weights_of(model)["a"])
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_the_learning_rate_is_changed_as_torchrec_does(plan):
+    model = shard(with_cowclip(Bags(a=8)), plan)
+    for group in model.fused_optimizer.param_groups:
+        group["lr"] = 0.0
+    model.fused_optimizer.step()
+    before = weights_of(model)["a"]
+    step(model)
+    assert torch.equal(weights_of(model)["a"], before)
+
+
+COPIES = PLANS["copies"]
+
+
+def wrapped_by_ddp(model):
+    lookups = model.module.ebc._lookups
+    return [lookup for lookup in lookups if isinstance(lookup, DistributedDataParallel)]
+
+
+def test_no_other_optimizer_gets_the_tables():
+    model = shard(with_cowclip(Bags(a=8, b=4)), COPIES)
+    parameters = dict(model.named_parameters())
+    assert set(parameters) == {f"ebc.embedding_bags.{name}.weight" for name in "ab"}
+    assert all(hasattr(p, "_in_backward_optimizers") for p in parameters.values())
+    assert dict(in_backward_optimizer_filter(model.named_parameters())) == {}
+    assert set(model.fused_optimizer.params) == set(parameters)
+    # There is nothing left that DDP could reduce a second time.
+    assert wrapped_by_ddp(model) == []
+
+
+@pytest.mark.parametrize(
+    "kind", ["CowClipAdam", "CowClipRowWiseAdam", "CowClipAdagrad", "CowClipSGD"]
+)
+def test_a_backward_moves_them_once_and_as_sharded_tables(kind):
+    found = []
+    for plan in (COPIES, WHOLE):
+        model = with_cowclip(Bags(a=8, b=4), getattr(optim, kind))
+        model = shard(model, plan, cowclip_sharders(TableInit(std=0.1)))
+        # A dense optimizer that is given everything finds no gradients.
+        dense = torch.optim.SGD(model.parameters(), lr=1.0)
+        for ids in ((1, 1, 3), (3, 4), (0,)):
+            dense.zero_grad()
+            step(model, ids)
+            assert all(parameter.grad is None for parameter in model.parameters())
+            dense.step()
+        found.append(weights_of(model))
+        counted = sum(tables.row_counts for tables in local_cowclip_tables(model))
+        assert counted[0] == 2 * (2 + 2 + 1)
+        assert {int(tables.step_count) for tables in local_cowclip_tables(model)} == {3}
+    for name in "ab":
+        assert torch.equal(found[0][name], found[1][name])
+
+
+def test_tables_without_cowclip_stay_with_ddp():
+    model = shard(with_cowclip(Bags(a=8, b=4), only="a"), COPIES)
+    (lookup,) = wrapped_by_ddp(model)
+    reduced, _ = lookup._build_params_for_reducer()
+    assert [tuple(parameter.shape) for parameter in reduced] == [(20 * 4,)]
+    before = weights_of(model)
+    offered = dict(in_backward_optimizer_filter(model.named_parameters()))
+    assert list(offered) == ["ebc.embedding_bags.b.weight"]
+    step(model)
+    after = weights_of(model)
+    assert (after["a"] != before["a"]).any()
+    assert torch.equal(after["b"], before["b"])
+    torch.optim.SGD(offered.values(), lr=0.1).step()
+    changed = (weights_of(model)["b"] != before["b"]).any(1).nonzero().flatten()
+    assert changed.tolist() == [1, 3]
+
+
+def test_on_two_ranks_both_kinds_follow_the_global_batch():
+    steps, samples = 4, 6
+    results = run_ranks(2, train_mixed, samples, steps)
+    start = results[0]["start"]
+    table = ReferenceTables(
+        {"a": start["a"]}, lr=1e-2, l2=1e-4, granularity="cowclip", ratio=CLIP.ratio,
+        bound=CLIP.bound,
+    )  # fmt: skip
+    dense = start["b"].double()
+    for index in range(steps):
+        ids = ids_of(index, samples)
+        grads = {}
+        for name, weights in (("a", table.weights["a"]), ("b", dense)):
+            weights = weights.clone().requires_grad_()
+            loss = weights[ids].sum(1).square().sum() / samples
+            (grads[name],) = torch.autograd.grad(loss, weights)
+        counts = {"a": torch.bincount(ids.flatten(), minlength=20)}
+        table.step({"a": grads["a"]}, counts)
+        dense = dense - DENSE_LR * grads["b"]
+    for result in results:
+        assert result["dense"] == ["ebc.embedding_bags.b.weight"]
+        assert torch.equal(result["start"]["a"], start["a"])
+        torch.testing.assert_close(
+            result["end"]["a"].double(), table.weights["a"], rtol=1e-4, atol=1e-6
+        )
+        torch.testing.assert_close(result["end"]["b"].double(), dense, rtol=1e-4, atol=1e-6)
+    assert all(torch.equal(results[0]["end"][n], results[1]["end"][n]) for n in "ab")
+    # A row that both ranks touched counts once.
+    assert sum(result["touched"] for result in results) == table.touched

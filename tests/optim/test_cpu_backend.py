@@ -1,0 +1,244 @@
+"""L2, clip and step of rows in one pass, against float64 and against the passes one by one."""
+
+import math
+from contextlib import contextmanager
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from stampede.optim import CowClip, native, update, waiting_rows
+from stampede.optim.backends import choose_backend
+from stampede.optim.backends.torch import PendingUpdate
+from stampede.optim.lookup import Lookup
+from stampede.optim.nonfinite import NonFiniteGradientError
+from stampede.optim.rows import RowGradients
+from stampede.optim.settings import UpdateSettings
+from stampede.optim.table_array import TableArray, TableShard
+from stampede.optim.update import update_
+from support.threads import torch_threads
+
+CLIPS = [
+    CowClip(bound=1e-2),
+    CowClip(ratio=0.5, bound=1e-2),
+    CowClip(variant="paper", ratio=0.5, bound=1e-2),
+    CowClip(granularity="row", threshold=0.3),
+    CowClip(granularity="none"),
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled():
+    assert native.available()
+
+
+def array_of(rows, dim, setting, draw, size=0.1):
+    weights = torch.randn(rows, dim, generator=draw) * size
+    return TableArray.create([TableShard("t", rows)], weights, setting, dim)
+
+
+def batch_of(rows, dim, draw, count):
+    ids = torch.randperm(rows, generator=draw)[:count].sort().values
+    grads = torch.randn(len(ids), dim, generator=draw)
+    return RowGradients(ids, grads, torch.randint(1, 5, (len(ids),), generator=draw))
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    rows=st.sampled_from([1, 3, 1500, 5000]),
+    dim=st.sampled_from([1, 3, 4, 11, 12, 16, 33]),
+    columns=st.sampled_from([None, 1, 10]),
+    clip=st.sampled_from(CLIPS),
+    l2=st.sampled_from([0.0, 1e-2]),
+    moved=st.sampled_from(["all", "touched"]),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 2**31),
+)
+def test_steps_against_float64(rows, dim, columns, clip, l2, moved, threads, seed):
+    draw = torch.Generator().manual_seed(seed)
+    clip = CowClip(clip.granularity, clip.ratio, clip.bound, clip.threshold, clip.variant, columns)
+    setting = UpdateSettings(clip=clip, l2=l2, rows=moved)
+    # The L2 term of rows that are not in the batch may be clipped: a matter of sweeps.
+    assume(not setting.needs_all_rows)
+    array = array_of(rows, dim, setting, draw)
+    backend = choose_backend(array)
+    width = min(columns or dim, dim)
+    w, m, v = (tensor.double().clone() for tensor in array.adam_tensors())
+    lr, clipped = 1e-2, 0
+    for step in range(1, 4):
+        batch = batch_of(rows, dim, draw, max(rows // 2, 1))
+        with (
+            torch_threads(threads),
+            mock.patch.object(update, "_measure", side_effect=AssertionError),
+        ):
+            (outcome,) = update_([PendingUpdate(backend, batch, lr, step)])
+        g = 2 * l2 * w
+        g[batch.rows] += batch.grads.double()
+        if clip.by_row:
+            norms = w[:, :width].norm(dim=1)
+            counts = torch.ones(rows, dtype=torch.float64)
+            counts[batch.rows] = batch.counts.double()
+            if clip.granularity == "row":
+                most = torch.full_like(norms, clip.threshold)
+            elif clip.variant == "paper":
+                most = (clip.ratio * norms).clamp_min(clip.bound)
+            else:
+                least = clip.ratio * math.sqrt(width) * clip.bound
+                most = clip.ratio * norms.clamp_min(least)
+            most = most * counts
+            found = g[:, :width].norm(dim=1)
+            factor = torch.where(found > most, most / found, 1.0)
+            # Missed steps are not clipped: what the L2 term alone gives is below the threshold.
+            present = torch.zeros(rows, dtype=torch.bool)
+            present[batch.rows] = True
+            clipped = int((factor[present] < 1).sum())
+            g[:, :width] *= torch.where(present, factor, 1.0)[:, None]
+        moving = batch.rows if moved == "touched" else torch.arange(rows)
+        m[moving] = 0.9 * m[moving] + 0.1 * g[moving]
+        v[moving] = 0.999 * v[moving] + 0.001 * g[moving] ** 2
+        alpha = lr * math.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+        w[moving] -= alpha * m[moving] / (v[moving].sqrt() + 1e-7)
+        assert int(outcome.touched) == len(batch.rows) and int(outcome.skipped) == 0
+        assert abs(int(outcome.clipped) - clipped) <= 1
+    for found, exact in zip(array.adam_tensors(), (w, m, v), strict=True):
+        torch.testing.assert_close(found.double(), exact, rtol=2e-4, atol=2e-6)
+
+
+@contextmanager
+def ways():
+    """Notes which of the two ways an update takes."""
+    taken = []
+
+    def noted(name):
+        function = getattr(update, name)
+        return mock.patch.object(
+            update, name, side_effect=lambda *given: (taken.append(name), function(*given))[1]
+        )
+
+    with noted("_measure"), noted("_step_at_once"):
+        yield taken
+
+
+@pytest.mark.parametrize("on_nonfinite", ["error", "skip_row"])
+@pytest.mark.parametrize("broken", ["gradient", "weight"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e25])
+def test_what_is_not_finite_is_left_to_the_passes(on_nonfinite, broken, value):
+    """Of three arrays the one in the middle has a bad row; refused, nothing changes in any."""
+    draw = torch.Generator().manual_seed(0)
+    setting = UpdateSettings(rows="touched", l2=1e-3, on_nonfinite=on_nonfinite)
+    arrays = [array_of(50, 12, setting, draw) for _ in range(3)]
+    batches = [batch_of(50, 12, draw, 20) for _ in range(3)]
+    bad = batches[1].rows[7]
+    if broken == "gradient":
+        batches[1].grads[7, 3] = value
+    else:
+        arrays[1].weights[bad, 3] = value
+    before = [tensor.clone() for array in arrays for tensor in array.all_tensors()]
+    pending = [
+        PendingUpdate(choose_backend(array), batch, 1e-2, 1)
+        for array, batch in zip(arrays, batches, strict=True)
+    ]
+    if on_nonfinite == "error":
+        with pytest.raises(NonFiniteGradientError, match="no table of its collection was changed"):
+            update_(pending)
+        after = [tensor for array in arrays for tensor in array.all_tensors()]
+        for one, other in zip(after, before, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+        return
+    with ways() as taken:
+        outcomes = update_(pending)
+    assert taken == ["_measure", "_step_at_once", "_step_at_once"]
+    assert [int(outcome.touched) for outcome in outcomes] == [20, 19, 20]
+    assert [int(outcome.skipped) for outcome in outcomes] == [0, 1, 0]
+    for array, batch in zip(arrays, batches, strict=True):
+        moved = array.states["exp_avg"].any(1).nonzero().flatten()
+        assert moved.tolist() == [row for row in batch.rows if array is not arrays[1] or row != bad]
+
+
+def test_weights_whose_squares_overflow_are_above_any_gradient():
+    setting = UpdateSettings(clip=CowClip(), rows="touched")
+    draw = torch.Generator().manual_seed(0)
+    array, batch = array_of(9, 4, setting, draw, size=1e25), batch_of(9, 4, draw, 5)
+    with ways() as taken:
+        (outcome,) = update_([PendingUpdate(choose_backend(array), batch, 1e-2, 1)])
+    assert taken == ["_step_at_once"]
+    assert (int(outcome.clipped), int(outcome.skipped)) == (0, 0)
+    assert array.states["exp_avg"][batch.rows].abs().min() > 0
+    # A constant threshold does not depend on them.
+    array.settings = UpdateSettings(clip=CowClip("row", threshold=1e-9), rows="touched")
+    (outcome,) = update_([PendingUpdate(choose_backend(array), batch, 1e-2, 2)])
+    assert int(outcome.clipped) == 5
+
+
+@given(
+    rows=st.integers(0, 40),
+    dim=st.integers(1, 40),
+    value=st.sampled_from([0.0, 1.0, 1e15, 1e20, float("inf"), float("nan"), -float("inf")]),
+    in_weights=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_what_is_called_finite(rows, dim, value, in_weights, seed):
+    draw = torch.Generator().manual_seed(seed)
+    weights, grads = torch.randn(50, dim, generator=draw), torch.randn(rows, dim, generator=draw)
+    ids = torch.randperm(50, generator=draw)[:rows]
+    if rows:
+        bad = int(torch.randint(0, rows, (), generator=draw))
+        if in_weights:
+            weights[ids[bad], dim - 1] = value
+        else:
+            grads[bad, dim - 1] = value
+    found = torch.ops.stampede.are_finite(weights, ids, grads, 0.5)
+    assert found == (not rows or abs(value) <= 1e15)
+
+
+@pytest.mark.parametrize("frozen", [None, 3])
+def test_rows_that_wait_and_a_frozen_row(frozen):
+    """Beside a sweep of all rows in each step."""
+    found = []
+    for defers in (False, True):
+        draw = torch.Generator().manual_seed(0)
+        array = array_of(300, 12, UpdateSettings(l2=1e-3), draw)
+        array.frozen_row = frozen
+        with mock.patch.multiple(waiting_rows, FEWEST_ROWS=0, ROWS_A_TOUCHED_ROW=0, WINDOW=5):
+            backend = choose_backend(array, defers=defers)
+            before, held = array.weights.clone(), 0
+            for step in range(1, 12):
+                batch = batch_of(300, 12, draw, 120)
+                held += 3 in batch.rows.tolist()
+                backend.catch_up(Lookup.of_rows(batch.rows, 300), step - 1)
+                with ways() as taken:
+                    (outcome,) = update_([PendingUpdate(backend, batch, 1e-2, step)])
+                assert taken == ["_step_at_once"]
+                assert int(outcome.touched) == 120 - int(frozen in batch.rows.tolist())
+            assert 0 < held < 11
+            assert backend.waiting.behind == defers
+            backend.flush()
+        if frozen is not None:
+            assert torch.equal(array.weights[frozen], before[frozen])
+        found.append(array.all_tensors())
+    assert all(map(torch.equal, *found))
+
+
+def test_both_ways_give_the_same():
+    """As where columns are split, whose norms are sums over shards."""
+    outcomes = []
+    for is_split in (False, True):
+        draw = torch.Generator().manual_seed(0)
+        setting = UpdateSettings(clip=CowClip(columns=10), l2=1e-3, rows="touched")
+        array, batch = array_of(500, 12, setting, draw), batch_of(500, 12, draw, 300)
+        array.is_split = is_split
+        with ways() as taken:
+            (outcome,) = update_([PendingUpdate(choose_backend(array), batch, 1e-2, 1)])
+        assert taken == ["_measure" if is_split else "_step_at_once"]
+        outcomes.append((*array.all_tensors(), outcome.touched, outcome.clipped, outcome.skipped))
+    for one, other in zip(*outcomes, strict=True):
+        # Weights are up to 0.1: a bit of the last place of one of them is 7e-9.
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("columns, is_split", [(12, False), (8, True)])
+def test_columns_of_wider_tables_are_known_as_such(columns, is_split):
+    array = TableArray.create([TableShard("t", 5)], torch.zeros(5, columns), UpdateSettings(), 12)
+    assert array.is_split == is_split

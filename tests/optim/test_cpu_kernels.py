@@ -1,0 +1,328 @@
+"""The C++ kernels against float64, on any number of threads."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stampede.optim import native
+from stampede.optim.lookup import Lookup
+from support.threads import torch_threads
+
+KERNELS = torch.ops.stampede
+NO_OFFSETS = torch.empty(0, dtype=torch.int64)
+
+
+def summed(ids, offsets, first_rows, rows, grad, dim, pooled, mean=False, weights=None):
+    lookup = Lookup(ids, offsets, first_rows, rows, pooled, mean, weights)
+    return native.sum_by_row(lookup, grad, dim)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled():
+    assert native.available()
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def drawn_lookup(draw, tables, features, bags, longest):
+    """Ids, offsets and first rows of features that share tables of given sizes."""
+    starts = torch.tensor([0, *tables]).cumsum(0)
+    lengths = torch.randint(0, longest + 1, (len(features) * bags,), generator=draw)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    ids = [
+        torch.randint(
+            0, tables[t], (int(lengths[f * bags : (f + 1) * bags].sum()),), generator=draw
+        )
+        for f, t in enumerate(features)
+    ]
+    return torch.cat(ids), offsets, starts[torch.tensor(features)]
+
+
+def summed_in_float64(ids, offsets, first_rows, rows, grad, dim, pooled, mean, weights):
+    sums = torch.zeros(rows, dim, dtype=torch.float64)
+    counts = torch.zeros(rows, dtype=torch.int64)
+    bags = (len(offsets) - 1) // len(first_rows)
+    for bag, (first, stop) in enumerate(pairwise(offsets)):
+        feature, sample = divmod(bag, bags)
+        for i in range(first, stop):
+            row = ids[i] + first_rows[feature]
+            factor = 1.0 if weights is None else float(weights[i])
+            factor /= int(stop - first) if mean else 1
+            place = grad[sample, feature * dim : (feature + 1) * dim] if pooled else grad[i]
+            sums[row] += factor * place.double()
+            counts[row] += 1
+    present = counts.nonzero().flatten()
+    return present, sums[present], counts[present]
+
+
+def pooled_in_float64(table, ids, offsets, first_rows, mean, weights):
+    features = len(first_rows)
+    bags, dim = (len(offsets) - 1) // features, table.shape[1]
+    pooled = torch.zeros(bags, features * dim, dtype=torch.float64)
+    for bag, (first, stop) in enumerate(pairwise(offsets)):
+        feature, sample = divmod(bag, bags)
+        for i in range(first, stop):
+            factor = 1.0 if weights is None else float(weights[i])
+            factor /= int(stop - first) if mean else 1
+            row = table[ids[i] + first_rows[feature]].double()
+            pooled[sample, feature * dim : (feature + 1) * dim] += factor * row
+    return pooled
+
+
+def test_the_number_of_threads_changes_no_bit_of_a_replay():
+    found = []
+    for threads in (1, 2, 4):
+        draw = torch.Generator().manual_seed(0)
+        # Several blocks of 4096 rows, one of them with rows at many steps.
+        w, m = (torch.randn(20_011, 11, generator=draw) for _ in range(2))
+        v = m.square()
+        last = torch.zeros(len(w), dtype=torch.int32)
+        last[9000:11_000] = torch.randint(0, 7, (2000,), generator=draw).int()
+        constants = torch.tensor([[1e-3, 1e-8, 1.0]]).repeat(7, 1)
+        with torch_threads(threads):
+            KERNELS.catch_up_range_(w, m, v, last, 5, len(w), constants, 0, 7, 0.9, 0.999, 1e-3)
+        assert (last[5:] == 7).all() and not last[:5].any()
+        found.append((w, m, v))
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    tables=st.lists(st.integers(1, 5000), min_size=1, max_size=4),
+    shared=st.booleans(),
+    bags=st.integers(1, 300),
+    longest=st.integers(0, 3),
+    dim=st.integers(1, 70),
+    mean=st.booleans(),
+    weighted=st.booleans(),
+    id_type=st.sampled_from([torch.int32, torch.int64]),
+    number_of_threads=st.integers(1, 4),
+    seed=st.integers(0, 2**31),
+)
+def test_pools_rows(
+    tables, shared, bags, longest, dim, mean, weighted, id_type, number_of_threads, seed
+):
+    draw = torch.Generator().manual_seed(seed)
+    features = [0, *range(len(tables))] if shared else list(range(len(tables)))
+    ids, offsets, first_rows = drawn_lookup(draw, tables, features, bags, longest)
+    table = torch.randn(sum(tables), dim, generator=draw)
+    weights = torch.rand(len(ids), generator=draw) if weighted else None
+    # Columns of a wider output; the others are another array's.
+    whole = torch.full((bags, len(features) * dim + 3), 7.0)
+    with torch_threads(number_of_threads):
+        KERNELS.pool_rows_(
+            table, ids.to(id_type), offsets, first_rows, mean, weights, whole[:, 1:-2]
+        )
+    expected = pooled_in_float64(table, ids, offsets, first_rows, mean, weights)
+    torch.testing.assert_close(whole[:, 1:-2].double(), expected, rtol=1e-5, atol=1e-5)
+    assert (whole[:, [0, -2, -1]] == 7.0).all()
+
+
+@pytest.mark.parametrize("wrong", [-1, 3, 2**31 - 1])
+def test_an_id_outside_its_table_is_pooled_as_the_first_one(wrong):
+    table, output = torch.arange(20.0).view(5, 4), torch.empty(1, 8)
+    ids, offsets = torch.tensor([1, wrong]), torch.tensor([0, 1, 2])
+    KERNELS.pool_rows_(table, ids, offsets, torch.tensor([0, 3]), False, None, output)
+    assert torch.equal(output, torch.cat([table[1], table[3]])[None])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    bags=st.sampled_from([1, 5, 9000]),
+    longest=st.integers(0, 3),
+    start=st.sampled_from([0, 7]),
+    id_type=st.sampled_from([torch.int32, torch.int64]),
+    damage=st.sampled_from(["", "id", "large id", "offsets", "first", "last"]),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 2**31),
+)
+def test_whether_a_lookup_is_sound(bags, longest, start, id_type, damage, threads, seed):
+    draw = torch.Generator().manual_seed(seed)
+    first_rows, sizes = torch.tensor([0, 3, 3]), [3, 5, 5]
+    lengths = torch.randint(0, longest + 1, (3 * bags,), generator=draw)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    ids = torch.cat(
+        [
+            torch.randint(0, size, (int(own.sum()),), generator=draw)
+            for size, own in zip(sizes, lengths.view(3, bags), strict=True)
+        ]
+    )
+    sound = not damage and not start
+    where = int(torch.randint(0, max(len(ids), 1), (), generator=draw))
+    if damage in ("id", "large id"):
+        if len(ids):
+            ids[where] = {"id": -1, "large id": 5}[damage]
+        sound = not len(ids) and not start
+    elif damage == "offsets":
+        if len(offsets) > 2 and offsets[-1] > 0:
+            offsets[len(offsets) // 2] = offsets[-1] + 1
+        else:
+            sound = not start
+    elif damage:
+        offsets[{"first": 0, "last": -1}[damage]] += {"first": -1, "last": 1}[damage]
+    with torch_threads(threads):
+        assert KERNELS.is_sound(ids.to(id_type), offsets + start, first_rows, 8) == sound
+
+
+def test_weights_that_are_not_one_of_each_id_are_refused():
+    ids, offsets = torch.tensor([1, 0]), torch.tensor([0, 1, 2])
+    given = torch.ones(3, 4), ids, offsets, torch.tensor([0])
+    for weights in (torch.ones(1), torch.ones(2, 2)[:, 0], torch.ones(2).double()):
+        with pytest.raises(RuntimeError, match="weights are contiguous float32, one of each id"):
+            KERNELS.pool_rows_(*given, False, weights, torch.empty(2, 4))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    dim=st.integers(1, 130),
+    steps=st.integers(1, 40),
+    decay=st.sampled_from([0.0, 1e-5, 1e-2, 1.0]),
+    eps=st.sampled_from([1e-12, 1e-8, 1e-7, 1e-3]),
+    keep=st.sampled_from([1.0, 0.99]),
+    size=st.sampled_from([1e-18, 1e-9, 1e-4, 1.0, 1e6]),
+    seed=st.integers(0, 2**31),
+)
+def test_replays_steps(rows, dim, steps, decay, eps, keep, size, seed):
+    draw = torch.Generator().manual_seed(seed)
+    w = torch.randn(rows, dim, generator=draw)
+    # Moments as gradients of this size leave them; of some elements there has been none.
+    m = torch.randn(rows, dim, generator=draw) * size
+    v = m.square() * (0.1 + torch.rand(rows, dim, generator=draw))
+    never = torch.rand(rows, dim, generator=draw) < 0.2
+    m[never], v[never] = 0.0, 0.0
+    last = torch.randint(0, steps + 1, (rows,), generator=draw).int()
+    rates = torch.rand(steps, generator=draw) * 1e-3
+    constants = torch.stack([rates, torch.full_like(rates, eps), torch.full_like(rates, keep)], 1)
+    # As the kernel is given them.
+    one, two = (float(torch.tensor(beta, dtype=torch.float32)) for beta in (0.9, 0.999))
+    expected = [tensor.double() for tensor in (w, m, v)]
+    for step, (alpha, e, k) in enumerate(constants.double()):
+        at = last <= step
+        ew, em, ev = (tensor[at] for tensor in expected)
+        g = 2 * decay * ew
+        em = one * em + (1 - one) * g
+        ev = two * ev + (1 - two) * g * g
+        ew = k * ew - alpha * em / (ev.sqrt() + e)
+        for tensor, values in zip(expected, (ew, em, ev), strict=True):
+            tensor[at] = values
+    KERNELS.catch_up_range_(w, m, v, last, 0, rows, constants, 0, steps, 0.9, 0.999, decay)
+    assert (last == steps).all()
+    for found, exact in zip((w, m, v), expected, strict=True):
+        scale = exact.abs().max().item()
+        # Numbers below the least normal one are 0.
+        atol = 2e-6 * scale + torch.finfo(torch.float32).tiny
+        torch.testing.assert_close(found.double(), exact, rtol=2e-5, atol=atol)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    tables=st.lists(st.integers(1, 5000), min_size=1, max_size=4),
+    shared=st.booleans(),
+    bags=st.integers(1, 6),
+    longest=st.integers(0, 5),
+    dim=st.integers(1, 70),
+    kind=st.sampled_from(["sum", "mean", "weighted", "weighted mean", "sequence"]),
+    id_type=st.sampled_from([torch.int32, torch.int64]),
+    offset_type=st.sampled_from([torch.int32, torch.int64]),
+    number_of_threads=st.integers(1, 4),
+    seed=st.integers(0, 2**31),
+)
+def test_sums_by_row(
+    tables, shared, bags, longest, dim, kind, id_type, offset_type, number_of_threads, seed
+):
+    draw = torch.Generator().manual_seed(seed)
+    features = [*range(len(tables)), *([len(tables) - 1] if shared else [])]
+    ids, offsets, first_rows = drawn_lookup(draw, tables, features, bags, longest)
+    pooled, mean = kind != "sequence", "mean" in kind
+    weights = torch.rand(len(ids), generator=draw) if "weighted" in kind else None
+    shape = (bags, len(features) * dim) if pooled else (len(ids), dim)
+    # Columns of a wider matrix, as one array's are.
+    wide = torch.randn(shape[0], shape[1] + 3, generator=draw)
+    grad = wide[:, 2 : 2 + shape[1]]
+    with torch_threads(number_of_threads):
+        rows, sums, counts = summed(
+            ids.to(id_type),
+            offsets.to(offset_type),
+            first_rows,
+            sum(tables),
+            grad,
+            dim,
+            pooled=pooled,
+            mean=mean,
+            weights=weights,
+        )
+    expected = summed_in_float64(
+        ids, offsets, first_rows, sum(tables), grad, dim, pooled, mean, weights
+    )
+    assert torch.equal(rows, expected[0])
+    torch.testing.assert_close(sums.double(), expected[1], rtol=1e-5, atol=1e-5)
+    assert torch.equal(counts, expected[2])
+
+
+def test_one_feature_needs_no_offsets():
+    ids = torch.tensor([5, 2, 5])
+    grad = torch.tensor([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])
+    rows, sums, counts = summed(
+        ids, NO_OFFSETS, torch.zeros(1, dtype=torch.int64), 6, grad, 2, pooled=False
+    )
+    assert rows.tolist() == [2, 5]
+    assert sums.tolist() == [[10.0, 20.0], [101.0, 202.0]]
+    assert counts.tolist() == [1, 2]
+
+
+def test_the_number_of_threads_changes_no_bit(threads):
+    draw = torch.Generator().manual_seed(0)
+    sizes = [50_000, 300, 7]
+    ids, offsets, first_rows = drawn_lookup(draw, sizes, [0, 1, 2], bags=9000, longest=2)
+    grad = torch.randn(9000, 3 * 12, generator=draw)
+    found = []
+    for number in (1, 2, 3, 7):
+        threads(number)
+        found.append(summed(ids, offsets, first_rows, sum(sizes), grad, 12, pooled=True))
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
+@pytest.mark.parametrize("wrong", [-1, 3])
+def test_an_id_outside_its_table_is_refused_and_leaves_nothing_behind(wrong):
+    first_rows, grad = torch.tensor([0, 3]), torch.ones(1, 8)
+    offsets = torch.tensor([0, 1, 2])
+    with pytest.raises(IndexError, match="outside its table"):
+        summed(torch.tensor([wrong, 0]), offsets, first_rows, 6, grad, 4, pooled=True)
+    rows, _, counts = summed(torch.tensor([1, 2]), offsets, first_rows, 6, grad, 4, pooled=True)
+    assert rows.tolist() == [1, 5]
+    assert counts.tolist() == [1, 1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.integers(0, 40),
+    dim=st.integers(1, 70),
+    clipped=st.floats(0, 1),
+    l2=st.sampled_from([0.0, 1e-5, 0.3]),
+    seed=st.integers(0, 2**31),
+)
+def test_measures_rows(n, dim, clipped, l2, seed):
+    draw = torch.Generator().manual_seed(seed)
+    weights = torch.randn(50, dim, generator=draw)
+    rows = torch.randperm(50, generator=draw)[:n]
+    grads = torch.randn(n, dim, generator=draw)
+    kept, columns = grads.clone(), round(clipped * dim)
+    decayed, squares = KERNELS.measure_rows(weights, rows, grads, columns, l2)
+    expected = grads.double() + 2 * l2 * weights[rows].double()
+    torch.testing.assert_close(decayed.double(), expected, rtol=1e-6, atol=1e-6)
+    parts = expected[:, :columns], expected[:, columns:], weights[rows][:, :columns].double()
+    torch.testing.assert_close(
+        squares.double(), torch.stack([p.square().sum(1) for p in parts]), rtol=1e-5, atol=1e-6
+    )
+    assert torch.equal(grads, kept)

@@ -1,0 +1,466 @@
+"""Helen in plain PyTorch."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.functional import binary_cross_entropy_with_logits as bce
+
+from stampede.optim.helen import Helen, HelenSettings, perturbation
+from stampede.optim.nonfinite import NonFiniteGradientError
+from support.helen_model import (
+    ROWS,
+    SETTINGS,
+    Net,
+    batch,
+    closure_of,
+    counts_of,
+    largest_difference,
+    logits,
+    reference_after,
+    train,
+)
+from support.helen_reference import ReferenceHelen
+
+
+@pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}], ids=str)
+@pytest.mark.parametrize("group_kind", ["embedding", "dense"])
+def test_module_options_that_work_against_it_are_refused(option, group_kind):
+    table = nn.Embedding(5, 3, **option)
+    Helen([{"params": [table.weight], "kind": group_kind}])
+    with pytest.raises(ValueError, match=next(iter(option))):
+        table(torch.tensor([1]))
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"lr": -1}, "lr is -1"),
+        ({"rho": float("nan")}, "rho is nan"),
+        ({"rho": -0.1}, "rho is -0.1"),
+        ({"bound": 1.5}, "bound is 1.5"),
+        ({"bound": float("nan")}, "bound is nan"),
+        ({"betas": (0.9, 1.0)}, "betas"),
+        ({"betas": (0.9,)}, "betas"),
+        ({"eps": 0.0}, "eps is 0.0"),
+        ({"weight_decay": -1.0}, "weight_decay is -1.0"),
+        ({"l2": float("inf")}, "l2 is inf"),
+        ({"rows": "some"}, "'all' or 'touched'"),
+        ({"dense_norm": "total"}, "'all' or 'last_table'"),
+        ({"net_pert": "yes"}, "False or True"),
+    ],
+)
+def test_settings_out_of_range_are_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        Helen(Net().by_kind(), **arguments)
+    with pytest.raises(ValueError, match=words):
+        Helen([group | arguments for group in Net().by_kind()])
+
+
+def test_a_group_of_another_kind_is_refused():
+    with pytest.raises(ValueError, match="kind of a param group is 'wide'; write 'embedding'"):
+        Helen(Net().parameters(), kind="wide")
+
+
+def test_settings_are_hashable_and_those_of_the_repository():
+    settings = HelenSettings()
+    assert hash(settings) == hash(dataclasses.replace(settings))
+    assert (settings.rho, settings.bound, settings.eps) == (0.05, 0.3, 1e-8)
+
+
+def test_perturbation_by_hand():
+    grads = torch.tensor([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]])
+    counts = torch.tensor([8, 4, 1])
+    moved = perturbation(grads, counts, torch.tensor(5.0), torch.tensor(8), rho=0.5, bound=0.6)
+    torch.testing.assert_close(moved, torch.tensor([[0.3, 0.0], [0.0, 0.24], [0.0, 0.0]]))
+
+
+def test_perturbation_of_a_part_of_the_rows_is_that_part():
+    draw = torch.Generator().manual_seed(0)
+    grads, counts = torch.randn(9, 4, generator=draw), torch.arange(1, 10)
+    whole = (grads.norm(), counts.max(), 0.05, 0.3)
+    parts = [perturbation(grads[i], counts[i], *whole) for i in (slice(0, 4), slice(4, 9))]
+    assert torch.equal(torch.cat(parts), perturbation(grads, counts, *whole))
+    assert perturbation(grads[:0], counts[:0], *whole).shape == (0, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_zero_gradient_moves_nothing(dtype):
+    zero, counts = torch.zeros(2, 3, dtype=dtype), torch.tensor([1, 2])
+    moved = perturbation(zero, counts, zero.norm(), counts.max(), 0.05, 0.3)
+    assert moved.dtype == dtype and torch.equal(moved, zero)
+
+
+@pytest.mark.parametrize("net_pert", [False, True])
+@pytest.mark.parametrize("dense_norm", ["all", "last_table"])
+def test_twenty_steps_are_those_of_the_formulas(net_pert, dense_norm):
+    settings = SETTINGS | dict(net_pert=net_pert, dense_norm=dense_norm)
+    model = Net()
+    expected = reference_after(model, 20, **settings)
+    train(model, Helen(model.by_kind(), **settings), 20)
+    assert largest_difference(model, expected) < 1e-12
+
+
+@pytest.mark.parametrize("net_pert", [False, True])
+def test_l2_in_the_loss_reaches_norm_perturbation_and_absent_rows(net_pert):
+    settings = SETTINGS | dict(net_pert=net_pert)
+    model = Net()
+    everywhere = {name: 0.05 for name, _ in model.named_parameters()}
+    expected = reference_after(model, 20, l2=everywhere, **settings)
+    train(model, Helen(model.by_kind(), l2=0.05, **settings), 20)
+    assert largest_difference(model, expected) < 1e-12
+
+
+def test_touched_is_the_formula_restricted_to_the_rows_of_the_batch():
+    model = Net()
+    tables = {f"{name}.weight": 0.05 for name in ROWS}
+    settings = SETTINGS | dict(net_pert=True)
+    expected = reference_after(model, 20, touched_only=tuple(tables), l2=tables, **settings)
+    groups = [group | {"rows": "touched"} for group in model.by_kind()]
+    wide = {"params": [model.wide.weight], "kind": "dense", "rows": "touched", "l2": 0.05}
+    groups[0]["l2"] = 0.05
+    groups[1]["params"] = [p for p in groups[1]["params"] if p is not model.wide.weight]
+    train(model, Helen([*groups, wide], **settings), 20)
+    assert largest_difference(model, expected) < 1e-12
+
+
+def test_float32_stays_close():
+    model = Net(torch.float32)
+    expected = reference_after(model, 20, **SETTINGS)
+    train(model, Helen(model.by_kind(), **SETTINGS), 20)
+    assert largest_difference(model, expected) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"bound": 0.41},
+        {"rho": 0.31},
+        {"net_pert": True},
+        {"weight_decay": 0.0},
+        {"eps": 1e-7},
+        {"l2": {"item.weight": 1e-3}},
+        {"change_counts": lambda counts: counts.clamp(max=1)},
+        {"change_counts": lambda counts: counts.clamp(max=2)},
+    ],
+    ids=" ".join,
+)
+def test_the_comparison_notices_a_change(change):
+    model = Net()
+    changed = reference_after(model, 20, **SETTINGS | change)
+    train(model, Helen(model.by_kind(), **SETTINGS), 20)
+    assert largest_difference(model, changed) > 1e-6
+
+
+def test_the_two_norms_for_dense_parameters_differ():
+    model, last = Net(), {"net_pert": True, "dense_norm": "last_table"}
+    changed = reference_after(model, 20, **SETTINGS | last)
+    train(model, Helen(model.by_kind(), **SETTINGS, net_pert=True), 20)
+    assert largest_difference(model, changed) > 1e-6
+
+
+def test_gradients_without_counts_are_refused():
+    dense, sparse = nn.Embedding(5, 4), nn.Embedding(5, 4, sparse=True)
+    for table, words in ((dense, "sparse=True"), (sparse, "coalesced")):
+        optimizer = Helen([{"params": table.parameters(), "kind": "embedding"}])
+        table(torch.tensor([1, 2, 2])).sum().backward()
+        if table is sparse:
+            table.weight.grad = table.weight.grad.coalesce()
+        with pytest.raises(ValueError, match=words):
+            optimizer.first_step()
+
+
+def lookups(optimizer, table, parts):
+    def closure():
+        values = torch.cat([table(torch.tensor(ids)) for ids in parts])
+        loss = (values * torch.arange(1.0, 4.0)).tanh().sum()
+        loss.backward()
+        return loss
+
+    optimizer.zero_grad()
+    optimizer.step(closure)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_several_lookups_of_a_table_add_their_counts(kind):
+    """torch merges the entries of their gradients, so that the gradient alone tells too little."""
+
+    def trained(parts, steps=3):
+        torch.manual_seed(0)
+        table = kind(
+            ROWS["item"], 3, sparse=True, **({} if kind is nn.Embedding else {"mode": "sum"})
+        )
+        optimizer = Helen([table.weight], lr=0.1, rho=0.5, bound=0.0, l2=0.01)
+        shape = (lambda ids: ids) if kind is nn.Embedding else (lambda ids: [[i] for i in ids])
+        for _ in range(steps):
+            lookups(optimizer, table, [shape(ids) for ids in parts])
+        return table.weight
+
+    once = trained([[0, 1, 0, 1, 0, 1, 0]])
+    torch.testing.assert_close(trained([[0, 1], [0, 1], [0, 1], [0]]), once)
+    torch.testing.assert_close(trained([[0, 1, 0], [1], [0, 1, 0]]), once)
+
+
+def test_counts_of_several_lookups_decide_how_far_rows_move():
+    table = nn.Embedding(5, 3, sparse=True)
+    optimizer = Helen([table.weight], rho=0.5, bound=0.0)
+    before = table.weight.detach().clone()
+    parts = ([0, 1], [0, 1], [0, 1], [0])
+    # Multiplied, because torch merges only gradients that are contiguous.
+    sum((table(torch.tensor(ids)) * torch.ones(3)).sum() for ids in parts).backward()
+    optimizer.first_step()
+    moved = (table.weight.detach() - before).norm(dim=1)
+    # Gradients are 4 and 3 in every column, counts 4 and 3.
+    torch.testing.assert_close(moved[:2], 0.5 * torch.tensor([4 / 5, 3 / 5 * 3 / 4]))
+    assert not moved[2:].any()
+
+
+def test_a_gradient_that_is_coalesced_after_several_lookups_is_refused():
+    table = nn.Embedding(5, 3, sparse=True)
+    optimizer = Helen([table.weight])
+    before = table.weight.detach().clone()
+    (table(torch.tensor([0, 1])) + table(torch.tensor([1, 1]))).sum().backward()
+    table.weight.grad = table.weight.grad.coalesce()
+    with pytest.raises(ValueError, match="coalesced"):
+        optimizer.first_step()
+    assert torch.equal(table.weight, before)
+
+
+def test_touched_leaves_other_rows_and_their_moments_alone():
+    model = Net()
+    optimizer = Helen(model.by_kind(), lr=0.1, weight_decay=0.1, l2=0.1, rows="touched")
+    train(model, optimizer, 1)
+    seen = counts_of(*batch(0)[:2])["user.weight"] > 0
+    train(model, optimizer, 1, first=1)
+    now = counts_of(*batch(1)[:2])["user.weight"] > 0
+    fresh = Net().user.weight
+    assert torch.equal((model.user.weight != fresh).any(1), seen | now)
+    assert torch.equal((optimizer.state[model.user.weight]["exp_avg"] != 0).any(1), seen | now)
+
+
+def test_all_lets_absent_rows_coast():
+    model = Net()
+    optimizer = Helen(model.by_kind(), lr=0.1)
+    train(model, optimizer, 1)
+    after_first = model.user.weight.detach().clone()
+    train(model, optimizer, 1, first=1)
+    only_first = (counts_of(*batch(0)[:2])["user.weight"] > 0) & (
+        counts_of(*batch(1)[:2])["user.weight"] == 0
+    )
+    assert only_first.any()
+    assert (model.user.weight != after_first)[only_first].all()
+
+
+def test_parameters_without_gradient_and_empty_batches_are_left_out():
+    model = Net()
+    groups = model.by_kind()
+    unused, empty = nn.Parameter(torch.ones(3)), nn.EmbeddingBag(5, 2, sparse=True, mode="sum")
+    groups[1]["params"].append(unused)
+    groups[0]["params"].append(empty.weight)
+    optimizer = Helen(groups, net_pert=True)
+    users, items, labels = batch(0)
+    nothing = torch.empty(0, dtype=torch.int64)
+
+    def closure():
+        pooled = empty(nothing, torch.zeros(len(users), dtype=torch.int64))
+        loss = bce(model(users, items) + pooled.sum(1), labels)
+        loss.backward()
+        return loss
+
+    before = empty.weight.detach().clone()
+    optimizer.step(closure)
+    assert torch.equal(unused, torch.ones(3)) and unused not in optimizer.state
+    assert torch.equal(empty.weight, before)
+
+
+@pytest.mark.parametrize(
+    "group_kind, sparse", [("embedding", True), ("dense", True), ("dense", False)]
+)
+@pytest.mark.parametrize("rows", ["all", "touched"])
+def test_a_padding_row_never_changes(group_kind, sparse, rows):
+    table = nn.Embedding(6, 3, sparse=sparse, padding_idx=1)
+    with torch.no_grad():
+        table.weight.fill_(2.0)
+    optimizer = Helen(
+        [{"params": [table.weight], "kind": group_kind}],
+        lr=0.1,
+        rho=0.5,
+        l2=0.1,
+        weight_decay=0.1,
+        rows=rows,
+        net_pert=True,
+    )
+    seen = []
+
+    def closure():
+        seen.append(table.weight.detach().clone())
+        loss = table(torch.tensor([0, 1, 1, 2])).square().sum()
+        # A lookup that does not know of the padding gives the row a gradient.
+        loss = loss + functional.embedding(torch.tensor([1, 2]), table.weight, sparse=sparse).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.zero_grad()
+        optimizer.step(closure)
+    padding = torch.stack([*seen, table.weight.detach()])[:, 1]
+    assert torch.equal(padding, torch.full_like(padding, 2.0))
+    assert not optimizer.state[table.weight]["exp_avg"][1].any()
+    assert (seen[1][[0, 2]] != 2.0).all() and (table.weight[[0, 2]] != 2.0).all()
+    absent_move = rows == "all" or not sparse
+    assert (table.weight[3:] != 2.0).all() == absent_move
+
+
+def test_a_padding_row_is_no_part_of_the_norm():
+    moves = []
+    for padding in (0.0, 100.0):
+        table = nn.Embedding(4, 2, sparse=True, padding_idx=3)
+        with torch.no_grad():
+            table.weight.fill_(1.0)[3] = padding
+        optimizer = Helen([table.weight], rho=0.5, l2=0.1)
+        table(torch.tensor([0, 0, 1])).sum().backward()
+        optimizer.first_step()
+        moves.append(table.weight[:3].detach().clone())
+    torch.testing.assert_close(*moves)
+
+
+@pytest.mark.parametrize("net_pert", [False, True])
+def test_a_step_with_zero_gradients_is_finite_and_changes_nothing(net_pert):
+    model = Net()
+    before = copy.deepcopy(model.state_dict())
+    users, items, _ = batch(0)
+
+    def closure():
+        loss = model(users, items).sum() * 0.0
+        loss.backward()
+        return loss
+
+    Helen(model.by_kind(), net_pert=net_pert).step(closure)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("net_pert", [False, True])
+def test_two_calls_equal_step_even_if_gradients_share_memory(net_pert):
+    one, other = Net(), Net()
+    train(one, Helen(one.by_kind(), net_pert=net_pert), 3)
+    optimizer = Helen(other.by_kind(), net_pert=net_pert)
+    for step in range(3):
+        optimizer.zero_grad(set_to_none=False)
+        closure = closure_of(other, step)
+        closure()
+        buffers = {param: param.grad for param in other.hidden.parameters()}
+        optimizer.first_step()
+        # DistributedDataParallel writes the second gradient where the first one was.
+        for param, buffer in buffers.items():
+            param.grad = buffer.zero_()
+        closure()
+        optimizer.second_step()
+    assert largest_difference(one, dict(other.named_parameters())) == 0.0
+
+
+def test_step_returns_the_loss_before_the_step():
+    model = Net()
+    peer = ReferenceHelen(dict(model.named_parameters()), ("user.weight", "item.weight"))
+    users, items, labels = batch(0)
+    expected = peer.step(lambda w: bce(logits(w, users, items), labels), counts_of(users, items), 1)
+    returned = Helen(model.by_kind()).step(closure_of(model, 0))
+    assert returned.item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_restore_undoes_the_first_step_bit_for_bit():
+    model = Net()
+    before = copy.deepcopy(model.state_dict())
+    optimizer = Helen(model.by_kind(), net_pert=True)
+    closure_of(model, 0)()
+    optimizer.first_step()
+    moved = [name for name, value in model.state_dict().items() if (value != before[name]).any()]
+    assert len(moved) == len(before)
+    optimizer.restore()
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+
+
+def test_a_closure_that_fails_leaves_the_weights_where_they_were():
+    model, calls = Net(), []
+    before = copy.deepcopy(model.state_dict())
+    optimizer, inner = Helen(model.by_kind()), closure_of(model, 0)
+
+    def closure():
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyError("second")
+        return inner()
+
+    with pytest.raises(KeyError, match="second"):
+        optimizer.step(closure)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    train(model, optimizer, 1)
+
+
+def test_steps_out_of_order_are_refused():
+    model = Net()
+    optimizer = Helen(model.by_kind())
+    with pytest.raises(RuntimeError, match="without first_step"):
+        optimizer.second_step()
+    closure_of(model, 0)()
+    optimizer.first_step()
+    with pytest.raises(RuntimeError, match="called twice"):
+        optimizer.first_step()
+    with pytest.raises(ValueError, match="closure"):
+        optimizer.step()
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing():
+    model, calls = Net(), []
+    before = copy.deepcopy(model.state_dict())
+    optimizer = Helen(model.by_kind(), l2=0.1)
+    users, items, labels = batch(0)
+
+    def closure():
+        calls.append(1)
+        loss = bce(model(users, items), labels) * (float("nan") if len(calls) == 2 else 1.0)
+        loss.backward()
+        return loss
+
+    with pytest.raises(NonFiniteGradientError):
+        optimizer.step(closure)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    assert not any(state["step"] for state in optimizer.state.values())
+
+
+def test_state_dict_continues_exactly():
+    whole, model = Net(), Net()
+    settings = SETTINGS | dict(net_pert=True, dense_norm="last_table", l2=1e-3)
+    train(whole, Helen(whole.by_kind(), **settings), 6)
+    half = Helen(model.by_kind(), **settings)
+    train(model, half, 3)
+    resumed = Net()
+    resumed.load_state_dict(model.state_dict())
+    optimizer = Helen(resumed.by_kind())
+    optimizer.load_state_dict(copy.deepcopy(half.state_dict()))
+    assert optimizer.param_groups[1]["dense_norm"] == "last_table"
+    train(resumed, optimizer, 3, first=3)
+    assert largest_difference(whole, dict(resumed.named_parameters())) == 0.0
+
+
+def test_tables_of_lower_precision_keep_float32_moments():
+    table = nn.Embedding(6, 3, sparse=True, dtype=torch.bfloat16)
+    optimizer = Helen([table.weight], l2=0.1, lr=0.1)
+
+    def closure():
+        loss = table(torch.tensor([0, 0, 2])).float().square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    again = Helen([table.weight])
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for name in ("exp_avg", "exp_avg_sq"):
+        kept = again.state[table.weight][name]
+        assert kept.dtype == torch.float32
+        assert torch.equal(kept, optimizer.state[table.weight][name])
+    again.zero_grad()
+    again.step(closure)
+    assert table.weight.dtype == torch.bfloat16 and torch.isfinite(table.weight).all()

@@ -1,0 +1,363 @@
+"""Counts of ids behind a table's gradient: told, noted, given or refused; modules of tables."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from stampede.optim import CowClip, CowClipAdam, CowClipSGD
+from stampede.optim.row_gradients import ids_behind
+from support.one_table import EVERY_CLASS, ids_of_step, table, train
+
+ROWS, DIM = 6, 3
+
+
+class Lookups:
+    """One table, looked up by modules of every kind."""
+
+    def __init__(self, padding_idx=None):
+        self.embedding = nn.Embedding(ROWS, DIM, sparse=True, padding_idx=padding_idx)
+        self.weight = self.embedding.weight
+        self.bags = {}
+        for mode in ("sum", "mean"):
+            for last in (False, True):
+                bag = nn.EmbeddingBag(
+                    ROWS,
+                    DIM,
+                    sparse=True,
+                    mode=mode,
+                    padding_idx=padding_idx,
+                    include_last_offset=last,
+                )
+                bag.weight = self.weight
+                self.bags[mode, last] = bag
+
+    def look_up(self, kind, ids):
+        ids = torch.tensor(ids, dtype=torch.int64)
+        if kind == "embedding":
+            return self.embedding(ids)
+        if kind == "2d":
+            return self.bags["sum", False](ids[:, None])
+        if kind == "weighted":
+            factors = torch.rand(len(ids), requires_grad=True)
+            return self.bags["sum", True](ids, torch.tensor([0, len(ids)]), factors)
+        offsets = [0, 1, len(ids)] if kind[1] else [0, 1]
+        return self.bags[kind](ids, torch.tensor(offsets))
+
+
+KINDS = ["embedding", "2d", "weighted", ("sum", False), ("sum", True), ("mean", True)]
+lookup = st.tuples(
+    st.sampled_from(KINDS), st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=9)
+)
+passes = st.lists(st.lists(lookup, min_size=1, max_size=3), min_size=1, max_size=3)
+
+
+def backward(results):
+    sum(result.square().sum() for result in results).backward()
+
+
+@settings(max_examples=60, deadline=None)
+@given(passes=passes, padding_idx=st.sampled_from([None, 0, 5]))
+def test_every_occurrence_counts(passes, padding_idx):
+    table = Lookups(padding_idx)
+    CowClipSGD([table.weight])
+    expected = []
+    for lookups in passes:
+        backward(table.look_up(kind, ids) for kind, ids in lookups)
+        expected += [i for _, ids in lookups for i in ids if i != padding_idx]
+    assert sorted(ids_behind(table.weight).tolist()) == sorted(expected)
+
+
+@pytest.mark.parametrize("passes", [[[3, 5], [3, 5]], [[3, 3, 5, 5]], [[3], [3], [5], [5]]])
+@pytest.mark.parametrize("one_backward", [True, False])
+def test_the_step_is_that_of_one_lookup(passes, one_backward):
+    """Clipped rows: their step is proportional to the count."""
+    table = nn.Embedding(ROWS, DIM, sparse=True)
+    with torch.no_grad():
+        table.weight.copy_(torch.arange(1.0, ROWS * DIM + 1).view(ROWS, DIM))
+    before = table.weight.detach().clone()
+    optimizer = CowClipSGD(table.parameters(), lr=1.0, clip=CowClip(ratio=1e-3))
+    losses = [table(torch.tensor(ids)).square().sum() for ids in passes]
+    for loss in [sum(losses)] if one_backward else losses:
+        loss.backward()
+    optimizer.step()
+    moved = (before - table.weight.detach()).norm(dim=1)
+    expected = torch.zeros(ROWS)
+    expected[[3, 5]] = 2 * 1e-3 * before[[3, 5]].norm(dim=1)
+    torch.testing.assert_close(moved, expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("whose", ["optimizer", "module"])
+def test_zero_grad_forgets(set_to_none, whose):
+    table = Lookups()
+    optimizer = CowClipSGD([table.weight])
+    for _ in range(2):
+        backward([table.look_up("embedding", [1, 2]), table.look_up("embedding", [1, 2])])
+        assert sorted(ids_behind(table.weight).tolist()) == [1, 1, 2, 2]
+        {"optimizer": optimizer, "module": table.embedding}[whose].zero_grad(set_to_none)
+
+
+def test_a_gradient_put_in_place_by_hand_counts_for_itself():
+    table = Lookups()
+    CowClipSGD([table.weight])
+    backward([table.look_up("embedding", [1, 2]), table.look_up("embedding", [1, 2])])
+    table.weight.grad = torch.sparse_coo_tensor([[4, 4]], torch.ones(2, DIM), (ROWS, DIM))
+    assert ids_behind(table.weight).tolist() == [4, 4]
+
+
+def test_what_is_added_to_lost_counts_is_lost():
+    table = Lookups()
+    optimizer = CowClipSGD([table.weight])
+    backward([table.look_up("embedding", [1, 2, 2])])
+    table.weight.grad = table.weight.grad.coalesce()
+    backward([table.look_up("embedding", [1, 2, 2])])
+    assert ids_behind(table.weight) is None
+    with pytest.raises(ValueError, match="coalesced"):
+        optimizer.step()
+
+
+def test_a_backward_that_fails_leaves_no_counts():
+    table = Lookups()
+    CowClipSGD([table.weight])
+    first, second = (table.look_up("embedding", [1, 2]) for _ in range(2))
+    # The engine comes to the second lookup first, and no further.
+    first.register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        backward([first, second])
+    backward([table.look_up("embedding", [4])])
+    assert ids_behind(table.weight).tolist() == [4]
+
+
+def test_evaluation_between_backward_and_step_does_not_count():
+    table = Lookups()
+    CowClipSGD([table.weight])
+    backward([table.look_up("embedding", [1, 2]), table.look_up("embedding", [1])])
+    table.look_up("embedding", [3, 3])
+    with torch.no_grad():
+        table.look_up("embedding", [3, 3])
+    assert sorted(ids_behind(table.weight).tolist()) == [1, 1, 2]
+
+
+def test_passes_of_functional_lookups_add_up():
+    weight = nn.Parameter(torch.randn(ROWS, DIM))
+    CowClipSGD([weight])
+    for _ in range(2):
+        functional.embedding(torch.tensor([1, 2]), weight, sparse=True).square().sum().backward()
+    assert sorted(ids_behind(weight).tolist()) == [1, 1, 2, 2]
+
+
+def test_lookups_in_a_checkpointed_part_count_once():
+    table = Lookups()
+    CowClipSGD([table.weight])
+    for reentrant in (False, True):
+        table.weight.grad = None
+        part = torch.utils.checkpoint.checkpoint(
+            lambda start: table.look_up("embedding", [1, 2]) + start,
+            torch.zeros((), requires_grad=True),
+            use_reentrant=reentrant,
+        )
+        backward([part, table.look_up("embedding", [1, 2])])
+        assert sorted(ids_behind(table.weight).tolist()) == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("order", [("model", "optimizer"), ("optimizer", "model")])
+def test_copies_count_too(order):
+    made = {"model": nn.Embedding(ROWS, DIM, sparse=True)}
+    made["optimizer"] = CowClipAdam(made["model"].parameters())
+    copied = copy.deepcopy({name: made[name] for name in order})
+    model = copied["model"]
+    backward([model(torch.tensor([1, 2])), model(torch.tensor([1, 2]))])
+    assert sorted(ids_behind(model.weight).tolist()) == [1, 1, 2, 2]
+    copied["optimizer"].step()
+    assert model.weight in copied["optimizer"].state
+
+
+def test_nothing_is_kept_alive():
+    table = nn.Embedding(ROWS, DIM, sparse=True)
+    optimizer = CowClipSGD(table.parameters())
+    backward([table(torch.tensor([1, 2])), table(torch.tensor([1, 2]))])
+    optimizer.step()
+    alive = weakref.ref(table)
+    del table, optimizer
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_dense_gradient_has_no_counts():
+    made = nn.Embedding(5, 4)
+    optimizer = CowClipAdam(made.parameters())
+    made(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match=r"dense.*sparse=True.*counts="):
+        optimizer.step()
+
+
+def test_a_dense_gradient_does_not_tell_which_rows_were_touched():
+    made = nn.Embedding(5, 4)
+    optimizer = CowClipAdam(made.parameters(), lr=0.1, l2=1e-2, clip=None, rows="touched")
+    made(torch.tensor([1, 1])).sum().backward()
+    before = made.weight.detach().clone()
+    with pytest.raises(ValueError, match=r"dense.*rows='touched'.*sparse=True.*counts="):
+        optimizer.step()
+    assert torch.equal(made.weight, before)
+    optimizer.step(counts={made.weight: torch.tensor([0, 2, 0, 0, 0])})
+    changed = (made.weight != before).any(1).nonzero().flatten()
+    assert changed.tolist() == [1]
+
+
+def test_a_dense_gradient_is_fine_without_clip():
+    made = nn.Embedding(5, 4)
+    peer = nn.Embedding(5, 4)
+    peer.load_state_dict(made.state_dict())
+    ours = CowClipAdam(made.parameters(), lr=0.1, eps=1e-8, clip=None, eps_placement="torch")
+    theirs = torch.optim.Adam(peer.parameters(), lr=0.1, eps=1e-8)
+    for optimizer, module in ((ours, made), (theirs, peer)):
+        for ids in ([1, 2], [2, 2]):
+            optimizer.zero_grad()
+            module(torch.tensor(ids)).square().sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(made.weight, peer.weight)
+
+
+def test_a_coalesced_gradient_has_lost_its_counts_and_nothing_is_changed():
+    good, bad = table(), table()
+    optimizer = CowClipAdam([*good.parameters(), *bad.parameters()])
+    for made in (good, bad):
+        made(torch.tensor([1, 2, 2])).sum().backward()
+    bad.weight.grad = bad.weight.grad.coalesce()
+    before = good.weight.detach().clone()
+    with pytest.raises(ValueError, match=r"coalesce\(\).*DistributedDataParallel.*GradScaler"):
+        optimizer.step()
+    assert torch.equal(good.weight, before)
+
+
+def test_under_ddp_counts_must_be_passed():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        made, alone = table(), table()
+        optimizer = CowClipAdam(made.parameters(), lr=0.1)
+        parallel = nn.parallel.DistributedDataParallel(made)
+        # The second lookup is one that DDP does not see.
+        (parallel(ids_of_step(0)).square().sum() + made(ids_of_step(1)).square().sum()).backward()
+        with pytest.raises(ValueError, match="DistributedDataParallel"):
+            optimizer.step()
+        both = torch.cat([ids_of_step(0), ids_of_step(1)])
+        optimizer.step(counts={made.weight: torch.bincount(both, minlength=20)})
+        peer = CowClipAdam(alone.parameters(), lr=0.1)
+        alone(both).square().sum().backward()
+        peer.step()
+        torch.testing.assert_close(made.weight, alone.weight)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        torch.ones(19, dtype=torch.int64),
+        torch.ones(20),
+        torch.ones(20, 1, dtype=torch.int64),
+        torch.full((20,), -1),
+    ],
+)
+def test_counts_that_do_not_fit_are_refused(counts):
+    made = table()
+    optimizer = CowClipAdam(made.parameters())
+    made(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match="one integer of at least 0 per row"):
+        optimizer.step(counts={made.weight: counts})
+
+
+def test_counts_of_something_else_are_refused():
+    made = table()
+    optimizer = CowClipAdam(made.parameters())
+    made(torch.tensor([1])).sum().backward()
+    for key in (made, table().weight, "weight"):
+        with pytest.raises(ValueError, match=r"module\.weight"):
+            optimizer.step(counts={key: torch.ones(20, dtype=torch.int64)})
+
+
+def test_gradients_of_other_layouts_are_refused():
+    made = table()
+    optimizer = CowClipAdam(made.parameters())
+    made.weight.grad = torch.ones(20, 4).to_sparse()
+    with pytest.raises(ValueError, match="neither dense nor sparse by rows"):
+        optimizer.step()
+
+
+@EVERY_CLASS
+@pytest.mark.parametrize("kind", ["embedding", "bag", "argument", "negative argument"])
+def test_padding_rows_never_change(optimizer_class, kind):
+    given = {"argument": 3, "negative argument": -17}.get(kind)
+    if kind == "bag":
+        made = nn.EmbeddingBag(20, 4, sparse=True, mode="sum", padding_idx=3)
+    else:
+        made = table(padding_idx=3 if given is None else None)
+    nn.init.normal_(made.weight)
+    before = made.weight.detach().clone()
+    optimizer = optimizer_class(
+        made.parameters(), lr=0.1, l2=0.1, weight_decay=0.1, padding_idx=given
+    )
+    for ids in ([3, 1, 1, 3], [4, 3, 3, 1]):
+        optimizer.zero_grad()
+        made(torch.tensor(ids).view(2, 2)).square().sum().backward()
+        optimizer.step()
+    assert torch.equal(made.weight[3], before[3])
+    assert (made.weight != before).any(1).sum() == 19
+
+
+def test_the_padding_row_of_one_of_two_modules_never_changes():
+    padded = table(padding_idx=3)
+    other = nn.Embedding(20, 4, sparse=True, _weight=torch.empty(20, 4))
+    other.weight = padded.weight
+    optimizer = CowClipAdam(padded.parameters(), lr=0.1)
+    before = padded.weight.detach().clone()
+    (other(torch.tensor([3, 4])).sum() + padded(torch.tensor([4])).sum()).backward()
+    optimizer.step()
+    assert (padded.weight != before).any(1).nonzero().flatten().tolist() == [4]
+
+
+def test_padding_rows_that_differ_are_refused():
+    one, other = table(padding_idx=3), table(padding_idx=0)
+    other.weight = one.weight
+    CowClipAdam(one.parameters())
+    one(torch.tensor([1]))
+    with pytest.raises(ValueError, match="give them the same"):
+        other(torch.tensor([1]))
+    alone = table(padding_idx=3)
+    optimizer = CowClipAdam(alone.parameters(), padding_idx=4)
+    with pytest.raises(ValueError, match="give the optimizer none"):
+        train(alone, optimizer, 1)
+
+
+@pytest.mark.parametrize("options", [{"scale_grad_by_freq": True}, {"max_norm": 1.0}])
+def test_modules_that_rescale_are_refused(options):
+    (name,) = options
+    made = table(**options)
+    CowClipAdam(made.parameters())
+    with pytest.raises(ValueError, match=name):
+        made(torch.tensor([1]))
+
+
+def test_parameters_that_are_no_tables_are_refused():
+    for param, words in (
+        (torch.zeros(3), "no table"),
+        (torch.zeros(3, 2, 2), "no table"),
+        (torch.zeros(3, 2).T, "contiguous"),
+        (torch.zeros(3, 2, dtype=torch.int64), "floating-point"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            CowClipAdam([param])
+
+
+def test_tables_on_several_devices_are_refused():
+    tables = [table().weight, torch.zeros(3, 2, device="meta", requires_grad=True)]
+    with pytest.raises(ValueError, match="one optimizer for each device"):
+        CowClipAdam(tables).step()

@@ -1,0 +1,304 @@
+"""The Triton kernels against float64, and what they are compiled to."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from stampede.optim.lookup import sorted_runs
+from stampede.optim.rules import Adam, step_constants
+from stampede.optim.triton import MANY_OCCURRENCES, block_sizes
+from stampede.optim.triton.steps import catch_up_range_, catch_up_rows_
+from stampede.optim.triton.sum_runs import sum_runs
+from support.lookups import DEVICE, dense, lookups, random_gradient, random_lookup, small_blocks
+from support.paths import ROOT
+
+
+def test_tiles_are_powers_of_two_that_hold_a_row():
+    for dim, occurrences in product(range(4, 257, 4), (0, 1, 1 << 20, MANY_OCCURRENCES)):
+        sizes = block_sizes(dim, occurrences)
+        assert all(size >= 1 and size & (size - 1) == 0 for size in asdict(sizes).values())
+        assert dim <= sizes.columns < 2 * dim
+        assert sizes.together <= sizes.window
+        # Registers of a thread, with several values an element.
+        for elements, warps in (
+            (sizes.together * sizes.columns, sizes.window_warps),
+            (sizes.runs * sizes.columns, sizes.run_warps),
+            (sizes.rows * sizes.columns, sizes.row_warps),
+            (sizes.elements, sizes.element_warps),
+        ):
+            assert elements // (32 * warps) <= 16
+
+
+def test_windows_stay_few():
+    for occurrences in (1 << 19, 26 << 19):
+        assert occurrences / block_sizes(16, occurrences).window <= 1 << 16
+
+
+def assert_sums(lookup, dim, clipped, l2, sizes, grad=None):
+    grad = random_gradient(lookup, dim) if grad is None else grad
+    weights = torch.randn(lookup.rows, dim, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    nonfinite = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    runs = sorted_runs(lookup)
+    found = sum_runs(
+        runs,
+        grad.reshape(-1, dim),
+        weights,
+        clipped=clipped,
+        l2=l2,
+        nonfinite=nonfinite,
+        sizes=sizes,
+    )
+    expected, counts = dense(lookup, grad, dim)
+    rows = counts.nonzero().flatten()
+    number = len(rows)
+    w = weights.cpu().double()[rows]
+    expected = expected[rows] + 2 * l2 * w
+    bound = {"rtol": 1e-5, "atol": 1e-5 * float(counts.max()) if number else 0.0}
+    torch.testing.assert_close(found.grads[:number].cpu().double(), expected, **bound)
+    squares = torch.stack(
+        [
+            expected[:, :clipped].square().sum(1),
+            expected[:, clipped:].square().sum(1),
+            w[:, :clipped].square().sum(1),
+        ]
+    )
+    torch.testing.assert_close(
+        found.squares[:, :number].cpu().double(), squares, rtol=1e-4, atol=1e-4
+    )
+    assert int(nonfinite) == 0
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(lookup=lookups(), dim=st.sampled_from([4, 12, 20, 64]), data=st.data())
+def test_sums_of_any_lookup(lookup, dim, data):
+    clipped = data.draw(st.sampled_from([dim, dim - 1, dim - 3]))
+    assert_sums(lookup, dim, clipped, data.draw(st.sampled_from([0.0, 0.3])), small_blocks(dim))
+
+
+@pytest.mark.parametrize("weighted, mean", [(False, False), (True, True)])
+@pytest.mark.parametrize("batch", [1, 4, 5, 8, 63])
+def test_an_id_of_every_sample_crosses_windows(batch, weighted, mean):
+    """Windows of 4, two at a time; table 0 has rows before and behind the hot one."""
+    lookup = random_lookup(batch=batch, longest=1, hot=3, weighted=weighted, mean=mean)
+    assert_sums(lookup, 12, 10, 1e-2, small_blocks(12))
+
+
+def test_sizes_of_a_real_run():
+    lookup = random_lookup(batch=300, longest=2, hot=3, weighted=True)
+    assert_sums(lookup, 12, 10, 1e-2, None)
+
+
+def test_widest_rows():
+    assert_sums(random_lookup(), 256, 256, 1e-2, None)
+
+
+def test_a_gradient_in_half_precision():
+    lookup = random_lookup()
+    assert_sums(lookup, 12, 12, 0.0, None, random_gradient(lookup, 12).half())
+
+
+def test_bits_do_not_vary():
+    lookup = random_lookup(batch=40, hot=1)
+    one, other = (assert_sums(lookup, 12, 12, 0.1, small_blocks(12)) for _ in range(2))
+    number = int(sorted_runs(lookup).count)
+    assert torch.equal(one.grads[:number], other.grads[:number])
+    assert torch.equal(one.squares[:, :number], other.squares[:, :number])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e30])
+@pytest.mark.parametrize("column", [0, 11])
+@pytest.mark.parametrize("hot", [None, 3])
+def test_rows_that_are_not_finite_are_counted(bad, column, hot):
+    """1e30 is finite, its square is not."""
+    lookup = random_lookup(batch=20, hot=hot)
+    grad = random_gradient(lookup, 12)
+    grad[2, column] = bad
+    runs = sorted_runs(lookup)
+    nonfinite = torch.ones(1, dtype=torch.int32, device=DEVICE)
+    weights = torch.zeros(lookup.rows, 12, device=DEVICE)
+    sum_runs(
+        runs,
+        grad.view(-1, 12),
+        weights,
+        clipped=10,
+        l2=0.1,
+        nonfinite=nonfinite,
+        sizes=small_blocks(12),
+    )
+    expected, _ = dense(lookup, grad, 12)
+    rows = (~expected.abs().lt(1e20)).any(1).sum()
+    assert rows > 0 and int(nonfinite) == 1 + int(rows)
+
+
+BETAS = (0.9, 0.99)
+ROWS = 11
+FINITE = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+
+
+def rate(step):
+    """Learning rates change, as in a warm-up."""
+    return 1e-2 * (1 + step % 3) / 3
+
+
+def steps_after(first, count, placement="keras", decay=0.1):
+    rule = Adam(BETAS, 1e-5, placement)
+    constants = [
+        step_constants(rule, rate(step), step, decay)
+        for step in range(first + 1, first + count + 1)
+    ]
+    return torch.tensor(constants, dtype=torch.float32, device=DEVICE).reshape(-1, 3)
+
+
+def random_state(dim, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    w, m, v = (torch.randn(ROWS, dim, generator=draw) * 0.1 for _ in range(3))
+    return [t.to(DEVICE) for t in (w, m, v.square())]
+
+
+def marks(value):
+    return torch.full((ROWS,), value, dtype=torch.int32, device=DEVICE)
+
+
+def dense_loop(state, since, now, l2, placement="keras", decay=0.1):
+    """In float64, every row on its own; Adam as it is written in the papers."""
+    w, m, v = (t.cpu().double() for t in state)
+    for row, first in enumerate(since.tolist()):
+        for step in range(first + 1, now + 1):
+            g = 2 * l2 * w[row]
+            w[row] *= 1 - rate(step) * decay
+            m[row] = BETAS[0] * m[row] + (1 - BETAS[0]) * g
+            v[row] = BETAS[1] * v[row] + (1 - BETAS[1]) * g * g
+            one, two = 1 - BETAS[0] ** step, 1 - BETAS[1] ** step
+            if placement == "keras":
+                w[row] -= rate(step) * two**0.5 / one * m[row] / (v[row].sqrt() + 1e-5)
+            else:
+                w[row] -= rate(step) * (m[row] / one) / ((v[row] / two).sqrt() + 1e-5)
+    return w, m, v
+
+
+def assert_close(state, expected):
+    for found, whole in zip(state, expected, strict=True):
+        torch.testing.assert_close(
+            found.cpu().double(), whole, rtol=1e-4, atol=1e-6 * float(whole.abs().max())
+        )
+
+
+@pytest.mark.parametrize("placement", ["keras", "torch"])
+@pytest.mark.parametrize("dim", [4, 12, 20])
+def test_replay_is_the_dense_loop_with_changing_learning_rates(dim, placement):
+    state, last = random_state(dim), (torch.arange(ROWS) % 4 + 2).int().to(DEVICE)
+    expected = dense_loop(state, last, 9, l2=0.05, placement=placement)
+    steps = steps_after(2, 10, placement)
+    catch_up_range_(*state, last, 0, ROWS, steps, 2, 9, BETAS, 0.05, FINITE, small_blocks(dim))
+    assert_close(state, expected)
+    assert (last == 9).all()
+
+
+def test_only_the_rows_of_a_range_move():
+    state, last = random_state(12), marks(0)
+    before = [t.clone() for t in state]
+    expected = dense_loop(state, last, 3, l2=0.05)
+    catch_up_range_(*state, last, 2, 7, steps_after(0, 3), 0, 3, BETAS, 0.05, FINITE)
+    inside = torch.zeros(ROWS, dtype=torch.bool)
+    inside[2:7] = True
+    assert_close([t[2:7] for t in state], [t[2:7] for t in expected])
+    for found, was in zip(state, before, strict=True):
+        assert torch.equal(found[~inside], was[~inside])
+    assert torch.equal(last.cpu(), torch.where(inside, 3, 0).int())
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    cuts=st.sets(st.integers(1, 11), max_size=4),
+    dim=st.sampled_from([4, 12]),
+    l2=st.sampled_from([0.0, 0.05]),
+    seed=st.integers(0, 99),
+)
+def test_pieces_give_the_same_bits(cuts, dim, l2, seed):
+    """At once or in pieces, of a range or of listed rows, with rows at different steps."""
+    draw = torch.Generator().manual_seed(seed)
+    since = torch.randint(0, 5, (ROWS,), generator=draw).int().to(DEVICE)
+    at_once, in_pieces = random_state(dim, seed), random_state(dim, seed)
+    last = since.clone()
+    catch_up_range_(*at_once, last, 0, ROWS, steps_after(0, 12), 0, 12, BETAS, l2, FINITE)
+    last = since.clone()
+    listed = torch.randperm(ROWS, generator=draw)[:6].sort().values.to(DEVICE)
+    count = torch.tensor([4], dtype=torch.int32, device=DEVICE)
+    for now in [*sorted(cuts), 12]:
+        sizes = small_blocks(dim)
+        steps = steps_after(0, 12)
+        catch_up_rows_(*in_pieces, last, listed, count, steps, 0, now, BETAS, l2, FINITE, sizes)
+        assert (last[listed[:4]] == torch.clamp(since[listed[:4]], min=now)).all()
+        assert torch.equal(last[listed[4:]], since[listed[4:]])
+    # A window of steps that begins later.
+    earliest = int(last.min())
+    steps = steps_after(earliest, 12 - earliest)
+    catch_up_range_(*in_pieces, last, 0, ROWS, steps, earliest, 12, BETAS, l2, FINITE)
+    assert (last == 12).all()
+    assert all(map(torch.equal, at_once, in_pieces))
+
+
+@pytest.mark.parametrize("now", [0, 3])
+def test_rows_that_miss_nothing_stay(now):
+    state, last = random_state(12), marks(3)
+    before = [t.clone() for t in state]
+    rows = torch.arange(ROWS, device=DEVICE)
+    count = torch.tensor([ROWS], dtype=torch.int32, device=DEVICE)
+    catch_up_range_(*state, last, 0, ROWS, steps_after(0, 5), 0, now, BETAS, 0.05, FINITE)
+    catch_up_rows_(*state, last, rows, count, steps_after(0, 5), 0, now, BETAS, 0.05, FINITE)
+    assert all(map(torch.equal, state, before)) and (last == 3).all()
+
+
+def test_no_rows_at_all():
+    state, last = random_state(12), marks(0)
+    rows = torch.zeros(0, dtype=torch.int64, device=DEVICE)
+    count = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    catch_up_rows_(*state, last, rows, count, steps_after(0, 5), 0, 5, BETAS, 0.05, FINITE)
+    catch_up_range_(*state, last, 4, 4, steps_after(0, 5), 0, 5, BETAS, 0.05, FINITE)
+    assert (last == 0).all()
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory):
+    """How often instructions occur in each kernel; compiling needs no GPU."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {
+        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "support.compile_kernels"],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def test_all_kernels_compile(code):
+    assert len(code) == 10
+
+
+def test_nothing_is_approximate(code):
+    for name, words in code.items():
+        assert words["approx"] == words["div.full"] == words[".ftz"] == 0, name
+
+
+def test_a_step_has_the_same_instructions_everywhere(code):
+    """Of each element: three fused additions, a root and a quotient."""
+    for name in ("update False", "replay True", "replay False"):
+        words = code[name]
+        assert words["fma.rn.f32"] == 3 * words["div.rn.f32"] > 0, name
+        assert words["sqrt.rn.f32"] == words["div.rn.f32"], name

@@ -1,0 +1,95 @@
+"""What the README and the manual show works."""
+
+import re
+
+import pytest
+
+from stampede.engine.config.load import load_config
+from stampede.engine.datasets import open_dataset
+from stampede.models import network, network_names
+from stampede.models.registry import _NETWORKS
+from stampede.settings import parse_yaml
+from support.paths import ROOT
+
+PAGES = {
+    path.name: path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+}
+# Blocks that stand on several pages run once.
+PYTHON_BLOCKS = {
+    block: f"{name}:{at}"
+    for name, text in reversed(PAGES.items())
+    for at, block in enumerate(re.findall(r"```python\n(.*?)```", text, flags=re.S))
+}
+
+
+@pytest.mark.parametrize("block", PYTHON_BLOCKS, ids=PYTHON_BLOCKS.values())
+def test_python_blocks_run(block, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    # A network that is registered here is gone afterwards.
+    monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
+    exec(compile(block, PYTHON_BLOCKS[block], "exec"), {"__name__": "__main__"})
+
+
+def test_there_are_examples_of_the_api_a_network_for_torchrec_and_for_plain_pytorch():
+    in_readme = [block for block in PYTHON_BLOCKS if block in PAGES["README.md"]]
+    (network,) = [block for block in PYTHON_BLOCKS if block not in in_readme]
+    plain, torchrec, api = sorted(in_readme, key=PAGES["README.md"].index, reverse=True)
+    assert "from stampede import open_run, train" in api
+    assert network in (ROOT / "examples/own_network/fwfm.py").read_text(encoding="utf-8")
+    assert "cowclip_sharders" in torchrec
+    assert "sparse=True" in plain
+
+
+def test_the_table_of_networks_holds_all_with_their_options():
+    rows = re.findall(r"^\| (`[^|]*) \| \[[^|]* \| ?([^|]*)\|$", PAGES["networks.md"], flags=re.M)
+    shown = {
+        name: dict(re.findall(r"`(\w+): ([^`]*)`", options))
+        for names, options in rows
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    ours = {
+        name: network(name)
+        for name in network_names()
+        if network(name).module.__module__.startswith("stampede.")
+    }
+    assert shown.keys() == ours.keys()
+    for name, found in ours.items():
+        defaults = {key: parse_yaml(text, "networks.md") for key, text in shown[name].items()}
+        assert found.options(**defaults) == found.options()
+        assert defaults.keys() == found.options.model_fields.keys()
+
+
+def test_the_shape_it_shows_is_that_of_the_quickstart():
+    shown = re.search(
+        r"\"C1\"\)\.embedding\.shape\ntorch.Size\(\[(\d+), (\d+)\]\)", PAGES["index.md"]
+    )
+    config = load_config(ROOT / "configs/quickstart.yaml")
+    rows = open_dataset(config, None).vocabulary_sizes["C1"]
+    assert [int(number) for number in shown.groups()] == [rows, config.model.dim]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_and_pages_that_are_named_exist(page):
+    folder = ROOT if page == "README.md" else ROOT / "docs"
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[\w-]+)?\)", PAGES[page]):
+        assert (folder / link).exists(), link
+    for name in re.findall(r"`([\w./-]+\.(?:yaml|png|json|py|md))`", PAGES[page]):
+        if not name.startswith(("runs/", "cache/")) and "/" in name:
+            assert (ROOT / name).exists(), name
+
+
+def test_the_readme_is_short_and_names_every_page():
+    readme = PAGES["README.md"]
+    assert len(readme.splitlines()) <= 250
+    for page in PAGES:
+        assert page == "README.md" or f"](docs/{page})" in readme, page
+
+
+def test_commands_it_shows_are_targets():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    shown = "\n".join(PAGES.values())
+    targets = set(re.findall(r"^make (\w+)", shown, flags=re.M))
+    assert {"train", "test"} <= targets
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, flags=re.M), target
