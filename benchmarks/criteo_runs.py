@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stampede.engine.config.load import load_config
 from stampede.engine.run_folder import RunFolder
-from stampede.engine.sweeps.measured import difference
+from stampede.engine.sweep.run import difference
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs/criteo_kaggle.yaml"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from stampede.data.description.guess import guess, to_yaml
+from stampede.data.description.guess import chosen_features, guess, to_yaml
 from stampede.data.description.rows import prepared_rows, raw_rows
 from stampede.data.description.statistics import collect
 from stampede.data.description.text import described
@@ -19,6 +19,7 @@ from stampede.data.options import Split
 from stampede.data.prepared.manifest import MANIFEST
 from stampede.data.raw.files import expand
 from stampede.data.raw.rows import BadRows
+from stampede.data.schema.schema import Schema
 from stampede.data.sources import Kind, Source, open_source
 from stampede.settings import SettingsError, all_keys, from_key_values
 
@@ -65,14 +66,19 @@ def _described(options: argparse.Namespace, out: Path, made: Path, spool: Path) 
             raise SettingsError(
                 f"{paths[0]}: is a prepared folder; give it alone, without --kind, --schema, --set"
             )
-        rows, notes = prepared_rows(Path(paths[0]), options.rows, spool), []
+        rows, notes, chosen = prepared_rows(Path(paths[0]), options.rows, spool), [], []
     else:
-        source, notes = _source(options, out, made)
+        source, left_open, notes = _source(options, out, made)
         bad_rows = BadRows(options.on_bad_row, made / BAD_ROWS, "--on-bad-row skip")
         rows = raw_rows(source, bad_rows, options.rows, spool)
+        chosen = chosen_features(left_open, rows)
     statistics = collect(rows)
     title = paths[0] + f" and {len(paths) - 1} more" * (len(paths) > 1)
-    text = described(title, statistics, [*notes, *rows.notes])
+    text = described(title, statistics, [*notes, *rows.notes], chosen)
+    if (made / SCHEMA).exists():
+        head = "# Chosen by data.features=auto, where the key is absent here:\n"
+        comments = head + "".join(f"#   {line}\n" for line in chosen)
+        (made / SCHEMA).write_text(comments + (made / SCHEMA).read_text("utf-8"), "utf-8")
     (made / TEXT).write_text(text, encoding="utf-8")
     # It takes half a second to load, which `--help` and mistakes need not wait for.
     from stampede.data.description.picture import draw
@@ -81,8 +87,8 @@ def _described(options: argparse.Namespace, out: Path, made: Path, spool: Path) 
     return text
 
 
-def _source(options: argparse.Namespace, out: Path, made: Path) -> tuple[Source, list[str]]:
-    """The log, and what was guessed of it."""
+def _source(options: argparse.Namespace, out: Path, made: Path) -> tuple[Source, Schema, list[str]]:
+    """The log as it is, the schema that `data.features: auto` begins with, and notes."""
     split = from_key_values(options.set, Split, "--set")
     if options.schema and options.kind not in (None, "table"):
         raise SettingsError(f"--schema belongs to --kind table; found --kind {options.kind}")
@@ -95,8 +101,11 @@ def _source(options: argparse.Namespace, out: Path, made: Path) -> tuple[Source,
             Path(schema).write_text(to_yaml(guessed.schema), encoding="utf-8")
             mend = f"the guessed schema is in {out / SCHEMA}; mend it and give it with --schema"
             notes = [*notes, mend]
-    source = open_source(kind, options.path, split, schema=schema or "", features="paper")
-    return source, notes
+    plain, auto = (
+        open_source(kind, options.path, split, schema=schema or "", features=features)
+        for features in ("paper", "auto")
+    )
+    return plain, auto.log.schema, notes
 
 
 def _stem(path: str) -> str:

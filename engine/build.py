@@ -14,9 +14,8 @@ from stampede.data import Dataset
 from stampede.engine.compilation import compile_network
 from stampede.engine.config import Config
 from stampede.engine.job import Job
-from stampede.engine.plan import make_plan, sharding_types
-from stampede.engine.planning.tables import planned_data
-from stampede.engine.planning.workload import passes, workload
+from stampede.engine.planning.planner import make_plan, sharding_types
+from stampede.engine.planning.workload import passes, planned_data, workload
 from stampede.engine.precision import choose_precision
 from stampede.engine.processes import Processes
 from stampede.engine.scaled import scaled_hyperparameters

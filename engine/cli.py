@@ -28,7 +28,10 @@ _COMMANDS = {
     "predict": ("stampede.engine.predict", "score rows with a trained model"),
     "export": ("stampede.engine.export", "write a model as a folder that scores without stampede"),
     "report": ("stampede.engine.report.__main__", "write a page of tables and pictures on runs"),
-    "sweep": ("stampede.engine.sweep", "run a grid or a search, write tables and pictures"),
+    "sweep": (
+        "stampede.engine.sweep.__main__",
+        "run a grid or a search, write tables and pictures",
+    ),
 }
 
 _OF_THE_PLAN = (
@@ -166,8 +169,7 @@ def parse_command_line(arguments: Sequence[str], program: str = "launch.py") -> 
 
 def _cluster(parsed: argparse.Namespace) -> Cluster | None:
     """The devices to plan for; None where nothing is to be planned."""
-    from stampede.engine.planning.planner import Cluster
-    from stampede.engine.planning.sizes import parse_bytes
+    from stampede.engine.planning.planner import Cluster, parse_bytes
     from stampede.settings import SettingsError
 
     given = {name: getattr(parsed, _attribute(name)) for name in _OF_THE_PLAN}

@@ -14,10 +14,13 @@ import pyarrow
 import pyarrow.parquet
 import yaml
 
+from stampede.data.description.rows import PART, Rows
 from stampede.data.errors import DataError
+from stampede.data.formulas import filled
 from stampede.data.raw.files import read_blocks
-from stampede.data.schema.schema import CRITEO, MISSING
-from stampede.data.sources import Kind
+from stampede.data.schema.features import settled
+from stampede.data.schema.schema import CRITEO, MISSING, Quantiles, Schema, TimePart, Vocabulary
+from stampede.data.sources import TRAIN, Kind
 from stampede.settings import cut, shown
 
 LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "target", "y")
@@ -206,3 +209,44 @@ def _listed(names: Sequence[str]) -> str:
 def to_yaml(schema: dict[str, Any]) -> str:
     """A schema file."""
     return yaml.safe_dump(schema, sort_keys=False, allow_unicode=True)
+
+
+def chosen_features(schema: Schema, rows: Rows) -> list[str]:
+    """What `data.features: auto` chooses: a line for each kind of feature, with its key.
+
+    Args:
+        schema: with the fields that `auto` adds, what it chooses by the training part still open.
+        rows: of the log, described as they are.
+    """
+    train = rows.frame.filter(pl.col(PART) == TRAIN)
+    tails = {name: (0.0, 0.0, 0.0) for name in schema.numbers}
+    counted = train.select(
+        pl.len().alias(PART),
+        *(
+            pl.concat_list(value.min(), value.max(), value.mean()).alias(name)
+            for name, field in schema.numbers.items()
+            for value in [filled(pl.col(name), field.fill, ()).cast(pl.Float64)]
+        ),
+    )
+    known = counted.collect().row(0, named=True)
+    trained = known.pop(PART)
+    chosen = settled(schema, trained, (tails | known) if trained else tails)
+    features: dict[str, list[str]] = {}
+    for name, field in chosen.numbers.items():
+        if schema.numbers[name].transform is None:
+            key = f"numbers.NAME.transform: [{', '.join(field.transform)}]"
+            features.setdefault(key, []).append(name)
+    for name, field in chosen.ids.items():
+        if isinstance(field, Quantiles) and name not in (*rows.ids, *rows.numbers):
+            features.setdefault(f"numbers.NAME.bins: {field.buckets}", []).append(
+                name.removesuffix("_bin")
+            )
+        elif isinstance(field, TimePart) and name not in rows.ids:
+            features[f"ids.{name}: {{encode: {field.encode}}}"] = [f"of {schema.time.column}"]
+        elif isinstance(field, Vocabulary) and schema.ids[name].min_count is None:
+            features.setdefault(f"ids.NAME.min_count: {field.min_count}", []).append(name)
+    return [f"{key}  ({_few(names)})" for key, names in features.items()]
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + f" and {len(names) - 8} more" * (len(names) > 8)

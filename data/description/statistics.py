@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -17,9 +16,8 @@ from stampede.data.sources import TEST, TRAIN, VALIDATION
 TOPS = (1, 10, 100, 1000)
 QUANTILES = (0.25, 0.5, 0.75, 0.99)
 
-# Of which the click rate is shown: the most frequent ids, and numbers cut at the quartiles.
-TOP_IDS = 10
-QUARTERS = QUANTILES[:3]
+# Ids whose click rate is shown.
+_TOP_IDS = 10
 
 SLICES = 50
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -31,6 +29,8 @@ _BINS = 40
 
 # Buckets of a number for its AUC, and the rows by which a click rate is drawn to the mean.
 _BUCKETS, _PRIOR = 50, 20
+
+_VALUE = "value"
 
 
 @dataclass(frozen=True)
@@ -133,11 +133,10 @@ def collect(rows: Rows) -> Statistics:
     Raises:
         DataError: the texts of ids cannot be read.
     """
-    whole = _counts(rows.frame.select(PART, LABEL, pl.lit(0).alias("value")))
-    counts = whole[1].sum(0) if len(whole[1]) else np.zeros((3, 2), dtype=np.int64)
+    counts = _counts(rows.frame.select(PART, LABEL, pl.lit(0).alias(_VALUE)))[1].sum(0)
     ends = rows.frame.select(pl.col(PLACE).min().alias("a"), pl.col(PLACE).max().alias("b"))
-    first, last = ends.collect().row(0)
-    width = least_width(first, last, rows.by_time, SLICES)
+    width = least_width(*ends.collect().row(0), rows.by_time, SLICES)
+    slices = rows.frame.group_by((pl.col(PLACE) // width * width).alias("start"))
     return Statistics(
         rows=counts[:, 0],
         clicks=counts[:, 1],
@@ -145,8 +144,9 @@ def collect(rows: Rows) -> Statistics:
         numbers=[_number(rows, name) for name in rows.numbers],
         by_time=rows.by_time,
         width=width,
-        slices=rows.frame.group_by((pl.col(PLACE) // width * width).alias("start"))
-        .agg(pl.len().cast(pl.Int64).alias("rows"), (pl.col(LABEL) > 0).sum().alias("clicks"))
+        slices=slices.agg(
+            pl.len().cast(pl.Int64).alias("rows"), (pl.col(LABEL) > 0).sum().alias("clicks")
+        )
         .sort("start")
         .collect(engine="streaming"),
     )
@@ -160,26 +160,23 @@ def least_width(first: int, last: int, by_time: bool, most: int) -> int:
 
 def _counts(values: pl.LazyFrame) -> tuple[pl.Series, np.ndarray]:
     """The different values, null among them, and `[values, parts, 2]` their rows and clicks."""
-    is_click = pl.col(LABEL) > 0
+    in_part = [pl.col(PART) == part for part in range(len(PARTS))]
     counted = (
-        values.group_by("value")
+        values.group_by(_VALUE)
         .agg(
-            column.sum().cast(pl.Int64).alias(f"{part}{kind}")
-            for part in range(len(PARTS))
-            for kind, column in enumerate(
-                ((pl.col(PART) == part), (pl.col(PART) == part) & is_click)
-            )
+            counted.sum().cast(pl.Int64).alias(f"{part}{kind}")
+            for part, rows in enumerate(in_part)
+            for kind, counted in (("rows", rows), ("clicks", rows & (pl.col(LABEL) > 0)))
         )
         .collect(engine="streaming")
     )
-    found = counted.drop("value").to_numpy().reshape(-1, len(PARTS), 2)
-    return counted["value"], found
+    return counted[_VALUE], counted.drop(_VALUE).to_numpy().reshape(-1, len(PARTS), 2)
 
 
 def _ids(rows: Rows, name: str) -> IdColumn:
-    values = rows.frame.select(PART, LABEL, pl.col(name).alias("value"))
-    if isinstance(values.collect_schema()["value"], pl.List):
-        values = values.explode("value")  # of an empty list a null is left
+    values = rows.frame.select(PART, LABEL, pl.col(name).alias(_VALUE))
+    if isinstance(values.collect_schema()[_VALUE], pl.List):
+        values = values.explode(_VALUE)  # of an empty list a null is left
     ids, counts = _counts(values)
     is_missing = ids.is_null().to_numpy()
     is_unseen = counts[:, TRAIN, 0] == 0
@@ -187,22 +184,22 @@ def _ids(rows: Rows, name: str) -> IdColumn:
     if name in rows.unseen:
         is_unseen = (ids == rows.unseen[name]).fill_null(False).to_numpy()
         is_known &= ~is_unseen
-    known = ids.filter(pl.Series(is_known))
-    totals = pl.DataFrame({"value": known, "rows": counts[is_known].sum(1)[:, 0]})
-    totals = totals.with_row_index("at")
-    top = totals.top_k(TOP_IDS, by=["rows", "value"], reverse=[False, True])
-    top = top.sort(["rows", "value"], descending=[True, False])
+    totals = pl.DataFrame({_VALUE: ids, "rows": counts[..., 0].sum(1)}).with_row_index("at")
+    known = totals.filter(pl.Series(is_known))
+    top = known.top_k(_TOP_IDS, by=["rows", _VALUE], reverse=[False, True])
+    top = top.sort(["rows", _VALUE], descending=[True, False])
+    present = counts[~is_missing][..., 0].sum()
     return IdColumn(
         name=name,
-        values=counts[:, :, 0].sum(0),
-        missing=counts[is_missing][:, :, 0].sum(0),
-        unseen=counts[is_unseen & ~is_missing][:, :, 0].sum(0),
+        values=counts[..., 0].sum(0),
+        missing=counts[is_missing][..., 0].sum(0),
+        unseen=counts[is_unseen & ~is_missing][..., 0].sum(0),
         alone=_auc_alone(counts),
-        rates=counts[is_known][top["at"].to_numpy()].sum(1),
+        rates=counts[top["at"].to_numpy()].sum(1),
         kind=rows.ids[name],
         distinct=len(known),
-        curve=_curve(np.sort(totals["rows"].to_numpy())[::-1], counts[~is_missing][:, :, 0].sum()),
-        top=rows.texts(name, top["value"].to_list()),
+        curve=_curve(known["rows"].sort(descending=True).to_numpy(), present),
+        top=rows.texts(name, top[_VALUE].to_list()),
     )
 
 
@@ -217,34 +214,35 @@ def _curve(ordered: np.ndarray, present: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _number(rows: Rows, name: str) -> NumberColumn:
-    table = rows.frame.select(PART, LABEL, pl.col(name).alias("value")).collect()
-    values, present = table["value"], table["value"].drop_nulls()
-    counts = table.group_by(PART).agg(pl.len(), pl.col("value").null_count().alias("missing"))
-    by_part = np.zeros((2, len(PARTS)), dtype=np.int64)
-    by_part[:, counts[PART].to_numpy()] = counts.select("len", "missing").to_numpy().T
-    summary: list[Any] = []
-    if len(present):
-        quantiles = [present.quantile(share, "nearest") for share in QUANTILES]
-        summary = [present.mean(), present.min(), *quantiles, present.max()]
-    train = table.filter(pl.col(PART) == TRAIN)["value"].drop_nulls()
+    table = rows.frame.select(PART, LABEL, pl.col(name).alias(_VALUE)).collect()
+    present = table.drop_nulls(_VALUE)
+    values, train = present[_VALUE], present.filter(pl.col(PART) == TRAIN)[_VALUE]
+    summary = []
+    if len(values):
+        quantiles = [values.quantile(share, "nearest") for share in QUANTILES]
+        summary = [values.mean(), values.min(), *quantiles, values.max()]
     shares = np.arange(1, _BUCKETS) / _BUCKETS
     edges = sorted({train.quantile(share, "nearest") for share in shares}) if len(train) else []
+    # Of the missing ones, which are bucket 0, and of the buckets.
+    by_bucket, by_quarter = _bucket_counts(table, edges), _bucket_counts(table, summary[2:5])
     return NumberColumn(
         name=name,
-        values=by_part[0],
-        missing=None if rows.filled else by_part[1],
+        values=by_bucket[..., 0].sum(0),
+        missing=None if rows.filled else by_bucket[0, :, 0],
         unseen=None,
-        alone=_auc_alone(_bucket_counts(table, bucket_rows(values, edges), len(edges) + 2)),
-        rates=_bucket_counts(table, bucket_rows(values, summary[2:5]), 5).sum(1),
+        alone=_auc_alone(by_bucket),
+        rates=np.pad(by_quarter.sum(1), ((0, 5 - len(by_quarter)), (0, 0))),
         summary=summary,
-        histogram=_histogram(present.to_numpy(), table.filter(values.is_not_null())[LABEL]),
+        histogram=_histogram(values.to_numpy(), (present[LABEL] > 0).to_numpy()),
     )
 
 
-def _bucket_counts(table: pl.DataFrame, buckets: np.ndarray, size: int) -> np.ndarray:
-    """`[buckets, parts, 2]` rows and clicks."""
+def _bucket_counts(table: pl.DataFrame, edges: list[float]) -> np.ndarray:
+    """`[1 + buckets, parts, 2]` rows and clicks of the missing values and between the edges."""
+    buckets = bucket_rows(table[_VALUE], edges)
     at = buckets * len(PARTS) + table[PART].to_numpy()
     clicks = (table[LABEL] > 0).to_numpy()
+    size = len(edges) + 2
     found = [np.bincount(at, weights, size * len(PARTS)) for weights in (None, clicks)]
     return np.stack(found, 1).reshape(size, len(PARTS), 2).astype(np.int64)
 
@@ -264,7 +262,7 @@ def _auc_alone(counts: np.ndarray) -> float | None:
     return float((positives * below).sum() / pairs) if pairs else None
 
 
-def _histogram(values: np.ndarray, label: pl.Series) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _histogram(values: np.ndarray, clicks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if not len(values):
         return np.empty(0), np.empty(0), np.empty(0)
     low, middle, high = np.quantile(values, [0.001, 0.5, 0.999])
@@ -279,5 +277,4 @@ def _histogram(values: np.ndarray, label: pl.Series) -> tuple[np.ndarray, np.nda
         edges = np.arange(np.floor(low), high + step + 1, step) - 0.5
     else:
         edges = np.linspace(low, high if high > low else low + max(1, abs(low)), _BINS + 1)
-    rows = np.histogram(values, edges)[0]
-    return edges, rows, np.histogram(values[(label > 0).to_numpy()], edges)[0]
+    return edges, np.histogram(values, edges)[0], np.histogram(values[clicks], edges)[0]

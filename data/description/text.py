@@ -22,19 +22,25 @@ _TOP = 3
 _MANY_UNSEEN, _ALL_UNSEEN, _LEAK, _ROW_NAMES, _LARGE_SLICE = 0.2, 0.98, 0.95, 0.9, 1 / 3
 
 
-def described(title: str, statistics: Statistics, notes: Sequence[str]) -> str:
+def described(
+    title: str, statistics: Statistics, notes: Sequence[str], features: Sequence[str] = ()
+) -> str:
     """All tables.
 
     Args:
         title: heading.
         statistics: of the data.
         notes: sentences below the heading.
+        features: what `data.features: auto` will choose.
     """
     head = [*_wrapped(title, ""), *(line for note in notes for line in _wrapped(note, "  "))]
     blocks = [head, _parts(statistics), _over_time(statistics)]
     blocks += [_ids(statistics), _top_ids(statistics)] if statistics.ids else []
     blocks += [_numbers(statistics), _quarters(statistics)] if statistics.numbers else []
     blocks.append(_between_parts(statistics))
+    if features:
+        heading = "chosen by data.features=auto; a schema that has the key decides otherwise"
+        blocks.append([heading, *(line for one in features for line in _wrapped(one, "  "))])
     if said := advice(statistics):
         blocks.append(["advice", *(line for one in said for line in _wrapped(one, "  "))])
     return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks) + "\n"

@@ -15,7 +15,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import nn
 from torchrec.distributed.planner.types import PlannerError
-from torchrec.distributed.types import ModuleSharder, ShardingPlan
+from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.engine.build import build_model
@@ -23,20 +23,10 @@ from stampede.engine.config import Config
 from stampede.engine.config.optim import EmbeddingOptimSection
 from stampede.engine.config.presets import with_preset
 from stampede.engine.errors import DoesNotFitError
-from stampede.engine.plan import no_plan, sharding_types
-from stampede.engine.planning.figures import (
-    COMMUNICATION,
-    MEMORY,
-    Figures,
-    TableGroup,
-    figures,
-)
-from stampede.engine.planning.planner import Cluster, search_plan
-from stampede.engine.planning.shards import placed_shards
-from stampede.engine.planning.sizes import readable
-from stampede.engine.planning.states import table_states
-from stampede.engine.planning.tables import planned_data
-from stampede.engine.planning.workload import Workload, workload
+from stampede.engine.planning.figures import COMMUNICATION, MEMORY, Figures, TableGroup, figures
+from stampede.engine.planning.memory import TableStates
+from stampede.engine.planning.planner import UNITS, Cluster, no_plan, search_plan, sharding_types
+from stampede.engine.planning.workload import Workload, placed_shards, planned_data, workload
 from stampede.engine.recipe import LARGE_LOG, with_recipe
 from stampede.engine.scaled import scaled_hyperparameters
 from stampede.engine.table_optimizer import table_optimizer
@@ -132,7 +122,7 @@ def dry_run(config: Config, cluster: Cluster) -> DryRun:
     )
     apply_optimizer_in_backward(kind, model.front.ebc.parameters(), arguments)
     work = workload(config, data, model, cluster.world_size)
-    plan = _plan(config, model, cowclip_sharders(), work, cluster)
+    plan = _plan(config, model, work, cluster)
     found = figures(work, list(placed_shards(plan, work.shapes, cluster.world_size)))
     return DryRun(config, work, cluster, plan, found)
 
@@ -160,28 +150,29 @@ def print_dry_run(config: Config, cluster: Cluster, out: Path | None) -> None:
         raise DoesNotFitError(shortfall(done))
 
 
-def _plan(
-    config: Config,
-    model: nn.Module,
-    sharders: list[ModuleSharder[nn.Module]],
-    work: Workload,
-    cluster: Cluster,
-) -> ShardingPlan:
-    types = sharding_types(
-        config.sharding.plan, config.optim.embedding.optimizer, cluster.world_size
-    )
-    even = work.even_bytes()
-    larger = [round(even * room / (1.0 - cluster.reserved)) for room in _ROOM]
+def _plan(config: Config, model: nn.Module, work: Workload, cluster: Cluster) -> ShardingPlan:
+    """The plan; where the devices are too small, one for larger ones."""
+    optimizer = config.optim.embedding.optimizer
+    types = sharding_types(config.sharding.plan, optimizer, cluster.world_size)
+    larger = [round(work.even_bytes() * room / (1.0 - cluster.reserved)) for room in _ROOM]
     sizes = [cluster.memory, *(size for size in larger if size > cluster.memory), _ENDLESS]
     for memory in sizes:
-        with_memory = Cluster(
-            cluster.world_size, cluster.local_world_size, cluster.device_type, memory
-        )
         try:
-            return search_plan(model, sharders, types, work, with_memory)
+            return search_plan(
+                model, cowclip_sharders(), types, work, replace(cluster, memory=memory)
+            )
         except PlannerError as failure:
             last = failure
     raise no_plan(types, cluster.world_size, last)
+
+
+def readable(count: float) -> str:
+    """For example `1.44 TB` (10^12 bytes), three digits or more."""
+    for unit in ("TB", "GB", "MB", "KB"):
+        if count >= 0.9995 * UNITS[unit]:
+            value = count / UNITS[unit]
+            return f"{value:.{2 if value < 100 else 1}f} {unit}"
+    return f"{count:.0f} B"
 
 
 def shortfall(done: DryRun) -> str:
@@ -236,7 +227,7 @@ def _optimizer(config: Config, done: DryRun) -> str | None:
     """The first that keeps little enough; None where none does."""
     work = done.work
     for name in _SMALLER:
-        states = table_states(_with_optimizer(config, name), config.model.dim, work.columns)
+        states = TableStates.of(_with_optimizer(config, name), config.model.dim, work.columns)
         smaller = replace(work, states=states)
         is_smaller = smaller.table_bytes() < work.table_bytes()
         if is_smaller and smaller.even_bytes() * _UNEVEN <= done.cluster.usable:

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from stampede.engine.planning.shards import PlacedShard
-from stampede.engine.planning.states import FLOAT
-from stampede.engine.planning.workload import INT, LONG, Workload
+from stampede.engine.planning.memory import FLOAT
+from stampede.engine.planning.workload import INT, LONG, PlacedShard, Workload
 
 MEMORY = ("weights", "optimizer_state", "activations")
 COMMUNICATION = ("ids", "pooled_rows", "gradients", "dense", "row_sums")
-
-
-def _zeros(names: Sequence[str], ranks: int) -> dict[str, np.ndarray]:
-    return {name: np.zeros(ranks) for name in names}
 
 
 @dataclass
@@ -55,7 +50,7 @@ class Figures:
     lookups: np.ndarray
     sent: dict[str, np.ndarray]
     received: np.ndarray
-    groups: dict[str, TableGroup] = field(default_factory=dict)
+    groups: dict[str, TableGroup]
 
     @property
     def total_memory(self) -> np.ndarray:
@@ -84,12 +79,12 @@ class Figures:
         def whole(values: np.ndarray) -> list[int]:
             return [round(value) for value in values.tolist()]
 
+        memory = {**self.memory, "total": self.total_memory}
+        sent = {**self.sent, "total": self.total_sent}
         return {
-            "memory_bytes": {k: whole(v) for k, v in self.memory.items()}
-            | {"total": whole(self.total_memory)},
+            "memory_bytes": {kind: whole(values) for kind, values in memory.items()},
             "lookups": [round(value, 1) for value in self.lookups.tolist()],
-            "sent_bytes": {k: whole(v) for k, v in self.sent.items()}
-            | {"total": whole(self.total_sent)},
+            "sent_bytes": {kind: whole(values) for kind, values in sent.items()},
             "received_bytes": whole(self.received),
             "imbalance": self.imbalance(),
             "groups": {name: vars(group) for name, group in self.groups.items()},
@@ -100,18 +95,20 @@ def figures(workload: Workload, shards: Sequence[PlacedShard]) -> Figures:
     """Add up what the parts of tables on each rank take."""
     ranks = workload.world_size
     found = Figures(
-        _zeros(MEMORY, ranks), np.zeros(ranks), _zeros(COMMUNICATION, ranks), np.zeros(ranks)
+        {kind: np.zeros(ranks) for kind in MEMORY},
+        np.zeros(ranks),
+        {kind: np.zeros(ranks) for kind in COMMUNICATION},
+        np.zeros(ranks),
+        _groups(workload, shards),
     )
     found.memory["weights"] += workload.dense_weight_bytes()
     found.memory["optimizer_state"] += workload.dense_state_bytes()
     found.memory["activations"] += workload.common_activation_bytes()
-    tables = workload.tables
     for shard in shards:
-        table, rank = tables[shard.table], shard.rank
-        found.memory["weights"][rank] += workload.weight_bytes(shard)
-        found.memory["optimizer_state"][rank] += workload.state_bytes(shard)
-        found.memory["activations"][rank] += workload.activation_bytes(shard, table)
-        found.lookups[rank] += workload.lookups(shard, table)
+        found.memory["weights"][shard.rank] += workload.weight_bytes(shard)
+        found.memory["optimizer_state"][shard.rank] += workload.state_bytes(shard)
+        found.memory["activations"][shard.rank] += workload.activation_bytes(shard)
+        found.lookups[shard.rank] += workload.lookups(shard)
     _exchanges(found, workload, shards)
     _replicated(found, workload, shards)
     _split_columns(found, workload, shards)
@@ -119,10 +116,9 @@ def figures(workload: Workload, shards: Sequence[PlacedShard]) -> Figures:
         found.sent[kind] *= workload.passes
     found.received *= workload.passes
     # A ring: every rank passes each part on twice.
-    dense = 2 * (ranks - 1) / ranks * workload.dense.parameters * FLOAT * workload.passes
+    dense = 2 * (ranks - 1) / ranks * workload.dense_weight_bytes() * workload.passes
     found.sent["dense"] += dense
     found.received += dense
-    found.groups = _groups(workload, shards)
     return found
 
 
@@ -133,15 +129,13 @@ def _exchanges(found: Figures, workload: Workload, shards: Sequence[PlacedShard]
     table; where a table is split by rows each part gives a sum for every sample.
     """
     ranks, local = workload.world_size, workload.local_batch_size
-    tables = workload.tables
     ids, columns = np.zeros(ranks), np.zeros(ranks)
     for shard in shards:
-        if shard.is_replicated:
-            continue
-        lookups = workload.lookups(shard, tables[shard.table])
-        # From each rank.
-        ids[shard.rank] += lookups / ranks * workload.data.id_bytes + local * INT
-        columns[shard.rank] += local * shard.columns * FLOAT
+        if not shard.is_replicated:
+            # From each rank.
+            sent = workload.lookups(shard) / ranks * workload.data.id_bytes
+            ids[shard.rank] += sent + local * INT
+            columns[shard.rank] += local * shard.columns * FLOAT
     for kind, there in (("ids", ids), ("gradients", columns)):
         found.sent[kind] += there.sum() - there
         found.received += there * (ranks - 1)
@@ -151,19 +145,16 @@ def _exchanges(found: Figures, workload: Workload, shards: Sequence[PlacedShard]
 
 def _replicated(found: Figures, workload: Workload, shards: Sequence[PlacedShard]) -> None:
     """Rows, gradients and counts of the batch, from every rank to every other."""
-    tables = workload.tables
     for shard in shards:
         if shard.is_replicated:
             row = 2 * LONG + shard.columns * FLOAT
-            rows = workload.distinct_rows(shard, tables[shard.table])
-            bytes_sent = rows * row * (workload.world_size - 1)
-            found.sent["gradients"][shard.rank] += bytes_sent
-            found.received[shard.rank] += bytes_sent
+            sent = workload.distinct_rows(shard) * row * (workload.world_size - 1)
+            found.sent["gradients"][shard.rank] += sent
+            found.received[shard.rank] += sent
 
 
 def _split_columns(found: Figures, workload: Workload, shards: Sequence[PlacedShard]) -> None:
     """Norms and row states of rows whose columns lie on several ranks, added up among them."""
-    tables = workload.tables
     blocks: dict[tuple[str, int], list[PlacedShard]] = defaultdict(list)
     for shard in shards:
         if not shard.is_replicated:
@@ -171,7 +162,7 @@ def _split_columns(found: Figures, workload: Workload, shards: Sequence[PlacedSh
     for block in blocks.values():
         members = sorted({shard.rank for shard in block})
         if len(members) > 1:
-            rows = workload.distinct_rows(block[0], tables[block[0].table])
+            rows = workload.distinct_rows(block[0])
             if workload.states.needs_all_rows:
                 rows += block[0].rows
             values = rows * workload.states.values_per_row * FLOAT
@@ -188,10 +179,8 @@ def _groups(workload: Workload, shards: Sequence[PlacedShard]) -> dict[str, Tabl
     groups = {}
     for kind, members in sorted(by_type.items()):
         names = {shard.table for shard in members}
-        tables = sorted(
-            (table for name, table in workload.tables.items() if name in names),
-            key=lambda table: -table.rows,
-        )
+        tables = [table for name, table in workload.tables.items() if name in names]
+        tables.sort(key=lambda table: -table.rows)
         groups[kind] = TableGroup(
             [table.field for table in tables],
             sum(table.rows for table in tables),

@@ -1,11 +1,14 @@
-"""TorchRec's planner, with the memory that our tables take."""
+"""Where the tables go: TorchRec's planner, with the memory that our tables take."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
@@ -14,21 +17,52 @@ from torchrec.distributed.planner.stats import NoopEmbeddingStats
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import (
     ParameterConstraints,
+    PlannerError,
     ShardEstimator,
     ShardingOption,
     Storage,
 )
-from torchrec.distributed.types import ModuleSharder, ShardingPlan
+from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
 
-from stampede.engine.planning.shards import PlacedShard
-from stampede.engine.planning.workload import Workload
+from stampede.engine.planning.workload import PlacedShard, Workload
+from stampede.engine.processes import Processes
+from stampede.optim.baselines import BASELINE_SHARDING_TYPES, BASELINES
 from stampede.optim.sharded.supported import SHARDING_TYPES
+from stampede.settings import SettingsError
 
-# Columns; FBGEMM needs a multiple of 4.
-SMALLEST_PARTITION = 4
+# Columns; FBGEMM needs a multiple of 4. Without a smallest width the planner does not split tables
+# as narrow as a CTR model's.
+_SMALLEST_PARTITION = 4
 
 # Of a GPU's memory, for CUDA, NCCL and fragments: TorchRec's own default.
-RESERVED_OF_GPU = 0.15
+_RESERVED_OF_GPU = 0.15
+
+UNITS = {"B": 1} | {
+    f"{letter}{kind}": base**power
+    for power, letter in enumerate("KMGT", 1)
+    for kind, base in (("B", 10**3), ("iB", 2**10))
+}
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Bytes of `141GB` (10^9 each), `80GiB` (2^30 each), `512MB` and the like.
+
+    Args:
+        option: of the command line that it was given with.
+
+    Raises:
+        SettingsError: it is no size, or none above 0.
+    """
+    parts = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]+)\s*", text)
+    by_lower_case = {unit.lower(): size for unit, size in UNITS.items()}
+    unit = by_lower_case.get(parts[2].lower()) if parts else None
+    size = round(float(parts[1]) * unit) if unit else 0
+    if size < 1:
+        raise SettingsError(
+            f"{option}: found {text!r}; write a number above 0 and a unit, such as 141GB (10^9 "
+            f"bytes) or 80GiB (2^30 bytes); units are {', '.join(UNITS)}"
+        )
+    return size
 
 
 @dataclass(frozen=True)
@@ -49,22 +83,80 @@ class Cluster:
     @property
     def reserved(self) -> float:
         """Share of the memory that is kept free."""
-        return RESERVED_OF_GPU if self.device_type == "cuda" else 0.0
+        return _RESERVED_OF_GPU if self.device_type == "cuda" else 0.0
 
     @property
     def usable(self) -> int:
         """Bytes of a device that a run may take."""
         return int(self.memory * (1.0 - self.reserved))
 
-    def topology(self) -> Topology:
-        """As TorchRec describes it."""
-        on_gpu = self.device_type == "cuda"
-        return Topology(
-            world_size=self.world_size,
-            local_world_size=self.local_world_size,
-            compute_device=self.device_type,
-            **{"hbm_cap" if on_gpu else "ddr_cap": self.memory},
+
+def sharding_types(plan: str, optimizer: str, world_size: int) -> Sequence[str]:
+    """The sharding types that `sharding.plan` leaves to the planner.
+
+    Args:
+        plan: `auto` for the planner's own choice, or a TorchRec sharding type.
+        optimizer: `optim.embedding.optimizer`.
+    """
+    if plan != "auto":
+        return [plan]
+    if world_size == 1:
+        # On one rank all types hold the same tables; table-wise has the least overhead.
+        return [ShardingType.TABLE_WISE.value]
+    return BASELINE_SHARDING_TYPES if optimizer in BASELINES else SHARDING_TYPES
+
+
+def make_plan(
+    model: nn.Module,
+    sharders: list[ModuleSharder[nn.Module]],
+    sharding_types: Sequence[str],
+    workload: Callable[[], Workload],
+    processes: Processes,
+) -> ShardingPlan:
+    """A plan agreed by all ranks.
+
+    Args:
+        sharding_types: TorchRec's sharding types that the planner may choose from.
+        workload: what a step takes; called on rank 0.
+
+    Raises:
+        SettingsError: the tables do not fit, or not in this way.
+    """
+    world_size, node = processes.world_size, processes.local_world_size
+    if processes.device.type == "cuda":
+        memory = torch.cuda.get_device_properties(processes.device).total_memory
+    else:
+        memory = _machine_memory() // node
+    cluster = Cluster(world_size, node, processes.device.type, memory)
+    try:
+        return processes.on_main(
+            lambda: search_plan(model, sharders, sharding_types, workload(), cluster)
         )
+    except PlannerError as failure:
+        raise no_plan(sharding_types, world_size, failure) from None
+
+
+def _machine_memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def no_plan(sharding_types: Sequence[str], world_size: int, failure: PlannerError) -> SettingsError:
+    """What to say where the planner finds none."""
+    reason = str(failure).strip().splitlines()[0].strip()
+    return SettingsError(
+        f"sharding.plan: {' or '.join(sharding_types)} gives no plan for {world_size} ranks: "
+        f"{reason} Try another sharding.plan, more ranks, or smaller tables"
+    )
+
+
+def describe_plan(plan: ShardingPlan) -> str:
+    """How many tables are sharded in which way, e.g. `26 tables table_wise`."""
+    kinds: dict[str, int] = {}
+    for module in plan.plan.values():
+        for parameter in module.values():
+            kinds[parameter.sharding_type] = kinds.get(parameter.sharding_type, 0) + 1
+    return ", ".join(f"{count} tables {kind}" for kind, count in sorted(kinds.items()))
 
 
 def search_plan(
@@ -82,27 +174,38 @@ def search_plan(
     Raises:
         PlannerError: the tables do not fit, or not in this way.
     """
+    on_gpu = cluster.device_type == "cuda"
     constraints = {
-        # Without a smallest width the planner does not split tables as narrow as a CTR model's.
         name: ParameterConstraints(
             sharding_types=list(sharding_types),
-            min_partition=SMALLEST_PARTITION,
+            min_partition=_SMALLEST_PARTITION,
             pooling_factors=[table.ids_per_sample],
         )
         for name, table in workload.tables.items()
     }
-    topology = cluster.topology()
-    # TorchRec's own estimate knows a closed list of optimizers.
-    estimators = [EmbeddingPerfEstimator(topology, constraints), _Storage(workload, cluster)]
+    topology = Topology(
+        world_size=cluster.world_size,
+        local_world_size=cluster.local_world_size,
+        compute_device=cluster.device_type,
+        **{"hbm_cap" if on_gpu else "ddr_cap": cluster.memory},
+    )
+    # TorchRec's own estimate of memory knows a closed list of optimizers.
+    estimators = [EmbeddingPerfEstimator(topology, constraints), _Storage(workload, on_gpu)]
     planner = EmbeddingShardingPlanner(
         topology=topology,
         constraints=constraints,
         batch_size=workload.local_batch_size,
         enumerator=_Enumerator(topology, workload.local_batch_size, constraints, estimators),
-        storage_reservation=_Reservation(workload, cluster),
+        storage_reservation=_Reservation(
+            cluster.reserved, _storage(workload.common_bytes(), on_gpu)
+        ),
         stats=NoopEmbeddingStats(),
     )
     return planner.plan(model, sharders)
+
+
+def _storage(size: int, on_gpu: bool) -> Storage:
+    return Storage(hbm=size if on_gpu else 0, ddr=0 if on_gpu else size)
 
 
 class _Enumerator(EmbeddingEnumerator):
@@ -131,47 +234,31 @@ class _Enumerator(EmbeddingEnumerator):
 class _Storage(ShardEstimator):
     """Bytes of the parts of tables, as `Workload` counts them."""
 
-    def __init__(self, workload: Workload, cluster: Cluster) -> None:
-        self._workload = workload
-        self._tables = workload.tables
-        self._on_gpu = cluster.device_type == "cuda"
+    def __init__(self, workload: Workload, on_gpu: bool) -> None:
+        self._workload, self._on_gpu = workload, on_gpu
 
     def estimate(self, sharding_options: list[ShardingOption], *_: Any, **__: Any) -> None:
         """Write the bytes into the options; what else is given differs by TorchRec's version."""
-        workload = self._workload
+        work = self._workload
         for option in sharding_options:
-            table = self._tables[option.name]
             for shard in option.shards:
-                part = PlacedShard(
-                    option.name,
-                    option.sharding_type,
-                    0,
-                    shard.offset[0],
-                    shard.size[0],
-                    shard.offset[1],
-                    shard.size[1],
-                )
-                needed = workload.weight_bytes(part) + workload.state_bytes(part)
-                needed += workload.activation_bytes(part, table)
-                shard.storage = Storage(
-                    hbm=needed if self._on_gpu else 0, ddr=0 if self._on_gpu else needed
-                )
+                (row, column), (rows, columns) = shard.offset, shard.size
+                part = PlacedShard(option.name, option.sharding_type, 0, row, rows, column, columns)
+                needed = work.weight_bytes(part) + work.state_bytes(part)
+                shard.storage = _storage(needed + work.activation_bytes(part), self._on_gpu)
 
 
 class _Reservation(FixedPercentageStorageReservation):
     """What is kept free, and what every rank needs whatever the plan."""
 
-    def __init__(self, workload: Workload, cluster: Cluster) -> None:
-        super().__init__(cluster.reserved)
-        self._common = workload.common_bytes()
-        self._on_gpu = cluster.device_type == "cuda"
+    def __init__(self, reserved: float, common: Storage) -> None:
+        super().__init__(reserved)
+        self._common = common
 
     def reserve(self, *arguments: Any, **named: Any) -> Topology:
         """The topology with what is left."""
         topology = super().reserve(*arguments, **named)
         for device in topology.devices:
-            if self._on_gpu:
-                device.storage.hbm -= self._common
-            else:
-                device.storage.ddr -= self._common
+            device.storage.hbm -= self._common.hbm
+            device.storage.ddr -= self._common.ddr
         return topology

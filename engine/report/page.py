@@ -11,7 +11,8 @@ from jinja2 import Environment, StrictUndefined, Template
 
 from stampede.engine.errors import RunFolderError
 from stampede.engine.figures import to_png
-from stampede.engine.report.pictures import Drawing, all_drawings
+from stampede.engine.report.drawing import Drawing
+from stampede.engine.report.pictures import all_drawings
 from stampede.engine.report.run_records import RunRecord, by_data
 from stampede.engine.report.tables import (
     about_table,
@@ -72,7 +73,6 @@ def write_report(
         notes=notes,
         above=above,
         below=below,
-        wide=[table for table in (*above, below) if table.rows],
         groups=drawings,
         images={name: base64.b64encode(png).decode("ascii") for name, png in pictures.items()},
         absent=[one for one in every if one.figure is None],

@@ -6,7 +6,8 @@ import json
 import os.path
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,18 +40,12 @@ _OF_A_LINE = {
     "clipping": ("step", "fields", "counts", "left_out"),
     "stopped": ("step", "reason"),
     "advice": ("step", "text"),
-    "timing": (
-        "step",
-        "step_seconds",
-        "phase_seconds",
-        "communication_seconds",
-        "slowest_seconds",
-        "peak_memory_bytes",
-    ),
-}
+    "timing": ("step", "step_seconds", "phase_seconds", "communication_seconds", "slowest_seconds",
+               "peak_memory_bytes"),
+}  # fmt: skip
 _OF_A_SUMMARY = (
     "auc", "logloss", "best_epoch", "selected_on", "samples_per_second", "train_seconds", "epochs",
-    "steps",
+    "steps", "last",
 )  # fmt: skip
 
 
@@ -117,10 +112,9 @@ class RunRecord:
         """What there is to say where the run has not ended; None where it has."""
         if self.summary:
             return None
-        stops = self.of_kind("stopped")
         if not self.lines:
             return "has recorded nothing yet (no line in metrics.jsonl)"
-        last = self.lines[-1]["step"]
+        stops, last = self.of_kind("stopped"), self.lines[-1]["step"]
         if stops and stops[-1]["step"] >= last:
             return f"stopped at step {last}: {stops[-1]['reason']}"
         lacks = "no summary.json"
@@ -179,25 +173,27 @@ def by_data(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     differing = {
         key for rows in groups for key, value in rows if any((key, value) not in o for o in groups)
     }
-    return {
-        ", ".join(
-            f"{key.removeprefix('data.')} {value}" if key != "data.kind" else value
-            for key, value in sorted(rows, key=lambda one: one[0] != "data.kind")
-            if key == "data.kind" or (key in differing and value not in ("null", ""))
-        ): members
-        for rows, members in groups.items()
-    }
+    named = {}
+    for rows, members in groups.items():
+        of = dict(rows)
+        said = [of.pop("data.kind", "")]
+        said += [f"{key.removeprefix('data.')} {value}" for key, value in of.items()
+                 if key in differing and value not in ("null", "")]  # fmt: skip
+        named[", ".join(said)] = members
+    return named
+
+
+def differing_keys(runs: Sequence[RunRecord]) -> list[str]:
+    """Dotted keys that do not have one value in all runs, in the order of the configuration."""
+    keys = dict.fromkeys(key for run in runs for key in run.compared)
+    return [key for key in keys if len({readable(run.compared.get(key, "-")) for run in runs}) > 1]
 
 
 def readable(value: Any) -> str:
     """A value of a configuration, as YAML would have it on one line."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
     if isinstance(value, list):
         return "[" + ", ".join(map(readable, value)) + "]"
-    return str(value)
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def open_runs(paths: Sequence[Path]) -> list[RunRecord]:
@@ -265,6 +261,15 @@ def _labels(folders: list[Path]) -> list[str]:
         parts += 1
 
 
+@contextmanager
+def _checked(path: Path, instead: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError) as failure:
+        said = f"no {failure}" if isinstance(failure, KeyError) else failure
+        raise RunFolderError(f"{path}: is damaged ({said}); {instead}") from None
+
+
 def _read(path: Path, label: str) -> RunRecord:
     folder = RunFolder(path)
     config = flat_keys(read_yaml(folder.config_file, _HINT))
@@ -273,39 +278,17 @@ def _read(path: Path, label: str) -> RunRecord:
             f"{folder.config_file}: train.batch_size is absent or no whole number, so no run wrote "
             f"this file; {_HINT}"
         )
-    try:
+    with _checked(folder.metrics, "repair the line or leave the run out"):
         lines = folder.lines()
         for line in lines:
-            _check_keys(line, _OF_A_LINE.get(line["kind"], ("step",)))
-    except (OSError, ValueError, KeyError, TypeError) as failure:
-        raise RunFolderError(
-            f"{folder.metrics}: is damaged ({_said(failure)}); repair the line or leave the run out"
-        ) from None
+            for key in _OF_A_LINE.get(line["kind"], ("step",)):
+                line[key]
     summary = {}
     if folder.summary.is_file():
-        try:
+        with _checked(folder.summary, "delete it to show the run as an unfinished one"):
             summary = json.loads(folder.summary.read_text(encoding="utf-8"))
-            _check_keys(summary, _OF_A_SUMMARY)
-        except (OSError, ValueError, KeyError, TypeError) as failure:
-            raise RunFolderError(
-                f"{folder.summary}: is damaged ({_said(failure)}); delete it to show the run as an "
-                "unfinished one"
-            ) from None
-        if "last" not in summary:
-            raise RunFolderError(
-                f"{folder.summary}: an earlier version wrote it; continue the run with "
-                "checkpoint.resume=auto, which writes it anew in seconds, or delete it to show the "
-                "run as an unfinished one"
-            )
+            for key in _OF_A_SUMMARY:
+                summary[key]
     if summary and lines and lines[-1]["step"] > summary["steps"]:
         summary = {}
     return RunRecord(path, label, config, lines, summary)
-
-
-def _check_keys(values: dict[str, Any], keys: Sequence[str]) -> None:
-    for key in keys:
-        values[key]
-
-
-def _said(failure: Exception) -> str:
-    return f"no {failure}" if isinstance(failure, KeyError) else str(failure)

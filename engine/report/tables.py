@@ -11,7 +11,13 @@ from typing import Any
 
 from stampede.engine.console import readable_bytes
 from stampede.engine.pulse import READING
-from stampede.engine.report.run_records import RunRecord, Setting, readable, settings_of
+from stampede.engine.report.run_records import (
+    RunRecord,
+    Setting,
+    differing_keys,
+    readable,
+    settings_of,
+)
 from stampede.engine.summary import METRICS, PARTS
 
 _ABSENT = "-"
@@ -46,12 +52,6 @@ class Table:
             number > 0 and all(cell.lstrip("+-")[:1].isdigit() for cell in column if cell)
             for number, column in enumerate(columns)
         ]
-
-    @property
-    def pixels(self) -> int:
-        """About how wide it is, to say on narrower screens that it scrolls."""
-        columns = zip(self.header, *self.rows, strict=True)
-        return sum(7 * max(map(len, column)) + 12 for column in columns)
 
 
 def result_tables(groups: dict[str, list[RunRecord]], baseline: RunRecord | None) -> list[Table]:
@@ -225,14 +225,6 @@ def _slowest(lines: Sequence[dict[str, Any]]) -> str:
         f"{rank}, {often:,} of {len(several):,} times: {1e3 * own:,.1f} ms of its own, the others "
         f"{1e3 * others:,.1f} ms"
     )
-
-
-def differing_keys(runs: Sequence[RunRecord]) -> list[str]:
-    """Dotted keys that do not have one value in all runs, in the order of the configuration."""
-    keys = dict.fromkeys(key for run in runs for key in run.compared)
-    return [
-        key for key in keys if len({readable(run.compared.get(key, _ABSENT)) for run in runs}) > 1
-    ]
 
 
 def configuration_table(runs: Sequence[RunRecord]) -> Table:

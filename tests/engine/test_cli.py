@@ -14,7 +14,7 @@ from stampede.engine import cli
 from stampede.engine.export import main as export
 from stampede.engine.predict import main as predict
 from stampede.engine.report.__main__ import main as report
-from stampede.engine.sweep import main as sweep
+from stampede.engine.sweep.__main__ import main as sweep
 from support.jobs import SMALL
 from support.paths import ROOT
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from stampede.engine.build import build
 from stampede.engine.datasets import open_dataset
-from stampede.engine.planning.activations import activation_bytes_per_sample
+from stampede.engine.planning.memory import activation_bytes_per_sample
 from stampede.engine.processes import processes
 from stampede.engine.tables import gather_field
 from stampede.models import CTRModel

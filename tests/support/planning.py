@@ -4,9 +4,7 @@ from stampede.engine.build import build_model
 from stampede.engine.config.load import load_config
 from stampede.engine.planning.figures import figures
 from stampede.engine.planning.planner import Cluster
-from stampede.engine.planning.shards import placed_shards
-from stampede.engine.planning.tables import planned_data
-from stampede.engine.planning.workload import workload
+from stampede.engine.planning.workload import placed_shards, planned_data, workload
 from support.paths import ROOT
 
 

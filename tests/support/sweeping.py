@@ -1,9 +1,10 @@
 """Small sweeps, their trials in processes that are forked."""
 
+import csv
 from pathlib import Path
 
-from stampede.engine.sweeps.run import run_sweep
-from stampede.engine.sweeps.sweep import load_sweep
+from stampede.engine.sweep.run import run_sweep
+from stampede.engine.sweep.spec import load_sweep
 from support.forked import run_program
 from support.paths import ROOT
 from support.waiting import HANG
@@ -15,7 +16,7 @@ model: {hidden: [8], init_std: 1e-4}
 train: {batch_size: 256, epochs: 1}
 optim: {dense: {lr: 1e-3}}
 """
-TRIAL = ROOT / "engine/sweeps/trial.py"
+TRIAL = ROOT / "engine/sweep/trial.py"
 
 
 class Started:
@@ -53,3 +54,9 @@ def sweep(folder: Path, text: str, start: Started, **options):
     found = load_sweep(write_sweep(folder, text), (), folder=folder / "out")
     run_sweep(found, start, **options)
     return found
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    """Lines of `results.csv` of the sweep in a folder."""
+    with (folder / "out/results.csv").open() as file:
+        return list(csv.DictReader(file))

@@ -8,6 +8,7 @@ import pytest
 
 from stampede.data.describe import main
 from stampede.data.description.guess import guess
+from stampede.data.schema.schema import load_schema
 
 
 def criteo_rows(rows):
@@ -55,6 +56,39 @@ def test_a_table_is_guessed_from_its_types(log):
     found = guess([folder / "log.parquet"])
     assert found.schema["time"] == {"column": "timestamp"}
     assert found.schema["ids"]["tags"] == {"separator": "|"}
+
+
+SCHEMA_WITH_OPEN_KEYS = """
+label: clicked
+ids: {site: {}, user: {min_count: 3}, tags: {separator: "|"}}
+numbers: {price: {}, rank: {}, rate: {transform: [minmax], bins: 5}}
+time: {column: seen}
+"""
+
+
+def test_the_features_that_auto_will_choose_are_said_with_their_keys(log, tmp_path):
+    _, frame = log
+    frame = frame.assign(rank=range(len(frame)), rate=0.5)
+    frame.to_csv(tmp_path / "log.csv", index=False)
+    (tmp_path / "schema.yaml").write_text(SCHEMA_WITH_OPEN_KEYS)
+    out = tmp_path / "out"
+    given = [str(tmp_path / "log.csv"), "--out", str(out)]
+    assert main([*given, "--schema", str(tmp_path / "schema.yaml")]) == 0
+    said = (out / "description.txt").read_text().partition("chosen by data.features=auto")[2]
+    # Prices have a long tail to the right. What the schema has decided is not chosen.
+    assert said.partition("\n\n")[0].splitlines()[1:] == [
+        "  numbers.NAME.transform: [log1p, standard]  (price)",
+        "  numbers.NAME.transform: [standard]  (rank)",
+        "  ids.NAME.min_count: 1  (site, tags)",
+        "  numbers.NAME.bins: 40  (price, rank)",
+        "  ids.hour_of_day: {encode: hour_of_day}  (of seen)",
+        "  ids.weekday: {encode: weekday}  (of seen)",
+    ]
+    # The proposed schema has them, too.
+    assert main(given) == 0
+    proposed = (out / "schema.yaml").read_text()
+    assert "#   numbers.NAME.bins: 40  (price, rate)" in proposed
+    assert "label" in load_schema(out / "schema.yaml").model_dump()
 
 
 @pytest.mark.parametrize(

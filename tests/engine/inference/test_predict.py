@@ -10,7 +10,7 @@ import pytest
 from stampede.data.apply import apply_learned
 from stampede.data.options import WritingOptions
 from stampede.data.raw import files as blocks
-from stampede.engine.inference import rows as inference_rows
+from stampede.engine.inference import prediction
 from support.jobs import run_small
 from support.movie_runs import (
     ROWS,
@@ -136,7 +136,7 @@ def test_labels_are_ignored_wherever_they_are(trained_run, tmp_path):
 
 
 def test_the_parts_of_the_own_data(trained_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(inference_rows, "_PIECE", 100)
+    monkeypatch.setattr(prediction, "_PIECE", 100)
     sizes = {part: len(scores(trained_run, ["@run"], tmp_path, "--part", part)) for part in (
         "train", "validation", "test")}  # fmt: skip
     assert sizes == {"train": 432, "validation": 108, "test": 60}

@@ -134,7 +134,7 @@ def test_prepared_data_tell_their_sizes_and_frequencies(tmp_path):
     assert "rows of the training part" in data.assumed
     # The most frequent id stands first.
     largest = max(data.tables, key=lambda table: table.rows)
-    assert largest.frequencies.below(largest.rows // 10) > 0.2
+    assert largest.below(largest.rows // 10) > 0.2
 
 
 def test_a_log_that_is_not_prepared_says_how_to(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from stampede.engine.planning.figures import figures
-from stampede.engine.planning.shards import PlacedShard
+from stampede.engine.planning.workload import PlacedShard
 from support.planning import planned_config, work_of
 
 # 4 ranks, 16 samples of each; 12 columns; ids are int32.

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import re
 import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -135,19 +134,6 @@ def test_a_run_that_was_continued_and_killed_is_unfinished(run_folders, tmp_path
     assert "a is not finished (it was continued after summary.json was written)" in said
 
 
-def test_a_sign_says_that_a_table_goes_on(run_folders, tmp_path, capsys):
-    report(capsys, run_folders, "--out", tmp_path)
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    page = Page(text)
-    hints = [a["id"] for tag, a in page.tags if tag == "p" and a.get("class") == "hint"]
-    assert len(hints) == text.count('<div class="scroll">') == 5
-    # On screens that are narrower than the table.
-    width = r"@media (?:all|\(max-width: (\d+)px\)) \{ #(scrolls-\d) \{ display: block"
-    found = {name: int(pixels or 9999) for pixels, name in re.findall(width, text)}
-    assert list(found) == hints
-    assert 100 < found["scrolls-5"] < found["scrolls-1"]
-
-
 def test_runs_on_different_data_share_no_picture(run_folders, tmp_path, capsys):
     run_small(tmp_path, ["data.seed=7"])
     out = tmp_path / "report"
@@ -181,12 +167,6 @@ def poor_summary(run):
     (run / "summary.json").write_text("{}")
 
 
-def earlier_summary(run):
-    summary = json.loads((run / "summary.json").read_text())
-    del summary["last"]
-    (run / "summary.json").write_text(json.dumps(summary))
-
-
 def damaged_line(run):
     (run / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\n')
 
@@ -202,7 +182,6 @@ def foreign_config(run):
         (lambda run: (run / "config.yaml").unlink(), "holds no config.yaml, nor does a folder in"),
         (damaged_summary, "summary.json: is damaged"),
         (poor_summary, "summary.json: is damaged (no 'auc'); delete it to show"),
-        (earlier_summary, "summary.json: an earlier version wrote it; continue the run with"),
         (damaged_line, "metrics.jsonl: is damaged (no 'loss')"),
         (foreign_config, "train.batch_size is absent"),
     ],

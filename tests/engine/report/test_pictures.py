@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
+from stampede.engine.report.drawing import styles
 from stampede.engine.report.pictures import (
+    draw_auc,
     draw_batch_size,
     draw_by_count,
     draw_by_field,
@@ -16,10 +18,7 @@ from stampede.engine.report.pictures import (
     draw_embedding_norms,
     draw_loss,
     draw_phases,
-    draw_test_auc,
-    draw_validation_auc,
     draw_wall_time,
-    styles,
 )
 from stampede.engine.report.run_records import settings_of
 from stampede.engine.tables import read_field
@@ -46,8 +45,8 @@ def with_another_seed(run, **changes):
 
 
 def test_auc(runs):
-    for draw, part in ((draw_test_auc, "test"), (draw_validation_auc, "validation")):
-        drawing = draw(settings_of(runs))
+    for part in ("validation", "test"):
+        drawing = draw_auc(settings_of(runs), part)
         of_512 = runs[1].evaluations(part)
         assert [line["step"] for line in of_512] == [2, 4, 6, 8]
         assert curves(drawing).keys() == {"b256", "b512"}
@@ -63,7 +62,7 @@ def test_an_axis_of_auc_shows_a_difference_of_two_thousandths(runs):
     ]
     late = [{**line, "auc": line["auc"] + 0.002} for line in early]
     both = [replace(runs[0], lines=early), replace(runs[1], lines=late)]
-    drawing = draw_test_auc(settings_of(both))
+    drawing = draw_auc(settings_of(both), "test")
     axes = drawing.figure.axes[0]
     ends = axes.transData.transform([[0, 0.8], [0, 0.802]])[:, 1]
     assert ends[1] - ends[0] > 0.05 * axes.bbox.height
@@ -83,7 +82,7 @@ def test_validation_stands_beside_training_loss(runs):
 def test_seeds_are_averaged_with_their_spread(runs):
     settings = settings_of([*runs, with_another_seed(runs[0], auc=0.02)])
     assert [one.label for one in settings] == ["b256 (2 seeds)", "b512"]
-    axes = draw_test_auc(settings).figure.axes[0]
+    axes = draw_auc(settings, "test").figure.axes[0]
     aucs = np.array([line["auc"] for line in runs[0].evaluations("test")])
     assert axes.get_lines()[0].get_ydata() == pytest.approx(aucs + 0.01)
     (band,) = axes.collections
@@ -213,7 +212,7 @@ def test_what_was_not_recorded_is_said(runs):
     # Not another seed of the same.
     bare = replace(bare, config={**bare.config, "model.dim": 3})
     for draw in (
-        draw_test_auc, draw_validation_auc, draw_loss, draw_wall_time, draw_calibration,
+        lambda settings: draw_auc(settings, "test"), draw_loss, draw_wall_time, draw_calibration,
         draw_clipped, draw_by_field, draw_by_count, draw_embedding_norms,
         lambda settings: draw_phases([run for one in settings for run in one.runs]),
     ):  # fmt: skip

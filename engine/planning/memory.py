@@ -1,0 +1,184 @@
+"""What a row of a table and a sample in the dense layers take: measured, not calculated."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from stampede.engine.config import Config
+from stampede.engine.scaled import scaled_hyperparameters
+from stampede.engine.table_optimizer import table_optimizer
+from stampede.models import CTRModel
+from stampede.optim import Helen
+from stampede.optim.baselines import BASELINES
+from stampede.optim.settings import UpdateSettings
+from stampede.optim.table_array import TableArray, TableShard
+from stampede.optim.waiting_rows import is_replayable
+
+FLOAT = 4
+# int32, see `optim/waiting_rows.py`.
+_STEP_COUNTER = 4
+
+# Samples of the two passes whose difference is measured.
+_SAMPLES = (16, 32)
+
+
+@dataclass(frozen=True)
+class TableStates:
+    """The state of the tables' optimizer.
+
+    Attributes:
+        optimizer: `optim.embedding.optimizer`.
+        dim: columns of a stored row.
+        settings: of its update; None for FBGEMM's own optimizers.
+    """
+
+    optimizer: str
+    dim: int
+    settings: UpdateSettings | None
+
+    @classmethod
+    def of(cls, config: Config, columns: int, dim: int) -> TableStates:
+        """The state that a configuration asks for.
+
+        Args:
+            columns: how many columns of a stored row are the embedding.
+            dim: columns of a stored row.
+        """
+        optimizer = config.optim.embedding.optimizer
+        if optimizer in BASELINES:
+            return cls(optimizer, dim, None)
+        # Where the tables lie makes no difference to what is kept.
+        kind, arguments = table_optimizer(
+            config, scaled_hyperparameters(config).scaled, columns, torch.device("cpu")
+        )
+        if issubclass(kind, Helen):
+            return cls(optimizer, dim, kind.table_settings(arguments)[0].second_pass())
+        return cls(optimizer, dim, kind.update_settings(kind.defaults_with(arguments)))
+
+    def per_row(self, columns: int, column_offset: int = 0) -> int:
+        """Bytes of state of a row of a shard.
+
+        Args:
+            columns, column_offset: width of the shard, and where it begins.
+        """
+        if self.settings is None:
+            # FBGEMM's own: a sum a row; that, a counter and a step; two moments a weight.
+            values = {"fbgemm_rowwise_adagrad": 1, "fbgemm_cowclip": 3, "fbgemm_adam": 2 * columns}
+            return FLOAT * values[self.optimizer]
+        # Counted for every device, also for those that have no kernel to make up for missed steps.
+        # Helen's rows take all their steps at once.
+        counts_steps = self.optimizer != "helen" and is_replayable(self.settings)
+        own = _state_bytes(self.settings, columns, column_offset, self.dim)
+        return own + _STEP_COUNTER * counts_steps
+
+    @property
+    def values_per_row(self) -> int:
+        """Values of a row that are summed over the shards of its columns; see `RowValues`."""
+        if self.settings is None:
+            return 0
+        clipped = self.settings.clip.columns
+        rest = 2 if clipped is not None and clipped < self.dim else 1
+        return 3 + rest * len(self.settings.rule.row_states)
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Whether a step holds these values of every row."""
+        return self.settings is not None and self.settings.needs_all_rows
+
+
+@lru_cache(maxsize=256)
+def _state_bytes(settings: UpdateSettings, columns: int, column_offset: int, dim: int) -> int:
+    """As the tables themselves make it, for a table of one row."""
+    weights = torch.zeros(1, columns)
+    shard = TableShard("planned", 1, column_offset=column_offset)
+    array = TableArray.create([shard], weights, settings, dim)
+    return sum(tensor.nbytes for tensor in _tensors(array) if tensor is not weights)
+
+
+def _tensors(held: Any) -> Iterator[Tensor]:
+    if isinstance(held, Tensor):
+        yield held
+    elif isinstance(held, Mapping):
+        for value in held.values():
+            yield from _tensors(value)
+    elif is_dataclass(held):
+        for field in fields(held):
+            yield from _tensors(getattr(held, field.name))
+
+
+def activation_bytes_per_sample(model: CTRModel) -> int:
+    """Most bytes that are alive at a time in forward and backward, for each sample.
+
+    Forward and backward run for a few samples on the CPU in float32. The looked-up rows are not
+    counted, their gradient is; weights and their gradients are not.
+
+    Args:
+        model: its dense layers on the CPU, its tables on `meta`; it is left as it is.
+    """
+    front, count = model.front, len(model.front.fields)
+    dense = copy.copy(model)
+    # All but the tables; a module's own state, as running means, is not to change.
+    dense._modules = {
+        name: copy.deepcopy(module) if module is not front else front
+        for name, module in model._modules.items()
+    }
+    peaks = []
+    with torch.random.fork_rng(devices=[]):
+        for samples in _SAMPLES:
+            rows = torch.randn(samples, count * front.columns.stored, requires_grad=True)
+            inputs = torch.randn(samples, model.numbers)
+            with _LiveBytes([rows, inputs, *dense.parameters(), *dense.buffers()]) as live:
+                logits = dense.logits(rows, inputs)
+                # A network need not use its embeddings.
+                torch.autograd.grad(logits.sum(), rows, allow_unused=True)
+            peaks.append(live.peak)
+    return -(-(peaks[1] - peaks[0]) // (_SAMPLES[1] - _SAMPLES[0]))
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Adds up the bytes of all tensors that operations make, as long as these are alive.
+
+    Args:
+        known: tensors that are not counted.
+
+    Attributes:
+        peak: most bytes alive at a time.
+    """
+
+    def __init__(self, known: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.peak = self._live = 0
+        self._storages = {tensor.untyped_storage()._cdata for tensor in known}
+
+    def __torch_dispatch__(
+        self,
+        operation: Any,
+        kinds: Sequence[type],
+        arguments: Sequence[Any] = (),
+        named: Mapping[str, Any] | None = None,
+    ) -> Any:
+        made = operation(*arguments, **(named or {}))
+        tree_map_only(Tensor, self._count, made)
+        return made
+
+    def _count(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._storages:
+            self._storages.add(storage._cdata)
+            self._live += storage.nbytes()
+            self.peak = max(self.peak, self._live)
+            weakref.finalize(storage, self._free, storage._cdata, storage.nbytes())
+
+    def _free(self, key: int, size: int) -> None:
+        self._storages.discard(key)
+        self._live -= size

@@ -1,0 +1,1 @@
+"""Sweeps: grids and studies of runs, their tables and pictures."""

@@ -1,0 +1,140 @@
+"""Results as pictures: AUC and training time of a grid, or the course of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from stampede.engine.figures import as_written, to_png
+from stampede.engine.sweep.results import Column, Result, axes_of, columns
+from stampede.engine.sweep.spec import Sweep, shown_as
+from stampede.files import write_file
+
+# Told apart in black and white too.
+_STYLES = ("o-", "s--", "^-.", "D:", "v-", "P--", "X-.", "*:", "<-", ">--")
+
+
+def draw(sweep: Sweep, found: Sequence[Result], folder: Path) -> list[Path]:
+    """Draw what there is to see; the PNG files."""
+    found = [one for one in found if one.done]
+    if not found:
+        return []
+    if sweep.study:
+        figures = {"study.png": _draw_study(sweep, found)}
+    else:
+        aucs = [column for column in columns(["auc"], found) if column.path != ("last", "test")]
+        seconds = [Column("train_seconds", "training time, s", "train_seconds")]
+        figures = {
+            "auc.png": _draw_grid(sweep, found, aucs),
+            "seconds.png": _draw_grid(sweep, found, seconds),
+        }
+    for name, figure in figures.items():
+        for axes in figure.axes:
+            legend = axes.get_legend()
+            named = [legend.get_title(), *legend.get_texts()] if legend else []
+            as_written([axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels(), *named])
+        write_file(folder / name, to_png(figure))
+    return [folder / name for name in figures]
+
+
+def _selected_on(found: Sequence[Result]) -> str:
+    return " and ".join(sorted({one.selected_on for one in found}))
+
+
+def _draw_grid(sweep: Sweep, found: Sequence[Result], shown: Sequence[Column]) -> Figure:
+    """A panel for each column, side by side; the parts of the data may differ in level."""
+    x = sweep.section.report.x or axes_of(found)[-1]
+    figure = Figure(figsize=(1.5 + 6.0 * len(shown), 4.5), layout="constrained")
+    panels = figure.subplots(1, len(shown), squeeze=False)[0]
+    for panel, column in zip(panels, shown, strict=True):
+        _draw_panel(panel, sweep, found, x, column)
+    bars = any((mean := one.mean(column)) and mean.error for one in found for column in shown)
+    heading = f"best epoch chosen on the {_selected_on(found)} part"
+    figure.suptitle(heading + ("; bars: standard error" if bars else ""), fontsize=9)
+    # Published figures are of the test part, the last panel.
+    if panels[-1].get_legend_handles_labels()[0]:
+        title = " / ".join(axis for axis in axes_of(found) if axis != x)
+        panels[-1].legend(loc="best", fontsize=8, title=title, title_fontsize=8)
+    return figure
+
+
+def _draw_panel(axes: Axes, sweep: Sweep, found: Sequence[Result], x: str, column: Column) -> None:
+    along = list(dict.fromkeys(one.point.labels[x] for one in found))
+    # A line would say that names such as those of clips have an order.
+    in_order = all(text[:1].isdigit() for text in along)
+    lines: dict[str, list[Result]] = {}
+    for one in found:
+        others = [text for axis, text in one.point.labels.items() if axis != x]
+        line = lines.setdefault(" / ".join(others), [])
+        if one.mean(column) is not None:
+            line.append(one)
+    for number, (title, of_line) in enumerate(lines.items()):
+        style = _STYLES[number % len(_STYLES)]
+        style = style if in_order else style[0]
+        # Side by side, so that error bars can be told apart.
+        shift = 0.06 * (number - (len(lines) - 1) / 2)
+        places = [along.index(one.point.labels[x]) + shift for one in of_line]
+        means = [one.mean(column) for one in of_line]
+        axes.errorbar(
+            places,
+            [mean.value for mean in means],
+            [mean.error or 0.0 for mean in means],
+            fmt=style,
+            capsize=3,
+            label=_legend_label(title) if title else None,
+        )
+        # A small form is of other data: beside figures of the whole its own would be one line.
+        published = [
+            (place, one.published)
+            for place, one in zip(places, of_line, strict=True)
+            if one.published is not None and column.name == "auc" and not sweep.small
+        ]
+        if published:
+            axes.plot(
+                *zip(*published, strict=True),
+                style[0],
+                markerfacecolor="none",
+                color="gray",
+                label=_legend_label(f"{title} published".strip()),
+            )
+    axes.set_xticks(range(len(along)), along)
+    axes.set(xlabel=x, ylabel=column.title)
+    axes.grid(alpha=0.3)
+
+
+def _legend_label(text: str) -> str:
+    # Matplotlib leaves labels that begin with an underscore out of legends.
+    return f" {text}" if text.startswith("_") else text
+
+
+def _draw_study(sweep: Sweep, found: Sequence[Result]) -> Figure:
+    """The metric by number of the trial, and by the value of each parameter."""
+    parameters = sweep.study.parameters
+    figure = Figure(figsize=(4 * (len(parameters) + 1), 3.8), layout="constrained")
+    course, *scatters = figure.subplots(1, len(parameters) + 1, sharey=True)
+    in_order = sorted((one for one in found if one.sought), key=lambda one: one.point.name)
+    values = [one.sought.value for one in in_order]
+    better = max if sweep.study.direction == "maximize" else min
+    best = [better(values[: end + 1]) for end in range(len(values))]
+    numbers = [int(one.point.name.removeprefix("trial")) for one in in_order]
+    course.plot(numbers, values, "ko", markersize=4, label="trial")
+    course.step(numbers, best, "k-", where="post", label="best so far")
+    metric = shown_as(sweep.study.metric)
+    course.set(xlabel="trial", ylabel=f"{metric} of the {_selected_on(found)} part")
+    course.xaxis.get_major_locator().set_params(integer=True)
+    course.legend(loc="best", fontsize=8)
+    for axes, (name, what) in zip(scatters, parameters.items(), strict=True):
+        labels = [one.point.labels[name] for one in in_order]
+        if what.choices:
+            different = list(dict.fromkeys(labels))
+            axes.plot([different.index(text) for text in labels], values, "ko")
+            axes.set_xticks(range(len(different)), different)
+        else:
+            axes.plot([float(text) for text in labels], values, "ko")
+        axes.set(xlabel=name, xscale="log" if what.log else "linear")
+    for axes in figure.axes:
+        axes.grid(alpha=0.3)
+    return figure

@@ -1,0 +1,447 @@
+"""Runs the trials of a sweep that are not done yet, then writes tables and pictures."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm.auto import tqdm
+
+from stampede.engine.checkpoint import flat_keys
+from stampede.engine.config import Config
+from stampede.engine.config.load import load_config_of_run
+from stampede.engine.console import progress_bar, readable_metric
+from stampede.engine.datasets import check_files
+from stampede.engine.errors import INTERRUPTED, RunFolderError, TrainingStoppedError
+from stampede.engine.inference.kept import check_executed
+from stampede.engine.recipe import open_keys
+from stampede.engine.run_folder import RunFolder
+from stampede.engine.summary import selected_metrics
+from stampede.engine.sweep.spec import Point, Sweep, Trial, label, override, shown_as
+from stampede.files import to_json, write_file
+from stampede.settings import SettingsError
+
+if TYPE_CHECKING:
+    import optuna
+
+# Runs a trial with these arguments, its output in that file; returns its exit status.
+Start = Callable[[Sequence[str], Path], int]
+
+JOURNAL = "study.log"
+
+# Where a run is and whether it continues is no part of what it computes.
+_NOT_COMPARED = ("run.dir", "run.name", "checkpoint.resume")
+
+# torchrun's own lines, such as `error_file: <N/A>`, do not begin so.
+_ERROR = re.compile(r"error( on rank \d+)?: ")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a trial.
+
+    Attributes:
+        trial: which one.
+        summary: its `summary.json`; empty where it failed.
+        message: why it failed; empty where it did not.
+    """
+
+    trial: Trial
+    summary: dict[str, Any] = field(default_factory=dict)
+    message: str = ""
+
+    @property
+    def selected_on(self) -> str:
+        """The part that chose the best epoch; empty where the trial failed."""
+        return self.summary.get("selected_on", "")
+
+    def sought(self, metric: str) -> float | None:
+        """A metric of that part in that epoch."""
+        return selected_metrics(self.summary)[self.selected_on].get(metric)
+
+
+def run_sweep(sweep: Sweep, start: Start, retry_failed: bool = False) -> list[Path]:
+    """Run all trials that are not done yet, then write tables and pictures.
+
+    Returns:
+        The files written.
+
+    Raises:
+        SettingsError, DataError, RunFolderError: the user's to mend.
+        TrainingStoppedError: every trial failed.
+        KeyboardInterrupt: a trial was interrupted.
+    """
+    # Those of a study differ in values that Optuna has yet to choose.
+    for point in sweep.points or [Point({}, (), name="study")]:
+        check_files(sweep.config_of(point.trial(sweep.section.seeds[0])))
+    try:
+        with _reserved(sweep.folder):
+            outcomes = _run_all(sweep, _Runner(sweep, start, retry_failed))
+            files = _write_results(sweep, outcomes)
+    except OSError as failure:
+        raise RunFolderError(
+            f"{failure.filename or sweep.folder}: cannot be written "
+            f"({failure.strerror or failure}); make room and give the same command again, or "
+            "write another --out"
+        ) from None
+    if all(outcome.message for outcome in outcomes):
+        again = "" if sweep.study else "; --retry-failed runs them again"
+        raise TrainingStoppedError(
+            f"all {len(outcomes)} trials failed, the first with: {outcomes[0].message}; see "
+            f"{sweep.runs}/*.log{again}"
+        )
+    return files
+
+
+@contextmanager
+def _reserved(folder: Path) -> Iterator[None]:
+    """Make the folder and keep other sweeps out of it, until the process ends in any way."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFolderError(
+                f"{folder} is in use by another sweep; end it first, or write another --out"
+            ) from None
+        yield
+
+
+def _run_all(sweep: Sweep, runner: _Runner) -> list[Outcome]:
+    count = len(sweep.points) if sweep.study is None else sweep.study.trials
+    shown: set[str] = set()
+
+    def run_point(point: Point) -> list[Outcome]:
+        outcomes = []
+        for trial in sweep.trials([point]):
+            outcome = runner.known(trial)
+            if outcome is None:
+                tqdm.write(f"{trial.name} ...")
+                outcome = runner.run(trial)
+                tqdm.write(f"{trial.name}: {_said(outcome)}")
+            bar.update(trial.name not in shown)
+            shown.add(trial.name)
+            outcomes.append(outcome)
+        return outcomes
+
+    for trial in sweep.trials(sweep.points):
+        # A folder of another configuration is found before hours of training, not after them.
+        runner.known(trial)
+    with progress_bar(count * len(sweep.section.seeds), 0, True, "sweep", "trials") as bar:
+        if sweep.study is not None:
+            return _run_study(sweep, run_point)
+        return [outcome for point in sweep.points for outcome in run_point(point)]
+
+
+def _said(outcome: Outcome) -> str:
+    if outcome.message:
+        return f"failed: {outcome.message}"
+    aucs = ", ".join(
+        f"{part} AUC {readable_metric(metrics['auc'])}"
+        for part, metrics in selected_metrics(outcome.summary).items()
+    )
+    epoch = f"epoch {outcome.summary['best_epoch']}, chosen on the {outcome.selected_on} part"
+    return f"{aucs} in {epoch}; trained {outcome.summary['train_seconds']:.0f} s"
+
+
+def _write_results(sweep: Sweep, outcomes: Sequence[Outcome]) -> list[Path]:
+    from stampede.engine.sweep.pictures import draw
+    from stampede.engine.sweep.results import results, to_csv, to_markdown
+
+    found = results(sweep, outcomes)
+    files = [sweep.folder / "results.csv", sweep.folder / "results.md"]
+    for file, text in zip(files, (to_csv(sweep, found), to_markdown(sweep, found)), strict=True):
+        write_file(file, text)
+    return [*files, *draw(sweep, found, sweep.folder)]
+
+
+class _Runner:
+    """Runs trials in processes of their own, and remembers in `failures.json` which failed."""
+
+    def __init__(self, sweep: Sweep, start: Start, retry_failed: bool) -> None:
+        self._sweep, self._start = sweep, start
+        self._file = sweep.folder / "failures.json"
+        # By name of the trial: the message, and a digest of the configuration that failed.
+        self._failures: dict[str, dict[str, str]] = {}
+        if self._file.exists():
+            with _reading(self._file, "delete it to run the trials that failed again"):
+                found = json.loads(self._file.read_text(encoding="utf-8"))
+                self._failures = {
+                    name: {key: one[key] for key in ("message", "config")}
+                    for name, one in found.items()
+                }
+        # Each is forgotten when its turn comes, so that a kill loses none.
+        self._retried = set(self._failures) if retry_failed else set()
+
+    def known(self, trial: Trial) -> Outcome | None:
+        """What became of a trial; None where it is still to be run, or to be continued.
+
+        Raises:
+            RunFolderError: its run folder is of another configuration or network, or damaged.
+        """
+        try:
+            config = self._sweep.config_of(trial)
+        except SettingsError as mistake:
+            # A study may choose values that do not go together.
+            return Outcome(trial, message=" ".join(str(mistake).split()))
+        failure = self._failures.get(trial.name)
+        if failure and failure["config"] == _digest(config) and trial.name not in self._retried:
+            return Outcome(trial, message=failure["message"])
+        folder = RunFolder(self._sweep.runs / trial.name)
+        if not folder.config_file.exists():
+            return None
+        differs = difference(config, folder)
+        if differs:
+            raise RunFolderError(
+                f"{folder.path} was made with another configuration than this sweep's now "
+                f"({differs}); write another --out, or delete it to train it anew"
+            )
+        check_executed(config, folder.path)
+        if not folder.summary.exists():
+            return None
+        if not self._sweep.section.keep_checkpoints:
+            shutil.rmtree(folder.checkpoints, ignore_errors=True)
+        return self._judged(Outcome(trial, _summary(folder)))
+
+    def run(self, trial: Trial) -> Outcome:
+        """Run a trial to its end.
+
+        Raises:
+            KeyboardInterrupt: it was interrupted.
+        """
+        self._retried.discard(trial.name)
+        if self._failures.pop(trial.name, None):
+            self._write()
+        log = self._sweep.runs / f"{trial.name}.log"
+        self._sweep.runs.mkdir(parents=True, exist_ok=True)
+        begins = log.stat().st_size if log.exists() else 0
+        status = self._start([str(self._sweep.config), *self._sweep.overrides_of(trial)], log)
+        if status == INTERRUPTED:
+            raise KeyboardInterrupt
+        outcome = None if status else self.known(trial)
+        if outcome is None:
+            message = why(log.read_bytes()[begins:], status)
+            if self._sweep.study is None:
+                # A sweep resumes by itself.
+                message = message.replace("checkpoint.resume=auto", "--retry-failed")
+            config = self._sweep.config_of(trial)
+            self._failures[trial.name] = {"message": message, "config": _digest(config)}
+            self._write()
+            outcome = Outcome(trial, message=message)
+        return outcome
+
+    def _judged(self, found: Outcome) -> Outcome:
+        """The outcome; a failure where a metric that the sweep lives by is undefined."""
+        study = self._sweep.study
+        needed = [("test", "auc", found.summary["auc"])]
+        if study is not None:
+            needed.append((found.selected_on, study.metric, found.sought(study.metric)))
+        for part, name, value in needed:
+            if value is None:
+                takes = "clicks and others" + (" in a group" if name == "gauc" else "")
+                message = f"the {shown_as(name)} of the {part} part is undefined; it takes {takes}"
+                return replace(found, summary={}, message=message)
+        return found
+
+    def _write(self) -> None:
+        write_file(self._file, to_json(self._failures, indent=1) + "\n")
+
+
+@contextmanager
+def _reading(path: Path, instead: str) -> Iterator[None]:
+    """Turns what a damaged file raises into a sentence that ends with what to do instead."""
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError) as failure:
+        lacks = isinstance(failure, KeyError)
+        said = f"no {failure}" if lacks else str(failure) or type(failure).__name__
+        raise RunFolderError(f"{path}: is damaged ({said.splitlines()[0]}); {instead}") from None
+
+
+def _summary(folder: RunFolder) -> dict[str, Any]:
+    with _reading(folder.summary, f"delete {folder.path} to train it anew"):
+        summary = json.loads(folder.summary.read_text(encoding="utf-8"))
+        for key in ("selected_on", "best_epoch", "rows", "train_seconds"):
+            summary[key]
+        selected_metrics(summary)
+    return summary
+
+
+def _compared(config: Config) -> dict[str, Any]:
+    """What a run computes, by `section.key`."""
+    values = flat_keys(config.model_dump(mode="json"))
+    return {key: value for key, value in values.items() if key not in _NOT_COMPARED}
+
+
+def _digest(config: Config) -> str:
+    text = json.dumps(_compared(config), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def difference(config: Config, folder: RunFolder) -> str:
+    """The first key in which a run folder is not of a configuration; empty where it is.
+
+    Keys that came later have their defaults.
+    """
+    try:
+        there, here = _compared(load_config_of_run(folder.config_file)), _compared(config)
+    except SettingsError as mistake:
+        return f"its configuration cannot be used now: {mistake}"
+    for key in dict.fromkeys([*here, *there]):
+        values = [json.dumps(of[key]) if key in of else "absent" for of in (there, here)]
+        if values[0] != values[1] and key not in open_keys(config):
+            return f"{key} is {values[0]} there and {values[1]} here"
+    return ""
+
+
+def why(said: bytes, status: int) -> str:
+    """The sentence of a failed run, or the last line of its output.
+
+    Args:
+        said: its output, on any number of processes.
+        status: its exit status.
+    """
+    lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
+    for number, line in enumerate(lines):
+        begins = _ERROR.match(line)
+        if begins:
+            # The first: what other processes say follows from it. Its list is indented.
+            more = []
+            for following in lines[number + 1 :]:
+                if not following.startswith(" "):
+                    break
+                more.append(following.strip())
+            return " ".join([line[begins.end() :].strip(), *more])
+    killed = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+    return f"{killed}: {lines[-1].strip()}" if lines else killed
+
+
+def start_trial(processes: int, arguments: Sequence[str], log: Path) -> int:
+    """Train on that many processes of this machine, with torchrun if it is more than one."""
+    command = [sys.executable]
+    if processes > 1:
+        command += ["-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc_per_node={processes}"]
+    command += ["-m", "stampede.engine.sweep.trial", *arguments]
+    with log.open("ab") as output:
+        trial = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
+        try:
+            # Not `wait`: Polars lets system calls go on after an interrupt.
+            while trial.poll() is None:
+                time.sleep(0.2)
+            return trial.returncode
+        finally:
+            # After an interrupt: the trial ends when its input does.
+            trial.stdin.close()
+            trial.wait()
+
+
+def _run_study(sweep: Sweep, run_point: Callable[[Point], list[Outcome]]) -> list[Outcome]:
+    """Run a study, or what is left of it; what became of all trials, in order.
+
+    A point is the mean of its seeds. The sampler begins anew at each trial with the study's seed
+    plus the trial's number, so that a study that was killed while a trial was run goes on as it
+    would have. If Optuna had not chosen all values of a trial, the next number takes its place.
+    """
+    from optuna.samplers import RandomSampler, TPESampler
+    from optuna.trial import FrozenTrial, TrialState
+
+    settings = sweep.study
+    study = _open_study(sweep)
+
+    def chosen() -> list[FrozenTrial]:
+        return [
+            trial for trial in study.trials if trial.params.keys() == settings.parameters.keys()
+        ]
+
+    def run(number: int, params: dict[str, Any]) -> None:
+        outcomes = run_point(_point(number, params))
+        if any(outcome.message for outcome in outcomes):
+            study.tell(number, state=TrialState.FAIL)
+        else:
+            study.tell(number, statistics.mean(one.sought(settings.metric) for one in outcomes))
+
+    for trial in study.get_trials(states=[TrialState.RUNNING]):
+        if trial in chosen():
+            run(trial.number, trial.params)
+        else:
+            # Killed before Optuna had chosen all values: no trial was run.
+            study.tell(trial.number, state=TrialState.FAIL)
+    while len(chosen()) < settings.trials:
+        sampler = {"tpe": TPESampler, "random": RandomSampler}[settings.sampler]
+        study.sampler = sampler(seed=settings.seed + len(study.trials))
+        trial = study.ask()
+        for key, what in settings.parameters.items():
+            if what.choices:
+                trial.suggest_categorical(key, what.choices)
+            else:
+                suggest = trial.suggest_int if what.whole else trial.suggest_float
+                suggest(key, what.low, what.high, log=what.log)
+        run(trial.number, trial.params)
+    return [
+        outcome
+        for trial in chosen()[: settings.trials]
+        for outcome in run_point(_point(trial.number, trial.params))
+    ]
+
+
+def _point(number: int, params: dict[str, Any]) -> Point:
+    labels = {
+        key: f"{value:.4g}" if isinstance(value, float) else label(value)
+        for key, value in params.items()
+    }
+    overrides = tuple(override(key, value) for key, value in params.items())
+    return Point(labels, overrides, name=f"trial{number:04d}")
+
+
+def _open_study(sweep: Sweep) -> optuna.Study:
+    """Optuna's study in the sweep's folder, which no other process writes."""
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    # Absolute: Optuna's lock is a link to it, which from elsewhere would lead nowhere.
+    path = sweep.folder.resolve() / JOURNAL
+    # A lock and half a line that are there are those of a process that was killed.
+    for lock in path.parent.glob(f"{JOURNAL}.lock*"):
+        lock.unlink()
+    if path.exists():
+        content = path.read_bytes()
+        with path.open("rb+") as file:
+            file.truncate(content.rfind(b"\n") + 1)
+    with _reading(path, "repair the line, or write another --out"):
+        storage = JournalStorage(JournalFileBackend(str(path)))
+        # Its name is not the file's, which may be renamed.
+        study = optuna.create_study(
+            storage=storage,
+            study_name="study",
+            direction=sweep.study.direction,
+            load_if_exists=True,
+        )
+    # More trials may follow; anything else makes another study.
+    asked = {
+        **sweep.study.model_dump(mode="json", exclude={"trials"}),
+        "seeds": list(sweep.section.seeds),
+        "overrides": list(sweep.overrides),
+    }
+    before = study.user_attrs.get("asked", asked)
+    if before != asked:
+        changed = [key for key in asked if before.get(key) != asked[key]]
+        raise SettingsError(
+            f"{sweep.folder} holds a study with another {', '.join(changed)}; write another --out"
+        )
+    study.set_user_attr("asked", asked)
+    return study

@@ -1,0 +1,464 @@
+"""A sweep file: its keys, the trials that it asks for, and what is wrong with it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from stampede.engine.config import Config
+from stampede.engine.config.load import load_config
+from stampede.engine.run_folder import TRIALS
+from stampede.settings import Section, Seed, SettingsError, read_yaml, sentences
+
+# By axis: a list of values of that key, or lists of overrides by name.
+Grid = dict[str, Any]
+Metric = Literal[
+    "auc", "logloss", "pr_auc", "gauc", "normalized_entropy", "calibration", "best_epoch",
+    "steps", "clipped_share", "train_seconds", "samples_per_second",
+]  # fmt: skip
+_Seeds = Annotated[list[Seed], Field(min_length=1)]
+
+_SHOWN = {"auc": "AUC", "pr_auc": "PR-AUC", "gauc": "GAUC", "train_seconds": "seconds"}
+
+# What a sweep sets itself, so that its trials are found again, and what a user writes instead.
+_OWN_KEYS = dict.fromkeys(("run.name", "run.overwrite", "checkpoint.resume"), "leave it out") | {
+    "run.seed": "write seeds in the file",
+    "run.dir": "write --out FOLDER",
+}
+
+
+def shown_as(metric: str) -> str:
+    """A metric's name for people."""
+    return _SHOWN.get(metric, metric)
+
+
+def override(key: str, value: Any) -> str:
+    """`section.key=value`; JSON is YAML."""
+    return f"{key}={json.dumps(value)}"
+
+
+def label(value: Any) -> str:
+    """A value as tables show it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _checked_grid(grid: Grid) -> Grid:
+    for axis, values in grid.items():
+        named = isinstance(values, dict) and all(
+            isinstance(overrides, list) and all(isinstance(text, str) for text in overrides)
+            for overrides in values.values()
+        )
+        if not values or not (isinstance(values, list) or named):
+            raise ValueError(
+                f"{axis}: found {values!r}; write a list of values of that key, such as "
+                "[1024, 8192], or names that each stand for a list of section.key=value"
+            )
+        if isinstance(values, list) and "." not in axis:
+            raise ValueError(
+                f"{axis}: a list is of values of a key, such as train.batch_size; write such a "
+                "key, or names that each stand for a list of section.key=value"
+            )
+    return grid
+
+
+class ParameterSection(Section):
+    """What a study may choose for a key: a range, or one of some values."""
+
+    low: int | float | None = Field(None, description="smallest value")
+    high: int | float | None = Field(
+        None, description="largest value; whole numbers where both are"
+    )
+    log: bool = Field(False, description="whether small and large values are equally likely")
+    choices: list[int | float | str | bool] = Field([], description="values, instead of a range")
+
+    @model_validator(mode="after")
+    def _check_together(self) -> ParameterSection:
+        given = (self.low is not None, self.high is not None)
+        if bool(self.choices) == any(given) or given[0] != given[1]:
+            raise ValueError("write low and high, or choices")
+        if all(given) and not self.low < self.high:
+            raise ValueError(f"low is {self.low} and high {self.high}; write a larger high")
+        if self.log and (self.choices or self.low <= 0):
+            raise ValueError("log is for a range with a low above 0")
+        return self
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is a range of whole numbers."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def tried(self) -> list[Any]:
+        """The ends of the range, or the values."""
+        if self.choices or self.whole:
+            return list(self.choices) or [self.low, self.high]
+        return [float(self.low), float(self.high)]
+
+
+class StudySection(Section):
+    """A search by Optuna."""
+
+    parameters: dict[str, ParameterSection] = Field(
+        ..., min_length=1, description="by section.key: what is tried"
+    )
+    metric: Literal["auc", "logloss", "pr_auc", "gauc", "normalized_entropy"] = Field(
+        "auc", description="what is sought, on evaluate.select_on at the best epoch"
+    )
+    direction: Literal["maximize", "minimize"] = Field(
+        "maximize", description="whether a large or a small metric is sought"
+    )
+    trials: int = Field(20, ge=1, description="points tried, failed ones included")
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(0, description="seed of the sampler")
+    sampler: Literal["tpe", "random"] = Field("tpe", description="how points are chosen")
+
+    @model_validator(mode="after")
+    def _check_direction(self) -> StudySection:
+        larger = self.metric in ("auc", "pr_auc", "gauc")
+        right = "maximize" if larger else "minimize"
+        if self.direction != right:
+            raise ValueError(
+                f"direction is {self.direction!r}, but {self.metric} is better the "
+                f"{'larger' if larger else 'smaller'}; write direction: {right}"
+            )
+        return self
+
+
+class ReportSection(Section):
+    """What tables and pictures show."""
+
+    metrics: list[Metric] = Field(
+        ["auc", "logloss"],
+        min_length=1,
+        description="of the test part at the best epoch, which evaluate.select_on chose",
+    )
+    x: str = Field("", description="axis of the grid along the picture; '': the last one")
+
+
+class PublishedSection(Section):
+    """Figures of others for the same points."""
+
+    source: str = Field(..., min_length=1, description="where they stand, and what they are of")
+    auc: dict[str, Annotated[float, Field(ge=0.5, le=1)]] = Field(
+        ..., min_length=1, description="by the point's labels, such as 'deepfm / 1K'; 0.5 to 1"
+    )
+
+
+class SmallSection(Section):
+    """What `--small` changes: something that a laptop does."""
+
+    overrides: list[str] = Field([], description="section.key=value, after those of the sweep")
+    grid: Grid = Field({}, description="axes instead of those of the same name")
+    seeds: list[Seed] = Field([], description="instead of the sweep's, where any are given")
+    trials: int | None = Field(None, ge=1, description="of the study")
+    published: bool = Field(False, description="whether published figures are shown there too")
+
+    _check_grid = field_validator("grid")(_checked_grid)
+
+
+class SweepSection(Section):
+    """A sweep file."""
+
+    config: str = Field(..., description="the job, relative to the sweep file")
+    overrides: list[str] = Field([], description="section.key=value for all trials")
+    grid: Grid = Field({}, description="axes, of which every combination is a point")
+    study: StudySection | None = Field(None, description="a search instead of a grid")
+    seeds: _Seeds = Field([1], description="run.seed of the runs of a point")
+    keep_checkpoints: bool = Field(
+        True, description="false: a trial's checkpoints are deleted when it is done"
+    )
+    report: ReportSection = ReportSection()
+    published: PublishedSection | None = None
+    small: SmallSection = SmallSection()
+
+    _check_grid = field_validator("grid")(_checked_grid)
+
+    @model_validator(mode="after")
+    def _check_together(self) -> SweepSection:
+        if bool(self.grid) == (self.study is not None):
+            raise ValueError("write a grid or a study, one of them")
+        if self.published is not None and self.study is not None:
+            raise ValueError("published: figures are of the points of a grid; leave it out")
+        axes = ", ".join(self.grid)
+        for axis in self.small.grid:
+            if axis not in self.grid:
+                raise ValueError(f"small.grid.{axis}: no axis of the grid; write one of {axes}")
+        if self.report.x and self.report.x not in self.grid:
+            raise ValueError(
+                f"report.x: {self.report.x!r} is no axis of the grid; write one of {axes}"
+            )
+        for seeds, key in ((self.seeds, "seeds"), (self.small.seeds, "small.seeds")):
+            if len(set(seeds)) < len(seeds):
+                raise ValueError(f"{key}: found {seeds}; write each seed once")
+        return self
+
+    def as_small(self) -> SweepSection:
+        """The small form."""
+        small, study = self.small, self.study
+        if study is not None and small.trials is not None:
+            study = study.model_copy(update={"trials": small.trials})
+        changes = {
+            "overrides": [*self.overrides, *small.overrides],
+            "grid": self.grid | small.grid,
+            "seeds": small.seeds or self.seeds,
+            "study": study,
+            "published": self.published if small.published else None,
+        }
+        return self.model_copy(update=changes)
+
+
+@dataclass(frozen=True)
+class Point:
+    """Settings that are tried, with one seed or several.
+
+    Attributes:
+        labels: by axis, the value or its name.
+        overrides: `section.key=value` each.
+        name: for files; empty for what its labels make.
+    """
+
+    labels: Mapping[str, str]
+    overrides: tuple[str, ...]
+    name: str = ""
+
+    @property
+    def title(self) -> str:
+        """Its labels, as in `deepfm / 1K`."""
+        return " / ".join(self.labels.values())
+
+    @property
+    def values(self) -> list[Any]:
+        """The values that it gives its keys, in full."""
+        return [json.loads(text.partition("=")[2]) for text in self.overrides]
+
+    def trial(self, seed: int) -> Trial:
+        """Its run with a seed."""
+        parts = [self.name] if self.name else [_plain(text) for text in self.labels.values()]
+        return Trial(self, seed, "-".join([*parts, f"seed{seed}"]).lstrip("_-"))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run: a point with a seed, and the name of its run folder."""
+
+    point: Point
+    seed: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is run.
+
+    Attributes:
+        file: the sweep file.
+        section: its content, or its small form.
+        overrides: for all trials.
+        points: of the grid; none of a study.
+        small: whether it is the file's small form.
+        folder: for the results.
+    """
+
+    file: Path
+    section: SweepSection
+    overrides: tuple[str, ...]
+    points: tuple[Point, ...]
+    small: bool
+    folder: Path
+
+    @property
+    def config(self) -> Path:
+        """The job."""
+        return self.file.parent / self.section.config
+
+    @property
+    def study(self) -> StudySection | None:
+        """The search; None for a grid."""
+        return self.section.study
+
+    @property
+    def runs(self) -> Path:
+        """Folder of the run folders."""
+        return self.folder / TRIALS
+
+    def trials(self, points: Sequence[Point]) -> list[Trial]:
+        """The runs of points, all seeds of a point together."""
+        return [point.trial(seed) for point in points for seed in self.section.seeds]
+
+    def overrides_of(self, trial: Trial) -> list[str]:
+        """Everything that differs from the job's file."""
+        return [
+            *self.overrides,
+            *trial.point.overrides,
+            override("run.seed", trial.seed),
+            override("run.dir", str(self.runs)),
+            override("run.name", trial.name),
+            "checkpoint.resume=auto",
+        ]
+
+    def config_of(self, trial: Trial) -> Config:
+        """The configuration of a trial.
+
+        Raises:
+            SettingsError: it cannot be used.
+        """
+        try:
+            return load_config(self.config, self.overrides_of(trial))
+        except SettingsError as mistake:
+            raise SettingsError(f"{self.file}: {trial.point.title}: {mistake}") from None
+
+
+def load_sweep(
+    path: Path, overrides: Sequence[str] = (), small: bool = False, folder: Path | None = None
+) -> Sweep:
+    """Read and check a sweep file.
+
+    Args:
+        path: YAML file.
+        overrides: `section.key=value` of the configuration, for all trials.
+        small: whether its small form is run.
+        folder: for the results; `runs/NAME` or `runs/NAME-small` where none is given.
+
+    Raises:
+        SettingsError: what is wrong, key by key, and what to write instead.
+    """
+    values = read_yaml(path, "configs/sweeps holds the shipped sweeps")
+    try:
+        section = SweepSection.model_validate(values)
+    except ValidationError as failure:
+        raise SettingsError(f"{path}:\n" + "\n".join(sentences(failure, SweepSection))) from None
+    _check_published(path, section)
+    if small:
+        if not section.small.model_fields_set:
+            raise SettingsError(f"{path}: has no section `small`; leave --small out")
+        section = section.as_small()
+    sweep = Sweep(
+        path,
+        section,
+        (*section.overrides, *overrides),
+        tuple(_grid_points(section.grid)) if section.grid else (),
+        small,
+        folder or Path("runs") / (path.stem + "-small" * small),
+    )
+    _check_keys(sweep)
+    _check_trials(sweep)
+    if section.study is not None:
+        _check_study(sweep, section.study)
+    return sweep
+
+
+def _grid_points(grid: Grid) -> list[Point]:
+    """Every combination of the axes' values, the last axis fastest."""
+    axes = [[(axis, *choice) for choice in _choices(axis, grid[axis])] for axis in grid]
+    return [
+        Point(
+            {axis: text for axis, text, _ in chosen},
+            tuple(text for *_, overrides in chosen for text in overrides),
+        )
+        for chosen in itertools.product(*axes)
+    ]
+
+
+def _choices(axis: str, values: Any) -> list[tuple[str, list[str]]]:
+    """Labels of an axis, and what each overrides."""
+    if isinstance(values, dict):
+        return list(values.items())
+    return [(label(value), [override(axis, value)]) for value in values]
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.") or "empty"
+
+
+def _key(text: str) -> str:
+    return text.partition("=")[0]
+
+
+def _check_published(path: Path, section: SweepSection) -> None:
+    titles = [point.title for point in _grid_points(section.grid)]
+    for title in section.published.auc if section.published is not None else ():
+        if title not in titles:
+            raise SettingsError(
+                f"{path}: published.auc: {title!r} is no point of the grid; write labels such as "
+                f"{titles[0]!r}"
+            )
+
+
+def _check_keys(sweep: Sweep) -> None:
+    """Check that no key is set twice, or is the sweep's own."""
+    path, study = sweep.file, sweep.study
+    varied = {
+        axis: {_key(text) for _, overrides in _choices(axis, values) for text in overrides}
+        for axis, values in sweep.section.grid.items()
+    } or {key: {key} for key in study.parameters}
+    keys = set().union(*varied.values())
+    for text in sweep.overrides:
+        if _key(text) in keys:
+            raise SettingsError(
+                f"{path}: {text}: the sweep varies {_key(text)}; leave the override out, or "
+                "change the values in the file"
+            )
+    for key in [*map(_key, sweep.overrides), *sorted(keys)]:
+        if key in _OWN_KEYS:
+            raise SettingsError(f"{path}: {key}: a sweep sets it itself; {_OWN_KEYS[key]}")
+    for (one, of_one), (other, of_other) in itertools.combinations(varied.items(), 2):
+        for pair in itertools.product(sorted(of_one), sorted(of_other)):
+            outer, inner = sorted(pair, key=len)
+            # A section that is set replaces what is set in it.
+            if f"{inner}.".startswith(f"{outer}."):
+                raise SettingsError(
+                    f"{path}: {one!r} and {other!r} both set {inner}, so that one would undo the "
+                    "other; write them as one axis of named points"
+                )
+
+
+def _check_trials(sweep: Sweep) -> None:
+    """Check the configurations of all points of a grid."""
+    trials = sweep.trials(sweep.points)
+    for name, times in Counter(trial.name for trial in trials).items():
+        if times > 1:
+            raise SettingsError(
+                f"{sweep.file}: {times} points would have the run folder {name}; write other names"
+            )
+    for trial in trials:
+        if trial.seed == sweep.section.seeds[0]:
+            sweep.config_of(trial)
+
+
+def _check_study(sweep: Sweep, study: StudySection) -> None:
+    """Check the values that a study may choose, and that its metric is computed."""
+    for key, what in study.parameters.items():
+        for value in what.tried():
+            mistake = None
+            # A value may need others beside it: it is wrong if it goes with none of these.
+            for at in (None, 0, -1):
+                beside = [
+                    override(other, its.tried()[at])
+                    for other, its in study.parameters.items()
+                    if at is not None and other != key
+                ]
+                point = Point({key: f"{key}={value}"}, (*beside, override(key, value)), "study")
+                try:
+                    evaluate = sweep.config_of(point.trial(sweep.section.seeds[0])).evaluate
+                    break
+                except SettingsError as failure:
+                    mistake = mistake or failure
+            else:
+                raise mistake
+    metric = study.metric
+    if metric == "gauc":
+        computed, instead = bool(evaluate.group_by), "evaluate.group_by=FIELD to the overrides"
+    else:
+        computed = metric in ("auc", "logloss", *evaluate.metrics)
+        instead = f"{metric} into evaluate.metrics"
+    if not computed:
+        raise SettingsError(
+            f"{sweep.file}: study.metric is {metric!r}, but {shown_as(metric)} is not computed; "
+            f"write {instead}"
+        )

@@ -1,1 +1,0 @@
-"""Experiments: grids and studies of runs, their tables and pictures."""

@@ -1,0 +1,126 @@
+"""Plans: what fits, what is said of what does not, and sizes of memory as people write them."""
+
+import pytest
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from stampede.engine.config.load import load_config
+from stampede.engine.planning import planner
+from stampede.engine.planning.dry_run import readable
+from stampede.engine.planning.planner import Cluster, describe_plan, parse_bytes, search_plan
+from stampede.engine.planning.workload import planned_data, workload
+from stampede.engine.processes import processes
+from stampede.models import CTRModel
+from stampede.optim import CowClipAdam, cowclip_sharders
+from stampede.optim.baselines import BASELINE_SHARDING_TYPES
+from stampede.optim.sharded.supported import SHARDING_TYPES
+from stampede.settings import SettingsError
+from support.paths import ROOT
+
+ROWS = 1_000_000
+TWO_TABLES = [f"data.tables={{C1: {ROWS}, C2: {ROWS}}}", "model.hidden=[4]", "train.batch_size=8"]
+
+
+def make_plan(sharding_type):
+    config = load_config(ROOT / "configs/plan_10b.yaml", TWO_TABLES)
+    model = CTRModel("deepfm", {"C1": ROWS, "C2": ROWS}, 13, 10, [4], 0)
+    apply_optimizer_in_backward(CowClipAdam, model.front.ebc.parameters(), {})
+    with processes("cpu") as here:
+        types = planner.sharding_types(sharding_type, "adam", here.world_size)
+        made = planner.make_plan(
+            model,
+            cowclip_sharders(),
+            types,
+            lambda: workload(config, planned_data(config), model, 1),
+            here,
+        )
+        return made
+
+
+@pytest.mark.parametrize(
+    "asked, found",
+    [
+        ("auto", "table_wise"),
+        *[(kind, kind) for kind in SHARDING_TYPES],
+    ],
+)
+def test_the_asked_sharding_type_is_planned(asked, found):
+    assert describe_plan(make_plan(asked)) == f"2 tables {found}"
+
+
+def test_a_plan_is_the_same_in_every_process(monkeypatch):
+    """On one machine several sharding types cost the same; TorchRec has them in no fixed order."""
+    config = load_config(ROOT / "configs/plan_10b.yaml", TWO_TABLES)
+    usual = EmbeddingEnumerator._filter_sharding_types
+    model = CTRModel("deepfm", {"C1": ROWS, "C2": ROWS}, 13, 10, [4], 0)
+    apply_optimizer_in_backward(CowClipAdam, model.front.ebc.parameters(), {})
+    found = set()
+    for reverse in (False, True):
+        monkeypatch.setattr(
+            EmbeddingEnumerator,
+            "_filter_sharding_types",
+            lambda *of, reverse=reverse: sorted(usual(*of), reverse=reverse),
+        )
+        taken = search_plan(
+            model,
+            cowclip_sharders(),
+            SHARDING_TYPES,
+            workload(config, planned_data(config), model, 2),
+            Cluster(2, 2, "cpu", 10**10),
+        )
+        found.add(str(taken))
+    assert len(found) == 1
+
+
+def test_tables_that_do_not_fit_this_machine_are_refused(monkeypatch):
+    # Weights and two moments of two tables.
+    needed = 2 * ROWS * 12 * 4 * 3
+    monkeypatch.setattr(planner, "_machine_memory", lambda: 2 * needed)
+    make_plan("auto")
+    monkeypatch.setattr(planner, "_machine_memory", lambda: needed)
+    with pytest.raises(SettingsError, match=r"sharding.plan.*storage.*smaller tables"):
+        make_plan("auto")
+
+
+def test_auto_leaves_to_the_planner_what_is_exact():
+    assert planner.sharding_types("auto", "adam", 2) == SHARDING_TYPES
+    assert planner.sharding_types("auto", "fbgemm_cowclip", 2) == BASELINE_SHARDING_TYPES
+
+
+@pytest.mark.parametrize(
+    "text, size",
+    [
+        ("141GB", 141 * 10**9),
+        ("80GiB", 80 * 2**30),
+        ("512MB", 512 * 10**6),
+        ("1.5 TB", 15 * 10**11),
+        ("4tib", 4 * 2**40),
+        (".5KiB", 512),
+        ("7B", 7),
+    ],
+)
+def test_sizes_are_read(text, size):
+    assert parse_bytes(text, "--device-memory") == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "141", "GB", "141G", "-3GB", "0GB", "1e3GB", "3 G B", "80gbit"]
+)
+def test_what_is_no_size_is_refused_with_examples(text):
+    with pytest.raises(SettingsError, match=r"--device-memory: found '.*141GB.*80GiB.*units"):
+        parse_bytes(text, "--device-memory")
+
+
+@pytest.mark.parametrize(
+    "count, text",
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (999_600, "1.00 MB"),
+        (163.2e9, "163.2 GB"),
+        (1.44e12, "1.44 TB"),
+        (99.5e9, "99.50 GB"),
+    ],
+)
+def test_sizes_are_shown(count, text):
+    assert readable(count) == text

@@ -1,0 +1,144 @@
+"""Tables of made-up outcomes."""
+
+import math
+
+import pytest
+
+from stampede.engine.figures import to_png
+from stampede.engine.sweep import pictures
+from stampede.engine.sweep.results import mean, results, to_csv, to_markdown
+from stampede.engine.sweep.run import Outcome
+from stampede.engine.sweep.spec import load_sweep
+from support.sweeping import write_sweep
+
+TEXT = """
+grid: {model.name: [deepfm, dcn], train.batch_size: [256, 512]}
+seeds: [1, 2, 3]
+published: {source: somewhere, auc: {deepfm / 512: 0.81}}
+"""
+
+
+def outcomes_of(sweep, selected_on="test"):
+    """AUC 0.7 + point/100 + seed/1000; the last trial failed."""
+    found = []
+    for number, trial in enumerate(sweep.trials(sweep.points)):
+        auc = 0.7 + number // 3 / 100 + trial.seed / 1000
+        metrics = {"auc": auc, "logloss": 0.5}
+        summary = {
+            **metrics,
+            "validation": {"auc": auc + 0.1, "logloss": 0.4},
+            "last": {"epoch": 9, "test": {"auc": auc - 0.1, "logloss": 0.9}},
+            "train_seconds": 1.0,
+            "rows": {"train": 5700, "test": 200},
+            "selected_on": selected_on,
+        }
+        if selected_on == "test":
+            del summary["validation"]
+        found.append(Outcome(trial, summary))
+    found[-1] = Outcome(found[-1].trial, message="out of memory | " + "x " * 99)
+    return found
+
+
+def test_mean_and_standard_error():
+    found = mean([1.0, 2.0, 6.0, None])
+    assert found.value == 3.0
+    assert found.error == pytest.approx(math.sqrt(((2**2 + 1 + 3**2) / 2) / 3))
+    assert mean([2.0]).error is None
+    assert mean([None]) is None
+
+
+def test_markdown_says_what_selected_and_what_others_published(tmp_path):
+    sweep = load_sweep(write_sweep(tmp_path, TEXT))
+    text = to_markdown(sweep, results(sweep, outcomes_of(sweep)))
+    lines = text.splitlines()
+    assert "chosen on the test part itself (evaluate.select_on=test): optimistic" in text.replace(
+        "\n", " "
+    )
+    (row,) = [line for line in lines if line.startswith("| deepfm") and "512" in line]
+    assert "0.7120 ± 0.0006" in row and row.rstrip(" |").endswith("0.8100")
+    (failed,) = [line for line in lines if line.startswith("| dcn") and "512" in line]
+    assert "2, 1 failed" in failed and "0.7315 ± 0.0005" in failed
+    assert "| test AUC | test logloss | last test AUC | last test logloss |" in text
+    assert "x " * 98 in text.replace("\n", " ")
+    assert "Published AUC: somewhere." in text
+    assert "Data: synthetic; 5,700 training rows, 200 test rows; selected on the test part." in text
+    assert "Failed (`--retry-failed` runs them again):" in text
+    assert "- `dcn-512-seed3`: out of memory" in text
+    assert max(len(line) for line in lines if not line.startswith("|")) <= 100
+
+
+def test_csv_holds_numbers_in_full(tmp_path):
+    sweep = load_sweep(write_sweep(tmp_path, TEXT))
+    head, first, *_ = to_csv(sweep, results(sweep, outcomes_of(sweep))).splitlines()
+    assert head == (
+        "model.name,train.batch_size,auc_mean,auc_stderr,logloss_mean,logloss_stderr,"
+        "last_auc_mean,last_auc_stderr,last_logloss_mean,last_logloss_stderr,"
+        "seeds,failed,selected_on,auc_published"
+    )
+    cells = first.split(",")
+    assert float(cells[2]) == pytest.approx(0.702) and float(cells[3]) == pytest.approx(
+        0.001 / math.sqrt(3)
+    )
+    assert cells[-4:] == ["3", "0", "test", ""]
+    assert float(cells[6]) == pytest.approx(0.602)
+
+
+def test_validation_stands_beside_test_and_then_the_last_epoch(tmp_path):
+    sweep = load_sweep(write_sweep(tmp_path, TEXT + "report: {metrics: [logloss, train_seconds]}"))
+    found = results(sweep, outcomes_of(sweep, "validation"))
+    head = to_csv(sweep, found).splitlines()[0].split(",")
+    # All metrics that were computed, those that the Markdown shows first.
+    assert [name for name in head if name.endswith("_mean")] == [
+        "validation_logloss_mean", "logloss_mean", "validation_auc_mean", "auc_mean",
+        "last_logloss_mean", "train_seconds_mean", "last_auc_mean",
+    ]  # fmt: skip
+    text = to_markdown(sweep, found)
+    heads = "| validation logloss | test logloss | last test logloss | seconds | seeds |"
+    assert heads in " ".join(text.split())
+    assert "0.4000 ± 0.0000" in text and "0.9000 ± 0.0000" in text
+
+
+def test_an_undefined_metric_leaves_a_cell_empty(tmp_path):
+    sweep = load_sweep(write_sweep(tmp_path, TEXT + "report: {metrics: [auc, clipped_share]}"))
+    text = to_markdown(sweep, results(sweep, outcomes_of(sweep, "validation")))
+    assert "best on the validation part" in text and "None" not in text
+
+
+def drawn(sweep, monkeypatch, folder):
+    """The pictures, drawn to the end, by name of the file."""
+    figures = []
+    monkeypatch.setattr(pictures, "to_png", lambda one: figures.append(one) or to_png(one))
+    files = pictures.draw(sweep, results(sweep, outcomes_of(sweep, "validation")), folder)
+    return {file.name: figure for file, figure in zip(files, figures, strict=True)}
+
+
+def test_names_with_dollar_signs_and_underscores_are_drawn_as_they_are(tmp_path, monkeypatch):
+    text = """
+grid:
+  "$net_{$": {"_$a_{$": [model.name=deepfm], b: [model.name=dcn]}
+  "$size_{$": {"$1_{$": [train.batch_size=256], "2": [train.batch_size=512]}
+report: {metrics: [auc, train_seconds]}
+"""
+    sweep = load_sweep(write_sweep(tmp_path, text))
+    figure = drawn(sweep, monkeypatch, tmp_path)["auc.png"]
+    assert figure.get_suptitle() == "best epoch chosen on the validation part"
+    validation, axes = figure.axes
+    assert [validation.get_ylabel(), axes.get_ylabel()] == ["validation AUC", "test AUC"]
+    assert validation.containers[0][0].get_ydata() == pytest.approx([0.801, 0.801])
+    assert axes.containers[0][0].get_ydata() == pytest.approx([0.701, 0.701])
+    # The axis that the lines differ in.
+    assert axes.get_legend().get_title().get_text() == "$net_{$"
+    assert [text.get_text().strip() for text in axes.get_legend().get_texts()] == ["_$a_{$", "b"]
+    assert axes.get_xlabel() == "$size_{$"
+    assert axes.get_xticklabels()[0].get_text() == "$1_{$"
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_published_figures_are_not_drawn_beside_those_of_other_data(tmp_path, monkeypatch, small):
+    text = TEXT + "small: {seeds: [1, 2], published: true}\n"
+    sweep = load_sweep(write_sweep(tmp_path, text), small=small)
+    _, axes = drawn(sweep, monkeypatch, tmp_path)["auc.png"].axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert ("deepfm published" in labels) == (not small)
+    # The table has them, with what they are of.
+    assert "0.8100" in to_markdown(sweep, results(sweep, outcomes_of(sweep)))

@@ -1,0 +1,175 @@
+"""Sweep files: those that are shipped, and wrong ones."""
+
+import re
+
+import pytest
+
+from stampede.engine.sweep.__main__ import main
+from stampede.engine.sweep.spec import load_sweep
+from stampede.settings import SettingsError
+from support.paths import ROOT
+from support.sweeping import write_sweep
+
+SHIPPED = sorted((ROOT / "configs/sweeps").glob("*.yaml"))
+GRID = "grid: {train.epochs: [1, 2]}\n"
+
+# The file's text besides `config`, and words of the sentence it gets.
+BAD = [
+    ("", ["write a grid or a study"]),
+    ("gird: {}", ["gird: unknown key", "did you mean 'grid'?"]),
+    (GRID + "study: {parameters: {train.epochs: {low: 1, high: 3}}}", ["a grid or a study"]),
+    ("grid: {train.epochs: 3}", ["grid: train.epochs: found 3", "a list of values"]),
+    ("grid: {train.epochs: []}", ["grid: train.epochs: found []"]),
+    ("grid: {batch: [1, 2]}", ["grid: batch", "such as train.batch_size"]),
+    ("grid: {batch: {1K: train.batch_size=1024}}", ["grid: batch", "section.key=value"]),
+    ("grid: {train.epoch: [1]}", ["tiny.yaml: 1: ", "train.epoch: unknown key", "'epochs'"]),
+    ("grid: {train.epochs: [1, 0]}", ["tiny.yaml: 0: ", "greater than or equal to 1"]),
+    ("grid: {run.seed: [1, 2]}", ["run.seed", "seeds in the file"]),
+    ("grid: {model.name: [deepfm, deepfm]}", ["2 points", "deepfm-seed1"]),
+    (GRID + "seeds: []", ["seeds: found []", "a list that is not empty"]),
+    (GRID + "seeds: [1, 1]", ["seeds: found [1, 1]", "each seed once"]),
+    (GRID + "overrides: [train.epochs=3]", ["train.epochs=3", "the sweep varies train.epochs"]),
+    (GRID + "overrides: [run.name=x]", ["run.name", "a sweep sets it itself"]),
+    (GRID + "report: {metrics: [acu]}", ["report.metrics", "did you mean 'auc'?"]),
+    (GRID + "report: {x: batch}", ["report.x: 'batch' is no axis", "train.epochs"]),
+    (GRID + "published: {source: a, auc: {'3': 0.8}}", ["'3' is no point", "'1'"]),
+    (GRID + "small: {grid: {batch: {a: []}}}", ["small.grid.batch", "train.epochs"]),
+    ("study: {parameters: {}}", ["study.parameters"]),
+    ("study: {parameters: {a.b: {low: 1}}}", ["study.parameters.a.b", "low and high, or choices"]),
+    ("study: {parameters: {a.b: {low: 2, high: 1}}}", ["low is 2 and high 1"]),
+    ("study: {parameters: {a.b: {low: 0, high: 1, log: true}}}", ["a low above 0"]),
+    (GRID + "published: {source: a, auc: {'1': 80.9}}", ["published.auc.1", "80.9", "1"]),
+    (
+        "study: {parameters: {train.epochs: {low: 1, high: 3}}}\n"
+        "published: {source: a, auc: {a: 0.8}}",
+        ["published", "points of a grid"],
+    ),
+    (
+        "study: {parameters: {train.epoch: {low: 1, high: 3}}}",
+        ["train.epoch=1: ", "did you mean 'epochs'?"],
+    ),
+    (
+        "study: {parameters: {train.epochs: {low: 1, high: 3},"
+        " train.batch_size: {low: 0, high: 9}}}",
+        ["train.batch_size=0: ", "greater than or equal to 1"],
+    ),
+    (
+        "study: {parameters: {train.batch_size: {low: 1, high: 9.5}}}",
+        ["train.batch_size=1.0: ", "a whole number"],
+    ),
+    (
+        "study: {parameters: {model.name: {choices: [deepfm, deepfn]}}}",
+        ["model.name=deepfn: "],
+    ),
+    (
+        "study: {parameters: {train.epochs: {low: 1, high: 3}}, metric: gauc}",
+        ["study.metric is 'gauc'", "GAUC is not computed", "evaluate.group_by"],
+    ),
+    (
+        "study: {parameters: {train.epochs: {low: 1, high: 3}}, metric: pr_auc}\n"
+        "overrides: ['evaluate.metrics=[]']",
+        ["study.metric is 'pr_auc'", "evaluate.metrics"],
+    ),
+    (
+        "grid: {train.epochs: [1, 2], size: {a: [train.epochs=3]}}",
+        ["'train.epochs' and 'size' both set train.epochs"],
+    ),
+    (
+        "grid: {clip: {none: [optim.embedding.clip=null]}, optim.embedding.clip.bound: [1e-3]}",
+        ["both set optim.embedding.clip.bound"],
+    ),
+    (
+        "study: {parameters: {a.b: {choices: [1]}}, metric: logloss}",
+        ["direction is 'maximize'", "write direction: minimize"],
+    ),
+]
+
+
+@pytest.mark.parametrize("text, words", BAD)
+def test_a_wrong_file_gets_a_sentence(text, words, tmp_path):
+    with pytest.raises(SettingsError) as raised:
+        load_sweep(write_sweep(tmp_path, text))
+    for word in words:
+        assert word in str(raised.value)
+
+
+def test_values_of_a_study_that_need_each_other_are_not_refused(tmp_path):
+    text = """study:
+  parameters:
+    train.epochs: {low: 1, high: 3}
+    optim.dense.schedule.warmup: {choices: [0, 2]}
+overrides: [optim.dense.schedule.decay=cosine]
+"""
+    assert load_sweep(write_sweep(tmp_path, text)).study.trials == 20
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("small", [False, True])
+def test_shipped_sweeps_load_in_both_forms(path, small):
+    sweep = load_sweep(path, [] if small else ["data.path=train.txt"], small)
+    assert path.read_text().startswith("# ")
+    assert sweep.folder.name == path.stem + ("-small" if small else "")
+    trials = sweep.trials(sweep.points)
+    assert sweep.study or len(trials) >= 8
+    for trial in trials:
+        config = sweep.config_of(trial)
+        assert config.run.name == trial.name
+        assert config.run.seed == trial.seed
+        # Nothing is chosen on the test part unless that is asked for.
+        assert config.evaluate.select_on == "validation"
+        assert ("shared/data" in config.data.path) == small
+
+
+def test_the_manual_counts_the_trials():
+    text = (ROOT / "docs/experiments.md").read_text(encoding="utf-8")
+    shown = {}
+    for names, counts in re.findall(r"^\| ((?:`\w+\.yaml`(?:, )?)+) \|.*\| (.*) \|$", text, re.M):
+        full, small = counts.split("; ")
+        for name, count in zip(
+            re.findall(r"`(\w+)\.yaml`", names), small.split(" and "), strict=True
+        ):
+            shown[name] = (int(full), int(count))
+    counted = {}
+    for path in SHIPPED:
+        forms = [load_sweep(path, ["data.path=x"]), load_sweep(path, [], small=True)]
+        counted[path.stem] = tuple(
+            one.study.trials if one.study else len(one.trials(one.points)) for one in forms
+        )
+    assert shown == counted
+
+
+def test_published_figures_are_the_papers():
+    # Of the authors' README, in percent.
+    criteo = [80.86, 80.93, 80.97, 80.97, 80.94, 80.95, 80.96, 80.90]
+    avazu = [78.83, 78.82, 78.90, 79.06, 79.01, 78.82, 78.82, 78.80]
+    for name, figures in (("criteo_batch_size", criteo), ("avazu_batch_size", avazu)):
+        path = ROOT / f"configs/sweeps/{name}.yaml"
+        published = load_sweep(path, ["data.path=x"]).section.published.auc
+        assert [100 * value for value in published.values()] == pytest.approx(figures)
+        assert list(published) == [f"deepfm / {2**k}K" for k in range(8)]
+
+
+def test_mistakes_end_with_status_2_before_anything_is_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    grid = str(write_sweep(tmp_path, GRID))
+    (tmp_path / "job.yaml").write_text("data: {kind: criteo_kaggle}")
+    for arguments, words in (
+        (["absent.yaml"], "absent.yaml: no such file"),
+        ([grid], "data.path is not given"),
+        ([grid, "data.path=absent.tsv"], "absent.tsv"),
+        ([grid, "train.epochs=3"], "the sweep varies train.epochs"),
+        ([grid, "--small"], "no section `small`"),
+        ([grid, "--processes", "0"], "--processes: found 0"),
+    ):
+        assert main(arguments) == 2
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_help_names_every_key(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert all(len(line) <= 100 for line in text.splitlines())
+    for key in ("grid", "seeds", "study.parameters.low", "report.metrics", "small.overrides"):
+        assert re.search(rf"^  {re.escape(key)}$", text, flags=re.M), key
