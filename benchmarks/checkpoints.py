@@ -27,7 +27,7 @@ from timing import Stopwatch, seconds_of
 from training import DEEPFM, Training, training
 
 from stampede.engine.checkpoint import Checkpoints
-from stampede.engine.checkpoint.progress import Progress
+from stampede.engine.checkpoint.manifest import Progress
 
 # Seconds between two checkpoints, and the share of the training time that they may take.
 WINDOW, BAR = 30.0, 0.03

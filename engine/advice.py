@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from stampede.data import Dataset, Part, Samples
-from stampede.engine.checkpoint.progress import Progress
+from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.config import Config
 from stampede.engine.console import progress_bar
 from stampede.engine.logistic_regression import logistic_regression

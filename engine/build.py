@@ -16,7 +16,7 @@ from stampede.engine.planning.planner import make_plan, sharding_types
 from stampede.engine.planning.workload import passes, planned_data, workload
 from stampede.engine.precision import choose_precision, compile_network
 from stampede.engine.processes import Processes
-from stampede.models import CTRModel, native
+from stampede.models import CTRModel, cpu
 from stampede.optim import (
     TableInit,
     cowclip_sharders,
@@ -54,7 +54,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     compile_network(model.network, config.train.compile, processes.device)
     if processes.device.type == "cpu":
         # Compiled now, where they are not there yet, and not in the first step.
-        native.available()
+        cpu.available()
     # The dense layers, equal on all ranks, get the mean of their gradients in each step.
     sharded = DistributedModelParallel(
         model, device=processes.device, plan=plan, sharders=sharders, init_data_parallel=False

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from stampede.data import Batch, GlobalBatches
-from stampede.engine.checkpoint.progress import Progress
+from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.config import Config, EvaluateSection
 from stampede.engine.config.optim import PlateauSection
 from stampede.engine.console import progress_bar, readable_metric

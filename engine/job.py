@@ -20,7 +20,7 @@ from stampede.models import CTRModel, EmbeddingFront
 from stampede.optim import BackwardUpdate, DenseAdam, Scaled, local_cowclip_tables
 
 if TYPE_CHECKING:
-    from stampede.engine.checkpoint.progress import Progress
+    from stampede.engine.checkpoint.manifest import Progress
 
 
 @dataclass

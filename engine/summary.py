@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import stampede
-from stampede.engine.checkpoint.progress import Progress
+from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.console import readable_bytes, readable_metric, table
 from stampede.engine.job import TrainingRun
 from stampede.engine.monitor import peak_memory_bytes

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stampede.engine.advice import on_first_epoch, tell
 from stampede.engine.checkpoint import Checkpoints
-from stampede.engine.checkpoint.progress import Progress
+from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.clip_watch import ClipWatch
 from stampede.engine.config import DivergenceSection
 from stampede.engine.console import progress_bar

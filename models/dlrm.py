@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torchrec.models.dlrm import InteractionArch
 
 from stampede.models.mlp import MLP, hidden_layers
-from stampede.models.options import DLRMOptions
-from stampede.models.registry import NetworkShape
-from stampede.settings import SettingsError
+from stampede.models.registry import NetworkShape, register
+from stampede.settings import Section, SettingsError
 
 
+class DLRMOptions(Section):
+    """Options of DLRM."""
+
+    bottom: list[Annotated[int, Field(ge=1)]] = Field(
+        [512, 256],
+        description="widths of the bottom MLP's hidden layers, over the numbers; model.dim follows",
+    )
+
+
+@register("dlrm", options=DLRMOptions)
 class DLRM(nn.Module):
     """`MLP([p, <v_i, v_j> for i < j])`, the bottom MLP's `p = h(x)` and `v = (p, e_1 .. e_F)`.
 
     Without numbers there is no p. There is no first-order term.
-
-    Args:
-        shape: what comes in, and the widths of the top MLP.
-        generator: source of the initial weights.
-        options: the bottom MLP.
 
     Raises:
         SettingsError: there are no pairs.

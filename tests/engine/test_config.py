@@ -1,7 +1,5 @@
 """What a wrong configuration gets: the key, what was found, what to write."""
 
-import subprocess
-import sys
 from typing import get_args
 
 import pytest
@@ -15,7 +13,6 @@ from stampede.optim import settings as of_tables
 from stampede.optim.sharded import supported
 from stampede.settings import SettingsError, all_keys
 from support.paths import ROOT
-from support.waiting import HANG
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
@@ -181,30 +178,6 @@ def test_overrides_that_nest_without_end(tmp_path):
         with pytest.raises(SettingsError) as failure:
             load_config(ROOT / "configs/quickstart.yaml", [override])
         assert len(str(failure.value)) < 5000
-
-
-PRINTS = """
-import sys
-from stampede.engine.cli import main
-
-try:
-    main([*sys.argv[1:]])
-except SystemExit as end:
-    assert not end.code
-print(*sys.modules, sep=chr(10), file=sys.stderr)
-"""
-
-
-@pytest.mark.parametrize("option", ["--help", "--print-config"])
-def test_to_print_it_neither_torch_nor_torchrec_is_imported(option):
-    done = subprocess.run(
-        [sys.executable, "-c", PRINTS, "configs/criteo_kaggle.yaml", "data.path=x", option],
-        capture_output=True, text=True, cwd=ROOT, timeout=HANG, check=True,
-    )  # fmt: skip
-    imported = set(done.stderr.split())
-    assert "stampede.engine.config" in imported and "optim" in done.stdout
-    heavy = {"torch", "torchrec", "fbgemm_gpu", "matplotlib", "tensorboard", "torchmetrics"}
-    assert not imported & heavy
 
 
 def test_its_choices_are_those_of_the_optimizers():

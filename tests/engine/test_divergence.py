@@ -7,7 +7,7 @@ import torch
 
 from stampede.engine import trainer
 from stampede.engine.checkpoint import newest, read_manifest
-from stampede.engine.checkpoint.progress import Progress
+from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.config import DivergenceSection
 from stampede.engine.errors import DivergedError, InterruptedRunError, TrainingStoppedError
 from stampede.engine.trainer import check_logged_loss

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from stampede.data import GlobalBatches
 from stampede.engine import step as step_module
 from stampede.engine.build import build
-from stampede.engine.checkpoint.progress import Progress
+from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.optimizers import LearningRates
 from stampede.engine.processes import processes

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import stampede.engine.evaluate as made_by
 from stampede.engine.checkpoint import newest
-from stampede.engine.checkpoint.progress import Progress
+from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.config.optim import PlateauSection
 from stampede.engine.evaluate import Evaluation, Plateau, choose
 from stampede.engine.summary import PARTS

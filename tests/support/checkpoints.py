@@ -14,8 +14,7 @@ from torch.distributed.checkpoint import FileSystemWriter
 
 from stampede.engine.build import build
 from stampede.engine.checkpoint import Checkpoints, load, newest_whole, saving
-from stampede.engine.checkpoint.manifest import DataEntry, Manifest, TableEntry, as_text
-from stampede.engine.checkpoint.progress import Progress
+from stampede.engine.checkpoint.manifest import DataEntry, Manifest, Progress, TableEntry, as_text
 from stampede.engine.checkpoint.tensors import write_tensors
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.processes import processes
