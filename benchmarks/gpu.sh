@@ -22,8 +22,8 @@ fi
 home=$(mktemp -d)
 trap 'rm -rf "$home"' EXIT
 mkdir "$home/stampede"
-ln -s "$root"/stampede/__init__.py "$root"/data "$root"/engine "$root"/models "$root"/native \
-    "$root"/optim "$root"/settings "$home/stampede/"
+ln -s "$root"/stampede/*.py "$root"/data "$root"/engine "$root"/models "$root"/optim \
+    "$home/stampede/"
 export PYTHONPATH="$home:$root/tests:$root/benchmarks${PYTHONPATH:+:$PYTHONPATH}"
 
 mkdir -p "$(dirname "$out")"

@@ -22,8 +22,7 @@ import torch
 from machine import describe_machine
 from report import ROOT
 
-from stampede.engine.inference.model import whole_model
-from stampede.engine.inference.trained import open_trained
+from stampede.engine.inference.trained import open_trained, whole_model
 
 RECORD = ROOT / "benchmarks/results/recorded_runs.json"
 SAME_MACHINE = ("cpu", "bf16_instructions", "torch", "torchrec")

@@ -36,9 +36,8 @@ from stampede.engine.run_folder import RunFolder
 from stampede.settings import SettingsError, read_yaml
 
 if TYPE_CHECKING:
-    from stampede.engine.inference.model import Scorer
-    from stampede.engine.inference.row_types import RowType
-    from stampede.engine.inference.trained import Trained
+    from stampede.engine.inference.packaging import RowType
+    from stampede.engine.inference.trained import Scorer, Trained
 
 
 def train(config: str | PathLike[str] | Mapping[str, Any] | None = None, /, **sections: Any) -> Run:
@@ -255,7 +254,7 @@ class Run:
         Raises:
             RunFolderError: there is no such field, or no checkpoint.
         """
-        from stampede.engine.inference.inputs import inputs_folder, row_names
+        from stampede.engine.inference.kept import inputs_folder, row_names
         from stampede.engine.tables import read_field
 
         trained = self._trained
@@ -305,7 +304,7 @@ class Run:
             return open_trained(self.path, allow_import=self._allow_import)
 
     def _scorer(self, batch_size: int) -> Scorer:
-        from stampede.engine.inference.model import Scorer
+        from stampede.engine.inference.trained import Scorer
 
         if batch_size < 1:
             raise SettingsError(f"batch_size: found {batch_size}; write a number of at least 1")
@@ -313,6 +312,6 @@ class Run:
 
     @cached_property
     def _model(self) -> Any:
-        from stampede.engine.inference.model import whole_model
+        from stampede.engine.inference.trained import whole_model
 
         return whole_model(self._trained, choose_device("auto", "run.device"))

@@ -20,7 +20,7 @@ from stampede.engine.precision import choose_precision
 from stampede.engine.processes import Processes
 from stampede.engine.scaled import scaled_hyperparameters
 from stampede.engine.table_optimizer import table_optimizer
-from stampede.models import CTRModel, native
+from stampede.models import CTRModel, cpu
 from stampede.optim import (
     DenseAdam,
     Hyperparameters,
@@ -60,7 +60,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     compile_network(model.network, config.train.compile, processes.device)
     if processes.device.type == "cpu":
         # Compiled now, where they are not there yet, and not in the first step.
-        native.available()
+        cpu.available()
     # The dense layers, equal on all ranks, get the mean of their gradients in each step.
     sharded = DistributedModelParallel(
         model, device=processes.device, plan=plan, sharders=sharders, init_data_parallel=False

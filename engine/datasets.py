@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from stampede.data import Dataset, SyntheticClicks
-from stampede.data.learning.encoders import is_multi
-from stampede.data.preparation import prepare
+from stampede.data.learning.row_meanings import vocabulary_fingerprint
+from stampede.data.prepare import prepare
 from stampede.data.prepared.manifest import FORMAT, MANIFEST
 from stampede.data.prepared.reader import open_prepared
 from stampede.data.prepared.verify import check_unchanged
+from stampede.data.schema.schema import is_multi
 from stampede.data.sources import Source, fingerprint, open_source
-from stampede.data.vocabulary_fingerprint import vocabulary_fingerprint
 from stampede.engine.config import Config
 from stampede.engine.config.data import (
     PreparedSection,

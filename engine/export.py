@@ -12,11 +12,10 @@ from stampede.engine.start_up import quiet_libraries
 
 quiet_libraries()
 
-from stampede.data.command import exit_status  # noqa: E402
+from stampede.data.errors import exit_status  # noqa: E402
 from stampede.engine.console import readable_bytes, table  # noqa: E402
 from stampede.engine.errors import RunFolderError  # noqa: E402
-from stampede.engine.inference.packaging import export  # noqa: E402
-from stampede.engine.inference.row_types import RowType  # noqa: E402
+from stampede.engine.inference.packaging import RowType, export  # noqa: E402
 from stampede.engine.inference.trained import open_trained  # noqa: E402
 
 
@@ -35,7 +34,7 @@ def _export(given: argparse.Namespace) -> None:
     rows = [
         ("package", str(folder)),
         ("model", f"{trained.config.model.name} of {trained.run}, epoch {trained.epoch}"),
-        ("tables", f"{len(trained.vocabulary_sizes)} tables in {given.rows}"),
+        ("tables", f"{len(trained.data.vocabulary_sizes)} tables in {given.rows}"),
         ("size", readable_bytes(size)),
         ("to score", f"see the first lines of {folder / 'load.py'}"),
     ]

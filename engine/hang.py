@@ -28,8 +28,7 @@ import torch.distributed as dist
 
 from stampede.engine.config import RunSection
 from stampede.engine.errors import HUNG
-from stampede.engine.processes import Processes
-from stampede.engine.restarts import restarts
+from stampede.engine.processes import Processes, restarts
 
 # Kernels may be compiled in the first step.
 _FIRST_STEP_SECONDS = 600.0

@@ -22,13 +22,12 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from stampede.engine.checkpoint.described import versions
+from stampede.engine.checkpoint.manifest import versions
 from stampede.engine.config import Config
 from stampede.engine.console import readable_bytes, say_given_up
 from stampede.engine.errors import InterruptedRunError
-from stampede.engine.processes import Processes
+from stampede.engine.processes import Processes, restarts
 from stampede.engine.pulse import EXCHANGES, PHASES, READING
-from stampede.engine.restarts import restarts
 from stampede.engine.trace import StepTrace
 from stampede.files import append, to_json
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
 
@@ -98,6 +99,24 @@ def launched_world_size() -> int:
 def launched_rank() -> int:
     """Rank that `torchrun` gave this process; 0 without it."""
     return int(os.environ.get("RANK", "0"))
+
+
+def launched_by() -> str | None:
+    """What the torchrun that started this process is known by; None without torchrun.
+
+    It is the same after torchrun has restarted its processes, and no other torchrun's.
+    """
+    # torchrun makes a folder of a new name each time that it is started, and a file's name in it
+    # for each start of a process: FOLDER/attempt_1/0/error.json.
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    return str(Path(file).parents[2]) if file else None
+
+
+def restarts() -> tuple[int, int]:
+    """How often torchrun has restarted the processes, and how often it may."""
+    done = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    allowed = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    return int(done), int(allowed)
 
 
 def choose_device(asked: str, key: str) -> torch.device:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from stampede.data import DataError, Dataset, GlobalBatches, Order, Part
-from stampede.data.prepared.part import ShardedPart
+from stampede.data.prepared.reader import ShardedPart
 from stampede.data.residence import Readahead, choose_residence, make_order, place
 from stampede.engine.config import Config
 from stampede.engine.config.data import ReadingSection

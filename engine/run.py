@@ -6,16 +6,15 @@ import textwrap
 from pathlib import Path
 
 from stampede.engine.advice import compare_with_lr, on_batch_size, on_data, tell, told
-from stampede.engine.beginning import begin, find_beginning
 from stampede.engine.build import build
 from stampede.engine.config import Config
 from stampede.engine.datasets import open_dataset
 from stampede.engine.hang import watched
-from stampede.engine.inference.inputs import keep_inputs
-from stampede.engine.network_copy import keep_network
+from stampede.engine.inference.kept import keep_inputs, keep_network
 from stampede.engine.planning.planner import describe_plan
 from stampede.engine.processes import PATIENCE, processes
 from stampede.engine.recipe import described, with_recipe
+from stampede.engine.resume import begin, find_beginning
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.summary import describe, summarize
 from stampede.engine.trainer import Trainer

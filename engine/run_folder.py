@@ -18,7 +18,7 @@ from stampede.engine.config import Config
 from stampede.engine.config.load import to_yaml
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.figures import draw_curve
-from stampede.engine.restarts import launched_by
+from stampede.engine.processes import launched_by
 from stampede.files import append, delete_folder, sync, to_json, write_file
 
 # Folder of a sweep that holds its run folders.

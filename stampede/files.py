@@ -176,12 +176,12 @@ def delete_folder(folder: Path) -> None:
     """Delete a folder, which loses its name first: a kill must not leave half of it.
 
     Raises:
-        OSError: it cannot be renamed or deleted.
+        OSError: it cannot be renamed.
     """
     deleted = hidden(folder, "deleted")
     shutil.rmtree(deleted, ignore_errors=True)
     os.replace(folder, deleted)
-    shutil.rmtree(deleted)
+    shutil.rmtree(deleted, ignore_errors=True)
 
 
 def publish_folder(unfinished: Path, folder: Path) -> None:

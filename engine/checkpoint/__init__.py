@@ -1,15 +1,16 @@
 """Checkpoints: tables, dense layers, both optimizers, position, configuration."""
 
-from stampede.engine.checkpoint.comparing import changes, flat_keys
-from stampede.engine.checkpoint.errors import DamagedCheckpointError
-from stampede.engine.checkpoint.loading import load
-from stampede.engine.checkpoint.manifest import Manifest, read_manifest, weights_name
-from stampede.engine.checkpoint.names import checkpoint_of, newest
-from stampede.engine.checkpoint.progress import Progress
-from stampede.engine.checkpoint.same_network import check_same_network
+from stampede.engine.checkpoint.loading import changes, check_same_network, flat_keys, load
+from stampede.engine.checkpoint.manifest import (
+    DamagedCheckpointError,
+    Manifest,
+    Progress,
+    read_manifest,
+    weights_name,
+)
+from stampede.engine.checkpoint.retention import checkpoint_of, newest, newest_whole, verify
 from stampede.engine.checkpoint.saving import Checkpoints
 from stampede.engine.checkpoint.tensors import read_tensors
-from stampede.engine.checkpoint.verifying import newest_whole, verify
 
 __all__ = [
     "Checkpoints",

@@ -1,21 +1,59 @@
-"""A job goes on from a checkpoint."""
+"""A job goes on from a checkpoint, where data, network and configuration allow it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from stampede.data import Dataset
-from stampede.engine.checkpoint.comparing import check_same_data
-from stampede.engine.checkpoint.contents import contents
-from stampede.engine.checkpoint.described import data_entry
-from stampede.engine.checkpoint.manifest import read_manifest
-from stampede.engine.checkpoint.progress import Progress
-from stampede.engine.checkpoint.random_state import set_random_state
-from stampede.engine.checkpoint.same_network import check_same_network
-from stampede.engine.checkpoint.tensors import read_tensors
+from stampede.engine.checkpoint.manifest import (
+    DataEntry,
+    Manifest,
+    Progress,
+    data_entry,
+    read_manifest,
+)
+from stampede.engine.checkpoint.tensors import contents, read_tensors
+from stampede.engine.config import Config
+from stampede.engine.config.load import with_defaults, without_gone_keys
+from stampede.engine.config.presets import below_old_runs
+from stampede.engine.errors import RunFolderError
 from stampede.engine.job import Job
+from stampede.engine.processes import Processes
+from stampede.engine.recipe import open_keys
+
+# What names of tensors of tables begin with; a process may hold some of them only.
+TABLES = "front."
+
+# Sections and keys that may differ between a checkpoint and the run that continues it.
+_FREE = ("model.import", "model.initial_bias", "optim.embedding.lr", "optim.embedding.schedule.",
+         "optim.embedding.plateau.",
+         "optim.embedding.on_nonfinite", "optim.dense.lr", "optim.dense.schedule.",
+         "optim.dense.plateau.", "run.name", "run.dir", "run.device", "run.overwrite",
+         "run.hang_seconds", "run.slow_hang_seconds", "data.path", "data.cache", "data.residence",
+         "data.memory_gb", "train.epochs", "train.log_every", "train.clip_stats_every",
+         "train.compile", "train.on_nonfinite", "train.on_divergence.", "train.timing_every",
+         "train.profile.",
+         "evaluate.batch_size", "evaluate.every", "evaluate.every_epochs", "evaluate.patience",
+         "evaluate.metrics", "evaluate.group_by", "evaluate.compare_with_lr", "checkpoint.",
+         "sharding.")  # fmt: skip
+
+# Of these, what says only how the run was started.
+_NOT_WORTH_TELLING = (
+    "run.name", "run.dir", "run.overwrite", "run.hang_seconds", "run.slow_hang_seconds",
+    "model.initial_bias", "checkpoint.resume", "checkpoint.init_from",
+)  # fmt: skip
+
+# Of a thousand fields that differ, the first tell enough.
+_MOST_LINES = 20
+
+# What a run that was changed can do instead.
+_INSTEAD = "or begin a new run with its weights: another run.name, and checkpoint.init_from="
 
 
 def load(path: Path, job: Job, dataset: Dataset) -> Progress:
@@ -31,7 +69,7 @@ def load(path: Path, job: Job, dataset: Dataset) -> Progress:
         RunFolderError: it is damaged, or belongs to another job or network.
     """
     manifest = read_manifest(path)
-    check_same_data(path, manifest.data, data_entry(dataset))
+    _check_same_data(path, manifest.data, data_entry(dataset))
     state = contents(job, dist.get_rank())
     check_same_network(path, manifest, state["model"])
     if manifest.world_size != dist.get_world_size():
@@ -42,5 +80,109 @@ def load(path: Path, job: Job, dataset: Dataset) -> Progress:
     taken = manifest.progress.step - manifest.progress.skipped_batches
     job.model.fused_optimizer.set_optimizer_step(taken)
     for generator_state in state.get("random", {}).values():
-        set_random_state(path, generator_state)
+        torch.set_rng_state(generator_state)
     return manifest.progress
+
+
+def check_same_network(path: Path, manifest: Manifest, model: Mapping[str, Tensor]) -> None:
+    """Refuse a model that is not the one that was trained, before anything is read into it.
+
+    Args:
+        path: the checkpoint, for the message.
+        manifest: of it.
+        model: the model's `state_dict`, its tensors on any device, sharded ones included.
+
+    Raises:
+        RunFolderError: a tensor is only in one of them, or of another size.
+    """
+    difference = _network_difference(manifest, model)
+    if difference is not None:
+        raise RunFolderError(
+            f"{path}: the network is not the one that was trained ({difference:.300}). The "
+            "checkpoint is not damaged, keep it; put the section model of the configuration and "
+            "the file of model.import back as they were, or train anew with another run.name"
+        )
+
+
+def _network_difference(manifest: Manifest, model: Mapping[str, Tensor]) -> str | None:
+    saved = {
+        name.removeprefix("model."): entry.size
+        for name, entry in manifest.tensors.items()
+        if name.startswith("model.")
+    }
+    for name, tensor in model.items():
+        now = list(tensor.size())
+        if name not in saved:
+            return f"{name} {now} is not in the checkpoint"
+        if saved[name] != now:
+            return f"{name} is {saved[name]} in the checkpoint, {now} now"
+    for name, size in saved.items():
+        if name not in model and not name.startswith(TABLES):
+            return f"{name} {size} is in the checkpoint only"
+    return None
+
+
+def _check_same_data(path: Path, saved: DataEntry, now: DataEntry) -> None:
+    """Refuse to continue a checkpoint on other data."""
+    before, after = saved.model_dump(), now.model_dump()
+    if saved.vocabulary_sha256 is None:
+        del before["vocabulary_sha256"], after["vocabulary_sha256"]
+    lines = list(_differing(flat_keys(before), flat_keys(after)).values())
+    if not lines:
+        return
+    what = "ids or numbers of rows differ"
+    if saved.model_copy(update={"vocabulary_sha256": now.vocabulary_sha256}) == now:
+        what = "its tables have as many rows, but their ids or the ranges of numbers are others"
+    if len(lines) > _MOST_LINES:
+        lines[_MOST_LINES:] = [f"{len(lines) - _MOST_LINES:,} more of this kind"]
+    raise RunFolderError(
+        f"{path}: the checkpoint was made on other data ({what}):\n"
+        + "\n".join(f"  data: {line}" for line in lines)
+        + f"\nuse the same data, {_INSTEAD}{path}"
+    )
+
+
+def changes(path: Path, config: Config, processes: Processes) -> list[str]:
+    """What was harmlessly changed in the configuration since a checkpoint, line by line.
+
+    Raises:
+        RunFolderError: a change does not allow to continue, or the checkpoint is damaged.
+    """
+    manifest = read_manifest(path)
+    saved = below_old_runs(without_gone_keys(manifest.config))
+    before = flat_keys(with_defaults(saved, config))
+    now = flat_keys(config.model_dump(mode="json"))
+    for key in open_keys(config):
+        # The run goes on with what the recipe gave it when it began.
+        now[key] = before.get(key)
+    differing = _differing(before, now)
+    harmful = [line for key, line in differing.items() if not key.startswith(_FREE)]
+    if harmful:
+        raise RunFolderError(
+            f"{path} cannot be continued with another configuration:\n"
+            + "\n".join(f"  {line}" for line in harmful)
+            + f"\nchange it back, {_INSTEAD}{path}"
+        )
+    harmless = [line for key, line in differing.items() if key not in _NOT_WORTH_TELLING]
+    if manifest.world_size != processes.world_size:
+        harmless.append(f"processes: {manifest.world_size} then, {processes.world_size} now")
+    return harmless
+
+
+def _differing(before: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
+    """By key that differs, a line with both values."""
+    return {
+        key: f"{key}: {before.get(key)!r:.200} in the checkpoint, {now.get(key)!r:.200} now"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    }
+
+
+def flat_keys(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Values of nested sections by dotted key, such as `train.batch_size`."""
+    if not isinstance(values, dict):
+        return {prefix[:-1]: values}
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat.update(flat_keys(value, f"{prefix}{key}."))
+    return flat

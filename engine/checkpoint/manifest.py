@@ -1,39 +1,141 @@
 """What a checkpoint consists of: `manifest.json` in its folder.
 
-The manifest holds also where each tensor lies in the files, which `torch.distributed.checkpoint`
-would pickle: nothing that is read from a checkpoint can execute anything.
+The manifest also says where each tensor lies in the files, which `torch.distributed.checkpoint`
+would pickle: reading a checkpoint cannot execute anything.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
+from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError, model_validator
+import torch
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from stampede.engine.checkpoint.bounds import MOST_BYTES, check_keys, check_text
-from stampede.engine.checkpoint.errors import REMEDY, DamagedCheckpointError
-from stampede.engine.checkpoint.layout import TensorEntry, check_fits_files
-from stampede.engine.checkpoint.parts import check_parts
-from stampede.engine.checkpoint.progress import Progress
-from stampede.engine.checkpoint.states import Count
+from stampede.data import Dataset
+from stampede.data.prepared.manifest import Count
 from stampede.engine.errors import RunFolderError
 from stampede.files import FileEntry, file_size, to_json
 from stampede.models import StoredColumns, table_name
 from stampede.settings import Section, cut
 
-# A change of layout or meaning raises it. Format 1 lacks the fingerprint of the vocabulary; others
-# are refused.
+# Raised when layout or meaning change. Format 1 lacks the fingerprint of the vocabulary.
 FORMAT = 2
 
 MANIFEST = "manifest.json"
 
-# What the name of a checkpoint's folder begins with.
+# What a checkpoint's folder is called.
 NAME = re.compile(r"epoch_\d{4,}|step_\d{8,}", re.ASCII)
+
+# What to do about a damaged checkpoint of one's own run.
+REMEDY = "delete it to use the one before"
+
+DTYPES = {
+    name: getattr(torch, name)
+    for name in ("float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
+}
+
+
+class DamagedCheckpointError(RunFolderError):
+    """A checkpoint whose files are not as they were written; another one may be whole."""
+
+
+def _by_part(values: Any) -> Any:
+    """Earlier versions kept the evaluation of the test part alone."""
+    return {"test": values} if isinstance(values, dict) and "auc" in values else values
+
+
+Evaluations = Annotated[dict[str, dict[str, Any]], BeforeValidator(_by_part)]
+
+
+@dataclass
+class Progress:
+    """How far a run has come.
+
+    Attributes:
+        epoch: epochs finished.
+        reader: state of the `Reader`'s training batches; empty before the first checkpoint.
+        step: steps taken.
+        samples: samples trained on.
+        train_seconds: time spent in training, without evaluation and checkpoints.
+        touched_rows, clipped_rows, skipped_rows: rows of all batches so far, those that were
+            clipped, and those left out because their gradient was not finite.
+        skipped_batches: steps whose batch was left out because its loss was not finite.
+        skipped_in_a_row: how many of them are the newest steps.
+        best_epoch: epoch with the best AUC on the selecting part, counted from 1; 0 for none.
+        best_score: that AUC; None where it is undefined.
+        best_auc: AUC on the test part in that epoch.
+        waited: evaluated epochs since then that were no better.
+        plateau, table_plateau: states of the rates of the dense layers and of the tables, see
+            `stampede.engine.selection.Plateau`.
+        logged_losses: newest ones, where these are compared; see `stampede.engine.divergence`.
+        selected: evaluations of the best epoch, by part; empty in checkpoints of earlier versions.
+        last: newest evaluations, by part.
+        evaluated_step: step after which they were made.
+        metrics_lines: lines of `metrics.jsonl` so far.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False
+    )
+
+    epoch: Count = 0
+    reader: dict[str, Any] = field(default_factory=dict)
+    step: Count = 0
+    samples: Count = 0
+    train_seconds: float = 0.0
+    touched_rows: Count = 0
+    clipped_rows: Count = 0
+    skipped_rows: Count = 0
+    skipped_batches: Count = 0
+    skipped_in_a_row: Count = 0
+    best_epoch: Count = 0
+    best_score: float | None = None
+    best_auc: float | None = None
+    waited: Count = 0
+    plateau: dict[str, Any] = field(default_factory=dict)
+    table_plateau: dict[str, Any] = field(default_factory=dict)
+    logged_losses: list[float] = field(default_factory=list)
+    selected: Evaluations = field(default_factory=dict)
+    last: Evaluations = field(default_factory=dict)
+    evaluated_step: Count = 0
+    metrics_lines: Count = 0
+
+    @property
+    def is_epoch_end(self) -> bool:
+        """Whether an epoch is finished, its evaluation included, and no other begun."""
+        begun = self.reader.get("samples", 0) > 0
+        return not begun and self.reader.get("epoch", self.epoch) == self.epoch
+
+
+class ChunkEntry(Section):
+    """A part of a tensor that one process wrote.
+
+    Attributes:
+        offsets: where it begins in the tensor.
+        sizes: its own.
+        file: that it lies in.
+        start, bytes: where in the file, as torch saves a tensor.
+    """
+
+    offsets: list[Count]
+    sizes: list[Count]
+    file: str
+    start: Count
+    bytes: Count
+
+
+class TensorEntry(Section):
+    """A tensor, in chunks that cover it."""
+
+    dtype: Literal[tuple(DTYPES)]
+    size: list[Count]
+    chunks: list[ChunkEntry]
 
 
 class TableEntry(Section):
@@ -41,11 +143,11 @@ class TableEntry(Section):
 
     field: str
     rows: Count
-    columns: dict[str, Annotated[list[Count], Field(min_length=2, max_length=2)]]
+    columns: dict[str, list[Count]]
 
 
 class DataEntry(Section):
-    """The data a run was trained on, as far as a run that continues it must have the same.
+    """What a run that continues another must have in common with it.
 
     Attributes:
         vocabulary_sizes: rows of each field's table, by field.
@@ -55,7 +157,7 @@ class DataEntry(Section):
     """
 
     vocabulary_sizes: dict[str, Count]
-    vocabulary_sha256: Annotated[str, Field(pattern="^[0-9a-f]*$")] | None
+    vocabulary_sha256: str | None
     numbers: Count
     train_rows: Count
     test_rows: Count
@@ -82,37 +184,26 @@ class Manifest(Section):
     config: dict[str, Any]
     tables: dict[str, TableEntry]
     data: DataEntry
-    world_size: Annotated[int, Field(ge=1, lt=2**31)]
+    world_size: Annotated[int, Field(ge=1)]
     files: list[FileEntry]
     tensors: dict[str, TensorEntry]
 
     @property
     def first_order_scale(self) -> float:
         """What the run multiplied its first-order term by; 1 before there was such a key."""
-        model = self.config.get("model")
-        return model.get("first_order_scale", 1.0) if isinstance(model, dict) else 1.0
+        return self.config.get("model", {}).get("first_order_scale", 1.0)
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Manifest:
-        check_keys(self.config)
-        scale = self.first_order_scale
-        if not (isinstance(scale, int | float) and 0.0 < scale < math.inf):
-            raise ValueError(f"config.model.first_order_scale: found {scale!r:.50}")
-        check_fits_files(self.tensors, self.files)
-        sizes = self.data.vocabulary_sizes
-        if {entry.field: entry.rows for entry in self.tables.values()} != sizes:
-            raise ValueError("tables: they do not fit data.vocabulary_sizes")
-        for name, table in self.tables.items():
-            weights = self.tensors.get(weights_key(table.field))
-            if name != table_name(table.field) or weights is None:
-                raise ValueError(f"tables.{name}: no such table among the tensors")
-            if not {"embedding", "padding"} <= table.columns.keys():
-                raise ValueError(f"tables.{name}: it lacks the columns of embedding or padding")
-            if weights.size != [table.rows, table.columns["padding"][1]]:
-                raise ValueError(f"tables.{name}: its tensor is of another size")
-            stored = StoredColumns(table.columns["embedding"][1]).names
-            if table.columns != {part: list(where) for part, where in stored.items()}:
-                raise ValueError(f"tables.{name}: its columns are not those of a stored row")
+        files = {entry.name for entry in self.files}
+        for name, tensor in self.tensors.items():
+            for chunk in tensor.chunks:
+                # No path may lead out of the folder.
+                if chunk.file not in files:
+                    raise ValueError(f"tensors.{name}: {chunk.file!r:.80} is not one of the files")
+        for table in self.tables.values():
+            if weights_key(table.field) not in self.tensors:
+                raise ValueError(f"tables: no tensor has the rows of {table.field!r:.80}")
         return self
 
 
@@ -126,17 +217,45 @@ def weights_name(field: str) -> str:
     return f"front.ebc.embedding_bags.{table_name(field)}.weight"
 
 
+def table_entries(dataset: Dataset, dim: int) -> dict[str, TableEntry]:
+    """All tables of embeddings of width `dim`."""
+    columns = {name: list(where) for name, where in StoredColumns(dim).names.items()}
+    return {
+        table_name(field): TableEntry(field=field, rows=rows, columns=columns)
+        for field, rows in dataset.vocabulary_sizes.items()
+    }
+
+
+def data_entry(dataset: Dataset) -> DataEntry:
+    """What the manifest says of the data."""
+    return DataEntry(
+        vocabulary_sizes=dict(dataset.vocabulary_sizes),
+        vocabulary_sha256=dataset.vocabulary_sha256,
+        numbers=dataset.numbers,
+        train_rows=dataset.train.rows,
+        test_rows=dataset.test.rows,
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides how a run goes on."""
+    return {
+        "stampede": metadata.version("stampede"),
+        # The installed package's version does not say which build it is.
+        "torch": torch.__version__,
+        "torchrec": metadata.version("torchrec"),
+    }
+
+
 def as_text(manifest: Manifest) -> str:
     """The manifest as it is written, with its own checksum."""
-    # Once there and back: of numbers that JSON does not know, null is left.
+    # Through JSON once, which has null for a number that is not finite.
     values = json.loads(to_json(manifest.model_dump(mode="json")))
-    text = to_json({**values, "sha256": _digest(values)}, indent=1)
-    check_text(text.encode())
-    return text
+    return to_json({**values, "sha256": _digest(values)}, indent=1)
 
 
 def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
-    """A checkpoint's manifest, its parts checked to fit together.
+    """A checkpoint's manifest.
 
     Args:
         remedy: what to do where it is damaged.
@@ -146,18 +265,16 @@ def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
         RunFolderError: there is no checkpoint, or one of another format.
     """
     file = path / MANIFEST
-    # What has the name of a checkpoint was one once: a checkpoint gets it when it is whole.
+    # A folder gets the name of a checkpoint once it is whole, so it has lost its manifest.
     if not file.exists() and not (NAME.fullmatch(path.name) and path.is_dir()):
         raise RunFolderError(
             f"{path} is no checkpoint ({MANIFEST} is absent); write a folder such as "
             "runs/quickstart/checkpoints/epoch_0001"
         )
     try:
-        if file_size(file) > MOST_BYTES:
-            raise ValueError(f"{MANIFEST} is larger than any")
-        text = file.read_bytes()
-        check_text(text)
-        values = json.loads(text)
+        # A pipe would be waited for.
+        file_size(file)
+        values = json.loads(file.read_bytes())
         digest = values.pop("sha256", None)
         # The first format had neither a number nor a checksum.
         is_first = digest is None and "format" not in values and "progress" in values
@@ -165,22 +282,21 @@ def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
             raise ValueError(f"{MANIFEST} is not as it was written")
         if is_first or values["format"] not in (1, FORMAT):
             raise RunFolderError(_other_format(path, values.get("format", 0)))
-        check_parts(values, TableEntry)
         # From text, where a list may stand for a tuple and a section for a dataclass.
-        text = json.dumps(_migrated(values))
-        # Not beside what is made of it once more.
-        del values
-        return Manifest.model_validate_json(text)
+        return Manifest.model_validate_json(json.dumps(_migrated(values)))
     except ValidationError as failure:
         first = failure.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or MANIFEST
         raise DamagedCheckpointError(_damaged(path, f"{where}: {first['msg']}", remedy)) from None
-    except (ValueError, LookupError, AttributeError, TypeError, OSError, RecursionError) as failure:
+    except OSError as failure:
+        what = f"{MANIFEST}: {failure.strerror or failure}"
+        raise DamagedCheckpointError(_damaged(path, what, remedy)) from None
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as failure:
         raise DamagedCheckpointError(_damaged(path, str(failure).splitlines()[0], remedy)) from None
 
 
 def _migrated(values: dict[str, Any]) -> dict[str, Any]:
-    """The same as this version would have written it."""
+    """As this version would have written it."""
     # Older versions took a run that diverged back; this one would stop.
     for gone in ("rollbacks", "dense_fraction"):
         values["progress"].pop(gone, None)
@@ -190,7 +306,7 @@ def _migrated(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _damaged(path: Path, what: str, remedy: str) -> str:
-    # Keys of a manifest from elsewhere are in it.
+    # A manifest from elsewhere may have any keys.
     what = cut(what).replace("\n", "\\n")
     return f"{path}: damaged checkpoint ({what:.300}); {remedy}"
 

@@ -14,14 +14,24 @@ from torch.distributed.checkpoint.api import CheckpointException
 from tqdm.auto import tqdm
 
 from stampede.data import Dataset
-from stampede.engine.checkpoint.contents import contents, on_cpu
-from stampede.engine.checkpoint.described import data_entry, table_entries, versions
-from stampede.engine.checkpoint.keeping import prune
-from stampede.engine.checkpoint.manifest import MANIFEST, Manifest, as_text
-from stampede.engine.checkpoint.names import name_of
-from stampede.engine.checkpoint.progress import Progress
-from stampede.engine.checkpoint.tensors import reason, write_tensors
-from stampede.engine.checkpoint.together import FailedSomewhereError, together
+from stampede.engine.checkpoint.manifest import (
+    MANIFEST,
+    Manifest,
+    Progress,
+    as_text,
+    data_entry,
+    table_entries,
+    versions,
+)
+from stampede.engine.checkpoint.retention import name_of, prune
+from stampede.engine.checkpoint.tensors import (
+    FailedSomewhereError,
+    contents,
+    on_cpu,
+    reason,
+    together,
+    write_tensors,
+)
 from stampede.engine.config import Config
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import DivergedError, TrainingStoppedError

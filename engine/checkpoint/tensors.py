@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 import warnings
-import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
@@ -26,19 +27,123 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from stampede.engine.checkpoint.errors import DamagedCheckpointError
-from stampede.engine.checkpoint.layout import DTYPES, ChunkEntry, TensorEntry
-from stampede.engine.checkpoint.manifest import read_manifest
+from stampede.engine.checkpoint.manifest import (
+    DTYPES,
+    REMEDY,
+    ChunkEntry,
+    DamagedCheckpointError,
+    TensorEntry,
+    read_manifest,
+)
 from stampede.engine.errors import lacks_memory
+from stampede.engine.job import Job
 from stampede.files import check_files
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
+T = TypeVar("T")
 
-class Writer(dcp.FileSystemWriter):
-    """Writes tensors into the files of one folder, and nothing besides.
 
-    torch's own metadata, a pickle, are not written; the manifest has them as JSON.
+def contents(job: Job, rank: int) -> dict[str, Any]:
+    """Everything trained, as tensors that are read and written in place, and the random state.
+
+    All rows of the tables are up to date. With several ranks all must call it at one point.
+
+    Args:
+        rank: of this process, whose random state is among them as a copy.
+    """
+    return {
+        "model": job.model.state_dict(),
+        "fused": job.model.fused_optimizer.state_dict()["state"],
+        "dense": {
+            name: job.dense_optimizer.state[parameter]
+            for name, parameter in job.dense_parameters.items()
+        },
+        "random": {f"rank_{rank}": torch.get_rng_state()},
+    }
+
+
+@torch.no_grad()
+def on_cpu(values: Any, *, copy: bool) -> Any:
+    """Nested tensors, sharded ones included, on the CPU and as torch saves them without a copy.
+
+    Args:
+        copy: whether also tensors that lie on the CPU are copied; otherwise they share memory.
+    """
+    if isinstance(values, dict):
+        return {key: on_cpu(value, copy=copy) for key, value in values.items()}
+    moved: Tensor = values.cpu()
+    if moved is not values:
+        # From a GPU, and so a copy already.
+        return moved
+    taken = torch.clone if copy else _with_own_storage
+    if not isinstance(values, ShardedTensor):
+        return taken(values)
+    shards = [Shard(taken(shard.tensor), shard.metadata) for shard in values.local_shards()]
+    return ShardedTensor._init_from_local_shards_and_global_metadata(shards, values.metadata())
+
+
+def _with_own_storage(tensor: Tensor) -> Tensor:
+    """The same memory, but a storage that ends where the tensor does.
+
+    Tables lie in one array, and torch saves no more than a tensor needs by copying it.
+    """
+    if not tensor.numel() or not tensor.is_contiguous():
+        return tensor.clone()
+    content = tensor.detach().view(-1).view(torch.uint8)
+    return torch.from_numpy(content.numpy()).view(tensor.dtype).view(tensor.shape)
+
+
+def write_tensors(
+    state: dict[str, Any], folder: Path, group: dist.ProcessGroup
+) -> tuple[dict[str, TensorEntry], list[str]]:
+    """Write tensors; all ranks of the group must call it, and fail together.
+
+    Args:
+        state: nested; sharded tensors, and tensors that are the same wherever they are.
+
+    Returns:
+        Where all tensors are, and the files that this rank wrote.
+
+    Raises:
+        CheckpointException: a rank could not write.
+    """
+    writer = _Writer(folder)
+    metadata = dcp.save(state, storage_writer=writer, process_group=group)
+    return _as_entries(metadata), writer.files
+
+
+def read_tensors(path: Path, state: dict[str, Any], *, alone: bool = False) -> None:
+    """Fill tensors from a checkpoint, whatever its plan and number of ranks were.
+
+    Args:
+        path: the checkpoint.
+        state: tensors as they were written, or some of them; filled in place.
+        alone: whether this process reads alone; else all ranks must call it.
+
+    Raises:
+        DamagedCheckpointError: the checkpoint is damaged or lacks one of them.
+        MemoryError: a rank has no memory to read it.
+    """
+    # First, as torch would say with a traceback what is wrong there.
+    manifest = read_manifest(path)
+    try:
+        check_files(path, manifest.files, content=False)
+        with warnings.catch_warnings():
+            # Without a process group torch warns that there is none.
+            warnings.simplefilter("ignore", UserWarning)
+            dcp.load(state, storage_reader=Reader(path, manifest.tensors), no_dist=alone)
+    except (CheckpointException, OSError, ValueError, RuntimeError, MemoryError) as failure:
+        lack = next(filter(lacks_memory, _causes(failure)), None)
+        if lack is not None:
+            raise MemoryError(reason(lack)) from None
+        raise DamagedCheckpointError(
+            f"{path}: damaged checkpoint ({reason(failure)}); {REMEDY}"
+        ) from None
+
+
+class _Writer(dcp.FileSystemWriter):
+    """Writes tensors into files of one folder; torch's metadata, a pickle, are not written.
 
     Attributes:
         files: names of the files this process wrote.
@@ -79,84 +184,11 @@ class Reader(dcp.FileSystemReader):
         Raises:
             ValueError: an entry is not as torch saves a tensor.
         """
-        for item in plan.items:
-            _check_entry(Path(self.path), self.storage_data[item.storage_index])
         try:
             return super().read_data(plan, planner)
         except pickle.UnpicklingError:
             # torch's own sentence says how to let the file execute what it likes.
             raise ValueError("an entry holds something else than a tensor") from None
-
-
-def write_tensors(
-    state: dict[str, Any], folder: Path, group: dist.ProcessGroup
-) -> tuple[dict[str, TensorEntry], list[str]]:
-    """Write tensors; all ranks of the group must call it, and fail together.
-
-    Args:
-        state: nested; sharded tensors, and tensors that are the same wherever they are.
-
-    Returns:
-        Where all tensors are, and the files that this rank wrote.
-
-    Raises:
-        CheckpointException: a rank could not write.
-    """
-    writer = Writer(folder)
-    metadata = dcp.save(state, storage_writer=writer, process_group=group)
-    return _as_entries(metadata), writer.files
-
-
-def read_tensors(path: Path, state: dict[str, Any], *, alone: bool = False) -> None:
-    """Fill tensors from a checkpoint, whatever its plan and number of ranks were.
-
-    Args:
-        path: the checkpoint.
-        state: tensors as they were written, or some of them; filled in place.
-        alone: whether this process reads alone; else all ranks must call it.
-
-    Raises:
-        DamagedCheckpointError: the checkpoint is damaged or lacks one of them.
-        MemoryError: a rank has no memory to read it.
-    """
-    # First, as torch would say with a traceback what is wrong there.
-    manifest = read_manifest(path)
-    try:
-        check_files(path, manifest.files, content=False)
-        with warnings.catch_warnings():
-            # That no process group is there is as it should be.
-            warnings.simplefilter("ignore", UserWarning)
-            dcp.load(state, storage_reader=Reader(path, manifest.tensors), no_dist=alone)
-    except (CheckpointException, OSError, ValueError, RuntimeError, MemoryError) as failure:
-        lack = next(filter(lacks_memory, _causes(failure)), None)
-        if lack is not None:
-            raise MemoryError(reason(lack)) from None
-        raise DamagedCheckpointError(
-            f"{path}: damaged checkpoint ({reason(failure)}); delete it to use the one before"
-        ) from None
-
-
-def reason(failure: BaseException) -> str:
-    """What went wrong, in one line; of the first rank where several failed."""
-    failure = _underlying(_causes(failure)[0])
-    lines = str(failure).strip().splitlines()
-    # Some messages of torch hold all its arguments.
-    return lines[0][:300] if lines else type(failure).__name__
-
-
-def _underlying(failure: BaseException) -> BaseException:
-    """What the system said, where torch's writer failed once more in closing its file."""
-    found: BaseException | None = failure
-    while isinstance(found, RuntimeError):
-        found = found.__cause__ or found.__context__
-    return found if isinstance(found, OSError) else failure
-
-
-def _causes(failure: BaseException) -> list[BaseException]:
-    """What failed on each rank, where torch tells."""
-    if isinstance(failure, CheckpointException) and failure.failures:
-        return [cause for cause, _ in failure.failures.values()]
-    return [failure]
 
 
 def _as_entries(metadata: Metadata) -> dict[str, TensorEntry]:
@@ -174,7 +206,7 @@ def _as_entries(metadata: Metadata) -> dict[str, TensorEntry]:
                     bytes=where.length,
                 )
                 for chunk in tensor.chunks
-                # Ranks without rows: several may be at one place.
+                # Of ranks without rows, several may be at one place.
                 if chunk.sizes.numel()
             ],
         )
@@ -196,44 +228,48 @@ def _as_metadata(tensors: dict[str, TensorEntry]) -> Metadata:
     return Metadata(described, storage_data=stored, storage_meta=StorageMeta())
 
 
-def _check_entry(folder: Path, where: _StorageInfo) -> None:
-    """Check that a part of a file is what torch saves, which holds no more than its own bytes."""
-    with (folder / where.relative_path).open("rb") as file:
-        try:
-            parts = zipfile.ZipFile(_Slice(file, where.offset, where.length)).infolist()
-        except zipfile.BadZipFile as failure:
-            raise ValueError(f"{where.relative_path}: {failure}") from None
-    plain = all(part.compress_type == zipfile.ZIP_STORED for part in parts)
-    if not plain or sum(part.file_size for part in parts) > where.length:
-        raise ValueError(f"{where.relative_path}: not as torch saves a tensor")
+class FailedSomewhereError(Exception):
+    """An action failed on one rank or several; all of them raise it, with one message."""
 
 
-class _Slice(io.RawIOBase):
-    """A part of a file; torch's own view of one cannot seek from its end."""
+def together(action: Callable[[], T], group: dist.ProcessGroup) -> list[T]:
+    """Run `action` on every rank; each gets the results of all, by rank.
 
-    def __init__(self, file: io.BufferedIOBase, start: int, length: int) -> None:
-        self._file, self._start, self._length = file, start, length
-        self._position = 0
+    Raises:
+        FailedSomewhereError: it failed on some rank.
+    """
+    try:
+        outcome = (action(), None)
+    except Exception as failure:
+        # As text: not every exception can be sent.
+        outcome = (None, reason(failure))
+    outcomes = [outcome] * dist.get_world_size(group)
+    dist.all_gather_object(outcomes, outcome, group=group)
+    for rank, (_, failure) in enumerate(outcomes):
+        if failure is not None:
+            where = f" on rank {rank}" if len(outcomes) > 1 else ""
+            raise FailedSomewhereError(f"{failure}{where}")
+    return [result for result, _ in outcomes]
 
-    def seekable(self) -> bool:
-        return True
 
-    def readable(self) -> bool:
-        return True
+def reason(failure: BaseException) -> str:
+    """What went wrong, in one line; of the first rank where several failed."""
+    failure = _underlying(_causes(failure)[0])
+    lines = str(failure).strip().splitlines()
+    # Some messages of torch hold all its arguments.
+    return lines[0][:300] if lines else type(failure).__name__
 
-    def tell(self) -> int:
-        return self._position
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
-        if origin + offset < 0:
-            raise OSError(f"{origin + offset} is before the beginning")
-        self._position = origin + offset
-        return self._position
+def _underlying(failure: BaseException) -> BaseException:
+    """What the system said, where torch's writer failed once more when it closed its file."""
+    found: BaseException | None = failure
+    while isinstance(found, RuntimeError):
+        found = found.__cause__ or found.__context__
+    return found if isinstance(found, OSError) else failure
 
-    def readinto(self, buffer: memoryview) -> int:
-        self._file.seek(self._start + self._position)
-        wanted = max(min(len(buffer), self._length - self._position), 0)
-        count = self._file.readinto(memoryview(buffer)[:wanted])
-        self._position += count
-        return count
+
+def _causes(failure: BaseException) -> list[BaseException]:
+    """What failed on each rank, where torch tells."""
+    if isinstance(failure, CheckpointException) and failure.failures:
+        return [cause for cause, _ in failure.failures.values()]
+    return [failure]

@@ -1,4 +1,4 @@
-"""A folder that holds all that scoring needs, and a loader that needs no stampede."""
+"""Export: a folder that holds all that scoring needs, and a loader that needs no stampede."""
 
 from __future__ import annotations
 
@@ -11,34 +11,45 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.nn import functional
 from tqdm.auto import tqdm
 
 from stampede.data import formulas
-from stampede.data.learning import hashing
-from stampede.data.row_meanings import row_meanings
+from stampede.data.learning.learned import Saved, read_saved
+from stampede.data.learning.row_meanings import row_meanings
+from stampede.data.learning.vocabulary import FIRST_ROW
+from stampede.data.prepared.manifest import LEARNED_FOLDER, FieldEntry, Manifest
+from stampede.data.schema.schema import Hashed, IdField, Integers, Quantiles, TimePart
 from stampede.engine.errors import RunFolderError
-from stampede.engine.inference.dense_part import export_dense_part
-from stampede.engine.inference.description import described_inputs
-from stampede.engine.inference.inputs import inputs_folder, remedy
-from stampede.engine.inference.model import dense_model
-from stampede.engine.inference.row_types import RowType, stored_rows
-from stampede.engine.inference.trained import Trained
-from stampede.engine.tables import read_stored_field
+from stampede.engine.inference.kept import check_trained_with, inputs_folder, remedy
+from stampede.engine.inference.trained import Trained, dense_model
+from stampede.engine.tables import FieldWeights, read_stored_field
 from stampede.files import hidden, make_folder, publish_folder, to_json
+from stampede.models import CTRModel
+
+RowType = Literal["fp32", "fp16", "int8"]
 
 PACKAGE = "package.json"
 
 _LOADER = Path(__file__).parent / "package"
 _FORMAT = 1
 
-# Bytes that a file system takes.
-_LONGEST_NAME = 255
+# What the transforms of a number have learned.
+_SEEN = ("low", "high", "mean", "deviation")
+
+_INT8 = 127
+_CHUNK = 1 << 20
+
+# Any number of samples will do, also one. More than one here: torch.export takes a one for fixed.
+_SAMPLES = 4
 
 
 def export(trained: Trained, folder: Path, rows: RowType, overwrite: bool) -> None:
@@ -58,37 +69,23 @@ def export(trained: Trained, folder: Path, rows: RowType, overwrite: bool) -> No
     """
     # The working folder has no name, and a link could not be replaced.
     folder = folder.resolve()
-    _check_folder(folder, overwrite)
-    fresh = hidden(folder, "new") if folder.exists() else folder
-    if fresh != folder:
-        shutil.rmtree(fresh, ignore_errors=True)
-    make_folder(fresh, lambda unfinished: _fill(unfinished, trained, rows), RunFolderError)
-    if fresh != folder:
-        try:
-            publish_folder(fresh, folder)
-        except OSError as failure:
-            shutil.rmtree(fresh, ignore_errors=True)
-            raise RunFolderError(
-                f"{folder}: cannot be replaced ({failure.strerror or failure}); choose another "
-                "folder"
-            ) from None
-
-
-def _check_folder(folder: Path, overwrite: bool) -> None:
-    room = _LONGEST_NAME - len("...new.unfinished")
-    if len(os.fsencode(folder.name)) > room:
-        raise RunFolderError(
-            f"{folder}: the name is too long; write one of at most {room} characters"
-        )
-    if not folder.exists():
-        return
-    if not overwrite:
+    try:
+        is_there = folder.exists()
+    except OSError as failure:
+        raise RunFolderError(f"{folder}: cannot be written ({failure.strerror})") from None
+    if is_there and not overwrite:
         raise RunFolderError(f"{folder}: is there already; write --overwrite, or another folder")
-    if not (folder / PACKAGE).is_file():
+    if is_there and not (folder / PACKAGE).is_file():
         raise RunFolderError(
             f"{folder}: is no exported package ({PACKAGE} is absent) and is left alone; write "
             "another folder"
         )
+    fresh = hidden(folder, "new") if is_there else folder
+    if is_there:
+        shutil.rmtree(fresh, ignore_errors=True)
+    make_folder(fresh, lambda unfinished: _fill(unfinished, trained, rows), RunFolderError)
+    if is_there:
+        publish_folder(fresh, folder)
 
 
 def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
@@ -104,10 +101,10 @@ def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
         # The dense part multiplies the tables' first-order weights by it.
         "first_order_scale": trained.config.model.first_order_scale,
         "rows": rows,
-        **described_inputs(trained, kept),
+        **_inputs(trained, kept),
     }
     (folder / PACKAGE).write_text(to_json(about, indent=1) + "\n", encoding="utf-8")
-    for source in (*_LOADER.glob("*.py"), Path(formulas.__file__), Path(hashing.__file__)):
+    for source in (*_LOADER.glob("*.py"), Path(formulas.__file__)):
         (folder / source.name).write_bytes(source.read_bytes())
     dense = io.BytesIO()
     # Into a file it would be written by C++, which has an error of its own for a full disk.
@@ -122,12 +119,11 @@ def _write_vocabularies(folder: Path, kept: Path | None) -> None:
     if kept is None:
         return
     for name, meanings in row_meanings(kept, remedy(kept)).items():
-        if meanings.values is None:
-            continue
-        # One vocabulary after the other: the largest alone must fit into memory.
-        values = meanings.values().to_frame()
-        with _os_errors():
-            values.write_parquet(folder / f"{name}.parquet")
+        if meanings.values is not None:
+            # One vocabulary after the other: the largest alone must fit into memory.
+            values = meanings.values().to_frame()
+            with _os_errors():
+                values.write_parquet(folder / f"{name}.parquet")
 
 
 def _write_tables(folder: Path, trained: Trained, rows: RowType, about: Mapping[str, Any]) -> None:
@@ -152,3 +148,179 @@ def _os_errors() -> Iterator[None]:
         found = re.search(r"os error (\d+)", str(failure))
         number = int(found[1]) if found else errno.EIO
         raise OSError(number, os.strerror(number) if found else str(failure)) from None
+
+
+def stored_rows(weights: FieldWeights, kind: RowType, field: str) -> dict[str, Tensor]:
+    """Tensors of one table.
+
+    `fp32` is exact. `fp16` rounds each value to 11 bits. `int8` stores an embedding as whole
+    numbers times a scale of its row, its largest absolute value / 127, so that no element is off
+    by more than half a scale; the first-order weight, one per row, is fp16 there.
+
+    Args:
+        field: for the message.
+
+    Returns:
+        `embedding` `[rows, dim]`, `first_order` `[rows]`, and for int8 `scale` `[rows]` float32.
+
+    Raises:
+        RunFolderError: a weight is too large for fp16.
+    """
+    embedding, first_order = weights.embedding, weights.first_order.squeeze(1)
+    if kind == "fp32":
+        return {"embedding": embedding.contiguous(), "first_order": first_order.contiguous()}
+    halves = {"first_order": _half(first_order, field)}
+    if kind == "fp16":
+        return {"embedding": _half(embedding, field), **halves}
+    scale = embedding.abs().amax(1) / _INT8
+    whole = torch.empty(embedding.shape, dtype=torch.int8)
+    for start in range(0, len(embedding), _CHUNK):
+        rows = slice(start, start + _CHUNK)
+        # A row of zeros has the scale 0.
+        by = scale[rows, None].clamp_min(torch.finfo(torch.float32).tiny)
+        whole[rows] = (embedding[rows] / by).round().clamp(-_INT8, _INT8).to(torch.int8)
+    return {"embedding": whole, "scale": scale, **halves}
+
+
+def _half(values: Tensor, field: str) -> Tensor:
+    halves = values.to(torch.float16, memory_format=torch.contiguous_format)
+    if not bool(torch.isfinite(halves).all()):
+        largest = values.abs().max().item()
+        raise RunFolderError(
+            f"field {field}: a weight of {largest:g} is too large for fp16, or not finite; write "
+            "--rows fp32"
+        )
+    return halves
+
+
+class DensePart(nn.Module):
+    """From looked-up rows and numbers to logits.
+
+    Args:
+        model: its tables are taken out.
+    """
+
+    def __init__(self, model: CTRModel) -> None:
+        super().__init__()
+        columns = model.front.columns
+        self.padding = columns.stored - columns.dim - 1
+        model.front.ebc = nn.Module()
+        self.model = model
+
+    def forward(self, rows: Tensor, numbers: Tensor) -> Tensor:
+        """Logits `[n]`.
+
+        Args:
+            rows: `[n, fields, dim + 1]`, embedding and first-order weight of each field.
+            numbers: `[n, numbers]`.
+        """
+        return self.model.logits(functional.pad(rows, [0, self.padding]).flatten(1), numbers)
+
+
+def export_dense_part(model: CTRModel) -> ExportedProgram:
+    """A program that needs torch only, for any number of samples.
+
+    Args:
+        model: with trained dense layers, on the CPU and in evaluation mode; its tables are taken
+            out.
+
+    Raises:
+        RunFolderError: torch cannot export it, as a user's own network may be written.
+    """
+    fields, columns = len(model.front.fields), model.front.columns.dim + 1
+    inputs = (torch.zeros(_SAMPLES, fields, columns), torch.zeros(_SAMPLES, model.numbers))
+    samples = Dim("samples", min=1)
+    shapes = {"rows": {0: samples}, "numbers": {0: samples}}
+    try:
+        with torch.no_grad():
+            # Without `strict`, `len(embeddings)` in a network would be taken for fixed.
+            return torch.export.export(DensePart(model), inputs, dynamic_shapes=shapes, strict=True)
+    except Exception as failure:
+        reason = ": ".join([type(failure).__name__, *str(failure).strip().splitlines()[:1]])
+        raise RunFolderError(
+            f"torch.export cannot export the network {type(model.network).__name__}: {reason}; its "
+            "forward must not decide by values of tensors"
+        ) from failure
+
+
+def _inputs(trained: Trained, kept: Path | None) -> dict[str, Any]:
+    """Id fields and numbers in the model's order, and how they are made of columns."""
+    if kept is None:
+        # Synthetic clicks.
+        sizes = trained.data.vocabulary_sizes
+        entries = [FieldEntry(name=name, rows=rows) for name, rows in sizes.items()]
+        return _of_rows(entries, [f"I{i + 1}" for i in range(trained.data.numbers)], "float32")
+    manifest = check_trained_with(kept, trained.data, trained.checkpoint, remedy(kept))
+    if not (kept / LEARNED_FOLDER).is_dir():
+        return _of_rows(manifest.fields, manifest.numbers, manifest.numbers_dtype)
+    return _of_columns(manifest, read_saved(kept / LEARNED_FOLDER, remedy(kept)))
+
+
+def _of_rows(entries: list[FieldEntry], numbers: list[str], dtype: str) -> dict[str, Any]:
+    """Of data whose ids are rows of their tables already."""
+    seen = dict.fromkeys(_SEEN, 0)
+    return {
+        "fields": [
+            _described(entry, entry.name, "rows", separator="," if entry.multi else None)
+            | {"size": entry.rows}
+            for entry in entries
+        ],
+        "numbers": [
+            {"name": name, "column": name, "fill": 0.0, "transform": [], **seen} for name in numbers
+        ],
+        "numbers_dtype": dtype,
+        "missing": [""],
+        "time": None,
+    }
+
+
+def _of_columns(manifest: Manifest, saved: Saved) -> dict[str, Any]:
+    schema = saved.schema_
+    timed = any(isinstance(field, TimePart) for field in schema.ids.values())
+    return {
+        "fields": [_field(entry, schema.ids[entry.name], saved) for entry in manifest.fields],
+        "numbers": [
+            {
+                "name": name,
+                "column": field.column or name,
+                "fill": field.fill,
+                "transform": field.transform,
+                **{key: getattr(saved.ranges[name], key) for key in _SEEN},
+            }
+            for name, field in schema.numbers.items()
+        ],
+        "numbers_dtype": manifest.numbers_dtype,
+        "missing": schema.missing,
+        "time": schema.time.model_dump() if timed else None,
+    }
+
+
+def _field(entry: FieldEntry, field: IdField, saved: Saved) -> dict[str, Any]:
+    if isinstance(field, TimePart):
+        return _described(entry, None, field.encode)
+    column = field.column or entry.name
+    if isinstance(field, Quantiles):
+        edges = saved.quantiles[entry.name]
+        return _described(entry, column, field.encode) | {"edges": edges}
+    common = _described(entry, column, field.encode, field.separator, field.max_ids)
+    if isinstance(field, Hashed):
+        return common | {"buckets": field.buckets, "seed": field.seed}
+    if isinstance(field, Integers):
+        return common | {"size": field.size}
+    return common | {"first_row": FIRST_ROW}
+
+
+def _described(
+    entry: FieldEntry,
+    column: str | None,
+    encode: str,
+    separator: str | None = None,
+    max_ids: int | None = None,
+) -> dict[str, Any]:
+    return {
+        **entry.model_dump(),
+        "column": column,
+        "separator": separator,
+        "max_ids": max_ids,
+        "encode": encode,
+    }

@@ -1,10 +1,11 @@
-"""From a trained model and rows to a file of scores."""
+"""From a trained model and rows, raw or prepared, to scores."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,34 +13,39 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import polars as pl
+import torch
 
-from stampede.data import DataError
-from stampede.data.learning import Learned
-from stampede.data.prepared.manifest import MANIFEST, Manifest, PartName, read_manifest
+from stampede.data import DataError, Part
+from stampede.data.errors import OnBadRow
+from stampede.data.learning.learned import Learned, load
+from stampede.data.parallel import computed_ahead
+from stampede.data.prepared.manifest import (
+    LEARNED_FOLDER,
+    MANIFEST,
+    Manifest,
+    PartName,
+    read_manifest,
+)
+from stampede.data.prepared.reader import Shard, ShardedPart, open_part
 from stampede.data.progress import RowProgress
-from stampede.data.raw import BadRows
-from stampede.data.raw.bad_rows import OnBadRow
-from stampede.data.schema import Schema
-from stampede.data.schema.columns import Quantiles, TimePart
+from stampede.data.raw.files import expand
+from stampede.data.raw.log import LABEL, WEIGHT, Chunk, scoring_log
+from stampede.data.raw.rows import BadRows
+from stampede.data.samples import Slice
+from stampede.data.schema.schema import Quantiles, Schema, TimePart
 from stampede.engine.config.data import SyntheticSection
 from stampede.engine.datasets import open_dataset
 from stampede.engine.errors import RunFolderError
-from stampede.engine.inference.inputs import inputs_folder, own_folder, read_learned, remedy
-from stampede.engine.inference.model import Scored, Scorer, whole_model
-from stampede.engine.inference.rows import (
-    Piece,
-    Rows,
-    rows_of_dataset,
-    rows_of_files,
-    rows_of_folder,
-)
-from stampede.engine.inference.same_inputs import (
+from stampede.engine.inference.kept import (
     check_same_inputs,
     check_same_vocabularies,
     check_trained_with,
+    inputs_folder,
+    own_folder,
+    remedy,
 )
-from stampede.engine.inference.score_file import ScoreFile
-from stampede.engine.inference.trained import Trained
+from stampede.engine.inference.score_file import score_file
+from stampede.engine.inference.trained import Scored, Scorer, Trained, whole_model
 from stampede.engine.metrics import PartMetrics, probability
 from stampede.engine.processes import choose_device
 
@@ -48,8 +54,9 @@ OnBadValue = Literal["error", "missing"]
 # Stands for the data that the run was trained and tested on.
 OWN_DATA = "@run"
 
-# That is scored unless another is asked for.
+# Of prepared data, the part that is scored by default, and rows that are scored at a time.
 _PART: PartName = "test"
+_PIECE = 1 << 18
 
 _OTHER_OWN_DATA = "score raw files, or what `stampede apply` makes of them"
 
@@ -113,22 +120,22 @@ def predict(
         RunFolderError: the run cannot be used, or the output cannot be written.
         SettingsError: there is no such device.
     """
-    with ScoreFile(output, options.overwrite) as file:
+    with score_file(output, options.overwrite) as file:
         bad_rows = BadRows(options.on_bad_row, file.unfinished_bad_rows, "--on-bad-row skip")
         rows = _rows(trained, inputs, options, bad_rows)
         if any(Path(name).resolve() == output.resolve() for name in rows.files):
             raise RunFolderError(f"{output}: is an input too; write another name for the output")
-        scorer = Scorer(
-            whole_model(trained, choose_device(options.device, "--device")), options.batch_size
-        )
+        model = whole_model(trained, choose_device(options.device, "--device"))
+        scorer = Scorer(model, options.batch_size)
         about = {"checkpoint": str(trained.checkpoint), "epoch": str(trained.epoch)}
         file.begin(rows.files, rows.has_label, rows.has_weight, about)
         started = time.perf_counter()
         metrics = PartMetrics(()) if rows.has_label else None
-        with RowProgress("scoring", rows.size) as progress:
-            for piece in rows.pieces():
-                _score(scorer, piece, file, metrics)
-                progress.advance_to(piece.position, len(piece.rows))
+        for piece in _with_progress(rows):
+            columns = Scored(*map(np.concatenate, zip(*scorer.scored(piece.part), strict=True)))
+            if metrics is not None:
+                metrics.add(*columns)
+            file.append(piece.file, piece.rows, *columns)
         found = metrics.result() if metrics and file.rows else {}
         seconds = time.perf_counter() - started
     return Prediction(
@@ -154,12 +161,7 @@ def score(trained: Trained, scorer: Scorer, inputs: list[str]) -> np.ndarray:
     """
     bad_rows = BadRows("error", option="`stampede predict --on-bad-row skip`")
     rows = _rows(trained, inputs, PredictionOptions(with_label=False), bad_rows)
-    with RowProgress("scoring", rows.size) as progress:
-        found = []
-        for piece in rows.pieces():
-            found += [probability(scored.logits) for scored in scorer.scored(piece.part)]
-            progress.advance_to(piece.position, len(piece.rows))
-    return np.concatenate(found) if found else np.zeros(0)
+    return _probabilities(scorer, _with_progress(rows))
 
 
 def score_frame(trained: Trained, scorer: Scorer, frame: pd.DataFrame | pl.DataFrame) -> np.ndarray:
@@ -185,9 +187,9 @@ def score_frame(trained: Trained, scorer: Scorer, frame: pd.DataFrame | pl.DataF
         try:
             frame.select(used).write_parquet(file)
             bad_rows = BadRows("error", option="drop them")
-            rows = rows_of_files([str(file)], learned, manifest.numbers_dtype, bad_rows, False)
-            parts = [scorer.scored(piece.part) for piece in rows.pieces()]
-            return np.concatenate([probability(one.logits) for part in parts for one in part])
+            options = PredictionOptions(with_label=False)
+            rows = _rows_of_files([str(file)], learned, manifest.numbers_dtype, bad_rows, options)
+            return _probabilities(scorer, rows.pieces())
         except DataError as failure:
             raise DataError(str(failure).replace(str(file), "the frame")) from None
 
@@ -205,11 +207,52 @@ def _check_ids(frame: pd.DataFrame, schema: Schema) -> None:
             )
 
 
-def _score(scorer: Scorer, piece: Piece, file: ScoreFile, metrics: PartMetrics | None) -> None:
-    columns = Scored(*map(np.concatenate, zip(*scorer.scored(piece.part), strict=True)))
-    if metrics is not None:
-        metrics.add(*columns)
-    file.append(piece.file, piece.rows, *columns)
+@dataclass(frozen=True)
+class Piece:
+    """Some rows.
+
+    Attributes:
+        part: their inputs.
+        rows: `[n]` int64, number of each within its file, bad rows counted, or within its part;
+            from 0.
+        file: number of their file; of prepared data 0.
+        position: how much has been read with them, in the units of `Rows.size`.
+    """
+
+    part: Part
+    rows: np.ndarray
+    file: int
+    position: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows to be scored.
+
+    Attributes:
+        pieces: makes them, in order; once.
+        size: of all of them: bytes of files, or rows.
+        files: names, where they are of files.
+        has_label, has_weight: whether these are there.
+    """
+
+    pieces: Callable[[], Iterator[Piece]]
+    size: int
+    files: tuple[str, ...]
+    has_label: bool
+    has_weight: bool
+
+
+def _with_progress(rows: Rows) -> Iterator[Piece]:
+    with RowProgress("scoring", rows.size) as progress:
+        for piece in rows.pieces():
+            yield piece
+            progress.advance_to(piece.position, len(piece.rows))
+
+
+def _probabilities(scorer: Scorer, pieces: Iterator[Piece]) -> np.ndarray:
+    found = [probability(one.logits) for piece in pieces for one in scorer.scored(piece.part)]
+    return np.concatenate([np.zeros(0), *found])
 
 
 def _rows(
@@ -224,30 +267,27 @@ def _rows(
     if folders and len(inputs) > 1:
         raise DataError(f"{folders[0]}: is a folder; write one prepared folder, or files")
     if folders and (folders[0] / MANIFEST).exists():
-        return _prepared_rows(trained, kept, folders[0], options)
+        manifest = read_manifest(folders[0])
+        check_same_inputs(manifest, trained.data, folders[0], trained.checkpoint)
+        if kept is not None:
+            learned = check_trained_with(kept, trained.data, trained.checkpoint, remedy(kept))
+            check_same_vocabularies(manifest, learned, folders[0])
+        return _rows_of_folder(folders[0], options)
     learned, manifest = _learned(trained, kept, inputs[0])
     if options.part is not None:
         raise DataError(
             f"--part {options.part}: raw files such as {inputs[0]} have no parts; leave it out, or "
             f"write a prepared folder or {OWN_DATA}"
         )
-    return rows_of_files(
-        inputs,
-        learned,
-        manifest.numbers_dtype,
-        bad_rows,
-        with_label=options.with_label,
-        bad_values_are_missing=options.on_bad_value == "missing",
-    )
+    return _rows_of_files(inputs, learned, manifest.numbers_dtype, bad_rows, options)
 
 
 def _learned(trained: Trained, kept: Path | None, asked: str) -> tuple[Learned, Manifest]:
     """What turns raw rows into inputs of a model."""
     if kept is not None:
-        manifest = check_trained_with(kept, trained, trained.checkpoint, remedy(kept))
-        learned = read_learned(kept, manifest)
-        if learned is not None:
-            return learned, manifest
+        manifest = check_trained_with(kept, trained.data, trained.checkpoint, remedy(kept))
+        if (kept / LEARNED_FOLDER).is_dir():
+            return load(kept / LEARNED_FOLDER, remedy(kept), manifest.fields), manifest
     raise DataError(
         f"{asked}: the run was trained on data whose ids were rows of tables already, so nobody "
         f"knows what raw values mean; write a prepared folder, or {OWN_DATA} for its own data"
@@ -255,22 +295,78 @@ def _learned(trained: Trained, kept: Path | None, asked: str) -> tuple[Learned, 
 
 
 def _own_rows(trained: Trained, options: PredictionOptions) -> Rows:
-    data = trained.config.data
-    if isinstance(data, SyntheticSection):
-        # It is made by no other process.
-        dataset = open_dataset(trained.config, None)
-        return rows_of_dataset(dataset, options.part or _PART, options.with_label)
-    folder = own_folder(trained.config, trained.run)
-    check_trained_with(folder, trained, trained.checkpoint, _OTHER_OWN_DATA)
-    return rows_of_folder(folder, options.part or _PART, options.with_label)
+    if not isinstance(trained.config.data, SyntheticSection):
+        folder = own_folder(trained.config, trained.run)
+        check_trained_with(folder, trained.data, trained.checkpoint, _OTHER_OWN_DATA)
+        return _rows_of_folder(folder, options)
+    dataset = open_dataset(trained.config, None)
+    part = options.part or _PART
+    if getattr(dataset, part) is None:
+        raise DataError(f"the run's data have no {part} part; write another --part")
+    return _rows_of_part(getattr(dataset, part), options.with_label, dataset.has_weight)
 
 
-def _prepared_rows(
-    trained: Trained, kept: Path | None, folder: Path, options: PredictionOptions
+def _rows_of_folder(folder: Path, options: PredictionOptions) -> Rows:
+    manifest, part = read_manifest(folder), options.part or _PART
+    if not manifest.rows(part):
+        raise DataError(f"{folder}: the {part} part has no rows; write another --part")
+    opened = open_part(folder, manifest, part)
+    return _rows_of_part(opened, options.with_label, manifest.has_weight)
+
+
+def _rows_of_part(part: Part, with_label: bool, has_weight: bool) -> Rows:
+    def pieces() -> Iterator[Piece]:
+        for start in range(0, part.rows, _PIECE):
+            stop = min(start + _PIECE, part.rows)
+            yield Piece(Slice(part, start, stop), np.arange(start, stop), 0, stop)
+
+    return Rows(pieces, part.rows, (), with_label, with_label and has_weight)
+
+
+def _rows_of_files(
+    patterns: list[str],
+    learned: Learned,
+    numbers_dtype: str,
+    bad_rows: BadRows,
+    options: PredictionOptions,
 ) -> Rows:
-    manifest = read_manifest(folder)
-    check_same_inputs(manifest, trained, folder, trained.checkpoint)
-    if kept is not None:
-        learned = check_trained_with(kept, trained, trained.checkpoint, remedy(kept))
-        check_same_vocabularies(manifest, learned, folder)
-    return rows_of_folder(folder, options.part or _PART, options.with_label)
+    log = scoring_log(
+        learned.schema, expand(patterns), options.with_label, options.on_bad_value == "missing"
+    )
+
+    def encode(chunk: Chunk) -> Piece:
+        part = _encoded(chunk, learned, numbers_dtype)
+        return Piece(part, chunk.numbers, chunk.file, chunk.position)
+
+    def pieces() -> Iterator[Piece]:
+        chunks = (chunk for chunk in log.chunks(bad_rows) if len(chunk.numbers))
+        return computed_ahead(encode, chunks, 2, threads=2)
+
+    return Rows(
+        pieces,
+        log.bytes,
+        tuple(map(str, log.files)),
+        has_label=log.schema.label is not None,
+        has_weight=log.schema.weight is not None,
+    )
+
+
+def _encoded(chunk: Chunk, learned: Learned, numbers_dtype: str) -> ShardedPart:
+    frame, rows = chunk.frame, len(chunk.numbers)
+    encoded = learned.encode(frame, numbers_dtype)
+    arrays = {
+        "ids": encoded.ids,
+        "numbers": encoded.numbers,
+        "label": frame[LABEL].to_numpy() if LABEL in frame.columns else np.zeros(rows, np.float32),
+    }
+    if WEIGHT in frame.columns:
+        arrays["weight"] = frame[WEIGHT].to_numpy()
+    for i, (lengths, values) in enumerate(encoded.bags):
+        arrays[f"offsets_{i}"] = np.concatenate([[0], np.cumsum(lengths)])
+        arrays[f"values_{i}"] = values
+    # Polars' own memory must not be written, which torch warns of.
+    tensors = {
+        name: torch.from_numpy(array if array.flags.writeable else array.copy())
+        for name, array in arrays.items()
+    }
+    return ShardedPart((Shard(rows, tensors),))

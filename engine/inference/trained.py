@@ -1,22 +1,38 @@
-"""A trained model: a checkpoint, the configuration of its run, what its inputs are."""
+"""A trained model: a run's checkpoint, its network with weights, and what scores rows with it."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from stampede.engine.checkpoint import checkpoint_of, newest, read_manifest, verify
-from stampede.engine.checkpoint.errors import REMEDY
+import numpy as np
+import torch
+from torch import Tensor
+
+from stampede.data import Batch, GlobalBatches, Part
+from stampede.engine.build import build_model, move_dense
+from stampede.engine.checkpoint import (
+    check_same_network,
+    checkpoint_of,
+    newest,
+    read_manifest,
+    read_tensors,
+    verify,
+)
+from stampede.engine.checkpoint.loading import TABLES
+from stampede.engine.checkpoint.manifest import REMEDY, DataEntry
 from stampede.engine.config import Config
 from stampede.engine.config.load import load_config_of_run
 from stampede.engine.errors import RunFolderError
-from stampede.engine.network_copy import check_unexecuted
+from stampede.engine.inference.kept import check_unexecuted, imported_by
 from stampede.engine.run_folder import RunFolder
-from stampede.settings import read_yaml, shown
+from stampede.engine.step import TILE_ROWS
+from stampede.models import CTRModel
+from stampede.settings import shown
 
 BEST, NEWEST = "best", "newest"
 
@@ -30,18 +46,14 @@ class Trained:
         checkpoint: folder of the checkpoint.
         epoch: epochs trained.
         config: of the run.
-        vocabulary_sizes: rows of each field's table, by field name.
-        numbers: number of numeric inputs.
-        vocabulary_sha256: of what its ids mean; None where the checkpoint does not say.
+        data: rows of each field's table, numeric inputs, and a checksum of what ids mean.
     """
 
     run: Path
     checkpoint: Path
     epoch: int
     config: Config
-    vocabulary_sizes: Mapping[str, int]
-    numbers: int
-    vocabulary_sha256: str | None
+    data: DataEntry
 
 
 def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = False) -> Trained:
@@ -70,7 +82,7 @@ def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = F
         )
     verify(checkpoint)
     manifest = read_manifest(checkpoint)
-    imported = _imported(run.config_file)
+    imported = imported_by(run.config_file)
     if imported and not allow_import:
         raise RunFolderError(
             f"{run.config_file}: its network is Python code, {shown(imported)}, which would be "
@@ -85,20 +97,12 @@ def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = F
         checkpoint=checkpoint,
         epoch=manifest.progress.epoch,
         config=config,
-        vocabulary_sizes=manifest.data.vocabulary_sizes,
-        numbers=manifest.data.numbers,
-        vocabulary_sha256=manifest.data.vocabulary_sha256,
+        data=manifest.data,
     )
 
 
-def _imported(config_file: Path) -> Any:
-    """What the configuration says under `model.import`; nothing of it is executed."""
-    model = read_yaml(config_file, "").get("model")
-    return model.get("import") if isinstance(model, dict) else None
-
-
 def choose_checkpoint(path: Path, epoch: str | None = None, remedy: str = REMEDY) -> Path:
-    """The folder of a checkpoint; see `open_trained`. Its files are not looked at.
+    """The folder of a checkpoint; see `open_trained`. Only manifests are read.
 
     Args:
         path: absolute; also the `checkpoints` of a run, or a link that leads to one of these.
@@ -108,12 +112,12 @@ def choose_checkpoint(path: Path, epoch: str | None = None, remedy: str = REMEDY
         RunFolderError: there is none.
     """
     path = _in_its_run(path)
-    above = path.parent.parent
-    if _is_among_checkpoints(path):
+    run = path.parent.parent
+    if path.parent == RunFolder(run).checkpoints:
         if epoch is not None:
             raise RunFolderError(
                 f"{path} is the checkpoint of one epoch; leave --epoch out, or write the run "
-                f"folder {above}"
+                f"folder {run}"
             )
         return path
     folder = RunFolder(path).checkpoints
@@ -137,15 +141,12 @@ def choose_checkpoint(path: Path, epoch: str | None = None, remedy: str = REMEDY
 def _in_its_run(path: Path) -> Path:
     """A run folder, or a checkpoint in one, at the place where the run has it."""
     for found in (path, path.resolve()):
-        if RunFolder(found).checkpoints.is_dir() or _is_among_checkpoints(found):
-            return found
         if found == RunFolder(found.parent).checkpoints:
             return found.parent
+        is_checkpoint = found.parent == RunFolder(found.parent.parent).checkpoints
+        if is_checkpoint or RunFolder(found).checkpoints.is_dir():
+            return found
     return path
-
-
-def _is_among_checkpoints(path: Path) -> bool:
-    return path.parent == RunFolder(path.parent.parent).checkpoints
 
 
 def _existing(folder: Path, epoch: int) -> Path:
@@ -157,3 +158,82 @@ def _existing(folder: Path, epoch: int) -> Path:
             "(checkpoint.keep says how many a run keeps)"
         )
     return found
+
+
+def dense_model(trained: Trained) -> CTRModel:
+    """The model with the trained dense layers, on the CPU; its tables are on `meta`.
+
+    Raises:
+        RunFolderError: the checkpoint is damaged, or that of another network.
+    """
+    model = build_model(trained.config, trained.data.vocabulary_sizes, trained.data.numbers)
+    check_same_network(trained.checkpoint, read_manifest(trained.checkpoint), model.state_dict())
+    _read(trained, model, tables=False)
+    return model.eval()
+
+
+def whole_model(trained: Trained, device: torch.device) -> CTRModel:
+    """The trained model with its tables, on one device.
+
+    Raises:
+        RunFolderError: the checkpoint is damaged.
+    """
+    model = dense_model(trained)
+    # Not the rest: buffers that no checkpoint holds would be lost.
+    model.front.to_empty(device=device)
+    _read(trained, model, tables=True)
+    move_dense(model, device)
+    return model
+
+
+def _read(trained: Trained, model: CTRModel, tables: bool) -> None:
+    state = {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if name.startswith(TABLES) == tables
+    }
+    read_tensors(trained.checkpoint, {"model": state}, alone=True)
+
+
+class Scored(NamedTuple):
+    """Samples in the order of their part, `[n]` float32 each.
+
+    Attributes:
+        logits: of a click.
+        label: 0 or 1.
+        weight: what a sample counts for.
+    """
+
+    logits: np.ndarray
+    label: np.ndarray
+    weight: np.ndarray
+
+
+class Scorer:
+    """Scores parts of data sets.
+
+    Args:
+        model: with its tables.
+        batch_size: samples looked up at a time.
+    """
+
+    def __init__(self, model: CTRModel, batch_size: int) -> None:
+        self._model = model
+        self._batch_size = batch_size
+        self._device = model.bias.device
+
+    @torch.no_grad()
+    def scored(self, part: Part) -> Iterator[Scored]:
+        """All rows of a part, in order, batch by batch."""
+        batches = GlobalBatches(part, self._model.front.fields, self._batch_size, 0, 1)
+        for batch in batches.epoch(0):
+            logits = self._logits(batch.to(self._device, non_blocking=True))
+            yield Scored(
+                logits.cpu().numpy(), batch.label.cpu().numpy(), batch.weight.cpu().numpy()
+            )
+
+    def _logits(self, batch: Batch) -> Tensor:
+        rows = self._model.front.lookup(batch.sparse)
+        size = TILE_ROWS if rows.device.type == "cpu" else max(len(rows), 1)
+        tiles = zip(rows.split(size), batch.dense.split(size), strict=True)
+        return torch.cat([self._model.logits(tile, dense).float() for tile, dense in tiles])

@@ -25,7 +25,7 @@ from stampede.engine.config.load import load_config_of_run
 from stampede.engine.console import progress_bar, readable_metric
 from stampede.engine.datasets import check_files
 from stampede.engine.errors import INTERRUPTED, RunFolderError, TrainingStoppedError
-from stampede.engine.network_copy import check_executed
+from stampede.engine.inference.kept import check_executed
 from stampede.engine.recipe import open_keys
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.summary import selected_metrics

@@ -5,10 +5,9 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from stampede.engine import restarts
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from stampede.engine.processes import agree_on_name
+from stampede.engine.processes import agree_on_name, launched_by, restarts
 from stampede.engine.run_folder import RunFolder
 from support.waiting import HANG
 
@@ -80,9 +79,9 @@ def test_a_restart_continues_what_the_same_torchrun_began(tmp_path, monkeypatch,
 
 
 def test_restarts_are_counted(monkeypatch):
-    assert restarts.restarts() == (0, 0)
+    assert restarts() == (0, 0)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-    assert restarts.restarts() == (1, 3)
+    assert restarts() == (1, 3)
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
-    assert restarts.launched_by() is None
+    assert launched_by() is None

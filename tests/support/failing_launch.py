@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import torch
 
 from stampede.engine import trainer
-from stampede.engine.restarts import restarts
+from stampede.engine.processes import restarts
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -6,13 +6,13 @@ import polars as pl
 import torch
 
 from stampede.data.prepared.manifest import read_manifest as read_prepared
-from stampede.engine.beginning import begin, find_beginning
 from stampede.engine.build import build
 from stampede.engine.checkpoint import Checkpoints, newest, read_manifest, read_tensors
-from stampede.engine.checkpoint.layout import DTYPES
+from stampede.engine.checkpoint.manifest import DTYPES
 from stampede.engine.config.load import load_config
 from stampede.engine.datasets import data_folder, open_dataset
 from stampede.engine.processes import processes
+from stampede.engine.resume import begin, find_beginning
 from stampede.engine.run_folder import RunFolder
 from support.movie_runs import job
 from support.movies import MOVIES, movies, write_movies

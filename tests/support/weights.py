@@ -2,8 +2,7 @@
 
 import torch
 
-from stampede.engine.inference.model import whole_model
-from stampede.engine.inference.trained import open_trained
+from stampede.engine.inference.trained import open_trained, whole_model
 
 
 def check_weights(one, other, tolerance=0.0):

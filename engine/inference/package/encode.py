@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -27,7 +27,12 @@ def sibling(name: str) -> ModuleType:
     return module
 
 
-formulas, hashing, raw_samples = sibling("formulas"), sibling("hashing"), sibling("samples")
+formulas = sibling("formulas")
+
+# Columns by name, samples one after the other, or a table: of polars, or of pandas.
+Samples = Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any]] | pl.DataFrame | Any
+
+_NO_ID = "write an id as text or as a whole number, None where it is missing"
 
 _PARTS_OF_TIME = ("hour_of_day", "weekday")
 
@@ -108,16 +113,14 @@ class Encoder:
             dict.fromkeys([column for field in inputs if (column := field["column"])] + timed)
         )
 
-    def __call__(
-        self, samples: raw_samples.Samples, bad_values: BadValues | None = None
-    ) -> Encoded:
+    def __call__(self, samples: Samples, bad_values: BadValues | None = None) -> Encoded:
         """The inputs of samples; a bad value is an error unless `bad_values` says otherwise.
 
         Raises:
             ValueError: a column is absent, or a value cannot be used.
         """
         bad_values = bad_values or BadValues("error")
-        frame = raw_samples.table_of(samples, self.columns, self._id_columns, bad_values)
+        frame = _table_of(samples, self.columns, self._id_columns, bad_values)
         frame = _missing_as_null(frame, self._about["missing"])
         found = [self._ids(field, frame, bad_values) for field in self._about["fields"]]
         wanted = self._about["numbers"]
@@ -146,7 +149,8 @@ class Encoder:
             raise ValueError(f"column {column}: found lists; write one id per sample")
         frame = frame.with_columns(self._without_fractions(field, frame[column], bad_values))
         kind = frame.schema[column]
-        texts = formulas.id_texts(column, kind, field["separator"], field["max_ids"])
+        separator, most = field["separator"], field["max_ids"]
+        texts = formulas.id_texts(column, kind, separator, most, self._about["missing"])
         cells = frame.select(texts).to_series()
         if encode not in ("vocabulary", "hash"):
             cells = _whole_numbers(cells, field, bad_values)
@@ -166,7 +170,7 @@ class Encoder:
             return ids
         if field["encode"] == "vocabulary" and self._vocabularies[field["name"]].is_of_floats:
             return ids
-        is_good, remedy = _is_whole, raw_samples.NO_ID
+        is_good, remedy = _is_whole, _NO_ID
         if field["encode"] == "hash":
             # In the log it may have been 1 or 1.0, which have different hashes.
             is_good, remedy = pl.Expr.is_null, "write ids as text, as they are in the log"
@@ -178,7 +182,7 @@ class Encoder:
         if field["encode"] == "vocabulary":
             rows = self._vocabularies[field["name"]].rows(texts)
         elif field["encode"] == "hash":
-            rows = hashing.bucket(texts, field["buckets"], field["seed"])
+            rows = formulas.bucket(texts, field["buckets"], field["seed"])
         else:
             rows = texts.cast(pl.Int64).fill_null(0).to_numpy().copy()
         if texts.null_count():
@@ -298,3 +302,89 @@ def _good_alone(
 def _without(values: pl.Series, bad: pl.Series) -> pl.Series:
     """The values with null where they are bad."""
     return values.zip_with(~bad, pl.Series(values.name, [None], dtype=values.dtype))
+
+
+def _table_of(
+    samples: Samples, columns: list[str], id_columns: Set[str], bad_values: BadValues
+) -> pl.DataFrame:
+    """The wanted columns.
+
+    Args:
+        samples: raw ones.
+        columns: that are wanted.
+        id_columns: of these, the columns whose values are taken for text.
+        bad_values: what happens to bad ones.
+
+    Raises:
+        ValueError: a column is absent, or a value is neither text nor number nor list.
+    """
+    if type(samples).__module__.partition(".")[0] == "pandas":
+        samples = _of_pandas(samples, columns)
+    if isinstance(samples, pl.DataFrame | Mapping):
+        given = list(samples.columns if isinstance(samples, pl.DataFrame) else samples)
+    else:
+        samples = list(samples)
+        if other := [sample for sample in samples if not isinstance(sample, Mapping)]:
+            raise ValueError(
+                f"found the sample {other[0]!r}; write a sample as values by column, or all "
+                "samples as columns by name or as a table of polars or pandas"
+            )
+        given = [name for name in columns if all(name in sample for sample in samples)]
+        samples = {name: [sample[name] for sample in samples] for name in given}
+    absent = [name for name in columns if name not in given]
+    if absent:
+        raise ValueError(f"no column {absent[0]!r}; the model needs {', '.join(columns)}")
+    series = [_series(name, samples[name], name in id_columns, bad_values) for name in columns]
+    if len({len(column) for column in series}) > 1:
+        sizes = ", ".join(f"{column.name} {len(column)}" for column in series)
+        raise ValueError(f"columns of different lengths: {sizes}")
+    return pl.DataFrame(series)
+
+
+def _of_pandas(table: Any, columns: list[str]) -> dict[str, list[Any]]:
+    """The wanted columns of a pandas table that are there; None where a value is missing."""
+    return {
+        name: table[name].astype(object).where(table[name].notna(), None).tolist()
+        for name in columns
+        if name in table.columns
+    }
+
+
+def _series(name: str, values: Any, is_id: bool, bad_values: BadValues) -> pl.Series:
+    if isinstance(values, str):
+        raise ValueError(f"column {name}: found {values!r}; write a list, of a value per sample")
+    if isinstance(values, list | tuple):
+        values = _alike(name, values, is_id, bad_values)
+    try:
+        found = pl.Series(name, values, strict=False)
+    except (TypeError, pl.exceptions.PolarsError) as failure:
+        raise ValueError(f"column {name}: {failure}; write text, numbers or lists") from None
+    if found.dtype == pl.Object:
+        raise ValueError(f"column {name}: found {found[0]!r}; write text, numbers or lists")
+    return found
+
+
+def _alike(name: str, values: Sequence[Any], is_id: bool, bad_values: BadValues) -> Sequence[Any]:
+    """Values that polars does not make a common text of which nobody wrote."""
+    kinds = set(map(type, values)) - {type(None)}
+    lists = {kind for kind in kinds if issubclass(kind, list | tuple | np.ndarray | pl.Series)}
+    if lists and kinds - lists:
+        raise ValueError(
+            f"column {name}: found lists beside single values; write lists in all samples, or in "
+            "none"
+        )
+    if np.ndarray in lists:
+        return [None if value is None else list(value) for value in values]
+    if is_id and str in kinds and any(issubclass(kind, float | np.floating) for kind in kinds):
+        floats = [value for value in values if isinstance(value, float | np.floating)]
+        fractions = pl.Series(name, [value for value in floats if not value.is_integer()])
+        bad_values.found(fractions.is_not_null(), fractions, name, _NO_ID)
+        return [_whole(value) for value in values]
+    return values
+
+
+def _whole(value: Any) -> Any:
+    """An id that is a float as a whole number; None where it is none."""
+    if not isinstance(value, float | np.floating):
+        return value
+    return int(value) if value.is_integer() else None

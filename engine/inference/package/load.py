@@ -28,8 +28,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from encode import Encoded
-    from samples import Samples
+    from encode import Encoded, Samples
 
 HERE = Path(__file__).resolve().parent
 FORMAT = 1

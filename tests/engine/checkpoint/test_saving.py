@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from stampede.engine.checkpoint import Checkpoints, Progress, load, newest_whole, saving
-from stampede.engine.checkpoint.contents import on_cpu
-from stampede.engine.checkpoint.tensors import reason
+from stampede.engine.checkpoint.tensors import on_cpu, reason
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.processes import processes
 from support.checkpoints import (

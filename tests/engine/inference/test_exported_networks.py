@@ -7,7 +7,7 @@ from torch import nn
 
 from stampede.engine.errors import RunFolderError
 from stampede.engine.export import main
-from stampede.engine.inference.dense_part import DensePart, export_dense_part
+from stampede.engine.inference.packaging import DensePart, export_dense_part
 from stampede.models import CTRModel, network, network_names
 from support.jobs import run_small
 from support.packages import loaded, open_test_part

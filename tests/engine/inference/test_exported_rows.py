@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 
 from stampede.engine.errors import RunFolderError
-from stampede.engine.inference.row_types import stored_rows
+from stampede.engine.inference.packaging import stored_rows
 from stampede.engine.inference.trained import open_trained
 from stampede.engine.tables import FieldWeights, read_field
 from support.packages import loaded

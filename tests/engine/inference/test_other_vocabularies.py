@@ -5,17 +5,14 @@ import shutil
 
 import pytest
 
-from stampede.data import DataError
-from stampede.data.application import apply_learned
-from stampede.data.writing import WritingOptions
+from stampede.data.apply import apply_learned
+from stampede.data.options import WritingOptions
 from stampede.engine.export import main as export
-from stampede.engine.inference import packaging
 from support.checkpoints import as_first_format
-from support.guarded import guarded
 from support.movie_runs import prepare_movies, rows_of_test_part, train_on_movies
 from support.movies import write_movies
 from support.predicting import predict, run_command, scores
-from support.tampering import sign_learned, swap_users, write_unpacking
+from support.tampering import sign_learned, swap_users
 
 
 @pytest.fixture
@@ -67,17 +64,3 @@ def test_a_checkpoint_of_the_first_format_has_no_fingerprint(run, log, tmp_path)
     for given, before in zip(inputs, expected, strict=True):
         assert scores(run, given, tmp_path).equals(before)
     assert run_command(export, run, tmp_path / "package")[0] == 0
-
-
-@pytest.mark.parametrize("first_format", [False, True])
-def test_a_small_vocabulary_that_unpacks_to_far_more_is_not_read(run, log, tmp_path, first_format):
-    """Without a fingerprint it is read for its ids only."""
-    if first_format:
-        as_first_format(run / "checkpoints/epoch_0001")
-    write_unpacking(run / "inputs")
-    with guarded(tmp_path):
-        status, said = predict(run, log, tmp_path / "s.parquet")
-    assert status == 2 and "(user.parquet holds 40,000,000 ids instead of " in said
-    with guarded(tmp_path, DataError) as sentences:
-        packaging._write_vocabularies(tmp_path / "vocabularies", run / "inputs")
-    assert "(user.parquet holds 40,000,000 ids instead of " in sentences[0]

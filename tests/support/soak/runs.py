@@ -7,8 +7,8 @@ from dataclasses import asdict
 import torch
 
 from stampede.engine.checkpoint import newest, read_manifest, read_tensors, verify
-from stampede.engine.checkpoint.layout import DTYPES
-from stampede.engine.checkpoint.names import readable
+from stampede.engine.checkpoint.manifest import DTYPES
+from stampede.engine.checkpoint.retention import readable
 from support.jobs import untimed, without_times
 
 _CONTINUED = re.compile(r"continuing after step ([\d,]+) from")

@@ -1,0 +1,145 @@
+"""The checkpoints of a run: their names, which is the newest, which are kept, which are whole."""
+
+from __future__ import annotations
+
+import os
+from itertools import chain, count
+from pathlib import Path
+
+from stampede.engine.checkpoint.manifest import (
+    MANIFEST,
+    NAME,
+    REMEDY,
+    DamagedCheckpointError,
+    Progress,
+    read_manifest,
+)
+from stampede.engine.config import CheckpointSection
+from stampede.engine.errors import RunFolderError
+from stampede.engine.processes import PATIENCE, Processes
+from stampede.files import check_files, delete_folder, hidden, recover_folders
+
+
+def name_of(progress: Progress) -> str:
+    """Name of the checkpoint at a point of a run: an epoch's end, or a step."""
+    return f"epoch_{progress.epoch:04d}" if progress.is_epoch_end else f"step_{progress.step:08d}"
+
+
+def checkpoint_of(folder: Path, epoch: int) -> Path | None:
+    """The whole checkpoint of an epoch's end in a run's `checkpoints` folder, if it is there."""
+    path = folder / f"epoch_{epoch:04d}"
+    return path if (path / MANIFEST).is_file() else None
+
+
+def newest(folder: Path) -> Path | None:
+    """The checkpoint with most steps in a run's `checkpoints` folder.
+
+    Only manifests are read. One that cannot be read may be the newest, and counts as such.
+    """
+    return next(iter(_newest_first(folder)), None)
+
+
+def readable(folder: Path) -> list[tuple[Path, Progress]]:
+    """All checkpoints whose manifest can be read, the newest first."""
+    found = []
+    for path in _named(folder):
+        try:
+            found.append((path, read_manifest(path).progress))
+        except RunFolderError:
+            continue
+    return sorted(found, key=lambda one: _age(one[1]), reverse=True)
+
+
+def prune(folder: Path, settings: CheckpointSection, best_epoch: int) -> None:
+    """Delete what is neither new, nor the best epoch's, nor every K-th epoch's."""
+    every = settings.keep_every
+    for path, progress in readable(folder)[settings.keep :]:
+        epoch = progress.epoch if progress.is_epoch_end else 0
+        if not (epoch and (epoch == best_epoch or (every and epoch % every == 0))):
+            delete_folder(path)
+
+
+def verify(path: Path, remedy: str = REMEDY) -> None:
+    """Check lengths and checksums of all files of a checkpoint.
+
+    Args:
+        remedy: what to do where one is not as it was written.
+
+    Raises:
+        DamagedCheckpointError: names the first that is not as it was written.
+        RunFolderError: there is no checkpoint, or one of another format.
+    """
+    try:
+        check_files(path, read_manifest(path, remedy).files)
+    except ValueError as failure:
+        raise DamagedCheckpointError(f"{path}: damaged checkpoint ({failure}); {remedy}") from None
+
+
+def newest_whole(folder: Path, processes: Processes) -> Path | None:
+    """The newest checkpoint that is as it was written; damaged ones are renamed, with a message.
+
+    All ranks must call it, in a run that may write the folder; rank 0 looks at the files. What a
+    run that was killed has left half-written is removed.
+
+    Args:
+        folder: a run's `checkpoints`; it need not exist.
+
+    Returns:
+        None if there are no checkpoints.
+
+    Raises:
+        RunFolderError: all are damaged, or one is of another format.
+    """
+    return processes.on_main(lambda: _newest_whole(folder), patience=PATIENCE)
+
+
+def _newest_whole(folder: Path) -> Path | None:
+    damaged = []
+    try:
+        recover_folders(folder)
+        for path in _newest_first(folder):
+            try:
+                verify(path)
+            except DamagedCheckpointError as failure:
+                damaged.append((path, failure))
+                continue
+            for other, failure in damaged:
+                print(f"{failure}\n  set aside as {set_aside(other)}; {path} is used")
+            return path
+    except OSError as failure:
+        raise RunFolderError(
+            f"{folder}: cannot be read and written ({failure.strerror or failure}); see to its "
+            "permissions and free space"
+        ) from None
+    if damaged:
+        sentences = "\n".join(str(failure) for _, failure in damaged)
+        raise RunFolderError(
+            f"{sentences}\nno other checkpoint is left in {folder}; write run.overwrite=true to "
+            "train anew, or choose another run.name"
+        )
+    return None
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged checkpoint, so that it counts no more; the new path, which was free."""
+    names = chain(["damaged"], (f"damaged_{number}" for number in count(2)))
+    aside = next(free for name in names if not os.path.lexists(free := hidden(path, name)))
+    os.replace(path, aside)
+    return aside
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    """All checkpoints; those whose manifest cannot be read come first."""
+    ages = dict.fromkeys(_named(folder), (1 << 63, True))
+    ages |= {path: _age(progress) for path, progress in readable(folder)}
+    return sorted(ages, key=lambda path: (ages[path], path), reverse=True)
+
+
+def _named(folder: Path) -> list[Path]:
+    # A copy by another name, such as `epoch_0001_kept`, is its owner's.
+    return [path for path in folder.glob("*_*") if NAME.fullmatch(path.name) and path.is_dir()]
+
+
+def _age(progress: Progress) -> tuple[int, bool]:
+    # At one step that of an epoch's end is made later, after its evaluation.
+    return progress.step, progress.is_epoch_end

@@ -1,1 +1,0 @@
-"""What of a checkpoint fits another run, brought into it: rows by their ids, layers by name."""

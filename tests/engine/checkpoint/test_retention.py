@@ -1,0 +1,273 @@
+"""Which checkpoints a run keeps, which is the newest, and how damaged ones are found."""
+
+import shutil
+
+import pytest
+import torch
+
+from stampede.engine import checkpoint
+from stampede.engine.checkpoint import (
+    DamagedCheckpointError,
+    Progress,
+    newest_whole,
+    read_tensors,
+    tensors,
+    verify,
+)
+from stampede.engine.checkpoint.retention import name_of, prune, set_aside
+from stampede.engine.config import CheckpointSection
+from stampede.engine.errors import RunFolderError
+from stampede.engine.processes import processes
+from stampede.files import recover_folders
+from support.checkpoints import (
+    WEIGHTS,
+    damaged_on_all_ranks,
+    weights_of_table,
+    write_checkpoint,
+    write_position,
+)
+from support.ranks import run_ranks
+
+
+def names(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def settings(**keys):
+    return CheckpointSection(**keys)
+
+
+@pytest.mark.parametrize(
+    ("progress", "name"),
+    [
+        (Progress(epoch=3, step=30), "epoch_0003"),
+        (Progress(epoch=3, step=30, reader={"epoch": 3, "samples": 0}), "epoch_0003"),
+        (Progress(epoch=3, step=33, reader={"epoch": 3, "samples": 512}), "step_00000033"),
+        # All batches are trained on, but the epoch is not evaluated yet.
+        (Progress(epoch=3, step=40, reader={"epoch": 4, "samples": 0}), "step_00000040"),
+        (Progress(epoch=3, step=123456789, reader={"epoch": 3, "samples": 1}), "step_123456789"),
+    ],
+)
+def test_names(progress, name):
+    assert name_of(progress) == name
+
+
+def test_the_newest_has_the_most_steps_whatever_its_name(tmp_path):
+    assert checkpoint.newest(tmp_path / "nowhere") is None
+    assert checkpoint.newest(tmp_path) is None
+    write_position(tmp_path, 2, 20)
+    write_position(tmp_path, 10, 100)
+    assert checkpoint.newest(tmp_path).name == "epoch_0010"
+    write_position(tmp_path, 1, 15, samples=8)
+    assert checkpoint.newest(tmp_path).name == "epoch_0010"
+    write_position(tmp_path, 10, 105, samples=8)
+    assert checkpoint.newest(tmp_path).name == "step_00000105"
+    # More digits than the name has room for.
+    write_position(tmp_path, 10, 123_456_789, samples=8)
+    assert checkpoint.newest(tmp_path).name == "step_123456789"
+    write_position(tmp_path, 11, 123_456_789)
+    assert checkpoint.newest(tmp_path).name == "epoch_0011"
+    # Without a name there is none.
+    (tmp_path / "epoch_0012").touch()
+    write_position(tmp_path, 13, 999_999_999).rename(tmp_path / ".epoch_0013.tmp")
+    assert checkpoint.newest(tmp_path).name == "epoch_0011"
+    # One that cannot be read may be newer; who reads it is told.
+    (write_position(tmp_path, 5, 50) / "manifest.json").write_text("{}")
+    assert checkpoint.newest(tmp_path).name == "epoch_0005"
+    # So may one whose manifest is lost.
+    (tmp_path / "epoch_0012").unlink()
+    (tmp_path / "epoch_0012").mkdir()
+    assert checkpoint.newest(tmp_path).name == "epoch_0012"
+
+
+def test_the_checkpoint_of_an_epoch(tmp_path):
+    path = write_position(tmp_path, 2, 20)
+    assert checkpoint.checkpoint_of(tmp_path, 2) == path
+    assert checkpoint.checkpoint_of(tmp_path, 3) is None
+
+
+def fill(folder, epochs):
+    """Two checkpoints within each epoch, and one at its end."""
+    for epoch in range(epochs):
+        for step in (3, 6):
+            write_position(folder, epoch, 10 * epoch + step, samples=8)
+        write_position(folder, epoch + 1, 10 * (epoch + 1))
+
+
+def test_the_newest_are_kept_those_within_an_epoch_among_them(tmp_path):
+    fill(tmp_path, 3)
+    prune(tmp_path, settings(keep=2), best_epoch=0)
+    assert names(tmp_path) == {"epoch_0003", "step_00000026"}
+
+
+def test_the_best_and_every_third_epoch_are_kept_besides(tmp_path):
+    fill(tmp_path, 8)
+    prune(tmp_path, settings(keep=1, keep_every=3), best_epoch=2)
+    assert names(tmp_path) == {"epoch_0002", "epoch_0003", "epoch_0006", "epoch_0008"}
+    # A step whose number is that of the best epoch is none.
+    write_position(tmp_path, 8, 82, samples=8)
+    prune(tmp_path, settings(keep=1), best_epoch=8)
+    assert names(tmp_path) == {"epoch_0008", "step_00000082"}
+
+
+def test_what_cannot_be_read_is_left_alone_and_does_not_count(tmp_path):
+    fill(tmp_path, 2)
+    (write_position(tmp_path, 9, 90) / "manifest.json").write_text("{}")
+    prune(tmp_path, settings(keep=1), best_epoch=0)
+    assert names(tmp_path) == {"epoch_0002", "epoch_0009"}
+
+
+def test_copies_by_other_names_are_their_owners(tmp_path):
+    fill(tmp_path, 2)
+    others = {"step_00000016_backup", "epoch_archive", "epoch_9", "step_9999999", "epoch_0002 2"}
+    for name in others:
+        shutil.copytree(tmp_path / "epoch_0002", tmp_path / name)
+    (tmp_path / "epoch_archive/manifest.json").unlink()
+    assert checkpoint.newest(tmp_path).name == "epoch_0002"
+    prune(tmp_path, settings(keep=2), best_epoch=0)
+    assert names(tmp_path) == {"epoch_0002", "step_00000016", *others}
+
+
+def test_damaged_ones_are_set_aside_side_by_side(tmp_path):
+    for number in range(3):
+        path = write_position(tmp_path, 1, 10)
+        (path / "which").write_text(str(number))
+        set_aside(path)
+    kept = {path.name: (path / "which").read_text() for path in tmp_path.iterdir()}
+    assert kept == {
+        ".epoch_0001.damaged": "0", ".epoch_0001.damaged_2": "1", ".epoch_0001.damaged_3": "2",
+    }  # fmt: skip
+    recover_folders(tmp_path)
+    assert names(tmp_path) == kept.keys()
+
+
+def tensors_file(path):
+    return next(path.glob("*.distcp"))
+
+
+def shortened(path):
+    file = tensors_file(path)
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def flipped(path):
+    file = tensors_file(path)
+    content = bytearray(file.read_bytes())
+    # Within the numbers of the table, where nothing but the checksum can tell.
+    content[content.index(weights_of_table().numpy().tobytes()) + 9] ^= 4
+    file.write_bytes(content)
+
+
+def vanished(path):
+    tensors_file(path).unlink()
+
+
+def emptied(path):
+    (path / "manifest.json").write_text("")
+
+
+def cut(path):
+    text = (path / "manifest.json").read_text()
+    (path / "manifest.json").write_text(text[: len(text) // 2])
+
+
+def changed(path):
+    text = (path / "manifest.json").read_text()
+    assert '"step": 5' in text
+    (path / "manifest.json").write_text(text.replace('"step": 5', '"step": 4'))
+
+
+def manifest_vanished(path):
+    (path / "manifest.json").unlink()
+
+
+DAMAGES = [shortened, flipped, vanished, emptied, cut, changed, manifest_vanished]
+
+
+def at(step):
+    return Progress(epoch=step // 5, step=step)
+
+
+def whole(folder, newest=10):
+    write_checkpoint(folder / "epoch_0001", at(5))
+    return write_checkpoint(folder / "epoch_0002", at(newest))
+
+
+def chosen(folder):
+    with processes("cpu") as here:
+        return newest_whole(folder, here)
+
+
+def test_a_whole_checkpoint(tmp_path):
+    path = whole(tmp_path)
+    verify(path)
+    assert chosen(tmp_path) == path
+    found = torch.zeros(7, 12)
+    read_tensors(path, {"model": {WEIGHTS: found}}, alone=True)
+    assert torch.equal(found, weights_of_table())
+
+
+def test_without_checkpoints_there_is_none(tmp_path):
+    assert chosen(tmp_path) is None
+    assert chosen(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_one_before_is_used_and_it_is_said(tmp_path, capsys, damage):
+    path = whole(tmp_path, newest=5 if damage is changed else 10)
+    damage(path)
+    with pytest.raises(DamagedCheckpointError, match=r"epoch_0002: damaged checkpoint \("):
+        verify(path)
+    assert chosen(tmp_path) == tmp_path / "epoch_0001"
+    said = capsys.readouterr().out
+    assert "epoch_0002: damaged checkpoint (" in said
+    assert "epoch_0001 is used" in said
+    # It must not be among the newest that are kept, nor in the way of a new one of its name.
+    assert {p.name for p in tmp_path.iterdir()} == {"epoch_0001", ".epoch_0002.damaged"}
+    assert chosen(tmp_path) == tmp_path / "epoch_0001"
+    assert capsys.readouterr().out == ""
+
+
+def test_an_older_one_that_is_damaged_is_no_matter(tmp_path):
+    path = whole(tmp_path)
+    shortened(tmp_path / "epoch_0001")
+    assert chosen(tmp_path) == path
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_run_with_damaged_checkpoints_only_does_not_begin_anew(tmp_path, damage):
+    path = write_checkpoint(tmp_path / "epoch_0001", at(5))
+    damage(path)
+    for _ in range(2):
+        with pytest.raises(RunFolderError, match=r"epoch_0001: damaged.*\n.*run.overwrite=true"):
+            chosen(tmp_path)
+        # Left alone: it may be mended.
+        assert path.exists()
+
+
+@pytest.mark.parametrize("damage", [d for d in DAMAGES if d is not flipped])
+def test_who_reads_tensors_of_a_damaged_checkpoint_is_told(tmp_path, damage):
+    path = write_checkpoint(tmp_path / "epoch_0001")
+    damage(path)
+    with pytest.raises(RunFolderError, match=r"epoch_0001: damaged checkpoint \(.*delete it"):
+        read_tensors(path, {"model": {WEIGHTS: torch.zeros(7, 12)}}, alone=True)
+
+
+def test_all_ranks_use_the_same(tmp_path):
+    flipped(whole(tmp_path))
+    results = run_ranks(2, damaged_on_all_ranks, str(tmp_path))
+    assert results[0] == results[1]
+    used, said = results[0]
+    assert used == "epoch_0001"
+    assert "__0_0.distcp: No such file" in said
+
+
+@pytest.mark.parametrize("lack", [MemoryError("no more"), RuntimeError("DefaultCPUAllocator: no")])
+def test_a_lack_of_memory_is_no_damage(tmp_path, monkeypatch, lack):
+    def lacking(*_):
+        raise lack
+
+    path = write_checkpoint(tmp_path / "epoch_0001")
+    monkeypatch.setattr(tensors.Reader, "read_data", lacking)
+    with pytest.raises(MemoryError, match=str(lack)):
+        read_tensors(path, {"model": {WEIGHTS: torch.zeros(7, 12)}}, alone=True)
