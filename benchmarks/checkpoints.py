@@ -26,7 +26,8 @@ from report import ROOT, Report, parse_options
 from timing import Stopwatch, seconds_of
 from training import DEEPFM, Training, training
 
-from stampede.engine.checkpoint import Checkpoints, Progress
+from stampede.engine.checkpoint import Checkpoints
+from stampede.engine.checkpoint.manifest import Progress
 
 # Seconds between two checkpoints, and the share of the training time that they may take.
 WINDOW, BAR = 30.0, 0.03

@@ -25,8 +25,8 @@ from tqdm import tqdm
 from training import Training, training
 
 from stampede.engine.config import Config
+from stampede.engine.heartbeat import PHASES
 from stampede.engine.monitor import Monitor, PhaseTimes, clock_of, waits_counted
-from stampede.engine.pulse import PHASES
 from stampede.engine.run_folder import RunFolder
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -106,19 +106,19 @@ def _watched(trained: Training, run: RunFolder) -> tuple[float, float]:
 def _waits(trained: Training) -> int:
     """Waits in a step."""
     times = PhaseTimes(clock_of(trained.processes.device))
-    with trained.processes.pulse.listening(times.begin), waits_counted(times):
+    with trained.processes.heartbeat.listening(times.begin), waits_counted(times):
         trained.step()
     return len(times._step.waits)
 
 
 def _calls(trained: Training, waits: int, steps: int = 2000) -> float:
     """Processor seconds a step of what watching calls in it."""
-    times, pulse = PhaseTimes(clock_of(trained.processes.device)), trained.processes.pulse
-    with pulse.listening(times.begin):
+    times, heartbeat = PhaseTimes(clock_of(trained.processes.device)), trained.processes.heartbeat
+    with heartbeat.listening(times.begin):
         start = time.process_time()
         for _ in range(steps):
             for phase in PHASES:
-                pulse.beat(phase)
+                heartbeat.beat(phase)
             for _ in range(waits):
                 times.waited(times.mark())
             times.end_step()

@@ -37,8 +37,7 @@ from machine import describe_machine
 from report import ROOT, Report, parse_options
 from tqdm import tqdm
 
-from stampede.data.sources import open_source
-from stampede.data.splits import Assignment
+from stampede.data.sources import Assignment, open_source
 from stampede.engine.config.load import load_config
 
 PEER_PROGRAM = ROOT / "benchmarks/peers/raw_logs.py"

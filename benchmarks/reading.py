@@ -25,8 +25,7 @@ from machine import describe_machine
 from timing import interleaved, seconds_of
 
 from stampede.data import GlobalBatches, Order
-from stampede.data.prepared.part import ShardedPart
-from stampede.data.prepared.reader import open_prepared
+from stampede.data.prepared.reader import ShardedPart, open_prepared
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.prepared import drawn_fields, drawn_rows, write_prepared

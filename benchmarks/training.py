@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stampede.data import Batch, Dataset, GlobalBatches
-from stampede.engine.ahead import sent_ahead
 from stampede.engine.build import build
 from stampede.engine.config import Config
 from stampede.engine.config.load import load_config
-from stampede.engine.datasets import open_dataset
 from stampede.engine.job import Job
-from stampede.engine.learning_rates import learning_rates, set_learning_rates
-from stampede.engine.processes import Processes, launched_world_size, processes
-from stampede.engine.reading import Reader
-from stampede.engine.start_up import quiet_libraries
-from stampede.engine.step import train_step
+from stampede.engine.optimizers import learning_rates
+from stampede.engine.processes import Processes, processes
+from stampede.engine.reading import Reader, open_dataset
+from stampede.engine.start_up import launched_world_size, quiet_libraries
+from stampede.engine.step import prefetch, train_step
 from stampede.optim import local_cowclip_tables
 
 DEEPFM = Path(__file__).with_name("deepfm.yaml")
@@ -44,7 +42,9 @@ class Training:
 
     def __post_init__(self) -> None:
         device = self.processes.device
-        self._sent = sent_ahead(self._epochs(), self.job.front, device, pulse=self.processes.pulse)
+        self._sent = prefetch(
+            self._epochs(), self.job.front, device, heartbeat=self.processes.heartbeat
+        )
 
     def _epochs(self) -> Iterator[Batch]:
         while True:
@@ -63,7 +63,7 @@ class Training:
         rates = learning_rates(
             self.config, self.job.scaling.scaled, self.steps, epoch, epoch * 1000
         )
-        set_learning_rates(self.job, rates)
+        self.job.set_learning_rates(rates)
         self.steps += 1
         train_step(self.job, sent, self.steps, self.processes)
 

@@ -6,12 +6,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stampede.data.batch import Batch
     from stampede.data.errors import DataError
     from stampede.data.global_batches import GlobalBatches
     from stampede.data.order import Order
-    from stampede.data.samples import Bag, Dataset, Part, Samples, click_share
+    from stampede.data.samples import Bag, Batch, Dataset, Part, Samples, click_share
     from stampede.data.synthetic import SyntheticClicks
+
+_MODULES = {
+    "DataError": "errors",
+    "GlobalBatches": "global_batches",
+    "Order": "order",
+    "SyntheticClicks": "synthetic",
+    **dict.fromkeys(("Bag", "Batch", "Dataset", "Part", "Samples", "click_share"), "samples"),
+}
 
 __all__ = [
     "Bag",
@@ -25,19 +32,6 @@ __all__ = [
     "SyntheticClicks",
     "click_share",
 ]
-
-_MODULES = {
-    "Bag": "samples",
-    "Batch": "batch",
-    "DataError": "errors",
-    "Dataset": "samples",
-    "GlobalBatches": "global_batches",
-    "Order": "order",
-    "Part": "samples",
-    "Samples": "samples",
-    "SyntheticClicks": "synthetic",
-    "click_share": "samples",
-}
 
 
 def __getattr__(name: str) -> Any:

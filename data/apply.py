@@ -3,25 +3,83 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from stampede.data.application import apply_learned
-from stampede.data.command import exit_status
-from stampede.data.errors import DataError
-from stampede.data.prepared.summary import prepared_summary
-from stampede.data.writing import WritingOptions
+import numpy as np
+
+from stampede.data.errors import DataError, exit_status
+from stampede.data.learning.learned import load
+from stampede.data.options import WritingOptions
+from stampede.data.prepared.manifest import (
+    BAD_ROWS,
+    LEARNED_FOLDER,
+    prepared_summary,
+    read_manifest,
+)
+from stampede.data.prepared.verify import check_content
+from stampede.data.prepared.writer import RowsOfParts, write_manifest, write_rows
+from stampede.data.progress import RowProgress
+from stampede.data.raw.files import expand
+from stampede.data.raw.log import RawLog
+from stampede.data.raw.rows import BadRows
+from stampede.data.sources import TEST
+from stampede.files import make_folder
 from stampede.settings import all_keys, from_key_values
+
+
+def apply_learned(
+    prepared: Path, files: str | Sequence[str], options: WritingOptions, folder: Path
+) -> bool:
+    """Prepare new data with vocabularies and ranges that were learned before.
+
+    Args:
+        prepared: the folder for which something was learned.
+        files: with the same columns; all rows are of the test part.
+        options: how to write.
+        folder: where to; appears when it is whole.
+
+    Returns:
+        Whether it was not there yet.
+
+    Raises:
+        DataError: nothing was learned or it has changed since, a file cannot be used, or the folder
+            cannot be written.
+    """
+    manifest = read_manifest(prepared)
+    if not (prepared / LEARNED_FOLDER).is_dir():
+        raise DataError(f"{prepared}: nothing was learned for it; prepare a raw log")
+    check_content(prepared, manifest.learned)
+    learned = load(prepared / LEARNED_FOLDER, fields=manifest.fields)
+    log = RawLog(learned.schema, expand(files))
+
+    def make(unfinished: Path) -> None:
+        shutil.copytree(prepared / LEARNED_FOLDER, unfinished / LEARNED_FOLDER)
+        option = f"{options.written}on_bad_row=skip"
+        bad_rows = BadRows(options.on_bad_row, unfinished / BAD_ROWS, option)
+        with RowProgress("writing", log.bytes) as progress:
+            parts = write_rows(unfinished, _as_test(log, bad_rows), learned, options, progress)
+        source = {"learned_from": str(prepared), "schema": learned.schema.model_dump(mode="json")}
+        write_manifest(unfinished, log, learned, options, parts, bad_rows, source)
+
+    return make_folder(folder, make, DataError)
+
+
+def _as_test(log: RawLog, bad_rows: BadRows) -> Iterator[RowsOfParts]:
+    for chunk in log.chunks(bad_rows):
+        parts = np.full(len(chunk.numbers), TEST, dtype=np.int8)
+        yield RowsOfParts(chunk.frame, parts, chunk.position)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status: 2 for a user's mistake."""
     given = _parser().parse_intermixed_args(arguments)
-    return exit_status(lambda: _apply(given))
+    return exit_status(lambda: _run(given))
 
 
-def _apply(given: argparse.Namespace) -> None:
+def _run(given: argparse.Namespace) -> None:
     folder = Path(given.out)
     options = from_key_values(given.set, WritingOptions, "--set")
     if not apply_learned(Path(given.prepared), given.files, options, folder):

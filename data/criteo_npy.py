@@ -11,34 +11,34 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 
-from stampede.data.command import exit_status
-from stampede.data.errors import DataError
+from stampede.data.errors import DataError, exit_status
 from stampede.data.prepared.manifest import (
     MANIFEST,
     PARTS,
     FieldEntry,
     Manifest,
     PartName,
-    ShardEntry,
+    read_manifest,
 )
-from stampede.data.prepared.shard_writer import shard_file
+from stampede.data.prepared.writer import PartWriter
 from stampede.data.progress import RowProgress
-from stampede.files import make_folder, sync
+from stampede.files import make_folder
 
 BLOCK_ROWS = 1 << 18
+_SHARD_ROWS = 1 << 22
 
-# By array: what is accepted, what the layout says, and the array of a prepared folder.
-_ARRAYS = {
-    "dense": (np.float64, "float32", "numbers"),
-    "sparse": (np.int64, "int32 or int64", "ids"),
-    "labels": (np.float64, "int32", "label"),
+# By array: the widest type that is accepted, and what the layout says.
+_TYPES = {
+    "dense": (np.float64, "float32"),
+    "sparse": (np.int64, "int32 or int64"),
+    "labels": (np.float64, "int32"),
 }
 
 # TorchRec's `sparse_to_contiguous` adds the ending; in what it writes all rare ids share row 1.
@@ -104,7 +104,7 @@ def import_criteo_npy(
     sets = list({found.name: found for _, found, _, _ in ranges}.values())
     width, numbers = (sets[0].arrays[name].shape[1] for name in ("sparse", "dense"))
     given = _spread(sizes, width)
-    largest = _scan(sets, None if modulo else given)
+    largest = _largest_ids(sets, None if modulo else given)
     contiguous = all(found.paths["sparse"].stem.endswith(_CONTIGUOUS) for found in sets)
     rows = given or [top + 1 for top in largest]
     manifest = Manifest(
@@ -139,7 +139,13 @@ def _ranges(folder: Path) -> list[_Range]:
         of_set[named["array"]] = path
     sets = [_open(folder, name, found) for name, found in paths.items()]
     for found in sets[1:]:
-        _check_same_columns(sets[0], found)
+        for array in ("dense", "sparse"):
+            columns, expected = (one.arrays[array].shape[1] for one in (found, sets[0]))
+            if columns != expected:
+                raise DataError(
+                    f"{found.paths[array]}: found {columns} columns, but {expected} in "
+                    f"{sets[0].paths[array].name}; all files need the same columns"
+                )
     days = [found for found in sets if found.name.startswith("day_")]
     if days and len(days) == len(sets):
         days.sort(key=lambda day: int(day.name.removeprefix("day_")))
@@ -159,7 +165,7 @@ def _ranges(folder: Path) -> list[_Range]:
 
 def _open(folder: Path, name: str, paths: dict[str, Path]) -> _Set:
     arrays = {}
-    for array, (widest, expected, _) in _ARRAYS.items():
+    for array, (widest, expected) in _TYPES.items():
         if array not in paths:
             raise DataError(f"{folder}: {name}_{array}.npy is absent; {_EXPECTED}")
         path = paths[array]
@@ -190,16 +196,6 @@ def _open(folder: Path, name: str, paths: dict[str, Path]) -> _Set:
     return _Set(name, paths, arrays)
 
 
-def _check_same_columns(first: _Set, other: _Set) -> None:
-    for array in ("dense", "sparse"):
-        found, expected = other.arrays[array].shape[1], first.arrays[array].shape[1]
-        if found != expected:
-            raise DataError(
-                f"{other.paths[array]}: found {found} columns, but {expected} in "
-                f"{first.paths[array].name}; all files need the same columns"
-            )
-
-
 def _spread(sizes: Sequence[int] | None, fields: int) -> list[int] | None:
     if sizes is None:
         return None
@@ -212,81 +208,72 @@ def _spread(sizes: Sequence[int] | None, fields: int) -> list[int] | None:
     return sizes
 
 
-def _scan(sets: Sequence[_Set], sizes: Sequence[int] | None) -> list[int]:
-    """Check all values against what they may be; the largest id of each field."""
+def _largest_ids(sets: Sequence[_Set], sizes: Sequence[int] | None) -> list[int]:
+    """The largest id of each field; also checks all values."""
     fields = sets[0].arrays["sparse"].shape[1]
     limits = np.array(sizes or [_MOST_ROWS] * fields)
     largest = np.zeros(fields, dtype=np.int64)
-    remedy = "write 0 or more, and less than the rows of its table"
+    # By array: which values are bad, and what to write.
+    checks = {
+        "labels": (lambda block: (block != 0) & (block != 1), "write 0 or 1"),
+        "dense": (lambda block: ~np.isfinite(block), "write finite numbers"),
+        "sparse": (
+            lambda block: (block < 0) | (block >= limits),
+            "write 0 or more, and less than the rows of its table",
+        ),
+    }
     with RowProgress("checking", sum(found.bytes for found in sets)) as progress:
         for found in sets:
-            for place, block in _numbered(found, "labels"):
-                _refuse(found, "labels", place, (block != 0) & (block != 1), "write 0 or 1")
-            for place, block in _numbered(found, "dense"):
-                _refuse(found, "dense", place, ~np.isfinite(block), "write finite numbers")
-            for place, block in _numbered(found, "sparse"):
-                top = block.max(axis=0)
-                if block.min() < 0 or (top >= limits).any():
-                    _refuse(found, "sparse", place, (block < 0) | (block >= limits), remedy)
-                largest = np.maximum(largest, top)
+            for array, (is_bad, remedy) in checks.items():
+                for start in range(0, found.rows, BLOCK_ROWS):
+                    block = found.arrays[array][start : start + BLOCK_ROWS]
+                    bad = is_bad(block)
+                    if bad.any():
+                        row, *column = np.argwhere(bad)[0].tolist()
+                        where = f"row {start + row}" + "".join(f", column {i}" for i in column)
+                        raise DataError(
+                            f"{found.paths[array]}: {where} (from 0): found "
+                            f"{block[(row, *column)]}; {remedy}"
+                        )
+                    if array == "sparse":
+                        largest = np.maximum(largest, block.max(axis=0))
             progress.advance_bytes(found.bytes)
     return largest.tolist()
-
-
-def _numbered(found: _Set, array: str) -> Iterator[tuple[int, np.ndarray]]:
-    """Blocks of rows with the number of their first one."""
-    for start in range(0, found.rows, BLOCK_ROWS):
-        yield start, found.arrays[array][start : start + BLOCK_ROWS]
-
-
-def _refuse(found: _Set, array: str, place: int, bad: np.ndarray, remedy: str) -> None:
-    """Raise for the first bad value of a block whose first row is `place`."""
-    if bad.any():
-        row, *column = (int(index) for index in np.argwhere(bad)[0])
-        value = found.arrays[array][(place + row, *column)]
-        where = f"row {place + row}" + "".join(f", column {index}" for index in column)
-        raise DataError(f"{found.paths[array]}: {where} (from 0): found {value}; {remedy}")
 
 
 def _write(
     ranges: Sequence[_Range], manifest: Manifest, divisors: np.ndarray | None, out: Path
 ) -> None:
-    dtypes = {"sparse": manifest.ids_dtype, "dense": "float32", "labels": "uint8"}
-    parts: dict[PartName, list[ShardEntry]] = {part: [] for part in PARTS}
+    writers = {part: PartWriter(out, part, _SHARD_ROWS) for part in PARTS}
     with RowProgress("importing", sum(found.bytes for _, found, _, _ in ranges)) as progress:
         for part, found, start, stop in ranges:
-            files = {}
-            for array, (_, _, name) in _ARRAYS.items():
-                path = out / f"{part}-{len(parts[part]):05d}-{name}.npy"
-                values = found.arrays[array][start:stop]
-                _copy(values, path, dtypes[array], divisors if array == "sparse" else None)
-                files[name] = shard_file(path, out)
-            parts[part].append(ShardEntry(rows=stop - start, files=files))
+            for first in range(start, stop, BLOCK_ROWS):
+                block = {
+                    name: array[first : min(first + BLOCK_ROWS, stop)]
+                    for name, array in found.arrays.items()
+                }
+                ids = block["sparse"] if divisors is None else block["sparse"] % divisors
+                arrays = {
+                    "numbers": block["dense"].astype(np.float32),
+                    "ids": ids.astype(manifest.ids_dtype),
+                    "label": block["labels"].astype(np.uint8),
+                }
+                writers[part].append(arrays, [])
             progress.advance_bytes(found.bytes)
+    parts = {part: writer.finish() for part, writer in writers.items()}
     whole = manifest.model_copy(update={"parts": parts})
     (out / MANIFEST).write_text(whole.model_dump_json(indent=1), encoding="utf-8")
-
-
-def _copy(array: np.ndarray, path: Path, dtype: str, divisors: np.ndarray | None) -> None:
-    header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": array.shape}
-    with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        for start in range(0, len(array), BLOCK_ROWS):
-            block = array[start : start + BLOCK_ROWS]
-            block = block if divisors is None else block % divisors
-            file.write(np.ascontiguousarray(block, dtype=dtype).data)
-    sync(path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Import a folder; returns the exit status: 2 for a user's mistake."""
     given = _parser().parse_args(arguments)
-    return exit_status(lambda: _import(given))
+    return exit_status(lambda: _run(given))
 
 
-def _import(given: argparse.Namespace) -> None:
+def _run(given: argparse.Namespace) -> None:
     import_criteo_npy(given.folder, given.out, sizes=given.sizes, modulo=given.modulo)
-    manifest = Manifest.model_validate_json((given.out / MANIFEST).read_bytes())
+    manifest = read_manifest(given.out)
     rows = ", ".join(f"{part} {manifest.rows(part):,}" for part in PARTS)
     tables = sum(entry.rows for entry in manifest.fields)
     print(f"{given.out}: {rows} rows; {len(manifest.fields)} tables of {tables:,} rows together")

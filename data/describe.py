@@ -10,18 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from stampede.data.command import exit_status
 from stampede.data.description.guess import chosen_features, guess, to_yaml
 from stampede.data.description.rows import prepared_rows, raw_rows
 from stampede.data.description.statistics import collect
 from stampede.data.description.text import described
-from stampede.data.errors import DataError
+from stampede.data.errors import DataError, OnBadRow, exit_status
+from stampede.data.options import Split
 from stampede.data.prepared.manifest import MANIFEST
-from stampede.data.raw import BadRows, expand
-from stampede.data.raw.bad_rows import OnBadRow
-from stampede.data.schema import Schema
+from stampede.data.raw.files import expand
+from stampede.data.raw.rows import BadRows
+from stampede.data.schema.schema import Schema
 from stampede.data.sources import Kind, Source, open_source
-from stampede.data.splits import Split
 from stampede.settings import SettingsError, all_keys, from_key_values
 
 TEXT, PICTURE, SCHEMA, BAD_ROWS = (

@@ -1,7 +1,7 @@
 """Formulas that make a model's inputs of a log's values.
 
-An exported model carries this file with it (see `stampede.engine.inference.package`): it needs
-polars and numpy, and nothing of stampede.
+A copy of this file goes with every exported model (see `stampede.engine.inference.packaging`): it
+needs polars and numpy, and nothing of stampede.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ _THURSDAY = 3
 
 # Row 0 of a table of buckets is for a missing number.
 _FIRST_BUCKET = 1
+
+_FNV_OFFSET, _FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 
 
 def stripped(column: str, kind: pl.DataType) -> pl.Expr:
@@ -89,8 +91,18 @@ def part_of_time(seconds: pl.Expr, part: str) -> pl.Expr:
     return ((seconds // _DAY) + _THURSDAY).mod(_WEEK)
 
 
-def id_texts(column: str, kind: pl.DataType, separator: str | None, max_ids: int | None) -> pl.Expr:
-    """Ids as text, a list of them where a cell may hold several; an empty cell is null."""
+def id_texts(
+    column: str,
+    kind: pl.DataType,
+    separator: str | None,
+    max_ids: int | None,
+    missing: Sequence[str],
+) -> pl.Expr:
+    """Ids as text, a list of them where a cell may hold several; an empty cell is null.
+
+    Args:
+        missing: texts that are no id among several; a cell that is one of them is null already.
+    """
     cells = pl.col(column)
     if separator is None:
         return cells.cast(pl.String)
@@ -100,7 +112,7 @@ def id_texts(column: str, kind: pl.DataType, separator: str | None, max_ids: int
         cells = cells.cast(pl.List(pl.String))
     else:
         cells = cells.cast(pl.String).str.split(separator)
-    cells = cells.list.eval(pl.element().filter(pl.element() != ""))
+    cells = cells.list.eval(pl.element().filter(~pl.element().is_in(["", *missing])))
     return cells if max_ids is None else cells.list.head(max_ids)
 
 
@@ -112,3 +124,44 @@ def flattened(cells: pl.Series) -> tuple[np.ndarray, pl.Series]:
     lengths = cells.list.len().fill_null(0).to_numpy().astype(np.int64)
     # Of an empty list, as of null, explode leaves one null.
     return np.maximum(lengths, 1), cells.explode()
+
+
+def bucket(ids: pl.Series, buckets: int, seed: int) -> np.ndarray:
+    """A bucket for each text, 0 to `buckets - 1`: `[n]` int64; null gets any.
+
+    The hash is the same in every version and on every machine: FNV-1a over the UTF-8 bytes, from a
+    start that depends on the seed, then the finalizer of splitmix64, since the low bits of FNV
+    alone are those of the last characters.
+    """
+    # Polars' own hash may change with its version, and with it the rows of a trained table.
+    ids = ids.fill_null("")
+    distinct = ids.unique()
+    position = ids.replace_strict(
+        distinct, pl.int_range(len(distinct), eager=True), return_dtype=pl.Int64
+    )
+    hashes = _splitmix(_fnv(distinct, seed))
+    return (hashes % np.uint64(buckets)).astype(np.int64)[position.to_numpy().astype(np.int64)]
+
+
+def _fnv(texts: pl.Series, seed: int) -> np.ndarray:
+    data = np.frombuffer("".join(texts.to_list()).encode(), dtype=np.uint8)
+    lengths = texts.str.len_bytes().to_numpy().astype(np.int64)
+    starts = np.cumsum(lengths) - lengths
+    start = _splitmix(np.array([seed], dtype=np.uint64)) ^ _FNV_OFFSET
+    hashes = np.full(len(texts), start[0], dtype=np.uint64)
+    # Longest first: the texts with a byte at a place are then the first ones.
+    order = np.argsort(-lengths, kind="stable")
+    starts, sorted_lengths = starts[order], lengths[order]
+    for place in range(int(sorted_lengths[0]) if len(order) else 0):
+        longer = np.searchsorted(-sorted_lengths, -place, side="left")
+        hashes[:longer] = (hashes[:longer] ^ data[starts[:longer] + place]) * _FNV_PRIME
+    found = np.empty_like(hashes)
+    found[order] = hashes
+    return found
+
+
+def _splitmix(hashes: np.ndarray) -> np.ndarray:
+    """The finalizer of splitmix64."""
+    hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return hashes ^ (hashes >> np.uint64(31))

@@ -13,14 +13,12 @@ from torch import Tensor
 from torch.nn import functional
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from stampede.data.batch import Batch
 from stampede.data.errors import DataError
 from stampede.data.order import Order
-from stampede.data.overlap import computed_ahead
-from stampede.data.samples import Part, Samples
-from stampede.data.threads import run_tasks
+from stampede.data.parallel import computed_ahead, run_tasks
+from stampede.data.samples import Batch, Part, Samples
 
-# Positions whose rows are sorted together. It decides the order within a batch, hence the same for
+# Positions whose rows are sorted together. It decides the order within a batch, hence the same on
 # all machines, and short enough that two cores share a batch of 65536.
 _SORTED = 1 << 15
 
@@ -29,14 +27,14 @@ class GlobalBatches:
     """One rank's view of a part's global batches; iterating gives what is left of an epoch.
 
     Every rank gets the same number of samples in every batch: the last global batch is padded to a
-    multiple of the ranks with samples that have no ids and weight 0. Within a rank's share of a
-    batch the rows ascend in stretches, which neither gradients nor metrics depend on.
+    multiple of the ranks with samples that have no ids and weight 0. A rank's rows of a batch are
+    sorted in stretches, which neither gradients nor metrics depend on.
 
-    A batch's rows depend on the order, the epoch and the batch's number only. `state_dict` says how
-    far the consumer has come, whatever was read ahead; with `load_state_dict` any number of ranks
-    goes on from there. Both are as torchdata's stateful protocol has them. Iterating again goes on
-    too: after the last batch with the next epoch, after a break with the batch that follows. Only
-    the newest iterator counts: an older one raises a RuntimeError.
+    The rows of a batch depend only on the order, the epoch and the batch's number. `state_dict`
+    holds how far the consumer has come, whatever was read ahead; after `load_state_dict` any number
+    of ranks goes on from there (torchdata's stateful protocol). Iterating again goes on too: after
+    the last batch with the next epoch, after a break with the next batch. Only the newest iterator
+    counts: an older one raises a RuntimeError.
 
     Args:
         part: where the samples come from.
@@ -47,10 +45,7 @@ class GlobalBatches:
         ahead: batches read ahead by a thread.
         pin: GPU for which batches are put into page-locked memory.
         before_reading: called with the epoch and the position of every batch before it is read.
-        unknown_rows: see `Dataset`.
-
-    Attributes:
-        unknown_rows: as given.
+        unknown_rows: see `Dataset`; kept as an attribute.
     """
 
     def __init__(
@@ -85,6 +80,8 @@ class GlobalBatches:
         self._samples = 0
         # Of the newest iterator; only that one may move the position.
         self._generation = 0
+        # Lengths of the single-valued fields, shared by all batches of a size: filling them takes a
+        # fifth of a batch's time.
         self._ones: dict[tuple[int, ...], Tensor] = {}
 
     @property
@@ -103,7 +100,7 @@ class GlobalBatches:
 
     def _rest(self, generation: int, epoch: int, samples: int) -> Iterator[Batch]:
         starts = range(samples, self._part.rows, self._batch_size)
-        for batch in computed_ahead(partial(self._prepared, epoch), starts, self._ahead):
+        for batch in computed_ahead(partial(self._read, epoch), starts, self._ahead):
             if generation != self._generation:
                 raise RuntimeError(
                     "these batches were begun anew, or a state was loaded, since this iterator was "
@@ -165,28 +162,20 @@ class GlobalBatches:
         self._generation += 1
         self._epoch, self._samples = epoch, samples
 
-    def _prepared(self, epoch: int, start: int) -> Batch:
+    def _read(self, epoch: int, start: int) -> Batch:
+        """This rank's part of the batch that begins at a position of an epoch."""
         if self._before_reading is not None:
             self._before_reading(epoch, start)
-        batch = self._batch(epoch, start)
-        if self._pin is None:
-            return batch
-        # A thread of its own would open the first GPU beside that of this rank.
-        with torch.cuda.device(self._pin):
-            return batch.pin_memory()
-
-    def _batch(self, epoch: int, start: int) -> Batch:
         samples = min(self._batch_size, self._part.rows - start)
         local = -(-samples // self._world_size)
         first = min(self._rank * local, samples)
         last = min(first + local, samples)
         read = self._part.read(self._rows(epoch, start + first, start + last))
         padding = local - len(read.label)
-        weight = read.weight
+        weight, probability = read.weight, read.true_probability
         if weight is None:
             weight = _ones(len(read.label), self._part.device)
-        probability = read.true_probability
-        return Batch(
+        batch = Batch(
             sparse=self._jagged(read, padding),
             dense=_padded(read.dense, padding),
             label=_padded(read.label.float(), padding),
@@ -196,14 +185,15 @@ class GlobalBatches:
             samples=len(read.label),
             true_probability=None if probability is None else _padded(probability, padding),
         )
+        if self._pin is None:
+            return batch
+        # A thread that names no device would open the first GPU beside that of this rank.
+        with torch.cuda.device(self._pin):
+            return batch.pin_memory()
 
     def _rows(self, epoch: int, start: int, stop: int) -> Tensor:
-        """The rows at some positions; stretches of them are sorted.
-
-        Memory is then read in order, shard after shard.
-        """
+        """The rows at some positions, sorted in stretches, so that memory is read in order."""
         order, device = self._order, self._part.device
-        cuts = range(start, stop, _SORTED)
         if device.type != "cpu":
             rows = order.rows_at(epoch, start, stop, partial(torch.arange, device=device))
             return torch.cat([stretch.sort().values for stretch in rows.split(_SORTED)])
@@ -215,7 +205,7 @@ class GlobalBatches:
             stretch = order.rows_at(epoch, first, min(first + _SORTED, stop))
             rows[first - start : first - start + _SORTED] = np.sort(stretch.astype(narrow))
 
-        run_tasks(fill, cuts)
+        run_tasks(fill, range(start, stop, _SORTED))
         return torch.from_numpy(rows)
 
     def _global_weight(self, epoch: int, start: int, samples: int, read: Samples) -> float | Tensor:
@@ -226,22 +216,16 @@ class GlobalBatches:
         if self._world_size > 1:
             weights = self._part.weight(self._rows(epoch, start, start + samples))
         if weights.device.type == "cpu":
-            # Threads of OpenMP would wait for each other on a busy machine, far longer than this.
+            # OpenMP's threads would wait for each other on a busy machine, far longer than this.
             return float(weights.numpy().sum(dtype=np.float64))
-        # Without a wait for it.
-        return weights.double().sum()
-
-    def _ones_of(self, shape: tuple[int, ...]) -> Tensor:
-        """Ones that all batches of a size share: filling them takes a fifth of a batch's time."""
-        if shape not in self._ones:
-            self._ones[shape] = torch.ones(shape, dtype=torch.int32, device=self._part.device)
-        return self._ones[shape]
+        return weights.double().sum()  # without waiting for the GPU
 
     def _jagged(self, read: Samples, padding: int) -> KeyedJaggedTensor:
         ids, rows = read.ids.T, len(read.label)
-        values, lengths = ids.reshape(-1), self._ones_of(tuple(ids.shape))
-        # Told, as TorchRec would otherwise wait for a GPU that counts them.
-        ids_of_fields = [rows] * len(ids) + [len(bag.values) for bag in read.bags]
+        shape = tuple(ids.shape)
+        if shape not in self._ones:
+            self._ones[shape] = torch.ones(shape, dtype=torch.int32, device=self._part.device)
+        values, lengths = ids.reshape(-1), self._ones[shape]
         if read.bags:
             values = torch.cat([values, *(bag.values.to(values.dtype) for bag in read.bags)])
             lengths = torch.cat([lengths, torch.stack([bag.lengths.int() for bag in read.bags])])
@@ -252,7 +236,8 @@ class GlobalBatches:
             values=values,
             lengths=lengths.reshape(-1),
             stride=rows + padding,
-            length_per_key=ids_of_fields,
+            # TorchRec would otherwise wait for a GPU to count them.
+            length_per_key=[rows] * len(ids) + [len(bag.values) for bag in read.bags],
         )
 
 
@@ -266,6 +251,4 @@ def _ones(count: int, device: torch.device) -> Tensor:
 
 def _padded(values: Tensor, rows: int) -> Tensor:
     """`values` with `rows` more rows of zeros."""
-    if not rows:
-        return values
-    return functional.pad(values, [0, 0] * (values.ndim - 1) + [0, rows])
+    return functional.pad(values, [0, 0] * (values.ndim - 1) + [0, rows]) if rows else values

@@ -2,42 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
-from stampede.data.permutation import Integers, Permutation
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Only operators that numpy and torch share are used, so that preparing data needs no torch.
+Integers = TypeVar("Integers", np.ndarray, "Tensor")
 
 Shuffle = Literal["global", "block", "none"]
 
 # Rows of a block, 2.5 MB of Criteo's: long enough that a disk reads at nearly its full speed.
 BLOCK_ROWS = 1 << 14
 
-# What follows seed and epoch in the keys of the permutations, so that each draws on its own.
+# End of the permutations' keys, after seed and epoch, so that each draws on its own.
 _WHOLE, _BLOCKS, _WINDOW, _SHIFT = range(4)
+
+# Each round mixes high bits into low ones and low ones into high ones. Fewer leave neighbours of
+# sets of a few thousand correlated; sets of a few bits need more, as their rounds have few keys.
+_ROUNDS = 5
+_KEY_BITS = 256
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """A bijection of the numbers 0 to `size - 1`, chosen by a key; needs no memory.
+
+    The smallest power of two that is not below `size` is permuted by rounds of invertible steps: an
+    exclusive or with a key, a multiplication by an odd number, and an exclusive or with itself
+    shifted right. A result beyond `size` is permuted again until it is within, which takes less
+    than one more turn on average (cycle walking, Black and Rogaway, "Ciphers with Arbitrary Finite
+    Domains", 2002).
+
+    Attributes:
+        size: 1 to 2^62.
+        key: non-negative integers, such as a seed and an epoch; another key, another order.
+    """
+
+    size: int
+    key: Sequence[int]
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= 2**62:
+            raise ValueError(f"size: found {self.size}; write 1 to 2^62")
+
+    def __call__(self, positions: Integers) -> Integers:
+        """What stands at the given positions.
+
+        Args:
+            positions: `[n]` int64 array or tensor on any device, each 0 to `size - 1`; not changed.
+
+        Returns:
+            `[n]` int64, of the same kind and on the same device.
+        """
+        bits = max(self.size - 1, 1).bit_length()
+        keys = self._round_keys(bits)
+        mixed = _mixed(positions + 0, keys, bits)
+        if self.size == 1 << bits:
+            return mixed
+        walking = (mixed >= self.size).nonzero()
+        # numpy's nonzero is a tuple of one array, torch's a matrix of one column.
+        outside = walking[0] if isinstance(mixed, np.ndarray) else walking[:, 0]
+        while len(outside):
+            again = _mixed(mixed[outside], keys, bits)
+            mixed[outside] = again
+            outside = outside[again >= self.size]
+        return mixed
+
+    def _round_keys(self, bits: int) -> list[tuple[int, int]]:
+        """What each round adds and multiplies with."""
+        rounds = max(_ROUNDS, _KEY_BITS // (2 * bits))
+        # The length tells keys apart that differ in zeros at their end.
+        entropy = [*self.key, len(self.key)]
+        drawn = np.random.SeedSequence(entropy).generate_state(2 * rounds, np.uint64)
+        mask = (1 << bits) - 1
+        return [
+            (int(flip) & mask, int(factor) & mask | 1) for flip, factor in drawn.reshape(rounds, 2)
+        ]
+
+
+def _mixed(numbers: Integers, keys: list[tuple[int, int]], bits: int) -> Integers:
+    """Permute 0 to 2^bits - 1, in place."""
+    mask, shift = (1 << bits) - 1, (bits + 1) // 2
+    for flip, factor in keys:
+        numbers ^= flip
+        numbers *= factor
+        numbers &= mask  # also drops what overflowed, and the sign
+        numbers ^= numbers >> shift
+    return numbers
 
 
 @dataclass(frozen=True)
 class Order:
-    """The order of a part's rows in each epoch.
+    """The order of a part's rows in each epoch, which visits every row once.
 
-    `global`: every order is possible. `block`: blocks of `block_rows` rows that stand together on
-    disk come in random order; so many of them as make a window are mixed row by row, then the next.
-    A batch needs the window it is in, and the next where it reaches into that. Where blocks begin
-    differs from epoch to epoch; they go round from the last row to the first, and what is left
-    after the last whole block is read last.
+    `global`: every order is possible.
+    `block`: blocks of `block_rows` neighbouring rows come in random order; as many as make a
+    window are mixed row by row, then the next window. Where blocks begin differs from epoch to
+    epoch; they wrap around from the last row to the first, and the rows after the last whole block
+    are read last.
     `none`: from the first to the last row.
-
-    An epoch visits every row once.
 
     Attributes:
         rows: of the part.
         shuffle: how they are mixed.
         seed: of all epochs.
-        window_rows: rows of a window of `block`, a multiple of `block_rows`; windows of `none` say
-            only what is read ahead. 0: the whole part.
+        window_rows: rows of a window of `block`, a multiple of `block_rows`; with `none`, windows
+            are only what is read ahead. 0: the whole part.
         block_rows: rows of a block, a power of two.
     """
 
@@ -56,11 +131,7 @@ class Order:
             )
 
     def rows_at(
-        self,
-        epoch: int,
-        start: int,
-        stop: int,
-        count: Callable[[int, int], Integers] = np.arange,
+        self, epoch: int, start: int, stop: int, count: Callable[[int, int], Integers] = np.arange
     ) -> Integers:
         """The rows at the positions `start` to `stop - 1` of an epoch.
 
@@ -75,13 +146,7 @@ class Order:
             return positions
         if self.shuffle == "global":
             return Permutation(self.rows, (self.seed, epoch, _WHOLE))(positions)
-        return self._mixed_blocks(epoch, start, stop, positions, count)
-
-    def _mixed_blocks(
-        self, epoch: int, start: int, stop: int, rows: Integers, count: Callable[..., Integers]
-    ) -> Integers:
-        """Rows at the positions that `rows` holds, written over them."""
-        bits = self.block_rows.bit_length() - 1
+        rows, bits = positions, self.block_rows.bit_length() - 1
         for number in range(start // self.window, (stop - 1) // self.window + 1):
             first = number * self.window
             last = min(first + self.window, self.rows)
@@ -92,7 +157,7 @@ class Order:
             # Shifts: a division of 64 bits takes as long as all the rest.
             blocks = self._block_at(epoch, count(first >> bits, -(-last >> bits)))
             rows[here] = (blocks[slots >> bits] << bits) + (slots & (self.block_rows - 1))
-        return self._turned(epoch, rows)
+        return self._shifted(epoch, rows)
 
     def _block_at(self, epoch: int, places: Integers) -> Integers:
         """Numbers of the blocks at the given places of the epoch's order of blocks."""
@@ -104,19 +169,17 @@ class Order:
         blocks[ragged] = whole
         return blocks
 
-    def _turned(self, epoch: int, rows: Integers) -> Integers:
+    def _shifted(self, epoch: int, rows: Integers) -> Integers:
+        """Rows that are counted from where the epoch's first block begins, counted from 0."""
         shift = Permutation(self.rows, (self.seed, epoch, _SHIFT))(np.zeros(1, np.int64))
         rows = rows + int(shift[0])
         rows -= (rows >= self.rows) * self.rows
         return rows
 
     def deciding(self) -> dict[str, Any]:
-        """What decides which rows come when; orders that agree on it are the same."""
-        keys = ["rows", "shuffle"]
-        keys += {"global": ["seed"], "block": ["seed", "window_rows", "block_rows"], "none": []}[
-            self.shuffle
-        ]
-        return {key: getattr(self, key) for key in keys}
+        """The attributes that decide which rows come when."""
+        more = {"global": ["seed"], "block": ["seed", "window_rows", "block_rows"], "none": []}
+        return {key: getattr(self, key) for key in ("rows", "shuffle", *more[self.shuffle])}
 
     @property
     def window(self) -> int:
@@ -129,7 +192,7 @@ class Order:
         return position // self.window
 
     def window_ranges(self, epoch: int, window: int) -> np.ndarray:
-        """What a window reads, as stretches of rows that stand together.
+        """The rows that a window reads, as ranges of neighbours.
 
         Returns:
             `[n, 2]` int64, first row and one past the last; nothing for a window past the end.
@@ -145,9 +208,9 @@ class Order:
             return np.stack([first, np.minimum(first + self.block_rows, stop)], 1)
         first = self._block_at(epoch, places) * self.block_rows
         length = np.minimum(first + self.block_rows, self.rows) - first
-        first = self._turned(epoch, first)
+        first = self._shifted(epoch, first)
         last = first + length
-        # A block that goes round lies in two places.
+        # A block that wraps around lies in two places.
         over = last > self.rows
         around = np.stack([np.zeros(over.sum(), np.int64), last[over] - self.rows], 1)
         return np.concatenate([np.stack([first, np.minimum(last, self.rows)], 1), around])

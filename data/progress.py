@@ -1,4 +1,4 @@
-"""Progress of reading a log: rows/s and the time that is left."""
+"""Progress bars of the commands: rows/s and the time that is left."""
 
 from __future__ import annotations
 
@@ -13,27 +13,17 @@ def pace() -> dict[str, Any]:
 
     In a log file, where a bar cannot be redrawn, it prints a line every 10 seconds.
     """
-    if _in_notebook():
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if "IPKernelApp" in getattr(shell, "config", {}):
         return {"mininterval": 0.5}
     if sys.stderr.isatty():
         return {"mininterval": 0.5, "dynamic_ncols": True}
     return {"mininterval": 10.0, "ncols": 100}
 
 
-def _in_notebook() -> bool:
-    # Where it runs, it has been imported.
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return "IPKernelApp" in getattr(shell, "config", {})
-
-
 class RowProgress:
-    """A bar over the bytes of a log, which are known beforehand, that tells rows as well.
-
-    Args:
-        what: is done.
-        total_bytes: of all files.
-    """
+    """A bar over the bytes of a log, which are known beforehand; it also shows the rows."""
 
     def __init__(self, what: str, total_bytes: int) -> None:
         self._rows = 0

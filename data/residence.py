@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from stampede.data.order import BLOCK_ROWS, Order, Shuffle
-from stampede.data.prepared.mapped import damaged
-from stampede.data.prepared.part import Shard, ShardedPart
+from stampede.data.prepared.reader import Shard, ShardedPart, damaged
 from stampede.data.samples import Dataset, Part
 
 Residence = Literal["disk", "memory", "device"]
@@ -23,7 +22,7 @@ Residence = Literal["disk", "memory", "device"]
 # Of the memory that is free on a GPU when training begins: activations need the rest.
 DEVICE_SHARE = 0.5
 
-# Windows in memory at a time: the one before the last, the last, this and the next one.
+# Four windows are in memory at a time: the one before the last, the last, this and the next one.
 _WINDOW_SHARE = 1 / 4
 
 # The next window is asked for before the whole of this one is used.
@@ -37,7 +36,7 @@ _REQUEST = 128 << 10
 
 def dataset_bytes(dataset: Dataset) -> int:
     """Size of all arrays; 0 for data that are drawn when they are read."""
-    return sum(part_bytes(part) for part in _parts(dataset).values())
+    return sum(part_bytes(part) for part in dataset.parts().values())
 
 
 def part_bytes(part: Part) -> int:
@@ -46,12 +45,12 @@ def part_bytes(part: Part) -> int:
 
 
 def choose_residence(wanted: str, dataset: Dataset, memory: float, device: torch.device) -> str:
-    """What `auto` means; it changes the speed, never the batches.
+    """The residence that is meant by `wanted`; it changes the speed, never the batches.
 
     Args:
         wanted: `auto` or a residence.
         memory: bytes that the data may take in main memory.
-        device: on which is trained.
+        device: the training device.
     """
     if wanted != "auto":
         return wanted
@@ -62,9 +61,7 @@ def choose_residence(wanted: str, dataset: Dataset, memory: float, device: torch
 
 
 def make_order(part: Part, wanted: str, memory: float, seed: int) -> Order:
-    """The order of a part's rows.
-
-    It depends on the arguments alone, not on the machine, so that a run can be repeated anywhere.
+    """The order of a part's rows; the same on all machines, so that a run can be repeated anywhere.
 
     Args:
         wanted: a `Shuffle`, or `auto`: `block` where the part is larger than `memory`, else
@@ -91,7 +88,7 @@ def place(dataset: Dataset, residence: str, device: torch.device) -> Dataset:
         DataError: a file cannot be read.
         torch.OutOfMemoryError: it does not fit on the device.
     """
-    parts = {n: p for n, p in _parts(dataset).items() if isinstance(p, ShardedPart)}
+    parts = {n: p for n, p in dataset.parts().items() if isinstance(p, ShardedPart)}
     if residence == "memory":
         for part in parts.values():
             _read_once(part)
@@ -108,7 +105,7 @@ class Readahead:
     of this machine may be a few batches behind.
 
     Args:
-        part: whose shards are memory-mapped.
+        part: with memory-mapped shards.
         order: with windows.
     """
 
@@ -117,7 +114,7 @@ class Readahead:
         self._order = order
         # Windows in memory, the last of them in use, as (epoch, number).
         self._used: list[tuple[int, int]] = []
-        # What the next window reads, and how many stretches of it the disk was asked for.
+        # Ranges of rows of the next window, and how many of them the disk was asked for.
         self._next = np.empty((0, 2), np.int64)
         self._asked = 0
 
@@ -134,14 +131,14 @@ class Readahead:
 
     def _enter(self, epoch: int, number: int) -> None:
         if len(self._used) > 1:
-            # Nothing is forgotten while it is mapped, and a page brings its neighbours along.
+            # Mapped pages are not forgotten, and a page brings its neighbours along.
             for shard in self._part.shards:
                 for array in shard.maps.values():
                     array.base.madvise(mmap.MADV_DONTNEED)
             forgotten = self._order.window_ranges(*self._used.pop(0))
             self._advise(forgotten, os.POSIX_FADV_DONTNEED)
         self._used.append((epoch, number))
-        # What was not asked for yet, at the beginning everything.
+        # What was not asked for yet; at the beginning that is everything.
         self._advise(self._order.window_ranges(epoch, number), os.POSIX_FADV_WILLNEED)
         last = self._order.window_at(self._order.rows - 1)
         after = (epoch, number + 1) if number < last else (epoch + 1, 0)
@@ -172,7 +169,7 @@ def _advise_file(array: np.memmap, start: int, stop: int, advice: int) -> None:
     try:
         handle = os.open(array.filename, os.O_RDONLY)
     except OSError:
-        return  # Deleted: the map still has its content, and this is but advice.
+        return  # Deleted: the map still has its content, and this is only advice.
     step = _REQUEST if advice == os.POSIX_FADV_WILLNEED else end - begin
     try:
         for first in range(begin, end, step):
@@ -192,8 +189,3 @@ def _read_once(part: ShardedPart) -> None:
             except OSError as failure:
                 reason = failure.strerror or failure
                 raise damaged(Path(array.filename), f"cannot be read ({reason})") from None
-
-
-def _parts(dataset: Dataset) -> dict[str, Part]:
-    parts = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
-    return {name: part for name, part in parts.items() if part is not None}

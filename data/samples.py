@@ -1,13 +1,15 @@
-"""Sources of samples: a part (training, validation, test) of a data set, row by row."""
+"""What is trained on: the parts of a data set, samples read from them, and a rank's batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
 
 # Rows whose labels are read at a time.
 _CHUNK = 1 << 20
@@ -48,10 +50,9 @@ class Samples:
 
 
 class Part(Protocol):
-    """Rows 0 to `rows - 1` of one part of a data set."""
+    """Rows 0 to `rows - 1` of one part of a data set; `device` is where rows and samples are."""
 
     rows: int
-    # Where `read` wants its rows, and where the samples are.
     device: torch.device
 
     def read(self, rows: Tensor) -> Samples:
@@ -82,7 +83,7 @@ class Dataset:
         unknown_rows: rows of a field's table that are no id's own, by field name: that of missing
             values, and that which rare and unseen ids share.
         unseen_rows: of these, that of rare and unseen ids, by field name, where a field has it.
-        shuffle: whether an epoch is to visit the training rows in a new order; not where they were
+        shuffle: whether an epoch visits the training rows in a new order; needless where they were
             drawn independently.
         vocabulary_sha256: of what ids and numbers mean, see `vocabulary_fingerprint`; empty for
             synthetic clicks, whose ids are rows of their tables.
@@ -102,6 +103,11 @@ class Dataset:
     vocabulary_sha256: str = ""
     features: str = ""
 
+    def parts(self) -> dict[str, Part]:
+        """The parts that there are, by name."""
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: part for name, part in parts.items() if part is not None}
+
 
 @dataclass(frozen=True)
 class Slice:
@@ -118,7 +124,7 @@ class Slice:
 
     @property
     def device(self) -> torch.device:
-        """As of the other part."""
+        """Where the other part is."""
         return self.part.device
 
     def read(self, rows: Tensor) -> Samples:
@@ -134,11 +140,63 @@ class Slice:
         return self.part.weight(rows + self.start)
 
 
-def click_share(part: Part) -> float | None:
-    """Weighted share of clicks among all rows of a part; None where these have no weight.
+@dataclass
+class Batch(Pipelineable):
+    """One rank's part of a global batch: samples, then padding.
 
-    Reads labels and weights only, some at a time.
+    Attributes:
+        sparse: ids of every field, single-valued ones first; a padding sample has none. Batches
+            may share the lengths: do not write to them.
+        dense: `[n, numbers]` float32.
+        label: `[n]` float32, 0 or 1.
+        weight: `[n]` float32, what a sample counts for in the loss: 1 where the data have no
+            weights, 0 for padding.
+        global_samples: samples of the whole global batch, without padding.
+        global_weight: sum of the weights of the whole global batch, a float64 scalar where the
+            weights are on a GPU; default: `global_samples`.
+        samples: this rank's samples without padding; default: all.
+        true_probability: `[n]` float32, the probability that the label was drawn with, where the
+            data know it.
     """
+
+    sparse: KeyedJaggedTensor
+    dense: Tensor
+    label: Tensor
+    weight: Tensor
+    global_samples: int
+    global_weight: float | Tensor | None = None
+    samples: int | None = None
+    true_probability: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.global_weight is None:
+            self.global_weight = float(self.global_samples)
+        if self.samples is None:
+            self.samples = len(self.label)
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        """A copy on `device`."""
+        return self._each(lambda held: held.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Batch:
+        """A copy in page-locked memory, from which a GPU copies while others go on."""
+        return self._each(lambda held: held.pin_memory())
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tell the allocator that `stream` uses this batch."""
+        for held in self._tensors().values():
+            held.record_stream(stream)
+
+    def _tensors(self) -> dict[str, Any]:
+        held = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {n: one for n, one in held.items() if isinstance(one, (Tensor, KeyedJaggedTensor))}
+
+    def _each(self, copy: Callable[[Any], Any]) -> Batch:
+        return replace(self, **{name: copy(held) for name, held in self._tensors().items()})
+
+
+def click_share(part: Part) -> float | None:
+    """Weighted share of clicks among all rows of a part; None where these have no weight."""
     clicks = total = 0.0
     for start in range(0, part.rows, _CHUNK):
         rows = torch.arange(start, min(start + _CHUNK, part.rows), device=part.device)

@@ -1,4 +1,4 @@
-"""Raw logs by kind: their schema, their files, and how they are divided by default."""
+"""A raw log to prepare: its kind, its schema and files, and the part of each row."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import polars as pl
+
 from stampede.data.errors import DataError
-from stampede.data.raw import RawLog, expand
-from stampede.data.schema import CRITEO, avazu, load_schema
+from stampede.data.options import Split
+from stampede.data.order import Permutation
+from stampede.data.prepared.manifest import PARTS
+from stampede.data.raw.files import expand
+from stampede.data.raw.log import SPLIT, Chunk, RawLog
 from stampede.data.schema.features import Features, with_features
-from stampede.data.splits import TEST, TRAIN, VALIDATION, Split
+from stampede.data.schema.schema import CRITEO, Schema, Vocabulary, avazu, load_schema
 from stampede.settings import SettingsError
 
 Kind = Literal["criteo_kaggle", "criteo_1tb", "avazu", "table"]
+
+TRAIN, VALIDATION, TEST = range(len(PARTS))
 
 # Share of the test part by kind of split. Criteo Kaggle has seven days, Avazu ten; the random
 # shares are those of the paper. Criteo 1TB is tested on its last file, a day.
@@ -28,7 +36,7 @@ _TEST_SHARES: dict[str, dict[str, float | str]] = {
     "table": {"sequential": 0.1, "random": 0.1},
 }
 
-# Files count by their content, not by their names.
+# The content of files counts, not their names.
 _KEYS_OF_THE_SPLIT = sorted(set(Split.model_fields) - {"validation_path", "test_path"})
 
 _PROBES, _PROBE_BYTES = 16, 1 << 16
@@ -77,24 +85,23 @@ def open_source(
         split: how to divide it.
         schema: a schema file; for `table`.
         split_hour: make hour of the day and weekday of Avazu's `hour`; None: as `features` does.
-        features: what becomes of what the schema leaves open, see `stampede.data.schema.features`.
+        features: how to fill in what the schema leaves open, see `stampede.data.schema.features`.
 
     Raises:
         DataError: a file is absent.
         SettingsError: the schema cannot be used.
     """
-    if kind == "table" and not schema:
-        raise SettingsError(
-            "a table needs a schema file that says what its columns mean; write "
-            "data.schema_file=FILE.yaml, or --schema FILE.yaml"
-        )
     if kind == "table":
+        if not schema:
+            raise SettingsError(
+                "a table needs a schema file that says what its columns mean; write "
+                "data.schema_file=FILE.yaml, or --schema FILE.yaml"
+            )
         meaning = load_schema(Path(schema))
+    elif kind == "avazu":
+        meaning = avazu(features == "auto" if split_hour is None else split_hour)
     else:
-        by_default = features == "auto"
         meaning = CRITEO
-        if kind == "avazu":
-            meaning = avazu(by_default if split_hour is None else split_hour)
     files, parts = expand(path), None
     if split.split == "files":
         groups = {TRAIN: files}
@@ -105,20 +112,30 @@ def open_source(
         parts = [part for part, group in groups.items() for _ in group]
         if len(set(files)) != len(files):
             raise SettingsError("path, validation_path and test_path name a file twice")
-    by = "sequential" if split.split == "sequential" else "random"
-    share = _TEST_SHARES[kind][by]
+    share = _TEST_SHARES[kind]["sequential" if split.split == "sequential" else "random"]
     if share == LAST_FILE and split.test_fraction is None and len(files) == 1 and parts is None:
         raise SettingsError(
             f"the test part of {kind} is its last file, but {files[0]} is the only one; write "
             f"{split.written}test_fraction=0.1, or {split.written}split=random"
         )
-    meaning = with_features(split.adapted(meaning), features)
-    log = RawLog(meaning, files, split.split_column or None)
+    if split.split == "highfreq":
+        meaning = _with_few_ids(meaning, split.keep_ids)
+    log = RawLog(with_features(meaning, features), files, split.split_column or None)
     return Source(log, split, share, parts)
 
 
+def _with_few_ids(schema: Schema, count: int) -> Schema:
+    ids = {
+        name: field.model_copy(update={"max_size": count})
+        if isinstance(field, Vocabulary)
+        else field
+        for name, field in schema.ids.items()
+    }
+    return schema.model_copy(update={"ids": ids})
+
+
 def fingerprint(files: Sequence[Path], described: Mapping[str, Any]) -> str:
-    """Name of a preparation: of the files' length, time of change and samples of their content.
+    """Name of a preparation: a hash of the files' length, time of change and samples of content.
 
     A whole hash of a terabyte would take longer than to train on it.
 
@@ -137,3 +154,82 @@ def fingerprint(files: Sequence[Path], described: Mapping[str, Any]) -> str:
         except OSError as failure:
             raise DataError(f"{path}: {failure.strerror or failure}") from None
     return digest.hexdigest()[:20]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The part of each row.
+
+    Attributes:
+        split: the division.
+        counts: rows of each file, where `split.needs_counts()`.
+        test_share, file_parts: see `Source`.
+    """
+
+    split: Split
+    counts: Sequence[int] | None
+    test_share: float | str
+    file_parts: Sequence[int] | None = None
+
+    def rows(self, chunk: Chunk) -> np.ndarray:
+        """Number of each row in the whole log: `[n]` int64. Needs the counts."""
+        return chunk.numbers + sum(self.counts[: chunk.file])
+
+    def parts(self, chunk: Chunk) -> np.ndarray:
+        """`TRAIN`, `VALIDATION` or `TEST` for each row of a chunk: `[n]` int8."""
+        kind = self.split.split
+        if kind == "sequential":
+            train, validation, _ = self._sizes()
+            return np.digitize(self.rows(chunk), [train, train + validation]).astype(np.int8)
+        if kind in ("random", "highfreq"):
+            _, validation, test = self._sizes()
+            place = self._shuffled(chunk)
+            return np.where(
+                place < test, TEST, np.where(place < test + validation, VALIDATION, TRAIN)
+            ).astype(np.int8)
+        if kind == "files":
+            parts = np.full(len(chunk.numbers), self.file_parts[chunk.file], dtype=np.int8)
+        else:
+            parts = self._by_column(chunk.frame[SPLIT])
+        if self.split.needs_counts():
+            held = self._shuffled(chunk) < int(self.split.validation_fraction * self._total())
+            parts[(parts == TRAIN) & held] = VALIDATION
+        return parts
+
+    def _by_column(self, values: pl.Series) -> np.ndarray:
+        split = self.split
+        if values.null_count() and split.test_from is not None:
+            values = values.fill_null("")
+        test = values.is_in(split.test_values).fill_null(False)
+        if split.test_from is not None:
+            test = test | (values >= split.test_from)
+        validation = values.is_in(split.validation_values).fill_null(False)
+        parts = np.where(test.to_numpy(), TEST, np.where(validation.to_numpy(), VALIDATION, TRAIN))
+        return parts.astype(np.int8)
+
+    def _total(self) -> int:
+        """Rows among which random ones are drawn; of `files`, those of the training files."""
+        parts = self.file_parts or [TRAIN] * len(self.counts)
+        return sum(count for count, part in zip(self.counts, parts, strict=True) if part == TRAIN)
+
+    def _sizes(self) -> tuple[int, int, int]:
+        """Rows of training, validation and test part."""
+        rows = self._total()
+        share = self.test_share if self.split.test_fraction is None else self.split.test_fraction
+        if share == LAST_FILE:
+            trained = rows - self.counts[-1]
+        elif self.split.split == "sequential":
+            trained = int((1 - share) * rows)
+        else:
+            trained = rows - int(share * rows)
+        validation = int(self.split.validation_fraction * trained)
+        return trained - validation, validation, rows - trained
+
+    def _shuffled(self, chunk: Chunk) -> np.ndarray:
+        """A random place for each row, all different."""
+        total = self._total()
+        rows = self.rows(chunk)
+        within = rows < total
+        places = np.full(len(rows), total, dtype=np.int64)
+        places[within] = Permutation(total, (self.split.seed,))(rows[within])
+        return places

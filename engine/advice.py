@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from stampede.data import Dataset, Part, Samples
-from stampede.engine.checkpoint import Progress
+from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.config import Config
 from stampede.engine.console import progress_bar
 from stampede.engine.logistic_regression import logistic_regression
@@ -217,7 +217,7 @@ def compare_with_lr(
         return _fitted(dataset, signals) if earlier is None else earlier
 
     signals = StopSignals()
-    with signals.watched(), processes.pulse.slowly("comparing with logistic regression"):
+    with signals.watched(), processes.heartbeat.slowly("comparing with logistic regression"):
         regression = processes.on_main(found, patience=PATIENCE)
     if regression is not None:
         sentences = on_regression(config.evaluate.select_on, progress, regression)

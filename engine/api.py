@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cached_property
 from itertools import count
 from os import PathLike
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,14 +31,17 @@ import polars as pl
 from stampede.engine.config import Config
 from stampede.engine.config.load import check_config, load_config_of_run, set_key
 from stampede.engine.errors import RunFolderError
-from stampede.engine.history import history
-from stampede.engine.processes import choose_device, launched_world_size
+from stampede.engine.processes import choose_device
 from stampede.engine.run_folder import RunFolder
+from stampede.engine.start_up import launched_world_size
 from stampede.settings import SettingsError, read_yaml
 
 if TYPE_CHECKING:
     from stampede.engine.inference.packaging import RowType
     from stampede.engine.inference.trained import Scorer, Trained
+
+# What an evaluation's line holds besides metrics.
+_NOT_METRICS = ("kind", "part", "step", "train_seconds", "samples")
 
 
 def train(config: str | PathLike[str] | Mapping[str, Any] | None = None, /, **sections: Any) -> Run:
@@ -200,13 +204,18 @@ class Run:
 
     @property
     def history(self) -> pd.DataFrame:
-        """A row for each evaluation, see `stampede.engine.history.history`.
+        """A row for each evaluation, in order.
+
+        Its columns: `epoch`, the one it was made in or at the end of, counted from 1; `step`;
+        `train_seconds`, spent in training until then; `train_loss`, mean of the losses that were
+        logged since the evaluation before; then every metric of each part, such as
+        `validation_auc` and `test_logloss`. What is not known is NaN.
 
         Raises:
             RunFolderError: `metrics.jsonl` is damaged.
         """
         try:
-            return history(self._folder.lines())
+            return _history(self._folder.lines())
         except (OSError, ValueError, KeyError, TypeError) as failure:
             raise RunFolderError(f"{self._folder.metrics}: is damaged ({failure})") from None
 
@@ -315,3 +324,36 @@ class Run:
         from stampede.engine.inference.trained import whole_model
 
         return whole_model(self._trained, choose_device("auto", "run.device"))
+
+
+def _history(lines: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """See `Run.history`.
+
+    Args:
+        lines: of `metrics.jsonl`.
+    """
+    rows: dict[int, dict[str, Any]] = {}
+    epoch, losses = 1, []
+    for line in lines:
+        if line["kind"] == "train":
+            epoch = line["epoch"]
+            if line["loss"] is not None:
+                losses.append(line["loss"])
+        elif line["kind"] == "evaluation":
+            # The parts of one evaluation share a row.
+            row = rows.get(line["step"])
+            if row is None:
+                loss, losses = fmean(losses) if losses else None, []
+                row = rows[line["step"]] = {
+                    "epoch": epoch,
+                    "step": line["step"],
+                    "train_seconds": line.get("train_seconds"),
+                    "train_loss": loss,
+                }
+            row |= {
+                f"{line['part']}_{name}": value
+                for name, value in line.items()
+                if name not in _NOT_METRICS and not isinstance(value, list)
+            }
+    columns = ["epoch", "step", "train_seconds", "train_loss"]
+    return pd.DataFrame(list(rows.values()), columns=None if rows else columns)

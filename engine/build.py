@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.data import Dataset
-from stampede.engine.compilation import compile_network
 from stampede.engine.config import Config
 from stampede.engine.job import Job
+from stampede.engine.optimizers import dense_optimizer, scaled_hyperparameters, table_optimizer
 from stampede.engine.planning.planner import make_plan, sharding_types
 from stampede.engine.planning.workload import passes, planned_data, workload
-from stampede.engine.precision import choose_precision
+from stampede.engine.precision import choose_precision, compile_network
 from stampede.engine.processes import Processes
-from stampede.engine.scaled import scaled_hyperparameters
-from stampede.engine.table_optimizer import table_optimizer
-from stampede.models import CTRModel, native
+from stampede.models import CTRModel, cpu
 from stampede.optim import (
-    DenseAdam,
-    Hyperparameters,
     TableInit,
     cowclip_sharders,
     table_update,
@@ -60,7 +54,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     compile_network(model.network, config.train.compile, processes.device)
     if processes.device.type == "cpu":
         # Compiled now, where they are not there yet, and not in the first step.
-        native.available()
+        cpu.available()
     # The dense layers, equal on all ranks, get the mean of their gradients in each step.
     sharded = DistributedModelParallel(
         model, device=processes.device, plan=plan, sharders=sharders, init_data_parallel=False
@@ -70,7 +64,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
         for name, parameter in sharded.named_parameters()
         if not hasattr(parameter, "_in_backward_optimizers")
     }
-    optimizer = _dense_optimizer(config, actual, dense_parameters, l2)
+    optimizer = dense_optimizer(config, actual, dense_parameters, l2)
     precision = processes.on_main(
         lambda: choose_precision(config.train.precision, processes.device)
     )
@@ -114,42 +108,3 @@ def move_dense(model: CTRModel, device: torch.device) -> None:
         if child is not model.front:
             child.to(device)
     model.bias.data = model.bias.data.to(device)
-
-
-def _dense_optimizer(
-    config: Config,
-    actual: Hyperparameters,
-    parameters: Mapping[str, Tensor],
-    l2: Mapping[int, float],
-) -> DenseAdam:
-    """Adam for the dense layers.
-
-    Args:
-        parameters: by name.
-        l2: coefficients of the parameters that have an L2 term, by `id`.
-    """
-    dense = config.optim.dense
-    groups: dict[tuple[float, float], list[Tensor]] = {}
-    for name, parameter in parameters.items():
-        decay = dense.weight_decay if _decays(name, parameter) else 0.0
-        groups.setdefault((l2.get(id(parameter), 0.0), decay), []).append(parameter)
-    return DenseAdam(
-        [
-            {"params": group, "l2": coefficient, "weight_decay": decay}
-            for (coefficient, decay), group in groups.items()
-        ],
-        lr=actual.dense_lr,
-        betas=dense.betas,
-        eps=dense.eps,
-        eps_placement=dense.eps_placement,
-    )
-
-
-def _decays(name: str, parameter: Tensor) -> bool:
-    """Whether `optim.dense.weight_decay` applies: to matrices of the network.
-
-    Some networks keep biases and norms as matrices, which their names tell. The numbers'
-    first-order weights decay as those of ids do.
-    """
-    is_other = re.search(r"(^number_weights\.)|(^|[._])(bias|norm)([._]|$)", name)
-    return parameter.ndim > 1 and is_other is None

@@ -14,7 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# Nothing that takes seconds to import: `stampede --help` and `stampede describe` need none of it.
+from pydantic import BaseModel
+
+from stampede.engine.errors import exit_status
+from stampede.engine.start_up import (
+    keep_freed_memory,
+    launched_rank,
+    launched_world_size,
+    quiet_libraries,
+)
+from stampede.settings import SettingsError, all_keys
+
+# What takes seconds to import is imported where it is needed.
 if TYPE_CHECKING:
     from stampede.engine.config import Config
     from stampede.engine.planning.planner import Cluster
@@ -106,27 +117,23 @@ def main(arguments: Sequence[str] | None = None, program: str = "launch.py") -> 
         arguments: default: those of this process.
         program: how it was called, for the help.
     """
-    from stampede.engine.start_up import keep_freed_memory, quiet_libraries
-
     # Both before torch is imported.
     quiet_libraries()
     keep_freed_memory()
-    from stampede.engine.errors import exit_status
-
     return exit_status(lambda: _train(sys.argv[1:] if arguments is None else arguments, program))
 
 
 def _train(arguments: Sequence[str], program: str) -> None:
-    from stampede.engine.planning.dry_run import print_dry_run
-    from stampede.engine.processes import launched_rank
-    from stampede.engine.run import run
-
     command = parse_command_line(arguments, program)
     if command is None:
         return
     if command.cluster is None:
+        from stampede.engine.run import run
+
         run(command.config)
     elif launched_rank() == 0:
+        from stampede.engine.planning.dry_run import print_dry_run
+
         print_dry_run(command.config, command.cluster, command.plan_out)
 
 
@@ -138,13 +145,13 @@ def parse_command_line(arguments: Sequence[str], program: str = "launch.py") -> 
         program: that name.
 
     Returns:
-        None where the arguments only ask to print something, which is done.
+        None if the arguments only ask to print something, which is done.
 
     Raises:
         SettingsError: the configuration cannot be used, or an option of the plan.
     """
-    from stampede.engine.config.load import load_config, to_yaml
-    from stampede.engine.processes import launched_rank, launched_world_size
+    from stampede.engine.config import to_yaml
+    from stampede.engine.config.load import load_config
 
     parser = _parser(program)
     # Every rank parses; one speaks.
@@ -168,16 +175,15 @@ def parse_command_line(arguments: Sequence[str], program: str = "launch.py") -> 
 
 
 def _cluster(parsed: argparse.Namespace) -> Cluster | None:
-    """The devices to plan for; None where nothing is to be planned."""
-    from stampede.engine.planning.planner import Cluster, parse_bytes
-    from stampede.settings import SettingsError
-
+    """The devices to plan for; None if nothing is to be planned."""
     given = {name: getattr(parsed, _attribute(name)) for name in _OF_THE_PLAN}
     if not parsed.plan:
         useless = [name for name, value in given.items() if value is not None]
         if useless:
             raise SettingsError(f"{useless[0]} is an option of the dry run; write --plan too")
         return None
+    from stampede.engine.planning.planner import Cluster, parse_bytes
+
     for name in ("--world-size", "--device-memory"):
         if given[name] is None:
             raise SettingsError(
@@ -265,10 +271,7 @@ def _shipped() -> str:
 
 
 def _keys() -> str:
-    from pydantic import BaseModel
-
     from stampede.engine.config import config_type
-    from stampede.settings import all_keys
 
     lines = ["keys, with defaults:"]
     for key in all_keys(config_type()):

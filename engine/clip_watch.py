@@ -1,4 +1,4 @@
-"""Whose gradients a step clips: rows by field, and by how often their id occurs in the batch."""
+"""Which rows a step clips: by field, and by how often their id occurs in the batch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stampede.data import Batch
-from stampede.engine.config import Config
-from stampede.engine.job import Job
-from stampede.engine.processes import Processes
+from stampede.engine.job import TrainingRun
 from stampede.optim.clip import row_factor
 
 _ABSENT, _SEVERAL = -1, -2
@@ -25,19 +23,18 @@ class ClipWatch:
     with several ids in a sample are left out, as their embeddings are sums of rows.
 
     Args:
-        config: with a clip by row and `train.clip_stats_every`.
-        job: what is trained.
-        processes: all of which must watch the same steps.
+        run: with a clip by row if `train.clip_stats_every` is set; all its ranks must watch the
+            same steps.
     """
 
-    def __init__(self, config: Config, job: Job, processes: Processes) -> None:
-        self._every = config.train.clip_stats_every
-        self._dim = config.model.dim
-        if self._every:
-            self._clip = config.optim.embedding.clip.as_clip(self._dim)
-        self._l2 = job.scaling.scaled.embedding_l2
-        self._front = job.front
-        self._processes = processes
+    def __init__(self, run: TrainingRun) -> None:
+        self._every = run.config.train.clip_stats_every
+        self._dim = run.config.model.dim
+        clip = getattr(run.config.optim.embedding, "clip", None)
+        self._clip = clip and clip.as_clip(self._dim)
+        self._l2 = run.job.scaling.scaled.embedding_l2
+        self._front = run.job.front
+        self._processes = run.processes
         self._found: dict[str, Any] | None = None
 
     def watches(self, step: int) -> bool:

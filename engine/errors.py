@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 import time
 from collections.abc import Callable
 
 from stampede.data.errors import DataError
+from stampede.engine.start_up import launched_rank
 from stampede.settings import SettingsError
 
 # Exit statuses: a user's mistake, a failed run, Ctrl-C, and a run that hangs, see `hang.py`.
@@ -95,7 +95,7 @@ def exit_status(action: Callable[[], None]) -> int:
     except (TrainingStoppedError, DoesNotFitError) as stop:
         return _complain(stop, STOPPED)
     except InterruptedRunError as stop:
-        if _rank() == 0:
+        if launched_rank() == 0:
             print(stop, flush=True)
         else:
             _let_rank_0_speak()
@@ -149,17 +149,13 @@ def what_was_asked(failure: BaseException) -> str:
 
 
 def _complain(failure: Exception, status: int) -> int:
-    if _rank() == 0:
+    if launched_rank() == 0:
         print(f"error: {failure}", file=sys.stderr, flush=True)
     elif not getattr(failure, "known_to_all_ranks", False):
-        print(f"error on rank {_rank()}: {failure}", file=sys.stderr, flush=True)
+        print(f"error on rank {launched_rank()}: {failure}", file=sys.stderr, flush=True)
     else:
         _let_rank_0_speak()
     return status
-
-
-def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
 
 
 def _let_rank_0_speak() -> None:

@@ -1,9 +1,10 @@
-"""Evaluation of a part over all ranks."""
+"""Evaluation of the parts over all ranks, and what a run decides by it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -11,13 +12,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 
 from stampede.data import Batch, GlobalBatches
-from stampede.engine.config import EvaluateSection
-from stampede.engine.console import progress_bar
-from stampede.engine.errors import TrainingStoppedError
+from stampede.engine.checkpoint.manifest import Progress
+from stampede.engine.config import Config, EvaluateSection
+from stampede.engine.config.optim import PlateauSection
+from stampede.engine.console import progress_bar, readable_metric
+from stampede.engine.errors import DivergedError, TrainingStoppedError
+from stampede.engine.job import TrainingRun
 from stampede.engine.metrics import PartMetrics
 from stampede.engine.processes import Processes
+from stampede.engine.reading import Reader
 
 T = TypeVar("T")
 
@@ -76,18 +82,18 @@ def evaluate(
     settings = settings or EvaluateSection()
     model.eval()
     shown = processes.is_main
-    processes.pulse.beat("evaluating")
+    processes.heartbeat.beat("evaluating")
     scores = _Scores(processes, settings, batches)
     with progress_bar(len(batches), 0, shown, "evaluating", "batches", delay=5.0) as bar:
         for number, batch in enumerate(batches.epoch(0), 1):
-            processes.pulse.beat("evaluating")
+            processes.heartbeat.beat("evaluating")
             batch = batch.to(processes.device, non_blocking=True)
             scores.add(batch, model(batch.sparse, batch.dense).float())
             bar.update()
             if on_batch is not None:
                 on_batch(number)
         # Rank 0 sorts the scores, and the others wait for it.
-        with processes.pulse.slowly("computing metrics"):
+        with processes.heartbeat.slowly("computing metrics"):
             found = scores.metrics()
     model.train()
     return Evaluation(
@@ -186,3 +192,139 @@ class _Scores:
             )
         logits, labels, weights, *truth = floats
         self._metrics.add(logits, labels, weights, None if groups is None else groups[0], *truth)
+
+
+def evaluate_run(
+    run: TrainingRun, reader: Reader, on_batch: Callable[[int], None]
+) -> dict[str, Evaluation]:
+    """Evaluate the validation and the test part, log it, and reduce rates that it asks to reduce.
+
+    Tables must be up to date. An evaluation that is broken off has changed nothing but lines of
+    the log, see `Progress.metrics_lines`.
+
+    Args:
+        on_batch: see `evaluate`.
+
+    Raises:
+        DivergedError: a logloss is not finite.
+    """
+    progress, settings = run.progress, run.config.evaluate
+    parts = {"validation": reader.dataset.validation, "test": reader.dataset.test}
+    results = {}
+    for name, part in parts.items():
+        if part is None:
+            continue
+        batches = reader.evaluation(part)
+        result = evaluate(run.job.model, batches, run.processes, settings, on_batch)
+        results[name] = result
+        line = {
+            "kind": "evaluation",
+            "part": name,
+            "step": progress.step,
+            "train_seconds": progress.train_seconds,
+            **result.as_dict(),
+        }
+        # It counts once all parts are evaluated.
+        run.processes.on_main(lambda line=line: run.folder.log(line))
+        if not math.isfinite(result.logloss):
+            raise DivergedError(
+                f"the logloss of the {name} part is {result.logloss} after step {progress.step}",
+                progress.step,
+            )
+    progress.last = {part: result.as_dict() for part, result in results.items()}
+    progress.evaluated_step = progress.step
+    progress.metrics_lines = run.folder.metrics_lines
+    _reduce_rates(run, results[settings.select_on].auc)
+    return results
+
+
+def finish_epoch(run: TrainingRun, results: Mapping[str, Evaluation]) -> None:
+    """Count an epoch as finished and remember it if it is the best so far.
+
+    Args:
+        results: its evaluations.
+    """
+    progress, settings = run.progress, run.config.evaluate
+    progress.epoch += 1
+    choose(progress, results, settings.select_on)
+    if not run.processes.is_main:
+        return
+    shown = ", ".join(
+        f"{name} AUC {readable_metric(result.auc)} logloss {result.logloss:.4f}"
+        for name, result in results.items()
+    )
+    tqdm.write(f"epoch {progress.epoch}: {shown}")
+    if stops_early(progress, settings) and progress.epoch < run.config.train.epochs:
+        tqdm.write(
+            f"stopping early: no better AUC on the {settings.select_on} part since epoch "
+            f"{progress.best_epoch}"
+        )
+
+
+def _reduce_rates(run: TrainingRun, score: float | None) -> None:
+    progress, optim = run.progress, run.config.optim
+    for what, name, settings in (
+        ("dense layers", "plateau", optim.dense.plateau),
+        ("tables", "table_plateau", optim.embedding.plateau),
+    ):
+        before = Plateau(**getattr(progress, name))
+        after = before.after(score, settings)
+        setattr(progress, name, asdict(after))
+        if after.fraction < before.fraction and run.processes.is_main:
+            tqdm.write(
+                f"step {progress.step}: no better AUC on the {run.config.evaluate.select_on} "
+                f"part, the {what} go on with {after.fraction:.3g} of their scheduled rate"
+            )
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """State of a rate that is reduced when the AUC no longer rises.
+
+    As torch's `ReduceLROnPlateau` with `mode="max"` and `threshold_mode="abs"`, but of a fraction,
+    since the rate itself follows a schedule.
+
+    Attributes:
+        best: highest AUC so far.
+        waited: evaluations since that were no better.
+        fraction: of the scheduled rate.
+    """
+
+    best: float | None = None
+    waited: int = 0
+    fraction: float = 1.0
+
+    def after(self, score: float | None, settings: PlateauSection) -> Plateau:
+        """The state after an evaluation; an AUC that is undefined changes nothing."""
+        if score is None:
+            return self
+        if self.best is None or score > self.best + settings.threshold:
+            return Plateau(score, 0, self.fraction)
+        if self.waited < settings.patience:
+            return Plateau(self.best, self.waited + 1, self.fraction)
+        reduced = max(self.fraction * settings.factor, settings.least)
+        return Plateau(self.best, 0, min(reduced, self.fraction))
+
+
+def is_evaluated(epoch: int, config: Config) -> bool:
+    """Whether an epoch, counted from 1, ends with an evaluation; the last one does."""
+    return epoch % config.evaluate.every_epochs == 0 or epoch == config.train.epochs
+
+
+def choose(progress: Progress, results: Mapping[str, Evaluation], select_on: str) -> None:
+    """Remember the epoch just finished if it is the best so far."""
+    score, best = results[select_on].auc, progress.best_score
+    # Where the part holds one class only, its AUC is undefined and the last epoch counts.
+    if best is None or score > best:
+        progress.best_epoch = progress.epoch
+        progress.best_score = score
+        progress.best_auc = results["test"].auc
+        progress.selected = {part: result.as_dict() for part, result in results.items()}
+        progress.waited = 0
+    else:
+        progress.waited += 1
+
+
+def stops_early(progress: Progress, settings: EvaluateSection) -> bool:
+    """Whether training is to stop, as the last epochs were no better than the best one."""
+    return 0 < settings.patience <= progress.waited

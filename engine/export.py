@@ -12,7 +12,7 @@ from stampede.engine.start_up import quiet_libraries
 
 quiet_libraries()
 
-from stampede.data.command import exit_status  # noqa: E402
+from stampede.data.errors import exit_status  # noqa: E402
 from stampede.engine.console import readable_bytes, table  # noqa: E402
 from stampede.engine.errors import RunFolderError  # noqa: E402
 from stampede.engine.inference.packaging import RowType, export  # noqa: E402

@@ -1,8 +1,8 @@
-"""Ends the processes of a run that hangs, and says which rank the others wait for.
+"""Ends the processes of a run that hangs, and names the stuck rank.
 
-Every rank has a thread that looks at its pulse and tells the others, through the store of the
-process group, where it is. A rank that has stood still for too long reads what all have told. If
-none of them moves, it names those that the others wait for, leaves the stacks of its threads in the
+On every rank a thread watches the heartbeat and publishes, through the store of the process group,
+where the rank is. A rank that has stood still for too long reads what all have published. If none
+of them moves, it names those that the others wait for, writes the stacks of its threads into the
 run folder, and ends with status 3.
 """
 
@@ -36,7 +36,7 @@ _FIRST_STEP_SECONDS = 600.0
 # A rank that has published nothing new for so many rounds is silent; a busy machine costs some.
 _SILENT_ROUNDS = 8
 
-# So many rounds before it is time to judge, the others are read.
+# Ranks begin to read the others so many rounds before they may judge.
 _ROUNDS_READ = _SILENT_ROUNDS + 3
 
 # Ranks that a sentence names.
@@ -48,23 +48,23 @@ _LIBRARIES = tuple(f"{os.sep}{name}{os.sep}distributed{os.sep}" for name in ("to
 
 @contextmanager
 def watched(processes: Processes, settings: RunSection, folder: Path) -> Iterator[None]:
-    """End the processes with status 3 if the run stands still in the context.
+    """End the processes with status 3 if the run stands still within the context.
 
-    It counts from the first beat of `processes.pulse` on. All ranks must enter together.
+    Time counts from the first heartbeat on. All ranks must enter together.
 
     Args:
-        settings: `hang_seconds` without a beat on any rank, in the first step ten minutes more;
-            `slow_hang_seconds` in a stage that may well last for hours, see `Pulse.slowly`.
+        settings: `hang_seconds` without a beat on any rank, ten minutes more in the first step;
+            `slow_hang_seconds` in a stage that may last for hours, see `Heartbeat.slowly`.
         folder: of the run, for the stacks of all threads.
     """
     if not settings.hang_seconds:
         yield
         return
-    # Stores of torchrun's agent outlive a restart.
+    # The store of torchrun's agent outlives a restart.
     job = processes.on_main(lambda: uuid4().hex)
     store = None
     if processes.world_size > 1:
-        # A connection that nothing else waits on.
+        # Nothing else may wait on this connection.
         client = dist.TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
@@ -82,15 +82,15 @@ def watched(processes: Processes, settings: RunSection, folder: Path) -> Iterato
 
 @dataclass(frozen=True)
 class RankStatus:
-    """What a rank tells the others about itself.
+    """Where a rank is, as it tells the others.
 
     Attributes:
         published: number of this message, which grows as long as the rank's watchdog runs.
-        beats, step, stage: see `stampede.engine.pulse.Pulse`.
-        still_seconds: time in which the rank ran and its pulse did not beat.
+        beats, step, stage: see `stampede.engine.heartbeat.Heartbeat`.
+        still_seconds: seconds since its last beat, without those in which the process was stopped.
         hangs: whether that is too long.
         place: where its main thread is, as `file:line in function`.
-        waits: whether it is seen to wait for other ranks there.
+        waits: whether it waits for other ranks there.
         ended: whether its training loop has ended, well or not.
     """
 
@@ -106,27 +106,27 @@ class RankStatus:
 
 
 class Seen(NamedTuple):
-    """What is known of a rank: its newest status, None if there is none; whether it is silent."""
+    """A rank as another sees it: its newest status, if there is one, and whether it is silent."""
 
     status: RankStatus | None
     silent: bool = False
 
 
 class Watchdog:
-    """A thread that looks at this rank's pulse.
+    """A thread that watches this rank's heartbeat.
 
     Args:
-        processes: this rank among all, and its pulse.
+        processes: this rank among all, and its heartbeat.
         settings: see `watched`.
         folder: of the run.
-        store: where ranks tell each other their status; None in a run of one process.
+        store: where ranks publish their status; None in a run of one process.
     """
 
     def __init__(
         self, processes: Processes, settings: RunSection, folder: Path, store: dist.Store | None
     ) -> None:
         self._rank, self._world_size = processes.rank, processes.world_size
-        self._pulse = processes.pulse
+        self._pulse = processes.heartbeat
         self._settings = settings
         self._interval = min(5.0, settings.hang_seconds / 20)
         self._folder = folder
@@ -137,7 +137,7 @@ class Watchdog:
         self._is_slow = False
         self._still = 0.0
         self._published = 0
-        # What each of the others published last and in which round that was new, since it is read.
+        # What each of the others published last, and in which round of reading that was new.
         self._seen: dict[int, tuple[RankStatus | None, int]] = {}
         self._rounds = 0
         self._end = threading.Event()
@@ -154,7 +154,7 @@ class Watchdog:
         before = time.monotonic()
         while not self._end.wait(self._interval):
             now = time.monotonic()
-            # Time in which this process was stopped is none in which it made no progress.
+            # A process that was stopped for a while is not stuck.
             self._count(min(now - before, 2 * self._interval))
             before = now
             self._publish()
@@ -164,15 +164,15 @@ class Watchdog:
         self._publish()
 
     def _count(self, seconds: float) -> None:
-        # Before the beats: who sees that a slow stage has ended also sees the beat at its end.
+        # Read before the beats: the end of a slow stage is then seen with its last beat.
         is_slow = self._pulse.slow
         beats = self._pulse.beats
         if beats == self._beats:
-            # Nothing has begun yet before the first beat.
+            # Before the first beat nothing has begun.
             self._still += seconds if beats > self._start else 0.0
         else:
             self._beats, self._still = beats, 0.0
-            # Both are 0 before it, as in the evaluation that a resumed run begins with.
+            # Both are 0 in the evaluation that a resumed run begins with.
             self._is_first_step = self._pulse.step == self._pulse.first_step
         self._is_slow = is_slow
 
@@ -185,13 +185,13 @@ class Watchdog:
         return patience - self._still
 
     def _status(self) -> RankStatus:
-        pulse = self._pulse
+        heartbeat = self._pulse
         place, waits = place_of(self._main) if self._still else ("", False)
         return RankStatus(
             published=self._published,
-            beats=pulse.beats,
-            step=pulse.step,
-            stage=pulse.stage,
+            beats=heartbeat.beats,
+            step=heartbeat.step,
+            stage=heartbeat.stage,
             still_seconds=self._still,
             hangs=self._left() <= 0,
             place=place,
@@ -202,7 +202,7 @@ class Watchdog:
     def _publish(self) -> None:
         self._published += 1
         if self._store is not None:
-            # The store's host may be gone or not answer: it is seen from rounds that are missing.
+            # If the store's host is gone, the others notice the missing rounds.
             with suppress(RuntimeError):
                 self._store.set(str(self._rank), json.dumps(asdict(self._status())))
 
@@ -223,7 +223,7 @@ class Watchdog:
         if left > 0:
             return ""
         if self._store is None or self._rounds > _SILENT_ROUNDS:
-            return find_culprits(ranks)
+            return stuck_ranks(ranks)
         if left > -_ROUNDS_READ * self._interval:
             return ""
         at = ranks[self._rank].status
@@ -246,7 +246,7 @@ class Watchdog:
         self._rounds += 1
 
     def _end_process(self, reason: str) -> None:
-        settings, pulse = self._settings, self._pulse
+        settings, heartbeat = self._settings, self._pulse
         after = f"run.hang_seconds={settings.hang_seconds:g}"
         if self._is_slow and settings.slow_hang_seconds > settings.hang_seconds:
             after = f"run.slow_hang_seconds={settings.slow_hang_seconds:g}"
@@ -257,7 +257,7 @@ class Watchdog:
         path = self._folder / f"hang_rank_{self._rank}.txt"
         try:
             with path.open("w", encoding="utf-8") as file:
-                where = f"rank {self._rank} at step {pulse.step}, {pulse.stage}"
+                where = f"rank {self._rank} at step {heartbeat.step}, {heartbeat.stage}"
                 file.write(f"{sentence}\n\n{where}\n\n")
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)
@@ -269,13 +269,13 @@ class Watchdog:
             with suppress(RuntimeError):
                 is_first = self._store.add("asked", 1) == 1
         if is_first:
-            # Not through `sys.stderr`, whose lock the main thread may hold.
+            # The main thread may hold the lock of `sys.stderr`.
             os.write(2, f"\nerror: {sentence}\n".encode())
-        # For the same reason what the main thread has printed is flushed by another one.
+        # It may hold that of `sys.stdout` as well, so another thread flushes.
         flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
         flushing.start()
         flushing.join(1.0)
-        # torchrun ends all processes as soon as one does; each is to leave its stacks.
+        # torchrun ends all processes as soon as one ends; let each write its stacks.
         time.sleep(0.0 if self._store is None else 3 * self._interval)
         os._exit(HUNG)
 
@@ -292,14 +292,14 @@ def what_happens_now(status: int) -> str:
     return f"{ends}; checkpoint.resume=auto continues from the newest checkpoint"
 
 
-def find_culprits(ranks: Mapping[int, Seen]) -> str:
-    """The ranks for which the others wait, as a sentence without its full stop.
+def stuck_ranks(ranks: Mapping[int, Seen]) -> str:
+    """The ranks that the others wait for, as a sentence without its full stop.
 
     Args:
         ranks: all of them, this one among them.
 
     Returns:
-        Empty as long as one still moves, or if none waits.
+        Empty while one still moves, or if none waits.
     """
     heard = {rank: seen.status for rank, seen in ranks.items() if seen.status and not seen.silent}
     at_work = {rank: at for rank, at in heard.items() if not at.ended}
@@ -316,7 +316,7 @@ def find_culprits(ranks: Mapping[int, Seen]) -> str:
         left = "left the training"
         return _named(ended, f"has {left}", f"have {left}") + others
     behind = {rank: at for rank, at in sorted(at_work.items()) if at.beats == first.beats}
-    # Ranks at the same place wait for those among them that do not wait for others.
+    # Of ranks at the same place, those are stuck that do not wait for others.
     behind = {rank: at for rank, at in behind.items() if not at.waits} or behind
     described = {rank: _stillness(at) for rank, at in behind.items()}
     return _named(described, "does not go on", "do not go on")

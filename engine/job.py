@@ -1,20 +1,31 @@
-"""What is trained: a sharded model with its optimizers."""
+"""What is trained, and the run that it is trained in."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
+from stampede.data import Dataset
+from stampede.engine.config import Config
+from stampede.engine.optimizers import LearningRates
 from stampede.engine.precision import DensePrecision
+from stampede.engine.processes import Processes
+from stampede.engine.run_folder import RunFolder
 from stampede.models import CTRModel, EmbeddingFront
-from stampede.optim import BackwardUpdate, DenseAdam, Scaled
+from stampede.optim import BackwardUpdate, DenseAdam, Scaled, local_cowclip_tables
+
+if TYPE_CHECKING:
+    from stampede.engine.checkpoint.manifest import Progress
 
 
 @dataclass
 class Job:
-    """What is trained.
+    """A sharded model with its optimizers.
 
     Attributes:
         model: the sharded model; its tables are updated in backward.
@@ -23,7 +34,7 @@ class Job:
         scaling: settings at the base batch size, and at the configured one.
         precision: of the dense layers.
         passes: forward and backward passes of a step.
-        table_update: what updates tables with CowClip in backward.
+        table_update: updates tables with CowClip in backward.
         seed: of what the dense layers draw in a step, as dropout does.
         skips_nonfinite: whether a batch whose loss is not finite is left out.
     """
@@ -52,3 +63,53 @@ class Job:
     def front(self) -> EmbeddingFront:
         """The model's tables."""
         return self.ctr_model.front
+
+    def set_learning_rates(self, rates: LearningRates) -> None:
+        """Give both optimizers their rates for the next step."""
+        for group in self.dense_optimizer.param_groups:
+            group["lr"] = rates.dense
+        for group in self.model.fused_optimizer.param_groups:
+            group["lr"] = rates.embedding
+        # For fused tables step() only hands the rate on; their update runs in backward.
+        self.model.fused_optimizer.step()
+
+
+@dataclass
+class TrainingRun:
+    """A run in training, as this process sees it.
+
+    Attributes:
+        config: with a value for every key.
+        processes: this process among all.
+        folder: of the results, written by rank 0.
+        dataset: as opened.
+        job: what is trained.
+        progress: how far the run has come.
+    """
+
+    config: Config
+    processes: Processes
+    folder: RunFolder
+    dataset: Dataset
+    job: Job
+    progress: Progress
+
+    def log(self, line: dict[str, object]) -> None:
+        """Append a line to `metrics.jsonl`; all ranks must call it."""
+        self.processes.on_main(lambda: self.folder.log(line))
+        self.progress.metrics_lines = self.folder.metrics_lines
+
+    def add_row_counts(self) -> None:
+        """Add to the progress what all tables counted since the last call.
+
+        These are rows touched, clipped and left out. All ranks must call it.
+        """
+        counts = torch.zeros(3, dtype=torch.int64, device=self.processes.device)
+        for tables in local_cowclip_tables(self.job.model):
+            counts += tables.row_counts
+            tables.row_counts.zero_()
+        dist.all_reduce(counts)
+        touched, clipped, skipped = counts.tolist()
+        self.progress.touched_rows += touched
+        self.progress.clipped_rows += clipped
+        self.progress.skipped_rows += skipped

@@ -8,7 +8,7 @@ import resource
 import threading
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -26,12 +26,12 @@ from stampede.engine.checkpoint.manifest import versions
 from stampede.engine.config import Config
 from stampede.engine.console import readable_bytes, say_given_up
 from stampede.engine.errors import InterruptedRunError
+from stampede.engine.heartbeat import EXCHANGES, PHASES, READING
 from stampede.engine.processes import Processes, restarts
-from stampede.engine.pulse import EXCHANGES, PHASES, READING
-from stampede.engine.trace import StepTrace
+from stampede.engine.profiler import StepTrace
 from stampede.files import append, to_json
 
-# Steps that a GPU may be behind by; older ones are looked at, so that few events are held.
+# A GPU may be behind by so many steps; older ones are looked at, so that few events are held.
 _HELD = 16
 
 _PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
@@ -57,8 +57,8 @@ class HostClock:
 class StreamClock(HostClock):
     """Events on the stream that a GPU trains on: when it gets there, not when the host does.
 
-    The host runs ahead of the GPU. Time in which the stream has nothing to do, as the host is late,
-    counts for what the host was late with.
+    The host runs ahead of the GPU. If the stream has nothing to do since the host is late, that
+    time counts for what the host was late with.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -80,7 +80,7 @@ class StreamClock(HostClock):
 
 
 def clock_of(device: torch.device) -> HostClock:
-    """What tells the time of a device."""
+    """The clock of a device."""
     return StreamClock(device) if device.type == "cuda" else HostClock()
 
 
@@ -114,7 +114,7 @@ class _Step:
 
 
 class PhaseTimes:
-    """Takes the time at every beat of the pulse, see `Pulse.listening`.
+    """Takes the time at every heartbeat, see `Heartbeat.listening`.
 
     A step begins where the one before has ended: with its batch, which is read and sent while the
     one before waits to be computed. What was begun of a step that diverged counts for the next one.
@@ -135,10 +135,9 @@ class PhaseTimes:
     def begin(self, stage: str) -> None:
         """A stage begins, and the one before ends."""
         # An evaluation beats at each of its batches.
-        if stage == self._stage:
-            return
-        self._stage = stage
-        self._step.stages.append((stage, self._clock.mark()))
+        if stage != self._stage:
+            self._stage = stage
+            self._step.stages.append((stage, self._clock.mark()))
 
     def mark(self) -> Any:
         """Where a wait begins."""
@@ -180,10 +179,10 @@ class PhaseTimes:
 
 @contextmanager
 def waits_counted(times: PhaseTimes) -> Iterator[None]:
-    """Within it, what this thread and its backward passes wait in collectives is counted.
+    """Within it, the time that this thread and its backward passes wait in collectives is taken.
 
-    All collectives of torch.distributed and TorchRec are waited for by `Work.wait`, which is
-    replaced meanwhile: torch has no hook for it on gloo. On a CPU the wait ends when the data have
+    All collectives of torch.distributed and TorchRec end in `Work.wait`, which is replaced
+    meanwhile, as torch has no hook for it on gloo. On a CPU the wait ends when the data have
     arrived, so it includes the time for slower ranks. On a GPU it is the time for which the stream
     is held up.
     """
@@ -208,19 +207,21 @@ def waits_counted(times: PhaseTimes) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Window:
-    """What a rank tells the others of some steps, in seconds a step unless said otherwise.
+    """Some steps of a rank, in seconds a step.
 
     Attributes:
         steps: how many.
-        percentiles: of the steps' seconds: p50, p90, p99, max.
-        phases: mean by phase, for each of `PHASES`; their sum is the mean of the steps.
+        percentiles: p50, p90, p99 and max.
+        phases: mean by phase, for each of `PHASES`.
+        outside: of other stages, in all.
         waited: mean of what it waited for others in collectives, a part of the phases.
-        peak_memory_bytes: since the start, in bytes.
+        peak_memory_bytes: since the start.
     """
 
     steps: int
     percentiles: dict[str, float]
     phases: dict[str, float]
+    outside: dict[str, float]
     waited: float
     peak_memory_bytes: int
 
@@ -230,18 +231,23 @@ class Window:
         return sum(self.phases.values())
 
     @property
-    def shares(self) -> dict[str, float]:
-        """What part of the time went into waiting for data, and for others in collectives."""
-        whole = self.mean or 1.0
-        return {
-            "data_share": self.phases[READING] / whole,
-            "communication_share": self.waited / whole,
-        }
-
-    @property
     def own(self) -> float:
         """Mean of what it did not wait for others."""
         return self.mean - self.waited
+
+    def fields(self) -> dict[str, Any]:
+        """For the rank's own log; shares are of the whole time."""
+        whole = self.mean or 1.0
+        return {
+            "steps": self.steps,
+            "step_seconds": {**self.percentiles, "mean": self.mean},
+            "phase_seconds": self.phases,
+            "communication_seconds": self.waited,
+            "data_share": self.phases[READING] / whole,
+            "communication_share": self.waited / whole,
+            "outside_seconds": self.outside,
+            "peak_memory_bytes": self.peak_memory_bytes,
+        }
 
 
 def window_of(steps: Sequence[StepTime], peak_memory_bytes: int) -> Window:
@@ -250,13 +256,17 @@ def window_of(steps: Sequence[StepTime], peak_memory_bytes: int) -> Window:
     Args:
         steps: at least one.
     """
+    count = len(steps)
     seconds = [step.seconds for step in steps]
     found = np.percentile(seconds, list(_PERCENTILES.values())).tolist()
-    count = len(steps)
+    outside: Counter[str] = Counter()
+    for step in steps:
+        outside.update(step.outside)
     return Window(
         count,
         dict(zip(_PERCENTILES, found, strict=True)),
         {name: sum(step.phases.get(name, 0.0) for step in steps) / count for name in PHASES},
+        dict(outside),
         sum(step.waited for step in steps) / count,
         peak_memory_bytes,
     )
@@ -265,13 +275,13 @@ def window_of(steps: Sequence[StepTime], peak_memory_bytes: int) -> Window:
 def together(windows: Sequence[Window]) -> dict[str, Any]:
     """Fields of a line of `metrics.jsonl`, from the windows of all ranks.
 
-    The names of all end as those of other times do, since no two runs have the same.
+    All names end as those of other times do, which no two runs have in common.
 
     Returns:
         `step_seconds`: percentiles, the largest of any rank, the mean, and of how many steps they
         are; `phase_seconds` and `communication_seconds`: means over the ranks; `slowest_seconds`:
-        the rank that waited least for others, what it took itself and what the others did in the
-        mean, None where there are none; `peak_memory_bytes`: the largest of any rank.
+        the rank that waited least for others, its own time and the mean of the others', None
+        without others; `peak_memory_bytes`: the largest of any rank.
     """
     count = len(windows)
     phases = {name: sum(w.phases[name] for w in windows) / count for name in PHASES}
@@ -280,11 +290,7 @@ def together(windows: Sequence[Window]) -> dict[str, Any]:
     slowest = own.index(max(own))
     others = own[:slowest] + own[slowest + 1 :]
     return {
-        "step_seconds": {
-            **largest,
-            "mean": sum(phases.values()),
-            "steps": windows[0].steps,
-        },
+        "step_seconds": {**largest, "mean": sum(phases.values()), "steps": windows[0].steps},
         "phase_seconds": phases,
         "communication_seconds": sum(window.waited for window in windows) / count,
         "slowest_seconds": {
@@ -304,9 +310,9 @@ def sentence_of(line: Mapping[str, Any], world_size: int) -> str:
         world_size: number of ranks.
     """
     steps, mean = line["step_seconds"], line["step_seconds"]["mean"]
+    times = ", ".join(f"{name} {_ms(steps[name])}" for name in _PERCENTILES)
     parts = [
-        f"step {line['step']:,}: p50 {_ms(steps['p50'])}, p90 {_ms(steps['p90'])}, "
-        f"p99 {_ms(steps['p99'])}, max {_ms(steps['max'])}",
+        f"step {line['step']:,}: {times}",
         f"reading {line['phase_seconds'][READING] / mean:.1%}",
     ]
     if world_size > 1:
@@ -338,8 +344,7 @@ def log_file(folder: Path, rank: int) -> Path:
 class RankLog:
     """Appends lines to `logs/rank_0.jsonl` and so on, each handed to the system as a whole.
 
-    So a kill loses none. A log that cannot be written is given up with a sentence: no run ends
-    for it.
+    So a kill loses none. If the log cannot be written it is given up with a sentence.
 
     Args:
         folder: of the run.
@@ -355,7 +360,7 @@ class RankLog:
         """Append a line.
 
         Args:
-            event: what it tells of, such as `timing`.
+            event: such as `timing`.
             fields: JSON; numbers that are not finite become null.
         """
         if self._given_up:
@@ -371,11 +376,11 @@ class RankLog:
 
 
 class Monitor:
-    """What a run does, step by step; a context around its training loop.
+    """Logs what a run does, step by step; a context around its training loop.
 
     Every `train.timing_every` steps, and at an epoch's end, each rank logs the times of its steps
-    since the last such place, and all ranks send them to rank 0. 0: nothing is timed; each rank
-    still logs how it begins and ends.
+    since the last such place, and all ranks send them to rank 0. With 0 nothing is timed, and each
+    rank only logs how it begins and ends.
 
     Args:
         config: of the run.
@@ -385,32 +390,34 @@ class Monitor:
     """
 
     def __init__(self, config: Config, processes: Processes, folder: Path, step: int) -> None:
-        self._config = config
         self._processes = processes
-        self._folder = folder
         self._step = step
         self._every = config.train.timing_every
+        self._log = RankLog(folder, processes.rank)
+        self._trace = StepTrace(config.train.profile, processes, folder, step)
+        self._stack = ExitStack()
         self._times: PhaseTimes | None = None
+        if self._every:
+            exchanges = EXCHANGES if processes.device.type == "cuda" else ()
+            self._times = PhaseTimes(clock_of(processes.device), exchanges)
 
     def __enter__(self) -> Monitor:
-        processes = self._processes
-        self._log = RankLog(self._folder, processes.rank)
+        processes, device = self._processes, str(self._processes.device)
+        if processes.device.type == "cuda":
+            device += f" {torch.cuda.get_device_name(processes.device)}"
         self._log.write(
             "started",
             step=self._step,
             world_size=processes.world_size,
-            device=_name_of(processes.device),
+            device=device,
             host=platform.node(),
             process=os.getpid(),
             restart=restarts()[0],
             versions={"python": platform.python_version(), **versions()},
         )
-        self._trace = StepTrace(self._config.train.profile, processes, self._folder, self._step)
-        self._stack = ExitStack()
-        if self._every:
-            exchanges = EXCHANGES if processes.device.type == "cuda" else ()
-            self._times = PhaseTimes(clock_of(processes.device), exchanges)
-            self._stack.enter_context(processes.pulse.listening(self._times.begin))
+        self._trace.begin()
+        if self._times is not None:
+            self._stack.enter_context(processes.heartbeat.listening(self._times.begin))
             self._stack.enter_context(waits_counted(self._times))
         return self
 
@@ -420,7 +427,7 @@ class Monitor:
         failure: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        at = {"step": self._step, "stage": self._processes.pulse.stage}
+        at = {"step": self._step, "stage": self._processes.heartbeat.stage}
         self._stack.close()
         self._trace.close(well=kind is None)
         if failure is None:
@@ -439,56 +446,27 @@ class Monitor:
         self._trace.after_step(step)
 
     def line(self, step: int, ended: bool) -> dict[str, Any] | None:
-        """After a step, a line for `metrics.jsonl` where it is time for one, else None.
+        """After a step, a line for `metrics.jsonl` if it is time for one.
 
-        Whether it is time depends on the arguments alone, so that all ranks find the same.
+        All ranks find alike whether it is.
 
         Args:
             step: that was taken.
             ended: whether the epoch ends with it.
 
         Returns:
-            On rank 0 what `together` gives; on others it lacks all but `kind` and `step`.
+            On rank 0 with what `together` gives, on others `kind` and `step` alone.
         """
         if self._times is None or not (ended or step % self._every == 0):
             return None
-        steps = self._times.take()
-        window = window_of(steps, peak_memory_bytes(self._processes.device))
-        self._log.write("timing", step=step, **_own_fields(window, steps))
+        processes = self._processes
+        window = window_of(self._times.take(), peak_memory_bytes(processes.device))
+        self._log.write("timing", step=step, **window.fields())
         line = {"kind": "timing", "step": step}
-        windows = self._gathered(window)
+        windows = [None] * processes.world_size if processes.is_main else None
+        dist.gather_object(window, windows)
         if windows is not None:
             line |= together(windows)
             if step % self._every == 0:
-                tqdm.write(sentence_of(line, self._processes.world_size))
+                tqdm.write(sentence_of(line, processes.world_size))
         return line
-
-    def _gathered(self, window: Window) -> list[Window] | None:
-        """Those of all ranks, on rank 0."""
-        received = [None] * self._processes.world_size if self._processes.is_main else None
-        dist.gather_object(window, received)
-        return received
-
-
-def _own_fields(window: Window, steps: list[StepTime]) -> dict[str, Any]:
-    """What a rank's own log has of its steps."""
-    outside: dict[str, float] = {}
-    for step in steps:
-        for stage, seconds in step.outside.items():
-            outside[stage] = outside.get(stage, 0.0) + seconds
-    return {
-        "steps": window.steps,
-        "step_seconds": {**window.percentiles, "mean": window.mean},
-        "phase_seconds": window.phases,
-        "communication_seconds": window.waited,
-        **window.shares,
-        "outside_seconds": outside,
-        "peak_memory_bytes": window.peak_memory_bytes,
-    }
-
-
-def _name_of(device: torch.device) -> str:
-    """For example `cpu` or `cuda:0 NVIDIA H200`."""
-    if device.type == "cuda":
-        return f"{device} {torch.cuda.get_device_name(device)}"
-    return str(device)

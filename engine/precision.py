@@ -1,4 +1,4 @@
-"""In which precision the dense layers compute."""
+"""How the dense layers compute: precision and torch.compile."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-Precision = Literal["fp32", "tf32", "bf16"]
+from stampede.settings import SettingsError
 
 
 @dataclass(frozen=True)
 class DensePrecision:
-    """What was chosen, and why.
+    """The precision of the dense layers.
 
     Attributes:
         is_bf16: whether matrix products take bfloat16 inputs; sums and weights are float32.
@@ -43,8 +42,8 @@ class DensePrecision:
                 torch.set_float32_matmul_precision(before)
 
 
-def choose_precision(asked: Precision, device: torch.device) -> DensePrecision:
-    """TF32 where it is asked for and known; bf16 where it is asked for and not slower.
+def choose_precision(asked: str, device: torch.device) -> DensePrecision:
+    """What is asked for, `fp32`, `tf32` or `bf16`, if the device has it and is not slower so.
 
     On a CPU without instructions for it, bf16 is many times slower than float32; so there the
     two are measured on a layer's products.
@@ -81,3 +80,26 @@ def _speed_of_bf16(rows: int = 2048, width: int = 400, repeats: int = 3) -> floa
         # The first one also sets the libraries up.
         seconds[bf16] = min(found[1:])
     return seconds[False] / seconds[True]
+
+
+def compile_network(network: nn.Module, how: str, device: torch.device) -> None:
+    """Let `torch.compile` take over a network's forward and backward, from its first call on.
+
+    Names of parameters stay what they are. Every size of a batch is compiled by itself: there are
+    few (training and evaluation have a whole one and a last one each), and the last one of an epoch
+    must not slow the others down. After 8 sizes torch compiles no more.
+
+    Args:
+        how: `train.compile`; `cuda_graphs` also records the launches for each size as one.
+
+    Raises:
+        SettingsError: CUDA graphs are asked for on a CPU.
+    """
+    if how == "none":
+        return
+    if how == "cuda_graphs" and device.type != "cuda":
+        raise SettingsError(
+            "train.compile: found 'cuda_graphs', but this run is on the CPU; write "
+            "train.compile=default or none"
+        )
+    network.compile(dynamic=False, mode="reduce-overhead" if how == "cuda_graphs" else None)

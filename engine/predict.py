@@ -13,9 +13,8 @@ from stampede.engine.start_up import quiet_libraries
 
 quiet_libraries()
 
-from stampede.data.command import exit_status  # noqa: E402
+from stampede.data.errors import OnBadRow, exit_status  # noqa: E402
 from stampede.data.prepared.manifest import PARTS  # noqa: E402
-from stampede.data.raw.bad_rows import OnBadRow  # noqa: E402
 from stampede.engine.console import readable_metric, table  # noqa: E402
 from stampede.engine.errors import RunFolderError  # noqa: E402
 from stampede.engine.inference.prediction import (  # noqa: E402

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import default_pg_timeout
 
 from stampede.engine.errors import TrainingStoppedError
-from stampede.engine.pulse import Pulse
+from stampede.engine.heartbeat import Heartbeat
 from stampede.settings import SettingsError
 
 T = TypeVar("T")
@@ -34,14 +34,14 @@ class Processes:
         rank, world_size: number of this process, and of all.
         local_world_size: processes on this machine.
         device: device of this process.
-        pulse: where this process is in its run.
+        heartbeat: where this process is in its run.
     """
 
     rank: int
     world_size: int
     local_world_size: int
     device: torch.device
-    pulse: Pulse = field(default_factory=Pulse, compare=False)
+    heartbeat: Heartbeat = field(default_factory=Heartbeat, compare=False)
 
     @property
     def is_main(self) -> bool:
@@ -89,16 +89,6 @@ class Processes:
             if failure is not None:
                 failure.known_to_all_ranks = True
                 raise failure
-
-
-def launched_world_size() -> int:
-    """Number of processes that `torchrun` started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def launched_rank() -> int:
-    """Rank that `torchrun` gave this process; 0 without it."""
-    return int(os.environ.get("RANK", "0"))
 
 
 def launched_by() -> str | None:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stampede.engine.config import Config, config_type
-from stampede.engine.config.load import check_divides
+from stampede.engine.config import Config, check_divides, config_type
 from stampede.engine.config.presets import below_old_runs
 from stampede.engine.console import table
 from stampede.models import network

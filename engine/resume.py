@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from stampede.data import Dataset, click_share
-from stampede.engine.checkpoint import Progress, changes, load, newest_whole, read_manifest
+from stampede.engine.checkpoint import changes, load, newest_whole, read_manifest
+from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.config import Config
 from stampede.engine.inference.kept import check_executed
 from stampede.engine.job import Job

@@ -8,11 +8,12 @@ from pathlib import Path
 from stampede.engine.advice import compare_with_lr, on_batch_size, on_data, tell, told
 from stampede.engine.build import build
 from stampede.engine.config import Config
-from stampede.engine.datasets import open_dataset
 from stampede.engine.hang import watched
 from stampede.engine.inference.kept import keep_inputs, keep_network
+from stampede.engine.job import TrainingRun
 from stampede.engine.planning.planner import describe_plan
 from stampede.engine.processes import PATIENCE, processes
+from stampede.engine.reading import open_dataset
 from stampede.engine.recipe import described, with_recipe
 from stampede.engine.resume import begin, find_beginning
 from stampede.engine.run_folder import RunFolder
@@ -35,13 +36,8 @@ def run(config: Config) -> None:
         found = find_beginning(config, folder, continued, here)
         is_new = found.newest is None
         dataset = open_dataset(config, here)
-        config, choices = with_recipe(
-            config,
-            dataset.train.rows,
-            len(dataset.vocabulary_sizes),
-            here.world_size,
-            found.saved,
-        )
+        rows, fields = dataset.train.rows, len(dataset.vocabulary_sizes)
+        config, choices = with_recipe(config, rows, fields, here.world_size, found.saved)
         job = build(config, dataset, here)
         begun = begin(found, config, job, dataset, here)
         here.on_main(lambda: folder.claim(config) if is_new else folder.write_config(config))
@@ -52,32 +48,18 @@ def run(config: Config) -> None:
         here.on_main(lambda: keep_network(config, folder.path, replace=is_new))
         # A run that was killed may have logged steps that will be done again.
         lost = here.on_main(lambda: folder.keep_lines(begun.progress.metrics_lines))
-        begun.progress.metrics_lines = folder.metrics_lines
-        plan = describe_plan(job.model.plan)
-        if here.is_main:
-            ids = sum(dataset.vocabulary_sizes.values())
-            print(f"{config.run.name}: {dataset.train.rows:,} training rows, {ids:,} ids, {plan}")
-            if dataset.features:
-                print(textwrap.fill(f"features: {dataset.features}", 98, subsequent_indent="  "))
-            if choices:
-                print(described(choices))
-            print(job.scaling.table())
-            print(f"dense layers in {job.precision.reason}")
-            for line in [*begun.lines, *lost]:
-                print(line)
+        this = TrainingRun(config, here, folder, dataset, job, begun.progress)
+        _print_beginning(this, described(choices) if choices else "", [*begun.lines, *lost])
         with watched(here, config.run, folder.path):
-            batch_size, rows = config.train.batch_size, dataset.train.rows
-            found_off = on_batch_size(batch_size, rows, here.world_size)
+            found_off = on_batch_size(config.train.batch_size, rows, here.world_size)
             found_off += here.on_main(lambda: on_data(dataset), patience=PATIENCE)
-            tell(found_off, begun.progress.step, folder, here)
-            begun.progress.metrics_lines = folder.metrics_lines
-            trainer = Trainer(config, dataset, job, here, folder, begun.progress)
-            progress = trainer.fit()
-            # Its memory and seconds are not those of the training.
-            summary = summarize(config, progress, here, dataset, job)
-            same_data = not is_new
+            tell(found_off, this.progress.step, folder, here)
+            this.progress.metrics_lines = folder.metrics_lines
+            Trainer(this).fit()
+            # Memory and seconds of the comparison are not those of the training.
+            summary = summarize(this)
             summary["logistic_regression"] = compare_with_lr(
-                config, dataset, progress, folder, here, same_data=same_data
+                config, dataset, this.progress, folder, here, same_data=not is_new
             )
         summary["advice"] = here.on_main(lambda: told(folder))
         title = (
@@ -86,4 +68,26 @@ def run(config: Config) -> None:
         )
         here.on_main(lambda: folder.write_results(summary, title))
         if here.is_main:
-            print(describe(summary, folder, plan))
+            print(describe(summary, folder, describe_plan(job.model.plan)))
+
+
+def _print_beginning(run: TrainingRun, chosen: str, lines: list[str]) -> None:
+    """Print what is about to be trained.
+
+    Args:
+        chosen: by the recipe.
+        lines: on the beginning of the run.
+    """
+    if not run.processes.is_main:
+        return
+    rows, ids = run.dataset.train.rows, sum(run.dataset.vocabulary_sizes.values())
+    plan = describe_plan(run.job.model.plan)
+    print(f"{run.config.run.name}: {rows:,} training rows, {ids:,} ids, {plan}")
+    if run.dataset.features:
+        print(textwrap.fill(f"features: {run.dataset.features}", 98, subsequent_indent="  "))
+    if chosen:
+        print(chosen)
+    print(run.job.scaling.table())
+    print(f"dense layers in {run.job.precision.reason}")
+    for line in lines:
+        print(line)

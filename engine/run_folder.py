@@ -14,8 +14,7 @@ from typing import Any, BinaryIO
 from torch.utils.tensorboard import SummaryWriter
 from tqdm.auto import tqdm
 
-from stampede.engine.config import Config
-from stampede.engine.config.load import to_yaml
+from stampede.engine.config import Config, to_yaml
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.figures import draw_curve
 from stampede.engine.processes import launched_by

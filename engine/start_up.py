@@ -1,4 +1,4 @@
-"""What a command does before torch is imported: quiet libraries, an allocator that keeps memory."""
+"""Before torch is imported: quiet libraries, an allocator that keeps memory, torchrun's ranks."""
 
 from __future__ import annotations
 
@@ -51,3 +51,13 @@ def keep_freed_memory() -> None:
         # -1: never give memory back; 0: no block in a mapping of its own, which would be.
         mallopt(_TRIM_THRESHOLD, -1)
         mallopt(_MMAP_MAX, 0)
+
+
+def launched_world_size() -> int:
+    """Number of processes that `torchrun` started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def launched_rank() -> int:
+    """Rank that `torchrun` gave this process; 0 without it."""
+    return int(os.environ.get("RANK", "0"))

@@ -1,10 +1,11 @@
-"""One training step."""
+"""One training step, and the batch that is on its way meanwhile."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,16 +14,85 @@ from torch import Tensor
 from torch.nn import functional
 
 from stampede.data import Batch
-from stampede.engine.ahead import SentBatch
-from stampede.engine.dense_gradients import average_gradients_
 from stampede.engine.errors import DivergedError
+from stampede.engine.heartbeat import Heartbeat
 from stampede.engine.job import Job
 from stampede.engine.processes import Processes
+from stampede.models import EmbeddingFront
+from stampede.models.embedding_front import SentIds
 from stampede.optim import NonFiniteGradientError, local_cowclip_tables
 
 # Samples of a batch that pass through the dense layers at a time on a CPU. Memory that is freed
 # after each tile is there for the next one, and is nearer than that of a whole batch.
 TILE_ROWS = 8192
+
+
+class SentBatch(NamedTuple):
+    """This rank's part of a global batch on its device, its ids on their way to their rows.
+
+    Attributes:
+        batch: the part.
+        ids: to be looked up once.
+        ready: on a GPU, when the batch is there.
+        position: of the batches after this one.
+    """
+
+    batch: Batch
+    ids: SentIds
+    ready: torch.cuda.Event | None = None
+    position: Any = None
+
+    def received(self) -> Batch:
+        """The batch, for the current stream."""
+        if self.ready is not None:
+            here = torch.cuda.current_stream()
+            here.wait_event(self.ready)
+            self.batch.record_stream(here)
+            self.ids.context.record_stream(here)
+        return self.batch
+
+
+def send(batch: Batch, front: EmbeddingFront, device: torch.device) -> SentBatch:
+    """Copy a batch to the device and send its ids."""
+    batch = batch.to(device, non_blocking=True)
+    return SentBatch(batch, front.send(batch.sparse))
+
+
+def prefetch(
+    batches: Iterable[Batch],
+    front: EmbeddingFront,
+    device: torch.device,
+    position: Callable[[], Any] | None = None,
+    heartbeat: Heartbeat | None = None,
+) -> Iterator[SentBatch]:
+    """Send the ids of each batch while the one before it is trained on.
+
+    Args:
+        position: tells how far `batches` have come; they are a batch further than their consumer.
+        heartbeat: is told of reading and of sending.
+    """
+    source, ahead = iter(batches), None
+    heartbeat = heartbeat or Heartbeat()
+    # On a GPU all this happens on a stream of its own: TorchRec waits for the device when it sends
+    # ids, and there it need not wait for the steps that are queued. These launches are small and
+    # go before those of the steps.
+    aside = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+    while True:
+        with torch.cuda.stream(aside):
+            heartbeat.beat("reading the next batch")
+            batch = next(source, None)
+            heartbeat.beat("sending ids")
+            sent = None if batch is None else send(batch, front, device)
+            if sent is not None and aside is not None:
+                sent = sent._replace(ready=aside.record_event())
+            if sent is not None and position is not None:
+                sent = sent._replace(position=position())
+            heartbeat.beat("between steps")
+        if ahead is not None:
+            yield ahead
+        if sent is None:
+            return
+        ahead = sent
 
 
 def train_step(
@@ -48,17 +118,17 @@ def train_step(
         DivergedError: a loss or a gradient is not finite; nothing was updated in that step
             and since. Where updates are queued on a GPU it is raised some steps later.
     """
-    pulse = processes.pulse
-    pulse.beat("looking up", step)
+    heartbeat = processes.heartbeat
+    heartbeat.beat("looking up", step)
     batch = sent.received()
     rows = job.front.lookup_sent(sent.ids)
     _seed_draws(job.seed, step, processes)
     buffers = job.dense_buffers if job.skips_nonfinite else {}
     before = {name: buffer.clone() for name, buffer in buffers.items()}
-    pulse.beat("computing")
+    heartbeat.beat("computing")
     loss, grad = _dense_pass(job, batch, rows.detach(), processes)
     if processes.world_size > 1:
-        pulse.beat("adding up the loss")
+        heartbeat.beat("adding up the loss")
         dist.all_reduce(loss)
     flag = job.table_update.flag if job.table_update else None
     if flag is not None and not job.skips_nonfinite:
@@ -67,24 +137,43 @@ def train_step(
         if job.skips_nonfinite:
             for name, buffer in before.items():
                 job.dense_buffers[name].copy_(buffer)
-            pulse.beat("between steps")
+            heartbeat.beat("between steps")
             return loss
         raise DivergedError(
             f"the loss is {loss} at step {step}; the weights are as before this step", step
         )
     if watch is not None:
         watch(batch, rows.detach(), grad)
-    pulse.beat("updating tables")
+    heartbeat.beat("updating tables")
     with stopping(step):
         rows.backward(grad)
         if job.passes == 2:
             _second_pass(job, batch, processes)
-    pulse.beat("averaging gradients")
+    heartbeat.beat("averaging gradients")
     average_gradients_(job.dense_parameters.values(), processes.world_size)
-    pulse.beat("updating dense layers")
+    heartbeat.beat("updating dense layers")
     job.dense_optimizer.step(found_inf=None if flag is None else flag.found_inf())
-    pulse.beat("between steps")
+    heartbeat.beat("between steps")
     return loss
+
+
+def average_gradients_(parameters: Iterable[Tensor], world_size: int) -> None:
+    """Replace the gradients by their means over the ranks, in one exchange, in place.
+
+    A parameter without gradient has one of zeros: the samples of another rank may give it one.
+    """
+    grads = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        grads.append(parameter.grad)
+    if world_size == 1 or not grads:
+        return
+    together = torch.cat([grad.flatten() for grad in grads])
+    dist.all_reduce(together)
+    together /= world_size
+    for grad, mean in zip(grads, together.split([g.numel() for g in grads]), strict=True):
+        grad.copy_(mean.view_as(grad))
 
 
 @contextmanager

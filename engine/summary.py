@@ -9,11 +9,9 @@ import torch
 import torch.distributed as dist
 
 import stampede
-from stampede.data import Dataset
-from stampede.engine.checkpoint import Progress
-from stampede.engine.config import Config
+from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.console import readable_bytes, readable_metric, table
-from stampede.engine.job import Job
+from stampede.engine.job import TrainingRun
 from stampede.engine.monitor import peak_memory_bytes
 from stampede.engine.processes import Processes
 from stampede.engine.run_folder import RunFolder
@@ -30,9 +28,7 @@ METRICS = {
 PARTS = ("validation", "test")
 
 
-def summarize(
-    config: Config, progress: Progress, processes: Processes, dataset: Dataset, job: Job
-) -> dict[str, Any]:
+def summarize(run: TrainingRun) -> dict[str, Any]:
     """What goes into `summary.json`; all ranks must call it.
 
     `auc`, `logloss` and the other metrics are those of the test part after `best_epoch`, whose
@@ -41,6 +37,7 @@ def summarize(
     holds the metrics of both parts at the newest evaluation. `best_auc` is `auc` once more.
     The run adds `logistic_regression`, see there, or None, and the sentences of `advice`.
     """
+    config, progress, dataset = run.config, run.progress, run.dataset
     selected = _selected(progress)
     parts = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
     rows = {name: part.rows for name, part in parts.items() if part is not None}
@@ -69,11 +66,11 @@ def summarize(
         "parameters": {
             # An embedding and a first-order weight for each id.
             "tables": ids * (config.model.dim + 1),
-            "dense": sum(parameter.numel() for parameter in job.dense_parameters.values()),
+            "dense": sum(parameter.numel() for parameter in run.job.dense_parameters.values()),
         },
-        "world_size": processes.world_size,
-        "device": processes.device.type,
-        "peak_memory_bytes": _peak_memory(processes),
+        "world_size": run.processes.world_size,
+        "device": run.processes.device.type,
+        "peak_memory_bytes": _peak_memory(run.processes),
         "version": stampede.__version__,
         "end_time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
@@ -104,8 +101,8 @@ def clipped_share(progress: Progress) -> float | None:
 def selected_metrics(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Metrics of the selected epoch in a `summary.json`, by part."""
     test = {name: summary[name] for name in summary["last"]["test"]}
-    return {**({"validation": summary["validation"]} if "validation" in summary else {}),
-            "test": test}  # fmt: skip
+    validation = {"validation": summary["validation"]} if "validation" in summary else {}
+    return {**validation, "test": test}
 
 
 def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:

@@ -2,61 +2,73 @@
 
 from __future__ import annotations
 
+import math
 import signal
+import statistics
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from tqdm.auto import tqdm
 
-from stampede.data import Dataset
-from stampede.engine.ahead import SentBatch, sent_ahead
-from stampede.engine.checkpoint import Checkpoints, Progress
+from stampede.engine.advice import on_first_epoch, tell
+from stampede.engine.checkpoint import Checkpoints
+from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.clip_watch import ClipWatch
-from stampede.engine.config import Config
+from stampede.engine.config import DivergenceSection
 from stampede.engine.console import progress_bar
-from stampede.engine.divergence import check_logged_loss, check_loss, count_if_skipped
 from stampede.engine.errors import DivergedError, InterruptedRunError, TrainingStoppedError
-from stampede.engine.evaluations import Evaluations
-from stampede.engine.job import Job
-from stampede.engine.learning_rates import LearningRates, learning_rates, set_learning_rates
+from stampede.engine.evaluate import (
+    Evaluation,
+    Plateau,
+    evaluate_run,
+    finish_epoch,
+    is_evaluated,
+    stops_early,
+)
+from stampede.engine.job import TrainingRun
 from stampede.engine.monitor import Monitor
-from stampede.engine.processes import Processes
+from stampede.engine.optimizers import LearningRates, learning_rates
 from stampede.engine.reading import Reader
-from stampede.engine.row_counts import add_row_counts
-from stampede.engine.run_folder import RunFolder
-from stampede.engine.selection import Plateau, is_evaluated, stops_early
-from stampede.engine.step import train_step
+from stampede.engine.step import SentBatch, flush_tables, prefetch, train_step
 from stampede.engine.stop import Agreement, StopSignals
 from stampede.engine.summary import clipped_share
-from stampede.engine.training_time import TrainingTime
+
+# So many batches in a row whose losses are not finite are not a fault of the batches.
+_MOST_SKIPPED = 10
 
 
 class _StopRequestedError(Exception):
     """All ranks have agreed to stop, for a signal."""
 
 
-@dataclass
 class Trainer:
-    """Trains a job.
+    """Trains a run to its end, from wherever its progress is.
 
-    Attributes:
-        config, dataset, job, processes: what is trained, and by whom.
-        folder: where results go; written by rank 0.
-        progress: how far the run has come.
+    Args:
+        run: changed as it goes on.
     """
 
-    config: Config
-    dataset: Dataset
-    job: Job
-    processes: Processes
-    folder: RunFolder
-    progress: Progress
+    def __init__(self, run: TrainingRun) -> None:
+        config, progress = run.config, run.progress
+        self._run, self._config, self._progress = run, config, progress
+        self._reader = Reader(config, run.dataset, run.processes)
+        self._batches = self._reader.training()
+        if progress.reader:
+            self._reader.load_state_dict(self._batches, progress.reader)
+        self._clip_watch = ClipWatch(run)
+        self._clock = _TrainingClock(run)
+        self._signals = StopSignals()
+        self._agreement = Agreement(run.processes, self._signals, config.checkpoint.every_minutes)
+        self._monitor = Monitor(config, run.processes, run.folder.path, progress.step)
+        self._checkpoints = Checkpoints(
+            run.folder.checkpoints, run.job, config, run.dataset, run.processes
+        )
+        # The newest loss, if it was not compared with those before it.
+        self._unchecked: Tensor | None = None
 
-    def fit(self) -> Progress:
+    def fit(self) -> None:
         """Train all epochs that are not done yet.
 
         Raises:
@@ -64,125 +76,113 @@ class Trainer:
             InterruptedRunError: SIGTERM or SIGINT asked to stop; a checkpoint was written.
             RunFolderError, SettingsError, DataError: the data cannot be read as asked.
         """
-        config = self.config
-        self._reader = Reader(config, self.dataset, self.processes)
-        self._watch = ClipWatch(config, self.job, self.processes)
-        self._time = TrainingTime(self.job, self.processes, self.progress)
-        self._unlogged: Tensor | None = None
-        self._batches = self._reader.training()
-        if self.progress.reader:
-            self._reader.load_state_dict(self._batches, self.progress.reader)
-        signals = StopSignals()
-        self._agreement = Agreement(self.processes, signals, config.checkpoint.every_minutes)
-        self._evaluations = Evaluations(
-            config, self.job, self._reader, self.processes, self.folder, self._agree
-        )
-        total = self.dataset.train.rows * config.train.epochs
+        progress, epochs = self._progress, self._config.train.epochs
+        rows, is_main = self._run.dataset.train.rows, self._run.processes.is_main
         with (
             self._noting_a_stop(),
-            signals.watched(),
-            Monitor(config, self.processes, self.folder.path, self.progress.step) as self._monitor,
-            Checkpoints(
-                self.folder.checkpoints, self.job, config, self.dataset, self.processes
-            ) as self._checkpoints,
-            progress_bar(total, self.progress.samples, self.processes.is_main) as bar,
+            self._signals.watched(),
+            self._monitor,
+            self._checkpoints,
+            progress_bar(rows * epochs, progress.samples, is_main) as bar,
         ):
             try:
-                self._train(bar)
+                for epoch in range(progress.epoch, epochs):
+                    if stops_early(progress, self._config.evaluate):
+                        break
+                    for sent in self._batches_left(epoch):
+                        loss = self._step(sent, epoch)
+                        bar.update(sent.batch.global_samples)
+                        # To read a GPU's loss is to wait for it.
+                        if self._unchecked is None or not loss.is_cuda:
+                            bar.set_postfix(
+                                loss=f"{loss.item():.4f}", epoch=epoch + 1, refresh=False
+                            )
+                        self._evaluate_and_save_if_due(epoch)
+                    self._finish_epoch(epoch)
+                if not progress.last:
+                    # The run goes on with fewer epochs than it had begun, and evaluated none.
+                    self._evaluate()
             except _StopRequestedError as stop:
                 self._stop(*stop.args)
-        return self.progress
 
-    @contextmanager
-    def _noting_a_stop(self) -> Iterator[None]:
-        """Log why the training within it stops."""
-        try:
-            yield
-        except TrainingStoppedError as stop:
-            step = self.progress.step if stop.step is None else stop.step
-            line = {"kind": "stopped", "step": step, "reason": str(stop)}
-            with suppress(TrainingStoppedError):
-                self.processes.on_main(lambda: self.folder.log(line))
-            raise
-
-    def _train(self, bar: tqdm) -> None:
-        progress, config = self.progress, self.config
-        for epoch in range(progress.epoch, config.train.epochs):
-            if stops_early(progress, config.evaluate):
-                break
-            self._train_epoch(epoch, bar)
-            self._finish_epoch(epoch)
-        if not progress.last:
-            # The run goes on with fewer epochs than it had begun, and evaluated none.
-            self._evaluations.within_epoch(progress)
-
-    def _train_epoch(self, epoch: int, bar: tqdm) -> None:
-        """Train what is left of an epoch."""
-        progress = self.progress
-        if progress.reader.get("epoch", epoch) > epoch:
+    def _batches_left(self, epoch: int) -> Iterator[SentBatch]:
+        """The batches of an epoch that are still to be trained on."""
+        if self._has_ended(epoch):
             return
         # A run that was stopped in this evaluation had not finished it.
         self._evaluate_if_due()
-        self._time.go_on()
-        for sent in sent_ahead(
+        self._clock.go_on()
+        yield from prefetch(
             self._batches,
-            self.job.front,
-            self.processes.device,
+            self._run.job.front,
+            self._run.processes.device,
             lambda: self._reader.state_dict(self._batches),
-            self.processes.pulse,
-        ):
-            rates = self._learning_rates()
-            set_learning_rates(self.job, rates)
-            loss = self._step(sent)
-            progress.reader = sent.position
-            bar.update(sent.batch.global_samples)
-            ended = sent.position["epoch"] > epoch
-            logs = progress.step % self.config.train.log_every == 0 or ended
-            # To read a GPU's loss is to wait for it.
-            if logs or not loss.is_cuda:
-                bar.set_postfix(loss=f"{loss.item():.4f}", epoch=epoch + 1, refresh=False)
-            self._unlogged = None if logs else loss
-            if logs:
-                self._log_training(epoch, loss.item(), rates)
-                check_logged_loss(loss.item(), progress, self.config.train.on_divergence)
-            timing = self._monitor.line(progress.step, ended)
-            if timing is not None:
-                self._log(timing)
-            # Else the epoch's end evaluates and saves.
-            if not (ended and is_evaluated(epoch + 1, self.config)):
-                self._evaluate_if_due()
-                every = self.config.checkpoint.every_steps
-                due = every and progress.step % every == 0
-                if self._agree(progress.step) or due:
-                    self._save()
+            self._run.processes.heartbeat,
+        )
 
-    def _step(self, sent: SentBatch) -> Tensor:
-        progress = self.progress
-        watch = self._watch if self._watch.watches(progress.step + 1) else None
-        loss = train_step(self.job, sent, progress.step + 1, self.processes, watch)
+    def _has_ended(self, epoch: int) -> bool:
+        """Whether all batches of an epoch were trained on."""
+        return self._progress.reader.get("epoch", epoch) > epoch
+
+    def _step(self, sent: SentBatch, epoch: int) -> Tensor:
+        """Take a step and log what is due after it; its loss."""
+        run, progress, train = self._run, self._progress, self._config.train
+        rates = self._learning_rates()
+        run.job.set_learning_rates(rates)
+        watch = self._clip_watch if self._clip_watch.watches(progress.step + 1) else None
+        loss = train_step(run.job, sent, progress.step + 1, run.processes, watch)
         progress.step += 1
         progress.samples += sent.batch.global_samples
+        progress.reader = sent.position
         self._monitor.after_step(progress.step)
-        if count_if_skipped(loss, progress, self.job):
-            self._log({"kind": "skipped_batch", "step": progress.step, "loss": loss.item()})
+        if run.job.skips_nonfinite and count_if_skipped(loss, progress):
+            run.log({"kind": "skipped_batch", "step": progress.step, "loss": loss.item()})
         elif watch is not None:
-            self._log({"kind": "clipping", "step": progress.step, **watch.take()})
+            run.log({"kind": "clipping", "step": progress.step, **watch.take()})
+        ended = self._has_ended(epoch)
+        logs = progress.step % train.log_every == 0 or ended
+        self._unchecked = None if logs else loss
+        if logs:
+            self._log_step(epoch, loss.item(), rates)
+            check_logged_loss(loss.item(), progress, train.on_divergence)
+        timing = self._monitor.line(progress.step, ended)
+        if timing is not None:
+            run.log(timing)
         return loss
 
+    def _evaluate_and_save_if_due(self, epoch: int) -> None:
+        if self._has_ended(epoch) and is_evaluated(epoch + 1, self._config):
+            # The epoch's end does both.
+            return
+        self._evaluate_if_due()
+        step, every = self._progress.step, self._config.checkpoint.every_steps
+        if self._agree(step) or (every and step % every == 0):
+            self._save()
+
     def _evaluate_if_due(self) -> None:
-        progress, every = self.progress, self.config.evaluate.every
+        progress, every = self._progress, self._config.evaluate.every
         if every and progress.step % every == 0 and progress.evaluated_step != progress.step:
-            with self._time.paused():
-                self._evaluations.within_epoch(progress)
+            with self._clock.paused():
+                self._evaluate()
+
+    def _evaluate(self) -> dict[str, Evaluation]:
+        return evaluate_run(self._run, self._reader, self._agree)
 
     def _finish_epoch(self, epoch: int) -> None:
-        if not is_evaluated(epoch + 1, self.config):
+        run, progress, config = self._run, self._progress, self._config
+        if not is_evaluated(epoch + 1, config):
             # The next one follows at once: rows need not be brought up to date between them.
-            self.progress.epoch = epoch + 1
+            progress.epoch = epoch + 1
             return
-        self._time.pause()
+        self._clock.pause()
         # Nothing is saved unseen: weights may have diverged in the last step.
-        self._evaluations.after_epoch(self.progress)
+        results = self._evaluate()
+        finish_epoch(run, results)
+        if progress.epoch == min(config.evaluate.every_epochs, config.train.epochs):
+            selecting = config.evaluate.select_on
+            found_off = on_first_epoch(selecting, results[selecting].auc, progress.epoch)
+            tell(found_off, progress.step, run.folder, run.processes)
+            progress.metrics_lines = run.folder.metrics_lines
         self._save()
 
     def _agree(self, number: int) -> bool:
@@ -197,22 +197,23 @@ class Trainer:
         return due
 
     def _save(self) -> None:
-        with self._time.paused():
-            self.processes.pulse.beat("saving")
-            if self._unlogged is not None:
-                check_loss(self._unlogged, self.progress, self.config.train.on_divergence)
-            add_row_counts(self.progress, self.job, self.processes.device)
-            self.processes.on_main(self.folder.sync)
+        run, heartbeat = self._run, self._run.processes.heartbeat
+        with self._clock.paused():
+            heartbeat.beat("saving")
+            if self._unchecked is not None:
+                check_loss(self._unchecked, self._progress, self._config.train.on_divergence)
+            run.add_row_counts()
+            run.processes.on_main(run.folder.sync)
             # The one before may still be written.
-            with self.processes.pulse.slowly("saving"):
-                self._checkpoints.save(self.progress)
+            with heartbeat.slowly("saving"):
+                self._checkpoints.save(self._progress)
             self._agreement.saved()
 
     def _stop(self, number: int) -> None:
         saved = "saved; checkpoint.resume=auto continues from there"
         try:
             self._save()
-            with self.processes.pulse.slowly("saving"):
+            with self._run.processes.heartbeat.slowly("saving"):
                 self._checkpoints.wait()
         except DivergedError as failure:
             saved = (
@@ -222,30 +223,41 @@ class Trainer:
         # No process ends while another still uses a connection to it.
         dist.barrier()
         raise InterruptedRunError(
-            f"stopped by {signal.Signals(number).name} after step {self.progress.step:,}, which is "
-            f"{saved}",
+            f"stopped by {signal.Signals(number).name} after step {self._progress.step:,}, which "
+            f"is {saved}",
             number,
         )
 
+    @contextmanager
+    def _noting_a_stop(self) -> Iterator[None]:
+        """Log why the training within it stops."""
+        try:
+            yield
+        except TrainingStoppedError as stop:
+            step = self._progress.step if stop.step is None else stop.step
+            line = {"kind": "stopped", "step": step, "reason": str(stop)}
+            with suppress(TrainingStoppedError):
+                self._run.log(line)
+            raise
+
     def _learning_rates(self) -> LearningRates:
         """Rates of the next step."""
-        train = self.config.train
+        train, progress = self._config.train, self._progress
         rates = learning_rates(
-            self.config,
-            self.job.scaling.scaled,
-            self.progress.step,
-            steps_per_epoch=self.dataset.train.rows / train.batch_size,
+            self._config,
+            self._run.job.scaling.scaled,
+            progress.step,
+            steps_per_epoch=self._run.dataset.train.rows / train.batch_size,
             total_steps=len(self._batches) * train.epochs,
         )
-        progress = self.progress
-        return rates._replace(
+        return LearningRates(
             embedding=rates.embedding * Plateau(**progress.table_plateau).fraction,
             dense=rates.dense * Plateau(**progress.plateau).fraction,
         )
 
-    def _log_training(self, epoch: int, loss: float, rates: LearningRates) -> None:
-        add_row_counts(self.progress, self.job, self.processes.device)
-        progress = self.progress
+    def _log_step(self, epoch: int, loss: float, rates: LearningRates) -> None:
+        self._run.add_row_counts()
+        progress = self._progress
         line = {
             "kind": "train",
             "step": progress.step,
@@ -255,10 +267,107 @@ class Trainer:
             "embedding_lr": rates.embedding,
             "clipped_share": clipped_share(progress),
             "skipped_rows": progress.skipped_rows,
-            "samples_per_second": self._time.samples_per_second(),
+            "samples_per_second": self._clock.samples_per_second(),
         }
-        self._log(line)
+        self._run.log(line)
 
-    def _log(self, line: dict[str, Any]) -> None:
-        self.processes.on_main(lambda: self.folder.log(line))
-        self.progress.metrics_lines = self.folder.metrics_lines
+
+class _TrainingClock:
+    """Adds the seconds of training to the progress; evaluations and saves do not count.
+
+    Steps that rows have still to take when training pauses are taken then, and their time counts.
+    """
+
+    def __init__(self, run: TrainingRun) -> None:
+        self._run = run
+        self._since: float | None = None
+        self._since_rate = (0.0, 0)
+
+    def go_on(self) -> None:
+        """Training goes on, unless it does already."""
+        if self._since is None:
+            self._since = time.perf_counter()
+            self._since_rate = (self._since, self._run.progress.samples)
+
+    def pause(self) -> None:
+        """Training pauses, unless it does already, with all rows up to date."""
+        if self._since is None:
+            return
+        run = self._run
+        run.processes.heartbeat.beat("updating waiting rows")
+        flush_tables(run.job, run.progress.step, run.processes.device)
+        run.progress.train_seconds += time.perf_counter() - self._since
+        self._since = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within it no time counts; after a failure training does not go on."""
+        running = self._since is not None
+        self.pause()
+        yield
+        if running:
+            self.go_on()
+
+    def samples_per_second(self) -> float:
+        """Of the training since the last call, or since training went on."""
+        since, samples = self._since_rate
+        self._since_rate = now, trained = time.perf_counter(), self._run.progress.samples
+        return (trained - samples) / (now - since)
+
+
+def count_if_skipped(loss: Tensor, progress: Progress) -> bool:
+    """Count the batch of the newest step if its loss was not finite; whether it was not.
+
+    Raises:
+        DivergedError: so were too many before it.
+    """
+    if math.isfinite(loss):
+        progress.skipped_in_a_row = 0
+        return False
+    progress.skipped_batches += 1
+    progress.skipped_in_a_row += 1
+    if progress.skipped_in_a_row >= _MOST_SKIPPED:
+        raise DivergedError(
+            f"the losses of {_MOST_SKIPPED} steps in a row, up to step {progress.step}, are not "
+            "finite; the weights are as before the first of them",
+            progress.step,
+        )
+    return True
+
+
+def check_logged_loss(loss: float, progress: Progress, settings: DivergenceSection) -> None:
+    """Compare a loss that was logged with those logged before it, and note it.
+
+    Raises:
+        DivergedError: it is too high.
+    """
+    check_loss(loss, progress, settings)
+    if settings.loss_factor and math.isfinite(loss):
+        progress.logged_losses = [*progress.logged_losses, loss][-settings.window :]
+
+
+def check_loss(loss: Tensor | float, progress: Progress, settings: DivergenceSection) -> None:
+    """Compare a loss with those logged before it.
+
+    All ranks have the same losses, so they decide alike.
+
+    Args:
+        loss: of the newest step; a GPU is waited for only if losses are compared.
+
+    Raises:
+        DivergedError: it is too high.
+    """
+    # One that is not finite is found by the step itself.
+    if not settings.loss_factor or not math.isfinite(loss):
+        return
+    before = progress.logged_losses[-settings.window :]
+    if len(before) == settings.window:
+        usual = statistics.median(before)
+        # Batches without any weight have a loss of 0, which no other can be compared with.
+        if usual and loss > settings.loss_factor * usual:
+            raise DivergedError(
+                f"the loss {loss:.4g} of step {progress.step} is more than {settings.loss_factor:g}"
+                f" times {usual:.4g}, the median of the {settings.window} losses logged before it "
+                "(train.on_divergence.loss_factor)",
+                progress.step,
+            )

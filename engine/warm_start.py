@@ -16,20 +16,25 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
+from stampede.data.learning.row_meanings import (
+    OtherMeaningError,
+    RowMeanings,
+    matched_rows,
+    row_meanings,
+)
 from stampede.data.prepared.manifest import FieldEntry
-from stampede.data.row_meanings import OtherMeaningError, RowMeanings, matched_rows, row_meanings
 from stampede.engine.checkpoint import Manifest, flat_keys, read_manifest, read_tensors, verify
 from stampede.engine.checkpoint.loading import TABLES
 from stampede.engine.checkpoint.manifest import DTYPES, weights_key
 from stampede.engine.checkpoint.tensors import FailedSomewhereError, contents, together
 from stampede.engine.config import Config
 from stampede.engine.config.data import SyntheticSection
-from stampede.engine.datasets import data_folder
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_trained_with, kept_inputs, remedy
 from stampede.engine.inference.trained import choose_checkpoint
 from stampede.engine.job import Job
 from stampede.engine.processes import PATIENCE, Processes
+from stampede.engine.reading import data_folder
 from stampede.models import StoredColumns, table_name
 from stampede.settings import cut
 

@@ -1,19 +1,7 @@
 """CTR networks over one embedding front."""
 
 # Each registers its network.
-from stampede.models import (
-    autoint,
-    dcn,
-    dcnv2,
-    deepfm,
-    dlrm,
-    finalmlp,
-    fm,
-    lr,
-    masknet,
-    wide_deep,
-    xdeepfm,
-)
+from stampede.models import autoint, dcn, deepfm, dlrm, finalmlp, masknet, wide_deep, xdeepfm
 from stampede.models.ctr_model import CTRModel
 from stampede.models.embedding_front import EmbeddingFront, StoredColumns, table_name
 from stampede.models.registry import (
@@ -26,7 +14,7 @@ from stampede.models.registry import (
     register,
 )
 
-del autoint, dcn, dcnv2, deepfm, dlrm, finalmlp, fm, lr, masknet, wide_deep, xdeepfm
+del autoint, dcn, deepfm, dlrm, finalmlp, masknet, wide_deep, xdeepfm
 
 __all__ = [
     "CTRModel",

@@ -7,8 +7,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stampede.models.mlp import MLP, linear
-from stampede.models.number_embedding import NumberEmbedding
+from stampede.models.mlp import MLP, NumberEmbedding, linear
 from stampede.models.registry import NetworkShape, register
 from stampede.settings import Section
 
@@ -59,11 +58,6 @@ class AutoInt(nn.Module):
     """`<w, attention(e_1 .. e_F)>` (eq. 9), and an MLP of the embeddings in AutoInt+.
 
     Numbers are fields too, see `NumberEmbedding`. There is no first-order term.
-
-    Args:
-        shape: what comes in, and the widths of the MLP.
-        generator: source of the initial weights.
-        options: the layers of attention.
     """
 
     def __init__(

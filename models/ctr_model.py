@@ -11,8 +11,8 @@ from torch.func import functional_call
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.models.embedding_front import EmbeddingFront, StoredColumns
+from stampede.models.fm_terms import scaled
 from stampede.models.mlp import is_one_column, is_plain, linear
-from stampede.models.orders import scaled
 from stampede.models.registry import NetworkShape, Normalization, network
 from stampede.native_library import switched_off
 from stampede.settings import Section, SettingsError
@@ -107,7 +107,7 @@ class CTRModel(nn.Module):
         _check_logits(name, self.network, shape, first_order=self._first_order_arguments())
 
     def _first_order_arguments(self) -> tuple[float, ...]:
-        """What `with_first_order` is told besides; a network that knows of no scale goes with 1."""
+        """Further arguments of `with_first_order`, which may take no scale where it is 1."""
         return () if self.first_order_scale == 1.0 else (self.first_order_scale,)
 
     def l2_terms(self) -> dict[int, float]:
@@ -139,7 +139,7 @@ class CTRModel(nn.Module):
         return logits
 
     def _network_adds_first_order(self) -> bool:
-        """Whether it can, and nobody waits for a module to be called instead."""
+        """Whether it can, and no hook waits for a module to be called instead."""
         network, weights = self.network, self.number_weights
         return (
             self.first_order

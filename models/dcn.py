@@ -1,27 +1,88 @@
-"""DCN, the deep & cross network (arXiv 1708.05123)."""
+"""DCN (arXiv 1708.05123) and DCNv2 (arXiv 2008.13535): cross layers beside an MLP."""
 
 from __future__ import annotations
 
-import torch
-from torchrec.modules.crossnet import VectorCrossNet
+from collections.abc import Sequence
+from typing import Literal
 
-from stampede.models.cross import CrossNetwork, CrossOptions
-from stampede.models.mlp import glorot_normal_
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torchrec.modules.crossnet import CrossNet, LowRankMixtureCrossNet, VectorCrossNet
+
+from stampede.models.mlp import glorot_normal_, hidden_layers, linear
 from stampede.models.registry import NetworkShape, register
+from stampede.settings import Section
+
+
+class CrossOptions(Section):
+    """Options of cross layers."""
+
+    layers: int = Field(3, ge=1, description="cross layers")
+    l2: float = Field(
+        1e-5,
+        ge=0,
+        description="coefficient of ||w||^2 of the cross layers' matrices in the loss; no rule "
+        "scales it",
+    )
+
+
+class DCNv2Options(CrossOptions):
+    """Options of DCNv2."""
+
+    cross: Literal["mixture", "full"] = Field(
+        "mixture",
+        description="a mixture of low-rank experts, as in the authors' code, or a matrix of full "
+        "rank",
+    )
+    experts: int = Field(4, ge=1, description="experts of a mixture")
+    rank: int = Field(32, ge=1, description="rank of an expert's matrices")
+
+
+class CrossNetwork(nn.Module):
+    """`<w, [cross(z), h(z)]>` of all embeddings and numbers z, with ReLU layers h.
+
+    As in the authors' code, the model adds the first-order term.
+
+    Args:
+        cross: the cross layers, initialised; they map `[batch, inputs]` to the same shape.
+        matrices: their weights that have an L2 term, without biases and gates.
+        shape: what comes in, and the widths of h.
+        generator: source of the initial weights.
+        l2: coefficient of the L2 term.
+    """
+
+    def __init__(
+        self,
+        cross: nn.Module,
+        matrices: Sequence[nn.Parameter],
+        shape: NetworkShape,
+        generator: torch.Generator,
+        l2: float,
+    ) -> None:
+        super().__init__()
+        self.cross = cross
+        self.deep = hidden_layers(
+            shape.inputs, shape.hidden, generator, shape.dropout, shape.normalization
+        )
+        self.output = linear(shape.inputs + shape.hidden[-1], 1, generator, bias=False)
+        self._l2 = l2
+        chosen = {id(matrix) for matrix in matrices}
+        self._matrices = [name for name, p in cross.named_parameters() if id(p) in chosen]
+
+    def l2_terms(self) -> list[tuple[nn.Parameter, float]]:
+        """The cross layers' matrices with their coefficient."""
+        return [(self.cross.get_parameter(name), self._l2) for name in self._matrices]
+
+    def forward(self, embeddings: Tensor, dense: Tensor) -> Tensor:
+        """Logits `[batch]` from embeddings `[batch, fields, dim]` and numbers `[batch, n]`."""
+        inputs = torch.cat([embeddings.flatten(1), dense], 1)
+        return self.output(torch.cat([self.cross(inputs), self.deep(inputs)], 1)).squeeze(1)
 
 
 @register("dcn", first_order=True, options=CrossOptions)
 class DCN(CrossNetwork):
-    """Cross layers `z_{l+1} = z_0 * <w_l, z_l> + b_l + z_l` (eq. 3) beside an MLP.
-
-    z_0 are all embeddings and numbers. As in the authors' code, the model adds the first-order
-    term. See `CrossNetwork` for the rest.
-
-    Args:
-        shape: what comes in, and the widths of the MLP.
-        generator: source of the initial weights.
-        options: number of cross layers, their L2.
-    """
+    """Cross layers `z_{l+1} = z_0 * <w_l, z_l> + b_l + z_l` (eq. 3) beside an MLP."""
 
     def __init__(
         self, shape: NetworkShape, generator: torch.Generator, options: CrossOptions
@@ -30,3 +91,31 @@ class DCN(CrossNetwork):
         for kernel in cross.kernels:
             glorot_normal_(kernel, generator)
         super().__init__(cross, list(cross.kernels), shape, generator, options.l2)
+
+
+@register("dcnv2", first_order=True, options=DCNv2Options)
+class DCNv2(CrossNetwork):
+    """Cross layers with matrices beside an MLP (section 3.2).
+
+    `full`: `z_{l+1} = z_0 * (W_l z_l + b_l) + z_l`, * by elements (eq. 1).
+    `mixture`: `z_{l+1} = sum_i softmax(G z_l)_i E_i(z_l) + z_l` with the experts
+    `E_i(z) = z_0 * (U_i tanh(C_i tanh(V_i z)) + b_l)` (eq. 3); all layers share the gates G.
+    """
+
+    def __init__(
+        self, shape: NetworkShape, generator: torch.Generator, options: DCNv2Options
+    ) -> None:
+        if options.cross == "full":
+            cross = CrossNet(shape.inputs, options.layers)
+            matrices = list(cross.kernels)
+        else:
+            cross = LowRankMixtureCrossNet(
+                shape.inputs, options.layers, options.experts, options.rank, torch.tanh
+            )
+            matrices = [*cross.U_kernels, *cross.V_kernels, *cross.C_kernels]
+            for gate in cross.gates or ():
+                # Keras' default, with which the authors' code leaves the gates.
+                nn.init.xavier_uniform_(gate.weight, generator=generator)
+        for matrix in matrices:
+            glorot_normal_(matrix, generator)
+        super().__init__(cross, matrices, shape, generator, options.l2)

@@ -1,4 +1,4 @@
-"""DeepFM (arXiv 1703.04247): a factorization machine beside an MLP, over the same embeddings."""
+"""Factorization machine (Rendle, ICDM 2010), and DeepFM (arXiv 1703.04247): one beside an MLP."""
 
 from __future__ import annotations
 
@@ -6,24 +6,33 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-from stampede.models.fm import second_order
+from stampede.models.fm_terms import joined_with_orders, second_order
 from stampede.models.mlp import MLP
-from stampede.models.orders import joined_with_orders
 from stampede.models.registry import NetworkShape, register
 
-# Who traces a network symbolically is not to see the branches within.
+# Symbolic tracing must not see the branches within.
 torch.fx.wrap("joined_with_orders")
 torch.fx.wrap("second_order")
 
 
+@register("fm", first_order=True)
+class FM(nn.Module):
+    """`sum_{i<j} <e_i, e_j>` over the ids (eq. 1 with d = 2); the first-order term is the model's.
+
+    As in the authors' code, numbers take part in the first-order term only.
+    """
+
+    def __init__(self, shape: NetworkShape, generator: torch.Generator) -> None:
+        super().__init__()
+
+    def forward(self, embeddings: Tensor, dense: Tensor) -> Tensor:
+        """Logits `[batch]` from embeddings `[batch, fields, dim]`; numbers are not used."""
+        return second_order(embeddings)
+
+
 @register("deepfm", first_order=True)
 class DeepFM(nn.Module):
-    """`sum_{i<j} <e_i, e_j> + MLP([e_1 .. e_F, x])`; the first-order term is the model's.
-
-    Args:
-        shape: what comes in, and the widths of the MLP.
-        generator: source of the initial weights.
-    """
+    """`sum_{i<j} <e_i, e_j> + MLP([e_1 .. e_F, x])`; the first-order term is the model's."""
 
     def __init__(self, shape: NetworkShape, generator: torch.Generator) -> None:
         super().__init__()

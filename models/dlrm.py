@@ -29,11 +29,6 @@ class DLRM(nn.Module):
 
     Without numbers there is no p. There is no first-order term.
 
-    Args:
-        shape: what comes in, and the widths of the top MLP.
-        generator: source of the initial weights.
-        options: the bottom MLP.
-
     Raises:
         SettingsError: there are no pairs.
     """

@@ -13,13 +13,12 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from stampede.models import native
-from stampede.models.once import differentiable_once
+from stampede.models import cpu
 
 
 @dataclass(frozen=True)
 class StoredColumns:
-    """Where things stand in a stored row: `dim` embedding columns, one first-order, padding.
+    """The columns of a stored row: `dim` of the embedding, one first-order weight, padding.
 
     FBGEMM needs a width that is a multiple of 4. The padding is always zero.
 
@@ -60,7 +59,7 @@ class _Split(torch.autograd.Function):
         ctx.stored = inputs[0].shape[-1]
 
     @staticmethod
-    @differentiable_once
+    @cpu.no_double_backward
     def backward(ctx: Any, of_embedding: Tensor, of_first_order: Tensor) -> tuple[Tensor, None]:
         if of_embedding.stride(-1) != 1:
             of_embedding = of_embedding.contiguous()
@@ -68,13 +67,12 @@ class _Split(torch.autograd.Function):
         return operator(of_embedding, of_first_order, ctx.stored), None
 
 
-@torch.fx.wrap  # TorchRec's pipelines trace the model; the branch is not theirs to see.
+@torch.fx.wrap  # TorchRec's pipelines trace the model and must not see the branch.
 def _split(rows: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     is_plain = rows.dim() == 3 and rows.dtype == torch.float32
-    if is_plain and rows.requires_grad and native.computing_dtype(rows) is not None:
+    if is_plain and rows.requires_grad and cpu.computing_dtype(rows) is not None:
         return _Split.apply(rows, dim)
-    # Gradients of slices would be two blocks of zeros to be filled and added; this one is one
-    # concatenation.
+    # Gradients of slices would be two blocks of zeros, filled and added; this is one concatenation.
     embedding, first_order, _ = rows.split([dim, 1, rows.shape[-1] - dim - 1], -1)
     return embedding, first_order
 
@@ -83,7 +81,7 @@ class SentIds(NamedTuple):
     """Ids of a batch on their way to the ranks that own their rows.
 
     Attributes:
-        context: what TorchRec notes of them.
+        context: TorchRec's notes on them.
         ids: on arrival, those that this rank owns.
     """
 
@@ -133,7 +131,7 @@ class EmbeddingFront(nn.Module):
         return SentIds(context, self.ebc.input_dist(context, sparse).wait())
 
     def lookup_sent(self, sent: SentIds) -> Tensor:
-        """What `lookup` gives, of ids that were sent before; each can be looked up once."""
+        """As `lookup`, of ids that were sent before; they can be looked up once."""
         ids = sent.ids.wait()
         if any(part.values().is_cuda for part in ids):
             # They may have come on another stream.
@@ -155,7 +153,7 @@ class EmbeddingFront(nn.Module):
         return self.split(self.lookup(sparse))
 
 
-@torch.fx.wrap  # TorchRec's pipelines trace the model; the branch is not theirs to see.
+@torch.fx.wrap  # TorchRec's pipelines trace the model and must not see the branch.
 def _in_order(pooled: KeyedTensor, fields: list[str]) -> Tensor:
     """`[batch, fields * width]` in the order of `fields`; a sharded collection has the plan's.
 

@@ -8,8 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from stampede.models.mlp import glorot_normal_, hidden_layers, linear
-from stampede.models.number_embedding import NumberEmbedding
+from stampede.models.mlp import NumberEmbedding, glorot_normal_, hidden_layers, linear
 from stampede.models.registry import NetworkShape, register
 from stampede.settings import Section, SettingsError
 
@@ -57,11 +56,6 @@ class FinalMLP(nn.Module):
 
     z are all embeddings, numbers among them, see `NumberEmbedding`; o_sh is the part of head h.
     There is no first-order term.
-
-    Args:
-        shape: what comes in, and the widths of the first MLP.
-        generator: source of the initial weights.
-        options: the second MLP, gates and heads.
 
     Raises:
         SettingsError: an MLP's last width does not divide by the number of heads.

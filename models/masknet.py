@@ -10,8 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stampede.models.mlp import MLP, hidden_layers, linear
-from stampede.models.number_embedding import NumberEmbedding
+from stampede.models.mlp import MLP, NumberEmbedding, hidden_layers, linear
 from stampede.models.registry import NetworkShape, register
 from stampede.settings import Section
 
@@ -70,11 +69,6 @@ class MaskNet(nn.Module):
 
     z are all embeddings, numbers among them, see `NumberEmbedding`; n are the same, each
     normalized (layer norm with weights of its own). There is no first-order term.
-
-    Args:
-        shape: what comes in, and the widths of the MLP or of serial blocks.
-        generator: source of the initial weights.
-        options: the blocks.
     """
 
     def __init__(

@@ -1,20 +1,23 @@
-"""Stacks of dense layers, initialised as the reference's."""
+"""Stacks of dense layers, initialised as the reference's, with fused kernels on a CPU."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.fx
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+from torch.nn import functional
 from torchrec.modules import mlp as torchrec_mlp
 
+from stampede.models import cpu
 from stampede.models.registry import Normalization
-from stampede.models.relu_layers import relu_layers
 
-# Who traces a network symbolically is not to see the branches within.
-torch.fx.wrap("relu_layers")
+# Columns that are 16 bytes in bf16; in float32 half of them would do.
+_ALIGNED = 8
 
 
 def glorot_normal_(weight: Tensor, generator: torch.Generator) -> Tensor:
@@ -31,8 +34,7 @@ def glorot_normal_(weight: Tensor, generator: torch.Generator) -> Tensor:
 
 def linear(inputs: int, outputs: int, generator: torch.Generator, *, bias: bool) -> nn.Linear:
     """A layer with Glorot-normal weights and, where it has one, a bias of zeros."""
-    layer = nn.Linear(inputs, outputs, bias=bias)
-    return initialize_(layer, generator)
+    return initialize_(nn.Linear(inputs, outputs, bias=bias), generator)
 
 
 def initialize_(layers: nn.Module, generator: torch.Generator) -> nn.Module:
@@ -52,33 +54,6 @@ class HiddenLayers(torchrec_mlp.MLP):
         """`[..., widths[-1]]` from `[..., inputs]`."""
         layers = _plain_layers(self)
         return super().forward(input) if layers is None else relu_layers(input, layers)
-
-
-def _plain_layers(hidden: HiddenLayers) -> list[nn.Linear] | None:
-    """What relu_layers computes as the module does; None if it may do something else."""
-    if not is_plain(hidden._mlp, nn.Sequential):
-        return None
-    are_plain = all(
-        is_plain(layer, torchrec_mlp.Perceptron)
-        and layer._activation_fn is torch.relu
-        and is_plain(layer._linear, nn.Linear)
-        and layer._linear.bias is not None
-        for layer in hidden._mlp
-    )
-    return [layer._linear for layer in hidden._mlp] if are_plain else None
-
-
-def is_plain(module: nn.Module, kind: type) -> bool:
-    """Whether it is of that very kind, unchanged, and nobody waits for it to be called."""
-    return type(module) is kind and not (
-        "forward" in vars(module)
-        or module._compiled_call_impl
-        or module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or torch.nn.modules.module._has_any_global_hook()
-    )
 
 
 def hidden_layers(
@@ -103,15 +78,13 @@ def hidden_layers(
 
 
 class MLP(nn.Module):
-    """ReLU layers, then one output without bias and activation.
+    """ReLU layers, then one output without bias and activation: `[batch, inputs]` to `[batch]`.
 
     Args:
         inputs: width of the input.
         hidden: widths of the hidden layers.
         generator: source of the initial weights.
         dropout, normalization: of the hidden layers, see `NetworkShape`.
-
-    Maps `[batch, inputs]` to `[batch]`.
     """
 
     def __init__(
@@ -135,6 +108,169 @@ class MLP(nn.Module):
         return relu_layers(inputs, layers, output).squeeze(1)
 
 
+class NumberEmbedding(nn.Module):
+    """Gives number m a vector v_m of its own and the embedding `x_m * v_m` (AutoInt, eq. 4).
+
+    Args:
+        numbers: how many there are; with 0 nothing is added and nothing learned.
+        dim: width of the embeddings.
+        generator: source of the initial weights.
+    """
+
+    def __init__(self, numbers: int, dim: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.weight: nn.Parameter | None = None
+        if numbers:
+            self.weight = nn.Parameter(glorot_normal_(torch.empty(numbers, dim), generator))
+
+    def forward(self, embeddings: Tensor, dense: Tensor) -> Tensor:
+        """`[batch, fields + numbers, dim]` from `[batch, fields, dim]` and `[batch, numbers]`."""
+        if self.weight is None:
+            return embeddings
+        return torch.cat([embeddings, dense.unsqueeze(2) * self.weight], 1)
+
+
+def is_plain(module: nn.Module, kind: type) -> bool:
+    """Whether it is of exactly that class, unchanged, and no hook waits for it to be called."""
+    return type(module) is kind and not (
+        "forward" in vars(module)
+        or module._compiled_call_impl
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or torch.nn.modules.module._has_any_global_hook()
+    )
+
+
 def is_one_column(output: nn.Linear) -> bool:
     """Whether all it does is a product with one column of weights."""
     return output.bias is None and output.out_features == 1
+
+
+def _plain_layers(hidden: HiddenLayers) -> list[nn.Linear] | None:
+    """The layers, if relu_layers computes the same as the module; else None."""
+    if not is_plain(hidden._mlp, nn.Sequential):
+        return None
+    are_plain = all(
+        is_plain(layer, torchrec_mlp.Perceptron)
+        and layer._activation_fn is torch.relu
+        and is_plain(layer._linear, nn.Linear)
+        and layer._linear.bias is not None
+        for layer in hidden._mlp
+    )
+    return [layer._linear for layer in hidden._mlp] if are_plain else None
+
+
+@torch.fx.wrap  # Symbolic tracing must not see the branches within.
+def relu_layers(
+    inputs: Tensor, layers: Sequence[nn.Linear], output: nn.Linear | None = None
+) -> Tensor:
+    """`relu(x @ weight.T + bias)` of each layer, then `x @ weight.T` of the output.
+
+    Differentiable once where the C++ kernels are used, which is in training. Without gradients
+    plain torch computes it, so that an exported model gives the same bits.
+
+    Args:
+        inputs: `[..., columns]`.
+        layers: with biases.
+        output: without a bias, to one column.
+    """
+    parameters = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
+    column = None if output is None else output.weight
+    dtype = _dtype_of_kernels(inputs, [*parameters, *([] if column is None else [column])])
+    if dtype is None or not layers:
+        for layer in layers:
+            inputs = torch.relu(_aligned_linear(inputs, layer.weight, layer.bias))
+        return inputs if output is None else functional.linear(inputs, column)
+    return _ReluLayers.apply(inputs, column, dtype, *parameters)
+
+
+class _ReluLayers(torch.autograd.Function):
+    """On a CPU, and a layer of one output after them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, output: Tensor | None, dtype: torch.dtype, *parameters: Tensor
+    ) -> Tensor:
+        weights, biases = parameters[::2], parameters[1::2]
+        inputs = inputs.to(dtype).contiguous()
+        activations = [inputs, *cpu.relu_layers(inputs, weights, biases)]
+        ctx.save_for_backward(output, *weights, *activations)
+        last = activations[-1]
+        return last if output is None else cpu.single_output(last, output).to(dtype)
+
+    @staticmethod
+    @cpu.no_double_backward
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        output, *saved = ctx.saved_tensors
+        layers = len(saved) // 2
+        weights, activations = saved[:layers], saved[layers:]
+        of_inputs_is_needed, of_output_is_needed, _, *are_needed = ctx.needs_input_grad
+        # Below the lowest nothing has a gradient.
+        first = next((place for place, needed in enumerate(are_needed) if needed), 2 * layers)
+        lowest = 0 if of_inputs_is_needed else first // 2
+        # Gradients take the memory of activations that nobody will need again.
+        in_place = not (torch._C._autograd._get_current_graph_task_keep_graph() or _is_batch(grad))
+        of_output, last = None, activations[-1]
+        if output is None:
+            # These are the caller's.
+            grad, of_bias = cpu.relu_backward(grad.to(last.dtype).contiguous(), last)
+        else:
+            if in_place:
+                # If this fails, torch then knows that they have changed.
+                increment_version(last)
+            grad, of_bias, of_output = cpu.single_output_backward(
+                grad.float().contiguous(), last, output, into_inputs=in_place
+            )
+        found: list[Tensor | None] = [None] * (2 * layers)
+        for layer in reversed(range(lowest, layers)):
+            below = activations[layer]
+            if are_needed[2 * layer]:
+                found[2 * layer] = cpu.transposed_product(grad, below)
+            found[2 * layer + 1] = of_bias
+            if layer > lowest:
+                if in_place:
+                    increment_version(below)
+                grad, of_bias = cpu.masked_inputs_gradient(
+                    grad, weights[layer], below, into_mask=in_place
+                )
+        of_inputs = cpu.inputs_gradient(grad, weights[0]) if of_inputs_is_needed else None
+        return of_inputs, of_output if of_output_is_needed else None, None, *found
+
+
+def _is_batch(grad: Tensor) -> bool:
+    """Whether a call stands for many, of which each reads the same activations."""
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad)
+
+
+def _aligned_linear(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`functional.linear`; on a GPU with columns of zeros up to a multiple of 16 bytes.
+
+    NVIDIA's guide to matrix products asks for such rows; the gain was not measured yet.
+    """
+    missing = -inputs.shape[-1] % _ALIGNED if _is_aligned_faster(inputs) else 0
+    if missing:
+        inputs, weight = (functional.pad(one, (0, missing)) for one in (inputs, weight))
+    return functional.linear(inputs, weight, bias)
+
+
+def _is_aligned_faster(inputs: Tensor) -> bool:
+    return inputs.is_cuda
+
+
+def _dtype_of_kernels(inputs: Tensor, parameters: Sequence[Tensor]) -> torch.dtype | None:
+    """The dtype that the kernels compute in; None where they cannot or must not be used."""
+    dtype = cpu.computing_dtype(inputs) if torch.is_grad_enabled() else None
+    # While a graph is captured the shape must not be looked at.
+    if dtype is None or inputs.dim() != 2 or not len(inputs):
+        return None
+    fit = all(
+        type(parameter) is nn.Parameter
+        and parameter.dtype == torch.float32
+        and parameter.device.type == "cpu"
+        and parameter.numel() > 0
+        for parameter in parameters
+    )
+    return dtype if fit else None

@@ -1,4 +1,4 @@
-"""Wide & Deep (arXiv 1606.07792): a linear model beside an MLP."""
+"""Logistic regression, and Wide & Deep (arXiv 1606.07792): one beside an MLP."""
 
 from __future__ import annotations
 
@@ -9,15 +9,26 @@ from stampede.models.mlp import MLP
 from stampede.models.registry import NetworkShape, register
 
 
+@register("lr", first_order=True)
+class LogisticRegression(nn.Module):
+    """`sum_f w_f[id] + <w, x>`, which is the model's; the network adds nothing to it.
+
+    The embeddings are looked up and not used: `model.dim: 1` makes them small.
+    """
+
+    def __init__(self, shape: NetworkShape, generator: torch.Generator) -> None:
+        super().__init__()
+
+    def forward(self, embeddings: Tensor, dense: Tensor) -> Tensor:
+        """Zeros `[batch]`."""
+        return embeddings.new_zeros(len(embeddings))
+
+
 @register("wide_deep", first_order=True)
 class WideDeep(nn.Module):
     """`MLP([e_1 .. e_F, x])`; the wide part is the model's first-order term.
 
     As in the authors' code, the wide part has no crossed columns.
-
-    Args:
-        shape: what comes in, and the widths of the MLP.
-        generator: source of the initial weights.
     """
 
     def __init__(self, shape: NetworkShape, generator: torch.Generator) -> None:

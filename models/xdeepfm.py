@@ -56,12 +56,9 @@ class CIN(nn.Module):
 
 @register("xdeepfm", first_order=True, options=XDeepFMOptions)
 class XDeepFM(nn.Module):
-    """`<w, CIN(e_1 .. e_F)> + MLP([e_1 .. e_F, x])` (eq. 9); the first-order term is the model's.
+    """`<w, CIN(e_1 .. e_F)> + MLP([e_1 .. e_F, x])` (eq. 9).
 
-    Args:
-        shape: what comes in, and the widths of the MLP.
-        generator: source of the initial weights.
-        options: the layers of interactions.
+    The first-order term is the model's.
     """
 
     def __init__(

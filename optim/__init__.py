@@ -1,29 +1,27 @@
 """CowClip for embedding tables, in TorchRec's sharded tables and in plain PyTorch."""
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from stampede.optim.clip import CowClip
-from stampede.optim.dense_adam import DenseAdam
-from stampede.optim.helen import Helen
-from stampede.optim.nonfinite import NonFiniteGradientError
-from stampede.optim.optimizers import (
-    CowClipAdagrad,
-    CowClipAdam,
-    CowClipRowWiseAdagrad,
-    CowClipRowWiseAdam,
-    CowClipSGD,
-)
-from stampede.optim.scaling import Hyperparameters, Scaled, ScalingRule, scale
-from stampede.optim.schedules import Schedule, learning_rate
-from stampede.optim.table_init import TableInit
-
-if TYPE_CHECKING or sys.modules.get("torchrec"):
+if TYPE_CHECKING:
+    from stampede.optim.clip import CowClip
+    from stampede.optim.dense_adam import DenseAdam
+    from stampede.optim.helen import Helen
+    from stampede.optim.nonfinite import NonFiniteGradientError
+    from stampede.optim.optimizers import (
+        CowClipAdagrad,
+        CowClipAdam,
+        CowClipRowWiseAdagrad,
+        CowClipRowWiseAdam,
+        CowClipSGD,
+    )
+    from stampede.optim.scaling import Hyperparameters, Scaled, ScalingRule, scale
+    from stampede.optim.schedules import Schedule, learning_rate
     from stampede.optim.sharded.backward_update import BackwardUpdate
     from stampede.optim.sharded.collections import local_cowclip_tables, table_update
     from stampede.optim.sharded.sharders import cowclip_sharders
     from stampede.optim.sharded.tables import CowClipTables
+    from stampede.optim.table_init import TableInit
 
 __all__ = [
     "BackwardUpdate",
@@ -49,17 +47,34 @@ __all__ = [
     "table_update",
 ]
 
-# What needs TorchRec is imported when it is asked for: plain PyTorch does without.
-_NEED_TORCHREC = {
-    "BackwardUpdate": "backward_update",
-    "CowClipTables": "tables",
-    "cowclip_sharders": "sharders",
-    "local_cowclip_tables": "collections",
-    "table_update": "collections",
+# Imported when they are asked for: plain PyTorch does without TorchRec, and a configuration
+# without either.
+_MODULES = {
+    "BackwardUpdate": "sharded.backward_update",
+    "CowClip": "clip",
+    "CowClipAdagrad": "optimizers",
+    "CowClipAdam": "optimizers",
+    "CowClipRowWiseAdagrad": "optimizers",
+    "CowClipRowWiseAdam": "optimizers",
+    "CowClipSGD": "optimizers",
+    "CowClipTables": "sharded.tables",
+    "DenseAdam": "dense_adam",
+    "Helen": "helen",
+    "Hyperparameters": "scaling",
+    "NonFiniteGradientError": "nonfinite",
+    "Scaled": "scaling",
+    "ScalingRule": "scaling",
+    "Schedule": "schedules",
+    "TableInit": "table_init",
+    "cowclip_sharders": "sharded.sharders",
+    "learning_rate": "schedules",
+    "local_cowclip_tables": "sharded.collections",
+    "scale": "scaling",
+    "table_update": "sharded.collections",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _NEED_TORCHREC:
-        return getattr(import_module(f"stampede.optim.sharded.{_NEED_TORCHREC[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

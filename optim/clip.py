@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    # A configuration checks these settings without torch.
+    from torch import Tensor
 
 Variant = Literal["reference", "paper"]
 Granularity = Literal["none", "global", "field", "row", "field_adaptive", "cowclip"]
@@ -166,7 +167,7 @@ def row_threshold(weight_norm: Tensor, counts: Tensor, width: int, clip: CowClip
     """
     relative, least = clip.row_bounds(width)
     # An infinite norm times 0 would be none.
-    of_weights = relative * weight_norm if relative else torch.zeros_like(weight_norm)
+    of_weights = relative * weight_norm if relative else weight_norm.new_zeros(weight_norm.shape)
     threshold = of_weights.clamp_min(least)
     return threshold * counts.clamp_min(1).to(threshold.dtype)
 
@@ -181,10 +182,10 @@ def table_factor(grad_squares: Tensor, weight_squares: Tensor, clip: CowClip) ->
     if clip.granularity == "field_adaptive":
         threshold = clip.ratio * weight_squares.sqrt()
     else:
-        threshold = torch.full_like(grad_squares, clip.threshold)
+        threshold = grad_squares.new_full(grad_squares.shape, clip.threshold)
     return _factor(grad_squares.sqrt(), threshold)
 
 
 def _factor(norm: Tensor, threshold: Tensor) -> Tensor:
     # A zero norm with a zero threshold would divide 0 by 0; that gradient stays zero.
-    return torch.where(norm > threshold, threshold / norm, torch.ones_like(norm))
+    return (threshold / norm).where(norm > threshold, 1.0)

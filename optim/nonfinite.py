@@ -39,9 +39,6 @@ class NonFiniteFlag:
 
     Once it is set the kernels write nothing, so that the tables stay as they were before that step.
 
-    Args:
-        device: of the tables.
-
     Attributes:
         tensor: `[1]` int32 on the device; 0 while everything was finite.
     """

@@ -109,6 +109,6 @@ def perturbation(
 
 
 def check_at_least_0(name: str, value: float) -> None:
-    """Raise ValueError unless `value` is finite and at least 0."""
+    """Refuse a setting that is negative or not finite."""
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"Helen: {name} is {value!r}; write a number of at least 0")

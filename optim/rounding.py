@@ -36,10 +36,9 @@ def random_unit(keys: Tensor, rows: Tensor, columns: Tensor, step: int) -> Tenso
 
 
 def round_stochastically(values: Tensor, unit: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round to one of the two neighbours, each with the probability that keeps the mean.
+    """Round float32 to one of the two neighbours, each with the probability that keeps the mean.
 
     Args:
-        values: float32.
         unit: uniform numbers from 0 up to below 1, shape of `values`.
         dtype: `torch.float16` or `torch.bfloat16`.
     """

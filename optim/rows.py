@@ -42,9 +42,6 @@ def sum_by_row(
         source_rows: `[n]` int64, the row of `source` that belongs to each occurrence; `None`
             when they correspond one to one.
         coefficients: `[n]` factor of each occurrence's gradient; `None` for 1.
-
-    Returns:
-        The distinct rows with their sums and counts.
     """
     # A stable sort fixes the order of every sum, so the result does not vary from run to run.
     ordered, order = torch.sort(occurrences, stable=True)

@@ -12,13 +12,7 @@ ScalingRule = Literal["none", "linear", "sqrt", "sqrt_star", "n2_lambda", "cowcl
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """The settings that depend on the batch size.
-
-    Attributes:
-        embedding_lr: learning rate of the tables.
-        embedding_l2: L2 coefficient of the tables.
-        dense_lr: learning rate of the dense layers.
-    """
+    """The settings that depend on the batch size: of the tables, and of the dense layers."""
 
     embedding_lr: float
     embedding_l2: float
@@ -49,14 +43,7 @@ _RULES: dict[ScalingRule, tuple[_Factor, _Factor, _Factor]] = {
 
 @dataclass(frozen=True)
 class Scaled:
-    """Settings before and after scaling.
-
-    Attributes:
-        rule: name of the rule.
-        batch_size, base_batch_size: samples in a global batch.
-        base: settings at the base batch size.
-        scaled: settings at `batch_size`.
-    """
+    """Settings at the base batch size and `scaled` to `batch_size`, both of a global batch."""
 
     rule: ScalingRule
     batch_size: int
@@ -96,15 +83,9 @@ class Scaled:
 def scale(
     base: Hyperparameters, rule: ScalingRule, batch_size: int, base_batch_size: int
 ) -> Scaled:
-    """Settings for `batch_size`, given those for `base_batch_size`.
+    """Settings for `batch_size`, given those for `base_batch_size`; `table()` shows what changed.
 
-    Args:
-        base: settings at the base batch size.
-        rule: name of the rule (table in the paper's section on scaling).
-        batch_size, base_batch_size: samples in a global batch.
-
-    Returns:
-        The settings before and after; `table()` shows what changed.
+    The rules are those of the table in the paper's section on scaling.
 
     Raises:
         ValueError: unknown rule, a batch size below 1, or a setting that is negative or not finite.

@@ -89,7 +89,6 @@ def learning_rate(
     """Learning rate of a step.
 
     Args:
-        schedule: what to follow.
         base_lr: the full rate, reached at the end of the warm-up.
         step: steps taken before this one; 0 for the first.
         steps_per_epoch: rows over batch size. A fraction means that the last batch of an epoch is
@@ -107,13 +106,10 @@ def learning_rate(
 
 
 def _decayed(schedule: Schedule, step: int, unit: int, remaining: int) -> float:
-    """Fraction of the full rate.
+    """Fraction of the full rate, `step` steps after the warm-up and `remaining` before the end.
 
     Args:
-        schedule: what to follow.
-        step: steps since the end of the warm-up.
         unit: steps in one of the schedule's units.
-        remaining: steps from the end of the warm-up to the end of training.
     """
     if schedule.decay == "constant":
         return 1.0

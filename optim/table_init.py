@@ -48,7 +48,6 @@ def fill_shard_(
 
     Args:
         shard: `[rows, columns]` part of the table, any floating dtype and device.
-        init: the distribution.
         table: name of the table; tables of different names draw different numbers.
         row_offset, column_offset: position of the shard in the table.
         dim: number of columns of the whole table.

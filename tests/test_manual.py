@@ -5,7 +5,7 @@ import re
 import pytest
 
 from stampede.engine.config.load import load_config
-from stampede.engine.datasets import open_dataset
+from stampede.engine.reading import open_dataset
 from stampede.models import network, network_names
 from stampede.models.registry import _NETWORKS
 from stampede.settings import parse_yaml

@@ -13,9 +13,8 @@ from job import deepfm
 from resident_clicks import ResidentClicks
 
 from stampede.data import GlobalBatches, Order
-from stampede.engine.ahead import send
 from stampede.engine.processes import processes
-from stampede.engine.step import train_step
+from stampede.engine.step import send, train_step
 from stampede.optim import CowClip, NonFiniteGradientError
 from stampede.optim.rules import Adam
 from stampede.optim.settings import UpdateSettings

@@ -19,10 +19,9 @@ from torch._dynamo.utils import counters
 
 from stampede.data import Batch, GlobalBatches, Order
 from stampede.data.synthetic import NUMBERS
-from stampede.engine.ahead import sent_ahead
 from stampede.engine.job import Job
 from stampede.engine.processes import Processes, processes
-from stampede.engine.step import train_step
+from stampede.engine.step import prefetch, train_step
 from stampede.optim import local_cowclip_tables
 from stampede.optim.waiting_rows import WINDOW
 
@@ -90,7 +89,7 @@ def _run(
     fields = list(job.front.fields)
     order = Order(clicks.rows, "global", 0, 0)
     batches = GlobalBatches(clicks, fields, batch, 0, 1, order)
-    source = sent_ahead(_endless(batches), job.front, here.device)
+    source = prefetch(_endless(batches), job.front, here.device)
     number = 0
 
     def train(count: int) -> None:

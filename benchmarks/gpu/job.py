@@ -12,10 +12,8 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.data.synthetic import NUMBERS
-from stampede.engine.compilation import Compilation, compile_network
-from stampede.engine.config import Precision
 from stampede.engine.job import Job
-from stampede.engine.precision import choose_precision
+from stampede.engine.precision import choose_precision, compile_network
 from stampede.models import CTRModel, table_name
 from stampede.optim import (
     CowClip,
@@ -38,8 +36,8 @@ def deepfm(
     sizes: Sequence[int],
     device: torch.device,
     *,
-    precision: Precision = "fp32",
-    compilation: Compilation = "none",
+    precision: str = "fp32",
+    compilation: str = "none",
     rows: str = "all",
     hidden: Sequence[int] = HIDDEN,
 ) -> Job:

@@ -12,9 +12,8 @@ from job import deepfm
 from resident_clicks import ResidentClicks
 
 from stampede.data import GlobalBatches, Order
-from stampede.engine.ahead import sent_ahead
 from stampede.engine.processes import processes
-from stampede.engine.step import train_step
+from stampede.engine.step import prefetch, train_step
 
 IDS, BATCH, STEPS, WARM_UP = 33_800_000, 131072, 20, 10
 
@@ -27,7 +26,7 @@ def measure(device: torch.device, quick: bool = False) -> Iterator[list[dict]]:
         clicks = ResidentClicks((steps + warm_up + 1) * batch, sizes, device)
         job = deepfm(sizes, here.device, precision="bf16")
         batches = GlobalBatches(clicks, list(job.front.fields), batch, 0, 1, Order(clicks.rows))
-        source = sent_ahead(batches, job.front, here.device)
+        source = prefetch(batches, job.front, here.device)
         numbers = count(1)
 
         def step() -> None:

@@ -17,13 +17,10 @@ import yaml
 from stampede.data.description.rows import PART, Rows
 from stampede.data.errors import DataError
 from stampede.data.formulas import filled
-from stampede.data.raw.blocks import read_blocks
-from stampede.data.schema import CRITEO, Schema
-from stampede.data.schema.columns import Quantiles, TimePart, Vocabulary
+from stampede.data.raw.files import read_blocks
 from stampede.data.schema.features import settled
-from stampede.data.schema.schema import MISSING
-from stampede.data.sources import Kind
-from stampede.data.splits import TRAIN
+from stampede.data.schema.schema import CRITEO, MISSING, Quantiles, Schema, TimePart, Vocabulary
+from stampede.data.sources import TRAIN, Kind
 from stampede.settings import cut, shown
 
 LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "target", "y")

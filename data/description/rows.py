@@ -12,18 +12,21 @@ import polars as pl
 import pyarrow
 
 from stampede.data.errors import DataError
-from stampede.data.learning.counts import VALUE
-from stampede.data.learning.vocabulary import FIRST_ROW
-from stampede.data.prepared.manifest import PARTS, FieldEntry, Manifest, read_manifest
-from stampede.data.prepared.mapped import map_shard
+from stampede.data.learning.vocabulary import FIRST_ROW, VALUE
+from stampede.data.prepared.arrays import map_shard
+from stampede.data.prepared.manifest import (
+    LEARNED_FOLDER,
+    PARTS,
+    FieldEntry,
+    Manifest,
+    missing_marks_sentence,
+    read_manifest,
+)
 from stampede.data.progress import RowProgress
-from stampede.data.raw import BadRows
-from stampede.data.raw.missing_marks import by_column, sentence
-from stampede.data.raw.typed import LABEL, TIME
-from stampede.data.schema.columns import Hashed, IdField, Integers, Quantiles, TimePart
-from stampede.data.sources import Source
-from stampede.data.splits import Assignment
-from stampede.data.writing import LEARNED_FOLDER
+from stampede.data.raw.log import LABEL, TIME
+from stampede.data.raw.rows import BadRows
+from stampede.data.schema.schema import Hashed, IdField, Integers, Quantiles, TimePart
+from stampede.data.sources import Assignment, Source
 
 PART, PLACE = "#part", "#place"
 
@@ -95,7 +98,7 @@ def raw_rows(source: Source, bad_rows: BadRows, limit: int | None, folder: Path)
     if bad_rows.count:
         notes.append(f"{bad_rows.count:,} bad rows were left out and written aside")
     if bad_rows.marks:
-        notes.append(sentence(by_column(bad_rows.marks)))
+        notes.append(missing_marks_sentence(bad_rows.marks_by_column()))
     # What is cut into quantiles is a number to whoever looks at it.
     cut = [name for name, found in fields.items() if isinstance(found, Quantiles)]
     return Rows(

@@ -10,8 +10,8 @@ import polars as pl
 from stampede.data.description.rows import PART, PLACE, Rows
 from stampede.data.formulas import bucket_rows
 from stampede.data.prepared.manifest import PARTS
-from stampede.data.raw.typed import LABEL
-from stampede.data.splits import TEST, TRAIN, VALIDATION
+from stampede.data.raw.log import LABEL
+from stampede.data.sources import TEST, TRAIN, VALIDATION
 
 TOPS = (1, 10, 100, 1000)
 QUANTILES = (0.25, 0.5, 0.75, 0.99)

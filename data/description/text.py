@@ -10,7 +10,7 @@ import polars as pl
 
 from stampede.data.description.statistics import QUANTILES, TOPS, Column, Statistics, least_width
 from stampede.data.prepared.manifest import PARTS
-from stampede.data.splits import TEST, TRAIN, VALIDATION
+from stampede.data.sources import TEST, TRAIN, VALIDATION
 
 WIDTH = 100
 _NAME = 18

@@ -1,70 +1,182 @@
-"""What was learned, saved beside the data, and its use on rows."""
+"""What is learned from the training part, a chunk at a time; saved, and applied to rows."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
-from pydantic import ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from stampede.data.errors import DataError
-from stampede.data.formulas import flattened
-from stampede.data.learning.distinct import Distinct, distinct_ids
-from stampede.data.learning.encoders import (
-    Encoder,
-    fixed_encoder,
-    is_multi,
-    quantile_encoder,
-    vocabulary_encoder,
+from stampede.data.formulas import bucket, bucket_rows, filled, flattened, scaled
+from stampede.data.learning.vocabulary import (
+    COUNT,
+    FIRST_ROW,
+    MISSING_ROW,
+    UNSEEN_ROW,
+    VALUE,
+    Distinct,
+    RowsOfIds,
+    ValueCounts,
+    distinct_ids,
+    read_values,
+    vocabulary,
 )
-from stampede.data.learning.numbers import NumberRange, transformed
-from stampede.data.learning.vocabulary import FIRST_ROW
-from stampede.data.learning.vocabulary_file import read_values
+from stampede.data.parallel import computed_ahead
 from stampede.data.prepared.manifest import FieldEntry
-from stampede.data.prepared.short_file import NoShortFileError, read_short
-from stampede.data.schema import Schema
-from stampede.data.schema.columns import Quantiles, Vocabulary
+from stampede.data.schema.features import settled
+from stampede.data.schema.schema import (
+    Hashed,
+    IdField,
+    Integers,
+    NumberField,
+    Quantiles,
+    Schema,
+    Vocabulary,
+    is_multi,
+)
 from stampede.settings import Section, cut
 
 LEARNED = "learned.json"
 
 _REMEDY = "prepare the data again"
 
+_PARTS_OF_TIME = {"hour_of_day": 24, "weekday": 7}
 
-class Saved(Section):
-    """The content of `learned.json`.
+
+class NumberRange(Section):
+    """A number in the training part, after filling and `log1p`.
 
     Attributes:
-        schema_: of the rows.
-        ranges: of every number, by name.
-        quantiles: inner edges of the fields cut at quantiles, by name.
-        vocabularies: file of each vocabulary, in the same folder, by field.
+        rows: values seen.
+        low, high: smallest and largest.
+        mean: arithmetic mean.
+        squares: sum of the squared distances from the mean.
     """
 
-    schema_: Schema
-    ranges: dict[str, NumberRange]
-    quantiles: dict[str, list[float]]
-    vocabularies: dict[str, str]
+    rows: int = Field(0, ge=0, lt=2**62)
+    low: float = 0.0
+    high: float = 0.0
+    mean: float = 0.0
+    squares: float = Field(0.0, ge=0)
 
-    @field_validator("schema_")
-    @classmethod
-    def _has_label(cls, schema: Schema) -> Schema:
-        # Only rows that are to be scored come without one.
-        if schema.label is None:
-            raise ValueError("the schema names no label")
-        return schema
+    @model_validator(mode="after")
+    def _a_range_is_of_rows(self) -> NumberRange:
+        if self.low > self.high or (self.low < self.high and not self.rows):
+            raise ValueError(f"{self.rows} values from {self.low:g} to {self.high:g}")
+        return self
 
-    @field_validator("quantiles")
-    @classmethod
-    def _edges_ascend(cls, quantiles: dict[str, list[float]]) -> dict[str, list[float]]:
-        for name, edges in quantiles.items():
-            if edges != sorted(set(edges)):
-                raise ValueError(f"the edges of {name!r} do not ascend")
-        return quantiles
+    @property
+    def deviation(self) -> float:
+        """Standard deviation; 0 for one value, whose squares may be more by rounding."""
+        return math.sqrt(self.squares / self.rows) if self.high > self.low else 0.0
+
+    def merged(self, other: NumberRange) -> NumberRange:
+        """Of both sets of values (Chan, Golub and LeVeque 1983)."""
+        if not self.rows or not other.rows:
+            return self if self.rows else other
+        rows = self.rows + other.rows
+        apart = other.mean - self.mean
+        return NumberRange(
+            rows=rows,
+            low=min(self.low, other.low),
+            high=max(self.high, other.high),
+            mean=self.mean + apart * other.rows / rows,
+            squares=self.squares + other.squares + apart**2 * self.rows * other.rows / rows,
+        )
+
+
+def ranges(chunk: pl.DataFrame, fields: Mapping[str, NumberField]) -> dict[str, NumberRange]:
+    """Ranges of the numbers in some rows."""
+    if not len(chunk) or not fields:
+        return {name: NumberRange() for name in fields}
+    found = chunk.lazy().select(
+        pl.struct(
+            low=_filled(name, field).min(),
+            high=_filled(name, field).max(),
+            mean=_filled(name, field).mean(),
+            squares=_filled(name, field).var(ddof=0) * len(chunk),
+        ).alias(name)
+        for name, field in fields.items()
+    )
+    row = found.collect().row(0, named=True)
+    return {name: NumberRange(rows=len(chunk), **row[name]) for name in fields}
+
+
+def _filled(name: str, field: NumberField) -> pl.Expr:
+    return filled(pl.col(name), field.fill, field.transform or ())
+
+
+def transformed(name: str, field: NumberField, seen: NumberRange) -> pl.Expr:
+    """The network's input of a column: Float32."""
+    statistics = seen.low, seen.high, seen.mean, seen.deviation
+    return scaled(_filled(name, field), field.transform, *statistics).alias(name)
+
+
+def edges_of_quantiles(counts: Iterable[pl.DataFrame], buckets: int) -> list[float]:
+    """Values where a new bucket begins: the inner `buckets`-quantiles, exact, ties merged.
+
+    The j-th is the smallest value v such that a share of at least j / buckets is at most v; the
+    bucket above begins after it.
+    """
+    tables = [table for table in counts if len(table)]
+    if not tables:
+        return []
+    table = pl.concat(tables).sort(VALUE)
+    values = table[VALUE].to_numpy()
+    cumulative = np.cumsum(table[COUNT].to_numpy().astype(np.int64))
+    total = int(cumulative[-1])
+    # Whole numbers: ceil(j * total / buckets), without rounding.
+    needed = np.array([-(-j * total // buckets) for j in range(1, buckets)], dtype=np.int64)
+    found = np.unique(values[np.searchsorted(cumulative, needed)])
+    return [float(edge) for edge in found if edge < values[-1]]
+
+
+class Encoder(NamedTuple):
+    """A field's table, and the row of each value of a Series, `[n]` int64."""
+
+    entry: FieldEntry
+    rows: Callable[[pl.Series], np.ndarray]
+
+
+def vocabulary_encoder(name: str, values: pl.Series, multi: bool) -> Encoder:
+    """Of ids with a row each; `values` String."""
+    rows = RowsOfIds(values)
+    entry = FieldEntry(
+        name=name,
+        rows=FIRST_ROW + rows.size,
+        missing_row=MISSING_ROW,
+        unseen_row=UNSEEN_ROW,
+        multi=multi,
+    )
+    return Encoder(entry, rows)
+
+
+def fixed_encoder(name: str, field: IdField) -> Encoder:
+    """Of a field for which nothing is learned. The row after the last is for a missing value."""
+    if isinstance(field, Hashed):
+        size = field.buckets
+    else:
+        size = field.size if isinstance(field, Integers) else _PARTS_OF_TIME[field.encode]
+
+    def rows(values: pl.Series) -> np.ndarray:
+        if isinstance(field, Hashed):
+            found = bucket(values, field.buckets, field.seed)
+        else:
+            found = values.fill_null(0).cast(pl.Int64).to_numpy().copy()
+        if values.null_count():
+            found[values.is_null().to_numpy()] = size
+        return found
+
+    entry = FieldEntry(name=name, rows=size + 1, missing_row=size, multi=is_multi(field))
+    return Encoder(entry, rows)
 
 
 @dataclass(frozen=True)
@@ -118,7 +230,7 @@ class Learned:
         numbers_dtype: str,
         distinct: Mapping[str, Distinct] | None = None,
     ) -> Encoded:
-        """Arrays of some typed rows (see `stampede.data.raw.typed`).
+        """Arrays of some typed rows (see `stampede.data.raw.log`).
 
         Args:
             frame: the rows, or them `hashed`.
@@ -129,14 +241,17 @@ class Learned:
         if distinct is None:
             distinct = distinct_ids(frame, self.schema)
         single = [entry for entry in self.fields if not entry.multi]
-        # A field in one piece of memory: to write with the stride of a row takes three times as
-        # long as to turn the whole.
+        # Each field in one piece of memory: to write with the stride of a row takes three times as
+        # long as to transpose the whole.
         ids = np.empty((len(single), len(frame)), dtype=self.ids_dtype)
         for i, entry in enumerate(single):
+            encoder = self._encoders[entry.name]
             if entry.name in distinct:
-                self._rows_of_distinct(entry, distinct[entry.name], out=ids[i])
+                values, codes = distinct[entry.name]
+                # All codes are within; without "clip", numpy copies `out`.
+                np.take(encoder.rows(values).astype(ids.dtype), codes, out=ids[i], mode="clip")
             else:
-                ids[i] = self._encoders[entry.name].rows(frame[entry.name])
+                ids[i] = encoder.rows(frame[entry.name])
         bags = [self._bag(entry, frame) for entry in self.fields if entry.multi]
         if self._numbers:
             numbers = frame.lazy().select(self._numbers).collect().to_numpy(order="c")
@@ -144,11 +259,6 @@ class Learned:
             numbers = np.empty((len(frame), 0), dtype=np.float32)
         ids = np.ascontiguousarray(ids.T)
         return Encoded(ids, bags, self._narrowed(numbers, numbers_dtype))
-
-    def _rows_of_distinct(self, entry: FieldEntry, column: Distinct, out: np.ndarray) -> None:
-        rows = self._encoders[entry.name].rows(column.values).astype(out.dtype)
-        # All codes are within; without "clip", numpy copies `out`.
-        np.take(rows, column.codes, out=out, mode="clip")
 
     def _narrowed(self, numbers: np.ndarray, dtype: str) -> np.ndarray:
         with np.errstate(over="ignore"):
@@ -170,25 +280,120 @@ class Learned:
         return lengths, self._encoders[entry.name].rows(ids).astype(self.ids_dtype)
 
 
-def save(
-    folder: Path,
-    schema: Schema,
-    ranges: Mapping[str, NumberRange],
-    quantiles: Mapping[str, list[float]],
-    vocabularies: Mapping[str, str],
-) -> None:
-    """Write `learned.json`; `vocabularies` names the file of each such field."""
-    saved = Saved(
-        schema_=schema,
-        ranges=dict(ranges),
-        quantiles=dict(quantiles),
-        vocabularies=dict(vocabularies),
-    )
-    (folder / LEARNED).write_text(saved.model_dump_json(indent=1), encoding="utf-8")
+class Learner:
+    """Counts ids and finds ranges.
+
+    Args:
+        schema: of the rows.
+        budget: bytes of counts in memory.
+        spill: folder for counts above it.
+
+    Attributes:
+        rows: seen so far.
+    """
+
+    def __init__(self, schema: Schema, budget: int, spill: Path) -> None:
+        self._schema = schema
+        counted = [
+            name for name, field in schema.ids.items() if isinstance(field, Vocabulary | Quantiles)
+        ]
+        self.counts = ValueCounts(counted, budget, spill)
+        self.rows = 0
+        # Whether a number's logarithm is taken may be open until all values are seen.
+        self._log1p = {
+            name: field.model_copy(update={"transform": ["log1p"]})
+            for name, field in schema.numbers.items()
+            if field.transform is None
+        }
+        self._ranges = {name: NumberRange() for name in schema.numbers}
+        self._ranges_of_log1p = {name: NumberRange() for name in self._log1p}
+
+    def add(self, frame: pl.DataFrame, distinct: Mapping[str, Distinct] | None = None) -> None:
+        """Typed rows of the training part (see `stampede.data.raw.log`).
+
+        Args:
+            distinct: the columns that `frame` lacks.
+        """
+        self.rows += len(frame)
+        self.counts.add(frame, distinct)
+        for seen, fields in (
+            (self._ranges, self._schema.numbers),
+            (self._ranges_of_log1p, self._log1p),
+        ):
+            for name, found in ranges(frame, fields).items():
+                seen[name] = seen[name].merged(found)
+
+    def save(self, folder: Path) -> Learned:
+        """Write what was learned into a new folder, field by field, and read it back."""
+        folder.mkdir(parents=True)
+        seen = {name: self._ranges[name] for name in self._log1p}
+        tails = {name: (found.low, found.high, found.mean) for name, found in seen.items()}
+        schema = settled(self._schema, self.rows, tails)
+        chosen = {
+            name: found
+            for name, found in self._ranges_of_log1p.items()
+            if "log1p" in schema.numbers[name].transform
+        }
+        ids = schema.ids
+        files = {
+            name: f"{name}.parquet" for name, field in ids.items() if isinstance(field, Vocabulary)
+        }
+
+        def write_vocabulary(name: str) -> None:
+            found = vocabulary(self.counts.tables(name), ids[name])
+            found.write_parquet(folder / files[name])
+
+        for _ in computed_ahead(write_vocabulary, files, 2, threads=2):
+            pass
+        quantiles = {
+            name: edges_of_quantiles(self.counts.tables(name), field.buckets)
+            for name, field in ids.items()
+            if isinstance(field, Quantiles)
+        }
+        saved = Saved(
+            schema_=schema,
+            ranges={**self._ranges, **chosen},
+            quantiles=quantiles,
+            vocabularies=files,
+        )
+        (folder / LEARNED).write_text(saved.model_dump_json(indent=1), encoding="utf-8")
+        return load(folder)
+
+
+class Saved(Section):
+    """The content of `learned.json`.
+
+    Attributes:
+        schema_: of the rows.
+        ranges: of every number, by name.
+        quantiles: inner edges of the fields cut at quantiles, by name.
+        vocabularies: file of each vocabulary, in the same folder, by field.
+    """
+
+    schema_: Schema
+    ranges: dict[str, NumberRange]
+    quantiles: dict[str, list[float]]
+    vocabularies: dict[str, str]
+
+    @field_validator("schema_")
+    @classmethod
+    def _has_label(cls, schema: Schema) -> Schema:
+        # Only rows that are to be scored come without one.
+        if schema.label is None:
+            raise ValueError("the schema names no label")
+        return schema
+
+    @field_validator("quantiles")
+    @classmethod
+    def _edges_ascend(cls, quantiles: dict[str, list[float]]) -> dict[str, list[float]]:
+        for name, edges in quantiles.items():
+            if edges != sorted(set(edges)):
+                raise ValueError(f"the edges of {name!r} do not ascend")
+        return quantiles
 
 
 def read_saved(folder: Path, remedy: str = _REMEDY) -> Saved:
-    """What `save` wrote.
+    """The content of `learned.json`.
 
     Args:
         remedy: what to do where it is damaged.
@@ -198,8 +403,8 @@ def read_saved(folder: Path, remedy: str = _REMEDY) -> Saved:
     """
     path = folder / LEARNED
     try:
-        return Saved.model_validate_json(read_short(path))
-    except (OSError, NoShortFileError) as failure:
+        return Saved.model_validate_json(path.read_bytes())
+    except OSError as failure:
         raise _damaged(path, failure, remedy) from None
     except ValidationError as failure:
         raise _damaged(path, failure.errors(include_url=False)[0]["msg"], remedy) from None
@@ -208,12 +413,12 @@ def read_saved(folder: Path, remedy: str = _REMEDY) -> Saved:
 def load(
     folder: Path, remedy: str = _REMEDY, fields: Sequence[FieldEntry] | None = None
 ) -> Learned:
-    """What `save` and the vocabularies' files say.
+    """What `Learner.save` wrote.
 
     Args:
         remedy: what to do where the folder is damaged.
-        fields: of its manifest; a vocabulary that holds more or fewer ids is not read. None where
-            there is no manifest yet.
+        fields: of its manifest, whose rows the vocabularies must have; None where there is no
+            manifest yet.
 
     Raises:
         DataError: the folder is damaged.
@@ -229,7 +434,9 @@ def load(
                 values = read_values(folder / _plain(saved.vocabularies[name]), size)
                 encoders[name] = vocabulary_encoder(name, values, is_multi(field))
             elif isinstance(field, Quantiles):
-                encoders[name] = quantile_encoder(name, saved.quantiles[name])
+                edges = saved.quantiles[name]
+                entry = FieldEntry(name=name, rows=len(edges) + 2, missing_row=0)
+                encoders[name] = Encoder(entry, partial(bucket_rows, edges=edges))
             else:
                 encoders[name] = fixed_encoder(name, field)
         return Learned(schema, encoders, saved.ranges)
@@ -245,8 +452,8 @@ def read_vocabulary(
 
     Args:
         saved: what `read_saved` read of the folder.
-        size: of the vocabulary; a file that holds more or fewer is not read.
-        remedy: what to do where it is damaged.
+        size: ids that there must be.
+        remedy: what to do where the folder is damaged.
 
     Raises:
         DataError: it is damaged.

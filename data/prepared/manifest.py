@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
 from stampede.data.errors import DataError
-from stampede.data.prepared.short_file import NoShortFileError, read_short
 from stampede.files import FileEntry
 from stampede.settings import Section, cut
 
-# A change of layout or meaning raises it; other formats are refused.
+# Raised by a change of layout or meaning; other formats are refused.
 FORMAT = 2
 
 MANIFEST = "manifest.json"
+LEARNED_FOLDER = "learned"
+BAD_ROWS = "bad_rows.jsonl"
 
 PartName = Literal["train", "validation", "test"]
 PARTS: tuple[PartName, ...] = ("train", "validation", "test")
@@ -27,8 +29,10 @@ FieldName = Annotated[str, Field(pattern=FIELD_NAME)]
 # Of a table. Its bytes are then less than 2**63, as torch counts them, whatever its columns.
 MOST_ROWS = 2**48
 
-# Nothing is counted beyond, so that no product of two counts is out of the ordinary.
+# Larger numbers are refused, so that the product of two counts stays a reasonable number.
 Count = Annotated[int, Field(ge=0, lt=2**62)]
+
+REMEDY = "delete the folder to prepare it again"
 
 
 class FieldEntry(Section):
@@ -37,8 +41,8 @@ class FieldEntry(Section):
     Attributes:
         name: of the field.
         rows: rows of its table.
-        missing_row: row of a missing value; None where nobody knows it.
-        unseen_row: row that rare ids and those the training part lacks share; None where an id of
+        missing_row: row of a missing value; None where it is not known.
+        unseen_row: row shared by rare ids and ids that the training part lacks; None where an id of
             any value has a row.
         multi: whether a sample has any number of ids.
     """
@@ -67,14 +71,14 @@ class ShardFile(FileEntry):
 
 
 class ShardEntry(Section):
-    """Some rows of a part, one file per array.
+    """Some rows of a part, one `.npy` file per array.
 
     Attributes:
         rows: their number.
         files: by array: `ids` `[rows, single-valued fields]`, `numbers` `[rows, numbers]`, `label`
             `[rows]` uint8; where the data have them `weight` `[rows]` float32, `time` `[rows]`
             int64 seconds; for the multi-valued field number i (among those) `offsets_i`
-            `[rows + 1]` int64, from 0, into `values_i`. All are `.npy`.
+            `[rows + 1]` int64, from 0, into `values_i`.
     """
 
     rows: Annotated[int, Field(ge=1, lt=2**62)]
@@ -89,11 +93,11 @@ class Manifest(Section):
         version: of stampede.
         fields: id fields, single-valued ones first, in the order of `ids`.
         numbers: names of the numeric inputs, in the order of `numbers`.
-        ids_dtype, numbers_dtype: of those arrays and of the multi-valued fields' values.
+        ids_dtype, numbers_dtype: of those arrays; the former also of `values_i`.
         has_weight, has_time: whether the optional arrays are there.
         parts: shards of each part, in order.
-        learned: file with what was learned from the training part; None where nothing was.
-        bad_rows: lines left out, which stand in `bad_rows.jsonl`.
+        learned: files with what was learned from the training part, if anything was.
+        bad_rows: number of rows left out; they are in `bad_rows.jsonl`.
         source: what the data were made of, and how.
     """
 
@@ -119,9 +123,8 @@ class Manifest(Section):
             raise ValueError("fields: single-valued ones must stand first")
         expected = set(self.arrays())
         for part, shards in self.parts.items():
-            for shard in shards:
-                if set(shard.files) != expected:
-                    raise ValueError(f"parts.{part}: a shard needs the arrays {sorted(expected)}")
+            if any(set(shard.files) != expected for shard in shards):
+                raise ValueError(f"parts.{part}: a shard needs the arrays {sorted(expected)}")
         return self
 
     def single(self) -> list[FieldEntry]:
@@ -144,8 +147,12 @@ class Manifest(Section):
         """Rows of a part."""
         return sum(shard.rows for shard in self.parts.get(part, []))
 
+    def shards(self) -> list[ShardEntry]:
+        """Shards of all parts."""
+        return [shard for shards in self.parts.values() for shard in shards]
 
-def read_manifest(folder: Path, remedy: str = "delete the folder to prepare it again") -> Manifest:
+
+def read_manifest(folder: Path, remedy: str = REMEDY) -> Manifest:
     """The manifest of a prepared folder.
 
     Args:
@@ -156,13 +163,11 @@ def read_manifest(folder: Path, remedy: str = "delete the folder to prepare it a
     """
     path = folder / MANIFEST
     try:
-        return Manifest.model_validate_json(read_short(path))
+        return Manifest.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise DataError(f"{folder}: no prepared data here ({MANIFEST} is absent)") from None
     except OSError as failure:
         raise DataError(f"{path}: {failure.strerror or failure}") from None
-    except NoShortFileError as failure:
-        raise DataError(f"{path}: {failure}; {remedy}") from None
     except ValidationError as failure:
         first = failure.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"
@@ -170,3 +175,41 @@ def read_manifest(folder: Path, remedy: str = "delete the folder to prepare it a
             f"{path}: damaged, or written by another version of stampede ({cut(where)}: "
             f"{cut(first['msg'])}); {remedy}"
         ) from None
+
+
+def missing_marks_sentence(columns: dict[str, dict[str, int]]) -> str:
+    """How many cells of which columns were missing because of their text; may be empty.
+
+    Args:
+        columns: cells by text, by column, the most frequent first.
+    """
+    if not columns:
+        return ""
+    named = []
+    for column, marks in list(columns.items())[:8]:
+        shown = ", ".join(f"{mark!r} {cells:,}" for mark, cells in list(marks.items())[:4])
+        named.append(f"{column} ({shown})")
+    more = f" and {len(columns) - 8} more columns" * (len(columns) > 8)
+    cells = sum(sum(marks.values()) for marks in columns.values())
+    return (
+        f"{cells:,} cells count as missing because of their text: {', '.join(named)}{more}; to "
+        "keep such texts as ids, list only the others as `missing` in the schema"
+    )
+
+
+def prepared_summary(folder: Path) -> str:
+    """Rows, fields and size of a prepared folder, for a person."""
+    manifest = read_manifest(folder)
+    lines = [f"  {part:<12}{manifest.rows(part):>16,} rows" for part in PARTS]
+    ids = sum(entry.rows for entry in manifest.fields)
+    size = sum(entry.bytes for shard in manifest.shards() for entry in shard.files.values())
+    lines.append(f"  {len(manifest.fields)} id fields with {ids:,} rows of tables together")
+    lines.append(f"  {len(manifest.numbers)} numbers; {size / 1e6:,.0f} MB")
+    if "features" in manifest.source:
+        features = f"features: {manifest.source['features']}"
+        lines += textwrap.wrap(features, 98, initial_indent="  ", subsequent_indent="    ")
+    if manifest.bad_rows:
+        lines.append(f"  {manifest.bad_rows:,} bad rows left out, see {folder / BAD_ROWS}")
+    if marks := manifest.source.get("missing_marks"):
+        lines.append(f"  {missing_marks_sentence(marks)}")
+    return "\n".join([str(folder), *lines])

@@ -1,23 +1,34 @@
-"""Opens a prepared data set without reading it: every file memory-mapped and checked."""
+"""A prepared data set, opened without reading it and gathered row by row."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from stampede.data.errors import DataError
+from stampede.data.parallel import run_tasks
+from stampede.data.prepared.arrays import damaged, map_shard, values_of
 from stampede.data.prepared.manifest import MANIFEST, Manifest, PartName, ShardEntry, read_manifest
-from stampede.data.prepared.mapped import map_shard
-from stampede.data.prepared.part import Shard, ShardedPart
-from stampede.data.samples import Dataset
+from stampede.data.samples import Bag, Dataset, Samples
 from stampede.settings import cut
 
-# Only what a batch needs.
-_NOT_READ = ("time",)
+# Rows gathered at a time before they are transposed: Criteo's ids then stay in the second-level
+# cache.
+_TILE = 4096
+
+# Types as read, where they differ from those of the files.
+_DTYPES = {"ids": None, "numbers": torch.float32, "label": torch.float32, "weight": None}
+
+_CPU = torch.device("cpu")
 
 
 def open_prepared(folder: Path) -> Dataset:
@@ -34,23 +45,19 @@ def open_prepared(folder: Path) -> Dataset:
                 f"{folder / MANIFEST}: the {part} part has no rows; choose another split to "
                 "prepare the data again"
             )
+    has_validation = manifest.rows("validation") > 0
+    entries = {entry.name: entry for entry in manifest.fields}
     return Dataset(
-        vocabulary_sizes={entry.name: entry.rows for entry in manifest.fields},
+        vocabulary_sizes={name: entry.rows for name, entry in entries.items()},
         numbers=len(manifest.numbers),
         train=open_part(folder, manifest, "train"),
-        validation=(
-            open_part(folder, manifest, "validation") if manifest.rows("validation") else None
-        ),
+        validation=open_part(folder, manifest, "validation") if has_validation else None,
         test=open_part(folder, manifest, "test"),
         multi=tuple(entry.name for entry in manifest.multi()),
         has_weight=manifest.has_weight,
-        unknown_rows={entry.name: entry.unknown_rows for entry in manifest.fields},
+        unknown_rows={name: entry.unknown_rows for name, entry in entries.items()},
+        unseen_rows={n: e.unseen_row for n, e in entries.items() if e.unseen_row is not None},
         features=cut(str(manifest.source.get("features", ""))),
-        unseen_rows={
-            entry.name: entry.unseen_row
-            for entry in manifest.fields
-            if entry.unseen_row is not None
-        },
     )
 
 
@@ -66,13 +73,244 @@ def open_part(folder: Path, manifest: Manifest, part: PartName) -> ShardedPart:
 
 
 def _open_shard(folder: Path, manifest: Manifest, shard: ShardEntry) -> Shard:
-    names = [name for name in manifest.arrays() if name not in _NOT_READ]
+    # A batch needs no time.
+    names = [name for name in manifest.arrays() if name != "time"]
     maps = map_shard(folder, manifest, shard, names)
-    return Shard(shard.rows, {name: _as_tensor(array) for name, array in maps.items()}, maps)
-
-
-def _as_tensor(array: np.ndarray) -> Tensor:
     with warnings.catch_warnings():
-        # The map cannot be written; nothing here tries to.
+        # The maps cannot be written; nothing here tries to.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(array)
+        return Shard(shard.rows, {name: torch.from_numpy(a) for name, a in maps.items()}, maps)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Some rows that stand together.
+
+    Attributes:
+        rows: their number.
+        arrays: as the manifest names them: `ids`, `numbers`, `label`, perhaps `weight`, and
+            `offsets_i`, `values_i` of the multi-valued fields.
+        maps: the same as memory-mapped files, where they are.
+    """
+
+    rows: int
+    arrays: Mapping[str, Tensor]
+    maps: Mapping[str, np.memmap] = field(default_factory=dict)
+
+
+class _Piece(NamedTuple):
+    """Rows of one shard that are wanted, by its own numbers, and where they go."""
+
+    shard: Shard
+    rows: Tensor
+    first: int
+
+
+@dataclass(frozen=True)
+class ShardedPart:
+    """The rows of all shards (at least one, with the same arrays on one device), in their order."""
+
+    shards: tuple[Shard, ...]
+
+    @cached_property
+    def rows(self) -> int:
+        """Number of rows."""
+        return sum(shard.rows for shard in self.shards)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the arrays are."""
+        return self.shards[0].arrays["label"].device
+
+    @property
+    def bytes(self) -> int:
+        """Size of all arrays, the same in any number of shards."""
+        size = sum(array.nbytes for shard in self.shards for array in shard.arrays.values())
+        # Offsets have one more than rows in each shard.
+        return size - sum(
+            array.itemsize
+            for shard in self.shards[1:]
+            for name, array in shard.arrays.items()
+            if name.startswith("offsets_")
+        )
+
+    def read(self, rows: Tensor) -> Samples:
+        """Gather rows.
+
+        Args:
+            rows: `[n]` int64 on `device`. With several shards every ascending stretch of them costs
+                time, so that stretches should be long.
+
+        Returns:
+            The samples; the ids are stored field by field, as a batch wants them.
+
+        Raises:
+            DataError: offsets of a multi-valued field do not ascend.
+        """
+        pieces = self._pieces(rows)
+        names = self.shards[0].arrays
+        read = self._gather([name for name in _DTYPES if name in names], pieces, len(rows))
+        return Samples(
+            ids=read["ids"].T,
+            dense=read["numbers"],
+            label=read["label"],
+            bags=self._bags(pieces),
+            weight=read.get("weight"),
+        )
+
+    def label(self, rows: Tensor) -> Tensor:
+        """Labels of rows as `read` wants them, `[n]` float32."""
+        return self._gather(["label"], self._pieces(rows), len(rows))["label"]
+
+    def weight(self, rows: Tensor) -> Tensor | None:
+        """Weights of rows as `read` wants them, `[n]` float32; None where there are none."""
+        if "weight" not in self.shards[0].arrays:
+            return None
+        return self._gather(["weight"], self._pieces(rows), len(rows))["weight"]
+
+    def shards_between(self, first: int, last: int) -> list[tuple[Shard, int, int]]:
+        """The shards that hold the rows `first` to `last - 1`, and their own first and last."""
+        return [
+            (shard, max(first - start, 0), min(last - start, shard.rows))
+            for shard, start in zip(self.shards, self._starts.tolist(), strict=False)
+            if start < last and first < start + shard.rows
+        ]
+
+    def resident(self, device: torch.device) -> ShardedPart:
+        """The same rows with all arrays copied to `device`, in one shard.
+
+        Raises:
+            DataError: offsets of a multi-valued field do not ascend.
+        """
+        joined = {
+            name: self._joined_offsets(name, device)
+            if name.startswith("offsets_")
+            else _joined([shard.arrays[name] for shard in self.shards], device)
+            for name in self.shards[0].arrays
+        }
+        return ShardedPart((Shard(self.rows, joined),))
+
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        """First row of each shard, and one past the last."""
+        return np.cumsum([0, *(shard.rows for shard in self.shards)])
+
+    def _pieces(self, rows: Tensor) -> list[_Piece]:
+        """What each shard contributes: its own row numbers, and their place among `rows`."""
+        if len(self.shards) == 1:
+            return [_Piece(self.shards[0], rows, 0)]
+        stretches = np.flatnonzero(np.diff(rows.numpy()) < 0) + 1
+        pieces = []
+        for begin, end in pairwise([0, *stretches.tolist(), len(rows)]):
+            cuts = begin + np.searchsorted(rows[begin:end].numpy(), self._starts)
+            pieces += [
+                _Piece(shard, rows[first:last] - start, first)
+                for shard, start, first, last in zip(
+                    self.shards, self._starts[:-1].tolist(), cuts[:-1], cuts[1:], strict=True
+                )
+                if first < last
+            ]
+        return pieces
+
+    def _gather(self, names: Sequence[str], pieces: list[_Piece], rows: int) -> dict[str, Tensor]:
+        """Rows of some arrays, in the order of `pieces`; ids transposed to `[fields, rows]`."""
+        gathered = {}
+        for name in names:
+            like = self.shards[0].arrays[name]
+            columns = tuple(like.shape[1:])
+            shape = (*columns, rows) if name == "ids" else (rows, *columns)
+            dtype = _DTYPES[name] or like.dtype
+            gathered[name] = torch.empty(shape, dtype=dtype, device=like.device)
+        fill = partial(_fill, gathered)
+        if self.device == _CPU:
+            run_tasks(fill, [tile for piece in pieces for tile in _tiles(*piece)])
+        else:
+            for piece in pieces:
+                fill(piece)
+        return gathered
+
+    def _bags(self, pieces: list[_Piece]) -> tuple[Bag, ...]:
+        """Ids of every multi-valued field."""
+        names = [name for name in self.shards[0].arrays if name.startswith("offsets_")]
+        found = [[_bounds(name, piece) for piece in pieces] for name in names]
+        # The host has to know how many ids there are: one wait for a device instead of many.
+        counts = [length.sum() for bounds in found for _, length in bounds]
+        left = iter(torch.stack(counts).tolist() if counts else [])
+        bags = []
+        for name, bounds in zip(names, found, strict=True):
+            like = self.shards[0].arrays[values_of(name)]
+            # So that there are tensors to join even without any rows.
+            values = [like[:0]]
+            lengths = [torch.empty(0, dtype=torch.int64, device=like.device)]
+            for piece, (first, length) in zip(pieces, bounds, strict=True):
+                before = length.cumsum(0) - length
+                count = next(left)
+                wanted = torch.repeat_interleave(first - before, length, output_size=count)
+                wanted += torch.arange(count, device=like.device)
+                values.append(piece.shard.arrays[values_of(name)].index_select(0, wanted))
+                lengths.append(length)
+            bags.append(Bag(torch.cat(values), torch.cat(lengths)))
+        return tuple(bags)
+
+    def _joined_offsets(self, name: str, device: torch.device) -> Tensor:
+        joined, end = [torch.zeros(1, dtype=torch.int64, device=device)], 0
+        for shard in self.shards:
+            offsets = shard.arrays[name]
+            # A GPU that gathers by such offsets would fail for good.
+            if bool((offsets[1:] < offsets[:-1]).any()):
+                raise _descending(name, shard)
+            joined.append(offsets[1:].to(device) + end)
+            end += int(offsets[-1])
+        return torch.cat(joined)
+
+
+def _bounds(name: str, piece: _Piece) -> tuple[Tensor, Tensor]:
+    """Where the ids of each row begin, and how many there are."""
+    offsets = piece.shard.arrays[name]
+    first = offsets.index_select(0, piece.rows)
+    last = offsets.index_select(0, piece.rows + 1)
+    if first.device == _CPU and len(first):
+        values = len(piece.shard.arrays[values_of(name)])
+        begin, end = first.numpy(), last.numpy()
+        if begin.min() < 0 or end.max() > values or (end < begin).any():
+            raise _descending(name, piece.shard)
+    return first, last - first
+
+
+def _descending(name: str, shard: Shard) -> DataError:
+    path = shard.maps[name].filename if name in shard.maps else name
+    return damaged(Path(path), "its numbers do not ascend")
+
+
+def _tiles(shard: Shard, rows: Tensor, first: int) -> list[_Piece]:
+    return [
+        _Piece(shard, rows[start : start + _TILE], first + start)
+        for start in range(0, len(rows), _TILE)
+    ]
+
+
+def _fill(gathered: Mapping[str, Tensor], piece: _Piece) -> None:
+    """Gather what a shard contributes."""
+    here = slice(piece.first, piece.first + len(piece.rows))
+    for name, out in gathered.items():
+        array, rows = piece.shard.arrays[name], piece.rows
+        if out.device == _CPU:
+            # numpy gathers on one core nearly as fast as torch does on two.
+            taken, out = array.numpy().take(rows.numpy(), 0), out.numpy()
+        else:
+            taken = array.index_select(0, rows)
+        if name == "ids":
+            out[:, here] = taken.T
+        else:
+            out[here] = taken
+
+
+def _joined(arrays: list[Tensor], device: torch.device) -> Tensor:
+    """Arrays one after the other, copied to a device without a copy of all on this side."""
+    rows = sum(len(array) for array in arrays)
+    joined = torch.empty((rows, *arrays[0].shape[1:]), dtype=arrays[0].dtype, device=device)
+    first = 0
+    for array in arrays:
+        joined[first : first + len(array)] = array
+        first += len(array)
+    return joined

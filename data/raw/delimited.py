@@ -17,21 +17,12 @@ import pyarrow
 import pyarrow.csv
 
 from stampede.data.errors import DataError
-from stampede.data.raw.bad_rows import BadRow
-from stampede.data.raw.blocks import Block, count_bytes, count_lines, read_blocks
-from stampede.data.raw.missing_marks import Marks, any_mark, without_marks
-from stampede.data.raw.rows import RawRows
+from stampede.data.raw.files import Block, count_bytes, count_lines, read_blocks
+from stampede.data.raw.rows import BadRow, Marks, RawRows, any_mark, without_marks
 from stampede.settings import cut, shown
-
-# Of a block of short lines that are all bad, only so many are looked at and told of together: each
-# takes some 300 bytes then. A block of Criteo has fewer.
-_LINES = 1 << 17
 
 # That a log may have, and their names.
 _SEPARATORS = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars"}
-
-# A log of more columns is no log; all of them are named and parsed.
-_MOST_COLUMNS = 1 << 16
 
 
 class Piece(NamedTuple):
@@ -44,7 +35,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Delimited:
-    """How a delimited file is written.
+    """The form of a delimited file.
 
     Attributes:
         separator: one character between columns.
@@ -61,14 +52,14 @@ class Delimited:
     missing: Sequence[str]
 
     def count(self, path: Path, advanced: Callable[[int], object]) -> int:
-        """Rows of a file; `advanced` is told how many of its bytes have been read."""
+        """Rows of a file; `advanced` is called with the number of bytes read so far."""
         return max(count_lines(path, advanced) - (not self.columns), 0)
 
     def names(self, path: Path, optional: str) -> list[str]:
         """Names of a file's columns.
 
         Args:
-            optional: a column that files without a header line may lack; the first line tells.
+            optional: a column that files without a header line may lack, as their first line shows.
 
         Raises:
             DataError: the file cannot be read.
@@ -103,8 +94,7 @@ class Delimited:
                     f"{path}: no column {absent[0]!r}; its header line has "
                     f"{cut(', '.join(columns))}{self._hint_at_header(columns)}"
                 )
-            for part in _split(block):
-                yield Piece(path, part, columns)
+            yield Piece(path, block, columns)
 
     def rows(self, piece: Piece, used: set[str]) -> RawRows:
         """Rows of a piece, with the used columns, null where missing.
@@ -144,12 +134,6 @@ class Delimited:
 
     def _header(self, path: Path, block: Block) -> tuple[list[str], Block]:
         line, _, rest = block.data.partition(b"\n")
-        most = line.count(self.separator.encode()) + 1
-        if most > _MOST_COLUMNS:
-            raise DataError(
-                f"{path}: line 1: a header of {most:,} columns; a click log has {_MOST_COLUMNS:,} "
-                "at most"
-            )
         try:
             columns = self._cells(line.rstrip(b"\r").decode("utf-8"))
         except UnicodeDecodeError:
@@ -163,7 +147,7 @@ class Delimited:
         return columns, Block(rest, block.first_line + 1, block.lines - 1, block.position)
 
     def _hint_at_header(self, columns: Sequence[str]) -> str:
-        """What else line 1 may be, where it is not the header that was expected; may be empty."""
+        """A guess at what line 1 is instead of the expected header; may be empty."""
         if any(re.fullmatch(r"[-+.\d]+", name) for name in columns):
             return (
                 "; line 1 seems to be a row, not a header: add a header line, or name the columns "
@@ -185,6 +169,7 @@ class Delimited:
         """The used columns; None where any line is not as it should be."""
         if not lines:
             return pl.DataFrame(schema=dict.fromkeys(sorted(used), pl.String))
+        has_quoted_blanks = "" in self.missing and self.quote and (self.quote * 2).encode() in text
         try:
             frame = pl.scan_csv(
                 text,
@@ -192,20 +177,17 @@ class Delimited:
                 schema={name: pl.Float64 if name in numeric else pl.String for name in columns},
                 separator=self.separator,
                 quote_char=self.quote or None,
-                # Empty cells are null anyway, unless quoted; naming them takes a fifth more time.
-                null_values=[""] if self._has_quoted_blanks(text) else None,
+                # Empty cells are null anyway, unless quoted; to name them takes a fifth more time.
+                null_values=[""] if has_quoted_blanks else None,
                 missing_utf8_is_empty_string="" not in self.missing,
             ).collect()
         except pl.exceptions.PolarsError:
             return None
-        # The parser fills short lines up without a word.
+        # The parser fills up short lines silently.
         if len(frame) != lines or not self._columns_agree(text, len(columns), lines):
             return None
-        # The parser leaves many small pieces, which all that follows would work on one by one.
+        # The parser leaves many small chunks, which all that follows would work on one by one.
         return frame.select(sorted(used)).rechunk()
-
-    def _has_quoted_blanks(self, text: bytes) -> bool:
-        return "" in self.missing and bool(self.quote) and (self.quote * 2).encode() in text
 
     def _columns_agree(self, text: bytes, columns: int, lines: int) -> bool:
         """Whether no line is short, given that none is long."""
@@ -240,7 +222,7 @@ class Delimited:
         return bad
 
     def _count_cells(self, line: str) -> int:
-        # A long line of separators would make a text of each cell.
+        # Without making a text of each cell.
         if not self.quote or self.quote not in line:
             return line.count(self.separator) + 1
         return len(self._cells(line))
@@ -261,24 +243,8 @@ def _named(separator: str) -> str:
     return f"{_SEPARATORS[separator]}: write `separator: {written}`"
 
 
-def _split(block: Block) -> Iterator[Block]:
-    """The same lines, in blocks of a limited number of them."""
-    if not block.data:
-        return
-    if block.lines <= _LINES:
-        yield block
-        return
-    ends = np.flatnonzero(np.frombuffer(block.data, dtype=np.uint8) == ord("\n")) + 1
-    start = 0
-    for line in range(0, block.lines, _LINES):
-        lines = min(_LINES, block.lines - line)
-        end = int(ends[line + lines - 1])
-        yield Block(block.data[start:end], block.first_line + line, lines, block.position)
-        start = end
-
-
 def _arrow_counts(text: bytes, columns: int, separator: str, quote: str) -> bool:
-    """Whether every line has that many cells, by a parser that tells."""
+    """Whether every line has that many cells, by a parser that refuses other lines."""
     names = [str(i) for i in range(columns)]
     try:
         pyarrow.csv.read_csv(

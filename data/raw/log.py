@@ -1,11 +1,11 @@
-"""A whole raw log: its files in order, as chunks of typed rows."""
+"""A raw log: its files in order, as chunks of rows with the types that the schema asks for."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,27 @@ import numpy as np
 import polars as pl
 
 from stampede.data.errors import DataError
-from stampede.data.overlap import computed_ahead
-from stampede.data.raw.bad_rows import BadRow, BadRows
+from stampede.data.formulas import id_texts, part_of_time, seconds_of_time, stripped
+from stampede.data.parallel import computed_ahead
 from stampede.data.raw.delimited import Delimited
 from stampede.data.raw.parquet import Parquet
-from stampede.data.raw.rows import RawRows
-from stampede.data.raw.typed import typed
-from stampede.data.schema import Schema
+from stampede.data.raw.rows import BadRow, BadRows, Marks, RawRows, counts_of_marks
+from stampede.data.schema.schema import (
+    IdField,
+    Integers,
+    Label,
+    Quantiles,
+    Schema,
+    Time,
+    TimePart,
+    is_multi,
+)
 from stampede.settings import cut
 
-_COMPRESSED = (".gz", ".zst")
+LABEL, WEIGHT, TIME, SPLIT = "#label", "#weight", "#time", "#split"
+
+# Beyond it a number is infinite once it is a float32.
+LARGEST = 3.4e38
 
 
 @dataclass(frozen=True)
@@ -50,7 +61,23 @@ class Chunk:
         return Chunk(frame, self.file, self.numbers[mask], self.position)
 
 
-_Typed = tuple[pl.DataFrame, np.ndarray, list[BadRow], Counter[str]]
+@dataclass(frozen=True)
+class TypedRows:
+    """The good ones among some rows.
+
+    Attributes:
+        frame: see `typed`.
+        numbers: `[n]` number of each row within its file.
+        bad: the bad rows.
+        values: bad values that are null, by column of the file.
+        marks: ids among several of a cell that were left out because of their text.
+    """
+
+    frame: pl.DataFrame
+    numbers: np.ndarray
+    bad: Sequence[BadRow]
+    values: Counter[str]
+    marks: Marks
 
 
 class RawLog:
@@ -83,7 +110,7 @@ class RawLog:
         """Rows of each file, bad ones included.
 
         Args:
-            advanced: told the number of bytes of all files read so far.
+            advanced: called with the number of bytes of all files read so far.
         """
         if self._counts is None:
             counts, before = [], 0
@@ -97,7 +124,7 @@ class RawLog:
         return self._counts
 
     def check_rows(self) -> None:
-        """Refuse a log without a row; needs the counts of rows.
+        """Refuse a log without a row.
 
         Raises:
             DataError: says what its first file holds instead.
@@ -126,7 +153,7 @@ class RawLog:
         for number, file in enumerate(self.files):
             kind = self._format(file)
 
-            def convert(piece: Any, kind: Delimited | Parquet = kind) -> tuple[RawRows, _Typed]:
+            def convert(piece: Any, kind: Delimited | Parquet = kind) -> tuple[RawRows, TypedRows]:
                 raw = kind.rows(piece, self._used)
                 return raw, typed(
                     raw, self.schema, self._split_column, self._bad_values_are_missing
@@ -134,24 +161,55 @@ class RawLog:
 
             pieces = kind.pieces(file, self._used)
             # The parser uses all cores, but not all the time: a second piece fills the gaps.
-            for raw, (frame, numbers, bad, values) in computed_ahead(convert, pieces, 2, threads=2):
-                bad_rows.marks += raw.marks
-                bad_rows.values += values
-                bad_rows.report([*raw.bad, *bad])
-                yield Chunk(frame, number, numbers, before + raw.position)
+            for raw, rows in computed_ahead(convert, pieces, 2, threads=2):
+                bad_rows.marks += raw.marks + rows.marks
+                bad_rows.values += rows.values
+                bad_rows.report([*raw.bad, *rows.bad])
+                yield Chunk(rows.frame, number, rows.numbers, before + raw.position)
             before += _size(file)
 
     def _format(self, file: Path) -> Delimited | Parquet:
-        return format_of(self.schema, file, self._split_column)
+        return _format_of(self.schema, file, self._split_column)
 
 
-def format_of(schema: Schema, file: Path, split_column: str | None = None) -> Delimited | Parquet:
-    """How a file of a schema is read.
+def scoring_log(
+    schema: Schema,
+    files: Sequence[Path],
+    with_label: bool = True,
+    bad_values_are_missing: bool = False,
+) -> RawLog:
+    """A log whose rows are to be scored; columns that no input is made of may be absent.
 
     Args:
-        split_column: a further column that is wanted as text.
+        schema: as the model was trained with.
+        files: in order; the first decides which columns there are.
+        with_label: whether label and weight are read where they are there.
+        bad_values_are_missing: see `RawLog`.
+
+    Returns:
+        The log; its schema says what is read.
+
+    Raises:
+        DataError: the first file cannot be read.
     """
-    suffixes = [suffix for suffix in file.suffixes if suffix.lower() not in _COMPRESSED]
+    columns = _format_of(schema, files[0]).names(files[0], schema.label.column)
+    wanted: Set[str] = set(columns) if with_label else set()
+    is_timed = any(isinstance(field, TimePart) for field in schema.ids.values())
+    meaning = schema.model_copy(
+        update={
+            "columns": list(columns) if schema.columns else [],
+            "label": schema.label if schema.label.column in wanted else None,
+            "weight": schema.weight if schema.weight in wanted else None,
+            # A time that no input is made of only divides a log into parts.
+            "time": schema.time if is_timed else None,
+        }
+    )
+    return RawLog(meaning, files, bad_values_are_missing=bad_values_are_missing)
+
+
+def _format_of(schema: Schema, file: Path, split_column: str | None = None) -> Delimited | Parquet:
+    """How a file of a schema is read."""
+    suffixes = [suffix for suffix in file.suffixes if suffix.lower() not in (".gz", ".zst")]
     suffix = suffixes[-1].lower() if suffixes else ""
     if schema.format == "parquet" or (schema.format == "auto" and suffix in (".parquet", ".pq")):
         return Parquet(schema.missing)
@@ -167,3 +225,248 @@ def _size(file: Path) -> int:
         return os.path.getsize(file)
     except OSError as failure:
         raise DataError(f"{file}: {failure.strerror or failure}") from None
+
+
+def typed(
+    raw: RawRows, schema: Schema, split_column: str | None, bad_values_are_missing: bool = False
+) -> TypedRows:
+    """Typed columns of the good rows.
+
+    Ids of vocabularies and hashes are String, or List(String) where a cell holds several; raw
+    integers Int64 or List(Int64), numbers Float64, `#label` and `#weight` Float32, `#time` Int64
+    seconds since 1970, `#split` String. Null is missing. What the schema lacks is not there.
+
+    Args:
+        split_column: a further column that is wanted as text.
+        bad_values_are_missing: whether a bad value of an input is null, instead of its row bad.
+
+    Raises:
+        DataError: a column of a Parquet file has a type that is of no use for its purpose.
+    """
+    try:
+        columns = _columns(schema, split_column, raw.frame.schema)
+    except DataError as failure:
+        raise DataError(f"{raw.file}: {failure}") from None
+    marks = _marks_in_bags(raw.frame, schema)
+    taken: Counter[str] = Counter()
+    if bad_values_are_missing:
+        columns, taken = _with_bad_as_null(raw.frame, columns)
+    # In one query, so that the values and whether they are bad are computed once.
+    query = raw.frame.lazy().select(
+        *(column.values.alias(column.name) for column in columns),
+        *(
+            column.is_bad.any().alias(f"?{column.name}")
+            for column in columns
+            if column.is_bad is not None
+        ),
+    )
+    frame = query.collect()
+    suspects = [
+        c for c in columns if c.is_bad is not None and len(frame) and frame[f"?{c.name}"][0]
+    ]
+    frame = frame.select(column.name for column in columns)
+    if not suspects:
+        return TypedRows(frame, raw.numbers, [], taken, marks)
+    masks = raw.frame.select(column.is_bad.alias(column.name) for column in suspects)
+    masks = masks.fill_null(False)
+    kept = ~masks.select(pl.any_horizontal(pl.all())).to_series().to_numpy()
+    indices = np.flatnonzero(~kept)
+    texts = dict(zip(indices.tolist(), raw.row_texts(indices.tolist()), strict=True))
+    bad: dict[int, BadRow] = {}
+    for column in suspects:
+        for index in np.flatnonzero(masks[column.name].to_numpy()).tolist():
+            found = raw.frame[column.column][index]
+            shown = "nothing" if found is None else repr(found)
+            line, remedy = int(raw.lines[index]), column.remedy
+            if line == 1 and found == column.column:
+                remedy += "; line 1 seems to be a header: delete it, or `columns` from the schema"
+            # Of a row with several bad values the first is told.
+            row = BadRow(raw.file, line, column.column, shown, remedy, texts[index])
+            bad.setdefault(line, row)
+    good = frame.filter(pl.Series(kept))
+    return TypedRows(good, raw.numbers[kept], list(bad.values()), taken, marks)
+
+
+def _marks_in_bags(frame: pl.DataFrame, schema: Schema) -> Marks:
+    """Ids among several of a cell that are missing because of their text."""
+    marks, found = [mark for mark in schema.missing if mark], Counter()
+    for name, field in schema.ids.items():
+        if not is_multi(field) or not marks:
+            continue
+        cells = frame[field.column or name]
+        if cells.dtype == pl.String:
+            cells = cells.filter(cells.str.contains_any(marks).fill_null(False))
+            cells = cells.str.split(field.separator)
+        if isinstance(cells.dtype, pl.List | pl.Array) and cells.dtype.inner == pl.String:
+            ids = cells.explode()
+            found |= counts_of_marks(ids.filter(ids.is_in(marks).fill_null(False)))
+    return found
+
+
+@dataclass(frozen=True)
+class _Typed:
+    """A typed column, and when a value of it is bad.
+
+    Attributes:
+        name: of the typed column.
+        column: of the file.
+        values: the column; an unparsable value is null.
+        is_bad: of each row, from the raw and the typed column; null is not bad.
+        remedy: what to write instead.
+        without_bad: the column with bad values taken for missing ones, where it is an input of a
+            model, for which these have a meaning.
+    """
+
+    name: str
+    column: str
+    values: pl.Expr
+    is_bad: pl.Expr | None
+    remedy: str
+    without_bad: pl.Expr | None = None
+
+
+def _with_bad_as_null(
+    frame: pl.DataFrame, columns: list[_Typed]
+) -> tuple[list[_Typed], Counter[str]]:
+    """The columns, with null for bad values of inputs, and how many these are."""
+    found, taken = [], Counter()
+    for column in columns:
+        if column.without_bad is not None:
+            count = frame.select(column.is_bad.fill_null(False).sum()).item()
+            # A column of which several inputs are made counts once.
+            taken[column.column] = max(taken[column.column], count)
+            column = replace(column, values=column.without_bad, is_bad=None)
+        found.append(column)
+    return found, +taken
+
+
+def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list[_Typed]:
+    columns = [] if schema.label is None else [_label(schema.label, types)]
+    for name, field in schema.numbers.items():
+        columns.append(_number(name, field.column or name, types))
+    for name, field in schema.ids.items():
+        columns.append(_ids(name, field, schema, types))
+    if schema.weight is not None:
+        columns.append(_weight(schema.weight, types))
+    if schema.time is not None:
+        columns.append(_time(TIME, schema.time, types))
+    if split_column is not None:
+        text = pl.col(split_column).cast(pl.String)
+        columns.append(_Typed(SPLIT, split_column, text, None, ""))
+    return columns
+
+
+def _float(column: str, types: pl.Schema) -> pl.Expr:
+    """Float64; null for an empty cell, and for what is no number."""
+    return stripped(column, types[column]).cast(pl.Float64, strict=False)
+
+
+def _is_bad(column: str, types: pl.Schema, is_good: pl.Expr) -> pl.Expr:
+    """Where there is a value that is not good."""
+    return stripped(column, types[column]).is_not_null() & ~is_good.fill_null(False)
+
+
+def _label(label: Label, types: pl.Schema) -> _Typed:
+    _check_type(label.column, types, "the label", _is_numeric)
+    value = _float(label.column, types)
+    if label.at_least is None:
+        bad = ~value.is_in([0.0, 1.0]).fill_null(False)
+        return _Typed(LABEL, label.column, value.cast(pl.Float32), bad, "write 0 or 1")
+    bad = ~value.is_finite().fill_null(False)
+    values = (value >= label.at_least).cast(pl.Float32)
+    return _Typed(LABEL, label.column, values, bad, "write a number")
+
+
+def _number(name: str, column: str, types: pl.Schema) -> _Typed:
+    _check_type(column, types, "a number", _is_numeric)
+    value = _float(column, types)
+    bad = _is_bad(column, types, value.abs() <= LARGEST)
+    remedy = f"write a finite number up to {LARGEST:.1e}, or nothing where it is missing"
+    return _Typed(name, column, value, bad, remedy, pl.when(~bad).then(value))
+
+
+def _weight(column: str, types: pl.Schema) -> _Typed:
+    _check_type(column, types, "a weight", _is_numeric)
+    value = _float(column, types)
+    bad = ~value.is_between(0, LARGEST).fill_null(False)
+    remedy = f"write a number from 0 to {LARGEST:.1e}"
+    return _Typed(WEIGHT, column, value.cast(pl.Float32), bad, remedy)
+
+
+def _time(name: str, time: Time, types: pl.Schema) -> _Typed:
+    _check_type(time.column, types, "a time", _is_time)
+    kind = types[time.column]
+    seconds = seconds_of_time(time.column, kind, time.format)
+    if kind.is_temporal():
+        remedy = "write a time"
+    elif time.format == "seconds":
+        remedy = "write whole seconds since 1970"
+    else:
+        remedy = f"write a time as {time.format}"
+    return _Typed(name, time.column, seconds, seconds.is_null(), remedy, seconds)
+
+
+def _ids(name: str, field: IdField, schema: Schema, types: pl.Schema) -> _Typed:
+    if isinstance(field, TimePart):
+        seconds = _time(name, schema.time, types).values
+        part = part_of_time(seconds, field.encode)
+        # Bad times are told by the time column itself.
+        return _Typed(name, schema.time.column, part, None, "")
+    column = field.column or name
+    if isinstance(field, Quantiles):
+        return _number(name, column, types)
+    if field.separator is None:
+        _check_type(column, types, "an id (lists need ids." + name + ".separator)", _is_scalar)
+    else:
+        _check_type(column, types, "ids", _is_list)
+    cells = id_texts(column, types[column], field.separator, field.max_ids, schema.missing)
+    if isinstance(field, Integers):
+        return _integers(name, column, field, cells, types)
+    return _Typed(name, column, cells, None, "")
+
+
+def _integers(name: str, column: str, field: Integers, cells: pl.Expr, types: pl.Schema) -> _Typed:
+    remedy = f"write whole numbers from 0 to {field.size - 1} (ids.{name}.size)"
+    if field.separator is None:
+        numbers = cells.str.strip_chars().cast(pl.Int64, strict=False)
+        bad = _is_bad(column, types, numbers.is_between(0, field.size - 1))
+        return _Typed(name, column, numbers, bad, remedy, pl.when(~bad).then(numbers))
+    numbers = cells.list.eval(pl.element().str.strip_chars().cast(pl.Int64, strict=False))
+    good = pl.element().is_between(0, field.size - 1).fill_null(False)
+    bad = numbers.list.eval(~good).list.any().fill_null(False)
+    return _Typed(name, column, numbers, bad, remedy, numbers.list.eval(pl.element().filter(good)))
+
+
+def _is_numeric(kind: pl.DataType) -> bool:
+    """Numbers, truth values, or text of them."""
+    return kind.is_numeric() or kind in (pl.String, pl.Boolean, pl.Null)
+
+
+def _is_time(kind: pl.DataType) -> bool:
+    """Dates and times, whole seconds, or text of them."""
+    return (
+        kind == pl.Date or isinstance(kind, pl.Datetime) or kind.is_integer() or kind == pl.String
+    )
+
+
+def _is_scalar(kind: pl.DataType) -> bool:
+    """Whatever has one text per cell."""
+    return _is_numeric(kind) or kind.is_temporal()
+
+
+def _is_list(kind: pl.DataType) -> bool:
+    """Text, or lists of what has one text each."""
+    return _is_scalar(kind.inner if isinstance(kind, pl.List | pl.Array) else kind)
+
+
+def _check_type(
+    column: str, types: pl.Schema, purpose: str, serves: Callable[[pl.DataType], bool]
+) -> None:
+    """Refuse a column whose type is of no use for its purpose.
+
+    Raises:
+        DataError: names the column and its type.
+    """
+    kind = types[column]
+    if not serves(kind):
+        raise DataError(f"column {column} is stored as {kind}, which is not {purpose}")

@@ -14,9 +14,7 @@ import pyarrow
 import pyarrow.parquet
 
 from stampede.data.errors import DataError
-from stampede.data.raw.bad_rows import BadRow
-from stampede.data.raw.missing_marks import without_marks
-from stampede.data.raw.rows import RawRows
+from stampede.data.raw.rows import BadRow, RawRows, without_marks
 from stampede.settings import cut
 
 _BATCH_ROWS = 1 << 18

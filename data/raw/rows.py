@@ -1,16 +1,99 @@
-"""Rows as they stand in a file."""
+"""Rows as they stand in a file; bad ones, and cells whose text, such as `NA`, means missing."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 
-from stampede.data.raw.bad_rows import BadRow
-from stampede.data.raw.missing_marks import Marks
+from stampede.data.errors import DataError, OnBadRow
+
+# Cells that became null, by column and text.
+Marks = Counter[tuple[str, str]]
+
+# Characters of a bad row that are written aside.
+_LONGEST = 2000
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that cannot be used.
+
+    Attributes:
+        file: where it is.
+        line: its line, or row of a Parquet file, from 1.
+        column: its column; empty where the row as a whole is wrong.
+        found: the text found there.
+        remedy: what to write instead.
+        text: the whole row.
+    """
+
+    file: str
+    line: int
+    column: str
+    found: str
+    remedy: str
+    text: str
+
+    def sentence(self) -> str:
+        """For a person."""
+        where = f"{self.file}: line {self.line}" + f", column {self.column}" * bool(self.column)
+        found = self.found if len(self.found) <= 200 else self.found[:200] + "..."
+        return f"{where}: found {found}; {self.remedy}"
+
+
+class BadRows:
+    """What happens to bad rows.
+
+    Args:
+        policy: `error` raises at the first; `skip` leaves them out.
+        aside: JSON lines file that gets them; None where they are only counted.
+        option: what a user writes to leave them out.
+
+    Attributes:
+        count: rows left out so far.
+        marks: cells so far that are missing because of their text.
+        values: bad values so far that were taken for missing ones, by column.
+    """
+
+    def __init__(self, policy: OnBadRow, aside: Path | None = None, option: str = "") -> None:
+        self._policy = policy
+        self._aside = aside
+        self._option = option
+        self.count = 0
+        self.marks: Marks = Counter()
+        self.values: Counter[str] = Counter()
+
+    def report(self, rows: Sequence[BadRow]) -> None:
+        """Take note of some rows, which the caller leaves out.
+
+        Raises:
+            DataError: the policy is `error`; names the first.
+        """
+        if not rows:
+            return
+        rows = sorted(rows, key=lambda row: row.line)
+        if self._policy == "error":
+            remedy = f" (or {self._option} to leave such rows out)" if self._option else ""
+            raise DataError(rows[0].sentence() + remedy)
+        self.count += len(rows)
+        if self._aside is not None:
+            with self._aside.open("a", encoding="utf-8") as file:
+                for row in rows:
+                    entry = {**asdict(row), "text": row.text[:_LONGEST]}
+                    file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+
+    def marks_by_column(self) -> dict[str, dict[str, int]]:
+        """Missing cells by their text, by column; the most frequent first."""
+        columns: dict[str, dict[str, int]] = {}
+        for (column, mark), cells in self.marks.most_common():
+            columns.setdefault(column, {})[mark] = cells
+        return columns
 
 
 @dataclass(frozen=True)
@@ -22,9 +105,9 @@ class RawRows:
         file: its name.
         lines: `[n]` number of each row's line, or row of a Parquet file, from 1.
         numbers: `[n]` number of each row within the file, from 0, bad rows counted.
-        text: the lines themselves, `n` of them; None for Parquet.
+        text: the `n` lines themselves; None for Parquet.
         position: bytes of the file read so far.
-        bad: rows that are not among them because they could not be told apart into columns.
+        bad: further rows, which could not be divided into columns.
         marks: cells that are null because of their text.
     """
 
@@ -43,3 +126,59 @@ class RawRows:
             return [str(self.frame.row(index, named=True)) for index in indices]
         lines = self.text.split(b"\n")
         return [lines[index].decode("utf-8", "replace").rstrip("\r") for index in indices]
+
+
+def any_mark(text: bytes, missing: Sequence[str], separator: str, quote: str) -> bool:
+    """Whether some cell of these lines is one of the texts that mean missing.
+
+    Most logs have none; this costs far less than to compare every cell.
+    """
+    array = np.frombuffer(text, dtype=np.uint8)
+    is_edge = np.zeros(256, dtype=bool)
+    is_edge[list(b"\r\n" + separator.encode() + quote.encode())] = True
+    marks = [mark.encode() for mark in missing if mark]
+    for first in {mark[:1] for mark in marks}:
+        if first not in text:
+            continue
+        starts = np.flatnonzero(array == ord(first))
+        starts = starts[(starts == 0) | is_edge[array[starts - 1]]]
+        for mark in marks:
+            if mark.startswith(first) and _fills(array, starts, mark, is_edge):
+                return True
+    return False
+
+
+def _fills(array: np.ndarray, starts: np.ndarray, mark: bytes, is_edge: np.ndarray) -> bool:
+    """Whether a mark begins at one of `starts` and ends at the end of a cell."""
+    starts = starts[starts + len(mark) < len(array)]
+    for place in range(1, len(mark)):
+        starts = starts[array[starts + place] == mark[place]]
+    return bool(is_edge[array[starts + len(mark)]].any())
+
+
+def without_marks(frame: pl.DataFrame, missing: Sequence[str]) -> tuple[pl.DataFrame, Marks]:
+    """The rows with null where a cell is one of the texts that mean missing, and their counts.
+
+    A float that is not a number is missing where `NaN` is such a text. Empty cells are not counted:
+    everybody writes missing values so.
+    """
+    counted: Marks = Counter()
+    changed = []
+    for column in frame:
+        if column.dtype == pl.String:
+            is_mark = column.is_in(list(missing))
+        elif column.dtype.is_float() and any(mark.lower() == "nan" for mark in missing):
+            is_mark = column.is_nan()
+        else:
+            continue
+        if not is_mark.any():
+            continue
+        counted += counts_of_marks(column.filter(is_mark.fill_null(False)).cast(pl.String))
+        changed.append(pl.when(~is_mark).then(pl.col(column.name)).alias(column.name))
+    return (frame.with_columns(changed) if changed else frame), counted
+
+
+def counts_of_marks(marks: pl.Series) -> Marks:
+    """How often each text stands in a column, without empty ones."""
+    found = marks.value_counts(name="cells")
+    return Counter({(marks.name, mark): cells for mark, cells in found.iter_rows() if mark})

@@ -10,8 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from stampede.data.schema.columns import IdField, Quantiles, TimePart, Transform, Vocabulary
-from stampede.data.schema.schema import Schema
+from stampede.data.schema.schema import IdField, Quantiles, Schema, TimePart, Transform, Vocabulary
 from stampede.settings import SettingsError
 
 Features = Literal["auto", "paper"]

@@ -72,8 +72,8 @@ class Progress:
         best_auc: AUC on the test part in that epoch.
         waited: evaluated epochs since then that were no better.
         plateau, table_plateau: states of the rates of the dense layers and of the tables, see
-            `stampede.engine.selection.Plateau`.
-        logged_losses: newest ones, where these are compared; see `stampede.engine.divergence`.
+            `stampede.engine.evaluate.Plateau`.
+        logged_losses: newest ones, where these are compared; see `stampede.engine.trainer`.
         selected: evaluations of the best epoch, by part; empty in checkpoints of earlier versions.
         last: newest evaluations, by part.
         evaluated_step: step after which they were made.

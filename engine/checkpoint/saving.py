@@ -84,10 +84,10 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        pulse = self._processes.pulse
-        stage = pulse.stage
+        heartbeat = self._processes.heartbeat
+        stage = heartbeat.stage
         try:
-            with pulse.slowly("saving"):
+            with heartbeat.slowly("saving"):
                 self.wait()
         except TrainingStoppedError:
             # Not instead of what ended the context.
@@ -95,7 +95,7 @@ class Checkpoints:
                 raise
         if kind is not None:
             # Where that happened may still be told.
-            pulse.stage = stage
+            heartbeat.stage = stage
 
     def save(self, progress: Progress) -> None:
         """Begin a checkpoint of the job as it is now, once the one before is written.

@@ -5,16 +5,21 @@ from __future__ import annotations
 import functools
 from typing import Literal
 
+import yaml
 from pydantic import Field, create_model, field_validator, model_validator
 
 from stampede.engine.config.data import DataSection, RawSection, SyntheticSection
 from stampede.engine.config.model import ModelSection, registered_networks, section_of
-from stampede.engine.config.optim import OptimSection, ScheduleSection
+from stampede.engine.config.optim import (
+    BASELINE_SHARDING_TYPES,
+    BASELINES,
+    SHARDING_TYPES,
+    OptimSection,
+    ScheduleSection,
+)
 from stampede.engine.config.presets import Preset
 from stampede.models import Network
-from stampede.optim.baselines import BASELINE_SHARDING_TYPES, BASELINES
-from stampede.optim.sharded.supported import SHARDING_TYPES
-from stampede.settings import Section, Seed
+from stampede.settings import Section, Seed, SettingsError
 
 _Plan = Literal[("auto", *SHARDING_TYPES)]
 
@@ -305,3 +310,26 @@ def config_type() -> type[Config]:
 def _config_type(networks: tuple[Network, ...]) -> type[Config]:
     section = section_of(networks)
     return create_model("Config", __base__=Config, __doc__=Config.__doc__, model=(section, ...))
+
+
+def to_yaml(config: Config) -> str:
+    """The whole configuration, defaults included, as YAML that `load_config` accepts."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def check_divides(config: Config, world_size: int, where: str = "") -> None:
+    """Check that the ranks can share the global batches.
+
+    Raises:
+        SettingsError: a size does not divide by their number.
+    """
+    for key, size in (
+        ("train.batch_size", config.train.batch_size),
+        ("evaluate.batch_size", config.evaluate.batch_size),
+    ):
+        if size is not None and size % world_size:
+            raise SettingsError(
+                f"{where}{key}: {size} does not divide by the number of ranks, {world_size}; "
+                f"it is the global batch size, write {max(1, size // world_size) * world_size} "
+                f"or {(size // world_size + 1) * world_size}"
+            )

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from stampede.data.preparation import PreparationOptions
+from stampede.data.options import PreparationOptions
 from stampede.data.prepared.manifest import MOST_ROWS, FieldName
 from stampede.settings import Section, Seed
 

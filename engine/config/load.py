@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
-from stampede.engine.config import Config, config_type
+from stampede.engine.config import Config, check_divides, config_type
 from stampede.engine.config.model import DEFAULT_NETWORK, execute_network_file
 from stampede.engine.config.presets import below_old_runs, with_preset
 from stampede.settings import Section, SettingsError, parse_yaml, read_yaml, sentences, shown
@@ -80,24 +79,6 @@ def check_config(values: dict[str, Any], path: Path, world_size: int = 1) -> Con
     return config
 
 
-def check_divides(config: Config, world_size: int, where: str = "") -> None:
-    """Check that the ranks can share the global batches.
-
-    Raises:
-        SettingsError: a size does not divide by their number.
-    """
-    for key, size in (
-        ("train.batch_size", config.train.batch_size),
-        ("evaluate.batch_size", config.evaluate.batch_size),
-    ):
-        if size is not None and size % world_size:
-            raise SettingsError(
-                f"{where}{key}: {size} does not divide by the number of ranks, {world_size}; "
-                f"it is the global batch size, write {max(1, size // world_size) * world_size} "
-                f"or {(size // world_size + 1) * world_size}"
-            )
-
-
 def _set_default(values: dict[str, Any], sections: list[str], key: str, default: Any) -> None:
     """Set a key of a section that is not given; leave alone what is no section."""
     for section in sections:
@@ -110,11 +91,6 @@ def _set_default(values: dict[str, Any], sections: list[str], key: str, default:
 def _name_of(path: Path) -> str:
     """Name of a run, from its file's: other characters than those allowed become '-'."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip(".-_") or "run"
-
-
-def to_yaml(config: Config) -> str:
-    """The whole configuration, defaults included, as YAML that `load_config` accepts."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
 def _apply(values: dict[str, Any], override: str) -> None:

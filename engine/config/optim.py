@@ -6,12 +6,27 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stampede.optim import CowClip, ScalingRule, Schedule
-from stampede.optim.clip import Granularity, Variant
-from stampede.optim.rules import EpsPlacement
-from stampede.optim.schedules import Decay
-from stampede.optim.settings import OnNonfinite, Rows
+from stampede.optim.clip import CowClip, Granularity, Variant
+from stampede.optim.scaling import ScalingRule
+from stampede.optim.schedules import Decay, Schedule
 from stampede.settings import Beta, Section
+
+# As in `stampede.optim`, which needs torch.
+EpsPlacement = Literal["keras", "torch"]
+Rows = Literal["all", "touched"]
+OnNonfinite = Literal["error", "skip_row"]
+
+BASELINES = ("fbgemm_rowwise_adagrad", "fbgemm_adam", "fbgemm_cowclip")
+BASELINE_SHARDING_TYPES = ("table_wise", "row_wise", "table_row_wise")
+SHARDING_TYPES = (
+    "data_parallel",
+    "table_wise",
+    "row_wise",
+    "column_wise",
+    "table_row_wise",
+    "table_column_wise",
+    "grid_shard",
+)
 
 
 class ScheduleSection(Section):

@@ -11,16 +11,14 @@ import shutil
 from pathlib import Path
 
 from stampede.data import DataError
-from stampede.data.prepared.manifest import MANIFEST, Manifest, read_manifest
-from stampede.data.row_meanings import row_meanings
-from stampede.data.vocabulary_fingerprint import vocabulary_fingerprint
-from stampede.data.writing import LEARNED_FOLDER
+from stampede.data.learning.row_meanings import row_meanings, vocabulary_fingerprint
+from stampede.data.prepared.manifest import LEARNED_FOLDER, MANIFEST, Manifest, read_manifest
 from stampede.engine.checkpoint.manifest import DataEntry
 from stampede.engine.config import Config
 from stampede.engine.config.data import PreparedSection, RawSection
 from stampede.engine.config.model import executed_source
-from stampede.engine.datasets import data_folder
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
+from stampede.engine.reading import data_folder
 from stampede.engine.run_folder import RunFolder
 from stampede.files import make_folder, write_file
 from stampede.settings import SettingsError, read_yaml

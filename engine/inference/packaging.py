@@ -23,13 +23,11 @@ from torch.nn import functional
 from tqdm.auto import tqdm
 
 from stampede.data import formulas
-from stampede.data.learning import hashing
 from stampede.data.learning.learned import Saved, read_saved
+from stampede.data.learning.row_meanings import row_meanings
 from stampede.data.learning.vocabulary import FIRST_ROW
-from stampede.data.prepared.manifest import FieldEntry, Manifest
-from stampede.data.row_meanings import row_meanings
-from stampede.data.schema.columns import Hashed, IdField, Integers, Quantiles, TimePart
-from stampede.data.writing import LEARNED_FOLDER
+from stampede.data.prepared.manifest import LEARNED_FOLDER, FieldEntry, Manifest
+from stampede.data.schema.schema import Hashed, IdField, Integers, Quantiles, TimePart
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_trained_with, inputs_folder, remedy
 from stampede.engine.inference.trained import Trained, dense_model
@@ -106,7 +104,7 @@ def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
         **_inputs(trained, kept),
     }
     (folder / PACKAGE).write_text(to_json(about, indent=1) + "\n", encoding="utf-8")
-    for source in (*_LOADER.glob("*.py"), Path(formulas.__file__), Path(hashing.__file__)):
+    for source in (*_LOADER.glob("*.py"), Path(formulas.__file__)):
         (folder / source.name).write_bytes(source.read_bytes())
     dense = io.BytesIO()
     # Into a file it would be written by C++, which has an error of its own for a full disk.

@@ -16,22 +16,24 @@ import polars as pl
 import torch
 
 from stampede.data import DataError, Part
-from stampede.data.learning import Learned
-from stampede.data.learning.learned import load
-from stampede.data.overlap import computed_ahead
-from stampede.data.prepared.manifest import MANIFEST, Manifest, PartName, read_manifest
-from stampede.data.prepared.part import Shard, ShardedPart
-from stampede.data.prepared.reader import open_part
+from stampede.data.errors import OnBadRow
+from stampede.data.learning.learned import Learned, load
+from stampede.data.parallel import computed_ahead
+from stampede.data.prepared.manifest import (
+    LEARNED_FOLDER,
+    MANIFEST,
+    Manifest,
+    PartName,
+    read_manifest,
+)
+from stampede.data.prepared.reader import Shard, ShardedPart, open_part
 from stampede.data.progress import RowProgress
-from stampede.data.raw import BadRows, Chunk, expand, scoring_log
-from stampede.data.raw.bad_rows import OnBadRow
-from stampede.data.raw.typed import LABEL, WEIGHT
+from stampede.data.raw.files import expand
+from stampede.data.raw.log import LABEL, WEIGHT, Chunk, scoring_log
+from stampede.data.raw.rows import BadRows
 from stampede.data.samples import Slice
-from stampede.data.schema import Schema
-from stampede.data.schema.columns import Quantiles, TimePart
-from stampede.data.writing import LEARNED_FOLDER
+from stampede.data.schema.schema import Quantiles, Schema, TimePart
 from stampede.engine.config.data import SyntheticSection
-from stampede.engine.datasets import open_dataset
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import (
     check_same_inputs,
@@ -45,6 +47,7 @@ from stampede.engine.inference.score_file import score_file
 from stampede.engine.inference.trained import Scored, Scorer, Trained, whole_model
 from stampede.engine.metrics import PartMetrics, probability
 from stampede.engine.processes import choose_device
+from stampede.engine.reading import open_dataset
 
 OnBadValue = Literal["error", "missing"]
 

@@ -23,13 +23,12 @@ from stampede.engine.config import Config
 from stampede.engine.config.optim import EmbeddingOptimSection
 from stampede.engine.config.presets import with_preset
 from stampede.engine.errors import DoesNotFitError
+from stampede.engine.optimizers import scaled_hyperparameters, table_optimizer
 from stampede.engine.planning.figures import COMMUNICATION, MEMORY, Figures, TableGroup, figures
 from stampede.engine.planning.memory import TableStates
 from stampede.engine.planning.planner import UNITS, Cluster, no_plan, search_plan, sharding_types
 from stampede.engine.planning.workload import Workload, placed_shards, planned_data, workload
 from stampede.engine.recipe import LARGE_LOG, with_recipe
-from stampede.engine.scaled import scaled_hyperparameters
-from stampede.engine.table_optimizer import table_optimizer
 from stampede.files import to_json, write_file
 from stampede.optim import cowclip_sharders
 from stampede.settings import SettingsError

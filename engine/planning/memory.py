@@ -15,8 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from stampede.engine.config import Config
-from stampede.engine.scaled import scaled_hyperparameters
-from stampede.engine.table_optimizer import table_optimizer
+from stampede.engine.optimizers import scaled_hyperparameters, table_optimizer
 from stampede.models import CTRModel
 from stampede.optim import Helen
 from stampede.optim.baselines import BASELINES

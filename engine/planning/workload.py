@@ -20,8 +20,8 @@ from stampede.data.prepared.reader import open_prepared
 from stampede.data.synthetic import NUMBERS
 from stampede.engine.config import Config
 from stampede.engine.config.data import SizesSection, SyntheticSection
-from stampede.engine.datasets import data_folder
 from stampede.engine.planning.memory import FLOAT, TableStates, activation_bytes_per_sample
+from stampede.engine.reading import data_folder
 from stampede.models import CTRModel, table_name
 from stampede.settings import SettingsError
 

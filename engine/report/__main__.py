@@ -11,7 +11,7 @@ from stampede.engine.start_up import quiet_libraries
 
 quiet_libraries()
 
-from stampede.data.command import exit_status  # noqa: E402
+from stampede.data.errors import exit_status  # noqa: E402
 from stampede.engine.console import table  # noqa: E402
 from stampede.engine.errors import RunFolderError  # noqa: E402
 from stampede.engine.report.page import PAGE, write_report  # noqa: E402

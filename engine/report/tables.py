@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stampede.engine.console import readable_bytes
-from stampede.engine.pulse import READING
+from stampede.engine.heartbeat import READING
 from stampede.engine.report.run_records import (
     RunRecord,
     Setting,

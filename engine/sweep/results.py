@@ -8,13 +8,12 @@ import math
 import statistics
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from stampede.engine.config import Config
-from stampede.engine.summary import METRICS
-from stampede.engine.sweep.run import Outcome
-from stampede.engine.sweep.spec import Point, Sweep, shown_as
+from stampede.engine.summary import METRICS, selected_metrics
+from stampede.engine.sweep.spec import Point, Sweep, Trial, shown_as
 
 _WIDTH = 100
 # Digits after the point; 4 where none is given.
@@ -23,6 +22,30 @@ _HOW = {
     "validation": "the epoch that was best on the validation part",
     "test": "the best epoch, chosen on the test part itself (evaluate.select_on=test): optimistic",
 }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a trial.
+
+    Attributes:
+        trial: which one.
+        summary: its `summary.json`; empty where it failed.
+        message: why it failed; empty where it did not.
+    """
+
+    trial: Trial
+    summary: dict[str, Any] = field(default_factory=dict)
+    message: str = ""
+
+    @property
+    def selected_on(self) -> str:
+        """The part that chose the best epoch; empty where the trial failed."""
+        return self.summary.get("selected_on", "")
+
+    def sought(self, metric: str) -> float | None:
+        """A metric of that part in that epoch."""
+        return selected_metrics(self.summary)[self.selected_on].get(metric)
 
 
 @dataclass(frozen=True)

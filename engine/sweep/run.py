@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,14 @@ from stampede.engine.checkpoint import flat_keys
 from stampede.engine.config import Config
 from stampede.engine.config.load import load_config_of_run
 from stampede.engine.console import progress_bar, readable_metric
-from stampede.engine.datasets import check_files
 from stampede.engine.errors import INTERRUPTED, RunFolderError, TrainingStoppedError
 from stampede.engine.inference.kept import check_executed
+from stampede.engine.reading import check_files
 from stampede.engine.recipe import open_keys
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.summary import selected_metrics
+from stampede.engine.sweep.pictures import draw
+from stampede.engine.sweep.results import Outcome, results, to_csv, to_markdown
 from stampede.engine.sweep.spec import Point, Sweep, Trial, label, override, shown_as
 from stampede.files import to_json, write_file
 from stampede.settings import SettingsError
@@ -46,30 +48,6 @@ _NOT_COMPARED = ("run.dir", "run.name", "checkpoint.resume")
 
 # torchrun's own lines, such as `error_file: <N/A>`, do not begin so.
 _ERROR = re.compile(r"error( on rank \d+)?: ")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a trial.
-
-    Attributes:
-        trial: which one.
-        summary: its `summary.json`; empty where it failed.
-        message: why it failed; empty where it did not.
-    """
-
-    trial: Trial
-    summary: dict[str, Any] = field(default_factory=dict)
-    message: str = ""
-
-    @property
-    def selected_on(self) -> str:
-        """The part that chose the best epoch; empty where the trial failed."""
-        return self.summary.get("selected_on", "")
-
-    def sought(self, metric: str) -> float | None:
-        """A metric of that part in that epoch."""
-        return selected_metrics(self.summary)[self.selected_on].get(metric)
 
 
 def run_sweep(sweep: Sweep, start: Start, retry_failed: bool = False) -> list[Path]:
@@ -157,9 +135,6 @@ def _said(outcome: Outcome) -> str:
 
 
 def _write_results(sweep: Sweep, outcomes: Sequence[Outcome]) -> list[Path]:
-    from stampede.engine.sweep.pictures import draw
-    from stampede.engine.sweep.results import results, to_csv, to_markdown
-
     found = results(sweep, outcomes)
     files = [sweep.folder / "results.csv", sweep.folder / "results.md"]
     for file, text in zip(files, (to_csv(sweep, found), to_markdown(sweep, found)), strict=True):

@@ -14,8 +14,8 @@ quiet_libraries()
 
 from stampede.engine.config.load import load_config  # noqa: E402
 from stampede.engine.errors import STOPPED, exit_status  # noqa: E402
-from stampede.engine.processes import launched_world_size  # noqa: E402
 from stampede.engine.run import run  # noqa: E402
+from stampede.engine.start_up import launched_world_size  # noqa: E402
 
 
 def main() -> int:

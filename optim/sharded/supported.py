@@ -33,11 +33,7 @@ def compute_kernel(sharding_type: str) -> str:
 
 
 def check_environment(env: ShardingEnv) -> None:
-    """Refuse sharding over a part of the processes.
-
-    Raises:
-        ValueError: one sentence with what to do instead.
-    """
+    """Refuse sharding over a part of the processes."""
     if dist.is_initialized() and env.world_size != dist.get_world_size():
         raise ValueError(
             f"tables with CowClip: the model is sharded over {env.world_size} of "
@@ -56,9 +52,6 @@ def check_table(
 
     Args:
         is_weighted: whether the lookups have per-sample weights.
-
-    Raises:
-        ValueError: one sentence with the table, what was found and what to write instead.
     """
     table = f"table {config.name!r} with CowClip"
     if plan.sharding_type not in SHARDING_TYPES:
@@ -104,11 +97,7 @@ def check_table(
 def check_collection(
     configs: Mapping[str, BaseEmbeddingConfig], plan: Mapping[str, ParameterSharding]
 ) -> None:
-    """Refuse combinations of tables that TorchRec pools wrongly.
-
-    Raises:
-        ValueError: one sentence with the tables and what to write instead.
-    """
+    """Refuse combinations of tables that TorchRec pools wrongly."""
     by_rows = [name for name in configs if plan[name].sharding_type in _BY_ROWS]
     others = [name for name in configs if name not in by_rows]
     means = [

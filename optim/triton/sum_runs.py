@@ -48,7 +48,6 @@ def sum_runs(
         grad: `[n, dim]` float, contiguous rows, which `runs.source` picks from.
         weights: `[rows, dim]` float32, contiguous.
         clipped: how many of the first columns are clipped ones.
-        l2: coefficient of `||w||^2` in the loss.
         nonfinite: `[1]` int32; the number of rows whose gradient norm is not finite is added to it.
         sizes: of the programs; None for `block_sizes`.
     """

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from stampede.data.preparation import prepare
+from stampede.data.prepare import prepare
 from stampede.data.prepared.reader import open_prepared
 from stampede.data.sources import open_source
 from stampede.engine.config.load import load_config

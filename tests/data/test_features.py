@@ -4,9 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stampede.data.schema import CRITEO, Schema, avazu
-from stampede.data.schema.columns import Quantiles, TimePart, Vocabulary
 from stampede.data.schema.features import described, settled, with_features
+from stampede.data.schema.schema import CRITEO, Quantiles, Schema, TimePart, Vocabulary, avazu
 from stampede.settings import SettingsError
 from support.prepared_arrays import arrays_of, manifest_of
 from support.preparing import prepared

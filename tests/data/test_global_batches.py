@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stampede.data import GlobalBatches, Order, SyntheticClicks
-from stampede.data.prepared import part as gathering
+from stampede.data.prepared import reader as gathering
 from support.batches import FIELDS, array_part, global_batches, numbered, reader, rows_of
 from support.prepared import drawn_rows
 from support.threads import torch_threads

@@ -12,7 +12,7 @@ import pytest
 
 from stampede.data.apply import main as apply
 from stampede.data.prepare import main
-from stampede.data.prepared.shard_writer import PartWriter
+from stampede.data.prepared.writer import PartWriter
 from support.prepared_arrays import arrays_of, manifest_of
 
 SCHEMA = "label: y\nids: [user]\nnumbers: [x]\n"
@@ -227,8 +227,8 @@ def test_kills_leave_nothing_that_is_taken_for_whole(log):
 PEAK = """
 import resource
 from stampede.data.prepare import main
-from stampede.data.raw import blocks
-blocks.BLOCK_BYTES = 1 << 20
+from stampede.data.raw import files
+files.BLOCK_BYTES = 1 << 20
 assert main({arguments!r}) == 0
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """

@@ -303,7 +303,7 @@ def test_any_byte_of_a_header_may_be_wrong(folder, position, byte):
 
 def test_preparing_needs_no_torch():
     code = (
-        "import sys, stampede.data, stampede.data.errors, stampede.data.permutation\n"
+        "import sys, stampede.data, stampede.data.errors, stampede.data.order\n"
         "import stampede.data.order, stampede.data.prepared.manifest\n"
         "import stampede.data.prepared.verify\n"
         "stampede.data.DataError, stampede.data.Order\n"

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from stampede.data import DataError, GlobalBatches, Samples
-from stampede.data import threads as helpers
-from stampede.data.threads import run_tasks
+from stampede.data import parallel as helpers
+from stampede.data.parallel import run_tasks
 from support.batches import numbered, reader
 from support.threads import torch_threads
 from support.waiting import HANG

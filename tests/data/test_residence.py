@@ -9,13 +9,7 @@ import torch
 from stampede.data import GlobalBatches, Order, SyntheticClicks
 from stampede.data import residence as places
 from stampede.data.prepared.reader import open_prepared
-from stampede.data.residence import (
-    Readahead,
-    choose_residence,
-    dataset_bytes,
-    make_order,
-    place,
-)
+from stampede.data.residence import Readahead, choose_residence, dataset_bytes, make_order, place
 from support.prepared import drawn_fields, drawn_rows, write_prepared
 
 CPU = torch.device("cpu")

@@ -1,6 +1,5 @@
 """Rows of two tables that stand for the same are found, whatever made them rows."""
 
-import os
 from bisect import bisect_left
 
 import numpy as np
@@ -10,11 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stampede.data import DataError
+from stampede.data.learning.row_meanings import (
+    OtherMeaningError,
+    RowMeanings,
+    matched_rows,
+    row_meanings,
+)
 from stampede.data.learning.vocabulary import FIRST_ROW, MISSING_ROW, UNSEEN_ROW
 from stampede.data.prepared.manifest import FieldEntry
-from stampede.data.row_meanings import OtherMeaningError, RowMeanings, matched_rows, row_meanings
-from stampede.data.schema.columns import Hashed, Integers, Quantiles, TimePart, Vocabulary
-from support.guarded import guarded
+from stampede.data.schema.schema import Hashed, Integers, Quantiles, TimePart, Vocabulary
 from support.movie_runs import prepare_movies
 from support.preparing import prepared
 
@@ -147,32 +150,3 @@ def test_a_folder_whose_parts_do_not_fit_is_damaged(folder):
     (folder / "learned/learned.json").unlink()
     with pytest.raises(DataError, match=r"learned.json: damaged .*; do this$"):
         row_meanings(folder, "do this")
-
-
-@pytest.mark.parametrize("ids", [["a"] * 1_000_000, ["a" * (80 << 20)]], ids=["rows", "text"])
-def test_a_small_file_that_unpacks_to_far_more_is_not_read(folder, monkeypatch, ids):
-    path = folder / "learned/user.parquet"
-    values = pl.read_parquet(path)["value"].to_list()
-    values = ids + values[len(ids) :]
-    pl.DataFrame({"value": values}).write_parquet(path, statistics=False)
-    assert path.stat().st_size < 100_000
-    monkeypatch.setattr(pl, "read_parquet", lambda *_, **__: pytest.fail("it is read"))
-    with pytest.raises(DataError, match=r"user.parquet (holds 1,000,000 ids|unpacks to 83,\d+,)"):
-        row_meanings(folder, "do this")["user"].values()
-
-
-@pytest.mark.parametrize("name", ["manifest.json", "learned/learned.json", "learned/user.parquet"])
-def test_a_pipe_does_not_hang(folder, name):
-    (folder / name).unlink()
-    os.mkfifo(folder / name)
-    with guarded(folder, DataError, hang=30) as sentences:
-        row_meanings(folder, "do this")["user"].values()
-    assert "is no file" in sentences[0] and sentences[0].endswith("; do this")
-
-
-def test_a_huge_file_of_what_was_learned_takes_no_memory(folder):
-    with (folder / "learned/learned.json").open("ab") as file:
-        file.truncate(10**12)
-    with guarded(folder, DataError) as sentences:
-        row_meanings(folder, "do this")
-    assert "learned.json: damaged (is longer than 67,108,864 bytes); do this" in sentences[0]

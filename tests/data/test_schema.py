@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stampede.data.prepare import main
-from stampede.data.schema import load_schema
+from stampede.data.schema.schema import load_schema
 from stampede.settings import SettingsError
 from support.paths import ROOT
 from support.prepared_arrays import arrays_of, manifest_of

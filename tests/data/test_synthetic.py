@@ -11,7 +11,7 @@ from sklearn.preprocessing import OneHotEncoder
 
 from stampede.data import SyntheticClicks
 from stampede.engine.config.load import load_config
-from stampede.engine.datasets import open_dataset
+from stampede.engine.reading import open_dataset
 from support.paths import ROOT
 
 SMALL = SyntheticClicks(scale=0.0005)

@@ -6,7 +6,7 @@ import shutil
 import polars as pl
 import pytest
 
-from stampede.data.vocabulary_fingerprint import vocabulary_fingerprint
+from stampede.data.learning.row_meanings import vocabulary_fingerprint
 from support.movie_runs import prepare_movies
 from support.movies import MOVIES, movies, write_movies
 from support.prepared import drawn_fields, drawn_rows, write_prepared

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import stampede
 from stampede import DataError, RunFolderError, SettingsError, open_run, train
 from stampede.engine import api
-from stampede.engine.history import history
+from stampede.engine.api import _history
 from stampede.engine.tables import read_field
 from support.jobs import lines
 from support.movie_runs import prepare_movies, rows_of_test_part, train_on_movies
@@ -88,7 +88,7 @@ def test_history_has_a_row_for_each_evaluation(movie_run):
     best = found[found["epoch"] == movie_run.summary["best_epoch"]]
     for part in ("validation", "test"):
         assert best[f"{part}_logloss"].item() == movie_run.metrics[part]["logloss"]
-    assert list(history([]).columns) == ["epoch", "step", "train_seconds", "train_loss"]
+    assert list(_history([]).columns) == ["epoch", "step", "train_seconds", "train_loss"]
 
 
 @pytest.mark.parametrize("kind", [pd.DataFrame, pl.DataFrame, "csv", "parquet", "globs"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from stampede.engine.compilation import compile_network
+from stampede.engine.precision import compile_network
 from stampede.settings import SettingsError
 from support.jobs import SMALL, run_small, small_config, train_an_epoch
 from support.paths import ROOT

@@ -1,11 +1,16 @@
 """What a wrong configuration gets: the key, what was found, what to write."""
 
+from typing import get_args
+
 import pytest
 import yaml
 from pydantic import BaseModel
 
-from stampede.engine.config import Config, config_type
-from stampede.engine.config.load import load_config, to_yaml
+from stampede.engine.config import Config, config_type, optim, to_yaml
+from stampede.engine.config.load import load_config
+from stampede.optim import baselines, rules
+from stampede.optim import settings as of_tables
+from stampede.optim.sharded import supported
 from stampede.settings import SettingsError, all_keys
 from support.paths import ROOT
 
@@ -173,3 +178,12 @@ def test_overrides_that_nest_without_end(tmp_path):
         with pytest.raises(SettingsError) as failure:
             load_config(ROOT / "configs/quickstart.yaml", [override])
         assert len(str(failure.value)) < 5000
+
+
+def test_its_choices_are_those_of_the_optimizers():
+    assert get_args(optim.EpsPlacement) == get_args(rules.EpsPlacement)
+    assert get_args(optim.Rows) == get_args(of_tables.Rows)
+    assert get_args(optim.OnNonfinite) == get_args(of_tables.OnNonfinite)
+    assert optim.BASELINES == baselines.BASELINES
+    assert optim.BASELINE_SHARDING_TYPES == baselines.BASELINE_SHARDING_TYPES
+    assert optim.SHARDING_TYPES == supported.SHARDING_TYPES

@@ -229,7 +229,7 @@ def test_a_refused_run_leaves_nothing_and_prepares_nothing(raw_log, override, wo
     (folder / "small.yaml").write_text("")
     before = sorted(folder.rglob("*"))
     if override.startswith("evaluate"):
-        monkeypatch.setattr("stampede.engine.datasets.prepare", lambda *_: pytest.fail("prepared"))
+        monkeypatch.setattr("stampede.engine.reading.prepare", lambda *_: pytest.fail("prepared"))
     with pytest.raises((DataError, SettingsError), match=words):
         run(load_config(folder / "small.yaml", [*given, override]))
     assert sorted(folder.rglob("*")) == before

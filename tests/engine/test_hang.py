@@ -17,8 +17,8 @@ from stampede.engine.hang import (
     RankStatus,
     Seen,
     Watchdog,
-    find_culprits,
     place_of,
+    stuck_ranks,
     watched,
     what_happens_now,
 )
@@ -39,10 +39,10 @@ def sleep_well():
 
 with processes("cpu") as here, watched(here, RunSection(hang_seconds=5.0), Path(sys.argv[1])):
     for step in range(1, 4):
-        here.pulse.beat("computing", step)
+        here.heartbeat.beat("computing", step)
         time.sleep(0.6)
     print("three steps done")
-    here.pulse.beat("saving")
+    here.heartbeat.beat("saving")
     sleep_well()
 """
 
@@ -77,16 +77,16 @@ def test_0_seconds_watch_nothing():
 @pytest.mark.slow
 def test_time_counts_from_the_first_beat_on(tmp_path):
     with processes("cpu") as here:
-        here.pulse.beat("an earlier run in this process")
+        here.heartbeat.beat("an earlier run in this process")
         watchdog = Watchdog(here, RunSection(hang_seconds=20.0), tmp_path, None)
         try:
             time.sleep(2.5)
             assert not watchdog._still
-            here.pulse.beat("computing", 1)
+            here.heartbeat.beat("computing", 1)
             assert wait_for(lambda: watchdog._still)
             # Kernels may be compiled in the first step.
             assert watchdog._left() > 600
-            here.pulse.beat("computing", 2)
+            here.heartbeat.beat("computing", 2)
             assert wait_for(lambda: watchdog._left() < 20)
         finally:
             watchdog.close()
@@ -99,8 +99,8 @@ def test_only_the_first_step_may_take_longer(tmp_path, begun):
         watchdog = Watchdog(here, RunSection(hang_seconds=20.0), tmp_path, None)
         try:
             for stage, step in begun:
-                here.pulse.beat(stage, step)
-            here.pulse.beat("computing", 8)
+                here.heartbeat.beat(stage, step)
+            here.heartbeat.beat("computing", 8)
             assert wait_for(lambda: watchdog._left() <= 20)
         finally:
             watchdog.close()
@@ -112,9 +112,9 @@ def test_a_slow_stage_has_a_time_of_its_own(tmp_path):
         watchdog = Watchdog(here, settings, tmp_path, None)
         try:
             for step in (1, 2):
-                here.pulse.beat("computing", step)
+                here.heartbeat.beat("computing", step)
             assert wait_for(lambda: watchdog._left() <= 20)
-            with here.pulse.slowly("saving"):
+            with here.heartbeat.slowly("saving"):
                 assert wait_for(lambda: 20 < watchdog._left() <= 300)
             assert wait_for(lambda: watchdog._left() <= 20)
         finally:
@@ -131,8 +131,8 @@ from stampede.engine.hang import watched
 settings = RunSection(hang_seconds=5.0, slow_hang_seconds=6.0)
 with processes("cpu") as here, watched(here, settings, Path(sys.argv[1])):
     for step in (1, 2):
-        here.pulse.beat("computing", step)
-    with here.pulse.slowly("saving"):
+        here.heartbeat.beat("computing", step)
+    with here.heartbeat.slowly("saving"):
         time.sleep(36000)
 """
 
@@ -157,7 +157,7 @@ from stampede.engine.hang import watched
 
 with processes("cpu") as here, watched(here, RunSection(hang_seconds=8.0), Path(sys.argv[1])):
     for step in range(1, 6):
-        here.pulse.beat("computing", step)
+        here.heartbeat.beat("computing", step)
         print(step, flush=True)
         # While the process is stopped none of these ends.
         for _ in range(12):
@@ -235,28 +235,28 @@ BEHIND = replace(AHEAD, beats=30, stage="computing", place="engine/step.py:9 in 
     ],
 )  # fmt: skip
 def test_the_rank_that_the_others_wait_for(ranks, said):
-    found = find_culprits({rank: Seen(status) for rank, status in enumerate(ranks)})
+    found = stuck_ranks({rank: Seen(status) for rank, status in enumerate(ranks)})
     assert found.startswith(said)
 
 
 def test_a_silent_rank_is_it_whatever_it_said_last():
     late = replace(AHEAD, beats=99, hangs=False)
-    found = find_culprits({0: Seen(AHEAD), 1: Seen(late, silent=True), 2: Seen(BEHIND)})
+    found = stuck_ranks({0: Seen(AHEAD), 1: Seen(late, silent=True), 2: Seen(BEHIND)})
     assert found.startswith("rank 1 is stopped, dead or out of reach: last heard of at step 5")
     assert found.endswith("the others wait at step 5, computing")
 
 
 def test_nobody_hangs_while_a_rank_moves():
-    assert find_culprits({0: Seen(AHEAD), 1: Seen(replace(BEHIND, hangs=False))}) == ""
+    assert stuck_ranks({0: Seen(AHEAD), 1: Seen(replace(BEHIND, hangs=False))}) == ""
 
 
 def test_nobody_waits_once_the_training_has_ended():
     ended = replace(AHEAD, ended=True)
-    assert find_culprits({0: Seen(ended), 1: Seen(None), 2: Seen(ended)}) == ""
+    assert stuck_ranks({0: Seen(ended), 1: Seen(None), 2: Seen(ended)}) == ""
 
 
 def test_many_ranks_are_not_all_named():
-    reason = find_culprits({rank: Seen(BEHIND) for rank in range(20)})
+    reason = stuck_ranks({rank: Seen(BEHIND) for rank in range(20)})
     assert reason.startswith("ranks 0, 1, 2, 3, 4, 5, 6 and 7; and 12 more do not go on: rank 0 at")
     assert "rank 8" not in reason
 
@@ -301,7 +301,7 @@ def test_ranks_tell_each_other_where_they_are(tmp_path):
         return watchdogs[0]._seen[1]
 
     try:
-        ranks[1].pulse.beat("computing", 7)
+        ranks[1].heartbeat.beat("computing", 7)
         assert wait_for(lambda: seen()[0].step == 7)
         watchdogs[1].close()
         assert wait_for(lambda: seen()[0].ended)

@@ -5,7 +5,8 @@ import json
 import pytest
 import yaml
 
-from stampede.engine.config.load import load_config, to_yaml
+from stampede.engine.config import to_yaml
+from stampede.engine.config.load import load_config
 from stampede.models import network, network_names
 from stampede.models.registry import _NETWORKS
 from stampede.settings import SettingsError

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from stampede.engine.build import build
-from stampede.engine.datasets import open_dataset
 from stampede.engine.planning.memory import activation_bytes_per_sample
 from stampede.engine.processes import processes
+from stampede.engine.reading import open_dataset
 from stampede.engine.tables import gather_field
 from stampede.models import CTRModel
 from stampede.models.registry import _NETWORKS

@@ -9,15 +9,14 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from stampede.data import GlobalBatches
 from stampede.engine import step as step_module
-from stampede.engine.ahead import send
 from stampede.engine.build import build
-from stampede.engine.checkpoint import Progress
-from stampede.engine.datasets import open_dataset
-from stampede.engine.divergence import count_if_skipped
+from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.errors import TrainingStoppedError
-from stampede.engine.learning_rates import LearningRates, set_learning_rates
+from stampede.engine.optimizers import LearningRates
 from stampede.engine.processes import processes
-from stampede.engine.step import train_step
+from stampede.engine.reading import open_dataset
+from stampede.engine.step import send, train_step
+from stampede.engine.trainer import count_if_skipped
 from stampede.optim import local_cowclip_tables, nonfinite
 from stampede.optim.sharded.backward_update import UpdateQueue
 from support.jobs import lines, run_small, small_config
@@ -107,9 +106,9 @@ def test_a_step_does_not_wait_for_the_device_nor_for_other_processes(
         exchanges = []
         monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: exchanges.append(1))
         with noted_waits(on_cpu) as waits:
-            set_learning_rates(job, LearningRates(dense=1e-3, embedding=1e-4))
+            job.set_learning_rates(LearningRates(dense=1e-3, embedding=1e-4))
             loss = train_step(job, second, 2, here)
-            count_if_skipped(loss, Progress(), job)
+            job.skips_nonfinite and count_if_skipped(loss, Progress())
     assert bool(waits) == (way == "kernels")
     assert not exchanges
 

@@ -6,10 +6,9 @@ import torch
 import stampede.engine.reading as reading
 from stampede.data import DataError
 from stampede.engine.build import build
-from stampede.engine.datasets import open_dataset
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import processes
-from stampede.engine.reading import Reader
+from stampede.engine.reading import Reader, open_dataset
 from stampede.engine.tables import gather_field
 from stampede.settings import SettingsError
 from support.jobs import lines, small_config

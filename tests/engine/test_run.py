@@ -13,14 +13,13 @@ import torch
 import stampede.engine.run as engine_run
 from stampede.data import GlobalBatches
 from stampede.engine import trainer
-from stampede.engine.ahead import send
 from stampede.engine.build import build
 from stampede.engine.config.load import load_config
-from stampede.engine.datasets import open_dataset
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.processes import processes
+from stampede.engine.reading import open_dataset
 from stampede.engine.run_folder import RunFolder
-from stampede.engine.step import train_step
+from stampede.engine.step import send, train_step
 from stampede.engine.tables import gather_field
 from stampede.optim import CowClipTables, local_cowclip_tables
 from stampede.settings import SettingsError
@@ -80,7 +79,7 @@ def test_training_time_includes_all_steps_and_those_that_rows_had_missed(
         return take_step(*given)
 
     clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + late[0])
-    monkeypatch.setattr("stampede.engine.training_time.time", clock)
+    monkeypatch.setattr("stampede.engine.trainer.time", clock)
     monkeypatch.setattr(CowClipTables, "flush", slow_flush)
     monkeypatch.setattr(trainer, "train_step", slow_step)
     run_small(tmp_path, overrides)

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import stampede.engine.evaluations as made_by
-from stampede.engine.checkpoint import Progress, newest
+import stampede.engine.evaluate as made_by
+from stampede.engine.checkpoint import newest
+from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.config.optim import PlateauSection
-from stampede.engine.evaluate import Evaluation
-from stampede.engine.selection import Plateau, choose
+from stampede.engine.evaluate import Evaluation, Plateau, choose
 from stampede.engine.summary import PARTS
 from stampede.engine.tables import read_field
 from stampede.settings import SettingsError

@@ -9,7 +9,8 @@ import time
 import pytest
 import torch
 
-from stampede.engine import evaluations, stop
+from stampede.engine import evaluate as evaluation
+from stampede.engine import stop
 from stampede.engine.checkpoint import newest, read_manifest
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import InterruptedRunError
@@ -80,7 +81,7 @@ def test_a_signal_stops_after_the_step_and_saves_it(tmp_path, monkeypatch, undis
 def test_an_evaluation_that_is_broken_off_is_done_again(
     tmp_path, monkeypatch, undisturbed, which, step
 ):
-    evaluate, begun = evaluations.evaluate, []
+    evaluate, begun = evaluation.evaluate, []
 
     def disturbed(*arguments):
         if len(begun) == which:
@@ -89,7 +90,7 @@ def test_an_evaluation_that_is_broken_off_is_done_again(
         return evaluate(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(evaluations, "evaluate", disturbed)
+        patch.setattr(evaluation, "evaluate", disturbed)
         with pytest.raises(InterruptedRunError, match=f"SIGTERM after step {step}"):
             run_small(tmp_path, LONG)
     run_small(tmp_path, [*LONG, "checkpoint.resume=auto"])

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stampede.engine.config import Config
-from stampede.engine.table_optimizer import table_optimizer
+from stampede.engine.optimizers import table_optimizer
 from stampede.optim import Hyperparameters
 from stampede.settings import SettingsError, all_keys
 from support.jobs import lines, losses_and_weights, run_small, small_config

@@ -8,19 +8,18 @@ import torch
 from hypothesis import strategies as st
 
 from stampede.data import DataError
-from stampede.data.application import apply_learned
+from stampede.data.apply import apply_learned
 from stampede.data.learning.learned import LEARNED
-from stampede.data.prepared.manifest import MANIFEST
+from stampede.data.options import WritingOptions
+from stampede.data.prepared.manifest import LEARNED_FOLDER, MANIFEST, prepared_summary
 from stampede.data.prepared.reader import open_prepared
-from stampede.data.prepared.summary import prepared_summary
 from stampede.data.prepared.verify import verify
-from stampede.data.writing import LEARNED_FOLDER, WritingOptions
 from support.fuzzing import NUMBERS, VALUES, changed_bytes, changed_trees, fuzz
 from support.guarded import guarded
 from support.mixed_log import write_mixed
 from support.prepared import write_small
 from support.preparing import prepared
-from support.tampering import sign_learned, write_unpacking
+from support.tampering import sign_learned
 
 CASES = [120, pytest.param(10_000, marks=pytest.mark.soak)]
 
@@ -120,14 +119,3 @@ def test_what_was_learned_without_a_label(tmp_path):
     with pytest.raises(DataError, match=r"damaged \(.*the schema names no label\)"):
         apply_learned(folder, log, WritingOptions(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_small_vocabulary_that_unpacks_to_far_more_is_not_read(tmp_path):
-    write_mixed(tmp_path)
-    log = str(tmp_path / "log.csv")
-    folder = prepared(tmp_path / "data", "table", log, schema=str(tmp_path / "schema.yaml"))
-    write_unpacking(folder)
-    sign_learned(folder)
-    with guarded(tmp_path, DataError) as said:
-        apply_learned(folder, log, WritingOptions(), tmp_path / "out")
-    assert "damaged (user.parquet holds 40,000,000 ids instead of 4)" in said[0]

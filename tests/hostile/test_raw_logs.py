@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from stampede.data import DataError
 from stampede.data.prepared.reader import open_prepared
 from stampede.data.prepared.verify import verify
-from stampede.data.raw import BadRows, RawLog, blocks
-from stampede.data.schema import CRITEO
+from stampede.data.raw import files as blocks
+from stampede.data.raw.log import RawLog
+from stampede.data.raw.rows import BadRows
+from stampede.data.schema.schema import CRITEO
 from stampede.settings import SettingsError
 from support.fuzzing import changed_bytes, fuzz
 from support.guarded import guarded

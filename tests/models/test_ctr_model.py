@@ -1,5 +1,6 @@
 """The model front and DeepFM against brute force."""
 
+import copy
 import itertools
 
 import pytest
@@ -8,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from stampede.models import NetworkShape, StoredColumns, network_names
+from stampede.models import CTRModel, NetworkShape, StoredColumns, network_names
 from stampede.models.deepfm import DeepFM
-from stampede.models.fm import second_order
+from stampede.models.fm_terms import second_order
 from stampede.models.mlp import MLP, glorot_normal_
-from stampede.models.registry import network
+from stampede.models.registry import _NETWORKS, network, register
+from stampede.native_library import switched_off
+from stampede.settings import SettingsError
 
 SHAPE = NetworkShape(fields=5, dim=3, numbers=2, hidden=(8, 8))
 
@@ -63,3 +66,214 @@ def test_networks_are_found_by_name():
     assert "deepfm" in network_names()
     with pytest.raises(KeyError, match="deepfm"):
         network("nothing")
+
+
+KERNEL = "_JoinedWithOrders"
+
+
+def deepfm(numbers=2, scale=1.0):
+    model = CTRModel(
+        "deepfm", {"a": 5, "b": 7}, numbers, 3, [8, 8], seed=0, first_order_scale=scale
+    )
+    with torch.no_grad():
+        model.bias.fill_(0.5)
+    return model
+
+
+def steps_of(node):
+    """Names of the functions that a gradient passes through."""
+    names, waiting = set(), [node]
+    while waiting:
+        node = waiting.pop()
+        if node is not None:
+            names.add(node.name())
+            waiting += [following for following, _ in node.next_functions]
+    return names
+
+
+def outcome(model, rows, numbers, *, in_one_pass=True):
+    """Logits, and gradients of rows and parameters."""
+    model.zero_grad()
+    rows = rows.clone().requires_grad_()
+    logits = model.logits(rows, numbers)
+    assert any(KERNEL in name for name in steps_of(logits.grad_fn)) == in_one_pass
+    logits.square().sum().backward()
+    dense = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return [logits.detach(), rows.grad, *dense]
+
+
+@pytest.mark.parametrize("numbers", [2, 0])
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_a_model_gives_what_its_parts_do(numbers, scale):
+    model, rows = deepfm(numbers, scale), torch.randn(70, 8)
+    given = torch.randn(70, numbers)
+    found = outcome(model, rows, given)
+    embeddings, first_order = model.front.split(rows)
+    expected = model.network(embeddings, given) + scale * first_order.sum(1) + 0.5
+    if numbers:
+        expected = expected + scale * model.number_weights(given).squeeze(1)
+    torch.testing.assert_close(found[0], expected.detach())
+    with switched_off():
+        torch.testing.assert_close(found, outcome(model, rows, given, in_one_pass=False))
+
+
+@pytest.mark.parametrize(
+    "hooked", ["network", "number_weights", "another network", "a layer with a bias"]
+)
+def test_modules_that_are_hooked_or_replaced_are_called(hooked):
+    model, rows, numbers = deepfm(), torch.randn(70, 8), torch.randn(70, 2)
+    plain = outcome(model, rows, numbers)
+    seen = []
+    if hooked == "another network":
+
+        class Sum(nn.Module):
+            def forward(self, embeddings, dense):
+                seen.append(len(dense))
+                return embeddings.sum((1, 2))
+
+        model.network = Sum()
+    elif hooked == "a layer with a bias":
+        seen.append(70)
+        layer, model.number_weights = model.number_weights, nn.Linear(2, 1)
+        with torch.no_grad():
+            model.number_weights.weight.copy_(layer.weight)
+            model.number_weights.bias.fill_(3.0)
+    else:
+        getattr(model, hooked).register_forward_hook(lambda *_: seen.append(70))
+    found = outcome(model, rows, numbers, in_one_pass=False)
+    assert seen == [70]
+    if hooked in ("network", "number_weights"):
+        torch.testing.assert_close(found, plain)
+    elif hooked == "a layer with a bias":
+        torch.testing.assert_close(found[0], plain[0] + 3.0)
+        assert model.number_weights.bias.grad is not None
+
+
+def test_a_subclass_is_called_where_it_differs():
+    class Doubled(DeepFM):
+        def forward(self, embeddings, dense):
+            return 2 * super().forward(embeddings, dense)
+
+    class Same(DeepFM):
+        pass
+
+    model, rows, numbers = deepfm(), torch.randn(70, 8), torch.randn(70, 2)
+    plain = outcome(model, rows, numbers)
+    for kind, factor in ((Same, 1), (Doubled, 2)):
+        model.network.__class__ = kind
+        embeddings, first_order = model.front.split(rows)
+        expected = factor * DeepFM.forward(model.network, embeddings, numbers)
+        expected = expected + first_order.sum(1) + model.number_weights(numbers).squeeze(1) + 0.5
+        found = outcome(model, rows, numbers, in_one_pass=kind is Same)
+        torch.testing.assert_close(found[0], expected.detach())
+    assert (found[0] - plain[0]).abs().max() > 0.1
+
+
+def test_gradients_of_a_batch_of_logits():
+    model, numbers = deepfm(), torch.randn(7, 2)
+    rows = torch.randn(7, 8).requires_grad_()
+    for hooked in (False, True):
+        if hooked:
+            model.network.register_forward_hook(lambda *_: None)
+        each = [torch.autograd.grad(model.logits(rows, numbers)[i], rows)[0] for i in range(7)]
+        together = torch.autograd.grad(
+            model.logits(rows, numbers), rows, torch.eye(7), is_grads_batched=True
+        )
+        torch.testing.assert_close(together[0], torch.stack(each))
+
+
+@pytest.fixture
+def model_of(monkeypatch):
+    """A model of a network that is registered for it."""
+    monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
+
+    def make(kind, numbers=2, first_order=True, **more):
+        register("own", first_order=first_order)(kind)
+        return CTRModel("own", {"a": 5, "b": 7}, numbers, 3, [8], 0, **more)
+
+    return make
+
+
+def test_what_cannot_do_without_numbers_is_refused(model_of):
+    class Own(DeepFM):
+        def with_first_order(self, stored, dim, numbers, number_weights):
+            return super().with_first_order(stored, dim, numbers, number_weights) + (
+                number_weights.sum()
+            )
+
+    model_of(Own)
+    with pytest.raises(SettingsError, match=r"the network 'own' fails for stored \["):
+        model_of(Own, numbers=0)
+
+
+def test_a_method_that_knows_no_scale_goes_with_the_scale_1(model_of):
+    class Own(DeepFM):
+        def with_first_order(self, stored, dim, numbers, number_weights):
+            return super().with_first_order(stored, dim, numbers, number_weights)
+
+    model_of(Own).logits(torch.randn(5, 8), torch.randn(5, 2))
+    with pytest.raises(SettingsError, match=r"with_first_order of the network 'own' takes no sca"):
+        model_of(Own, first_order_scale=2.0)
+
+
+def test_a_scale_of_nothing_is_refused(model_of):
+    class Own(DeepFM):
+        pass
+
+    assert model_of(Own, first_order_scale=2.0).first_order_scale == 2.0
+    with pytest.raises(SettingsError, match=r"first_order_scale: found 2, but the network 'own' h"):
+        model_of(Own, first_order=False, first_order_scale=2.0)
+
+
+def test_logits_that_would_broadcast_are_refused(model_of):
+    class Own(DeepFM):
+        def with_first_order(self, *given):
+            return super().with_first_order(*given).unsqueeze(1)
+
+    with pytest.raises(
+        SettingsError, match=r"returns \[2, 1\] .* its with_first_order must return"
+    ):
+        model_of(Own)
+
+
+def test_stored_rows_that_are_changed_are_refused(model_of):
+    class Own(DeepFM):
+        def with_first_order(self, stored, *given):
+            return super().with_first_order(stored.mul_(2), *given)
+
+    with pytest.raises(SettingsError, match=r"`x = stored \* 2` instead of `stored.mul_\(2\)`"):
+        model_of(Own)
+
+
+def test_terms_that_were_not_asked_for_are_not_added(model_of):
+    class Own(DeepFM):
+        def with_first_order(self, *given):
+            raise AssertionError("called")
+
+    rows, numbers = torch.randn(5, 8), torch.randn(5, 2)
+    model = model_of(Own, first_order=False)
+    embeddings, _ = model.front.split(rows)
+    expected = model.network(embeddings, numbers) + model.bias
+    torch.testing.assert_close(model.logits(rows, numbers), expected)
+
+
+def test_a_traced_model_gives_the_same():
+    model, rows, numbers = deepfm(), torch.randn(70, 8), torch.randn(70, 2)
+
+    class Logits(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = copy.deepcopy(model)
+
+        def forward(self, rows, dense):
+            return self.model.logits(rows, dense)
+
+    traced = torch.fx.symbolic_trace(Logits())
+    grads = []
+    for function in (traced, model.logits):
+        given = rows.clone().requires_grad_()
+        logits = function(given, numbers)
+        assert any(KERNEL in name for name in steps_of(logits.grad_fn))
+        logits.square().sum().backward()
+        grads.append(given.grad)
+    torch.testing.assert_close(*grads)

@@ -5,7 +5,7 @@ from itertools import pairwise
 import torch
 
 from stampede.data import GlobalBatches, Order
-from stampede.data.prepared.part import Shard, ShardedPart
+from stampede.data.prepared.reader import Shard, ShardedPart
 from support.prepared import drawn_rows, shard_of
 
 FIELDS = [f"C{i + 1}" for i in range(26)]

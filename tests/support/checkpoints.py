@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 
 from stampede.engine.build import build
-from stampede.engine.checkpoint import Checkpoints, Progress, load, newest_whole, saving
-from stampede.engine.checkpoint.manifest import DataEntry, Manifest, TableEntry, as_text
+from stampede.engine.checkpoint import Checkpoints, load, newest_whole, saving
+from stampede.engine.checkpoint.manifest import DataEntry, Manifest, Progress, TableEntry, as_text
 from stampede.engine.checkpoint.tensors import write_tensors
-from stampede.engine.datasets import open_dataset
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.processes import processes
+from stampede.engine.reading import open_dataset
 from stampede.files import file_entry
 from support.forked import START_METHOD
 from support.jobs import small_config

@@ -8,9 +8,9 @@ import pandas as pd
 
 from stampede.data.description.rows import prepared_rows, raw_rows
 from stampede.data.description.statistics import collect
-from stampede.data.raw import BadRows
+from stampede.data.options import Split
+from stampede.data.raw.rows import BadRows
 from stampede.data.sources import open_source
-from stampede.data.splits import Split
 from support.prepared import write_prepared
 
 SCHEMA = """

@@ -12,14 +12,13 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.data import Batch, Dataset
-from stampede.engine.ahead import send
 from stampede.engine.build import build
 from stampede.engine.config import Config
 from stampede.engine.config.load import load_config
 from stampede.engine.job import Job
-from stampede.engine.learning_rates import learning_rates, set_learning_rates
+from stampede.engine.optimizers import learning_rates
 from stampede.engine.processes import processes
-from stampede.engine.step import train_step
+from stampede.engine.step import send, train_step
 from stampede.engine.tables import gather_field
 from stampede.optim import CowClip, Schedule, learning_rate, local_cowclip_tables
 from support.paths import ROOT
@@ -192,7 +191,7 @@ def train_with_the_engine(path: Path, *overrides: str) -> Trajectory:
                 jagged(ids, fields), numbers, label, torch.ones(local), golden.meta["batch"]
             )
             full = job.scaling.scaled
-            set_learning_rates(job, learning_rates(config, full, step - 1, 1, golden.meta["steps"]))
+            job.set_learning_rates(learning_rates(config, full, step - 1, 1, golden.meta["steps"]))
             train_step(job, send(batch, job.front, here.device), step, here)
             if step in CHECKED_STEPS:
                 weights: Weights = {

@@ -7,17 +7,15 @@ from typing import NamedTuple
 import torch
 
 from stampede.data import GlobalBatches
-from stampede.engine.ahead import send, sent_ahead
 from stampede.engine.build import build
 from stampede.engine.config import Config
 from stampede.engine.config.load import load_config
-from stampede.engine.datasets import open_dataset
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.evaluate import Evaluation, evaluate
 from stampede.engine.processes import Processes, processes
-from stampede.engine.reading import Reader
+from stampede.engine.reading import Reader, open_dataset
 from stampede.engine.run import run
-from stampede.engine.step import train_step
+from stampede.engine.step import prefetch, send, train_step
 from stampede.engine.tables import FieldWeights, gather_field
 from stampede.optim import local_cowclip_tables
 
@@ -76,7 +74,7 @@ def train_an_epoch_in(here: Processes, config: Config) -> Trained:
     reader = Reader(config, dataset, here)
     losses = [
         train_step(job, sent, step, here).item()
-        for step, sent in enumerate(sent_ahead(reader.training(), job.front, here.device), 1)
+        for step, sent in enumerate(prefetch(reader.training(), job.front, here.device), 1)
     ]
     evaluation = evaluate(job.model, reader.evaluation(reader.dataset.test), here)
     tables = {

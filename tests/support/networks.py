@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from stampede.engine.config import Config
-from stampede.engine.dense_gradients import average_gradients_
 from stampede.engine.processes import processes
+from stampede.engine.step import average_gradients_
 from stampede.models import network, network_names
 from support.jobs import Trained, small_config, train_an_epoch_in
 

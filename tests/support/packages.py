@@ -7,8 +7,8 @@ import sys
 
 import torch
 
-from stampede.engine.datasets import open_dataset
 from stampede.engine.inference.trained import open_trained
+from stampede.engine.reading import open_dataset
 from support.waiting import HANG
 
 # Scores what the standard input says, with nothing of stampede and what it trains with.

@@ -5,13 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stampede.data.prepared.manifest import (
-    MANIFEST,
-    FieldEntry,
-    Manifest,
-    ShardEntry,
-    ShardFile,
-)
+from stampede.data.prepared.manifest import MANIFEST, FieldEntry, Manifest, ShardEntry, ShardFile
 
 
 def write_prepared(folder: Path, parts, fields, shard_rows=None, **described) -> Path:

@@ -3,7 +3,8 @@
 import numpy as np
 import pandas as pd
 
-from stampede.data.preparation import PreparationOptions, prepare
+from stampede.data.options import PreparationOptions
+from stampede.data.prepare import prepare
 from stampede.data.sources import open_source
 from support.prepared_arrays import arrays_of, manifest_of
 

@@ -3,8 +3,9 @@
 import numpy as np
 import polars as pl
 
-from stampede.data.raw import BadRows, RawLog
-from stampede.data.schema import Schema
+from stampede.data.raw.log import RawLog
+from stampede.data.raw.rows import BadRows
+from stampede.data.schema.schema import Schema
 
 SCHEMA = {
     "label": "y",

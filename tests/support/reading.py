@@ -7,14 +7,12 @@ import numpy as np
 import torch
 
 from stampede.data import DataError
-from stampede.engine.ahead import send
 from stampede.engine.build import build
 from stampede.engine.config.load import load_config
-from stampede.engine.datasets import open_dataset
 from stampede.engine.processes import processes
-from stampede.engine.reading import Reader
+from stampede.engine.reading import Reader, open_dataset
 from stampede.engine.run import run
-from stampede.engine.step import train_step
+from stampede.engine.step import send, train_step
 from support.jobs import train_an_epoch
 from support.prepared import drawn_fields, drawn_rows, write_prepared
 

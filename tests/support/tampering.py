@@ -4,8 +4,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stampede.data.prepared.manifest import MANIFEST, Manifest
-from stampede.data.writing import LEARNED_FOLDER
+from stampede.data.prepared.manifest import LEARNED_FOLDER, MANIFEST, Manifest
 from stampede.files import file_entry
 
 

@@ -10,8 +10,8 @@ from stampede.engine.build import build
 from stampede.engine.checkpoint import Checkpoints, newest, read_manifest, read_tensors
 from stampede.engine.checkpoint.manifest import DTYPES
 from stampede.engine.config.load import load_config
-from stampede.engine.datasets import data_folder, open_dataset
 from stampede.engine.processes import processes
+from stampede.engine.reading import data_folder, open_dataset
 from stampede.engine.resume import begin, find_beginning
 from stampede.engine.run_folder import RunFolder
 from support.movie_runs import job

@@ -27,7 +27,7 @@ def sibling(name: str) -> ModuleType:
     return module
 
 
-formulas, hashing = sibling("formulas"), sibling("hashing")
+formulas = sibling("formulas")
 
 # Columns by name, samples one after the other, or a table: of polars, or of pandas.
 Samples = Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any]] | pl.DataFrame | Any
@@ -149,7 +149,8 @@ class Encoder:
             raise ValueError(f"column {column}: found lists; write one id per sample")
         frame = frame.with_columns(self._without_fractions(field, frame[column], bad_values))
         kind = frame.schema[column]
-        texts = formulas.id_texts(column, kind, field["separator"], field["max_ids"])
+        separator, most = field["separator"], field["max_ids"]
+        texts = formulas.id_texts(column, kind, separator, most, self._about["missing"])
         cells = frame.select(texts).to_series()
         if encode not in ("vocabulary", "hash"):
             cells = _whole_numbers(cells, field, bad_values)
@@ -181,7 +182,7 @@ class Encoder:
         if field["encode"] == "vocabulary":
             rows = self._vocabularies[field["name"]].rows(texts)
         elif field["encode"] == "hash":
-            rows = hashing.bucket(texts, field["buckets"], field["seed"])
+            rows = formulas.bucket(texts, field["buckets"], field["seed"])
         else:
             rows = texts.cast(pl.Int64).fill_null(0).to_numpy().copy()
         if texts.null_count():

@@ -10,7 +10,7 @@ import pytest
 
 from stampede.data.describe import main
 from stampede.data.description.text import WIDTH
-from stampede.data.schema import load_schema
+from stampede.data.schema.schema import load_schema
 from support.described import prepared
 from support.paths import ROOT
 

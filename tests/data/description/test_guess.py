@@ -8,7 +8,7 @@ import pytest
 
 from stampede.data.describe import main
 from stampede.data.description.guess import guess
-from stampede.data.schema import load_schema
+from stampede.data.schema.schema import load_schema
 
 
 def criteo_rows(rows):

@@ -7,10 +7,10 @@ from sklearn.metrics import roc_auc_score
 
 from stampede.data.description.rows import raw_rows
 from stampede.data.description.statistics import collect
-from stampede.data.preparation import PreparationOptions, prepare
-from stampede.data.raw import BadRows
+from stampede.data.options import PreparationOptions, Split
+from stampede.data.prepare import prepare
+from stampede.data.raw.rows import BadRows
 from stampede.data.sources import open_source
-from stampede.data.splits import Split
 from support.described import described, described_folder, prepared
 from support.paths import shared
 

@@ -7,8 +7,9 @@ import polars as pl
 import pytest
 
 from stampede.data import DataError
-from stampede.data.application import apply_learned
-from stampede.data.writing import LEARNED_FOLDER, WritingOptions
+from stampede.data.apply import apply_learned
+from stampede.data.options import WritingOptions
+from stampede.data.prepared.manifest import LEARNED_FOLDER
 from support.mixed_log import write_mixed
 from support.prepared_arrays import arrays_of, manifest_of
 from support.preparing import PARTS, prepared, write

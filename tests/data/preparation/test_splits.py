@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stampede.data import DataError
-from stampede.data.splits import Split
+from stampede.data.options import Split
 from stampede.settings import from_key_values
 from support.prepared_arrays import arrays_of, manifest_of
 from support.preparing import BY_DAY, PARTS, check_criteo, dated, prepared, table, write

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stampede.data.raw import blocks
+from stampede.data.raw import files as blocks
 
 
 @pytest.fixture(params=[16, 1 << 20], ids=["tiny blocks", "one block"])

@@ -4,10 +4,10 @@ import polars as pl
 import pytest
 
 from stampede.data import DataError
-from stampede.data.raw import BadRows, RawLog
-from stampede.data.raw.missing_marks import by_column, sentence
-from stampede.data.schema import Schema
-from stampede.data.schema.schema import MISSING
+from stampede.data.prepared.manifest import missing_marks_sentence
+from stampede.data.raw.log import RawLog
+from stampede.data.raw.rows import BadRows
+from stampede.data.schema.schema import MISSING, Schema
 from support.raw_logs import GOOD, HEADER, SCHEMA, log_of, read, write
 
 
@@ -91,14 +91,41 @@ def test_marks_of_missing_values_are_counted(tmp_path, mark, quoted):
     assert frame["user"].to_list() == ["anna", None, f"x{mark}", f"{mark}x", None]
     assert frame["slot"].to_list() == [3, 3, None, 4, None]
     assert frame["x"].to_list() == [0.5, 0.5, -1, None, None]
-    found = by_column(bad.marks)
+    found = bad.marks_by_column()
     assert {name: sum(marks.values()) for name, marks in found.items()} == {
         "user": 2,
         "x": 2,
         "slot": 1,
     }
     assert found["user"] == {mark: 2}
-    assert "5 cells count as missing because of their text" in sentence(found)
+    assert "5 cells count as missing because of their text" in missing_marks_sentence(found)
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+@pytest.mark.parametrize("encode", ["vocabulary", "hash"])
+def test_marks_among_several_ids_are_left_out_and_counted(tmp_path, form, encode):
+    cells = ["a|NA|b", "NA|-|null", "x-NA|NAN|b", "NaN|a|b|c", "a|null", "NA", "b"]
+    frame = pl.DataFrame({"y": [0, 1, 0, 1, 0, 1, 0], "tags": cells})
+    path = tmp_path / f"log.{form}"
+    if form == "csv":
+        frame.write_csv(path)
+    else:
+        frame.with_columns(pl.col("tags").str.split("|")).write_parquet(path)
+    tags = {"separator": "|", "max_ids": 2, "encode": encode}
+    tags |= {"buckets": 5} if encode == "hash" else {}
+    log = RawLog(Schema.model_validate({"label": "y", "ids": {"tags": tags}}), [path])
+    bad = BadRows("error")
+    (chunk,) = log.chunks(bad)
+    kept = [ids or [] for ids in chunk.frame["tags"].to_list()]
+    assert kept == [["a", "b"], [], ["x-NA", "NAN"], ["a", "b"], ["a"], [], ["b"]]
+    assert bad.marks_by_column() == {"tags": {"NA": 3, "null": 2, "-": 1, "NaN": 1}}
+
+
+def test_marks_among_whole_numbers_are_missing(tmp_path):
+    path = write(tmp_path / "log.csv", ["y,slots", "1,3|NA|4", "0,-"])
+    schema = {"label": "y", "ids": {"slots": {"encode": "integer", "size": 5, "separator": "|"}}}
+    (chunk,) = RawLog(Schema.model_validate(schema), [path]).chunks(BadRows("error"))
+    assert chunk.frame["slots"].to_list() == [[3, 4], None]
 
 
 def test_marks_at_either_end_of_a_line_and_of_a_file(tmp_path):
@@ -108,7 +135,7 @@ def test_marks_at_either_end_of_a_line_and_of_a_file(tmp_path):
     log = RawLog(Schema.model_validate(schema), [tmp_path / "log.csv"])
     (chunk,) = log.chunks(bad)
     assert chunk.frame.select("a", "b").rows() == [(None, "x"), (None, None)]
-    assert by_column(bad.marks) == {"a": {"NA": 1, "-": 1}, "b": {"null": 1}}
+    assert bad.marks_by_column() == {"a": {"NA": 1, "-": 1}, "b": {"null": 1}}
 
 
 def test_files_may_have_their_columns_in_another_order(tmp_path):

@@ -7,9 +7,9 @@ import torch
 
 from stampede.engine import checkpoint, run_folder
 from stampede.engine.build import build
-from stampede.engine.datasets import open_dataset
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.processes import processes
+from stampede.engine.reading import open_dataset
 from stampede.engine.tables import gather_field, read_field
 from support.jobs import run_small, small_config, without_times
 from support.warm_starts import tensors_of, weights_name

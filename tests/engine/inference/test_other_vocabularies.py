@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from stampede.data.application import apply_learned
-from stampede.data.writing import WritingOptions
+from stampede.data.apply import apply_learned
+from stampede.data.options import WritingOptions
 from stampede.engine.export import main as export
 from support.checkpoints import as_first_format
 from support.movie_runs import prepare_movies, rows_of_test_part, train_on_movies

@@ -7,9 +7,9 @@ import polars as pl
 import pyarrow.parquet
 import pytest
 
-from stampede.data.application import apply_learned
-from stampede.data.raw import blocks
-from stampede.data.writing import WritingOptions
+from stampede.data.apply import apply_learned
+from stampede.data.options import WritingOptions
+from stampede.data.raw import files as blocks
 from stampede.engine.inference import prediction
 from support.jobs import run_small
 from support.movie_runs import (
@@ -188,6 +188,20 @@ def test_metrics_that_are_undefined(trained_run, tmp_path):
     path = write_movies(tmp_path / "log.csv", frame)
     status, said = predict(trained_run, path, tmp_path / "s.parquet")
     assert status == 0 and said.count("undefined") == 2
+
+
+def test_missing_marks_among_several_ids(trained_run, packages, tmp_path):
+    """`a|NA|b` is scored as `a|b`, in files and in the package alike."""
+    frame = rows_of_test_part()[:3].reset_index(drop=True)
+    plain = frame.assign(genres=["comedy|drama", "crime", ""])
+    marked = frame.assign(genres=["comedy|NA|drama", "null|crime|-", "NaN|NA"])
+    expected = scores(trained_run, [write_movies(tmp_path / "plain.csv", plain)], tmp_path)
+    for form in ("csv", "parquet"):
+        path = write_movies(tmp_path / f"marked.{form}", marked)
+        found = scores(trained_run, [path], tmp_path)["score"]
+        assert found.to_list() == expected["score"].to_list()
+    columns = columns_of(marked.drop(columns=["rating", "importance"]))
+    np.testing.assert_allclose(loaded(packages / "fp32").score(columns), found, atol=1e-7)
 
 
 def test_bad_values_are_missing_on_request(trained_run, packages, tmp_path):

@@ -7,13 +7,11 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from stampede.engine.ahead import send
 from stampede.engine.build import build
-from stampede.engine.datasets import open_dataset
 from stampede.engine.planning.memory import activation_bytes_per_sample
 from stampede.engine.processes import processes
-from stampede.engine.reading import Reader
-from stampede.engine.step import train_step
+from stampede.engine.reading import Reader, open_dataset
+from stampede.engine.step import send, train_step
 from stampede.models import CTRModel, network
 from stampede.native_library import switched_off
 from stampede.optim import local_cowclip_tables

@@ -6,8 +6,7 @@ import pytest
 
 from stampede.engine.figures import to_png
 from stampede.engine.sweep import pictures
-from stampede.engine.sweep.results import mean, results, to_csv, to_markdown
-from stampede.engine.sweep.run import Outcome
+from stampede.engine.sweep.results import Outcome, mean, results, to_csv, to_markdown
 from stampede.engine.sweep.spec import load_sweep
 from support.sweeping import write_sweep
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest import mock
 
-from stampede.engine.pulse import Pulse
+from stampede.engine.heartbeat import Heartbeat
 
 _RECORD = struct.Struct("<qqq40s")
 
@@ -24,7 +24,7 @@ _EVALUATING = ("evaluating", "computing metrics", "going on after computing metr
 
 @dataclass(frozen=True)
 class Place:
-    """What `stampede.engine.pulse.Pulse` said last.
+    """What `stampede.engine.heartbeat.Heartbeat` said last.
 
     Attributes:
         pid: of the process.
@@ -48,7 +48,7 @@ class Place:
 
 @contextmanager
 def telling(path):
-    """Within it every beat of the pulse is written to a file, by way of memory."""
+    """Within it every beat of the heartbeat is written to a file, by way of memory."""
     unfinished = path.with_suffix(".new")
     unfinished.write_bytes(bytes(_RECORD.size))
     with unfinished.open("r+b") as file, mmap.mmap(file.fileno(), 0) as record:
@@ -56,7 +56,7 @@ def telling(path):
         def write(first_step, step, stage):
             record[:] = _RECORD.pack(os.getpid(), first_step, step, stage.encode())
 
-        beat = Pulse.beat
+        beat = Heartbeat.beat
 
         def beat_and_tell(self, stage, step=None):
             beat(self, stage, step)
@@ -65,7 +65,7 @@ def telling(path):
         write(0, 0, "starting")
         # A new file: that of a process that was killed may be open still.
         os.replace(unfinished, path)
-        with mock.patch.object(Pulse, "beat", beat_and_tell):
+        with mock.patch.object(Heartbeat, "beat", beat_and_tell):
             yield
 
 

@@ -1,0 +1,141 @@
+"""Keys of a preparation: how a log is divided into parts, and how it is written."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from stampede.data.errors import OnBadRow
+from stampede.settings import Section, Seed
+
+# Criteo: 440 MB of ids in a file. Checksums of whole files are made while the next are written.
+_SHARD_ROWS = 1 << 22
+
+
+def _as_text(value: Any) -> Any:
+    """A whole number as it was written."""
+    if isinstance(value, list):
+        return [_as_text(one) for one in value]
+    return str(value) if type(value) is int else value
+
+
+_Share = Annotated[float, Field(ge=0, lt=1)]
+_Texts = Annotated[list[str], BeforeValidator(_as_text)]
+
+
+class Split(Section):
+    """How the rows of a log are divided.
+
+    Attributes:
+        written: what a user writes before a key to set it.
+    """
+
+    written: ClassVar[str] = "--set "
+
+    split: Literal["sequential", "random", "highfreq", "by_column", "files"] = Field(
+        "sequential",
+        description="sequential: the last rows are the test part; random: random rows; highfreq: "
+        "random, and only the most frequent ids of a field keep a row; by_column: by the values of "
+        "a column; files: by file",
+    )
+    test_fraction: _Share | None = Field(
+        None,
+        description="share of all rows for the test part; none: sequential the last day (1/7 of "
+        "Criteo Kaggle, the last file of Criteo 1TB, 1/10 of Avazu and tables), random 1/10 (Avazu "
+        "1/5)",
+    )
+    validation_fraction: _Share = Field(
+        0.1,
+        description="share of the other rows for validation: the last ones if sequential, else "
+        "random ones",
+    )
+    seed: Seed = Field(0, description="seed of random rows")
+    keep_ids: int = Field(
+        3, ge=1, description="ids of a field that keep a row of their own; highfreq only"
+    )
+    split_column: str = Field("", description="column that by_column looks at, as text")
+    test_values: _Texts = Field([], description="its values in the test part")
+    test_from: Annotated[str | None, BeforeValidator(_as_text)] = Field(
+        None,
+        description="its values from here on are in the test part, in the order of text; for dates",
+    )
+    validation_values: _Texts = Field(
+        [], description="its values in the validation part; none: validation_fraction"
+    )
+    validation_path: str | list[str] = Field(
+        "", description="files of the validation part; none: validation_fraction; split: files only"
+    )
+    test_path: str | list[str] = Field("", description="files of the test part; split: files only")
+
+    @model_validator(mode="after")
+    def _keys_of_the_chosen_split(self) -> Split:
+        if self.split == "by_column":
+            if not self.split_column:
+                raise ValueError(
+                    f"split by_column needs split_column; write {self.written}split_column=NAME"
+                )
+            if not self.test_values and self.test_from is None:
+                raise ValueError(
+                    "split by_column needs test_values or test_from; write "
+                    f"{self.written}test_from=VALUE, from which on rows are in the test part"
+                )
+        elif self.split_column or self.test_values or self.test_from or self.validation_values:
+            raise ValueError(
+                "split_column, test_values, test_from and validation_values belong to "
+                f"split: by_column; found split: {self.split}"
+            )
+        if self.split == "files" and not self.test_path:
+            raise ValueError(
+                f"split files needs test_path; write {self.written}test_path=FILE (path then holds "
+                "the training files)"
+            )
+        if self.split != "files" and (self.test_path or self.validation_path):
+            raise ValueError(
+                f"test_path and validation_path belong to split: files; found split: {self.split}"
+            )
+        return self
+
+    def needs_counts(self) -> bool:
+        """Whether the number of rows has to be known before the first is assigned."""
+        named = self.validation_values or self.validation_path
+        by_share = self.split in ("sequential", "random", "highfreq")
+        return by_share or (self.validation_fraction > 0 and not named)
+
+
+class WritingOptions(Section):
+    """How prepared data are written.
+
+    Attributes:
+        written: what a user writes before a key to set it.
+    """
+
+    written: ClassVar[str] = "--set "
+
+    on_bad_row: OnBadRow = Field(
+        "error", description="a row that cannot be read: error, or skip: left out and written aside"
+    )
+    numbers_dtype: Literal["float32", "float16"] = Field(
+        "float32", description="type of the numbers on disk"
+    )
+    shard_rows: int = Field(_SHARD_ROWS, ge=1, description="rows in a file of the prepared form")
+
+
+class PreparationOptions(WritingOptions, Split):
+    """How a log is prepared."""
+
+    features: Literal["auto", "paper"] = Field(
+        "auto",
+        description="what the schema leaves open. auto: ids seen once share a row, numbers are "
+        "standardised, their logarithm where they are skewed, with their quantile bins as ids "
+        "besides, hour of the day and weekday of times; paper: a row for each id, numbers from 0 "
+        "to 1",
+    )
+    counts_gb: float = Field(
+        2.0, gt=0, description="memory for the counts of ids; above it they go to disk"
+    )
+    spool: bool = Field(
+        True,
+        description="keep what pass 1 read for pass 2, beside the result: about half the size "
+        "of the plain log; false reads the log again",
+    )

@@ -1,0 +1,90 @@
+"""The arrays of a prepared data set: memory-mapped and compared with the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from stampede.data.errors import DataError
+from stampede.data.prepared.manifest import Manifest, ShardEntry
+from stampede.files import FileEntry, file_size
+
+
+def map_shard(
+    folder: Path, manifest: Manifest, shard: ShardEntry, names: Iterable[str]
+) -> dict[str, np.memmap]:
+    """Map some arrays of a shard without reading them; with offsets also their values.
+
+    Raises:
+        DataError: a file is absent or not as the manifest says.
+    """
+    maps = {}
+    for name in names:
+        dtype, columns, more = _expected(manifest, name)
+        entry = shard.files[name]
+        path = folder / entry.name
+        array = _map(path, entry)
+        # How many values there are is known from the offsets only.
+        rows = len(array) if name.startswith("values_") and array.ndim else shard.rows + more
+        shape = (rows,) if columns is None else (rows, columns)
+        if array.shape != shape or array.dtype != np.dtype(dtype):
+            raise damaged(
+                path, f"holds {array.dtype} {list(array.shape)} instead of {dtype} {list(shape)}"
+            )
+        if not array.flags.c_contiguous:
+            raise damaged(path, "has its columns instead of its rows one after the other")
+        maps[name] = array
+    for name, offsets in maps.items():
+        if name.startswith("offsets_"):
+            values = maps[values_of(name)]
+            if offsets[0] != 0 or offsets[-1] != len(values):
+                raise damaged(
+                    folder / shard.files[name].name,
+                    f"runs from {offsets[0]} to {offsets[-1]}, but there are {len(values)} values",
+                )
+    return maps
+
+
+def values_of(offsets: str) -> str:
+    """Name of the array that an array of offsets points into."""
+    return offsets.replace("offsets_", "values_")
+
+
+def damaged(path: Path, what: str) -> DataError:
+    """A sentence for a file of a prepared folder that cannot be used."""
+    return DataError(
+        f"{path}: {what}; delete the folder to prepare the data again, or see what else is wrong "
+        f"with: stampede prepare --verify {path.parent}"
+    )
+
+
+def _expected(manifest: Manifest, name: str) -> tuple[str, int | None, int]:
+    """Type of an array, its columns (None: it has one dimension) and rows beyond the shard's."""
+    if name == "ids":
+        return manifest.ids_dtype, len(manifest.single()), 0
+    if name == "numbers":
+        return manifest.numbers_dtype, len(manifest.numbers), 0
+    if name.startswith("values_"):
+        return manifest.ids_dtype, None, 0
+    if name.startswith("offsets_"):
+        return "int64", None, 1
+    return {"label": "uint8", "weight": "float32", "time": "int64"}[name], None, 0
+
+
+def _map(path: Path, entry: FileEntry) -> np.memmap:
+    try:
+        found = file_size(path)
+    except FileNotFoundError:
+        raise damaged(path, "is absent") from None
+    except OSError as failure:
+        raise damaged(path, f"cannot be read ({failure.strerror or failure})") from None
+    if found != entry.bytes:
+        raise damaged(path, f"has {found:,} bytes instead of {entry.bytes:,}")
+    try:
+        # Never unpickles, unlike np.load; a header that promises more than the file holds fails.
+        return np.lib.format.open_memmap(path, mode="r")
+    # numpy hands the header to Python's parser, which raises whatever it stumbles over.
+    except Exception as failure:
+        raise damaged(path, f"cannot be mapped ({type(failure).__name__}: {failure})") from None

@@ -1,0 +1,253 @@
+"""Writes encoded rows as a prepared folder: shards of `.npy` files, and the manifest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import polars as pl
+from tqdm.auto import tqdm
+
+from stampede.data.learning.learned import Learned
+from stampede.data.learning.vocabulary import Distinct
+from stampede.data.options import WritingOptions
+from stampede.data.parallel import computed_ahead
+from stampede.data.prepared.manifest import (
+    BAD_ROWS,
+    LEARNED_FOLDER,
+    MANIFEST,
+    PARTS,
+    Manifest,
+    PartName,
+    ShardEntry,
+    ShardFile,
+    missing_marks_sentence,
+)
+from stampede.data.progress import RowProgress
+from stampede.data.raw.log import LABEL, TIME, WEIGHT, RawLog
+from stampede.data.raw.rows import BadRows
+from stampede.files import file_entry
+
+_Arrays = dict[str, np.ndarray]
+_Bags = list[tuple[np.ndarray, np.ndarray]]
+
+
+class RowsOfParts(NamedTuple):
+    """Some typed rows, and the part of each.
+
+    Attributes:
+        frame: their typed columns (see `stampede.data.raw.log`); ids of vocabularies may be hashes.
+        parts: `[n]` int8, place in `PARTS`.
+        position: bytes of the log read up to them.
+        distinct: the columns that `frame` lacks; None: it has all.
+    """
+
+    frame: pl.DataFrame
+    parts: np.ndarray
+    position: int
+    distinct: Mapping[str, Distinct] | None = None
+
+
+def write_rows(
+    folder: Path,
+    rows: Iterable[RowsOfParts],
+    learned: Learned,
+    options: WritingOptions,
+    progress: RowProgress,
+) -> dict[PartName, list[ShardEntry]]:
+    """Encode rows and write them, each to its part; what the manifest says about the files."""
+    writers = {part: PartWriter(folder, part, options.shard_rows) for part in PARTS}
+
+    def encode(some: RowsOfParts) -> tuple[RowsOfParts, _Arrays, _Bags]:
+        encoded = learned.encode(some.frame, options.numbers_dtype, some.distinct)
+        label = some.frame[LABEL].to_numpy().astype(np.uint8)
+        arrays = {"ids": encoded.ids, "numbers": encoded.numbers, "label": label}
+        for name, column in (("weight", WEIGHT), ("time", TIME)):
+            if column in some.frame.columns:
+                arrays[name] = some.frame[column].to_numpy()
+        return some, arrays, encoded.bags
+
+    for some, arrays, bags in computed_ahead(encode, rows, 2, threads=2):
+        for number, part in enumerate(PARTS):
+            mask = some.parts == number
+            if mask.any():
+                writers[part].append(*_masked(arrays, bags, mask))
+        progress.advance_to(some.position, len(some.parts))
+    # The disk then works for all of them while their checksums are made.
+    for writer in writers.values():
+        writer.close()
+    return {part: writer.finish() for part, writer in writers.items()}
+
+
+def _masked(arrays: _Arrays, bags: _Bags, mask: np.ndarray) -> tuple[_Arrays, _Bags]:
+    if mask.all():
+        return arrays, bags
+    return (
+        {name: array[mask] for name, array in arrays.items()},
+        [(lengths[mask], values[np.repeat(mask, lengths)]) for lengths, values in bags],
+    )
+
+
+def write_manifest(
+    folder: Path,
+    log: RawLog,
+    learned: Learned,
+    options: WritingOptions,
+    parts: dict[PartName, list[ShardEntry]],
+    bad_rows: BadRows,
+    source: dict[str, Any],
+) -> None:
+    """Write what the folder consists of; the last file of a preparation.
+
+    Args:
+        source: what the rows were made of, besides files and options.
+    """
+    marks = bad_rows.marks_by_column()
+    manifest = Manifest(
+        version=metadata.version("stampede"),
+        fields=learned.fields,
+        numbers=list(log.schema.numbers),
+        ids_dtype=learned.ids_dtype,
+        numbers_dtype=options.numbers_dtype,
+        has_weight=log.schema.weight is not None,
+        has_time=log.schema.time is not None,
+        parts=parts,
+        learned=[file_entry(path, folder) for path in sorted((folder / LEARNED_FOLDER).iterdir())],
+        bad_rows=bad_rows.count,
+        source={
+            "files": [str(file) for file in log.files],
+            "options": options.model_dump(mode="json"),
+            **({"missing_marks": marks} if marks else {}),
+            **source,
+        },
+    )
+    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
+    if bad_rows.count:
+        tqdm.write(f"{bad_rows.count:,} bad rows were left out; see {BAD_ROWS}")
+    if marks:
+        tqdm.write(missing_marks_sentence(marks))
+
+
+class PartWriter:
+    """Writes a part shard by shard; `part` begins the files' names."""
+
+    def __init__(self, folder: Path, part: str, shard_rows: int) -> None:
+        self._folder = folder
+        self._part = part
+        self._shard_rows = shard_rows
+        self._files: dict[str, _NpyFile] = {}
+        self._ends: dict[int, int] = {}
+        self._rows = 0
+        self._closed: list[tuple[int, dict[str, Future[ShardFile]]]] = []
+        # Files are flushed and checksums made while the next rows are prepared.
+        self._threads = ThreadPoolExecutor(2)
+
+    def append(
+        self, arrays: Mapping[str, np.ndarray], bags: list[tuple[np.ndarray, np.ndarray]]
+    ) -> None:
+        """Write some rows.
+
+        Args:
+            arrays: by name, `[n, ...]` each.
+            bags: of each multi-valued field, lengths `[n]` and values.
+        """
+        rows = len(next(iter(arrays.values())))
+        starts = [np.concatenate([[0], np.cumsum(lengths)]) for lengths, _ in bags]
+        done = 0
+        while done < rows:
+            stop = min(rows, done + self._shard_rows - self._rows)
+            for name, array in arrays.items():
+                self._file(name, array).append(array[done:stop])
+            for i, (_, values) in enumerate(bags):
+                self._append_bag(i, starts[i][done : stop + 1], values)
+            self._rows += stop - done
+            done = stop
+            if self._rows == self._shard_rows:
+                self.close()
+
+    def close(self) -> None:
+        """Begin to close the last shard; does not wait for it."""
+        if not self._rows:
+            return
+        entries = {
+            name: self._threads.submit(_shard_file, file, self._folder)
+            for name, file in self._files.items()
+        }
+        self._closed.append((self._rows, entries))
+        self._files, self._ends, self._rows = {}, {}, 0
+
+    def finish(self) -> list[ShardEntry]:
+        """Close the last shard; what the manifest says about all of them."""
+        self.close()
+        shards = [
+            ShardEntry(rows=rows, files={name: entry.result() for name, entry in entries.items()})
+            for rows, entries in self._closed
+        ]
+        self._threads.shutdown()
+        return shards
+
+    def _append_bag(self, i: int, starts: np.ndarray, values: np.ndarray) -> None:
+        """Add values `starts[0]` to `starts[-1]`, and where each row's end in the shard."""
+        offsets = self._file(f"offsets_{i}", starts)
+        end = self._ends.get(i)
+        if end is None:
+            offsets.append(np.zeros(1, dtype=np.int64))
+            end = 0
+        offsets.append(starts[1:] - starts[0] + end)
+        self._file(f"values_{i}", values).append(values[starts[0] : starts[-1]])
+        self._ends[i] = end + int(starts[-1] - starts[0])
+
+    def _file(self, name: str, array: np.ndarray) -> _NpyFile:
+        if name not in self._files:
+            path = self._folder / f"{self._part}-{len(self._closed):05d}-{name}.npy"
+            self._files[name] = _NpyFile(path, array)
+        return self._files[name]
+
+
+def _shard_file(file: _NpyFile, folder: Path) -> ShardFile:
+    path = file.close()
+    entry = file_entry(path, folder)
+    return ShardFile(**entry.model_dump(), mtime_ns=path.stat().st_mtime_ns)
+
+
+class _NpyFile:
+    """An array that grows at its end; its header is written last.
+
+    Args:
+        row: an array `[any, ...]` of the shape and type of the rows.
+    """
+
+    def __init__(self, path: Path, row: np.ndarray) -> None:
+        self._path = path
+        self._row = row[:0]
+        self._rows = 0
+        self._file: BinaryIO = path.open("wb")
+        # numpy leaves room in a header for the first dimension to grow.
+        self._header()
+        self._begin = self._file.tell()
+
+    def append(self, rows: np.ndarray) -> None:
+        self._file.write(np.ascontiguousarray(rows, dtype=self._row.dtype).data)
+        self._rows += len(rows)
+
+    def close(self) -> Path:
+        self._file.seek(0)
+        self._header()
+        assert self._file.tell() == self._begin
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return self._path
+
+    def _header(self) -> None:
+        described = {
+            "descr": np.lib.format.dtype_to_descr(self._row.dtype),
+            "fortran_order": False,
+            "shape": (self._rows, *self._row.shape[1:]),
+        }
+        np.lib.format.write_array_header_1_0(self._file, described)

@@ -1,0 +1,151 @@
+"""From the configuration to both optimizers and their learning rates."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from stampede.engine.config import Config
+from stampede.optim import (
+    CowClip,
+    CowClipAdagrad,
+    CowClipAdam,
+    CowClipRowWiseAdagrad,
+    CowClipRowWiseAdam,
+    CowClipSGD,
+    DenseAdam,
+    Helen,
+    Hyperparameters,
+    Scaled,
+    learning_rate,
+    scale,
+)
+from stampede.optim.baselines import BASELINES, baseline_optimizer
+from stampede.settings import SettingsError
+
+_WITH_CLIP: dict[str, type[torch.optim.Optimizer]] = {
+    "adam": CowClipAdam,
+    "rowwise_adam": CowClipRowWiseAdam,
+    "adagrad": CowClipAdagrad,
+    "rowwise_adagrad": CowClipRowWiseAdagrad,
+    "sgd": CowClipSGD,
+}
+
+
+def scaled_hyperparameters(config: Config) -> Scaled:
+    """Settings as configured for the base batch size, and for the actual one."""
+    base = Hyperparameters(
+        embedding_lr=config.optim.embedding.lr,
+        # FBGEMM's Adam has none.
+        embedding_l2=getattr(config.optim.embedding, "l2", 0.0),
+        dense_lr=config.optim.dense.lr,
+    )
+    scaling = config.optim.scaling
+    return scale(base, scaling.rule, config.train.batch_size, scaling.base_batch_size)
+
+
+def table_optimizer(
+    config: Config, scaled: Hyperparameters, columns: int, device: torch.device
+) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """Class and arguments for `apply_optimizer_in_backward`.
+
+    Args:
+        scaled: the settings for the actual batch size.
+        columns: how many columns of a stored row are the embedding; the clip looks at these.
+        device: of the tables.
+
+    Raises:
+        SettingsError: the device has no such optimizer.
+    """
+    section = config.optim.embedding
+    arguments = section.model_dump(exclude={"optimizer", "schedule", "plateau", "clip"})
+    arguments["lr"] = scaled.embedding_lr
+    if "l2" in arguments:
+        arguments["l2"] = scaled.embedding_l2
+    if section.optimizer in BASELINES:
+        try:
+            return baseline_optimizer(section.optimizer, device_type=device.type, **arguments)
+        except ValueError as failure:
+            raise SettingsError(f"optim.embedding: {failure}") from None
+    if section.optimizer == "helen":
+        return Helen, {**arguments, "columns": columns}
+    if section.clip is None:
+        arguments["clip"] = CowClip(granularity="none", columns=columns)
+    else:
+        arguments["clip"] = section.clip.as_clip(columns)
+    return _WITH_CLIP[section.optimizer], arguments
+
+
+def dense_optimizer(
+    config: Config,
+    scaled: Hyperparameters,
+    parameters: Mapping[str, Tensor],
+    l2: Mapping[int, float],
+) -> DenseAdam:
+    """Adam for the dense layers.
+
+    Args:
+        scaled: the settings for the actual batch size.
+        parameters: by name.
+        l2: coefficients of the parameters that have an L2 term, by `id`.
+    """
+    dense = config.optim.dense
+    groups: dict[tuple[float, float], list[Tensor]] = {}
+    for name, parameter in parameters.items():
+        decay = dense.weight_decay if _decays(name, parameter) else 0.0
+        groups.setdefault((l2.get(id(parameter), 0.0), decay), []).append(parameter)
+    return DenseAdam(
+        [
+            {"params": group, "l2": coefficient, "weight_decay": decay}
+            for (coefficient, decay), group in groups.items()
+        ],
+        lr=scaled.dense_lr,
+        betas=dense.betas,
+        eps=dense.eps,
+        eps_placement=dense.eps_placement,
+    )
+
+
+def _decays(name: str, parameter: Tensor) -> bool:
+    """Whether `optim.dense.weight_decay` applies: to matrices of the network.
+
+    The names of biases and norms tell those that are matrices. The numbers' first-order weights
+    decay as those of ids do.
+    """
+    is_other = re.search(r"(^number_weights\.)|(^|[._])(bias|norm)([._]|$)", name)
+    return parameter.ndim > 1 and is_other is None
+
+
+class LearningRates(NamedTuple):
+    """The rates of one step.
+
+    Attributes:
+        embedding: of the tables.
+        dense: of the dense layers.
+    """
+
+    embedding: float
+    dense: float
+
+
+def learning_rates(
+    config: Config, full: Hyperparameters, step: int, steps_per_epoch: float, total_steps: int
+) -> LearningRates:
+    """The rates of the step after `step` steps: they depend on nothing else in the run.
+
+    Args:
+        config: has the schedules.
+        full: has the rates that the schedules are fractions of, at the configured batch size.
+        step, steps_per_epoch, total_steps: see `stampede.optim.learning_rate`.
+    """
+    embedding = config.optim.embedding.schedule.as_schedule()
+    dense = config.optim.dense.schedule.as_schedule()
+    where = step, steps_per_epoch, total_steps
+    return LearningRates(
+        learning_rate(embedding, full.embedding_lr, *where),
+        learning_rate(dense, full.dense_lr, *where),
+    )

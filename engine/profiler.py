@@ -1,0 +1,133 @@
+"""A trace of some steps by torch.profiler, a file for each rank."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+from torch.profiler import profile, record_function
+from tqdm.auto import tqdm
+
+from stampede.engine.config import ProfileSection
+from stampede.engine.console import say_given_up
+from stampede.engine.heartbeat import LOOKING_UP
+from stampede.engine.processes import Processes
+
+
+def trace_file(folder: Path, rank: int) -> Path:
+    """The trace of a rank in the folder of a run; Perfetto and TensorBoard read it."""
+    return folder / "profile" / f"rank_{rank}.pt.trace.json.gz"
+
+
+class StepTrace:
+    """Traces the steps that `train.profile` asks for, with their phases.
+
+    Each rank traces the same steps. A trace that cannot be written is given up with a sentence.
+
+    Args:
+        settings: which steps.
+        processes: this rank among all, whose heartbeat names the phases.
+        folder: of the run.
+        step: the last one that earlier starts of the run have taken.
+    """
+
+    def __init__(
+        self, settings: ProfileSection, processes: Processes, folder: Path, step: int
+    ) -> None:
+        self._processes = processes
+        self._file = trace_file(folder, processes.rank)
+        self._first = max(settings.start, step + 1)
+        self._last = settings.start + settings.steps - 1
+        self._asked = f"train.profile asks for steps {settings.start:,} to {self._last:,}"
+        self._step = step
+        self._profile: profile | None = None
+        self._phase, self._of_step, self._listening = ExitStack(), ExitStack(), ExitStack()
+        # It is over when the trace is written or given up, or there is nothing to trace.
+        self._over = settings.steps == 0 or self._last <= step
+        self._was_asked = settings.steps > 0
+
+    def begin(self) -> None:
+        """Training begins; all ranks call it once."""
+        if self._was_asked and self._over and not self._file.is_file():
+            self._say(f"{self._asked}, but {self._step:,} are done already: no trace is written")
+        self._begin_if_due()
+
+    def after_step(self, step: int) -> None:
+        """A step has ended; all ranks call it after each."""
+        self._step = step
+        if self._profile is not None:
+            if step == self._last:
+                self._write("")
+            else:
+                self._of_step.close()
+                self._begin_phase(self._processes.heartbeat.stage)
+        self._begin_if_due()
+
+    def close(self, well: bool) -> None:
+        """The run ends here; what was traced so far is written.
+
+        Args:
+            well: whether it has not failed.
+        """
+        if self._profile is not None and self._step >= self._first:
+            self._write(" only, as training ended there")
+            return
+        if self._profile is not None:
+            self._stop()
+        if not self._over and well:
+            self._say(
+                f"{self._asked}, but training ended after step {self._step:,}: no trace is written"
+            )
+        self._over = True
+
+    def _begin_if_due(self) -> None:
+        """Begin to record with the coming step."""
+        if self._over or self._profile is not None or self._step + 1 != self._first:
+            return
+        heartbeat = self._processes.heartbeat
+        with heartbeat.slowly("tracing"):
+            self._profile = profile()
+            try:
+                self._profile.start()
+            except RuntimeError as failure:
+                self._give_up(failure)
+                return
+        self._listening.enter_context(heartbeat.listening(self._begin_phase))
+
+    def _begin_phase(self, stage: str) -> None:
+        """Let the trace show it, and the step that begins with it."""
+        self._phase.close()
+        if stage == LOOKING_UP:
+            self._of_step.close()
+            step = self._processes.heartbeat.step
+            self._of_step.enter_context(record_function(f"step {step}"))
+        self._phase.enter_context(record_function(stage))
+
+    def _stop(self) -> None:
+        for stack in (self._listening, self._phase, self._of_step):
+            stack.close()
+        self._profile.stop()
+
+    def _write(self, remark: str) -> None:
+        unfinished = self._file.with_name(f".{self._file.name}")
+        with self._processes.heartbeat.slowly("tracing"):
+            try:
+                self._stop()
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                self._profile.export_chrome_trace(str(unfinished))
+                os.replace(unfinished, self._file)
+            except (OSError, RuntimeError) as failure:
+                self._give_up(failure)
+                return
+        # It holds all events.
+        self._profile, self._over = None, True
+        self._say(f"steps {self._first:,} to {self._step:,} are traced{remark}: {self._file}")
+
+    def _give_up(self, failure: Exception) -> None:
+        self._profile, self._over = None, True
+        say_given_up(self._processes.rank, self._file, "trace", failure)
+
+    def _say(self, sentence: str) -> None:
+        if self._processes.is_main:
+            tqdm.write(sentence)

@@ -1,0 +1,153 @@
+// What the kernels of the dense layers share: checks, samples block by block, vectors of numbers.
+//
+// Sums over samples are the same for any number of threads: each block of rows has a sum of its
+// own, and these are added in order.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <numeric>
+
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+inline void check_matrix(const at::Tensor& matrix, const char* name) {
+  TORCH_CHECK(matrix.device().is_cpu() && matrix.dim() == 2 && matrix.is_contiguous(), name,
+              " must be contiguous [rows, columns] on the CPU");
+  TORCH_CHECK(matrix.scalar_type() == at::kFloat || matrix.scalar_type() == at::kBFloat16, name,
+              " must be float32 or bfloat16, not ", matrix.scalar_type());
+}
+
+// Rows that a thread takes at a time.
+constexpr int64_t ROWS = 64;
+
+inline float as_float(float value) { return value; }
+inline float as_float(uint16_t bits) {
+  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof value);
+  return value;
+}
+inline void rounded_to(float& to, float value) { to = value; }
+// To the nearest bfloat16, of two as near to the even one.
+inline void rounded_to(uint16_t& to, float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  const uint32_t nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  to = value != value ? 0x7fc0 : nearest;
+}
+
+template <typename Do>
+void each_block(int64_t rows, const Do& task) {
+  at::parallel_for(0, (rows + ROWS - 1) / ROWS, 1, [&](int64_t first, int64_t stop) {
+    for (int64_t block = first; block < stop; ++block)
+      task(block, block * ROWS, std::min((block + 1) * ROWS, rows));
+  });
+}
+
+// The sums of blocks, in order.
+inline void add_up(const float* sums, int64_t blocks, int64_t columns, float* sum) {
+  std::fill(sum, sum + columns, 0.0f);
+  for (int64_t block = 0; block < blocks; ++block)
+    for (int64_t c = 0; c < columns; ++c) sum[c] += sums[block * columns + c];
+}
+
+// Neighbouring numbers that are computed with together, and those of them that are in memory.
+constexpr int64_t LANES = 16;
+
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+struct Lanes {
+  __m512 values;
+  Lanes() : values(_mm512_setzero_ps()) {}
+  explicit Lanes(float value) : values(_mm512_set1_ps(value)) {}
+  explicit Lanes(__m512 given) : values(given) {}
+  Lanes operator+(Lanes b) const { return Lanes(_mm512_add_ps(values, b.values)); }
+  Lanes operator-(Lanes b) const { return Lanes(_mm512_sub_ps(values, b.values)); }
+  Lanes operator*(Lanes b) const { return Lanes(_mm512_mul_ps(values, b.values)); }
+  // 0 where the other is at most 0.
+  Lanes where_above_0(Lanes b) const {
+    const __mmask16 kept = _mm512_cmp_ps_mask(b.values, _mm512_setzero_ps(), _CMP_NLE_UQ);
+    return Lanes(_mm512_maskz_mov_ps(kept, values));
+  }
+  float added_up() const { return _mm512_reduce_add_ps(values); }
+};
+
+struct Part {
+  __mmask16 mask;
+  explicit Part(int64_t count)
+      : mask(count >= LANES ? 0xffff : count <= 0 ? 0 : (1u << count) - 1) {}
+  static Part only(int64_t lane) {
+    Part part(0);
+    if (0 <= lane && lane < LANES) part.mask = 1u << lane;
+    return part;
+  }
+  // 0 in the other lanes.
+  Lanes of(Lanes lanes) const { return Lanes(_mm512_maskz_mov_ps(mask, lanes.values)); }
+  Lanes load(const float* from) const { return Lanes(_mm512_maskz_loadu_ps(mask, from)); }
+  Lanes load(const uint16_t* from) const {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from));
+    return Lanes(_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16)));
+  }
+  void store(float* to, Lanes lanes) const { _mm512_mask_storeu_ps(to, mask, lanes.values); }
+  // As `rounded_to`.
+  void store(uint16_t* to, Lanes lanes) const {
+    const __m512i bits = _mm512_castps_si512(lanes.values);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i nearest = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    nearest = _mm512_srli_epi32(nearest, 16);
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(lanes.values, lanes.values, _CMP_UNORD_Q);
+    nearest = _mm512_mask_mov_epi32(nearest, is_nan, _mm512_set1_epi32(0x7fc0));
+    _mm256_mask_storeu_epi16(to, mask, _mm512_cvtepi32_epi16(nearest));
+  }
+};
+#else
+struct Lanes {
+  float values[LANES] = {};
+  Lanes() = default;
+  explicit Lanes(float value) { std::fill_n(values, LANES, value); }
+  Lanes operator+(const Lanes& b) const { return each(b, [](float x, float y) { return x + y; }); }
+  Lanes operator-(const Lanes& b) const { return each(b, [](float x, float y) { return x - y; }); }
+  Lanes operator*(const Lanes& b) const { return each(b, [](float x, float y) { return x * y; }); }
+  template <typename Do>
+  Lanes each(const Lanes& b, const Do& compute) const {
+    Lanes found;
+    for (int64_t k = 0; k < LANES; ++k) found.values[k] = compute(values[k], b.values[k]);
+    return found;
+  }
+  Lanes where_above_0(const Lanes& b) const {
+    return each(b, [](float x, float y) { return y <= 0.0f ? 0.0f : x; });
+  }
+  float added_up() const { return std::accumulate(values, values + LANES, 0.0f); }
+};
+
+struct Part {
+  int64_t first = 0, stop;
+  explicit Part(int64_t count) : stop(std::clamp<int64_t>(count, 0, LANES)) {}
+  static Part only(int64_t lane) {
+    Part part(0 <= lane && lane < LANES ? lane + 1 : 0);
+    part.first = std::max<int64_t>(part.stop - 1, 0);
+    return part;
+  }
+  // 0 in the other lanes.
+  Lanes of(const Lanes& lanes) const { return load(lanes.values); }
+  template <typename Value>
+  Lanes load(const Value* from) const {
+    Lanes lanes;
+    for (int64_t k = first; k < stop; ++k) lanes.values[k] = as_float(from[k]);
+    return lanes;
+  }
+  template <typename Value>
+  void store(Value* to, const Lanes& lanes) const {
+    for (int64_t k = first; k < stop; ++k) rounded_to(to[k], lanes.values[k]);
+  }
+};
+#endif
+
+}  // namespace

@@ -1,0 +1,206 @@
+// What a network takes of the stored rows of a lookup, and their gradient, on a CPU.
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <tuple>
+
+#include "lanes.h"
+
+namespace {
+
+using at::Tensor;
+
+// Embeddings as they lie in the rows of a lookup.
+struct Embeddings {
+  const float* values;
+  int64_t samples, fields, dim, of_sample, of_field;
+
+  explicit Embeddings(const Tensor& whole)
+      : values(whole.const_data_ptr<float>()),
+        samples(whole.size(0)),
+        fields(whole.size(1)),
+        dim(whole.size(2)),
+        of_sample(whole.stride(0)),
+        of_field(whole.stride(1)) {
+    TORCH_CHECK(whole.stride(2) == 1 || dim == 1, "embeddings must have contiguous columns");
+  }
+};
+
+// Stored rows of a batch `[samples, fields, stored]`: `dim` columns of an embedding, one of a
+// first-order weight, and others that are zero.
+struct StoredRows {
+  const float* values;
+  int64_t samples, fields, stored, dim;
+
+  StoredRows(const Tensor& rows, int64_t dim_)
+      : values(rows.const_data_ptr<float>()),
+        samples(rows.size(0)),
+        fields(rows.size(1)),
+        stored(rows.size(2)),
+        dim(dim_) {
+    TORCH_CHECK(rows.is_contiguous() && dim < stored,
+                "stored rows must be contiguous and have room for a first-order weight");
+  }
+  int64_t at(int64_t n, int64_t f) const { return (n * fields + f) * stored; }
+};
+
+// Numbers of a batch `[samples, count]`, with a weight each or none.
+struct Numbers {
+  const float *values, *weights;
+  int64_t count;
+
+  Numbers(const Tensor& numbers, const std::optional<Tensor>& weights_)
+      : values(numbers.const_data_ptr<float>()),
+        weights(weights_ ? weights_->const_data_ptr<float>() : nullptr),
+        count(numbers.size(1)) {
+    TORCH_CHECK(numbers.is_contiguous(), "numbers must be contiguous");
+    TORCH_CHECK(!weights_ || (weights_->is_contiguous() && weights_->numel() == count),
+                "there must be a weight for each number");
+  }
+};
+
+template <typename Value>
+void join_of(const StoredRows& from, const Numbers& numbers, float scale, Value* joined,
+             float* orders, float* total) {
+  const int64_t dim = from.dim, count = numbers.count, width = from.fields * dim + count;
+  each_block(from.samples, [&](int64_t, int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      Value* to = joined + n * width;
+      Lanes first, second;
+      // The first-order weight is in the lane after those of the embedding.
+      for (int64_t d = 0; d <= dim; d += LANES) {
+        const Part embedding(dim - d), both(dim + 1 - d);
+        Lanes sum, squares;
+        for (int64_t f = 0; f < from.fields; ++f) {
+          const Lanes e = both.load(from.values + from.at(n, f) + d);
+          embedding.store(to + f * dim + d, e);
+          sum = sum + e;
+          squares = squares + e * e;
+        }
+        embedding.store(total + n * dim + d, sum);
+        second = second + embedding.of(sum * sum - squares);
+        first = first + Part::only(dim - d).of(sum);
+      }
+      for (int64_t k = 0; k < count; k += LANES) {
+        const Part part(count - k);
+        const Lanes x = part.load(numbers.values + n * count + k);
+        part.store(to + from.fields * dim + k, x);
+        if (numbers.weights) first = first + x * part.load(numbers.weights + k);
+      }
+      orders[n] = scale * first.added_up() + 0.5f * second.added_up();
+    }
+  });
+}
+
+// `of_weights` are the gradients of the numbers' weights, for each block of samples.
+template <typename Value>
+void join_backward_of(const StoredRows& from, const Numbers& numbers, float scale,
+                      const Value* of_joined, const float* of_orders, const float* total,
+                      float* grad, float* of_weights) {
+  const int64_t dim = from.dim, count = numbers.count, width = from.fields * dim + count;
+  each_block(from.samples, [&](int64_t block, int64_t begin, int64_t end) {
+    float* sums = of_weights + block * count;
+    std::fill_n(sums, count, 0.0f);
+    for (int64_t n = begin; n < end; ++n) {
+      const Lanes factor(of_orders[n]), first(scale * of_orders[n]);
+      for (int64_t d = 0; d < from.stored; d += LANES) {
+        const Part embedding(dim - d), row(from.stored - d);
+        const Lanes sum = embedding.load(total + n * dim + d);
+        const Lanes of_first = Part::only(dim - d).of(first);
+        for (int64_t f = 0; f < from.fields; ++f) {
+          const Lanes e = embedding.load(from.values + from.at(n, f) + d);
+          const Lanes g = embedding.load(of_joined + n * width + f * dim + d);
+          row.store(grad + from.at(n, f) + d, embedding.of(g + factor * (sum - e)) + of_first);
+        }
+      }
+      for (int64_t k = 0; k < count; k += LANES) {
+        const Part part(count - k);
+        const Lanes x = part.load(numbers.values + n * count + k);
+        part.store(sums + k, part.load(sums + k) + first * x);
+      }
+    }
+  });
+}
+
+// `[e_1 .. e_F, x]` of each sample, `scale * (sum_f w_f + <w, x>) + sum_{i<j} <e_i, e_j>`, and
+// `sum_i e_i`.
+std::tuple<Tensor, Tensor, Tensor> join(const Tensor& stored, int64_t dim, const Tensor& numbers,
+                                        const std::optional<Tensor>& number_weights, double scale,
+                                        bool as_bf16) {
+  const StoredRows from(stored, dim);
+  const Numbers given(numbers, number_weights);
+  TORCH_CHECK(numbers.size(0) == from.samples, "there must be numbers for each sample");
+  const int64_t width = from.fields * dim + given.count;
+  Tensor joined = at::empty({from.samples, width}, as_bf16 ? at::kBFloat16 : at::kFloat);
+  Tensor orders = at::empty({from.samples}, at::kFloat);
+  Tensor total = at::empty({from.samples, dim}, at::kFloat);
+  float *sums = orders.data_ptr<float>(), *totals = total.data_ptr<float>();
+  if (as_bf16)
+    join_of(from, given, scale, static_cast<uint16_t*>(joined.data_ptr()), sums, totals);
+  else
+    join_of(from, given, scale, joined.data_ptr<float>(), sums, totals);
+  return {joined, orders, total};
+}
+
+// The gradients of the stored rows, and of the weights of the numbers.
+std::tuple<Tensor, Tensor> join_backward(const Tensor& of_joined, const Tensor& of_orders,
+                                         const Tensor& stored, int64_t dim, const Tensor& total,
+                                         const Tensor& numbers, double scale) {
+  const StoredRows from(stored, dim);
+  const Numbers given(numbers, std::nullopt);
+  check_matrix(of_joined, "the gradient");
+  const int64_t samples = from.samples, width = from.fields * dim + given.count;
+  TORCH_CHECK(numbers.size(0) == samples && of_joined.size(0) == samples &&
+                  of_joined.size(1) == width && of_orders.numel() == samples &&
+                  total.numel() == samples * dim,
+              "gradients, sums and numbers must be those of the rows");
+  TORCH_CHECK(of_orders.is_contiguous() && of_orders.scalar_type() == at::kFloat &&
+                  total.is_contiguous(),
+              "gradient and sums must be contiguous float32");
+  Tensor grad = at::empty({from.samples, from.fields, from.stored}, at::kFloat);
+  Tensor sums = at::empty({(from.samples + ROWS - 1) / ROWS, given.count}, at::kFloat);
+  const float *factors = of_orders.const_data_ptr<float>(),
+              *totals = total.const_data_ptr<float>();
+  float *to = grad.data_ptr<float>(), *each = sums.data_ptr<float>();
+  if (of_joined.scalar_type() == at::kFloat)
+    join_backward_of(from, given, scale, of_joined.const_data_ptr<float>(), factors, totals, to,
+                     each);
+  else
+    join_backward_of(from, given, scale, static_cast<const uint16_t*>(of_joined.const_data_ptr()),
+                     factors, totals, to, each);
+  Tensor of_weights = at::empty({1, given.count}, at::kFloat);
+  add_up(each, sums.size(0), given.count, of_weights.data_ptr<float>());
+  return {grad, of_weights};
+}
+
+// The gradient of stored rows `[samples, fields, stored]` from that of their embeddings and that of
+// their first-order weights `[samples, fields, 1]`, either of which may be expanded; the rest is 0.
+Tensor stored_backward(const Tensor& of_embeddings, const Tensor& of_first_order, int64_t stored) {
+  const Embeddings given(of_embeddings);
+  TORCH_CHECK(of_first_order.scalar_type() == at::kFloat && stored > given.dim,
+              "first-order gradients are float32, and rows have room for them");
+  const float* firsts = of_first_order.const_data_ptr<float>();
+  const int64_t of_sample = of_first_order.stride(0), of_field = of_first_order.stride(1);
+  Tensor grad = at::empty({given.samples, given.fields, stored}, at::kFloat);
+  float* out = grad.data_ptr<float>();
+  each_block(given.samples, [&](int64_t, int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n)
+      for (int64_t f = 0; f < given.fields; ++f) {
+        float* to = out + (n * given.fields + f) * stored;
+        const float* from = given.values + n * given.of_sample + f * given.of_field;
+        for (int64_t d = 0; d < stored; d += LANES)
+          Part(stored - d).store(to + d, Part(std::max<int64_t>(given.dim - d, 0)).load(from + d));
+        to[given.dim] = firsts[n * of_sample + f * of_field];
+      }
+  });
+  return grad;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(stampede_dense, library) {
+  library.def("join", &join);
+  library.def("join_backward", &join_backward);
+  library.def("stored_backward", &stored_backward);
+}

@@ -1,0 +1,136 @@
+"""The first- and second-order terms of looked-up rows, and the inputs of an MLP beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor, nn
+from torch.nn import functional
+
+from stampede.models import cpu
+from stampede.models.embedding_front import StoredColumns
+
+
+class _SecondOrder(torch.autograd.Function):
+    """With the gradient `sum_j e_j - e_i`, for which autograd would take three times the passes."""
+
+    @staticmethod
+    def forward(embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        total = embeddings.sum(1)
+        return 0.5 * (total.square() - embeddings.square().sum(1)).sum(1), total
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(inputs[0], output[1])
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    @cpu.no_double_backward
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:
+        embeddings, total = ctx.saved_tensors
+        return (total.unsqueeze(1) - embeddings) * grad[:, None, None]
+
+
+@torch.fx.wrap  # Symbolic tracing must not see the branches within.
+def second_order(embeddings: Tensor) -> Tensor:
+    """`sum_{i<j} <e_i, e_j>`, `[batch]`, of embeddings `[batch, fields, dim]`.
+
+    Computed as `0.5 * sum((sum_i e_i)^2 - sum_i e_i^2)`; differentiable once.
+    """
+    if torch._C._are_functorch_transforms_active():
+        # They differentiate as often as they like.
+        return 0.5 * (embeddings.sum(1).square() - embeddings.square().sum(1)).sum(1)
+    return _SecondOrder.apply(embeddings)[0]
+
+
+class _JoinedWithOrders(torch.autograd.Function):
+    """In one pass over the rows, forward and backward; on a CPU."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        stored: Tensor,
+        dim: int,
+        numbers: Tensor,
+        number_weights: Tensor | None,
+        scale: float,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        stored, numbers = stored.contiguous(), numbers.contiguous()
+        weights = None if number_weights is None else number_weights.contiguous()
+        joined, orders, total = torch.ops.stampede_dense.join(
+            stored, dim, numbers, weights, scale, dtype == torch.bfloat16
+        )
+        ctx.save_for_backward(stored, total, numbers)
+        ctx.dim, ctx.scale = dim, scale
+        return joined, orders
+
+    @staticmethod
+    @cpu.no_double_backward
+    def backward(ctx: Any, of_joined: Tensor, of_orders: Tensor) -> tuple[Tensor | None, ...]:
+        stored, total, numbers = ctx.saved_tensors
+        given = of_joined.contiguous(), of_orders.contiguous(), stored, ctx.dim, total, numbers
+        found = torch.ops.stampede_dense.join_backward(*given, ctx.scale)
+        needs_stored, _, _, needs_weights, *_ = ctx.needs_input_grad
+        of_stored = found[0] if needs_stored else None
+        of_weights = found[1] if needs_weights else None
+        return of_stored, None, None, of_weights, None, None
+
+
+def joined_with_orders(
+    stored: Tensor,
+    dim: int,
+    numbers: Tensor,
+    number_weights: Tensor | None,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """`[e_1 .. e_F, x]` and `scale * (sum_f w_f + <w, x>) + sum_{i<j} <e_i, e_j>` of each sample.
+
+    In training on a CPU that is one pass over the rows, differentiable once; the first is bfloat16
+    where autocast says so, the second float32. Without gradients plain torch computes it, so that
+    an exported model gives the same bits.
+
+    Args:
+        stored: `[batch, fields, stored width]`, see `StoredColumns`.
+        dim: columns of an embedding.
+        numbers: `[batch, n]`.
+        number_weights: `[1, n]`, the first-order weights `w` of the numbers; None: without them.
+        scale: of the first-order term, see `CTRModel`.
+
+    Returns:
+        `[batch, fields * dim + n]` and `[batch]`.
+
+    Raises:
+        RuntimeError: a gradient of the kernels is to be differentiated again.
+    """
+    dtype = _dtype_of_kernels(stored, numbers, number_weights)
+    if dtype is not None:
+        return _JoinedWithOrders.apply(stored, dim, numbers, number_weights, scale, dtype)
+    embeddings, first_order = StoredColumns(dim).split(stored)
+    orders = second_order(embeddings) + scaled(first_order.squeeze(-1).sum(1), scale)
+    if number_weights is not None:
+        orders = orders + scaled(functional.linear(numbers, number_weights).squeeze(1), scale)
+    return torch.cat([embeddings.flatten(1), numbers], 1), orders
+
+
+def scaled(values: Tensor, scale: float) -> Tensor:
+    """`scale * values`, without a pass over them where the scale is 1."""
+    return values if scale == 1.0 else scale * values
+
+
+def _dtype_of_kernels(
+    stored: Tensor, numbers: Tensor, number_weights: Tensor | None
+) -> torch.dtype | None:
+    """The dtype of the kernels' first result; None where they cannot or must not be used."""
+    if not (torch.is_grad_enabled() and stored.requires_grad) or numbers.requires_grad:
+        return None
+    given = [stored, numbers, *([] if number_weights is None else [number_weights])]
+    fit = all(
+        type(one) in (Tensor, nn.Parameter)
+        and one.dtype == torch.float32
+        and one.device.type == "cpu"
+        for one in given
+    )
+    return cpu.computing_dtype(stored) if fit else None

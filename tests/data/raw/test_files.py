@@ -1,0 +1,135 @@
+"""Files found by glob, read in blocks of lines; damaged and truncated ones."""
+
+import gzip
+import shutil
+import subprocess
+from functools import partial
+
+import numpy as np
+import polars as pl
+import pyarrow
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stampede.data import DataError
+from stampede.data.raw import files as blocks
+from stampede.data.raw.files import count_lines, expand, read_blocks
+from support.raw_logs import GOOD, HEADER, log_of, read, write
+
+
+def test_expand(tmp_path):
+    for name in ("day_10", "day_2", "day_1"):
+        (tmp_path / name).touch()
+    assert [path.name for path in expand(str(tmp_path / "day_*"))] == ["day_1", "day_2", "day_10"]
+    (tmp_path / "odd[1].csv").touch()
+    assert expand(str(tmp_path / "odd[1].csv")) == [tmp_path / "odd[1].csv"]
+    with pytest.raises(DataError, match="no such file"):
+        expand(str(tmp_path / "nothing*"))
+    with pytest.raises(DataError, match="is a folder"):
+        expand(str(tmp_path))
+    with pytest.raises(DataError, match="stands twice"):
+        expand([str(tmp_path / "day_1"), str(tmp_path / "day_1*")])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.sampled_from(["a", "bc", "", "\r", "x" * 40]), max_size=12),
+    st.booleans(),
+    st.integers(1, 50),
+)
+def test_blocks_hold_every_line_once(tmp_path_factory, lines, ended, size):
+    path = tmp_path_factory.mktemp("blocks") / "log.csv"
+    text = "\n".join(lines).encode() + b"\n" * ended
+    path.write_bytes(text)
+    expected = text.rstrip(b"\r\n").split(b"\n") if text.rstrip(b"\r\n") else []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "BLOCK_BYTES", size)
+        found, first = [], 1
+        for block in read_blocks(path):
+            assert block.first_line == first and block.data.endswith(b"\n")
+            rows = block.data[:-1].split(b"\n")
+            assert len(rows) == block.lines
+            first += block.lines
+            found += rows
+    assert [row.rstrip(b"\r") for row in found] == [row.rstrip(b"\r") for row in expected]
+    assert count_lines(path) == len(expected)
+
+
+def compressed(path, lines, keep):
+    """A compressed file of which only a share is left."""
+    text = ("\n".join(lines) + "\n").encode()
+    if path.suffix == ".gz":
+        whole = gzip.compress(text)
+    else:
+        whole = bytes(pyarrow.Codec("zstd").compress(text))
+    path.write_bytes(whole[: int(len(whole) * keep)])
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+@pytest.mark.parametrize("block_bytes", [1 << 14, 1 << 24])
+def test_truncated_compressed_files(tmp_path, monkeypatch, suffix, block_bytes):
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", block_bytes)
+    draw = np.random.default_rng(0)
+    lines = [f"1,{user},3,0.5,1,2024-01-31" for user in draw.integers(0, 10**9, 30_000)]
+    whole = compressed(tmp_path / f"whole.csv.{suffix}", [HEADER, *lines], 1.0)
+    assert len(read(log_of(whole))[0]) == 30_000
+    cut = compressed(tmp_path / f"cut.csv.{suffix}", [HEADER, *lines], 0.6)
+    # Half of a log is no bad row: nothing makes it a whole one.
+    for action in (log_of(cut).counts, *(partial(read, log_of(cut), p) for p in ("error", "skip"))):
+        with pytest.raises(DataError, match=r"cut.csv.*damaged or truncated.*again") as refusal:
+            action()
+    # What can be read is had by the command that is named.
+    command = str(refusal.value).split("`")[1]
+    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True)
+    if shutil.which(command.split()[0]):
+        assert done.returncode
+        frame, _, count = read(log_of(tmp_path / "part_cut.csv"), "skip")
+        assert count <= 1 and 10_000 < len(frame) < 20_000
+        assert frame["user"].to_list() == [line.split(",")[1] for line in lines[: len(frame)]]
+
+
+def test_a_file_that_is_not_compressed(tmp_path):
+    for suffix in ("gz", "zst", "GZ"):
+        path = write(tmp_path / f"log.csv.{suffix}", [HEADER, GOOD])
+        for action in (log_of(path).counts, lambda path=path: read(log_of(path))):
+            with pytest.raises(DataError, match=r"log.csv.*damaged or truncated"):
+                action()
+
+
+def test_a_line_without_an_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(blocks, "_LONGEST_LINE", 1000)
+    path = write(tmp_path / "log.csv", [HEADER, GOOD, "1," + "x" * 5000, GOOD])
+    with pytest.raises(DataError, match=r"a line after line 2 is longer than"):
+        read(log_of(path), "skip")
+
+
+def test_a_flipped_bit_in_gzip_is_damage(tmp_path):
+    path = compressed(tmp_path / "log.csv.gz", [HEADER, *[GOOD] * 500], 1.0)
+    damaged = bytearray(path.read_bytes())
+    damaged[-6] ^= 1  # in the checksum
+    path.write_bytes(damaged)
+    with pytest.raises(DataError, match="damaged or truncated"):
+        read(log_of(path))
+
+
+def test_damaged_parquet(tmp_path):
+    path = tmp_path / "log.parquet"
+    columns = dict(zip(HEADER.split(","), GOOD.split(","), strict=True))
+    pl.DataFrame({name: [value] * 50 for name, value in columns.items()}).write_parquet(path)
+    assert len(read(log_of(path))[0]) == 50
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"log.parquet: cannot be read as Parquet"):
+        read(log_of(path))
+
+
+def test_lines_that_end_with_cr_alone(tmp_path):
+    path = write(tmp_path / "it's old.csv", [HEADER, *[GOOD] * 20], end="\r")
+    for action in (log_of(path).counts, lambda: read(log_of(path), "skip")):
+        with pytest.raises(DataError, match=r"its lines end with \\r alone; write \\n") as refusal:
+            action()
+    subprocess.run(str(refusal.value).split("`")[1], shell=True, cwd=tmp_path, check=True)
+    assert len(read(log_of(tmp_path / "lines_it's old.csv"))[0]) == 20

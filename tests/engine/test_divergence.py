@@ -1,0 +1,245 @@
+"""Runs that diverge stop with a good checkpoint; losses that leap, batches that are skipped."""
+
+import math
+
+import pytest
+import torch
+
+from stampede.engine import trainer
+from stampede.engine.checkpoint import newest, read_manifest
+from stampede.engine.checkpoint.manifest import Progress
+from stampede.engine.config import DivergenceSection
+from stampede.engine.errors import DivergedError, InterruptedRunError, TrainingStoppedError
+from stampede.engine.trainer import check_logged_loss
+from stampede.models.registry import _NETWORKS
+from stampede.settings import SettingsError
+from support.batch_norm import BATCH_NORM
+from support.checkpoints import sign, values_of
+from support.diverging import LONG, SAVED, KilledError, broken, kill, poisoned, same_run
+from support.jobs import lines, run_small, small_config
+from support.stopping import ask_to_stop, before_step
+
+
+@pytest.mark.slow
+def test_a_run_stops_and_goes_on_from_its_newest_checkpoint(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        poisoned(patch, [7])
+        with pytest.raises(TrainingStoppedError, match=r"the loss is nan at step 7.*Try a lower"):
+            run_small(tmp_path, SAVED)
+    last = lines(tmp_path / "small")[-1]
+    assert (last["kind"], last["step"]) == ("stopped", 7)
+    assert read_manifest(newest(tmp_path / "small/checkpoints")).progress.step == 6
+    run_small(tmp_path, [*SAVED, "checkpoint.resume=auto"])
+    run_small(tmp_path, [*SAVED, "run.name=undisturbed"])
+    same_run(tmp_path / "small", tmp_path / "undisturbed")
+
+
+@pytest.mark.slow
+def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
+    broken(monkeypatch, 7)
+    with pytest.raises(TrainingStoppedError, match="not finite after step 7"):
+        run_small(tmp_path, [*LONG, "checkpoint.every_steps=1"])
+    last = lines(tmp_path / "small")[-1]
+    assert (last["kind"], last["step"]) == ("stopped", 7)
+    assert "the dense layers are not finite" in last["reason"]
+    assert read_manifest(newest(tmp_path / "small/checkpoints")).progress.step == 6
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_is_not_finite_is_a_divergence(tmp_path, monkeypatch):
+    broken(monkeypatch, 8)
+    with pytest.raises(TrainingStoppedError, match="the logloss of the validation part is"):
+        run_small(tmp_path, LONG)
+    assert list((tmp_path / "small/checkpoints").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_a_version_that_rolled_back_is_continued(tmp_path):
+    run_small(tmp_path, [])
+    path = newest(tmp_path / "small/checkpoints")
+    values = values_of(path)
+    values["progress"].update(rollbacks=1, dense_fraction=0.5)
+    sign(path, values)
+    run_small(tmp_path, ["checkpoint.resume=auto", "train.epochs=2"])
+    assert read_manifest(newest(tmp_path / "small/checkpoints")).progress.step == 16
+
+
+def test_a_loss_that_leaps_is_a_divergence_where_it_is_asked_for(tmp_path, monkeypatch):
+    take = trainer.train_step
+
+    def leaping(job, sent, step, *further):
+        loss = take(job, sent, step, *further)
+        return loss * 100 if step == 10 else loss
+
+    monkeypatch.setattr(trainer, "train_step", leaping)
+    leap = ["train.on_divergence.loss_factor=5", "train.on_divergence.window=3"]
+    with pytest.raises(TrainingStoppedError, match=r"of step 10 is more than 5 times.*Try a lower"):
+        run_small(tmp_path, [*SAVED, *leap])
+    run = tmp_path / "small"
+    losses = [line["loss"] for line in lines(run) if line["kind"] == "train"]
+    assert lines(run)[-1]["kind"] == "stopped"
+    # Those of the newest checkpoint's own time, which a run that goes on is compared with.
+    assert read_manifest(newest(run / "checkpoints")).progress.logged_losses == losses[1:4]
+    run_small(tmp_path, [*SAVED, "run.overwrite=true"])
+
+
+def swollen(patch, at):
+    """Let a step leave finite weights that are far too large."""
+    take = trainer.train_step
+
+    def disturbed(job, sent, step, *further):
+        loss = take(job, sent, step, *further)
+        if step == at:
+            job.dense_parameters["bias"].data.fill_(1e3)
+        return loss
+
+    patch.setattr(trainer, "train_step", disturbed)
+
+
+LEAP = ["train.on_divergence.loss_factor=3", "train.on_divergence.window=2"]
+
+
+@pytest.mark.parametrize("every, found", [(1, 11), (2, 12)])
+def test_a_step_whose_loss_leaps_is_not_saved(tmp_path, monkeypatch, every, found):
+    """Also between two logged ones."""
+    swollen(monkeypatch, 10)
+    overrides = [*LONG, *LEAP, "train.log_every=4", f"checkpoint.every_steps={every}"]
+    with pytest.raises(TrainingStoppedError, match=f"of step {found} is more than 3 times"):
+        run_small(tmp_path, overrides)
+    saved = newest(tmp_path / "small/checkpoints")
+    assert read_manifest(saved).progress.step == found - every
+
+
+def test_a_signal_amid_spoilt_weights_keeps_the_checkpoint_before(tmp_path, monkeypatch):
+    """Those whose loss leaps, and those that are not finite."""
+    overrides = [*LONG, *LEAP, "train.log_every=4"]
+    for spoil, reason in ((swollen, "the loss .* of step 11 is more"), (broken, "not finite")):
+        with monkeypatch.context() as patch:
+            spoil(patch, 10)
+            before_step(patch, 11 if spoil is swollen else 10, ask_to_stop)
+            with pytest.raises(InterruptedRunError, match=f"not saved, as .*{reason}") as stop:
+                run_small(tmp_path, [*overrides, "run.overwrite=true"])
+        assert stop.value.signal == 15
+        found = [path.name for path in (tmp_path / "small/checkpoints").iterdir()]
+        assert found == ["epoch_0001"]
+
+
+def test_losses_of_0_are_no_measure():
+    """Those of batches without any weight."""
+    progress = Progress(step=20, logged_losses=[0.0, 0.0, 0.7])
+    settings = DivergenceSection(loss_factor=3.0, window=3)
+    check_logged_loss(0.7, progress, settings)
+    assert progress.logged_losses == [0.0, 0.7, 0.7]
+
+
+def test_a_loss_is_compared_with_the_median_of_those_before():
+    settings = DivergenceSection(loss_factor=3.0, window=3)
+    progress = Progress(step=20)
+    for loss in (100.0, 1.0, 2.0, 5.9, 5.9):
+        # 100 is the first of too few, and no median of 1, 2 and 100.
+        check_logged_loss(loss, progress, settings)
+    assert progress.logged_losses == [2.0, 5.9, 5.9]
+    check_logged_loss(math.nan, progress, settings)
+    with pytest.raises(DivergedError, match=r"the loss 17\.71 of step 20 .* 3 times 5\.9, the med"):
+        check_logged_loss(17.71, progress, settings)
+    assert progress.logged_losses == [2.0, 5.9, 5.9]
+    check_logged_loss(17.69, progress, settings)
+
+
+def test_without_a_factor_no_loss_is_noted():
+    progress = Progress(step=20)
+    for loss in (1.0, 1e30):
+        check_logged_loss(loss, progress, DivergenceSection(window=1))
+    assert progress.logged_losses == []
+
+
+@pytest.mark.parametrize("factor", ["0.5", "1"])
+def test_a_factor_that_half_of_all_losses_exceed_is_refused(tmp_path, factor):
+    with pytest.raises(SettingsError, match=r"train\.on_divergence\.loss_factor: .*above 1"):
+        small_config(tmp_path, f"train.on_divergence.loss_factor={factor}")
+
+
+SKIPS = "train.on_nonfinite=skip_batch"
+
+
+def test_a_batch_that_is_skipped_changes_nothing(tmp_path, monkeypatch, capsys):
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+    with monkeypatch.context() as patch:
+        poisoned(patch, [5, 6, 12])
+        run_small(tmp_path / "one", [*SAVED, SKIPS])
+    assert "batches skipped  3 of 16, losses not finite" in capsys.readouterr().out
+    skipped = [line for line in lines(tmp_path / "one/small") if line["kind"] == "skipped_batch"]
+    assert [(line["step"], line["loss"]) for line in skipped] == [(5, None), (6, None), (12, None)]
+    take = trainer.train_step
+
+    def left_out(job, sent, step, *further):
+        if step in (5, 6, 12):
+            return torch.tensor(math.nan, dtype=torch.float64)
+        return take(job, sent, step, *further)
+
+    monkeypatch.setattr(trainer, "train_step", left_out)
+    run_small(tmp_path / "other", [*SAVED, SKIPS])
+    same_run(tmp_path / "one/small", tmp_path / "other/small")
+
+
+@pytest.fixture
+def with_batch_norm(tmp_path, monkeypatch):
+    """Overrides of a network that keeps means of its batches."""
+    monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
+    (tmp_path / "own.py").write_text(BATCH_NORM)
+    return [f"model.import={tmp_path}/own.py", "model.name=own_norm"]
+
+
+def test_a_batch_that_is_skipped_leaves_the_means_of_batches(
+    tmp_path, monkeypatch, with_batch_norm
+):
+    seen = []
+
+    def noting(job, sent, step, *further):
+        before = {name: buffer.clone() for name, buffer in job.dense_buffers.items()}
+        loss = take(job, sent, step, *further)
+        same = [torch.equal(before[name], buffer) for name, buffer in job.dense_buffers.items()]
+        seen.append((len(same), sum(same)))
+        return loss
+
+    poisoned(monkeypatch, [5])
+    take = trainer.train_step
+    monkeypatch.setattr(trainer, "train_step", noting)
+    run_small(tmp_path, [*SAVED, SKIPS, *with_batch_norm])
+    assert [same for _, same in seen] == [3 if step == 5 else 0 for step in range(1, 17)]
+    assert {count for count, _ in seen} == {3}
+
+
+def test_means_of_batches_that_are_not_finite_are_not_saved(tmp_path, monkeypatch, with_batch_norm):
+    take = trainer.train_step
+
+    def disturbed(job, sent, step, *further):
+        loss = take(job, sent, step, *further)
+        if step == 4:
+            job.dense_buffers["network.norm.running_mean"][0] = math.nan
+        return loss
+
+    monkeypatch.setattr(trainer, "train_step", disturbed)
+    with pytest.raises(DivergedError, match=r"finite after step 4 \(network\.norm\.running_mean"):
+        run_small(tmp_path, [*SAVED, *with_batch_norm])
+
+
+def test_a_run_that_is_killed_between_skipped_batches_goes_on(tmp_path, monkeypatch):
+    poisoned(monkeypatch, [5, 6, 12])
+    run_small(tmp_path, [*SAVED, SKIPS, "run.name=whole"])
+    with monkeypatch.context() as patch:
+        before_step(patch, 10, kill)
+        with pytest.raises(KilledError):
+            run_small(tmp_path, [*SAVED, SKIPS])
+    run_small(tmp_path, [*SAVED, SKIPS, "checkpoint.resume=auto"])
+    same_run(tmp_path / "small", tmp_path / "whole")
+
+
+def test_ten_skipped_batches_in_a_row_are_a_divergence(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        poisoned(patch, range(2, 11))
+        run_small(tmp_path, [*LONG, SKIPS])
+    poisoned(monkeypatch, range(2, 12))
+    with pytest.raises(TrainingStoppedError, match="losses of 10 steps in a row, up to step 11, "):
+        run_small(tmp_path, [*LONG, SKIPS, "run.overwrite=true"])

@@ -1,0 +1,182 @@
+"""A step: batches sent ahead, tiles on a CPU, rows that take their steps later."""
+
+import json
+
+import pytest
+import torch
+
+from stampede.data import GlobalBatches
+from stampede.engine import step as step_module
+from stampede.engine.build import build
+from stampede.engine.processes import processes
+from stampede.engine.reading import open_dataset
+from stampede.engine.step import prefetch
+from stampede.engine.tables import read_field
+from stampede.models import CTRModel
+from stampede.models.embedding_front import EmbeddingFront
+from stampede.optim import CowClipTables, local_cowclip_tables
+from support.jobs import run_small, small_config, train_an_epoch, without_times
+from support.updated_tables import computed
+
+
+class Front:
+    """Notes what is sent."""
+
+    def __init__(self, happened):
+        self.happened = happened
+
+    def send(self, sparse):
+        self.happened.append(f"sent {sparse}")
+
+
+class Numbered:
+    """A batch that is copied nowhere."""
+
+    def __init__(self, number):
+        self.sparse = number
+
+    def to(self, device, non_blocking):
+        return self
+
+
+def test_each_batch_is_sent_before_the_one_ahead_of_it_is_computed():
+    happened, read = [], []
+
+    def batches():
+        for number in range(3):
+            read.append(number)
+            yield Numbered(number)
+
+    sent = prefetch(batches(), Front(happened), torch.device("cpu"), lambda: len(read))
+    for one in sent:
+        happened.append(f"step {one.batch.sparse} of {one.position}")
+    assert happened == [
+        *("sent 0", "sent 1", "step 0 of 1"),
+        *("sent 2", "step 1 of 2"),
+        "step 2 of 3",
+    ]
+
+
+def test_all_fields_with_their_first_order_weights_are_looked_up_at_once(tmp_path):
+    config = small_config(tmp_path)
+    with processes("cpu") as here:
+        dataset = open_dataset(config, here)
+        job = build(config, dataset, here)
+        (tables,) = local_cowclip_tables(job.model)
+        fields = list(dataset.vocabulary_sizes)
+        assert len(fields) == 26 and len(tables.feature_table_map) == 26
+        (array,) = tables.arrays
+        assert [shard.table for shard in array.shards] == [
+            f"front.ebc.t_{field}" for field in fields
+        ]
+        assert len(array.weights) == sum(dataset.vocabulary_sizes.values())
+        assert array.weights.shape[1] > config.model.dim
+        batch = next(GlobalBatches(dataset.train, fields, 25, 0, 1).epoch(0))
+        calls = []
+        tables.register_forward_hook(lambda *_: calls.append(1))
+        rows = job.front.lookup(batch.sparse)
+    assert len(calls) == 1 and rows.shape == (25, 26 * array.weights.shape[1])
+
+
+BATCH = 256
+
+
+def trained_in_tiles(folder, monkeypatch, rows):
+    """What an epoch leaves, and samples in the order in which they were looked up and computed."""
+    order = []
+    logits, lookup = CTRModel.logits, EmbeddingFront.lookup_sent
+
+    def noted_logits(model, part, dense):
+        order.append(("dense", len(part)))
+        return logits(model, part, dense)
+
+    def noted_lookup(front, ids):
+        found = lookup(front, ids)
+        order.append(("lookup", len(found)))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step_module, "TILE_ROWS", rows)
+        patch.setattr(CTRModel, "logits", noted_logits)
+        patch.setattr(EmbeddingFront, "lookup_sent", noted_lookup)
+        folder.mkdir()
+        trained = train_an_epoch(small_config(folder, f"train.batch_size={BATCH}"))
+    # Planning computes before the first lookup.
+    return trained, order[order.index(("lookup", BATCH)) :]
+
+
+# Of one size, and with a rest.
+@pytest.mark.parametrize("rows, sizes", [(64, [64] * 4), (100, [100, 100, 56])])
+def test_tiles_make_one_step_of_the_whole_batch(tmp_path, monkeypatch, rows, sizes):
+    whole, order = trained_in_tiles(tmp_path / "whole", monkeypatch, BATCH)
+    assert order[:3] == [("lookup", BATCH), ("dense", BATCH), ("lookup", BATCH)]
+    found, order = trained_in_tiles(tmp_path / "tiles", monkeypatch, rows)
+    a_step = [("lookup", BATCH), *(("dense", size) for size in sizes)]
+    assert order[: 2 * len(a_step)] == 2 * a_step
+    assert found.losses == pytest.approx(whole.losses, rel=1e-6)
+    for name, weights in whole.dense.items():
+        torch.testing.assert_close(found.dense[name], weights, rtol=1e-4, atol=2e-6)
+    # Rows are clipped from the start: by counts, and by the norm of the gradient, of the batch.
+    for field, weights in whole.tables.items():
+        other = found.tables[field]
+        torch.testing.assert_close(other.embedding, weights.embedding, rtol=1e-4, atol=2e-6)
+        torch.testing.assert_close(other.first_order, weights.first_order, rtol=1e-4, atol=2e-6)
+
+
+FIELDS = ("C1", "C3", "C10")
+
+
+def run_in(way, folder, *parts):
+    """One run, or one that is interrupted and continued; its metrics and tables."""
+    folder.mkdir()
+    with computed(way, window=4):
+        for overrides in parts:
+            run_small(folder, ["evaluate.every=3", "train.batch_size=64", *overrides])
+    checkpoint = folder / "small/checkpoints/epoch_0002"
+    tables = [part for field in FIELDS for part in read_field(checkpoint, field)]
+    return without_times(folder / "small"), tables
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    return run_in("kernels", tmp_path_factory.mktemp("swept") / "run", ["train.epochs=2"])
+
+
+def test_a_run_with_evaluations_within_an_epoch(swept, tmp_path):
+    metrics, tables = run_in("waiting", tmp_path / "run", ["train.epochs=2"])
+    assert metrics == swept[0]
+    assert all(map(torch.equal, tables, swept[1]))
+
+
+def test_a_run_that_is_continued_from_a_checkpoint(swept, tmp_path):
+    parts = ["train.epochs=1"], ["train.epochs=2", "checkpoint.resume=auto"]
+    metrics, tables = run_in("waiting", tmp_path / "run", *parts)
+    assert metrics == swept[0]
+    assert all(map(torch.equal, tables, swept[1]))
+
+
+def test_rows_wait_on_where_an_epoch_is_not_evaluated(tmp_path, monkeypatch):
+    flushes, flush = [], CowClipTables.flush
+
+    def counted(tables):
+        flushes.append(int(tables.step_count))
+        flush(tables)
+
+    monkeypatch.setattr(CowClipTables, "flush", counted)
+    found = []
+    for every in (1, 2):
+        flushes.clear()
+        folder = tmp_path / str(every)
+        folder.mkdir()
+        overrides = ["train.epochs=4", f"evaluate.every_epochs={every}", "train.batch_size=64"]
+        with computed("waiting", window=4):
+            run_small(folder, overrides)
+        summary = json.loads((folder / "small/summary.json").read_text())
+        found.append((summary["auc"], summary["logloss"], summary["steps"]))
+        # Those in which the last step of an epoch was the newest.
+        ends = [summary["steps"] * epoch // 4 for epoch in (1, 2, 3, 4)]
+        assert {epoch for epoch, step in enumerate(ends, 1) if step in flushes} == set(
+            range(every, 5, every)
+        )
+        assert summary["train_seconds"] > 0
+    assert found[0] == found[1]

@@ -1,0 +1,218 @@
+"""The products of ReLU layers against plain torch in float64."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stampede import native_library
+from stampede.models import cpu
+from support.threads import torch_threads
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+CPU = Path("/proc/cpuinfo")
+
+
+def relu_layer(inputs, weight, bias):
+    return cpu.relu_layers(inputs, [weight], [bias])[0]
+
+
+needs_tiles = pytest.mark.skipif(
+    not CPU.exists()
+    or "amx_bf16" not in CPU.read_text()
+    or any(flag.startswith("-mno-") for flag in native_library._FLAGS),
+    reason="a CPU without AMX, or kernels compiled for one",
+)
+
+
+def drawn(seed, *shapes):
+    draw = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=draw) for shape in shapes]
+
+
+def assert_rounded(found, exact, summands):
+    """Check a sum of products: its rounding is as large as what was added up.
+
+    Args:
+        summands: sum of their absolute values.
+    """
+    unit = 1e-6 if found.dtype == torch.float32 else 2**-8
+    bound = 1e-6 * summands + unit * exact.abs() + 1e-37
+    assert found.shape == exact.shape and ((found.double() - exact).abs() <= bound).all()
+
+
+def assert_product(found, a, b, mask=None):
+    """Check `a @ b`, zero where the mask is not above 0."""
+    kept = 1.0 if mask is None else (mask > 0).double()
+    a, b = a.double(), b.double()
+    assert_rounded(found, (a @ b) * kept, a.abs() @ b.abs())
+
+
+ROWS = st.sampled_from([1, 2, 31, 32, 33, 63, 65, 200, 1100])
+WIDTHS = st.one_of(st.integers(1, 70), st.sampled_from([128, 273]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=ROWS,
+    columns=WIDTHS,
+    outputs=WIDTHS,
+    dtype=st.sampled_from(DTYPES),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 2**31),
+)
+def test_products_of_a_layer(rows, columns, outputs, dtype, threads, seed):
+    inputs, weight, bias, grad = drawn(
+        seed, (rows, columns), (outputs, columns), (outputs,), (rows, outputs)
+    )
+    weight, bias = weight.to(dtype).float(), bias.to(dtype).float()
+    inputs, grad = inputs.to(dtype), grad.to(dtype)
+    with torch_threads(threads):
+        output = relu_layer(inputs, weight, bias)
+        plain = cpu.inputs_gradient(grad, weight)
+        masked, sums = cpu.masked_inputs_gradient(grad, weight, inputs)
+        of_weight = cpu.transposed_product(grad, inputs)
+    assert output.dtype == plain.dtype == masked.dtype == dtype and sums.dtype == torch.float32
+    before = inputs.double() @ weight.double().t() + bias
+    summands = inputs.double().abs() @ weight.double().abs().t() + bias.abs()
+    assert_rounded(output, before.relu(), summands)
+    assert_product(plain, grad, weight)
+    assert_product(masked, grad, weight, inputs)
+    # Sums are of what was not yet rounded to bfloat16, or of what was.
+    error = 1e-5 if dtype == torch.float32 else 2**-8
+    torch.testing.assert_close(
+        sums.double(), masked.double().sum(0), rtol=0, atol=error * masked.abs().sum().item() + 1e-6
+    )
+    assert_product(of_weight, grad.t(), inputs)
+
+
+@needs_tiles
+def test_tiles_are_used_where_there_are_some():
+    assert cpu.has_tiles()
+    # Where torch multiplies bfloat16 it also rounds to it.
+    a, b = (tensor.bfloat16() for tensor in drawn(0, (64, 40), (64, 30)))
+    assert cpu.transposed_product(a, b).dtype == torch.float32
+
+
+@needs_tiles
+@pytest.mark.parametrize("rows, columns, outputs", [(512, 400, 400), (300, 273, 64)])
+def test_float32_products_are_as_exact_as_torchs(rows, columns, outputs):
+    inputs, weight, grad = drawn(1, (rows, columns), (outputs, columns), (rows, outputs))
+
+    def error(found, exact):
+        return (found.double() - exact).square().mean().sqrt()
+
+    def compare(ours, a, b):
+        exact = a.double() @ b.double()
+        assert error(ours, exact) <= 1.1 * error(a @ b, exact)
+
+    compare(cpu.inputs_gradient(grad, weight), grad, weight)
+    compare(cpu.transposed_product(grad, inputs), grad.t(), inputs)
+    # Numbers that bfloat16 holds would not show what the other parts are for.
+    assert not torch.equal(inputs, inputs.bfloat16().float())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [1e-30, 1e-15, 1.0, 1e15])
+def test_large_and_small_numbers(dtype, scale):
+    inputs, weight, grad = drawn(2, (70, 40), (50, 40), (70, 50))
+    weight = weight.to(dtype).float()
+    inputs, grad = (inputs * scale).to(dtype), (grad * scale).to(dtype)
+    zeros = torch.zeros(50)
+    output = relu_layer(inputs, weight, zeros)
+    assert_rounded(
+        output,
+        (inputs.double() @ weight.double().t()).relu(),
+        inputs.double().abs() @ weight.double().abs().t(),
+    )
+    assert_product(cpu.inputs_gradient(grad, weight), grad, weight)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_stays_in_its_row(dtype, bad):
+    inputs, weight = drawn(3, (40, 20), (33, 20))
+    inputs[7, 3] = bad
+    inputs, weight = inputs.to(dtype), weight.abs()
+    output = relu_layer(inputs, weight, torch.zeros(33))
+    # An infinite sum may be NaN in tiles; never is it a number above 0 or hidden as such.
+    assert (~output[7].isfinite() | (output[7] == 0)).all()
+    if bad != float("-inf"):
+        assert not output[7].isfinite().any()
+    others = [row for row in range(40) if row != 7]
+    assert output[others].isfinite().all()
+    sums = cpu.transposed_product(output, inputs)
+    assert not sums[:, 3].isfinite().any() or bad == float("-inf")
+    masked, _ = cpu.masked_inputs_gradient(output[others].contiguous(), weight, inputs[others])
+    assert masked.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gradient_takes_the_memory_of_its_mask(dtype):
+    grad, weight, mask = drawn(5, (70, 20), (20, 33), (70, 33))
+    grad, mask = grad.to(dtype), mask.to(dtype)
+    expected, sums = cpu.masked_inputs_gradient(grad, weight, mask)
+    found, others = cpu.masked_inputs_gradient(grad, weight, mask, into_mask=True)
+    assert found.data_ptr() == mask.data_ptr() != expected.data_ptr()
+    assert torch.equal(found, expected) and torch.equal(others, sums)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_nan_in_the_mask_hides_nothing(dtype):
+    grad, weight, mask = drawn(4, (40, 20), (20, 33), (40, 33))
+    mask[5, 6] = float("nan")
+    grad, mask = grad.to(dtype), mask.to(dtype)
+    masked, _ = cpu.masked_inputs_gradient(grad, weight, mask)
+    assert masked[5, 6] != 0
+
+
+def test_no_columns():
+    bias = torch.tensor([1.0, -1.0])
+    output = relu_layer(torch.ones(3, 0), torch.ones(2, 0), bias)
+    assert torch.equal(output, bias.relu().expand(3, 2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_rows(dtype):
+    inputs, weight, bias = torch.zeros(0, 5, dtype=dtype), torch.ones(3, 5), torch.ones(3)
+    assert relu_layer(inputs, weight, bias).shape == (0, 3)
+    grad = torch.zeros(0, 3, dtype=dtype)
+    assert cpu.inputs_gradient(grad, weight).shape == (0, 5)
+    assert torch.equal(cpu.transposed_product(grad, inputs).float(), torch.zeros(3, 5))
+
+
+@needs_tiles
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (
+            lambda op: op.relu_layers(torch.ones(2, 3), [torch.ones(4, 5)], [torch.ones(4)]),
+            "together",
+        ),
+        (
+            lambda op: op.relu_layers(torch.ones(2, 3), [torch.ones(4, 3)], [torch.ones(5)]),
+            "the bias",
+        ),
+        (lambda op: op.inputs_gradient(torch.ones(3, 2).t(), torch.ones(3, 4)), "contiguous"),
+        (lambda op: op.inputs_gradient(torch.ones(2, 3).double(), torch.ones(3, 4)), "float32 or"),
+        (lambda op: op.inputs_gradient(torch.ones(2, 3), torch.ones(3, 4).bfloat16()), "weights"),
+        (
+            lambda op: op.masked_inputs_gradient(
+                torch.ones(2, 3), torch.ones(3, 4), torch.ones(2, 5), False
+            ),
+            "the mask",
+        ),
+        (lambda op: op.transposed_product(torch.ones(2, 3), torch.ones(3, 3)), "together"),
+        (
+            lambda op: op.relu_layers(torch.ones(2, 3), [torch.ones(4, 3)], [torch.ones(4)] * 2),
+            "each layer",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(call, words):
+    with pytest.raises(RuntimeError, match=words):
+        call(torch.ops.stampede_dense)
