@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -85,16 +86,17 @@ class Delimited:
             DataError: the file cannot be read or lacks a used column.
         """
         columns = list(self.columns)
-        for block in read_blocks(path):
-            if not columns:
-                columns, block = self._header(path, block)
-            absent = sorted(used - set(columns))
-            if absent:
-                raise DataError(
-                    f"{path}: no column {absent[0]!r}; its header line has "
-                    f"{cut(', '.join(columns))}{self._hint_at_header(columns)}"
-                )
-            yield Piece(path, block, columns)
+        with closing(read_blocks(path)) as blocks:
+            for block in blocks:
+                if not columns:
+                    columns, block = self._header(path, block)
+                absent = sorted(used - set(columns))
+                if absent:
+                    raise DataError(
+                        f"{path}: no column {absent[0]!r}; its header line has "
+                        f"{cut(', '.join(columns))}{self._hint_at_header(columns)}"
+                    )
+                yield Piece(path, block, columns)
 
     def rows(self, piece: Piece, used: set[str]) -> RawRows:
         """Rows of a piece, with the used columns, null where missing.

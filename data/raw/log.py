@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -159,13 +160,18 @@ class RawLog:
                     raw, self.schema, self._split_column, self._bad_values_are_missing
                 )
 
-            pieces = kind.pieces(file, self._used)
-            # The parser uses all cores, but not all the time: a second piece fills the gaps.
-            for raw, rows in computed_ahead(convert, pieces, 2, threads=2):
-                bad_rows.marks += raw.marks + rows.marks
-                bad_rows.values += rows.values
-                bad_rows.report([*raw.bad, *rows.bad])
-                yield Chunk(rows.frame, number, rows.numbers, before + raw.position)
+            # Closed here: a garbage collector that ends their threads within a thread that begins
+            # waits for itself. The parser uses all cores, but not all the time: a second piece
+            # fills the gaps.
+            with (
+                closing(kind.pieces(file, self._used)) as pieces,
+                closing(computed_ahead(convert, pieces, 2, threads=2)) as parsed,
+            ):
+                for raw, rows in parsed:
+                    bad_rows.marks += raw.marks + rows.marks
+                    bad_rows.values += rows.values
+                    bad_rows.report([*raw.bad, *rows.bad])
+                    yield Chunk(rows.frame, number, rows.numbers, before + raw.position)
             before += _size(file)
 
     def _format(self, file: Path) -> Delimited | Parquet:
