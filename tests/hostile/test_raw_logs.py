@@ -181,11 +181,9 @@ def bomb(path: Path, piece: bytes, times: int):
     "piece, words",
     [
         (b"0" * (1 << 20), "a line after line 0 is longer than 4 MB"),
-        (b"\n" * (1 << 20), "after line 0 come more than 4 MB of empty lines"),
         (b"1\t" * (1 << 19), "a line after line 0 is longer than 4 MB"),
-        (b"1\n" * (1 << 19), "line 1: found 1 columns"),
     ],
-    ids=["a line", "empty lines", "columns", "lines"],
+    ids=["a line", "columns"],
 )
 def test_files_that_unpack_to_far_more(tmp_path, monkeypatch, suffix, piece, words):
     """800 MB, of which less than half is ever in memory."""
