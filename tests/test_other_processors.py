@@ -20,7 +20,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-n", "0", *sys.argv[1:]])
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="a processor that has them never")
 def test_they_pass_the_same_tests():
-    tests = ("tests/optim/test_cpu_kernels.py", "tests/models/native")
+    tests = ("tests/optim/test_cpu_kernels.py", "tests/models/cpu")
     # Not what the test run that this one is part of was told.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     done = subprocess.run(
