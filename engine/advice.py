@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,11 @@ from stampede.engine.stop import StopSignals
 
 # Kind of the lines of `metrics.jsonl` that hold a sentence.
 ADVICE = "advice"
+
+# Whole paths and keys, so that they can be copied.
+_WRAPPER = textwrap.TextWrapper(
+    98, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
+)
 
 _FEWEST_STEPS = 50
 _LEAST_AUC = 0.55
@@ -49,7 +55,7 @@ def tell(sentences: Sequence[str], step: int, folder: RunFolder, processes: Proc
     def tell_new() -> None:
         for text in sentences:
             if text not in told(folder):
-                tqdm.write(f"advice: {text}")
+                tqdm.write(_WRAPPER.fill(f"advice: {text}"))
                 folder.log({"kind": ADVICE, "step": step, "text": text})
 
     if sentences:

@@ -141,7 +141,7 @@ def test_an_auc_near_chance_and_one_below_regression():
 
 def test_a_run_prints_logs_and_summarizes_it(tmp_path, capsys):
     run_small(tmp_path, ["optim.embedding.lr=0", "optim.dense.lr=0", "train.epochs=2"])
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     summary = summary_of(tmp_path)
     said = summary["advice"]
     for text in ("only 8 steps of batch 256", "after epoch 1, hardly above chance",
@@ -153,7 +153,7 @@ def test_a_run_prints_logs_and_summarizes_it(tmp_path, capsys):
     assert logged == list(zip([0, 8, 16], said, strict=True))
     regression = summary["logistic_regression"]
     assert regression["validation_auc"] > 0.55 and regression["seconds"] > 0
-    assert f"test AUC of LR  {regression['test_auc']:.4f}, logloss" in printed
+    assert f"test AUC of LR {regression['test_auc']:.4f}, logloss" in printed
     write_report(open_runs([tmp_path / "small"]), tmp_path / "report")
     assert "below logistic regression&#39;s" in (tmp_path / "report/report.html").read_text()
 
