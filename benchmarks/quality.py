@@ -260,7 +260,7 @@ class Found:
     def add(self, row: dict[str, Any]) -> None:
         """Take in a measurement and write the file."""
         self.rows.append(row)
-        self._report.add(runs=self.rows, table=summarize(self.rows))
+        self._report.add(runs=self.rows)
 
 
 def measure(
@@ -501,34 +501,49 @@ def _run(*command: str | Path) -> None:
 
 
 def summarize(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Means over the seeds, in the order of the logs, the subsets and the contenders."""
-    groups: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
+    """Means over seeds and draws, in the order of the logs, the subsets and the contenders.
+
+    `above_lr` is the mean over the draws of what a contender is above scikit-learn's logistic
+    regression on the same rows. The standard error is that of this mean; where there is one draw,
+    that of the mean AUC over the seeds.
+    """
+    groups: dict[tuple[str, str], dict[str, dict[str, list[dict[str, Any]]]]] = {}
     for run in runs:
-        of_rows = groups.setdefault((run["log"], run["rows"]), {})
-        of_rows.setdefault(run["contender"], []).append(run)
+        of_subset = groups.setdefault((run["log"], run["rows"].split()[0]), {})
+        of_contender = of_subset.setdefault(run["contender"], {})
+        of_contender.setdefault(run["rows"], []).append(run)
     lines = []
-    for (log, rows), by_contender in groups.items():
-        first = len(lines)
-        for contender, measured in by_contender.items():
+    for (log, subset), by_contender in groups.items():
+        bars = _aucs(by_contender.get(PEERS["lr"], {}))
+        for contender, by_draw in by_contender.items():
+            measured = [run for each in by_draw.values() for run in each]
             good = [run for run in measured if "failed" not in run]
-            line = {"log": log, "rows": rows, "parts": measured[0]["parts"], "contender": contender}
+            parts = measured[0]["parts"]
+            line = {"log": log, "rows": subset, "parts": parts, "contender": contender}
             lines.append(line)
             if not good:
                 line["failed"] = measured[-1]["failed"]
                 continue
-            line["seeds"] = len(good)
+            line["runs"], line["draws"] = len(good), len(_aucs(by_draw))
             for name in ("auc", "logloss", "validation_auc", "seconds"):
                 line[name] = statistics.mean(run[name] for run in good)
-            aucs = [run["auc"] for run in good]
-            several = len(aucs) > 1
+            above = [auc - bars[draw] for draw, auc in _aucs(by_draw).items() if draw in bars]
+            if above:
+                line["above_lr"] = statistics.mean(above)
+            spread = above if len(above) > 1 else [run["auc"] for run in good]
+            several = len(spread) > 1 and contender != PEERS["lr"]
             line["standard_error"] = (
-                statistics.stdev(aucs) / math.sqrt(len(aucs)) if several else None
+                statistics.stdev(spread) / math.sqrt(len(spread)) if several else None
             )
-        bar = next((line for line in lines[first:] if line["contender"] == PEERS["lr"]), {})
-        for line in lines[first:]:
-            if "auc" in line and "auc" in bar:
-                line["above_lr"] = line["auc"] - bar["auc"]
     return lines
+
+
+def _aucs(by_draw: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
+    """Mean AUC of the runs on each draw."""
+    aucs = {
+        draw: [run["auc"] for run in runs if "failed" not in run] for draw, runs in by_draw.items()
+    }
+    return {draw: statistics.mean(each) for draw, each in aucs.items() if each}
 
 
 def table(runs: list[dict[str, Any]]) -> str:
@@ -538,22 +553,24 @@ def table(runs: list[dict[str, Any]]) -> str:
         rows = (line["log"], line["rows"])
         if rows != before:
             train, validation, test = line["parts"]
+            draws = f", {line['draws']} draws" if line.get("draws", 1) > 1 else ""
             lines += [
                 "",
                 f"**{' '.join(rows)}**: {train:,} training, {validation:,} validation, {test:,} "
-                "test rows",
+                f"test rows{draws}",
                 "",
-                "| contender | test AUC | std. error | above LR | logloss | val. AUC | seconds |",
-                "|---|---|---|---|---|---|---|",
+                "| contender | runs | test AUC | above LR | std. error | logloss | val. AUC "
+                "| seconds |",
+                "|---|---|---|---|---|---|---|---|",
             ]
             before = rows
         if "failed" in line:
-            lines.append(f"| {line['contender']} | failed: {line['failed'][:60]} | | | | | |")
+            lines.append(f"| {line['contender']} | failed: {line['failed'][:60]} | | | | | | |")
             continue
         error = "" if line["standard_error"] is None else f"{line['standard_error']:.4f}"
         above = f"{line['above_lr']:+.4f}" if "above_lr" in line else ""
         lines.append(
-            f"| {line['contender']:<26} | {line['auc']:.4f} | {error} | {above} "
+            f"| {line['contender']:<26} | {line['runs']} | {line['auc']:.4f} | {above} | {error} "
             f"| {line['logloss']:.4f} | {line['validation_auc']:.4f} | {line['seconds']:.1f} |"
         )
     return "\n".join(lines)

@@ -176,9 +176,31 @@ def test_the_table_shows_means_and_what_failed():
     lines = table(runs).splitlines()
     assert "**criteo whole**: 6,000 training, 700 validation, 1,000 test rows" in lines
     cells = [cell.strip() for cell in lines[-2].strip("|").split("|")]
-    assert cells == ["avazu.yaml lr", "0.7600", "0.0100", "+0.0000", "0.5000", "0.7000", "2.0"]
+    assert cells == ["avazu.yaml lr", "2", "0.7600", "+0.0000", "0.0100", "0.5000", "0.7000", "2.0"]
     assert "failed: not installed: no network" in lines[-1]
     assert max(map(len, lines)) <= 100
+
+
+def test_draws_are_compared_with_logistic_regression_on_the_same_rows():
+    from quality import summarize, table
+
+    aucs = {"half 1": (0.70, 0.71, 0.73), "half 2": (0.60, 0.60, 0.60)}
+    runs = [
+        run(name, auc, seed, rows=rows)
+        for rows, (lr, *ours) in aucs.items()
+        for seed, (name, auc) in enumerate(
+            [("scikit-learn LR", lr), ("avazu.yaml lr", ours[0]), ("avazu.yaml lr", ours[1])]
+        )
+    ]
+    lr, ours = summarize(runs)
+    assert lr["auc"] == pytest.approx(0.65) and lr["standard_error"] is None
+    assert ours["auc"] == pytest.approx(0.66) and (ours["runs"], ours["draws"]) == (4, 2)
+    # On one draw 0.02 above, on the other equal: half their distance from the mean.
+    assert ours["above_lr"] == pytest.approx(0.01)
+    assert ours["standard_error"] == pytest.approx(0.01)
+    assert "**criteo half**: 6,000 training, 700 validation, 1,000 test rows, 2 draws" in table(
+        runs
+    )
 
 
 def test_only_measurements_of_the_same_code_are_kept(tmp_path, monkeypatch):
