@@ -1,20 +1,23 @@
 """CTR networks over one embedding front."""
 
-# Each registers its network.
-from stampede.models import autoint, dcn, deepfm, dlrm, finalmlp, masknet, wide_deep, xdeepfm
-from stampede.models.ctr_model import CTRModel
-from stampede.models.embedding_front import EmbeddingFront, StoredColumns, table_name
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from stampede.models.options import NoOptions
 from stampede.models.registry import (
     Network,
     NetworkShape,
-    NoOptions,
     Normalization,
     network,
     network_names,
     register,
 )
 
-del autoint, dcn, deepfm, dlrm, finalmlp, masknet, wide_deep, xdeepfm
+if TYPE_CHECKING:
+    from stampede.models.ctr_model import CTRModel
+    from stampede.models.embedding_front import EmbeddingFront, StoredColumns, table_name
 
 __all__ = [
     "CTRModel",
@@ -29,3 +32,17 @@ __all__ = [
     "register",
     "table_name",
 ]
+
+_NEED_TORCH = {
+    "CTRModel": "ctr_model",
+    "EmbeddingFront": "embedding_front",
+    "StoredColumns": "embedding_front",
+    "table_name": "embedding_front",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # A configuration names networks and their options, and can be read without torch.
+    if name not in _NEED_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_NEED_TORCH[name]}"), name)

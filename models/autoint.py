@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
 from stampede.models.mlp import MLP, NumberEmbedding, linear
-from stampede.models.registry import NetworkShape, register
-from stampede.settings import Section
-
-
-class AutoIntOptions(Section):
-    """Options of AutoInt."""
-
-    layers: int = Field(3, ge=1, description="layers of self-attention")
-    heads: int = Field(2, ge=1, description="attention heads of a layer")
-    width: int = Field(32, ge=1, description="width of a head")
-    deep: bool = Field(False, description="add an MLP of all embeddings (AutoInt+)")
+from stampede.models.options import AutoIntOptions
+from stampede.models.registry import NetworkShape
 
 
 class InteractingLayer(nn.Module):
@@ -53,7 +43,6 @@ class InteractingLayer(nn.Module):
         return functional.relu(attended.transpose(1, 2).flatten(2) + self.residual(fields))
 
 
-@register("autoint", options=AutoIntOptions)
 class AutoInt(nn.Module):
     """`<w, attention(e_1 .. e_F)>` (eq. 9), and an MLP of the embeddings in AutoInt+.
 

@@ -3,40 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torchrec.modules.crossnet import CrossNet, LowRankMixtureCrossNet, VectorCrossNet
 
 from stampede.models.mlp import glorot_normal_, hidden_layers, linear
-from stampede.models.registry import NetworkShape, register
-from stampede.settings import Section
-
-
-class CrossOptions(Section):
-    """Options of cross layers."""
-
-    layers: int = Field(3, ge=1, description="cross layers")
-    l2: float = Field(
-        1e-5,
-        ge=0,
-        description="coefficient of ||w||^2 of the cross layers' matrices in the loss; no rule "
-        "scales it",
-    )
-
-
-class DCNv2Options(CrossOptions):
-    """Options of DCNv2."""
-
-    cross: Literal["mixture", "full"] = Field(
-        "mixture",
-        description="a mixture of low-rank experts, as in the authors' code, or a matrix of full "
-        "rank",
-    )
-    experts: int = Field(4, ge=1, description="experts of a mixture")
-    rank: int = Field(32, ge=1, description="rank of an expert's matrices")
+from stampede.models.options import CrossOptions, DCNv2Options
+from stampede.models.registry import NetworkShape
 
 
 class CrossNetwork(nn.Module):
@@ -80,7 +54,6 @@ class CrossNetwork(nn.Module):
         return self.output(torch.cat([self.cross(inputs), self.deep(inputs)], 1)).squeeze(1)
 
 
-@register("dcn", first_order=True, options=CrossOptions)
 class DCN(CrossNetwork):
     """Cross layers `z_{l+1} = z_0 * <w_l, z_l> + b_l + z_l` (eq. 3) beside an MLP."""
 
@@ -93,7 +66,6 @@ class DCN(CrossNetwork):
         super().__init__(cross, list(cross.kernels), shape, generator, options.l2)
 
 
-@register("dcnv2", first_order=True, options=DCNv2Options)
 class DCNv2(CrossNetwork):
     """Cross layers with matrices beside an MLP (section 3.2).
 

@@ -8,14 +8,13 @@ from torch import Tensor, nn
 
 from stampede.models.fm_terms import joined_with_orders, second_order
 from stampede.models.mlp import MLP
-from stampede.models.registry import NetworkShape, register
+from stampede.models.registry import NetworkShape
 
 # Symbolic tracing must not see the branches within.
 torch.fx.wrap("joined_with_orders")
 torch.fx.wrap("second_order")
 
 
-@register("fm", first_order=True)
 class FM(nn.Module):
     """`sum_{i<j} <e_i, e_j>` over the ids (eq. 1 with d = 2); the first-order term is the model's.
 
@@ -30,7 +29,6 @@ class FM(nn.Module):
         return second_order(embeddings)
 
 
-@register("deepfm", first_order=True)
 class DeepFM(nn.Module):
     """`sum_{i<j} <e_i, e_j> + MLP([e_1 .. e_F, x])`; the first-order term is the model's."""
 

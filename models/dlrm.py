@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torchrec.models.dlrm import InteractionArch
 
 from stampede.models.mlp import MLP, hidden_layers
-from stampede.models.registry import NetworkShape, register
-from stampede.settings import Section, SettingsError
+from stampede.models.options import DLRMOptions
+from stampede.models.registry import NetworkShape
+from stampede.settings import SettingsError
 
 
-class DLRMOptions(Section):
-    """Options of DLRM."""
-
-    bottom: list[Annotated[int, Field(ge=1)]] = Field(
-        [512, 256],
-        description="widths of the bottom MLP's hidden layers, over the numbers; model.dim follows",
-    )
-
-
-@register("dlrm", options=DLRMOptions)
 class DLRM(nn.Module):
     """`MLP([p, <v_i, v_j> for i < j])`, the bottom MLP's `p = h(x)` and `v = (p, e_1 .. e_F)`.
 

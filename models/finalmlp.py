@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from stampede.models.mlp import NumberEmbedding, glorot_normal_, hidden_layers, linear
-from stampede.models.registry import NetworkShape, register
-from stampede.settings import Section, SettingsError
-
-_Widths = list[Annotated[int, Field(ge=1)]]
-
-
-class FinalMLPOptions(Section):
-    """Options of FinalMLP."""
-
-    second: _Widths | None = Field(
-        None, min_length=1, description="widths of the second MLP's layers; null: model.hidden"
-    )
-    heads: int = Field(1, ge=1, description="heads of the bilinear fusion")
-    gates: _Widths | None = Field(
-        [64], description="widths of the hidden layers of the gates; null: no gates"
-    )
+from stampede.models.options import FinalMLPOptions
+from stampede.models.registry import NetworkShape
+from stampede.settings import SettingsError
 
 
 class Gate(nn.Module):
@@ -37,7 +23,9 @@ class Gate(nn.Module):
         generator: source of the initial weights.
     """
 
-    def __init__(self, inputs: int, dim: int, hidden: _Widths, generator: torch.Generator) -> None:
+    def __init__(
+        self, inputs: int, dim: int, hidden: Sequence[int], generator: torch.Generator
+    ) -> None:
         super().__init__()
         # From zeros, as in the authors' code, neither it nor the hidden layers would ever move.
         self.context = nn.Parameter(glorot_normal_(torch.empty(1, dim), generator))
@@ -50,7 +38,6 @@ class Gate(nn.Module):
         return inputs * (2.0 * torch.sigmoid(self.layers(self.context)))
 
 
-@register("finalmlp", options=FinalMLPOptions)
 class FinalMLP(nn.Module):
     """`<w_1, o_1> + <w_2, o_2> + sum_h o_1h^T W_h o_2h`, `o_s = MLP_s(gate_s(z))` (eq. 5-7).
 

@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
 from stampede.models.mlp import MLP, NumberEmbedding, hidden_layers, linear
-from stampede.models.registry import NetworkShape, register
-from stampede.settings import Section
-
-
-class MaskNetOptions(Section):
-    """Options of MaskNet."""
-
-    structure: Literal["parallel", "serial"] = Field(
-        "parallel",
-        description="blocks beside each other under the MLP; or one after another instead of it, "
-        "of the widths model.hidden",
-    )
-    blocks: int = Field(5, ge=1, description="parallel: number of blocks")
-    width: int = Field(64, ge=1, description="parallel: width of a block")
-    reduction: float = Field(
-        1.0, gt=0, description="width of a mask's hidden layer, relative to the mask's"
-    )
+from stampede.models.options import MaskNetOptions
+from stampede.models.registry import NetworkShape
 
 
 class MaskBlock(nn.Module):
@@ -63,7 +46,6 @@ class MaskBlock(nn.Module):
         return functional.relu(self.norm(self.layer(self.mask(embeddings) * inputs)))
 
 
-@register("masknet", options=MaskNetOptions)
 class MaskNet(nn.Module):
     """`MLP([block_1(z, n) .. block_K(z, n)])`, or `<w, block_K(z, .. block_1(z, n))>`.
 

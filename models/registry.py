@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import nn
-
+from stampede.models.options import (
+    AutoIntOptions,
+    CrossOptions,
+    DCNv2Options,
+    DLRMOptions,
+    FinalMLPOptions,
+    MaskNetOptions,
+    NoOptions,
+    XDeepFMOptions,
+)
 from stampede.settings import Section, SettingsError
 
+if TYPE_CHECKING:
+    # It takes seconds to import, and a configuration can be read without it.
+    import torch
+    from torch import nn
+
 Normalization = Literal["none", "layer"]
-
-
-class NoOptions(Section):
-    """Of a network that has none."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +79,23 @@ class Network:
 
     Attributes:
         name: under which it is registered.
-        module: its class.
+        source: its class, or `file.Class` of this package, imported when it is built.
         first_order: whether the model adds the first-order term to the network's logits.
         options: the section `model.options` of the configuration.
     """
 
     name: str
-    module: Callable[..., nn.Module]
-    first_order: bool
-    options: type[Section]
+    source: type[nn.Module] | str
+    first_order: bool = False
+    options: type[Section] = NoOptions
+
+    @property
+    def module(self) -> type[nn.Module]:
+        """Its class."""
+        if not isinstance(self.source, str):
+            return self.source
+        file, name = self.source.split(".")
+        return getattr(importlib.import_module(f"stampede.models.{file}"), name)
 
     def build(self, shape: NetworkShape, generator: torch.Generator, options: Section) -> nn.Module:
         """The module for a shape.
@@ -118,7 +135,22 @@ class Network:
                 )
 
 
-_NETWORKS: dict[str, Network] = {}
+_NETWORKS: dict[str, Network] = {
+    network.name: network
+    for network in (
+        Network("autoint", "autoint.AutoInt", options=AutoIntOptions),
+        Network("dcn", "dcn.DCN", first_order=True, options=CrossOptions),
+        Network("dcnv2", "dcn.DCNv2", first_order=True, options=DCNv2Options),
+        Network("deepfm", "deepfm.DeepFM", first_order=True),
+        Network("dlrm", "dlrm.DLRM", options=DLRMOptions),
+        Network("finalmlp", "finalmlp.FinalMLP", options=FinalMLPOptions),
+        Network("fm", "deepfm.FM", first_order=True),
+        Network("lr", "wide_deep.LogisticRegression", first_order=True),
+        Network("masknet", "masknet.MaskNet", options=MaskNetOptions),
+        Network("wide_deep", "wide_deep.WideDeep", first_order=True),
+        Network("xdeepfm", "xdeepfm.XDeepFM", first_order=True, options=XDeepFMOptions),
+    )
+}
 
 
 def register(

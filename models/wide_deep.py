@@ -6,10 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from stampede.models.mlp import MLP
-from stampede.models.registry import NetworkShape, register
+from stampede.models.registry import NetworkShape
 
 
-@register("lr", first_order=True)
 class LogisticRegression(nn.Module):
     """`sum_f w_f[id] + <w, x>`, which is the model's; the network adds nothing to it.
 
@@ -24,7 +23,6 @@ class LogisticRegression(nn.Module):
         return embeddings.new_zeros(len(embeddings))
 
 
-@register("wide_deep", first_order=True)
 class WideDeep(nn.Module):
     """`MLP([e_1 .. e_F, x])`; the wide part is the model's first-order term.
 

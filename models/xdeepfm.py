@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from stampede.models.mlp import MLP, linear
-from stampede.models.registry import NetworkShape, register
-from stampede.settings import Section
-
-
-class XDeepFMOptions(Section):
-    """Options of xDeepFM."""
-
-    cin: list[Annotated[int, Field(ge=1)]] = Field(
-        [128, 128], min_length=1, description="feature maps of the layers of interactions"
-    )
+from stampede.models.options import XDeepFMOptions
+from stampede.models.registry import NetworkShape
 
 
 class CIN(nn.Module):
@@ -54,7 +44,6 @@ class CIN(nn.Module):
         return torch.cat(sums, 1)
 
 
-@register("xdeepfm", first_order=True, options=XDeepFMOptions)
 class XDeepFM(nn.Module):
     """`<w, CIN(e_1 .. e_F)> + MLP([e_1 .. e_F, x])` (eq. 9).
 

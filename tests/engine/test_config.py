@@ -1,5 +1,7 @@
 """What a wrong configuration gets: the key, what was found, what to write."""
 
+import subprocess
+import sys
 from typing import get_args
 
 import pytest
@@ -13,6 +15,7 @@ from stampede.optim import settings as of_tables
 from stampede.optim.sharded import supported
 from stampede.settings import SettingsError, all_keys
 from support.paths import ROOT
+from support.waiting import HANG
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
@@ -187,3 +190,25 @@ def test_its_choices_are_those_of_the_optimizers():
     assert optim.BASELINES == baselines.BASELINES
     assert optim.BASELINE_SHARDING_TYPES == baselines.BASELINE_SHARDING_TYPES
     assert optim.SHARDING_TYPES == supported.SHARDING_TYPES
+
+
+PRINTS = """
+import sys
+from stampede.engine import cli
+try:
+    cli.main(sys.argv[1:])
+except SystemExit:
+    pass
+print(*sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("option", ["--help", "--print-config"])
+def test_to_print_it_neither_torch_nor_torchrec_is_imported(option):
+    done = subprocess.run(
+        [sys.executable, "-c", PRINTS, "configs/criteo_kaggle.yaml", "data.path=x", option],
+        capture_output=True, text=True, cwd=ROOT, timeout=HANG, check=True,
+    )  # fmt: skip
+    imported = set(done.stderr.split())
+    assert "stampede.engine.config" in imported and "optim" in done.stdout
+    assert not imported & {"torch", "torchrec", "fbgemm_gpu", "matplotlib", "tensorboard"}

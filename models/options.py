@@ -1,0 +1,92 @@
+"""The keys `model.options` of the networks that have any; importable without torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from stampede.settings import Section
+
+_Widths = list[Annotated[int, Field(ge=1)]]
+
+
+class NoOptions(Section):
+    """Of a network that has none."""
+
+
+class AutoIntOptions(Section):
+    """Options of AutoInt."""
+
+    layers: int = Field(3, ge=1, description="layers of self-attention")
+    heads: int = Field(2, ge=1, description="attention heads of a layer")
+    width: int = Field(32, ge=1, description="width of a head")
+    deep: bool = Field(False, description="add an MLP of all embeddings (AutoInt+)")
+
+
+class CrossOptions(Section):
+    """Options of cross layers."""
+
+    layers: int = Field(3, ge=1, description="cross layers")
+    l2: float = Field(
+        1e-5,
+        ge=0,
+        description="coefficient of ||w||^2 of the cross layers' matrices in the loss; no rule "
+        "scales it",
+    )
+
+
+class DCNv2Options(CrossOptions):
+    """Options of DCNv2."""
+
+    cross: Literal["mixture", "full"] = Field(
+        "mixture",
+        description="a mixture of low-rank experts, as in the authors' code, or a matrix of full "
+        "rank",
+    )
+    experts: int = Field(4, ge=1, description="experts of a mixture")
+    rank: int = Field(32, ge=1, description="rank of an expert's matrices")
+
+
+class DLRMOptions(Section):
+    """Options of DLRM."""
+
+    bottom: _Widths = Field(
+        [512, 256],
+        description="widths of the bottom MLP's hidden layers, over the numbers; model.dim follows",
+    )
+
+
+class FinalMLPOptions(Section):
+    """Options of FinalMLP."""
+
+    second: _Widths | None = Field(
+        None, min_length=1, description="widths of the second MLP's layers; null: model.hidden"
+    )
+    heads: int = Field(1, ge=1, description="heads of the bilinear fusion")
+    gates: _Widths | None = Field(
+        [64], description="widths of the hidden layers of the gates; null: no gates"
+    )
+
+
+class MaskNetOptions(Section):
+    """Options of MaskNet."""
+
+    structure: Literal["parallel", "serial"] = Field(
+        "parallel",
+        description="blocks beside each other under the MLP; or one after another instead of it, "
+        "of the widths model.hidden",
+    )
+    blocks: int = Field(5, ge=1, description="parallel: number of blocks")
+    width: int = Field(64, ge=1, description="parallel: width of a block")
+    reduction: float = Field(
+        1.0, gt=0, description="width of a mask's hidden layer, relative to the mask's"
+    )
+
+
+class XDeepFMOptions(Section):
+    """Options of xDeepFM."""
+
+    cin: _Widths = Field(
+        [128, 128], min_length=1, description="feature maps of the layers of interactions"
+    )
