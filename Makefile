@@ -3,7 +3,7 @@ PYTHON ?= $(shell .venv/bin/python -c '' 2>/dev/null && echo .venv/bin/python ||
 VENV_PYTHON := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test slow soak bench lint
+.PHONY: help setup train test slow soak bench lint docs
 
 help:
 	@echo "make train   set up .venv if needed, train configs/quickstart.yaml, print the result"
@@ -11,6 +11,7 @@ help:
 	@echo "make slow    set up .venv if needed, run the slow tests"
 	@echo "make soak    set up .venv if needed, run the soak tests; SOAK='-k NAME': some of them"
 	@echo "make bench   set up .venv if needed, measure the training speed; QUICK=1: in two minutes"
+	@echo "make docs    set up .venv if needed, build the manual into site/"
 	@echo "make lint    set up .venv if needed, run ruff"
 	@echo "make setup   set up .venv only"
 	@echo "PYTHON=python3.12 make ...   use this Python (3.10 to 3.13) for .venv"
@@ -40,3 +41,10 @@ bench: setup
 lint: setup
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m ruff format --check .
+
+# The site's tools come into .venv with the first build.
+docs: setup
+	@$(VENV_PYTHON) -c 'import mkdocs, material, mkdocstrings' 2>/dev/null || \
+	  $(VENV_PYTHON) -m pip install --quiet -e '.[docs]'
+	$(VENV_PYTHON) docs/hooks.py
+	NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build

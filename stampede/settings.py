@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -312,12 +313,14 @@ class Key(NamedTuple):
         default: its default.
         description: what it means, with its unit.
         kinds: `data.kind: synthetic` and the like, if only some kinds of a section have it.
+        field: pydantic's description of it.
     """
 
     path: str
     default: Any
     description: str
     kinds: str
+    field: FieldInfo
 
 
 def all_keys(model: type[BaseModel], prefix: str = "") -> list[Key]:
@@ -327,7 +330,7 @@ def all_keys(model: type[BaseModel], prefix: str = "") -> list[Key]:
     for name, field in model.model_fields.items():
         path = f"{prefix}{name}"
         if name not in submodels or field.description:
-            keys.append(Key(path, field.default, field.description or "", ""))
+            keys.append(Key(path, field.default, field.description or "", "", field))
         keys += _keys_of_section(submodels.get(name, []), f"{path}.")
     return keys
 
@@ -339,7 +342,7 @@ def _keys_of_section(variants: Sequence[type[BaseModel]], prefix: str) -> list[K
     every = [tag for variant in variants for tag in _tags(variant, discriminator)]
     first = variants[0].model_fields[discriminator]
     choice = f"{first.description}; one of {', '.join(every)}"
-    keys = {discriminator: Key(f"{prefix}{discriminator}", first.default, choice, "")}
+    keys = {discriminator: Key(f"{prefix}{discriminator}", first.default, choice, "", first)}
     owners: dict[str, list[str]] = {discriminator: every}
     for variant in variants:
         for key in all_keys(variant, prefix):

@@ -1,14 +1,17 @@
 """What the README and the manual show works."""
 
+import importlib.util
 import re
 
 import pytest
+import yaml
 
+from stampede.engine.config import config_type
 from stampede.engine.config.load import load_config
 from stampede.engine.reading import open_dataset
 from stampede.models import network, network_names
 from stampede.models.registry import _NETWORKS
-from stampede.settings import parse_yaml
+from stampede.settings import all_keys, parse_yaml
 from support.paths import ROOT
 
 PAGES = {
@@ -93,3 +96,27 @@ def test_commands_it_shows_are_targets():
     assert {"train", "test"} <= targets
     for target in targets:
         assert re.search(rf"^{target}:", makefile, flags=re.M), target
+
+
+def test_the_page_of_all_keys_is_that_of_the_code():
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs/hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    page = PAGES["configuration.md"]
+    assert page == hooks.configuration_page(), "write it anew: python docs/hooks.py"
+    shown = {
+        f"{section}.{key}".lstrip(".")
+        for section, rows in re.findall(r"^## (?:`(.*)`|.*)\n\n((?:\|.*\n)+)", page, flags=re.M)
+        for key in re.findall(r"^\| `(\w+)` ", rows, flags=re.M)
+    }
+    assert shown == {key.path for key in all_keys(config_type())}
+    assert "| `epochs` | whole number >= 1 or `null` | `null` |" in page
+    assert "| `granularity` | `none`, `global`, `field`, `row`," in page
+    assert "| `betas` | 2 of number >= 0 and < 1 | `[0.9, 0.999]` |" in page
+
+
+def test_the_site_has_every_page():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert site["strict"]
+    listed = re.findall(r"[\w-]+\.md", str(site["nav"]))
+    assert sorted(listed) == sorted(PAGES.keys() - {"README.md"})

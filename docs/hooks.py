@@ -1,0 +1,144 @@
+"""What MkDocs does for this manual beside its plugins; and the page of all keys of a configuration.
+
+python docs/hooks.py    # writes docs/configuration.md
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from stampede.engine.config import config_type
+from stampede.files import write_file
+from stampede.settings import Key, all_keys
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks/results"
+PAGE = ROOT / "docs/configuration.md"
+PACKAGES = ("data", "engine", "models", "optim")
+
+HEAD = """# Configuration reference
+
+Every key of a YAML file, written from the code by `python docs/hooks.py`. On the command line a key
+is `train.epochs=3`. `python launch.py CONFIG --print-config` prints the values of a job. Where the
+default is null, the page says who chooses; see [What is chosen for you](choices.md).
+"""
+
+# Bounds in pydantic's words and in those of a JSON schema.
+BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+
+
+def configuration_page() -> str:
+    """The page of all keys: a table for each section."""
+    sections: dict[str, list[str]] = {}
+    for key in all_keys(config_type()):
+        sections.setdefault(key.path.rpartition(".")[0], []).append(_row(key))
+    lines = [HEAD]
+    for section, rows in sections.items():
+        heads = ["| key | values | default | meaning |", "|---|---|---|---|"]
+        name = f"`{section}`" if section else "The file itself"
+        lines += [f"## {name}", "", *heads, *rows, ""]
+    return "\n".join(lines)
+
+
+def _row(key: Key) -> str:
+    default = "" if isinstance(key.default, BaseModel) else f"`{_yaml(key.default)}`"
+    meaning = f"{key.description} ({key.kinds})" if key.kinds else key.description
+    allowed = "a section" if isinstance(key.default, BaseModel) else _values(key)
+    meaning, one_of, choices = meaning.partition("; one of ")
+    if one_of:
+        allowed = ", ".join(f"`{choice}`" for choice in choices.split(", "))
+    cells = (f"`{key.path.rpartition('.')[2]}`", allowed, default, meaning)
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+
+
+def _yaml(value: Any) -> str:
+    """A default as a YAML file has it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, tuple):
+        value = list(value)
+    return '""' if value == "" else str(value)
+
+
+def _values(key: Key) -> str:
+    described = TypeAdapter(key.field.annotation).json_schema()
+    # A bound stands beside the type, or within it.
+    for constraint in key.field.metadata:
+        for name, word in BOUNDS.items():
+            if getattr(constraint, name, None) is not None:
+                for one in described.get("anyOf", [described]):
+                    one[word] = getattr(constraint, name)
+    return _words(described)
+
+
+def _words(schema: dict[str, Any]) -> str:
+    """A JSON schema in words."""
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(_words(one) for one in schema["anyOf"]))
+    if "enum" in schema:
+        return ", ".join(f"`{one}`" for one in schema["enum"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if "prefixItems" in schema:
+        return f"{len(schema['prefixItems'])} of {_words(schema['prefixItems'][0])}"
+    if schema.get("type") == "array":
+        return f"list of {_words(schema.get('items', {}))}"
+    kind = {
+        "integer": "whole number",
+        "number": "number",
+        "string": "text",
+        "boolean": "`true`, `false`",
+        "null": "`null`",
+        "object": "mapping",
+    }.get(schema.get("type"), "a section" if "$ref" in schema else "text")
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    bounds = [
+        f"{sign} {'2^63' if schema[name] == 2**63 else schema[name]}"
+        for name, sign in signs.items()
+        if name in schema
+    ]
+    return f"{kind} {' and '.join(bounds)}".rstrip() if schema.get("type") != "null" else kind
+
+
+def on_config(config: Any) -> Any:
+    """Lay out the packages as they are imported, `engine/` as `stampede.engine`: mkdocstrings."""
+    package = ROOT / "cache/docs/stampede"
+    package.mkdir(parents=True, exist_ok=True)
+    for path in (*(ROOT / "stampede").glob("*.py"), *(ROOT / name for name in PACKAGES)):
+        link = package / path.name
+        if not link.exists():
+            link.symlink_to(path)
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pictures and tables of the benchmarks that the pages show."""
+    from mkdocs.structure.files import File
+
+    for path in (*RESULTS.glob("*.png"), *RESULTS.glob("*.md")):
+        name = f"results/{path.name}"
+        files.append(File.generated(config, name, abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Point to these files within the site."""
+    return markdown.replace("](../benchmarks/results/", "](results/")
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Refuse a page that would load something from elsewhere."""
+    from mkdocs.exceptions import PluginError
+
+    found = re.search(r"<(?:script|link|img|iframe)[^>]* (?:src|href)=\"?https?://[^ >]*", output)
+    if found:
+        raise PluginError(f"{page.file.src_uri}: the site must work offline; found {found.group()}")
+    return output
+
+
+if __name__ == "__main__":
+    write_file(PAGE, configuration_page())
