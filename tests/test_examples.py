@@ -44,6 +44,7 @@ def losses_in(output):
     return [float(loss) for loss in re.findall(r"loss.*?(\d+\.\d+)", output)]
 
 
+@pytest.mark.slow
 @EVERY_EXAMPLE
 def test_it_learns(name):
     losses = losses_in(output_of(name))
@@ -51,6 +52,7 @@ def test_it_learns(name):
     assert losses[-1] < losses[0] - 0.05
 
 
+@pytest.mark.slow
 def test_torchrec_training_learns_on_two_processes_too():
     losses = losses_in(output_of("torchrec_training.py", processes=2))
     assert len(losses) == 2  # printed by one of them

@@ -26,6 +26,7 @@ PYTHON_BLOCKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", PYTHON_BLOCKS, ids=PYTHON_BLOCKS.values())
 def test_python_blocks_run(block, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)

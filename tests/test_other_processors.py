@@ -18,6 +18,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-n", "0", *sys.argv[1:]])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="a processor that has them never")
 def test_they_pass_the_same_tests():
     tests = ("tests/optim/test_cpu_kernels.py", "tests/models/cpu")

@@ -61,6 +61,7 @@ def test_imported_modules_sees_every_form():
     }
 
 
+@pytest.mark.slow
 def test_folders_are_only_imported_as_parts_of_stampede():
     files = list(_project_files())
     assert ROOT / "launch.py" in files

@@ -87,6 +87,7 @@ def test_ranks_wait_for_each_other_and_repeat_their_exchanges(clicks):
     assert f"{found['waiting_share']:.1%}" in table({"2 table_wise 256": found})
 
 
+@pytest.mark.slow
 def test_watching_costs_what_it_calls():
     import monitoring
 
@@ -104,6 +105,7 @@ def test_watching_costs_what_it_calls():
     assert "0.110%" in monitoring.table({"2": found})
 
 
+@pytest.mark.slow
 def test_the_launcher_and_its_peer_train_on_the_same_clicks(clicks, tmp_path):
     import end_to_end
 
@@ -241,6 +243,7 @@ def test_the_auc_of_seeds_is_compared_in_pairs():
     assert "+0.0100" in bf16_auc.table(found)
 
 
+@pytest.mark.slow
 def test_floors_count_all_products_of_the_mlp():
     import floors
 
@@ -255,6 +258,7 @@ def test_floors_count_all_products_of_the_mlp():
     assert "samples/s" in floors.table(found)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_takes_time_and_memory_and_leaves_nothing(clicks, tmp_path):
     import checkpoints
     from training import DEEPFM

@@ -42,6 +42,7 @@ def test_all_rows_are_trained_in_four_ways():
     assert "64" in update_kernel.all_rows_table({"64": found})
 
 
+@pytest.mark.slow
 def test_waiting_rows_are_measured_beside_a_sweep_and_the_choice_beside_the_better_one(
     monkeypatch,
 ):

@@ -37,6 +37,7 @@ def counts_of(chunks, folder, budget):
     return counts
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(chunks=CHUNKS, budget=st.sampled_from([1, 400, 10**9]))
 def test_counts_do_not_depend_on_the_budget(tmp_path_factory, chunks, budget):

@@ -19,6 +19,7 @@ orders = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(orders, st.integers(0, 3), st.integers(1, 50))
 def test_an_epoch_visits_every_row_once_however_it_is_cut(order, epoch, cut):
@@ -113,6 +114,7 @@ def p_value(counts):
     return stats.chisquare(np.ravel(counts)).pvalue
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 5, 8, 10, 16, 30, 64, 100, 128])
 def test_small_sets_over_many_keys(size):
     orders = np.stack([Permutation(size, (7, key))(np.arange(size)) for key in range(2000)])

@@ -238,6 +238,7 @@ sys.exit(subprocess.run([sys.executable, "-c", sys.argv[1]]).returncode)
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_rows(log):
     """Ten times the rows of the same ids; the larger log alone would need 60 MB more."""
     lines = log.read_text().splitlines()

@@ -61,6 +61,7 @@ def test_share_of_clicks(folder, monkeypatch, chunk):
     assert click_share(part) is None
 
 
+@pytest.mark.slow
 def test_nothing_is_read_when_it_is_opened(tmp_path):
     """Arrays of which nearly nothing is on disk are opened and read like any other."""
     rows = 30_000_000

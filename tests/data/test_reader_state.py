@@ -12,6 +12,7 @@ from support.batches import FIELDS, array_part, global_batches, numbered, reader
 from support.prepared import drawn_rows
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     stop=st.integers(0, 11),

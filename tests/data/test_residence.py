@@ -167,6 +167,7 @@ def test_readahead_asks_for_every_window_before_it_is_read(dataset, monkeypatch,
     assert peak <= 4 * 64 + 16
 
 
+@pytest.mark.slow
 def test_forgetting_gives_memory_back(tmp_path):
     """The resident memory of a long epoch stays near that of its windows."""
     rows = 1 << 19

@@ -79,6 +79,7 @@ def quickstart():
     return open_dataset(config, None)
 
 
+@pytest.mark.slow
 def test_quickstart_has_many_ids_and_distinct_rows(quickstart):
     part = quickstart.train
     seen = [np.zeros(size, dtype=bool) for size in quickstart.vocabulary_sizes.values()]
@@ -99,6 +100,7 @@ def test_quickstart_has_many_ids_and_distinct_rows(quickstart):
     assert len(np.unique(rows.dense, axis=0)) == len(suspects)
 
 
+@pytest.mark.slow
 def test_quickstart_needs_ids_and_their_interactions(quickstart):
     """Numbers alone, and first-order terms alone, lose at least a fifth of the ratio."""
     test = read(quickstart.test, np.arange(quickstart.test.rows))

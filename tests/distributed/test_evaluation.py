@@ -22,6 +22,7 @@ from support.ranks import run_ranks
 ROWS = {2: 3 * 128 + 1, 4: 40 * 128 + 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_metrics_do_not_depend_on_the_ranks(tmp_path, ranks, weighted):
@@ -49,6 +50,7 @@ def test_metrics_do_not_depend_on_the_ranks(tmp_path, ranks, weighted):
     assert together == len(np.unique(arrays["ids"][known, 0]))
 
 
+@pytest.mark.slow
 def test_memory_that_is_not_there_stops_all_ranks_with_a_sentence(tmp_path):
     folder = write_scored(tmp_path / "data", 2000, weighted=False)
     for settings, each in (({}, 20), ({"group_by": "C1"}, 60)):
@@ -62,6 +64,7 @@ def test_memory_that_is_not_there_stops_all_ranks_with_a_sentence(tmp_path):
             assert word in said[0]
 
 
+@pytest.mark.slow
 def test_users_that_are_rare_or_unseen_are_no_group(tmp_path, capsys):
     prepare_movies(tmp_path)
     alone = summary_of(run_by_user(tmp_path))
@@ -84,6 +87,7 @@ def test_users_that_are_rare_or_unseen_are_no_group(tmp_path, capsys):
         assert found["gauc"] == pytest.approx(alone["gauc"], abs=0.05)
 
 
+@pytest.mark.slow
 def test_ranks_stop_early_and_reduce_rates_together(tmp_path):
     overrides = ["train.epochs=8", "evaluate.patience=2", "optim.embedding.lr=0.05",
                  "optim.dense.schedule.warmup=0",

@@ -7,6 +7,7 @@ from support.paths import shared
 from support.ranks import run_ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, sharding_type",
     [("deepfm", "table_wise"), ("deepfm", "row_wise"), ("deepfm", "table_row_wise"),

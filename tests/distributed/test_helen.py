@@ -27,6 +27,7 @@ def reference(index, **wrong):
     return helen_parity.reference(CASES[index], START[index], **wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "index", range(len(CASES)), ids=lambda i: f"{CASES[i].plan} {CASES[i].arguments}"
 )

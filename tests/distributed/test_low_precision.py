@@ -39,6 +39,7 @@ def results():
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case, count",
     [

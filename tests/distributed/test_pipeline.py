@@ -20,6 +20,7 @@ def results(request):
     return run_ranks(request.param, train_in_pipelines, KINDS)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_pipelines_give_the_weights_of_the_plain_loop(results, name):
     tables, dense, steps = results[name][None]

@@ -8,6 +8,7 @@ from support.queued import train
 from support.ranks import run_ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lookups", [(1, 1, 1), (1, 2, 2, 1)], ids=["one", "several"])
 def test_all_ranks_take_the_same_way_also_one_without_tables(lookups):
     queued = run_ranks(2, train, "queued", lookups)

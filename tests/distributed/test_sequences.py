@@ -28,6 +28,7 @@ def results(request):
     return request.param, run_ranks(request.param, run_cases, CASES)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(CASES)), ids=lambda i: f"{CASES[i].plan}-{i}")
 def test_sequences_follow_the_equations(results, index):
     world_size, found = results

@@ -1,5 +1,6 @@
 """torch.distributed.checkpoint: state under one plan and number of ranks, read under another."""
 
+import pytest
 import torch
 
 from support.parity import Case, Table
@@ -45,12 +46,14 @@ def assert_same(one, other, exactly):
     torch.testing.assert_close(one, other, **tolerance)
 
 
+@pytest.mark.slow
 def test_state_continues_under_another_plan(tmp_path):
     before, after = cases(STATES, 0), cases(STATES, 1)
     saved, loaded = save_and_load(before, tmp_path, after, tmp_path)
     assert_continued(before, after, saved, loaded, same_ranks=True)
 
 
+@pytest.mark.slow
 def test_state_continues_on_another_number_of_ranks(tmp_path):
     alone, together = tmp_path / "alone", tmp_path / "together"
     before, after = cases(["adam"], 0), cases(["adam"], 1)

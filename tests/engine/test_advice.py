@@ -166,6 +166,7 @@ def test_a_good_run_says_nothing(tmp_path):
     assert "advice" not in {line["kind"] for line in lines(tmp_path / "small")}
 
 
+@pytest.mark.slow
 def test_regression_is_automatic_up_to_a_million_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(advice, "_MOST_TRAINING_ROWS", 1899)
     run_small(tmp_path, [])
@@ -177,6 +178,7 @@ def test_regression_is_automatic_up_to_a_million_rows(tmp_path, monkeypatch):
     assert summary_of(tmp_path)["logistic_regression"]["test_auc"] > 0.5
 
 
+@pytest.mark.slow
 def test_a_continued_run_keeps_its_regression(tmp_path, monkeypatch):
     run_small(tmp_path, [])
     before = summary_of(tmp_path)
@@ -189,6 +191,7 @@ def test_a_continued_run_keeps_its_regression(tmp_path, monkeypatch):
     assert after["steps"] == 16 and after["logistic_regression"] == before["logistic_regression"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_regression_and_not_the_run(tmp_path, monkeypatch, capsys, number):
     fit = advice.logistic_regression

@@ -47,6 +47,7 @@ def faults_of(how, **environment):
     return int(done.stdout)
 
 
+@pytest.mark.slow
 def test_a_block_that_was_freed_needs_no_new_pages():
     assert faults_of("left alone") > 2 * PAGES
     assert faults_of("kept") < PAGES / 2
@@ -57,6 +58,7 @@ def test_what_the_environment_says_about_the_allocator_stays():
     assert faults_of("kept", **own) > 2 * PAGES
 
 
+@pytest.mark.slow
 def test_the_launcher_keeps_freed_memory():
     program = (
         "import launch, os; launch.main(['absent.yaml']); print(os.environ['THP_MEM_ALLOC_ENABLE'])"

@@ -39,6 +39,7 @@ def movie_run(folder):
     return open_run(train_on_movies(folder, "train.epochs=3", "optim.dense.lr=0.02", "run.seed=4"))
 
 
+@pytest.mark.slow
 def test_a_run_from_keywords_and_a_second_one(tmp_path, capsys):
     first = train(**SECTIONS, run={"dir": tmp_path, "seed": 3})
     printed = capsys.readouterr()

@@ -51,6 +51,7 @@ def test_untouched_files_are_not_read(tmp_path, monkeypatch):
     run_prepared(tmp_path, data, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["copied", "old"])
 def test_files_of_other_times_are_read_until_they_are_verified(tmp_path, capsys, how):
     data = prepared(tmp_path / "data")
@@ -70,6 +71,7 @@ def test_files_of_other_times_are_read_until_they_are_verified(tmp_path, capsys,
         run_prepared(tmp_path, data, ["run.name=four"])
 
 
+@pytest.mark.slow
 def test_all_ranks_are_told_of_a_changed_shard(tmp_path):
     data = prepared(tmp_path / "data")
     change_a_value(data / "train-0-label.npy")
@@ -79,6 +81,7 @@ def test_all_ranks_are_told_of_a_changed_shard(tmp_path):
         assert "train-0-label.npy: its content has changed" in told[0][0] and told[0][1]
 
 
+@pytest.mark.slow
 def test_a_changed_vocabulary_is_refused(tmp_path):
     data = prepared_movies(tmp_path)
     run_prepared(tmp_path, data, [])
@@ -88,6 +91,7 @@ def test_a_changed_vocabulary_is_refused(tmp_path):
             run_prepared(tmp_path, data, more)
 
 
+@pytest.mark.slow
 def test_what_was_learned_is_linked_by_runs(tmp_path, capsys):
     data = prepared_movies(tmp_path)
     for name in ("one", "two"):

@@ -32,6 +32,7 @@ def newest_of(folder, run="movies"):
     return newest(folder / run / "checkpoints")
 
 
+@pytest.mark.slow
 def test_another_vocabulary(folder):
     """The same rows, but ids that are seen once have a row now."""
     movie_folder(folder, schema=MOVIES.replace("min_count: 2", "min_count: 1"))
@@ -63,6 +64,7 @@ def swapped(data, copy):
     return copy
 
 
+@pytest.mark.slow
 def test_a_vocabulary_of_the_same_size_is_another_one(tmp_path):
     folder = movie_folder(tmp_path / "run")
     data = prepared(tmp_path / "one", "table", str(folder / "log.csv"),
@@ -94,6 +96,7 @@ def registered(monkeypatch):
     monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
 
 
+@pytest.mark.slow
 def test_an_edited_network(tmp_path, registered):
     (tmp_path / "own.py").write_text(OWN)
     own = [f"model.import={tmp_path}/own.py", "model.name=own_layers"]
@@ -103,6 +106,7 @@ def test_an_edited_network(tmp_path, registered):
         run_small(tmp_path, [*own, *RESUME])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_the_first_format_is_continued(folder):
     as_first_format(newest_of(folder))
     train_on_movies(folder, *RESUME)

@@ -19,6 +19,7 @@ def watched(folder):
     return [line for line in lines(folder / "small") if line["kind"] == "clipping"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -46,6 +47,7 @@ def test_counts_are_those_of_the_update(tmp_path, options):
     assert max(count["from"] for count in found[0]["counts"]) >= 64
 
 
+@pytest.mark.slow
 def test_counts_do_not_depend_on_the_ranks(tmp_path):
     options = ["train.clip_stats_every=3"]
     run_small(tmp_path, options)
@@ -67,6 +69,7 @@ def test_fields_with_several_ids_are_left_out(tmp_path):
     assert touched > 0 and touched == sums(found[0]["counts"])[0]
 
 
+@pytest.mark.slow
 def test_training_is_the_same_to_the_last_bit(tmp_path):
     runs = []
     for every in (0, 2):

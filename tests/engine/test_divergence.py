@@ -64,6 +64,7 @@ def test_a_checkpoint_of_a_version_that_rolled_back_is_continued(tmp_path):
     assert read_manifest(newest(tmp_path / "small/checkpoints")).progress.step == 16
 
 
+@pytest.mark.slow
 def test_a_loss_that_leaps_is_a_divergence_where_it_is_asked_for(tmp_path, monkeypatch):
     take = trainer.train_step
 
@@ -110,6 +111,7 @@ def test_a_step_whose_loss_leaps_is_not_saved(tmp_path, monkeypatch, every, foun
     assert read_manifest(saved).progress.step == found - every
 
 
+@pytest.mark.slow
 def test_a_signal_amid_spoilt_weights_keeps_the_checkpoint_before(tmp_path, monkeypatch):
     """Those whose loss leaps, and those that are not finite."""
     overrides = [*LONG, *LEAP, "train.log_every=4"]
@@ -162,6 +164,7 @@ def test_a_factor_that_half_of_all_losses_exceed_is_refused(tmp_path, factor):
 SKIPS = "train.on_nonfinite=skip_batch"
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_skipped_changes_nothing(tmp_path, monkeypatch, capsys):
     for folder in ("one", "other"):
         (tmp_path / folder).mkdir()
@@ -225,6 +228,7 @@ def test_means_of_batches_that_are_not_finite_are_not_saved(tmp_path, monkeypatc
         run_small(tmp_path, [*SAVED, *with_batch_norm])
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_between_skipped_batches_goes_on(tmp_path, monkeypatch):
     poisoned(monkeypatch, [5, 6, 12])
     run_small(tmp_path, [*SAVED, SKIPS, "run.name=whole"])

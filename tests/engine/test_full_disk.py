@@ -26,6 +26,7 @@ def quiet(monkeypatch):
     quiet_libraries()
 
 
+@pytest.mark.slow
 def test_metrics_that_cannot_be_written(tmp_path, quiet, capsys):
     """Room comes and goes while the run ends; what it writes then is whole lines."""
     overrides = ["train.log_every=1", "train.epochs=3", "evaluate.every_epochs=3"]
@@ -53,6 +54,7 @@ def test_a_line_after_one_that_was_cut_is_whole(tmp_path):
     assert [line["kind"] for line in lines(tmp_path)] == ["train", "stopped"]
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_from_the_start(tmp_path, quiet, capsys):
     run_small(tmp_path, [])
     before = without_times(tmp_path / "small")
@@ -76,6 +78,7 @@ def test_a_lock_needs_no_room(tmp_path):
             second.reserve(config)
 
 
+@pytest.mark.slow
 def test_checkpoints_that_cannot_be_written(tmp_path, quiet, capsys):
     overrides = ["train.epochs=2", "checkpoint.every_steps=3", "checkpoint.asynchronous=false"]
     run_small(tmp_path, [*overrides, "train.epochs=1"])
@@ -115,6 +118,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_events_that_cannot_be_written_are_no_loss(tmp_path):
     """Those of TensorBoard that are left when a run has ended; its thread says nothing itself."""
     done = subprocess.run(

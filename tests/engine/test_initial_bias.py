@@ -23,6 +23,7 @@ def bias_of(run):
     return tensors_of(newest(run / "checkpoints"))["model.bias"].item()
 
 
+@pytest.mark.slow
 def test_log_odds_of_the_training_part(tmp_path, capsys):
     run_small(tmp_path, FROZEN)
     data = small_config(tmp_path).data
@@ -52,6 +53,7 @@ def test_weights_count(tmp_path):
     assert "log odds" in told[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clicked", [False, True])
 def test_a_part_of_one_class_begins_with_zero(tmp_path, clicked):
     folder = movie_folder(tmp_path / "new")
@@ -74,6 +76,7 @@ def test_a_run_that_goes_on_or_takes_weights_keeps_its_bias(tmp_path):
     assert tensors_of(path)["model.bias"].item() == saved and "initial_bias" not in "".join(told)
 
 
+@pytest.mark.slow
 def test_all_ranks_begin_with_the_same(tmp_path):
     alone, together = tmp_path / "alone", tmp_path / "together"
     for folder in (alone, together):

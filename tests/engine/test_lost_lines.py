@@ -27,6 +27,7 @@ def test_a_run_that_has_ended_is_not_begun_anew(tmp_path):
     assert content_of(run) == before
 
 
+@pytest.mark.slow
 def test_a_run_that_begins_anew_says_which_lines_it_drops(tmp_path, capsys):
     run_small(tmp_path, LONG)
     run = tmp_path / "small"
@@ -43,6 +44,7 @@ def test_a_run_that_begins_anew_says_which_lines_it_drops(tmp_path, capsys):
     assert "begins anew" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_lines_that_are_missing_are_told(tmp_path, capsys):
     run_small(tmp_path, LONG)
     run = tmp_path / "small"

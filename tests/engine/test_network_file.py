@@ -143,6 +143,7 @@ def test_mistakes_in_the_key(job):
     assert "own" not in network_names() or network("own").module.__name__ == "Own"
 
 
+@pytest.mark.slow
 def test_a_run_trains_it_says_so_and_goes_on(tmp_path, job):
     config = job.parent / "job.yaml"
     train = [*SMALL, f"run.dir={tmp_path}/runs", "model.options.power=2"]

@@ -47,6 +47,7 @@ def test_both_schedules_are_followed(tmp_path):
     assert logged(tmp_path, "embedding_lr")[3:9] == [EMBEDDING_LR] * 5 + [EMBEDDING_LR / 2]
 
 
+@pytest.mark.slow
 def test_tables_stand_still_while_their_rate_is_0(tmp_path):
     stop = "optim.embedding.schedule={decay: step, unit: steps, every: 8, factor: 0}"
     for name, overrides in (("stopped", [stop]), ("moving", [])):

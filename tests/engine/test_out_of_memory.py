@@ -29,6 +29,7 @@ def out_of_memory():
     raise torch.cuda.OutOfMemoryError(ON_GPU)
 
 
+@pytest.mark.slow
 def test_tables_that_get_no_memory(tmp_path):
     """For which the machine has enough, but not the process."""
     (tmp_path / "small.yaml").write_text("")
@@ -44,6 +45,7 @@ def test_tables_that_get_no_memory(tmp_path):
     assert "model.dim, or more processes" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_step_that_gets_no_memory(tmp_path, monkeypatch, capsys):
     overrides = ["train.epochs=2", "checkpoint.every_steps=2", "checkpoint.asynchronous=false"]
     run_small(tmp_path, [*overrides, "run.name=whole"])

@@ -78,6 +78,7 @@ def test_trying_a_network_leaves_its_state_alone(tmp_path):
     assert norm.training and norm.num_batches_tracked == 0 and norm.running_var.eq(1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_dropout_follows_the_seed_also_after_a_resume(tmp_path, ranks):
     def trained(name, *overrides):
@@ -97,6 +98,7 @@ def test_dropout_follows_the_seed_also_after_a_resume(tmp_path, ranks):
     assert trained("other", "train.epochs=2", "run.seed=1") != whole
 
 
+@pytest.mark.slow
 def test_ranks_and_steps_drop_different_samples(tmp_path):
     network = own_network(tmp_path, "dropping", DRAWING)
     drawn = run_ranks(2, drawn_in_training, tmp_path, network, 2)

@@ -49,6 +49,7 @@ def test_the_choice_is_said(tmp_path, capsys, monkeypatch):
     assert "dense layers in bf16, 3.0 times as fast as fp32 on this CPU" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_bf16_trains_to_nearly_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(precision, "_speed_of_bf16", lambda: 3.0)
     exact = train_an_epoch(small_config(tmp_path))

@@ -49,6 +49,7 @@ def test_the_first_step_and_a_run_that_ends_meanwhile(tmp_path, capsys):
     assert "steps 1 to 8 are traced only, as training ended there: " in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [9, 1000])
 def test_steps_beyond_the_runs_end(tmp_path, capsys, start):
     run_small(tmp_path, trace(start, 3))
@@ -62,6 +63,7 @@ def test_steps_beyond_the_runs_end(tmp_path, capsys, start):
     assert steps_in(tmp_path / "again") == [2]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_traces_what_is_left(tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         before_step(patch, 4, ask_to_stop)
@@ -80,6 +82,7 @@ def test_a_resumed_run_traces_what_is_left(tmp_path, monkeypatch, capsys):
     assert "asks for steps 1 to 2, but 16 are done already: no trace is written" in said
 
 
+@pytest.mark.slow
 def test_a_trace_that_cannot_be_written_ends_no_run(tmp_path, capsys):
     (tmp_path / "small").mkdir()
     (tmp_path / "small/config.yaml").write_text("")

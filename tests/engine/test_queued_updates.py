@@ -88,6 +88,7 @@ def test_what_is_not_finite_is_named_by_its_step_some_steps_later(
         assert all(map(torch.equal, before, [_values(held) for held in weights]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["queued", "kernels"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_step_does_not_wait_for_the_device_nor_for_other_processes(
@@ -118,6 +119,7 @@ def _values(held):
     return whole.detach().clone()
 
 
+@pytest.mark.slow
 def test_the_end_of_an_epoch_tells_of_its_last_steps(tmp_path, monkeypatch):
     read = GlobalBatches._read
 

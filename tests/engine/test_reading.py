@@ -68,6 +68,7 @@ def test_data_that_do_not_fit_on_the_device(tmp_path, monkeypatch):
         reader_of(prepared_config(tmp_path, prepared(tmp_path / "data"), "data.residence=device"))
 
 
+@pytest.mark.slow
 def test_a_continued_run_may_move_its_data_but_not_reorder_them(tmp_path, capsys):
     data = prepared(tmp_path / "data")
     run_prepared(tmp_path, data, [])

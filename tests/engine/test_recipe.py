@@ -97,6 +97,7 @@ def test_the_batch_divides_by_the_ranks(world_size):
         with_recipe(load_config(CRITEO, ["train.batch_size=1000"]), 105_793, 39, 3)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_what_it_began_with(tmp_path):
     """A recipe of a later version, or another number of ranks, would choose otherwise."""
     small = tmp_path / "small.yaml"
@@ -114,6 +115,7 @@ def test_a_run_goes_on_with_what_it_began_with(tmp_path):
     assert lines(tmp_path / "small")[-1]["step"] == lines(tmp_path / "whole")[-1]["step"]
 
 
+@pytest.mark.slow
 def test_a_run_of_a_version_without_a_recipe_is_the_papers(tmp_path):
     run(small_config(tmp_path))
     config = tmp_path / "small/config.yaml"

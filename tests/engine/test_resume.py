@@ -18,6 +18,7 @@ from support.ranks import run_ranks
 from support.warm_starts import tensors_of
 
 
+@pytest.mark.slow
 def test_resume_continues_as_if_nothing_had_happened(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for folder in (whole, parts):
@@ -72,6 +73,7 @@ NEW_KEYS = {
 }
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_before_there_were_these_keys_goes_on(tmp_path, capsys):
     # As an older version began.
     start = "model.initial_bias=zero"
@@ -109,6 +111,7 @@ def test_a_checkpoint_waits_for_the_lines_it_counts(tmp_path, monkeypatch):
     run_small(tmp_path, ["checkpoint.resume=auto"])
 
 
+@pytest.mark.slow
 def test_resume_with_nothing_to_resume_starts(tmp_path):
     run_small(tmp_path, ["checkpoint.resume=auto"])
     assert (tmp_path / "small/summary.json").exists()
@@ -121,6 +124,7 @@ def test_another_configuration_cannot_be_resumed(tmp_path):
     assert load_config(tmp_path / "small/config.yaml") == small_config(tmp_path)
 
 
+@pytest.mark.slow
 def test_rows_that_are_not_finite_may_be_skipped_from_a_resume_on(tmp_path, capsys):
     """As the sentence of a run that one of them has stopped says."""
     run_small(tmp_path, [])
@@ -130,6 +134,7 @@ def test_rows_that_are_not_finite_may_be_skipped_from_a_resume_on(tmp_path, caps
     assert "optim.embedding.on_nonfinite: 'error' in the checkpoint, 'skip_row' now" in said
 
 
+@pytest.mark.slow
 def test_harmless_changes_are_listed(tmp_path, capsys):
     run_small(tmp_path, [])
     run_small(tmp_path, ["checkpoint.resume=auto", "train.epochs=2", "optim.dense.lr=1e-4"])
@@ -139,6 +144,7 @@ def test_harmless_changes_are_listed(tmp_path, capsys):
     assert "checkpoint.resume" not in printed
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path):
     run_small(tmp_path, [])
     whole = without_times(tmp_path / "small")
@@ -167,6 +173,7 @@ def test_an_undefined_auc_is_shown_and_survives_a_resume(tmp_path, capsys):
     assert json.loads((tmp_path / "small/summary.json").read_text())["auc"] is None
 
 
+@pytest.mark.slow
 def test_a_full_disk_at_the_end_is_said(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")

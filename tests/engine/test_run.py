@@ -54,6 +54,7 @@ def test_a_run_leaves_its_files(tmp_path, capsys):
     assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides, windows",
     [

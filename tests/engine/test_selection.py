@@ -91,6 +91,7 @@ def test_training_stops_when_epochs_are_no_better(tmp_path, scripted, capsys):
     assert "stopped early" in printed
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_early_stays_stopped_until_it_may_wait_longer(tmp_path, scripted):
     scripted([0.7, 0.6])
     overrides = ["train.epochs=4", "checkpoint.resume=auto"]
@@ -105,6 +106,7 @@ def test_a_run_that_stopped_early_stays_stopped_until_it_may_wait_longer(tmp_pat
     assert (summary["epochs"], summary["best_epoch"], summary["stopped_early"]) == (4, 4, False)
 
 
+@pytest.mark.slow
 def test_results_are_those_of_the_selected_epoch_beside_the_last_one(tmp_path, scripted, capsys):
     scripted([0.6, 0.71, 0.7])
     overrides = ["train.epochs=3", "optim.embedding.lr=0.05", "evaluate.group_by=C6"]
@@ -184,6 +186,7 @@ def test_the_rate_of_the_tables_falls_by_a_factor_of_its_own(tmp_path, scripted,
     assert "the tables go on with 0.05 of their scheduled rate" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_tables_stay_where_they_are_at_a_rate_of_nearly_nothing(tmp_path, scripted):
     """Rows that wait for their steps take them at the rates that were then."""
     scripted([0.7, 0.6, 0.6])
@@ -197,6 +200,7 @@ def test_tables_stay_where_they_are_at_a_rate_of_nearly_nothing(tmp_path, script
     torch.testing.assert_close(third, second, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["dense", "embedding"])
 def test_a_plateau_goes_on_after_a_resume(tmp_path, scripted, part):
     plateau = f"optim.{part}.plateau={{factor: 0.5, patience: 1, threshold: 0.01}}"

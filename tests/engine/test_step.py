@@ -142,12 +142,14 @@ def swept(tmp_path_factory):
     return run_in("kernels", tmp_path_factory.mktemp("swept") / "run", ["train.epochs=2"])
 
 
+@pytest.mark.slow
 def test_a_run_with_evaluations_within_an_epoch(swept, tmp_path):
     metrics, tables = run_in("waiting", tmp_path / "run", ["train.epochs=2"])
     assert metrics == swept[0]
     assert all(map(torch.equal, tables, swept[1]))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_continued_from_a_checkpoint(swept, tmp_path):
     parts = ["train.epochs=1"], ["train.epochs=2", "checkpoint.resume=auto"]
     metrics, tables = run_in("waiting", tmp_path / "run", *parts)
@@ -155,6 +157,7 @@ def test_a_run_that_is_continued_from_a_checkpoint(swept, tmp_path):
     assert all(map(torch.equal, tables, swept[1]))
 
 
+@pytest.mark.slow
 def test_rows_wait_on_where_an_epoch_is_not_evaluated(tmp_path, monkeypatch):
     flushes, flush = [], CowClipTables.flush
 

@@ -145,6 +145,7 @@ def test_a_run_on_something_else(trained, tmp_path):
     assert not any("NO ROW" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_run_is_told_of_it_and_goes_on_from_its_own_checkpoints(trained, tmp_path, capsys):
     """A run that is continued does not begin anew, also where the other run is gone."""
     source = tmp_path / "source"

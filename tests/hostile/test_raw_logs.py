@@ -135,6 +135,7 @@ def logs(draw):
     return kind, options, name, packed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cases", CASES)
 def test_raw_logs(tmp_path, cases):
     schema = tmp_path / "schema.yaml"
@@ -176,6 +177,7 @@ def bomb(path: Path, piece: bytes, times: int):
     assert path.stat().st_size < len(piece) * times / 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 @pytest.mark.parametrize(
     "piece, words",

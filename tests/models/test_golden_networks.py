@@ -38,12 +38,14 @@ def test_final_weights_give_the_authors_probabilities(name):
 
 
 # DeepFM's are followed in tests/optim and tests/distributed, on every plan.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["wd", "dcn", "dcnv2"])
 def test_training_follows_the_authors(name):
     path = golden_file(name)
     assert worst(Golden(path), train_with_the_engine(path)) < TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dcn", "dcnv2"])
 def test_without_l2_of_the_cross_layers_it_does_not(name):
     path = golden_file(name)

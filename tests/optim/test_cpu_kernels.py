@@ -181,6 +181,7 @@ def test_weights_that_are_not_one_of_each_id_are_refused():
             KERNELS.pool_rows_(*given, False, weights, torch.empty(2, 4))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     rows=st.integers(1, 40),

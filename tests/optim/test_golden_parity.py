@@ -57,6 +57,7 @@ def column_offsets(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, plan",
     [*(("deepfm", plan) for plan in PLANS), ("deepfm_bound", "row_wise"),

@@ -94,6 +94,7 @@ def test_a_zero_gradient_moves_nothing(dtype):
     assert moved.dtype == dtype and torch.equal(moved, zero)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net_pert", [False, True])
 @pytest.mark.parametrize("dense_norm", ["all", "last_table"])
 def test_twenty_steps_are_those_of_the_formulas(net_pert, dense_norm):
@@ -134,6 +135,7 @@ def test_float32_stays_close():
     assert largest_difference(model, expected) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

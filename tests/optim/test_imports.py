@@ -12,6 +12,7 @@ def run(program):
     )
 
 
+@pytest.mark.slow
 def test_plain_pytorch_needs_no_torchrec():
     program = """
 import sys
@@ -29,6 +30,7 @@ assert (table.weight != before).any()
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [True, False])
 def test_nobody_needs_triton(missing):
     program = f"""

@@ -84,6 +84,7 @@ def reference_of(tables, rule, clip, **arguments):
     return ReferenceTables(tables.start, rule=rule, granularity=clip, **CLIPS[clip], **arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", CLIPS)
 @pytest.mark.parametrize("rows", ["all", "touched"])
 @pytest.mark.parametrize("rule", CLASSES)
@@ -108,6 +109,7 @@ def test_follows_the_equations(rule, rows, clip):
         torch.testing.assert_close(found.detach(), reference.weights[name], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", ["all", "touched"])
 @pytest.mark.parametrize("how", ["dense", "coalesced", "accumulated"])
 @EVERY_CLASS
@@ -304,6 +306,7 @@ def test_a_gradient_that_is_not_finite_is_an_error_by_default(optimizer_class, b
         assert torch.equal(optimizer.state[poisoned.weight][name], value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("rows", ["all", "touched"])
 @EVERY_CLASS

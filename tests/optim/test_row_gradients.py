@@ -63,6 +63,7 @@ def backward(results):
     sum(result.square().sum() for result in results).backward()
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(passes=passes, padding_idx=st.sampled_from([None, 0, 5]))
 def test_every_occurrence_counts(passes, padding_idx):

@@ -107,6 +107,7 @@ def assert_follows(setting, dim, batches):
     assert clipped == reference.clipped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.eps_placement)
 @pytest.mark.parametrize("clip", **by_clip)
 def test_every_clip_follows_the_equations(small, clip, rule):
@@ -120,6 +121,7 @@ def test_every_clip_follows_the_equations(small, clip, rule):
         assert_follows(setting, 12, batches)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     lookup=lookups(),

@@ -116,6 +116,7 @@ def test_bits_do_not_vary():
     assert torch.equal(one.squares[:, :number], other.squares[:, :number])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e30])
 @pytest.mark.parametrize("column", [0, 11])
 @pytest.mark.parametrize("hot", [None, 3])
@@ -218,6 +219,7 @@ def test_only_the_rows_of_a_range_move():
     assert torch.equal(last.cpu(), torch.where(inside, 3, 0).int())
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     cuts=st.sets(st.integers(1, 11), max_size=4),
@@ -287,6 +289,7 @@ def code(tmp_path_factory):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_all_kernels_compile(code):
     assert len(code) == 10
 

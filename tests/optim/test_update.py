@@ -91,6 +91,7 @@ def assert_follows(setting, tables, cuts, spread, draw, occurrences):
         assert_same(parts.gathered(lambda array, n=name: array.states[n]), target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", EVERY_RULE, ids=repr)
 @pytest.mark.parametrize("clip", **by_granularity)
 def test_every_combination_follows_the_equations(clip, rule):

@@ -71,6 +71,7 @@ def test_same_bits_as_a_sweep(setting):
     assert all(waited)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_what_decays_becomes_zero(threads):
     """Denormal numbers would make later steps many times slower."""
@@ -95,6 +96,7 @@ def test_what_decays_becomes_zero(threads):
         assert torch.equal(tiny * 2, torch.full((1 << 16,), least / 2)) and (tiny * 2 > 0).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(
     window=st.integers(1, 40),

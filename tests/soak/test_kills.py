@@ -67,6 +67,7 @@ def arguments(folder, *overrides):
     return [folder / "small.yaml", f"run.dir={folder}", *SMALL, *LONG, *overrides]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [6, pytest.param(60, marks=pytest.mark.soak)])
 def test_one_process(tmp_path, undisturbed, count):
     draw, worker = Random(count), Worker(tmp_path / "worker")

@@ -94,6 +94,7 @@ def test_a_damaged_folder(tmp_path, damage, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_page_of_many_odd_columns(tmp_path, capsys):
     rows = 40
     frame = pd.DataFrame({"label": np.arange(rows) % 2})

@@ -31,6 +31,7 @@ from support.preparing import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counts_gb", [2.0, 1e-4])
 def test_counts_on_disk_give_the_same_ids(made_up, tmp_path, monkeypatch, counts_gb):
     written = []
@@ -212,6 +213,7 @@ def test_criteo_sequential(made_up, tmp_path, validation):
     check_criteo(folder, made_up, sequential_parts(3000, 1 / 7, validation))
 
 
+@pytest.mark.slow
 def test_real_criteo_rows(tmp_path):
     log = shared("data/criteo_kaggle_137k.tsv.gz")
     frame = pd.read_csv(

@@ -164,6 +164,7 @@ def edit(path, old, new):
     path.write_text(text.replace(old, new))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EDITS)
 def test_an_edited_file(tmp_path, own, case):
     old, new, said = EDITS[case]

@@ -22,6 +22,7 @@ def damage(checkpoint):
         shard.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, capsys):
     run_small(tmp_path, ["train.epochs=3"])
     folder = tmp_path / "small/checkpoints"
@@ -41,6 +42,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, capsys)
         run_small(tmp_path, ["train.epochs=3", "checkpoint.resume=auto"])
 
 
+@pytest.mark.slow
 def test_old_checkpoints_go_but_the_best_stays(tmp_path):
     run_small(tmp_path, ["train.epochs=5", "checkpoint.keep=1", "optim.embedding.lr=0.1"])
     best = json.loads((tmp_path / "small/summary.json").read_text())["best_epoch"]
@@ -48,6 +50,7 @@ def test_old_checkpoints_go_but_the_best_stays(tmp_path):
     assert names == {f"epoch_{best:04d}", "epoch_0005"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1, 8])
 def test_a_checkpoint_is_read_without_a_model(tmp_path, scale):
     settings = [f"model.first_order_scale={scale}"]
@@ -82,6 +85,7 @@ def test_a_checkpoint_that_was_being_written_does_not_count(tmp_path):
     assert {path.name for path in folder.iterdir()} == {"epoch_0001", "epoch_0002"}
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_the_earlier_checkpoint(tmp_path, monkeypatch):
     run_small(tmp_path, [])
     folder = tmp_path / "small/checkpoints"

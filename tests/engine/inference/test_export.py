@@ -22,6 +22,7 @@ from support.prepared import drawn_fields, drawn_rows, write_prepared
 from support.waiting import HANG
 
 
+@pytest.mark.slow
 def test_a_package_alone_equals_the_trainer(packages, trainers, tmp_path):
     columns, logits = trainers
     samples = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -104,6 +105,7 @@ def test_ids_that_were_floats_in_training(tmp_path):
     assert abs(found - model.score(frame.assign(user=None))).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_nothing_is_warned_of(packages, tmp_path):
     """In a process of its own: torch warns once."""
     log = rows_of_test_part().astype({"user": str, "movie": str, "when": str})
@@ -139,6 +141,7 @@ def test_numbers_are_as_narrow_as_in_training(tmp_path):
     np.testing.assert_allclose(found, expected, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_numbers_of_a_prepared_folder_are_as_narrow_as_there(tmp_path):
     # Nobody knows what its ids mean.
     parts = {
@@ -166,6 +169,7 @@ def test_numbers_of_a_prepared_folder_are_as_narrow_as_there(tmp_path):
     np.testing.assert_allclose(found, expected, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_run_without_vocabularies_takes_rows_of_tables(tmp_path):
     run_small(tmp_path, [])
     export(open_trained(tmp_path / "small"), tmp_path / "package", "fp32", overwrite=False)

@@ -51,6 +51,7 @@ def no_file_beyond(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_nothing(trained_run, packages, tmp_path):
     # Room for all that is written before the dense part.
     size = (packages / "fp32/dense.pt2").stat().st_size
@@ -88,6 +89,7 @@ def test_a_vocabulary_that_is_damaged(trained_run, tmp_path):
     assert not (tmp_path / "package").exists()
 
 
+@pytest.mark.slow
 def test_the_working_folder_is_replaced(trained_run, tmp_path, monkeypatch):
     assert export(trained_run, tmp_path / "package")[0] == 0
     (tmp_path / "link").symlink_to("package")

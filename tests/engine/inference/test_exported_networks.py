@@ -24,6 +24,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, numbers, options",
     [

@@ -41,6 +41,7 @@ def refused(tmp_path):
     assert not (tmp_path / "package").exists() and not (tmp_path / "s.parquet").exists()
 
 
+@pytest.mark.slow
 def test_a_file_that_has_changed_is_refused_and_not_executed(tmp_path, network):
     own, folder = tmp_path / "own.py", tmp_path / "small"
     before = scores(folder, ["@run"], tmp_path, ALLOWED)
@@ -57,6 +58,7 @@ def test_a_file_that_has_changed_is_refused_and_not_executed(tmp_path, network):
     run_small(tmp_path, [*network, "train.epochs=2", "checkpoint.resume=auto"])
 
 
+@pytest.mark.slow
 def test_a_file_that_is_gone(tmp_path, network):
     (tmp_path / "own.py").rename(tmp_path / "renamed.py")
     for said in refused(tmp_path):
@@ -67,6 +69,7 @@ def test_a_file_that_is_gone(tmp_path, network):
     assert predict(tmp_path / "small", "@run", tmp_path / "s.parquet", ALLOWED)[0] == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_kept_no_copy_is_used_as_it_is(tmp_path, network):
     copy = tmp_path / "small/network.py"
     copy.unlink()

@@ -35,6 +35,7 @@ def test_what_does_not_fit_ends_with_status_1_and_the_shortfall():
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments, words",
     [

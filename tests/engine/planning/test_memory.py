@@ -127,6 +127,7 @@ def test_momentum(tmp_path):
     assert real[0] == real[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "rowwise_adam", "sgd", "helen"])
 def test_a_step_takes_no_more_than_its_estimate(tmp_path, optimizer):
     config = small_config(
@@ -163,6 +164,7 @@ def every_sharding_type(folder):
         ]
 
 
+@pytest.mark.slow
 def test_two_ranks_under_every_sharding_type(tmp_path):
     for of_rank in run_ranks(2, every_sharding_type, tmp_path):
         for planned, real in of_rank:

@@ -54,6 +54,7 @@ def unfinished(run_folders, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_page_of_several_runs(run_folders, unfinished, tmp_path, capsys):
     out = tmp_path / "new/report"
     status, said = report(capsys, run_folders, unfinished, run_folders / "b256", "--out", out)
@@ -136,6 +137,7 @@ def test_a_run_that_was_continued_and_killed_is_unfinished(run_folders, tmp_path
     assert "a is not finished (it was continued after summary.json was written)" in said
 
 
+@pytest.mark.slow
 def test_runs_on_different_data_share_no_picture(run_folders, tmp_path, capsys):
     run_small(tmp_path, ["data.seed=7"])
     out = tmp_path / "report"
@@ -149,6 +151,7 @@ def test_runs_on_different_data_share_no_picture(run_folders, tmp_path, capsys):
     assert not (out / "auc_batch_size_2.png").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["b256", "folder"])
 def test_differences_to_a_baseline(run_folders, runs, tmp_path, capsys, name):
     asked = run_folders / "b256" if name == "folder" else name

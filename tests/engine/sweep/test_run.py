@@ -87,6 +87,7 @@ def again(folder, text=GRID, **options):
     return found, start.names, files
 
 
+@pytest.mark.slow
 def test_a_sweep_may_be_moved_and_its_folder_written_in_another_way(moved):
     _, started, files = again(moved)
     # Neither trial is taken for one of another configuration, also not the one that failed.
@@ -122,6 +123,7 @@ def test_a_kill_before_the_end_was_noted_leaves_no_checkpoints(moved):
     assert not checkpoints.exists()
 
 
+@pytest.mark.slow
 def test_trials_of_a_network_whose_file_has_changed_are_not_taken_for_its(tmp_path, monkeypatch):
     monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
     own = own_network(tmp_path, "numbers_only", NUMBERS_ONLY)
@@ -197,6 +199,7 @@ study:
 TELL, FAIL = 6, 3
 
 
+@pytest.mark.slow
 def test_a_killed_study_goes_on_as_if_nothing_had_happened(tmp_path):
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
@@ -247,6 +250,7 @@ study:
 """
 
 
+@pytest.mark.slow
 def test_a_point_whose_values_do_not_go_together_is_a_failed_trial(tmp_path):
     first = Started()
     sweep(tmp_path, CLASHING, first)
@@ -269,6 +273,7 @@ def test_a_point_whose_values_do_not_go_together_is_a_failed_trial(tmp_path):
     assert told_as_failed(tmp_path) == len(clashing)
 
 
+@pytest.mark.slow
 def test_an_undefined_metric_of_the_part_that_selects_is_a_failed_trial(tmp_path):
     text = STUDY.replace("logloss", "auc").replace("minimize", "maximize")
     start = Started()
@@ -333,6 +338,7 @@ def started_again(folder, text=ONE_TRIAL):
     return again(folder, text)[1]
 
 
+@pytest.mark.slow
 def test_a_kill_while_optuna_wrote_neither_hangs_nor_damages(killed, soon):
     os.symlink("out/study.log", killed / "out/study.log.lock")
     (killed / "out/study.log.lock0815.rename").write_text("")

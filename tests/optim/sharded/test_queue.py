@@ -91,6 +91,7 @@ def test_a_step_with_several_lookups_is_not_queued_but_counts(setting):
     assert_close(found, trained("kernels", setting, 9, lookups=lookups))
 
 
+@pytest.mark.slow
 def test_a_flush_changes_nothing_in_what_follows():
     def flush(step, tbe):
         if step % 3 == 1:
@@ -110,6 +111,7 @@ def test_rows_wait_but_not_longer_than_the_window():
     assert max(gaps) == 3 - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS[:2])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_a_step_that_is_not_finite_is_named_later_and_undone(setting, poison):
@@ -130,6 +132,7 @@ def test_a_step_that_is_not_finite_is_named_later_and_undone(setting, poison):
         assert_same_bits(state_of(tbe), trained("queued", setting, 6))
 
 
+@pytest.mark.slow
 def test_rows_that_wait_after_such_a_step_miss_nothing():
     """Nothing is brought up to date at once: what waited before it waits on."""
     window = 2 * LATE + 4

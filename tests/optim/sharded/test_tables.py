@@ -17,6 +17,7 @@ from support.parts import reference_of
 from support.updated_tables import CLIP, WAYS, Tables, assert_follows, computed, of_rows
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(
     rows=st.lists(st.integers(1, 7), min_size=1, max_size=3),

@@ -153,6 +153,7 @@ def train(model, optimizer, batch):
     return float(loss.detach())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_models_follow_the_equations(name):
     torch.manual_seed(0)
