@@ -104,15 +104,17 @@ def _words(schema: dict[str, Any]) -> str:
     return f"{kind} {' and '.join(bounds)}".rstrip() if schema.get("type") != "null" else kind
 
 
-def on_config(config: Any) -> Any:
-    """Lay out the packages as they are imported, `engine/` as `stampede.engine`: mkdocstrings."""
+def on_startup(**_: Any) -> None:
+    """Lay out the packages as they are imported, `engine/` as `stampede.engine`: mkdocstrings.
+
+    Before the configuration is read: mkdocstrings leaves out a path that does not exist then.
+    """
     package = ROOT / "cache/docs/stampede"
     package.mkdir(parents=True, exist_ok=True)
     for path in (*(ROOT / "stampede").glob("*.py"), *(ROOT / name for name in PACKAGES)):
         link = package / path.name
         if not link.exists():
             link.symlink_to(path)
-    return config
 
 
 def on_files(files: Any, config: Any) -> Any:
