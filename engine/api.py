@@ -22,7 +22,7 @@ from itertools import count
 from os import PathLike
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -38,6 +38,7 @@ from stampede.settings import SettingsError, read_yaml
 
 if TYPE_CHECKING:
     from stampede.engine.inference.packaging import RowType
+    from stampede.engine.inference.prediction import OnBadValue
     from stampede.engine.inference.trained import Scorer, Trained
 
 # What an evaluation's line holds besides metrics.
@@ -233,6 +234,7 @@ class Run:
         data: pd.DataFrame | pl.DataFrame | str | PathLike[str] | list[str],
         *,
         batch_size: int = 8192,
+        on_bad_value: OnBadValue = "error",
     ) -> np.ndarray:
         """Probabilities of a click, `[n]` float64, of all rows in order.
 
@@ -240,19 +242,29 @@ class Run:
             data: a frame with the columns of the training log (label or not), names of raw files
                 or globs of them, or one prepared folder, of which the test part is scored.
             batch_size: rows scored at a time.
+            on_bad_value: of raw values; `missing` takes one that cannot be used for a missing one,
+                and warns how many there were.
 
         Raises:
-            DataError: it lacks a column, or a value cannot be read.
+            DataError: it lacks a column, or a value cannot be used.
             RunFolderError: the run has no checkpoint, or it is damaged.
+            ValueError: there is no such `on_bad_value`.
         """
-        from stampede.engine.inference.prediction import score, score_frame
+        from stampede.engine.inference.prediction import OnBadValue, score, score_frame
 
+        if on_bad_value not in get_args(OnBadValue):
+            raise ValueError(f"on_bad_value: found {on_bad_value!r}; write 'error' or 'missing'")
         with _quiet():
             scorer = self._scorer(batch_size)
             if isinstance(data, pd.DataFrame | pl.DataFrame):
-                return score_frame(self._trained, scorer, data)
-            names = list(data) if isinstance(data, list | tuple) else [data]
-            return score(self._trained, scorer, [str(name) for name in names])
+                scores, missing = score_frame(self._trained, scorer, data, on_bad_value)
+            else:
+                names = [str(name) for name in (data if isinstance(data, list | tuple) else [data])]
+                scores, missing = score(self._trained, scorer, names, on_bad_value)
+        if missing:
+            told = ", ".join(f"{count:,} of {column}" for column, count in missing.items())
+            warnings.warn(f"bad values taken for missing ones: {told}", stacklevel=2)
+        return scores
 
     def embeddings(self, field: str) -> pd.DataFrame:
         """Embeddings of an id field, `[rows of its table, dim]` float32, one a row.

@@ -148,23 +148,35 @@ def predict(
     )
 
 
-def score(trained: Trained, scorer: Scorer, inputs: list[str]) -> np.ndarray:
+def score(
+    trained: Trained, scorer: Scorer, inputs: list[str], on_bad_value: OnBadValue = "error"
+) -> tuple[np.ndarray, dict[str, int]]:
     """Probabilities of a click, `[n]` float64, of all rows in order; labels are not looked at.
 
     Args:
         trained: the model.
         scorer: of the same model.
         inputs: as of `predict`.
+        on_bad_value: see `PredictionOptions`.
+
+    Returns:
+        The probabilities, and the values taken for missing ones, by column.
 
     Raises:
         DataError, RunFolderError: as of `predict`.
     """
     bad_rows = BadRows("error", option="`stampede predict --on-bad-row skip`")
-    rows = _rows(trained, inputs, PredictionOptions(with_label=False), bad_rows)
-    return _probabilities(scorer, _with_progress(rows))
+    options = PredictionOptions(with_label=False, on_bad_value=on_bad_value)
+    rows = _rows(trained, inputs, options, bad_rows)
+    return _probabilities(scorer, _with_progress(rows)), dict(bad_rows.values)
 
 
-def score_frame(trained: Trained, scorer: Scorer, frame: pd.DataFrame | pl.DataFrame) -> np.ndarray:
+def score_frame(
+    trained: Trained,
+    scorer: Scorer,
+    frame: pd.DataFrame | pl.DataFrame,
+    on_bad_value: OnBadValue = "error",
+) -> tuple[np.ndarray, dict[str, int]]:
     """As `score`, of the rows of a frame.
 
     The frame goes through a temporary Parquet file, so that its values are read as those of a log.
@@ -181,15 +193,15 @@ def score_frame(trained: Trained, scorer: Scorer, frame: pd.DataFrame | pl.DataF
         _check_ids(frame, schema)
         frame = pl.from_pandas(frame[used])
     if not len(frame):
-        return np.zeros(0)
+        return np.zeros(0), {}
     with tempfile.TemporaryDirectory(prefix="stampede-") as folder:
         file = Path(folder) / "frame.parquet"
         try:
             frame.select(used).write_parquet(file)
             bad_rows = BadRows("error", option="drop them")
-            options = PredictionOptions(with_label=False)
+            options = PredictionOptions(with_label=False, on_bad_value=on_bad_value)
             rows = _rows_of_files([str(file)], learned, manifest.numbers_dtype, bad_rows, options)
-            return _probabilities(scorer, rows.pieces())
+            return _probabilities(scorer, rows.pieces()), dict(bad_rows.values)
         except DataError as failure:
             raise DataError(str(failure).replace(str(file), "the frame")) from None
 

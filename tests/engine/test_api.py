@@ -136,6 +136,24 @@ def test_what_a_frame_lacks_is_said(movie_run, tmp_path):
         movie_run.score(tmp_path / "absent.csv")
 
 
+def test_bad_values_count_as_missing_on_request(movie_run, tmp_path):
+    frame = rows_of_test_part()
+    bad, missing = frame.copy(), frame.copy()
+    bad.loc[bad.index[[0, 3]], "slot"] = 99
+    missing["slot"] = missing["slot"].astype("Int64")
+    missing.loc[missing.index[[0, 3]], "slot"] = pd.NA
+    expected = movie_run.score(missing)
+    assert not np.array_equal(expected, movie_run.score(frame))
+    file = tmp_path / "bad.csv"
+    bad.to_csv(file, index=False)
+    for data in (bad, file):
+        with pytest.warns(UserWarning, match="taken for missing ones: 2 of slot"):
+            scores = movie_run.score(data, on_bad_value="missing")
+        np.testing.assert_array_equal(scores, expected)
+    with pytest.raises(ValueError, match="found 'skip'; write 'error' or 'missing'"):
+        movie_run.score(frame, on_bad_value="skip")
+
+
 def test_embeddings_are_those_of_the_selected_epoch(movie_run):
     found = movie_run.embeddings("user")
     path = movie_run.path / f"checkpoints/epoch_{movie_run.summary['best_epoch']:04}"
