@@ -139,8 +139,13 @@ def bucket(ids: pl.Series, buckets: int, seed: int) -> np.ndarray:
     position = ids.replace_strict(
         distinct, pl.int_range(len(distinct), eager=True), return_dtype=pl.Int64
     )
-    hashes = _splitmix(_fnv(distinct, seed))
+    hashes = stable_hashes(distinct, seed)
     return (hashes % np.uint64(buckets)).astype(np.int64)[position.to_numpy().astype(np.int64)]
+
+
+def stable_hashes(texts: pl.Series, seed: int = 0) -> np.ndarray:
+    """A hash of each text that is the same in every version: `[n]` uint64, see `bucket`."""
+    return _splitmix(_fnv(texts, seed))
 
 
 def _fnv(texts: pl.Series, seed: int) -> np.ndarray:

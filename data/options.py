@@ -33,11 +33,12 @@ class Split(Section):
 
     written: ClassVar[str] = "--set "
 
-    split: Literal["sequential", "random", "highfreq", "by_column", "files"] = Field(
+    split: Literal["sequential", "random", "highfreq", "by_column", "files", "periods"] = Field(
         "sequential",
         description="sequential: the last rows are the test part; random: random rows; highfreq: "
         "random, and only the most frequent ids of a field keep a row; by_column: by the values of "
-        "a column; files: by file",
+        "a column; files: by file; periods: all rows are scored, then trained on, as `stampede "
+        "incremental` does with file after file",
     )
     test_fraction: _Share | None = Field(
         None,
@@ -90,6 +91,11 @@ class Split(Section):
                 f"split files needs test_path; write {self.written}test_path=FILE (path then holds "
                 "the training files)"
             )
+        if self.split == "periods" and self.test_fraction is not None:
+            raise ValueError(
+                "test_fraction does not go with split: periods, which has no test part: all rows "
+                "are scored before they are trained on; leave it out"
+            )
         if self.split != "files" and (self.test_path or self.validation_path):
             raise ValueError(
                 f"test_path and validation_path belong to split: files; found split: {self.split}"
@@ -98,9 +104,33 @@ class Split(Section):
 
     def needs_counts(self) -> bool:
         """Whether the number of rows has to be known before the first is assigned."""
+        if self.split == "periods":
+            return False
         named = self.validation_values or self.validation_path
         by_share = self.split in ("sequential", "random", "highfreq")
         return by_share or (self.validation_fraction > 0 and not named)
+
+
+class GrowthOptions(Section):
+    """Which new ids get a row in a period, and which rows are given up for them."""
+
+    admission_periods: int = Field(
+        7,
+        ge=1,
+        description="split: periods. A new id gets a row once it occurs min_count times within "
+        "so many periods, the current one included",
+    )
+    max_rows: int | None = Field(
+        None,
+        ge=1,
+        description="split: periods. Most ids of a field that have a row; null: no limit. "
+        "Beyond it new ids take the rows of others",
+    )
+    evict: Literal["lru", "lfu"] = Field(
+        "lru",
+        description="split: periods. Whose row a new id takes beyond max_rows, among ids that "
+        "the period lacks: lru: of the id not seen for longest; lfu: of the one seen least often",
+    )
 
 
 class WritingOptions(Section):
@@ -121,7 +151,7 @@ class WritingOptions(Section):
     shard_rows: int = Field(_SHARD_ROWS, ge=1, description="rows in a file of the prepared form")
 
 
-class PreparationOptions(WritingOptions, Split):
+class PreparationOptions(WritingOptions, GrowthOptions, Split):
     """How a log is prepared."""
 
     features: Literal["auto", "paper"] = Field(
@@ -130,6 +160,11 @@ class PreparationOptions(WritingOptions, Split):
         "standardised, their logarithm where they are skewed, with their quantile bins as ids "
         "besides, hour of the day and weekday of times; paper: a row for each id, numbers from 0 "
         "to 1",
+    )
+    period_before: str = Field(
+        "",
+        description="split: periods. Prepared folder of the period before, perhaps without rows, "
+        "as a run keeps in `inputs/`: its ids keep their rows; empty: this is the first period",
     )
     counts_gb: float = Field(
         2.0, gt=0, description="memory for the counts of ids; above it they go to disk"

@@ -25,7 +25,7 @@ from stampede.data.prepared.manifest import BAD_ROWS, LEARNED_FOLDER, prepared_s
 from stampede.data.prepared.verify import verify
 from stampede.data.prepared.writer import RowsOfParts, write_manifest, write_rows
 from stampede.data.progress import RowProgress
-from stampede.data.raw.log import Chunk, RawLog
+from stampede.data.raw.log import Chunk
 from stampede.data.raw.rows import BadRows
 from stampede.data.schema.features import described
 from stampede.data.schema.schema import Quantiles, Schema
@@ -57,7 +57,7 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path) -> None:
     bad_rows = BadRows(options.on_bad_row, folder / BAD_ROWS, f"{options.written}on_bad_row=skip")
     spool = Spool(folder / "spool", log.schema) if options.spool else None
     counted = time.perf_counter()
-    learned = _learn(log, assignment, options, folder, bad_rows, spool)
+    learned = _learn(source, assignment, options, folder, bad_rows, spool)
     learnt = time.perf_counter()
     if spool is not None and learned.takes_hashes:
         rows = iter(spool)
@@ -74,7 +74,8 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path) -> None:
         "writing": time.perf_counter() - learnt,
     }
     about = {**source.described(), "features": described(learned.schema), "seconds": seconds}
-    write_manifest(folder, log, learned, options, parts, bad_rows, about)
+    period = 0 if source.growth is None else source.growth.period
+    write_manifest(folder, log, learned, options, parts, bad_rows, about, period)
 
 
 def _assignment(source: Source) -> Assignment:
@@ -92,14 +93,15 @@ def _assignment(source: Source) -> Assignment:
 
 
 def _learn(
-    log: RawLog,
+    source: Source,
     assignment: Assignment,
     options: PreparationOptions,
     folder: Path,
     bad_rows: BadRows,
     spool: Spool | None,
 ) -> Learned:
-    learner = Learner(log.schema, int(options.counts_gb * 1e9), folder / "counts")
+    log, budget = source.log, int(options.counts_gb * 1e9)
+    learner = Learner(log.schema, budget, folder / "counts", source.growth)
     with RowProgress("pass 1 of 2, learning", log.bytes) as progress:
 
         def learn(chunk: Chunk) -> None:
@@ -217,6 +219,8 @@ def _run(given: argparse.Namespace) -> None:
         schema=given.schema or "",
         split_hour=given.split_hour or None,
         features=options.features,
+        growth=options,
+        period_before=options.period_before,
     )
     folder = Path(given.out)
     if not prepare(source, options, folder):

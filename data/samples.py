@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -88,6 +89,10 @@ class Dataset:
         vocabulary_sha256: of what ids and numbers mean, see `vocabulary_fingerprint`; empty for
             synthetic clicks, whose ids are rows of their tables.
         features: how ids and numbers were made of a log, in words; may be empty.
+        period: number of a period of a log, from 1: its rows are scored, as `test`, before they are
+            trained on; 0 of data without periods.
+        rows_of_new_ids: rows of a field's table that went to new ids in this period, by field name;
+            of fields whose vocabulary grows.
     """
 
     vocabulary_sizes: Mapping[str, int]
@@ -102,6 +107,8 @@ class Dataset:
     shuffle: bool = True
     vocabulary_sha256: str = ""
     features: str = ""
+    period: int = 0
+    rows_of_new_ids: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def parts(self) -> dict[str, Part]:
         """The parts that there are, by name."""

@@ -13,9 +13,10 @@ import numpy as np
 import polars as pl
 
 from stampede.data.errors import DataError
-from stampede.data.options import Split
+from stampede.data.learning.learned import Before, Growth, read_saved
+from stampede.data.options import GrowthOptions, Split
 from stampede.data.order import Permutation
-from stampede.data.prepared.manifest import PARTS
+from stampede.data.prepared.manifest import LEARNED_FOLDER, PARTS
 from stampede.data.raw.files import expand
 from stampede.data.raw.log import SPLIT, Chunk, RawLog
 from stampede.data.schema.features import Features, with_features
@@ -51,16 +52,19 @@ class Source:
         split: the division.
         test_share: share of the test part where the split has none, or `LAST_FILE`.
         file_parts: part of each file, where files decide.
+        growth: where it is one period of a log.
     """
 
     log: RawLog
     split: Split
     test_share: float | str
     file_parts: Sequence[int] | None
+    growth: Growth | None = None
 
     def described(self) -> dict[str, Any]:
         """All that the prepared data depend on besides the content of the files."""
-        return {
+        growth = {} if self.growth is None else {"growth": self.growth.described()}
+        return growth | {
             "schema": self.log.schema.model_dump(mode="json"),
             "split": {name: getattr(self.split, name) for name in _KEYS_OF_THE_SPLIT},
             "test_share": self.test_share,
@@ -76,6 +80,8 @@ def open_source(
     schema: str = "",
     split_hour: bool | None = None,
     features: Features = "auto",
+    growth: GrowthOptions | None = None,
+    period_before: str = "",
 ) -> Source:
     """A raw log.
 
@@ -86,6 +92,8 @@ def open_source(
         schema: a schema file; for `table`.
         split_hour: make hour of the day and weekday of Avazu's `hour`; None: as `features` does.
         features: how to fill in what the schema leaves open, see `stampede.data.schema.features`.
+        growth: for `split: periods`; default: its defaults.
+        period_before: prepared folder of the period before.
 
     Raises:
         DataError: a file is absent.
@@ -120,8 +128,48 @@ def open_source(
         )
     if split.split == "highfreq":
         meaning = _with_few_ids(meaning, split.keep_ids)
-    log = RawLog(with_features(meaning, features), files, split.split_column or None)
-    return Source(log, split, share, parts)
+    meaning = with_features(meaning, features)
+    growing = None
+    if split.split == "periods":
+        growing = Growth(growth or GrowthOptions(), _before(period_before, meaning))
+        if growing.before is not None:
+            meaning = growing.before.saved.schema_
+    elif period_before:
+        raise SettingsError(
+            f"period_before: belongs to split: periods, found split: {split.split}; write "
+            f"{split.written}split=periods"
+        )
+    log = RawLog(meaning, files, split.split_column or None)
+    return Source(log, split, share, parts, growing)
+
+
+def _before(folder: str, meaning: Schema) -> Before | None:
+    """What was learned up to the period before.
+
+    Args:
+        meaning: the schema of this period, whose columns must be the same.
+
+    Raises:
+        DataError: it cannot be used.
+    """
+    if not folder:
+        return None
+    learned = Path(folder) / LEARNED_FOLDER
+    saved = read_saved(learned, "write another period_before")
+    if not saved.period:
+        raise DataError(
+            f"period_before: {folder} holds no period of a log, it was prepared without split: "
+            "periods, so the counts of its rare ids are not known; begin with its files instead"
+        )
+    for what in ("ids", "numbers"):
+        then, now = (set(getattr(schema, what)) for schema in (saved.schema_, meaning))
+        if then != now:
+            raise DataError(
+                f"period_before: {folder} has other {what} than this schema: "
+                f"{', '.join(sorted(then ^ now))} is in one of them only; write the schema that "
+                "the first period was prepared with, or begin anew"
+            )
+    return Before(learned, saved)
 
 
 def _with_few_ids(schema: Schema, count: int) -> Schema:
@@ -178,6 +226,8 @@ class Assignment:
     def parts(self, chunk: Chunk) -> np.ndarray:
         """`TRAIN`, `VALIDATION` or `TEST` for each row of a chunk: `[n]` int8."""
         kind = self.split.split
+        if kind == "periods":
+            return np.full(len(chunk.numbers), TRAIN, dtype=np.int8)
         if kind == "sequential":
             train, validation, _ = self._sizes()
             return np.digitize(self.rows(chunk), [train, train + validation]).astype(np.int8)

@@ -233,6 +233,9 @@ def compare_with_lr(
 
 def _compares(config: Config, dataset: Dataset) -> bool:
     wanted = config.evaluate.compare_with_lr
+    if dataset.period:
+        # It would be fitted to the rows that it is compared on.
+        return False
     if wanted != "auto":
         return wanted
     few_ids = sum(dataset.vocabulary_sizes.values()) <= _MOST_TABLE_ROWS

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 # Modules with a `main(arguments)`, and what each does.
 _COMMANDS = {
     "train": ("stampede.engine.cli", "train a model, or plan it for a cluster (--plan)"),
+    "incremental": (
+        "stampede.engine.incremental",
+        "train on each new file of a log, after scoring it",
+    ),
     "describe": ("stampede.data.describe", "show what is in a click log or a prepared folder"),
     "prepare": ("stampede.data.prepare", "turn a click log into arrays, or check such a folder"),
     "apply": ("stampede.data.apply", "give new data the ids and ranges that were learned"),
@@ -95,7 +99,7 @@ def stampede(arguments: Sequence[str] | None = None) -> int:
 
 
 def _overview() -> str:
-    commands = [f"  {name:<10}{what}" for name, (_, what) in _COMMANDS.items()]
+    commands = [f"  {name:<13}{what}" for name, (_, what) in _COMMANDS.items()]
     return "\n".join(
         [
             "usage: stampede COMMAND ...",

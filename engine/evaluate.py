@@ -62,6 +62,7 @@ def evaluate(
     processes: Processes,
     settings: EvaluateSection | None = None,
     on_batch: Callable[[int], None] | None = None,
+    unseen_rows: Mapping[str, int] | None = None,
 ) -> Evaluation:
     """Score every sample once and compute the metrics; the same result on every rank.
 
@@ -75,6 +76,8 @@ def evaluate(
     Args:
         settings: default: those of the configuration.
         on_batch: called after every batch with its number, counted from 1; may raise on all ranks.
+        unseen_rows: row of unseen ids, by field; then `further` has the metrics of samples with
+            such an id apart, as `new_ids_auc` and so on.
 
     Raises:
         TrainingStoppedError: rank 0 has no memory for the scores.
@@ -83,7 +86,7 @@ def evaluate(
     model.eval()
     shown = processes.is_main
     processes.heartbeat.beat("evaluating")
-    scores = _Scores(processes, settings, batches)
+    scores = _Scores(processes, settings, batches, unseen_rows or {})
     with progress_bar(len(batches), 0, shown, "evaluating", "batches", delay=5.0) as bar:
         for number, batch in enumerate(batches.epoch(0), 1):
             processes.heartbeat.beat("evaluating")
@@ -106,13 +109,19 @@ class _Scores:
     """Scores on their way to rank 0; each rank must make the same calls."""
 
     def __init__(
-        self, processes: Processes, settings: EvaluateSection, batches: GlobalBatches
+        self,
+        processes: Processes,
+        settings: EvaluateSection,
+        batches: GlobalBatches,
+        unseen_rows: Mapping[str, int],
     ) -> None:
         self._processes = processes
         self._settings = settings
         self._rows = batches.rows
         self._unknown_groups = batches.unknown_rows.get(settings.group_by, ())
+        self._unseen_rows = unseen_rows
         self._metrics: PartMetrics | None = None
+        self._metrics_of_new_ids = PartMetrics(settings.metrics) if unseen_rows else None
         # Scores of some batches on this rank, and samples of the global batches they are of.
         self._floats: list[Tensor] = []
         self._groups: list[Tensor] = []
@@ -121,6 +130,8 @@ class _Scores:
     def add(self, batch: Batch, logits: Tensor) -> None:
         """Take this rank's part of a global batch."""
         columns = [logits, batch.label, batch.weight]
+        if self._unseen_rows:
+            columns.append(_have_unseen_ids(batch, self._unseen_rows))
         if batch.true_probability is not None:
             columns.append(batch.true_probability)
         self._floats.append(torch.stack(columns).cpu())
@@ -138,7 +149,14 @@ class _Scores:
         """The metrics of all samples, see `PartMetrics.result`."""
         if self._samples:
             self._send()
-        return self._on_main(lambda: self._metrics.result())
+        return self._on_main(self._result)
+
+    def _result(self) -> dict[str, Any]:
+        found = self._metrics.result()
+        if self._metrics_of_new_ids is not None and self._metrics_of_new_ids.samples:
+            apart = self._metrics_of_new_ids.result()
+            found |= {f"new_ids_{n}": v for n, v in apart.items() if n != "attainable_auc"}
+        return found
 
     def _send(self) -> None:
         floats = self._gathered(self._floats)
@@ -186,12 +204,25 @@ class _Scores:
             self._metrics = PartMetrics(
                 self._settings.metrics,
                 grouped=groups is not None,
-                with_truth=len(floats) > 3,
+                with_truth=len(floats) > 3 + bool(self._unseen_rows),
                 samples=self._rows,
                 unknown_groups=self._unknown_groups,
             )
         logits, labels, weights, *truth = floats
+        if self._metrics_of_new_ids is not None:
+            with_new = truth.pop(0) > 0
+            self._metrics_of_new_ids.add(logits[with_new], labels[with_new], weights[with_new])
         self._metrics.add(logits, labels, weights, None if groups is None else groups[0], *truth)
+
+
+def _have_unseen_ids(batch: Batch, unseen_rows: Mapping[str, int]) -> Tensor:
+    """Whether each sample of a batch has an id in the row of unseen ones: `[n]` float32."""
+    found = torch.zeros(len(batch.label), device=batch.label.device)
+    for name, row in unseen_rows.items():
+        ids = batch.sparse[name]
+        samples = torch.repeat_interleave(ids.lengths())
+        found.index_fill_(0, samples[ids.values() == row].long(), 1.0)
+    return found
 
 
 def evaluate_run(
@@ -210,12 +241,13 @@ def evaluate_run(
     """
     progress, settings = run.progress, run.config.evaluate
     parts = {"validation": reader.dataset.validation, "test": reader.dataset.test}
+    unseen = run.dataset.unseen_rows if run.dataset.period else None
     results = {}
     for name, part in parts.items():
         if part is None:
             continue
         batches = reader.evaluation(part)
-        result = evaluate(run.job.model, batches, run.processes, settings, on_batch)
+        result = evaluate(run.job.model, batches, run.processes, settings, on_batch, unseen)
         results[name] = result
         line = {
             "kind": "evaluation",
@@ -234,7 +266,8 @@ def evaluate_run(
     progress.last = {part: result.as_dict() for part, result in results.items()}
     progress.evaluated_step = progress.step
     progress.metrics_lines = run.folder.metrics_lines
-    _reduce_rates(run, results[settings.select_on].auc)
+    # A period of a log has no validation part.
+    _reduce_rates(run, results.get(settings.select_on, results["test"]).auc)
     return results
 
 

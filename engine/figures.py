@@ -89,3 +89,36 @@ def draw_curve(lines: Sequence[dict[str, Any]], title: str) -> bytes:
         axes.legend(loc="best")
     figure.suptitle(title)
     return to_png(figure)
+
+
+def draw_periods(lines: Sequence[dict[str, Any]], title: str) -> bytes:
+    """Draw how well each period of a log was predicted before it was trained on, and the ids.
+
+    Args:
+        lines: of the periods, see `stampede.engine.incremental`.
+        title: heading.
+
+    Returns:
+        The content of a PNG file.
+    """
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    first, second, third = figure.subplots(1, 3)
+    # The first period is scored by a model that has learned nothing.
+    scored = [line for line in lines if line["period"] > 1]
+    for axes, name in ((first, "auc"), (second, "logloss")):
+        for prefix, label, style in (("", "all rows", "o-"), ("new_ids_", "with new ids", "s--")):
+            points = [line for line in scored if line.get(prefix + name) is not None]
+            numbers, values = [p["period"] for p in points], [p[prefix + name] for p in points]
+            axes.plot(numbers, values, style, markersize=3, label=label)
+        axes.legend(loc="best")
+    first.set(title="AUC before training", xlabel="period")
+    second.set(title="Logloss before training", xlabel="period")
+    third.plot([line["period"] for line in lines], [line["ids"] for line in lines], "o-")
+    third.set(title="Rows of all tables", xlabel="period")
+    third.set_ylim(bottom=0)
+    for axes in (first, second, third):
+        axes.grid(alpha=0.3)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.suptitle(title)
+    as_written([figure._suptitle])
+    return to_png(figure)

@@ -92,6 +92,11 @@ class PartMetrics:
         if self._truths is not None:
             self._truths.add(_keys(truth, labels, weights)[None])
 
+    @property
+    def samples(self) -> int:
+        """Samples taken so far."""
+        return self._samples
+
     def result(self) -> dict[str, Any]:
         """The metrics by name, once; None for what is undefined.
 

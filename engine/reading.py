@@ -181,7 +181,7 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
         DataError: the file cannot be used.
     """
     section = config.data
-    selects = config.evaluate.select_on == "validation"
+    selects = _selects_on_validation(config)
     if isinstance(section, SizesSection):
         raise SettingsError(
             "data.kind is 'sizes', which has no clicks to train on; plan it with `launch.py --plan "
@@ -267,7 +267,7 @@ def data_folder(config: Config) -> Path:
     _check_path(section)
     if isinstance(section, PreparedSection):
         return Path(section.path)
-    raw = _used(section, config.evaluate.select_on == "validation")
+    raw = _used(section, _selects_on_validation(config))
     folder = _folder(raw, _source(raw))
     if not (folder / MANIFEST).exists():
         raise SettingsError(
@@ -283,6 +283,12 @@ def data_folder(config: Config) -> Path:
 def _check_path(section: RawSection | PreparedSection) -> None:
     if not section.path:
         raise SettingsError("data.path is not given; write data.path=FILE after the config file")
+
+
+def _selects_on_validation(config: Config) -> bool:
+    """Whether a validation part is needed; a period is scored as a whole."""
+    in_periods = getattr(config.data, "split", "") == "periods"
+    return config.evaluate.select_on == "validation" and not in_periods
 
 
 def _used(section: RawSection, selects: bool) -> RawSection:
@@ -307,6 +313,8 @@ def _source(section: RawSection) -> Source:
         schema=getattr(section, "schema_file", ""),
         split_hour=getattr(section, "split_hour", None),
         features=section.features,
+        growth=section,
+        period_before=section.period_before,
     )
 
 

@@ -173,6 +173,8 @@ def _batch_size(log: _Log) -> tuple[int, str]:
 
 
 def _epochs(log: _Log) -> tuple[int, str]:
+    if log.at("data.split") == "periods":
+        return 1, "each period is trained on once"
     epochs = next(epochs for most, epochs in _EPOCHS if log.rows < most)
     if log.at("model.name") in _WITHOUT_HIDDEN_LAYERS:
         epochs *= 2
@@ -196,6 +198,8 @@ def _embedding_l2(log: _Log) -> tuple[float, str]:
 
 
 def _decay(log: _Log) -> tuple[str, str]:
+    if log.at("data.split") == "periods":
+        return "constant", "another period may follow"
     return "polynomial", "a straight line to 0 at the end of training"
 
 

@@ -17,7 +17,14 @@ from stampede.engine.inference.kept import check_executed
 from stampede.engine.job import Job
 from stampede.engine.processes import PATIENCE, Processes
 from stampede.engine.run_folder import RunFolder
-from stampede.engine.warm_start import LoadReport, Source, load_matching, open_source
+from stampede.engine.warm_start import (
+    LoadReport,
+    Source,
+    draw_rows_of_new_ids,
+    load_matching,
+    open_source,
+    progress_after,
+)
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,7 @@ class Found:
 
     Attributes:
         newest: checkpoint that the run continues; None for a new run.
-        saved: the configuration of that checkpoint.
+        saved: the configuration of that checkpoint, or of the one whose whole state is taken.
         changed: what changed in the configuration since then, line by line.
         source: where a new run takes its weights from.
         lost: a sentence for the user where a run should continue but has no checkpoint.
@@ -79,7 +86,10 @@ def find_beginning(
     if not given:
         return Found(lost=lost)
     source = processes.on_main(lambda: open_source(given, folder.path), patience=PATIENCE)
-    return Found(source=source, lost=lost)
+    # What the recipe chose for the other run stays.
+    takes_all = config.checkpoint.init_state == "all"
+    saved = read_manifest(source.checkpoint).config if takes_all else None
+    return Found(saved=saved, source=source, lost=lost)
 
 
 def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: Processes) -> Begun:
@@ -89,11 +99,16 @@ def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: P
         RunFolderError, DataError: what was found cannot be used for this job.
     """
     lines = [found.lost] if found.lost else []
+    if found.newest is None:
+        draw_rows_of_new_ids(config, dataset.rows_of_new_ids, job, processes)
     if found.source is not None:
         sizes = dataset.vocabulary_sizes
         report = load_matching(found.source, config, sizes, job, processes)
-        lines += [f"weights from {report.checkpoint}, after step {report.step:,}", *report.lines()]
-        return Begun(Progress(), lines, report)
+        takes_all = config.checkpoint.init_state == "all"
+        what = "state" if takes_all else "weights"
+        lines += [f"{what} from {report.checkpoint}, after step {report.step:,}", *report.lines()]
+        manifest = read_manifest(found.source.checkpoint)
+        return Begun(progress_after(manifest) if takes_all else Progress(), lines, report)
     if found.newest is None:
         return Begun(Progress(), [*lines, *_set_initial_bias(config, job, dataset, processes)])
     progress = load(found.newest, job, dataset)

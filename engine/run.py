@@ -12,7 +12,7 @@ from stampede.engine.hang import watched
 from stampede.engine.inference.kept import keep_inputs, keep_network
 from stampede.engine.job import TrainingRun
 from stampede.engine.planning.planner import describe_plan
-from stampede.engine.processes import PATIENCE, processes
+from stampede.engine.processes import PATIENCE, Processes, processes
 from stampede.engine.reading import open_dataset
 from stampede.engine.recipe import described, with_recipe
 from stampede.engine.resume import begin, find_beginning
@@ -28,8 +28,14 @@ def run(config: Config) -> None:
         SettingsError, DataError, RunFolderError: the user's to mend.
         TrainingStoppedError: training cannot go on.
     """
+    with processes(config.run.device) as here:
+        run_here(config, here)
+
+
+def run_here(config: Config, here: Processes) -> None:
+    """The same in processes that know each other already; all must call it."""
     folder = RunFolder(Path(config.run.dir) / config.run.name)
-    with processes(config.run.device) as here, folder:
+    with folder:
         continued = here.on_main(lambda: folder.reserve(config))
         if here.is_main and config.model.import_file:
             print(f"model.import: {config.model.import_file} was executed")

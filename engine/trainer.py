@@ -86,6 +86,10 @@ class Trainer:
             progress_bar(rows * epochs, progress.samples, is_main) as bar,
         ):
             try:
+                if self._run.dataset.period and not progress.last:
+                    # Before the rows are trained on, and not again.
+                    self._clock.pause()
+                    self._evaluate()
                 for epoch in range(progress.epoch, epochs):
                     if stops_early(progress, self._config.evaluate):
                         break
@@ -175,6 +179,10 @@ class Trainer:
             progress.epoch = epoch + 1
             return
         self._clock.pause()
+        if run.dataset.period:
+            progress.epoch = epoch + 1
+            self._save()
+            return
         # Nothing is saved unseen: weights may have diverged in the last step.
         results = self._evaluate()
         finish_epoch(run, results)

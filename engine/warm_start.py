@@ -1,4 +1,7 @@
-"""A new run begins with the weights of another: rows by their ids, layers by name and shape."""
+"""A new run begins with the weights of another, or with all of its state.
+
+Rows of tables are matched by their ids, layers by name and shape.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,14 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from stampede.data.learning.row_meanings import (
     OtherMeaningError,
     RowMeanings,
+    keys_of_rows,
     matched_rows,
     row_meanings,
 )
 from stampede.data.prepared.manifest import FieldEntry
 from stampede.engine.checkpoint import Manifest, flat_keys, read_manifest, read_tensors, verify
 from stampede.engine.checkpoint.loading import TABLES
-from stampede.engine.checkpoint.manifest import DTYPES, weights_key
+from stampede.engine.checkpoint.manifest import DTYPES, Progress, weights_key, weights_name
 from stampede.engine.checkpoint.tensors import FailedSomewhereError, contents, together
 from stampede.engine.config import Config
 from stampede.engine.config.data import SyntheticSection
@@ -36,6 +40,7 @@ from stampede.engine.job import Job
 from stampede.engine.processes import PATIENCE, Processes
 from stampede.engine.reading import data_folder
 from stampede.models import StoredColumns, table_name
+from stampede.optim import TableInit, drawn_by_id
 from stampede.settings import cut
 
 _REMEDY = "copy it again from where the run was made, or begin without its weights"
@@ -44,7 +49,8 @@ _ABSENT, _UNUSED = "not in the checkpoint", "not in this run"
 _NEW_RUN = "a new run's optimizers begin anew"
 
 # Names of tensors begin with these.
-_MODEL, _OPTIMIZERS = "model.", ("fused.", "dense.")
+_MODEL, _OF_TABLES, _OF_LAYERS = "model.", "fused.", "dense."
+_OPTIMIZERS = (_OF_TABLES, _OF_LAYERS)
 _NUMBER_WEIGHTS = "model.number_weights.weight"
 
 # Rows that are copied together.
@@ -125,6 +131,7 @@ def load_matching(
         RunFolderError, DataError: the checkpoint or a vocabulary is damaged.
     """
     manifest = read_manifest(source.checkpoint)
+    takes_all = config.checkpoint.init_state == "all"
     # All ranks at one point: rows that are behind take their steps.
     state = contents(job, processes.rank)
     del state["random"]
@@ -139,11 +146,15 @@ def load_matching(
         # A process may hold some tables only.
         if rows is None or name not in targets or not _has_rows_here(targets[name]):
             return
-        saved = manifest.tensors[name]
-        whole = torch.empty(saved.size, dtype=DTYPES[saved.dtype])
-        read_tensors(source.checkpoint, {name: whole}, alone=True)
+        whole = _read_whole(source.checkpoint, manifest, name)
         whole[:, first_order] *= ratio
         _copy_rows_(targets[name], whole, torch.from_numpy(rows))
+        for moments in _states_of_table(manifest, targets, name) if takes_all else ():
+            whole = _read_whole(source.checkpoint, manifest, moments)
+            if whole.dim():
+                _copy_rows_(targets[moments], whole, torch.from_numpy(rows))
+            else:
+                targets[moments].copy_(whole)
 
     def load_layers(layers: dict[str, Tensor]) -> None:
         if layers:
@@ -158,7 +169,7 @@ def load_matching(
         new, dropped = sizes[name] - loaded, match.saved_rows - loaded
         fields.append(FieldReport(name, sizes[name], loaded, new, dropped, match.why))
         _together(lambda name=name, match=match: load_table(weights_key(name), match.rows), group)
-    layers, new = _fitting_layers(manifest, targets)
+    layers, new = _fitting_layers(manifest, targets, takes_all)
     _together(lambda: load_layers(layers), group)
     # The states of tables are on some ranks only.
     new = {name: why for of_rank in _together(lambda: new, group) for name, why in of_rank.items()}
@@ -169,6 +180,11 @@ def load_matching(
         if table.field not in job.front.fields
     ]
     told_as_fields = {weights_key(one.field) for one in fields}
+    if takes_all:
+        # With the rows of their tables.
+        told_as_fields |= {name for name in manifest.tensors if name.startswith(_OF_TABLES)}
+        new = {name: why for name, why in new.items() if not name.startswith(_OF_TABLES)}
+        _go_on_counting(job, manifest)
     dropped_tensors = {
         name: _NEW_RUN if name.startswith(_OPTIMIZERS) else new.get(name, _UNUSED)
         for name in sorted(manifest.tensors.keys() - layers.keys() - told_as_fields)
@@ -185,6 +201,35 @@ def load_matching(
     )
 
 
+@torch.no_grad()
+def draw_rows_of_new_ids(
+    config: Config, rows: Mapping[str, np.ndarray], job: Job, processes: Processes
+) -> None:
+    """Draw the rows of new ids by id: the same values whenever an id comes and wherever its row is.
+
+    All ranks must call it.
+
+    Args:
+        config: of the run, whose data are prepared.
+        rows: of the tables, by field.
+    """
+    state = job.model.state_dict()
+    init = TableInit(config.model.init_std, job.front.columns.dim, config.run.seed)
+    for field, places in rows.items():
+        keys = processes.on_main(
+            lambda field=field, places=places: keys_of_rows(data_folder(config), field, places)
+        )
+        table = state.get(weights_name(field))
+        if table is None or not len(places):
+            continue
+        dim = table.size()[1]
+        drawn = torch.from_numpy(drawn_by_id(keys, init, table=table_name(field), dim=dim))
+        order = torch.full((table.size()[0],), -1, dtype=torch.int64)
+        order[torch.from_numpy(places)] = torch.arange(len(places))
+        _copy_rows_(table, drawn, order)
+    job.model.load_state_dict(state)
+
+
 def _together(action: Any, group: dist.ProcessGroup) -> list[Any]:
     """Do it on all ranks, which fail together."""
     try:
@@ -195,13 +240,45 @@ def _together(action: Any, group: dist.ProcessGroup) -> list[Any]:
         raise error from None
 
 
+def progress_after(manifest: Manifest) -> Progress:
+    """Where a run begins that takes all of another's state: schedules and rates go on."""
+    before = manifest.progress
+    return Progress(
+        step=before.step,
+        skipped_batches=before.skipped_batches,
+        plateau=before.plateau,
+        table_plateau=before.table_plateau,
+    )
+
+
+def _go_on_counting(job: Job, manifest: Manifest) -> None:
+    # FBGEMM's own Adam counts its steps outside of its state.
+    before = manifest.progress
+    job.model.fused_optimizer.set_optimizer_step(before.step - before.skipped_batches)
+
+
+def _read_whole(checkpoint: Path, manifest: Manifest, name: str) -> Tensor:
+    saved = manifest.tensors[name]
+    whole = torch.empty(saved.size, dtype=DTYPES[saved.dtype])
+    read_tensors(checkpoint, {name: whole}, alone=True)
+    return whole
+
+
+def _states_of_table(manifest: Manifest, targets: Mapping[str, Any], weights: str) -> list[str]:
+    """Names of the optimizer's states of a table that this process has."""
+    begin = f"{_OF_TABLES}{weights.removeprefix(_MODEL)}."
+    return [name for name in manifest.tensors if name.startswith(begin) and name in targets]
+
+
 def _fitting_layers(
-    manifest: Manifest, targets: Mapping[str, Any]
+    manifest: Manifest, targets: Mapping[str, Any], takes_all: bool
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Layers of a job whose weights the checkpoint has, and why other tensors begin anew."""
+    """Layers of a job, with their moments if `takes_all`, that the checkpoint has, as tensors to
+    be filled; and why other tensors begin anew.
+    """
     fitting, new = {}, {}
     for name, target in targets.items():
-        if not name.startswith(_MODEL):
+        if not name.startswith(_MODEL) and not (takes_all and name.startswith(_OF_LAYERS)):
             new[name] = _NEW_RUN
         elif not name.startswith(f"{_MODEL}{TABLES}"):
             saved, now = manifest.tensors.get(name), list(target.size())
@@ -290,14 +367,18 @@ def _copy_rows_(table: Tensor | ShardedTensor, whole: Tensor, rows: Tensor) -> N
     """Overwrite rows of the parts of a table that this process has.
 
     Args:
-        table: `[n, columns]`, on any device.
-        whole: `[m, columns]`, on the CPU.
+        table: `[n]` or `[n, columns]`, on any device.
+        whole: `[m]` or `[m, columns]`, on the CPU.
         rows: `[n]` int64, the row of `whole` for each of the table's, -1 for those that stay.
     """
-    for part, (first_row, first_column) in _parts(table):
+    for part, (first_row, *first_column) in _parts(table):
         mine = rows[first_row : first_row + len(part)]
+        columns = [
+            slice(first, first + size)
+            for first, size in zip(first_column, part.shape[1:], strict=True)
+        ]
         for places in (mine >= 0).nonzero().squeeze(1).split(_PIECE):
-            values = whole[mine[places], first_column : first_column + part.shape[1]]
+            values = whole[(mine[places], *columns)]
             part[places.to(part.device)] = values.to(part)
 
 
@@ -308,7 +389,7 @@ def _has_rows_here(table: Tensor | ShardedTensor) -> bool:
 def _parts(table: Tensor | ShardedTensor) -> Iterator[tuple[Tensor, list[int]]]:
     """This process's parts, and where they begin."""
     if not isinstance(table, ShardedTensor):
-        yield table.detach(), [0, 0]
+        yield table.detach(), [0] * table.dim()
         return
     for shard in table.local_shards():
         yield shard.tensor.detach(), list(shard.metadata.shard_offsets)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stampede.optim.sharded.collections import local_cowclip_tables, table_update
     from stampede.optim.sharded.sharders import cowclip_sharders
     from stampede.optim.sharded.tables import CowClipTables
-    from stampede.optim.table_init import TableInit
+    from stampede.optim.table_init import TableInit, drawn_by_id
 
 __all__ = [
     "BackwardUpdate",
@@ -41,6 +41,7 @@ __all__ = [
     "Schedule",
     "TableInit",
     "cowclip_sharders",
+    "drawn_by_id",
     "learning_rate",
     "local_cowclip_tables",
     "scale",
@@ -67,6 +68,7 @@ _MODULES = {
     "Schedule": "schedules",
     "TableInit": "table_init",
     "cowclip_sharders": "sharded.sharders",
+    "drawn_by_id": "table_init",
     "learning_rate": "schedules",
     "local_cowclip_tables": "sharded.collections",
     "scale": "scaling",

@@ -76,6 +76,39 @@ def fill_shard_(
             pass
 
 
+def drawn_by_id(keys: np.ndarray, init: TableInit, *, table: str, dim: int) -> np.ndarray:
+    """Initial values of rows as a function of (seed, table, id, column), wherever the rows are.
+
+    Args:
+        keys: `[n]` uint64, a hash of each id.
+        init: of a normal distribution.
+        table: name of the table.
+        dim: number of columns of the whole table.
+
+    Returns:
+        `[n, dim]` float32: two uniform numbers of splitmix64 each, by Box and Muller (1958).
+    """
+    drawn = dim if init.columns is None else init.columns
+    values = np.zeros((len(keys), dim), dtype=np.float32)
+    own = np.random.SeedSequence([init.seed, zlib.crc32(table.encode())]).generate_state(1, "u8")
+    begin = _mixed(keys ^ own[0])
+    # Overflow is meant: these are numbers modulo 2^64.
+    with np.errstate(over="ignore"):
+        for column in range(drawn):
+            bits = _mixed(begin + np.uint64(column + 1) * np.uint64(0x9E3779B97F4A7C15))
+            first = ((bits >> np.uint64(32)).astype(np.float64) + 1.0) / 2.0**32
+            second = (bits & np.uint64(0xFFFFFFFF)).astype(np.float64) / 2.0**32
+            values[:, column] = np.sqrt(-2.0 * np.log(first)) * np.cos(2.0 * math.pi * second)
+    return values * np.float32(init.std)
+
+
+def _mixed(numbers: np.ndarray) -> np.ndarray:
+    """The finalizer of splitmix64, of uint64."""
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
+
+
 def _drawn_block(
     init: TableInit, table: str, block: int, dim: int, low: float, high: float
 ) -> np.ndarray:

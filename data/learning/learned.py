@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -16,6 +16,12 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from stampede.data.errors import DataError
 from stampede.data.formulas import bucket, bucket_rows, filled, flattened, scaled
+from stampede.data.learning.growth import (
+    ROW_SINCE,
+    Grown,
+    grown,
+    nothing_known,
+)
 from stampede.data.learning.vocabulary import (
     COUNT,
     FIRST_ROW,
@@ -29,6 +35,7 @@ from stampede.data.learning.vocabulary import (
     read_values,
     vocabulary,
 )
+from stampede.data.options import GrowthOptions
 from stampede.data.parallel import computed_ahead
 from stampede.data.prepared.manifest import FieldEntry
 from stampede.data.schema.features import settled
@@ -42,6 +49,7 @@ from stampede.data.schema.schema import (
     Vocabulary,
     is_multi,
 )
+from stampede.files import sha256
 from stampede.settings import Section, cut
 
 LEARNED = "learned.json"
@@ -280,6 +288,51 @@ class Learned:
         return lengths, self._encoders[entry.name].rows(ids).astype(self.ids_dtype)
 
 
+@dataclass(frozen=True)
+class Growth:
+    """A log that comes in periods, whose vocabularies grow.
+
+    Attributes:
+        options: who gets a row.
+        before: what was learned up to the period before; None in the first.
+    """
+
+    options: GrowthOptions
+    before: Before | None = None
+
+    @property
+    def period(self) -> int:
+        """Its number, from 1."""
+        return 1 if self.before is None else self.before.saved.period + 1
+
+    def described(self) -> dict[str, Any]:
+        """All that the vocabularies depend on besides the log of this period."""
+        files = [] if self.before is None else sorted(self.before.folder.iterdir())
+        return {
+            **{name: getattr(self.options, name) for name in GrowthOptions.model_fields},
+            "before": [[file.name, sha256(file)] for file in files],
+        }
+
+
+class Before(NamedTuple):
+    """What was learned up to a period: a folder that `Learner.save` wrote, and what it says."""
+
+    folder: Path
+    saved: Saved
+
+    def field(self, name: str) -> Grown:
+        """A field's ids.
+
+        Raises:
+            DataError: the folder is damaged.
+        """
+        try:
+            files = self.saved.vocabularies[name], self.saved.waiting[name]
+            return Grown(*(pl.read_parquet(self.folder / _plain(file)) for file in files))
+        except (OSError, KeyError, pl.exceptions.PolarsError) as failure:
+            raise _damaged(self.folder / LEARNED, failure, _REMEDY) from None
+
+
 class Learner:
     """Counts ids and finds ranges.
 
@@ -287,25 +340,31 @@ class Learner:
         schema: of the rows.
         budget: bytes of counts in memory.
         spill: folder for counts above it.
+        growth: where the log comes in periods. What the first one has settled stays: ranges,
+            quantiles, the choices of the schema.
 
     Attributes:
         rows: seen so far.
     """
 
-    def __init__(self, schema: Schema, budget: int, spill: Path) -> None:
+    def __init__(
+        self, schema: Schema, budget: int, spill: Path, growth: Growth | None = None
+    ) -> None:
         self._schema = schema
-        counted = [
-            name for name, field in schema.ids.items() if isinstance(field, Vocabulary | Quantiles)
-        ]
+        self._growth = growth
+        self._before = None if growth is None else growth.before
+        kinds = Vocabulary | Quantiles if self._before is None else Vocabulary
+        counted = [name for name, field in schema.ids.items() if isinstance(field, kinds)]
         self.counts = ValueCounts(counted, budget, spill)
         self.rows = 0
+        self._numbers = schema.numbers if self._before is None else {}
         # Whether a number's logarithm is taken may be open until all values are seen.
         self._log1p = {
             name: field.model_copy(update={"transform": ["log1p"]})
-            for name, field in schema.numbers.items()
+            for name, field in self._numbers.items()
             if field.transform is None
         }
-        self._ranges = {name: NumberRange() for name in schema.numbers}
+        self._ranges = {name: NumberRange() for name in self._numbers}
         self._ranges_of_log1p = {name: NumberRange() for name in self._log1p}
 
     def add(self, frame: pl.DataFrame, distinct: Mapping[str, Distinct] | None = None) -> None:
@@ -317,7 +376,7 @@ class Learner:
         self.rows += len(frame)
         self.counts.add(frame, distinct)
         for seen, fields in (
-            (self._ranges, self._schema.numbers),
+            (self._ranges, self._numbers),
             (self._ranges_of_log1p, self._log1p),
         ):
             for name, found in ranges(frame, fields).items():
@@ -326,6 +385,33 @@ class Learner:
     def save(self, folder: Path) -> Learned:
         """Write what was learned into a new folder, field by field, and read it back."""
         folder.mkdir(parents=True)
+        saved = self._settled() if self._before is None else self._before.saved
+        ids = saved.schema_.ids
+        files = {name: f"{name}.parquet" for name, f in ids.items() if isinstance(f, Vocabulary)}
+        waiting = {name: f"{name}.waiting.parquet" for name in files if self._growth is not None}
+
+        def write_vocabulary(name: str) -> None:
+            field, counts = ids[name], self.counts.tables(name)
+            if self._growth is None:
+                vocabulary(counts, field).write_parquet(folder / files[name])
+                return
+            growth, before = self._growth, self._before
+            known = nothing_known() if before is None else before.field(name)
+            size = (field.min_count, growth.options, field.max_size)
+            after = grown(known, counts, growth.period, *size)
+            after.vocabulary.write_parquet(folder / files[name])
+            after.waiting.write_parquet(folder / waiting[name])
+
+        for _ in computed_ahead(write_vocabulary, files, 2, threads=2):
+            pass
+        period = 0 if self._growth is None else self._growth.period
+        update = {"vocabularies": files, "waiting": waiting, "period": period}
+        text = saved.model_copy(update=update).model_dump_json(indent=1)
+        (folder / LEARNED).write_text(text, encoding="utf-8")
+        return load(folder)
+
+    def _settled(self) -> Saved:
+        """What was learned besides vocabularies."""
         seen = {name: self._ranges[name] for name in self._log1p}
         tails = {name: (found.low, found.high, found.mean) for name, found in seen.items()}
         schema = settled(self._schema, self.rows, tails)
@@ -334,30 +420,17 @@ class Learner:
             for name, found in self._ranges_of_log1p.items()
             if "log1p" in schema.numbers[name].transform
         }
-        ids = schema.ids
-        files = {
-            name: f"{name}.parquet" for name, field in ids.items() if isinstance(field, Vocabulary)
-        }
-
-        def write_vocabulary(name: str) -> None:
-            found = vocabulary(self.counts.tables(name), ids[name])
-            found.write_parquet(folder / files[name])
-
-        for _ in computed_ahead(write_vocabulary, files, 2, threads=2):
-            pass
         quantiles = {
             name: edges_of_quantiles(self.counts.tables(name), field.buckets)
-            for name, field in ids.items()
+            for name, field in schema.ids.items()
             if isinstance(field, Quantiles)
         }
-        saved = Saved(
+        return Saved(
             schema_=schema,
             ranges={**self._ranges, **chosen},
             quantiles=quantiles,
-            vocabularies=files,
+            vocabularies={},
         )
-        (folder / LEARNED).write_text(saved.model_dump_json(indent=1), encoding="utf-8")
-        return load(folder)
 
 
 class Saved(Section):
@@ -368,12 +441,16 @@ class Saved(Section):
         ranges: of every number, by name.
         quantiles: inner edges of the fields cut at quantiles, by name.
         vocabularies: file of each vocabulary, in the same folder, by field.
+        period: number of the newest period of a log that comes in periods; else 0.
+        waiting: there, file of the ids that wait for a row, by field.
     """
 
     schema_: Schema
     ranges: dict[str, NumberRange]
     quantiles: dict[str, list[float]]
     vocabularies: dict[str, str]
+    period: int = Field(0, ge=0, lt=2**31)
+    waiting: dict[str, str] = Field(default_factory=dict)
 
     @field_validator("schema_")
     @classmethod
@@ -462,6 +539,30 @@ def read_vocabulary(
         return read_values(folder / _plain(saved.vocabularies[field]), size)
     except (OSError, KeyError, ValueError, pl.exceptions.PolarsError) as failure:
         raise _damaged(folder / LEARNED, failure, remedy) from None
+
+
+def rows_of_new_ids(folder: Path, remedy: str = _REMEDY) -> dict[str, np.ndarray]:
+    """The rows that went to new ids in the newest period, by field of a vocabulary.
+
+    Args:
+        folder: of a log that comes in periods.
+        remedy: what to do where the folder is damaged.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    saved = read_saved(folder, remedy)
+    try:
+        since = {
+            name: pl.read_parquet(folder / _plain(file), columns=[ROW_SINCE])[ROW_SINCE]
+            for name, file in saved.vocabularies.items()
+        }
+    except (OSError, KeyError, pl.exceptions.PolarsError) as failure:
+        raise _damaged(folder / LEARNED, failure, remedy) from None
+    return {
+        name: np.flatnonzero((one == saved.period).to_numpy()) + FIRST_ROW
+        for name, one in since.items()
+    }
 
 
 def _damaged(path: Path, reason: object, remedy: str) -> DataError:

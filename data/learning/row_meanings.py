@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from stampede.data.errors import DataError
+from stampede.data.formulas import stable_hashes
 from stampede.data.learning.learned import LEARNED, NumberRange, Saved, read_saved, read_vocabulary
 from stampede.data.learning.vocabulary import FIRST_ROW, UNSEEN_ROW, RowsOfIds
 from stampede.data.prepared.manifest import (
@@ -163,6 +164,22 @@ def matched_rows(saved: RowMeanings, now: RowMeanings) -> np.ndarray:
         if then is not None and here is not None:
             found[here] = then
     return found
+
+
+def keys_of_rows(folder: Path, field: str, rows: np.ndarray, remedy: str = REMEDY) -> np.ndarray:
+    """A hash of the ids of some rows of a field's table, `[n]` uint64; see `stable_hashes`.
+
+    Args:
+        folder: a prepared folder, perhaps without rows.
+        field: of a vocabulary.
+        rows: `[n]`, none of missing or unseen ids.
+        remedy: what to do where the folder is damaged.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    ids = row_meanings(folder, remedy)[field].values()
+    return stable_hashes(ids.gather(rows - FIRST_ROW))
 
 
 def vocabulary_fingerprint(folder: Path, remedy: str = REMEDY) -> str:

@@ -98,6 +98,8 @@ class Manifest(Section):
         parts: shards of each part, in order.
         learned: files with what was learned from the training part, if anything was.
         bad_rows: number of rows left out; they are in `bad_rows.jsonl`.
+        period: number of this period of a log, from 1; 0 of a log without periods. A period has a
+            training part only, whose rows are scored before they are trained on.
         source: what the data were made of, and how.
     """
 
@@ -112,6 +114,7 @@ class Manifest(Section):
     parts: dict[PartName, list[ShardEntry]]
     learned: list[FileEntry] = Field(default_factory=list)
     bad_rows: Count = 0
+    period: Count = 0
     source: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
@@ -15,9 +15,19 @@ import torch
 from torch import Tensor
 
 from stampede.data.errors import DataError
+from stampede.data.learning.learned import rows_of_new_ids
 from stampede.data.parallel import run_tasks
 from stampede.data.prepared.arrays import damaged, map_shard, values_of
-from stampede.data.prepared.manifest import MANIFEST, Manifest, PartName, ShardEntry, read_manifest
+from stampede.data.prepared.manifest import (
+    LEARNED_FOLDER,
+    MANIFEST,
+    REMEDY,
+    FieldEntry,
+    Manifest,
+    PartName,
+    ShardEntry,
+    read_manifest,
+)
 from stampede.data.samples import Bag, Dataset, Samples
 from stampede.settings import cut
 
@@ -39,7 +49,7 @@ def open_prepared(folder: Path) -> Dataset:
             manifest says.
     """
     manifest = read_manifest(folder)
-    for part in ("train", "test"):
+    for part in ("train",) if manifest.period else ("train", "test"):
         if not manifest.rows(part):
             raise DataError(
                 f"{folder / MANIFEST}: the {part} part has no rows; choose another split to "
@@ -47,17 +57,25 @@ def open_prepared(folder: Path) -> Dataset:
             )
     has_validation = manifest.rows("validation") > 0
     entries = {entry.name: entry for entry in manifest.fields}
+    train = open_part(folder, manifest, "train")
+    if manifest.period:
+        new = rows_of_new_ids(folder / LEARNED_FOLDER, REMEDY)
+        test = BeforePeriod(train, manifest.fields, new)
+    else:
+        new, test = {}, open_part(folder, manifest, "test")
     return Dataset(
         vocabulary_sizes={name: entry.rows for name, entry in entries.items()},
         numbers=len(manifest.numbers),
-        train=open_part(folder, manifest, "train"),
+        train=train,
         validation=open_part(folder, manifest, "validation") if has_validation else None,
-        test=open_part(folder, manifest, "test"),
+        test=test,
         multi=tuple(entry.name for entry in manifest.multi()),
         has_weight=manifest.has_weight,
         unknown_rows={name: entry.unknown_rows for name, entry in entries.items()},
         unseen_rows={n: e.unseen_row for n, e in entries.items() if e.unseen_row is not None},
         features=cut(str(manifest.source.get("features", ""))),
+        period=manifest.period,
+        rows_of_new_ids=new,
     )
 
 
@@ -96,6 +114,55 @@ class Shard:
     rows: int
     arrays: Mapping[str, Tensor]
     maps: Mapping[str, np.memmap] = field(default_factory=dict)
+
+
+class BeforePeriod:
+    """The rows of a period as the model knew their ids before it: new ids were unseen.
+
+    Args:
+        part: the rows as they are trained on.
+        fields: of them, single-valued ones first.
+        new: rows of the tables that new ids got, by field.
+    """
+
+    def __init__(
+        self, part: ShardedPart, fields: Sequence[FieldEntry], new: Mapping[str, np.ndarray]
+    ) -> None:
+        self._part = part
+        self.rows, self.device = part.rows, part.device
+        # The row of each row before, by field; None where the field has no vocabulary.
+        before = [_row_before(entry, new.get(entry.name)) for entry in fields]
+        single = sum(not entry.multi for entry in fields)
+        self._single, self._multi = before[:single], before[single:]
+
+    def read(self, rows: Tensor) -> Samples:
+        """See `Part`."""
+        samples = self._part.read(rows)
+        # What was read is a copy.
+        for column, before in zip(samples.ids.T, self._single, strict=True):
+            if before is not None:
+                column.copy_(before[column.long()])
+        bags = [
+            bag if before is None else Bag(before[bag.values.long()].to(bag.values), bag.lengths)
+            for bag, before in zip(samples.bags, self._multi, strict=True)
+        ]
+        return replace(samples, bags=tuple(bags))
+
+    def label(self, rows: Tensor) -> Tensor:
+        """See `Part`."""
+        return self._part.label(rows)
+
+    def weight(self, rows: Tensor) -> Tensor | None:
+        """See `Part`."""
+        return self._part.weight(rows)
+
+
+def _row_before(entry: FieldEntry, new: np.ndarray | None) -> Tensor | None:
+    if new is None:
+        return None
+    before = torch.arange(entry.rows)
+    before[torch.from_numpy(new)] = entry.unseen_row
+    return before
 
 
 class _Piece(NamedTuple):

@@ -101,11 +101,13 @@ def write_manifest(
     parts: dict[PartName, list[ShardEntry]],
     bad_rows: BadRows,
     source: dict[str, Any],
+    period: int = 0,
 ) -> None:
     """Write what the folder consists of; the last file of a preparation.
 
     Args:
         source: what the rows were made of, besides files and options.
+        period: see `Manifest`.
     """
     marks = bad_rows.marks_by_column()
     manifest = Manifest(
@@ -119,6 +121,7 @@ def write_manifest(
         parts=parts,
         learned=[file_entry(path, folder) for path in sorted((folder / LEARNED_FOLDER).iterdir())],
         bad_rows=bad_rows.count,
+        period=period,
         source={
             "files": [str(file) for file in log.files],
             "options": options.model_dump(mode="json"),

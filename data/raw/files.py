@@ -49,14 +49,14 @@ def expand(patterns: str | Sequence[str]) -> list[Path]:
         for file in files:
             if file.is_dir():
                 raise DataError(f"{file}: is a folder; write its files, such as {file}/*.csv")
-        found += sorted(files, key=_naturally)
+        found += sorted(files, key=naturally)
     if len(set(found)) != len(found):
         twice = next(file for file in found if found.count(file) > 1)
         raise DataError(f"{twice}: stands twice among the files")
     return found
 
 
-def _naturally(path: Path) -> list[tuple[int, str | int]]:
+def naturally(path: Path) -> list[tuple[int, str | int]]:
     """Sorts day_2 before day_10."""
     parts = re.split(r"(\d+)", str(path))
     return [(1, int(part)) if part.isdigit() else (0, part) for part in parts]

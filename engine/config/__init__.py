@@ -197,6 +197,12 @@ class CheckpointSection(Section):
         description="checkpoint, or run folder (its best epoch), whose weights a new run begins "
         "with, rows of tables by their ids; relative to the working folder",
     )
+    init_state: Literal["weights", "all"] = Field(
+        "weights",
+        description="what init_from takes. weights: as a new run; all: also the optimizers' "
+        "moments, of rows by their ids, and the number of steps, as one that goes on with a new "
+        "log",
+    )
     every_steps: int = Field(
         0, ge=0, description="steps between further checkpoints within an epoch; 0: none"
     )
