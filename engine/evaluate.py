@@ -27,6 +27,9 @@ from stampede.engine.reading import Reader
 
 T = TypeVar("T")
 
+# What names of metrics of samples with new ids begin with.
+NEW_IDS = "new_ids_"
+
 # Samples of all ranks that are sent to rank 0 at a time, at least.
 _TOGETHER = 1 << 17
 
@@ -155,7 +158,7 @@ class _Scores:
         found = self._metrics.result()
         if self._metrics_of_new_ids is not None and self._metrics_of_new_ids.samples:
             apart = self._metrics_of_new_ids.result()
-            found |= {f"new_ids_{n}": v for n, v in apart.items() if n != "attainable_auc"}
+            found |= {NEW_IDS + n: v for n, v in apart.items() if n != "attainable_auc"}
         return found
 
     def _send(self) -> None:

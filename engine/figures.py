@@ -118,7 +118,7 @@ def draw_periods(lines: Sequence[dict[str, Any]], title: str) -> bytes:
     third.set_ylim(bottom=0)
     for axes in (first, second, third):
         axes.grid(alpha=0.3)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     figure.suptitle(title)
     as_written([figure._suptitle])
     return to_png(figure)
