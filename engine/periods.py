@@ -95,12 +95,14 @@ def train_incrementally(
         TrainingStoppedError: training cannot go on.
         InterruptedRunError: a signal asked to stop.
     """
-    whole = load_config(path, [*overrides, "checkpoint.resume=auto"], launched_world_size())
+    given = [*overrides, "checkpoint.resume=auto"]
+    whole = load_config(path, given, launched_world_size())
     if not isinstance(whole.data, RawSection):
         raise SettingsError(
             f"{path}: data.kind is {whole.data.kind!r}, which has no files that come one after the "
             "other; write criteo_kaggle, criteo_1tb, avazu or table"
         )
+    whole = load_config(path, [*given, "data.split=periods"], launched_world_size())
     folder = RunFolder(Path(whole.run.dir) / whole.run.name)
     with processes(whole.run.device) as here, folder:
         here.on_main(lambda: folder.reserve(whole))
@@ -163,11 +165,9 @@ class _Periods:
             told = False
             taken += self._train(period)
         if self._here.is_main:
-            left = "" if taken else "no new file in "
             self._draw()
-            print(
-                f"{left or f'{taken} new period{'s' * (taken != 1)} in '}{self._folder.path}, see {PICTURE}"
-            )
+            what = f"{taken} new periods in" if taken else "no new file for"
+            print(f"{what} {self._folder.path}, see {PICTURE}")
 
     def _next(self, follow: bool) -> Period | None:
         """The period to train, noted in the ledger; None if there is no new file."""

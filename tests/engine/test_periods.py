@@ -1,0 +1,300 @@
+"""A log that comes in files: each is scored, then trained on; started again, only new ones are."""
+
+import gzip
+import json
+import shutil
+
+import pytest
+import torch
+
+from stampede.data import DataError
+from stampede.engine import api, incremental, periods
+from stampede.engine.config.load import load_config
+from stampede.engine.errors import RunFolderError
+from stampede.engine.run import run
+from support.periods import (
+    DIM,
+    FIELDS,
+    ids_of,
+    lines,
+    period,
+    rows_of,
+    tensors,
+    train,
+    write_job,
+    write_log,
+)
+from support.ranks import run_ranks
+from support.warm_starts import tensors_of
+
+# So small a rate leaves the weights as they were drawn.
+STILL = ("optim.embedding.lr=1e-30", "optim.embedding.l2=0")
+
+
+def write_logs(folder, starts, **options):
+    path = write_job(folder)
+    for number, start in enumerate(starts, 1):
+        write_log(folder / f"log{number}.csv", start, seed=number, **options)
+    return path
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """A folder with three periods; half of the users of each are new."""
+    folder = tmp_path_factory.mktemp("three")
+    train(write_logs(folder, [0, 30, 60]), ["checkpoint.keep=3"])
+    return folder
+
+
+def test_every_file_is_a_period_and_new_ones_are_taken_later(three, tmp_path, capsys):
+    folder = tmp_path / "grown"
+    path = write_logs(folder, [0, 30])
+    train(path)
+    printed = capsys.readouterr().out
+    assert "period   1  log1.csv        400 rows  not scored: the first" in printed
+    assert "period   2  log2.csv        400 rows  AUC 0." in printed
+    assert "2 new periods in" in printed
+    write_log(folder / "log3.csv", 60, seed=3)
+    train(path)
+    found = [{k: v for k, v in line.items() if k != "file"} for line in lines(folder)]
+    assert found == [{k: v for k, v in line.items() if k != "file"} for line in lines(three)]
+    assert [line["step"] for line in found] == [7, 14, 21]
+    assert (folder / "runs/ads/periods.png").read_bytes()[:4] == b"\x89PNG"
+    capsys.readouterr()
+    before = (folder / "runs/ads/metrics.jsonl").read_bytes()
+    train(path)
+    assert "no new file for" in capsys.readouterr().out
+    assert (folder / "runs/ads/metrics.jsonl").read_bytes() == before
+    # The rows of old periods are not needed any more, nor are all of their checkpoints.
+    assert not (folder / "runs/ads/cache").exists()
+    kept = [number for number in (1, 2, 3) if (period(folder, number) / "checkpoints").exists()]
+    assert kept == [2, 3] and (period(folder, 1) / "summary.json").exists()
+
+
+def test_a_period_is_scored_by_the_model_before_it(three):
+    """The scores of `predict` with the run of the period before are an independent way."""
+    for number in (2, 3):
+        before = api.open_run(period(three, number - 1))
+        scores = torch.from_numpy(before.score(three / f"log{number}.csv"))
+        rows = (three / f"log{number}.csv").read_text().splitlines()[1:]
+        labels = torch.tensor([float(row[0]) for row in rows], dtype=torch.float64)
+        logloss = torch.nn.functional.binary_cross_entropy(scores, labels)
+        line = lines(three)[number - 1]
+        assert line["logloss"] == pytest.approx(float(logloss), rel=1e-5)
+        known = ids_of(three, number - 1, "user")
+        new = torch.tensor([row.split(",")[1] not in known for row in rows])
+        assert 0 < line["new_ids_samples"] == int(new.sum()) < 400
+        apart = torch.nn.functional.binary_cross_entropy(scores[new], labels[new])
+        assert line["new_ids_logloss"] == pytest.approx(float(apart), rel=1e-5)
+
+
+def test_rows_and_moments_go_on_by_their_ids(tmp_path):
+    """Rows that a period does not touch stay as they were, those that it does count on."""
+    folder = tmp_path / "kept"
+    path = write_logs(folder, [0, 30])
+    train(path, ["optim.embedding.rows=touched", "optim.embedding.l2=0"])
+    then, now = tensors(folder, 1), tensors(folder, 2)
+    before, after = ids_of(folder, 1, "user"), ids_of(folder, 2, "user")
+    seen = {row.split(",")[1] for row in (folder / "log2.csv").read_text().splitlines()[1:]}
+    absent, shared = before.keys() - seen, before.keys() & seen
+    assert len(absent) > 10 and len(shared) > 10 and before.items() <= after.items()
+    for text in absent:
+        was, found = rows_of(then, "user", before[text]), rows_of(now, "user", after[text])
+        assert torch.equal(found, was) and was[1].any()
+    for text in shared:
+        was, found = rows_of(then, "user", before[text]), rows_of(now, "user", after[text])
+        assert not torch.equal(found, was)
+    steps = [now[name] for name in now if name.endswith(".step")]
+    assert steps and all(float(step) == 14 for step in steps)
+
+
+def test_a_row_begins_by_its_id_wherever_and_whenever(tmp_path):
+    late, early = tmp_path / "late", tmp_path / "early"
+    train(write_logs(late, [0, 30]), STILL)
+    train(write_logs(early, [30]), STILL)
+    assert ids_of(late, 2, "user").keys() >= ids_of(early, 1, "user").keys()
+    found, expected = tensors(late, 2), tensors(early, 1)
+    moved = 0
+    for text, row in ids_of(early, 1, "user").items():
+        place = ids_of(late, 2, "user")[text]
+        moved += place != row
+        values = rows_of(found, "user", place)[0], rows_of(expected, "user", row)[0]
+        assert torch.equal(values[0][:DIM], values[1][:DIM])
+    assert moved > 10
+    drawn = torch.stack([rows_of(expected, "user", row)[0][:DIM] for row in range(2, 50)])
+    assert 0.7 < float(drawn.std()) / load_config(early / "ads.yaml").model.init_std < 1.3
+
+
+def test_the_row_of_an_id_that_is_given_up_begins_anew(tmp_path):
+    """As a new row would, moments included; the table stays as large as it may be."""
+    capped, free = tmp_path / "capped", tmp_path / "free"
+    for folder, most in ((capped, "data.max_rows=60"), (free, "data.max_rows=null")):
+        train(write_logs(folder, [0, 60]), [*STILL, most])
+    kept, every = ids_of(capped, 2, "user"), ids_of(free, 2, "user")
+    assert len(kept) == 60 < len(every)
+    reused = [text for text in kept if kept[text] in ids_of(capped, 1, "user").values()]
+    new = [text for text in reused if text not in ids_of(capped, 1, "user")]
+    assert len(new) > 20
+    found, expected = tensors(capped, 2), tensors(free, 2)
+    for text in new:
+        row, free_row = (rows_of(t, "user", r[text]) for t, r in ((found, kept), (expected, every)))
+        assert torch.equal(row[0][:DIM], free_row[0][:DIM])
+    # What its moments were before would show: here they are those of one period.
+    gradients = [rows_of(found, "user", kept[text])[2].sum() for text in new]
+    apart = [rows_of(expected, "user", every[text])[2].sum() for text in new]
+    torch.testing.assert_close(torch.stack(gradients), torch.stack(apart), rtol=1e-3, atol=0)
+
+
+def test_the_first_period_is_a_run_of_train(three, tmp_path):
+    alone = load_config(
+        three / "ads.yaml",
+        ["data.split=periods", f"data.path={three}/log1.csv", f"run.dir={tmp_path}",
+         f"data.cache={tmp_path}/cache"],
+    )  # fmt: skip
+    run(alone)
+    found, expected = tensors_of(tmp_path / "ads/checkpoints/epoch_0001"), tensors(three, 1)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["table_wise", "row_wise", "data_parallel"])
+def test_any_number_of_ranks_and_another_one_tomorrow(three, tmp_path, plan):
+    folder = tmp_path / plan
+    path = write_logs(folder, [0, 30, 60])
+    waiting = []
+    for number in (3, 2):
+        log = folder / f"log{number}.csv"
+        waiting.insert(0, (log.rename(folder / f"{number}"), log))
+    overrides = [f"sharding.plan={plan}", "checkpoint.keep=3"]
+    for ranks, (kept, log) in zip((2, 4), [*waiting], strict=True):
+        run_ranks(ranks, train, path, overrides)
+        kept.rename(log)
+    train(path, overrides)
+    found, expected = tensors(folder, 3), tensors(three, 3)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        scale = max(float(tensor.double().abs().max()), 1e-8)
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=2e-5 * scale)
+    for one, other in zip(lines(folder), lines(three), strict=True):
+        assert one["auc"] == pytest.approx(other["auc"], abs=1e-5)
+        assert one["new_ids_samples"] == other["new_ids_samples"]
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["prepare", "evaluate", "step", "_finish", "_draw"],
+)
+def test_what_ends_in_the_middle_goes_on_with_the_same_bits(three, tmp_path, monkeypatch, place):
+    """As a kill would leave it: an error that nobody handles, at several places."""
+    folder = tmp_path / "killed"
+    path = write_logs(folder, [0, 30, 60])
+    calls = []
+
+    def failing(*arguments, **options):
+        calls.append(1)
+        if len(calls) in (2, 5):
+            raise KeyboardInterrupt
+        return original(*arguments, **options)
+
+    owner, name = {
+        "prepare": (__import__("stampede.engine.reading", fromlist=["x"]), "prepare"),
+        "evaluate": (__import__("stampede.engine.evaluate", fromlist=["x"]), "evaluate"),
+        "step": (__import__("stampede.engine.trainer", fromlist=["x"]), "train_step"),
+        "_finish": (periods._Periods, "_finish"),
+        "_draw": (periods._Periods, "_draw"),
+    }[place]
+    original = getattr(owner, name)
+    monkeypatch.setattr(owner, name, failing)
+    for _ in range(4):
+        try:
+            train(path, ["checkpoint.keep=3", "checkpoint.every_steps=2"])
+        except KeyboardInterrupt:
+            continue
+        break
+    assert len(calls) > 5 or place != "step"
+    found, expected = tensors(folder, 3), tensors(three, 3)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert [{**line, "file": ""} for line in lines(folder)] == [
+        {**line, "file": ""} for line in lines(three)
+    ]
+
+
+def test_a_damaged_file_stops_or_is_left_out(tmp_path, capsys):
+    folder = tmp_path / "damaged"
+    path = write_logs(folder, [0, 30])
+    whole = gzip.compress((folder / "log1.csv").read_bytes())
+    (folder / "log1.csv.gz").write_bytes(whole[: len(whole) // 2])
+    where = [f"data.path={folder}/log*"]
+    with pytest.raises(DataError, match=r"log1\.csv\.gz: "):
+        train(path, where)
+    assert [line["file"] for line in lines(folder)] == [str(folder / "log1.csv")]
+    train(path, where, on_bad_file="skip")
+    assert [line["file"][-8:] for line in lines(folder)] == ["log1.csv", "log2.csv"]
+    assert [line["period"] for line in lines(folder)] == [1, 2]
+    (left_out,) = lines(folder, "left_out")
+    assert left_out["file"].endswith("log1.csv.gz") and "log1.csv.gz: " in left_out["reason"]
+    assert "left out: " in capsys.readouterr().err
+    # It stays left out, also after it was mended.
+    (folder / "log1.csv.gz").write_bytes(whole)
+    train(path, where)
+    assert len(lines(folder)) == 2
+
+
+def test_files_that_come_late_or_change_are_refused(tmp_path):
+    folder = tmp_path / "late"
+    path = write_logs(folder, [0, 30])
+    train(path)
+    write_log(folder / "log0.csv", 10, seed=9)
+    with pytest.raises(DataError, match=r"log0\.csv: comes before .*log2\.csv.* --on-bad-file"):
+        train(path)
+    train(path, on_bad_file="skip")
+    assert len(lines(folder)) == 2 and len(lines(folder, "left_out")) == 1
+    with (folder / "log2.csv").open("a") as log:
+        log.write("1,u1,a1,s1,0.5\n")
+    with pytest.raises(DataError, match=r"log2\.csv: was trained on with .* put new rows into"):
+        train(path)
+
+
+def test_mistakes_are_told_in_a_sentence(three, tmp_path, capsys):
+    synthetic = tmp_path / "quick.yaml"
+    synthetic.write_text(f"run: {{dir: {tmp_path}}}\n")
+    assert incremental.main([str(synthetic)]) == 2
+    assert "data.kind is 'synthetic', which has no files" in capsys.readouterr().err
+    path = write_job(tmp_path / "none")
+    assert incremental.main([str(path)]) == 2
+    assert "no such file or glob" in capsys.readouterr().err
+    assert incremental.main([str(path), "data.test_fraction=0.1"]) == 2
+    assert "test_fraction does not go with split: periods" in capsys.readouterr().err
+    damaged = tmp_path / "damaged"
+    shutil.copytree(three, damaged)
+    (damaged / "runs/ads/periods.json").write_text("{")
+    with pytest.raises(RunFolderError, match=r"periods\.json: damaged .* another run\.name"):
+        train(damaged / "ads.yaml", [f"run.dir={damaged}/runs"])
+    of_train = tmp_path / "of_train/runs/ads"
+    (of_train / "checkpoints").mkdir(parents=True)
+    (of_train / "config.yaml").write_text("")
+    with pytest.raises(RunFolderError, match="holds a run of `train`"):
+        train(three / "ads.yaml", [f"run.dir={tmp_path}/of_train/runs"])
+
+
+def test_other_fields_than_the_first_periods_are_refused(tmp_path):
+    folder = tmp_path / "other"
+    path = write_logs(folder, [0])
+    train(path)
+    schema = (folder / "schema.yaml").read_text()
+    (folder / "schema.yaml").write_text(schema.replace("  ad: {min_count: 1}\n", ""))
+    write_log(folder / "log2.csv", 30, seed=2)
+    with pytest.raises(DataError, match="other ids than this schema: ad is in one of them only"):
+        train(path)
+
+
+def test_fields_of_other_kinds_keep_their_rows(three):
+    assert FIELDS[2] == "site"
+    sizes = [
+        json.loads((period(three, number) / "inputs/manifest.json").read_text())["fields"]
+        for number in (1, 3)
+    ]
+    rows = [{one["name"]: one["rows"] for one in of_period} for of_period in sizes]
+    assert rows[0]["site"] == rows[1]["site"] == 8
+    assert rows[0]["user"] < rows[1]["user"]
