@@ -50,6 +50,7 @@ class Report:
     Attributes:
         quick: the same.
         others: what else runs on the machine.
+        found: results so far, by name.
     """
 
     def __init__(self, out: Path, quick: bool = False) -> None:
@@ -57,15 +58,15 @@ class Report:
         self.quick = quick
         self._machine = describe_machine()
         self.others = OtherProcesses()
-        self._found: dict[str, Any] = {}
+        self.found: dict[str, Any] = {}
 
     def add(self, **found: Any) -> None:
         """Take in results under their names, and write the file."""
-        self._found.update(found)
+        self.found.update(found)
         report = {
             "machine": {**self._machine, "other_processes": round(self.others.share(), 4)},
             "quick": self.quick,
-            **self._found,
+            **self.found,
         }
         write_file(self._out, json.dumps(report, indent=1) + "\n")
 

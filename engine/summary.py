@@ -42,6 +42,9 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
     parts = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
     rows = {name: part.rows for name, part in parts.items() if part is not None}
     ids = sum(dataset.vocabulary_sizes.values())
+    if dataset.period:
+        # The same rows, scored before they are trained on.
+        del rows["test"]
     return {
         **_metrics(selected["test"]),
         **{part: _metrics(selected[part]) for part in selected if part != "test"},
@@ -61,6 +64,7 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
         "steps": progress.step,
         "epochs": progress.epoch,
         "batch_size": config.train.batch_size,
+        "period": dataset.period or None,
         "rows": rows,
         "ids": ids,
         "parameters": {
@@ -146,7 +150,9 @@ def _metric_table(summary: dict[str, Any]) -> str:
     """Metrics of the selected epoch, and beside them those of the last one where it is another."""
     best, last = summary["best_epoch"], summary["last"]
     blocks = [selected_metrics(summary)]
-    if not best:
+    if summary.get("period"):
+        title = f"period {summary['period']}: its rows, scored before they were trained on"
+    elif not best:
         title = f"last evaluation, after step {summary['steps']:,}"
     else:
         title = f"epoch {best}: best AUC on the {summary['selected_on']} part"

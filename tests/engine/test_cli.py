@@ -12,6 +12,7 @@ from stampede.data.describe import main as describe
 from stampede.data.prepare import main as prepare
 from stampede.engine import cli
 from stampede.engine.export import main as export
+from stampede.engine.incremental import main as incremental
 from stampede.engine.predict import main as predict
 from stampede.engine.report.__main__ import main as report
 from stampede.engine.sweep.__main__ import main as sweep
@@ -23,6 +24,7 @@ COMMANDS = {
     "apply": apply,
     "describe": describe,
     "export": export,
+    "incremental": incremental,
     "predict": predict,
     "prepare": prepare,
     "report": report,
