@@ -1,4 +1,4 @@
-"""The tables of the manual that are made from results: docs/speed.md and docs/choices.md.
+"""The tables of the manual that are made from results, on the pages of `PAGES`.
 
 python benchmarks/manual_tables.py            # prints them
 python benchmarks/manual_tables.py --write    # replaces those in the manual
@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import floors
+import incremental
 import quality
 import speeds
 import waiting_rows
@@ -73,6 +74,37 @@ def quality_tables(results: Path) -> str:
         return "Not measured yet: `python benchmarks/quality.py`."
     found = json.loads(path.read_text())
     return f"{quality.table(found['runs']).strip()}\n\n{_measured_on(found['machine'])}"
+
+
+def incremental_tables(results: Path) -> str:
+    """What going on from period to period is worth, from incremental.py."""
+    path = results / "incremental.json"
+    if not path.exists():
+        return "Not measured yet: `python benchmarks/incremental.py --log LOG`."
+    found = json.loads(path.read_text())
+    seconds = found["seconds_of_second_half"]
+    rows = [
+        [
+            label,
+            f"{found['mean'][way]['auc']:.4f}",
+            f"{found['mean'][way]['logloss']:.4f}",
+            f"{seconds[way]:.0f}",
+        ]
+        for way, label in incremental.NAMES.items()
+    ]
+    heads = ["trained", "AUC", "logloss", "seconds, start-up included"]
+    grown = "; ".join(
+        f"{line['new']:,} new ids into {line['kept']:,} rows {line['seconds']:.1f} s, "
+        f"{line['evicting_seconds']:.1f} s where they take rows of others"
+        for line in found["growth"]
+    )
+    parts = [
+        "![AUC of the last six periods](../benchmarks/results/incremental.png)",
+        _markdown(heads, rows),
+        f"Giving new ids their rows takes: {grown}.",
+        _measured_on(found["machine"]),
+    ]
+    return "\n\n".join(parts)
 
 
 def _markdown(heads: list[str], rows: list[list[str]]) -> str:
@@ -260,7 +292,11 @@ def _bf16_auc(found: dict) -> str:
 
 
 # What makes the tables of a page.
-PAGES = {"docs/speed.md": tables, "docs/choices.md": quality_tables}
+PAGES = {
+    "docs/speed.md": tables,
+    "docs/choices.md": quality_tables,
+    "docs/incremental.md": incremental_tables,
+}
 
 
 if __name__ == "__main__":

@@ -142,6 +142,7 @@ class _Periods:
         self._sizes: dict[Path, tuple[int, float]] = {}
 
     def train(self, follow: bool) -> None:
+        """Train on all new files, and where `follow` says so on those to come."""
         signals = StopSignals()
         agreement = Agreement(self._here, signals, 0)
         taken, told = 0, False
@@ -163,7 +164,11 @@ class _Periods:
             if period is None:
                 break
             told = False
-            taken += self._train(period)
+            # Training has its own way to stop.
+            if self._is_trained(period):
+                taken += 1
+                with signals.watched():
+                    self._here.on_main(lambda period=period: self._finish(period))
         if self._here.is_main:
             self._draw()
             what = f"{taken} new periods in" if taken else "no new file for"
@@ -228,29 +233,27 @@ class _Periods:
             return False
         return time.monotonic() - since >= _AT_REST_SECONDS
 
-    def _train(self, period: Period) -> int:
-        """Train a period to its end; the number of periods trained, 0 or 1."""
-
-        config = self._config(period)
+    def _is_trained(self, period: Period) -> bool:
+        """Train a period to its end; False if it is left out."""
         run = self._folder.path / period.name
-        if not self._here.on_main(lambda: (run / "summary.json").exists()):
-            printed = StringIO()
-            try:
-                # Forty lines for each file would hide what is new.
-                with redirect_stdout(printed):
-                    run_here(config, self._here)
-                self._here.on_main(lambda: write_file(run / OUTPUT, printed.getvalue()))
-            except DataError as failure:
-                # Of the file itself; a full disk is no fault of it.
-                of_file = str(failure).startswith(f"{period.file}:")
-                known = getattr(failure, "known_to_all_ranks", False)
-                if self._on_bad_file == "error" or not (of_file and known):
-                    raise
-                reason = str(failure)
-                self._here.on_main(lambda: self._leave_out(period, reason))
-                return 0
-        self._here.on_main(lambda: self._finish(period, config))
-        return 1
+        if self._here.on_main(lambda: (run / "summary.json").exists()):
+            return True
+        printed = StringIO()
+        try:
+            # Forty lines for each file would hide what is new.
+            with redirect_stdout(printed):
+                run_here(self._config(period), self._here)
+            self._here.on_main(lambda: write_file(run / OUTPUT, printed.getvalue()))
+        except DataError as failure:
+            # Of the file itself; a full disk is no fault of it.
+            of_file = str(failure).startswith(f"{period.file}:")
+            known = getattr(failure, "known_to_all_ranks", False)
+            if self._on_bad_file == "error" or not (of_file and known):
+                raise
+            reason = str(failure)
+            self._here.on_main(lambda: self._leave_out(period, reason))
+            return False
+        return True
 
     def _config(self, period: Period) -> Config:
         own = {
@@ -269,7 +272,7 @@ class _Periods:
         given = [f"{key}={json.dumps(value)}" for key, value in own.items()]
         return load_config(self._path, [*self._overrides, *given], self._here.world_size)
 
-    def _finish(self, period: Period, config: Config) -> None:
+    def _finish(self, period: Period) -> None:
         """Note a period's result and delete what no later one needs; may be done again."""
         run = self._folder.path / period.name
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
@@ -290,7 +293,7 @@ class _Periods:
             print(_shown(line), flush=True)
         self._draw()
         shutil.rmtree(self._folder.path / "cache", ignore_errors=True)
-        last = period.number - config.checkpoint.keep
+        last = period.number - self._whole.checkpoint.keep
         for older in (self._folder.path / f"period_{number:04d}" for number in range(1, last + 1)):
             for kept in (older / "checkpoints", older / "inputs"):
                 if kept.exists():

@@ -2,13 +2,18 @@
 
 import gzip
 import json
+import random
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
 
 from stampede.data import DataError
-from stampede.engine import api, incremental, periods
+from stampede.engine import api, evaluate, incremental, periods, reading, trainer
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.run import run
@@ -25,6 +30,7 @@ from support.periods import (
     write_log,
 )
 from support.ranks import run_ranks
+from support.waiting import HANG, wait_for
 from support.warm_starts import tensors_of
 
 # So small a rate leaves the weights as they were drawn.
@@ -198,9 +204,9 @@ def test_what_ends_in_the_middle_goes_on_with_the_same_bits(three, tmp_path, mon
         return original(*arguments, **options)
 
     owner, name = {
-        "prepare": (__import__("stampede.engine.reading", fromlist=["x"]), "prepare"),
-        "evaluate": (__import__("stampede.engine.evaluate", fromlist=["x"]), "evaluate"),
-        "step": (__import__("stampede.engine.trainer", fromlist=["x"]), "train_step"),
+        "prepare": (reading, "prepare"),
+        "evaluate": (evaluate, "evaluate"),
+        "step": (trainer, "train_step"),
         "_finish": (periods._Periods, "_finish"),
         "_draw": (periods._Periods, "_draw"),
     }[place]
@@ -298,3 +304,48 @@ def test_fields_of_other_kinds_keep_their_rows(three):
     rows = [{one["name"]: one["rows"] for one in of_period} for of_period in sizes]
     assert rows[0]["site"] == rows[1]["site"] == 8
     assert rows[0]["user"] < rows[1]["user"]
+
+
+def started(path, *arguments):
+    program = [sys.executable, "-m", "stampede.engine.incremental", str(path), *arguments]
+    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_following_takes_files_that_are_whole_and_ends_on_a_signal(tmp_path):
+    folder = tmp_path / "followed"
+    path = write_job(folder)
+    process = started(path, "--follow")
+    assert process.stdout.readline().startswith("waiting for files: ")
+    write_log(folder / "log1.csv", 0, seed=1)
+    whole = (folder / "log1.csv").read_bytes()
+    (folder / "log1.csv").write_bytes(whole[:3000])
+    time.sleep(2)
+    # It was written in pieces, and only the whole of it is a period.
+    (folder / "log1.csv").write_bytes(whole)
+    assert wait_for(lambda: (folder / "runs/ads/periods.png").exists())
+    process.send_signal(signal.SIGTERM)
+    printed, errors = process.communicate(timeout=HANG)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert "between two periods; the same command goes on" in printed
+    assert [line["rows"] for line in lines(folder)] == [400]
+
+
+@pytest.mark.slow
+def test_kills_at_any_time_end_with_the_same_bits(three, tmp_path):
+    folder = tmp_path / "killed"
+    path = write_logs(folder, [0, 30, 60])
+    drawn = random.Random(5)
+    for _ in range(6):
+        process = started(path, "checkpoint.keep=3", "checkpoint.every_steps=2")
+        # From the import of torch to the third period, however slow the machine is.
+        waited = wait_for(lambda process=process: process.poll() is not None, drawn.uniform(3, 12))
+        process.kill()
+        process.communicate()
+        if waited:
+            break
+    train(path, ["checkpoint.keep=3", "checkpoint.every_steps=2"])
+    found, expected = tensors(folder, 3), tensors(three, 3)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    one, other = ([{**line, "file": ""} for line in lines(one)] for one in (folder, three))
+    assert one == other
