@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 
+import polars as pl
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -246,6 +247,14 @@ def test_a_table_of_another_shape(package):
     save_file(table, path)
     sealed(package)
     assert "tables/user.safetensors: found {" in refusal(package)
+
+
+def test_a_vocabulary_that_unpacks_to_more_than_its_table(package):
+    path = package / "vocabularies/user.parquet"
+    pl.DataFrame({"value": ["x"] * 3_000_000}).write_parquet(path)
+    assert path.stat().st_size < 10_000
+    sealed(package)
+    assert "user.parquet: 3,000,000 ids, but the table has " in refusal(package)
 
 
 def test_values_are_freed_when_no_later_step_needs_them():
