@@ -36,9 +36,12 @@ def check_unchanged(folder: Path, say: Callable[[str], object]) -> None:
     """
     manifest = read_manifest(folder)
     check_content(folder, [one for one in manifest.learned if (folder / one.name).exists()])
+    # Who opens the folder names a file that is absent.
     states, verified = _states(folder, manifest), _verified(folder)
     suspects = [
-        one for one in _files(manifest) if states.get(one.name, []) != verified.get(one.name)
+        one
+        for one in _files(manifest)
+        if one.name in states and states[one.name] != verified.get(one.name)
     ]
     if not suspects:
         return

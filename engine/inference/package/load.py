@@ -77,6 +77,8 @@ def load(folder: str | Path = HERE, device: str = "cpu") -> Model:
     try:
         _check_files(folder, about, text)
         return Model(folder, about, device)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
     # A package that somebody made by hand may be wrong in any way.
     except Exception as failure:
         said = " ".join(str(failure).split())[:500]
