@@ -27,6 +27,7 @@ from stampede.data.prepared.manifest import (
     PartName,
     read_manifest,
 )
+from stampede.data.prepared.verify import record_verified
 from stampede.data.prepared.writer import PartWriter
 from stampede.data.progress import RowProgress
 from stampede.files import make_folder
@@ -263,6 +264,7 @@ def _write(
     parts = {part: writer.finish() for part, writer in writers.items()}
     whole = manifest.model_copy(update={"parts": parts})
     (out / MANIFEST).write_text(whole.model_dump_json(indent=1), encoding="utf-8")
+    record_verified(out)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -45,8 +45,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede export",
         description="Write a trained model as a folder that scores without stampede: dense layers\n"
-        "(torch.export), tables (safetensors), vocabularies, and load.py, which needs torch,\n"
-        "safetensors, polars and numpy.",
+        "(JSON), weights and tables (safetensors), vocabularies, and load.py, which needs torch,\n"
+        "safetensors, polars and numpy. No file is a pickle; load.py checks the SHA-256 of all.",
         epilog="example:\n"
         "  stampede export runs/criteo model --rows int8\n"
         "  cd model && python -c 'from load import load; print(load().columns)'",

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from stampede.data.errors import DataError
 from stampede.files import FileEntry
@@ -59,17 +59,6 @@ class FieldEntry(Section):
         return tuple(row for row in (self.missing_row, self.unseen_row) if row is not None)
 
 
-class ShardFile(FileEntry):
-    """A file of a shard.
-
-    Attributes:
-        mtime_ns: when it was last written to, nanoseconds since 1970; None in the manifests of
-            older versions.
-    """
-
-    mtime_ns: int | None = None
-
-
 class ShardEntry(Section):
     """Some rows of a part, one `.npy` file per array.
 
@@ -82,7 +71,20 @@ class ShardEntry(Section):
     """
 
     rows: Annotated[int, Field(ge=1, lt=2**62)]
-    files: dict[str, ShardFile]
+    files: dict[str, FileEntry]
+
+    @field_validator("files", mode="before")
+    @classmethod
+    def _without_times(cls, files: Any) -> Any:
+        """Older versions had the times of files here."""
+        if not isinstance(files, dict):
+            return files
+        return {
+            name: {key: value for key, value in entry.items() if key != "mtime_ns"}
+            if isinstance(entry, dict)
+            else entry
+            for name, entry in files.items()
+        }
 
 
 class Manifest(Section):

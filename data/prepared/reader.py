@@ -17,7 +17,7 @@ from torch import Tensor
 from stampede.data.errors import DataError
 from stampede.data.learning.learned import rows_of_new_ids
 from stampede.data.parallel import run_tasks
-from stampede.data.prepared.arrays import damaged, map_shard, values_of
+from stampede.data.prepared.arrays import damaged, impossible, map_shard, values_of
 from stampede.data.prepared.manifest import (
     LEARNED_FOLDER,
     MANIFEST,
@@ -97,7 +97,8 @@ def _open_shard(folder: Path, manifest: Manifest, shard: ShardEntry) -> Shard:
     with warnings.catch_warnings():
         # The maps cannot be written; nothing here tries to.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return Shard(shard.rows, {name: torch.from_numpy(a) for name, a in maps.items()}, maps)
+        arrays = {name: torch.from_numpy(a) for name, a in maps.items()}
+        return Shard(shard.rows, arrays, maps, manifest)
 
 
 @dataclass(frozen=True)
@@ -109,11 +110,30 @@ class Shard:
         arrays: as the manifest names them: `ids`, `numbers`, `label`, perhaps `weight`, and
             `offsets_i`, `values_i` of the multi-valued fields.
         maps: the same as memory-mapped files, where they are.
+        manifest: says which values are possible, which `read` then checks; None: it need not.
     """
 
     rows: int
     arrays: Mapping[str, Tensor]
     maps: Mapping[str, np.memmap] = field(default_factory=dict)
+    manifest: Manifest | None = None
+
+    @cached_property
+    def ends(self) -> dict[str, np.ndarray]:
+        """By array the first value that is too large; of `ids` for each field."""
+        if self.manifest is None:
+            return {}
+        ends = {"ids": np.array([[entry.rows] for entry in self.manifest.single()], np.int64)}
+        for i, entry in enumerate(self.manifest.multi()):
+            ends[f"values_{i}"] = np.array(entry.rows)
+        return ends | {"label": np.array(2)}
+
+    def impossible(self, name: str) -> DataError:
+        """A sentence for an array with a value that its fields or labels cannot have."""
+        reasons = impossible(self.manifest, name, self.maps[name])
+        return damaged(
+            Path(self.maps[name].filename), next(reasons, "was changed while it was read")
+        )
 
 
 class BeforePeriod:
@@ -212,7 +232,8 @@ class ShardedPart:
             The samples; the ids are stored field by field, as a batch wants them.
 
         Raises:
-            DataError: offsets of a multi-valued field do not ascend.
+            DataError: an id has no row in its table, a label is neither 0 nor 1, or offsets of a
+                multi-valued field do not ascend.
         """
         pieces = self._pieces(rows)
         names = self.shards[0].arrays
@@ -247,12 +268,12 @@ class ShardedPart:
         """The same rows with all arrays copied to `device`, in one shard.
 
         Raises:
-            DataError: offsets of a multi-valued field do not ascend.
+            DataError: as in `read`, for any row.
         """
         joined = {
             name: self._joined_offsets(name, device)
             if name.startswith("offsets_")
-            else _joined([shard.arrays[name] for shard in self.shards], device)
+            else self._joined(name, device)
             for name in self.shards[0].arrays
         }
         return ShardedPart((Shard(self.rows, joined),))
@@ -314,10 +335,31 @@ class ShardedPart:
                 count = next(left)
                 wanted = torch.repeat_interleave(first - before, length, output_size=count)
                 wanted += torch.arange(count, device=like.device)
-                values.append(piece.shard.arrays[values_of(name)].index_select(0, wanted))
+                taken = piece.shard.arrays[values_of(name)].index_select(0, wanted)
+                if taken.device == _CPU:
+                    _check(piece.shard, values_of(name), taken.numpy())
+                values.append(taken)
                 lengths.append(length)
             bags.append(Bag(torch.cat(values), torch.cat(lengths)))
         return tuple(bags)
+
+    def _joined(self, name: str, device: torch.device) -> Tensor:
+        """An array of all shards, copied to a device without a copy of all on this side."""
+        arrays = [shard.arrays[name] for shard in self.shards]
+        rows = sum(len(array) for array in arrays)
+        joined = torch.empty((rows, *arrays[0].shape[1:]), dtype=arrays[0].dtype, device=device)
+        first = 0
+        for shard, array in zip(self.shards, arrays, strict=True):
+            here = joined[first : first + len(array)]
+            first += len(array)
+            here.copy_(array)
+            if name in shard.ends and len(here):
+                # Where it is now, as a GPU does this as fast as it reads.
+                low, high = here.aminmax(dim=0)
+                end = torch.from_numpy(shard.ends[name]).to(device).flatten()
+                if bool(((low < 0) | (high >= end)).any()):
+                    raise shard.impossible(name)
+        return joined
 
     def _joined_offsets(self, name: str, device: torch.device) -> Tensor:
         joined, end = [torch.zeros(1, dtype=torch.int64, device=device)], 0
@@ -349,6 +391,19 @@ def _descending(name: str, shard: Shard) -> DataError:
     return damaged(Path(path), "its numbers do not ascend")
 
 
+def _check(shard: Shard, name: str, values: np.ndarray) -> None:
+    """Refuse ids without a row in their table, and labels that are none.
+
+    Raises:
+        DataError: names the first of the shard.
+    """
+    if name in shard.ends and values.size:
+        # Negative numbers are large without their sign.
+        largest = values.view(f"u{values.itemsize}").max(-1, keepdims=True)
+        if (largest >= shard.ends[name]).any():
+            raise shard.impossible(name)
+
+
 def _tiles(shard: Shard, rows: Tensor, first: int) -> list[_Piece]:
     return [
         _Piece(shard, rows[start : start + _TILE], first + start)
@@ -367,17 +422,10 @@ def _fill(gathered: Mapping[str, Tensor], piece: _Piece) -> None:
         else:
             taken = array.index_select(0, rows)
         if name == "ids":
-            out[:, here] = taken.T
+            # Field by field a processor finds the largest several times faster.
+            taken, out = taken.T, out[:, here]
         else:
-            out[here] = taken
-
-
-def _joined(arrays: list[Tensor], device: torch.device) -> Tensor:
-    """Arrays one after the other, copied to a device without a copy of all on this side."""
-    rows = sum(len(array) for array in arrays)
-    joined = torch.empty((rows, *arrays[0].shape[1:]), dtype=arrays[0].dtype, device=device)
-    first = 0
-    for array in arrays:
-        joined[first : first + len(array)] = array
-        first += len(array)
-    return joined
+            out = out[here]
+        out[...] = taken
+        if isinstance(out, np.ndarray):
+            _check(piece.shard, name, out if name == "ids" else taken)

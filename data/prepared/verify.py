@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 from tqdm.auto import tqdm
 
 from stampede.data.errors import DataError
-from stampede.data.prepared.arrays import map_shard
-from stampede.data.prepared.manifest import (
-    MANIFEST,
-    Manifest,
-    ShardEntry,
-    ShardFile,
-    read_manifest,
-)
-from stampede.files import FileEntry, check_files, difference, write_file
+from stampede.data.prepared.arrays import impossible, map_shard
+from stampede.data.prepared.manifest import Manifest, ShardEntry, read_manifest
+from stampede.files import FileEntry, check_files, difference, file_size, write_file
 
-_PIECE_BYTES = 1 << 24
+# What was verified here; see `_record`.
+VERIFIED = "verified.json"
+
+# Times of files are as coarse as the clock of the system.
+_TICK = 0.01
 
 
 def check_unchanged(folder: Path, say: Callable[[str], object]) -> None:
-    """Compare the SHA-256 of what was learned, and of shards with another time than recorded.
+    """Compare the SHA-256 of what was learned, and of shards that were not verified here before.
 
-    All other shards are trusted: to read a terabyte takes too long.
+    Those that were are trusted: to read a terabyte takes too long. A copy is not, whatever times of
+    files it kept.
 
     Args:
         say: gets a line where shards have to be read.
@@ -37,19 +36,20 @@ def check_unchanged(folder: Path, say: Callable[[str], object]) -> None:
     """
     manifest = read_manifest(folder)
     check_content(folder, [one for one in manifest.learned if (folder / one.name).exists()])
-    times = _times(folder, manifest)
+    # Who opens the folder names a file that is absent.
+    states, verified = _states(folder, manifest), _verified(folder)
     suspects = [
-        one for one in _files(manifest) if times.get(one.name, one.mtime_ns) != one.mtime_ns
+        one
+        for one in _files(manifest)
+        if one.name in states and states[one.name] != verified.get(one.name)
     ]
     if not suspects:
         return
     size = sum(entry.bytes for entry in suspects) / 1e6
-    say(
-        f"{folder}: {len(suspects)} files ({size:,.0f} MB) were written at another time than "
-        f"{MANIFEST} says; reading them. It is told these times by `python -m "
-        f"stampede.data.prepare --verify {folder}`"
-    )
+    say(f"{folder}: {len(suspects)} files ({size:,.0f} MB) not verified here yet; reading them")
     check_content(folder, suspects)
+    if not _record(folder, states):
+        say(f"{folder}: {VERIFIED} cannot be written, so that they are read before every run")
 
 
 def check_content(folder: Path, entries: Sequence[FileEntry]) -> None:
@@ -70,14 +70,13 @@ def check_content(folder: Path, entries: Sequence[FileEntry]) -> None:
 def verify(folder: Path) -> None:
     """Read every file of a prepared folder; compare its length and SHA-256, and check its values.
 
-    Where all is well, the manifest gets the times of the files, so that `check_unchanged` need not
-    read them.
+    Where all is well, that is recorded, so that `check_unchanged` need not read them.
 
     Raises:
         DataError: files are absent, differ, or hold what cannot be trained on; names all of them.
     """
     manifest = read_manifest(folder)
-    times = _times(folder, manifest)
+    states = _states(folder, manifest)
     groups = [(shard, list(shard.files.values())) for shard in manifest.shards()]
     groups.append((None, manifest.learned))
     total = sum(entry.bytes for _, entries in groups for entry in entries)
@@ -100,32 +99,59 @@ def verify(folder: Path) -> None:
             f"{folder}: {len(wrong)} of {count} files cannot be used; delete the folder to prepare "
             "the data again\n" + "\n".join(f"  {line}" for line in wrong)
         )
-    _record(folder, manifest, times)
+    _record(folder, states)
 
 
-def _files(manifest: Manifest) -> list[ShardFile]:
+def record_verified(folder: Path) -> None:
+    """Record that the files of a folder are as its manifest says; it has just been written."""
+    _record(folder, _states(folder, read_manifest(folder)))
+
+
+def _files(manifest: Manifest) -> list[FileEntry]:
     return [entry for shard in manifest.shards() for entry in shard.files.values()]
 
 
-def _times(folder: Path, manifest: Manifest) -> dict[str, int]:
-    """When files of shards were last written to, without those that are absent."""
-    times = {}
+def _states(folder: Path, manifest: Manifest) -> dict[str, list[int | str]]:
+    """Of each file of a shard what a copy or a change alters, whatever is done with its times.
+
+    Nobody can choose an inode or the time of a change (ctime), unlike the time of writing (mtime).
+    The device is left out: its number may be another one after a restart, or on another machine.
+    """
+    states = {}
     for entry in _files(manifest):
         with suppress(OSError):
-            times[entry.name] = (folder / entry.name).stat().st_mtime_ns
-    return times
+            found = (folder / entry.name).stat()
+            states[entry.name] = [found.st_ino, found.st_ctime_ns, found.st_size, entry.sha256]
+    return states
 
 
-def _record(folder: Path, manifest: Manifest, times: dict[str, int]) -> None:
-    """Write times of files into the manifest, where they differ and it can be written."""
-    if all(entry.mtime_ns == times[entry.name] for entry in _files(manifest)):
-        return
-    values = manifest.model_dump(mode="json")
-    for shards in values["parts"].values():
-        for entry in (entry for shard in shards for entry in shard["files"].values()):
-            entry["mtime_ns"] = times[entry["name"]]
+def _verified(folder: Path) -> dict[str, list[int | str]]:
+    """States of files that were verified; none where that is not known."""
+    path = folder / VERIFIED
+    try:
+        file_size(path)
+        before = path.stat().st_ctime_ns
+        found = json.loads(path.read_bytes())["files"]
+        # A file that was changed as late may have been changed after it was read.
+        return {name: state for name, state in found.items() if state[1] < before}
+    # Whoever damages it has the shards read.
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return {}
+
+
+def _record(folder: Path, states: Mapping[str, list[int | str]]) -> bool:
+    """Write which files were verified, in which state; whether it could be written."""
+    path = folder / VERIFIED
+    newest = max((state[1] for state in states.values()), default=0)
     with suppress(OSError):
-        write_file(folder / MANIFEST, json.dumps(values, indent=1))
+        # Otherwise the last files that were written would not count as verified before it.
+        for _ in range(3):
+            write_file(path, json.dumps({"files": states}, indent=1))
+            if path.stat().st_ctime_ns > newest:
+                break
+            time.sleep(_TICK)
+        return True
+    return False
 
 
 def impossible_values(folder: Path, manifest: Manifest, shard: ShardEntry) -> list[str]:
@@ -143,53 +169,7 @@ def impossible_values(folder: Path, manifest: Manifest, shard: ShardEntry) -> li
         return [str(failure)]
     found = []
     for name, array in maps.items():
-        reason = next(_impossible(manifest, name, array), None)
+        reason = next(impossible(manifest, name, array), None)
         if reason is not None:
             found.append(f"{folder / shard.files[name].name}: {reason}")
     return found
-
-
-def _impossible(manifest: Manifest, name: str, array: np.ndarray) -> Iterator[str]:
-    """The first impossible value of each piece."""
-    # Neighbours of offsets are compared.
-    overlap = int(name.startswith("offsets_"))
-    step = max(_PIECE_BYTES // max(array[:1].nbytes, 1), 1)
-    for start in range(0, len(array), step):
-        piece = array[start : start + step + overlap]
-        wrong = _wrong(manifest, name, piece)
-        if wrong is not None and wrong.any():
-            row, *column = np.argwhere(wrong)[0].tolist()
-            value = piece[(row, *column)]
-            yield f"row {start + row}: {_reason(manifest, name, value, column)}"
-
-
-def _wrong(manifest: Manifest, name: str, piece: np.ndarray) -> np.ndarray | None:
-    """Which values of some rows are impossible; None where any is possible."""
-    kind, _, number = name.partition("_")
-    if kind == "ids":
-        return (piece < 0) | (piece >= np.array([entry.rows for entry in manifest.single()]))
-    if kind == "values":
-        return (piece < 0) | (piece >= manifest.multi()[int(number)].rows)
-    if kind == "offsets":
-        return piece[1:] < piece[:-1]
-    if kind == "label":
-        return piece > 1
-    if kind == "numbers":
-        return ~np.isfinite(piece)
-    if kind == "weight":
-        return ~(np.isfinite(piece) & (piece >= 0))
-    return None
-
-
-def _reason(manifest: Manifest, name: str, value: np.generic, column: list[int]) -> str:
-    kind, _, number = name.partition("_")
-    if kind in ("ids", "values"):
-        entry = manifest.single()[column[0]] if column else manifest.multi()[int(number)]
-        return f"id {value} of field {entry.name!r}, whose table has the rows 0 to {entry.rows - 1}"
-    if kind == "offsets":
-        return f"{value} is followed by a smaller number"
-    if kind == "label":
-        return f"the label {value} instead of 0 or 1"
-    if kind == "numbers":
-        return f"{value} for the number {manifest.numbers[column[0]]!r}"
-    return f"the weight {value}; weights are finite and not negative"

@@ -25,13 +25,13 @@ from stampede.data.prepared.manifest import (
     Manifest,
     PartName,
     ShardEntry,
-    ShardFile,
     missing_marks_sentence,
 )
+from stampede.data.prepared.verify import record_verified
 from stampede.data.progress import RowProgress
 from stampede.data.raw.log import LABEL, TIME, WEIGHT, RawLog
 from stampede.data.raw.rows import BadRows
-from stampede.files import file_entry
+from stampede.files import FileEntry, file_entry
 
 _Arrays = dict[str, np.ndarray]
 _Bags = list[tuple[np.ndarray, np.ndarray]]
@@ -103,7 +103,7 @@ def write_manifest(
     source: dict[str, Any],
     period: int = 0,
 ) -> None:
-    """Write what the folder consists of; the last file of a preparation.
+    """Write what the folder consists of, when all else is written.
 
     Args:
         source: what the rows were made of, besides files and options.
@@ -130,6 +130,7 @@ def write_manifest(
         },
     )
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
+    record_verified(folder)
     if bad_rows.count:
         tqdm.write(f"{bad_rows.count:,} bad rows were left out; see {BAD_ROWS}")
     if marks:
@@ -146,7 +147,7 @@ class PartWriter:
         self._files: dict[str, _NpyFile] = {}
         self._ends: dict[int, int] = {}
         self._rows = 0
-        self._closed: list[tuple[int, dict[str, Future[ShardFile]]]] = []
+        self._closed: list[tuple[int, dict[str, Future[FileEntry]]]] = []
         # Files are flushed and checksums made while the next rows are prepared.
         self._threads = ThreadPoolExecutor(2)
 
@@ -178,7 +179,7 @@ class PartWriter:
         if not self._rows:
             return
         entries = {
-            name: self._threads.submit(_shard_file, file, self._folder)
+            name: self._threads.submit(lambda file: file_entry(file.close(), self._folder), file)
             for name, file in self._files.items()
         }
         self._closed.append((self._rows, entries))
@@ -210,12 +211,6 @@ class PartWriter:
             path = self._folder / f"{self._part}-{len(self._closed):05d}-{name}.npy"
             self._files[name] = _NpyFile(path, array)
         return self._files[name]
-
-
-def _shard_file(file: _NpyFile, folder: Path) -> ShardFile:
-    path = file.close()
-    entry = file_entry(path, folder)
-    return ShardFile(**entry.model_dump(), mtime_ns=path.stat().st_mtime_ns)
 
 
 class _NpyFile:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-import io
+import hashlib
+import operator
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.fx import Node
 from torch.nn import functional
 from tqdm.auto import tqdm
 
@@ -30,9 +32,10 @@ from stampede.data.prepared.manifest import LEARNED_FOLDER, FieldEntry, Manifest
 from stampede.data.schema.schema import Hashed, IdField, Integers, Quantiles, TimePart
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_trained_with, inputs_folder, remedy
+from stampede.engine.inference.package.dense import ARITHMETIC, argument, find_operator
 from stampede.engine.inference.trained import Trained, dense_model
 from stampede.engine.tables import FieldWeights, read_stored_field
-from stampede.files import hidden, make_folder, publish_folder, to_json
+from stampede.files import file_entry, hidden, make_folder, publish_folder, to_json
 from stampede.models import CTRModel
 
 RowType = Literal["fp32", "fp16", "int8"]
@@ -40,7 +43,7 @@ RowType = Literal["fp32", "fp16", "int8"]
 PACKAGE = "package.json"
 
 _LOADER = Path(__file__).parent / "package"
-_FORMAT = 1
+_FORMAT = 2
 
 # What the transforms of a number have learned.
 _SEEN = ("low", "high", "mean", "deviation")
@@ -55,8 +58,9 @@ _SAMPLES = 4
 def export(trained: Trained, folder: Path, rows: RowType, overwrite: bool) -> None:
     """Write a package; it appears when it is whole.
 
-    `package.json` says what the inputs are, `dense.pt2` is the dense part, `tables/` and
-    `vocabularies/` have a file for each field, and `load.py` is the loader.
+    `package.json` says what the inputs are and has the SHA-256 of all files, `dense.json` and
+    `dense.safetensors` are the dense part, `tables/` and `vocabularies/` have a file for each
+    field, and `load.py` is the loader.
 
     Args:
         trained: the model.
@@ -103,15 +107,21 @@ def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
         "rows": rows,
         **_inputs(trained, kept),
     }
-    (folder / PACKAGE).write_text(to_json(about, indent=1) + "\n", encoding="utf-8")
     for source in (*_LOADER.glob("*.py"), Path(formulas.__file__)):
         (folder / source.name).write_bytes(source.read_bytes())
-    dense = io.BytesIO()
-    # Into a file it would be written by C++, which has an error of its own for a full disk.
-    torch.export.save(export_dense_part(dense_model(trained)), dense)
-    (folder / "dense.pt2").write_bytes(dense.getbuffer())
+    graph, weights = describe(export_dense_part(dense_model(trained)))
+    (folder / "dense.json").write_text(to_json(graph) + "\n", encoding="utf-8")
+    _save(weights, folder / "dense.safetensors")
     _write_vocabularies(folder / "vocabularies", kept)
     _write_tables(folder / "tables", trained, rows, about)
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    entries = [file_entry(path, folder) for path in paths]
+    files = {entry.name: {"bytes": entry.bytes, "sha256": entry.sha256} for entry in entries}
+    text = to_json({**about, "files": files, "sha256": ""}, indent=1) + "\n"
+    # Its own is that of the text without it.
+    before, key, after = text.rpartition('"sha256": "')
+    text = before + key + hashlib.sha256(text.encode()).hexdigest() + after
+    (folder / PACKAGE).write_text(text, encoding="utf-8")
 
 
 def _write_vocabularies(folder: Path, kept: Path | None) -> None:
@@ -132,11 +142,16 @@ def _write_tables(folder: Path, trained: Trained, rows: RowType, about: Mapping[
     for field in tqdm(about["fields"], "exporting tables", unit=" tables", delay=1):
         name = field["name"]
         tensors = stored_rows(read_stored_field(trained.checkpoint, name), rows, name)
-        path = folder / f"{name}.safetensors"
-        with _os_errors():
-            save_file(tensors, path)
-        # It is made for its owner only.
-        shutil.copymode(folder.parent / PACKAGE, path)
+        _save(tensors, folder / f"{name}.safetensors")
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    path.touch()
+    mode = path.stat().st_mode
+    with _os_errors():
+        save_file(tensors, path)
+    # It is made for its owner only.
+    path.chmod(mode)
 
 
 @contextmanager
@@ -241,6 +256,69 @@ def export_dense_part(model: CTRModel) -> ExportedProgram:
             f"torch.export cannot export the network {type(model.network).__name__}: {reason}; its "
             "forward must not decide by values of tensors"
         ) from failure
+
+
+def describe(program: ExportedProgram) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A program as what `dense.json` and `dense.safetensors` hold; see `package/dense.py`.
+
+    Raises:
+        RunFolderError: it has an operator that packages may not have.
+    """
+    weights, known = _weights(program)
+
+    def described(given: Any) -> Any:
+        if isinstance(given, Node):
+            return known.get(given.name, {"value": given.name})
+        if isinstance(given, list | tuple):
+            return [described(one) for one in given]
+        return argument(given)
+
+    nodes = [node for node in program.graph.nodes if node.op != "placeholder"]
+    output = nodes.pop().args[0][0]
+    steps, needed = [], {output}
+    for node in reversed(nodes):
+        returns, changes = _effects(node)
+        # Neither what nobody uses, nor assertions, which return nothing.
+        if not (returns and (node in needed or changes)):
+            continue
+        needed.update(node.all_input_nodes)
+        name = str(node.target).removeprefix("aten.")
+        if node.target in ARITHMETIC.values() or node.target is operator.getitem:
+            name = node.target.__name__
+        try:
+            find_operator(name)
+            step = {"name": node.name, "operator": name, "arguments": described(node.args)}
+            if node.kwargs:
+                step["named"] = {key: described(one) for key, one in node.kwargs.items()}
+        except ValueError as failure:
+            raise RunFolderError(
+                f"the network cannot be exported: {failure}; write its forward with other "
+                "functions of torch"
+            ) from None
+        steps.append(step)
+    trained = [name for name, weight in weights.items() if weight.requires_grad]
+    graph = {"steps": steps[::-1], "output": output.name, "trained": trained}
+    return graph, {name: weight.detach() for name, weight in weights.items()}
+
+
+def _weights(program: ExportedProgram) -> tuple[dict[str, Tensor], dict[str, dict[str, str]]]:
+    """Weights and constants of a program, and how its nodes for them are described."""
+    weights, known = {}, {}
+    tensors = {**program.constants, **program.state_dict}
+    for spec in program.graph_signature.input_specs:
+        if spec.target is not None:
+            # Two parameters may be one, which a file of safetensors cannot say.
+            tensor = tensors[spec.target]
+            weights[spec.target] = tensor.detach().clone(memory_format=torch.contiguous_format)
+            weights[spec.target].requires_grad_(tensor.requires_grad)
+            known[spec.arg.name] = {"weight": spec.target}
+    return weights, known
+
+
+def _effects(node: Node) -> tuple[bool, bool]:
+    """Whether an operator returns anything, and whether it changes an argument."""
+    schema = getattr(node.target, "_schema", None)
+    return (bool(schema.returns), schema.is_mutable) if schema is not None else (True, False)
 
 
 def _inputs(trained: Trained, kept: Path | None) -> dict[str, Any]:

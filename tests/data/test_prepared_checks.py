@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stampede.data import DataError
-from stampede.data.prepared import verify as contents
+from stampede.data.prepared import arrays as contents
 from stampede.data.prepared.manifest import read_manifest
 from stampede.data.prepared.reader import open_prepared
 from stampede.data.prepared.verify import verify
@@ -131,3 +131,45 @@ def test_offsets_that_descend_are_named_when_they_are_read(folder, value):
         with pytest.raises(DataError, match="do not ascend") as refusal:
             read()
         assert str(refusal.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    "name, alter, found",
+    [
+        ("ids", put((13, 1), 50), "row 13: id 50 of field 'C2', whose table has the rows 0 to 49"),
+        ("ids", put((0, 0), -1), "row 0: id -1 of field 'C1'"),
+        ("ids", put((19, 2), -(2**31)), "row 19: id -2147483648 of field 'C3'"),
+        ("values_1", put(5, 77), "row 5: id 77 of field 'M2'"),
+        ("values_0", put(5, -1), "row 5: id -1 of field 'M1'"),
+        ("label", put(19, 2), "row 19: the label 2 instead of 0 or 1"),
+        ("label", put(0, 255), "row 0: the label 255 instead of 0 or 1"),
+    ],
+)
+def test_impossible_ids_and_labels_are_named_when_they_are_read(folder, name, alter, found):
+    path = rewritten(folder, name, alter)
+    train = open_prepared(folder).train
+    for read in (
+        lambda: train.read(torch.arange(50)),
+        lambda: train.read(torch.arange(20)),
+        lambda: train.resident(torch.device("cpu")),
+    ):
+        with pytest.raises(DataError) as refusal:
+            read()
+        assert str(refusal.value).startswith(f"{path}: {found}")
+    # Rows of other shards are read.
+    assert len(train.read(torch.arange(20, 50)).label) == 30
+
+
+def test_the_last_id_of_a_table_is_read(tmp_path):
+    arrays = drawn_rows(9, single=2, multi=1)
+    arrays["ids"][:] = 49
+    arrays["values_0"][:] = 49
+    arrays["label"][:] = 1
+    for kind in (np.int32, np.int64):
+        for name in ("ids", "values_0"):
+            arrays[name] = arrays[name].astype(kind)
+        data = write_prepared(tmp_path / kind.__name__, {"train": arrays, "test": arrays},
+                              drawn_fields(2, 1))  # fmt: skip
+        train = open_prepared(data).train
+        for part in (train, train.resident(torch.device("cpu"))):
+            assert part.read(torch.arange(9)).ids.unique().tolist() == [49]

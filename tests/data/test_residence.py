@@ -51,7 +51,7 @@ def test_what_is_resident_needs_no_files(dataset, tmp_path):
     for path in (tmp_path / "data").glob("train-*-ids.npy"):
         with path.open("r+b") as file:
             file.seek(200)
-            file.write(b"\xff" * 40)
+            file.write(bytes(40))
     assert not torch.equal(dataset.train.read(rows).ids, before.ids)
     read = resident.train.read(rows)
     assert torch.equal(read.ids, before.ids)

@@ -1,6 +1,7 @@
 """Prepared data that are not as they were prepared are refused, and others are not read for it."""
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -14,7 +15,7 @@ from support.ranks import run_ranks
 from support.reading import prepared, refusal_of, run_prepared
 from support.tampering import swap_users
 
-READING = "were written at another time than manifest.json says; reading them"
+READING = "not verified here yet; reading them"
 
 
 def change_a_value(path):
@@ -24,14 +25,22 @@ def change_a_value(path):
     np.save(path, array)
 
 
-def without_times(data):
-    """As manifests of older versions are."""
+def as_before(path, change):
+    """Change a file; its length and the time of its last writing stay."""
+    status = path.stat()
+    change(path)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert path.stat().st_size == status.st_size
+
+
+def with_times(data):
+    """As manifests of older versions are, which had the times of files."""
     manifest = json.loads((data / "manifest.json").read_text())
     for shards in manifest["parts"].values():
-        for shard in shards:
-            for entry in shard["files"].values():
-                del entry["mtime_ns"]
+        for entry in (entry for shard in shards for entry in shard["files"].values()):
+            entry["mtime_ns"] = (data / entry["name"]).stat().st_mtime_ns
     (data / "manifest.json").write_text(json.dumps(manifest))
+    (data / "verified.json").unlink()
 
 
 def test_a_changed_shard_is_refused_before_training(tmp_path):
@@ -47,28 +56,116 @@ def test_a_changed_shard_is_refused_before_training(tmp_path):
 
 def test_untouched_files_are_not_read(tmp_path, monkeypatch):
     data = prepared(tmp_path / "data")
-    monkeypatch.setattr(verifying, "difference", None)
+    checked = []
+    monkeypatch.setattr(verifying, "check_files", lambda folder, entries: checked.extend(entries))
     run_prepared(tmp_path, data, [])
+    assert checked == []
+
+
+@pytest.mark.parametrize(
+    "name, index, value, words",
+    [
+        ("ids", (150, 1), 50, "train-1-ids.npy: row 50: id 50 of field 'C2', whose table has"),
+        ("ids", (150, 0), -1, "train-1-ids.npy: row 50: id -1 of field 'C1', whose table has"),
+        ("label", 332, 255, "train-3-label.npy: row 32: the label 255 instead of 0 or 1"),
+    ],
+)
+def test_impossible_values_with_right_checksums_are_refused(tmp_path, name, index, value, words):
+    def change(arrays):
+        arrays[name][index] = value
+
+    data = prepared(tmp_path / "data", change=change)
+    with pytest.raises(DataError) as refusal:
+        run_prepared(tmp_path, data, [])
+    assert str(refusal.value).startswith(f"{data}/{words}") and "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("how", ["in place", "copied", "copied with its times"])
+def test_a_damaged_file_whose_time_is_as_before_is_refused(tmp_path, how):
+    data = prepared(tmp_path / "data")
+    if how == "in place":
+        as_before(data / "train-1-ids.npy", change_a_value)
+    else:
+        keeps_times = how == "copied with its times"
+        copy = shutil.copy2 if keeps_times else shutil.copy
+        data = shutil.copytree(data, tmp_path / "copy", copy_function=copy)
+        change_a_value(data / "train-1-ids.npy")
+        if keeps_times:
+            for path in data.iterdir():
+                shutil.copystat(tmp_path / "data" / path.name, path)
+        # The newest of all.
+        (data / "manifest.json").touch()
+        (data / "verified.json").touch()
+    with pytest.raises(DataError, match=r"train-1-ids.npy: its content has changed"):
+        run_prepared(tmp_path, data, [])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["copied", "old"])
-def test_files_of_other_times_are_read_until_they_are_verified(tmp_path, capsys, how):
+def test_files_that_were_not_verified_here_are_read_once(tmp_path, capsys, how):
     data = prepared(tmp_path / "data")
     if how == "old":
-        without_times(data)
+        with_times(data)
     else:
-        data = shutil.copytree(data, tmp_path / "copy", copy_function=shutil.copy)
-    for name in ("one", "two"):
-        run_prepared(tmp_path, data, [f"run.name={name}"])
-        said = capsys.readouterr().err
-        assert f"files (0 MB) {READING}" in said and f"--verify {data}" in said
-    verify(data)
-    run_prepared(tmp_path, data, ["run.name=three"])
+        data = shutil.copytree(data, tmp_path / "copy")
+    run_prepared(tmp_path, data, ["run.name=one"])
+    assert f"files (0 MB) {READING}" in capsys.readouterr().err
+    run_prepared(tmp_path, data, ["run.name=two"])
     assert READING not in capsys.readouterr().err
     change_a_value(data / "train-0-label.npy")
     with pytest.raises(DataError, match=r"train-0-label.npy: its content has changed"):
-        run_prepared(tmp_path, data, ["run.name=four"])
+        run_prepared(tmp_path, data, ["run.name=three"])
+
+
+def test_what_is_verified_is_recorded(tmp_path, monkeypatch):
+    data = shutil.copytree(prepared(tmp_path / "data"), tmp_path / "copy")
+    verify(data)
+    said = []
+    monkeypatch.setattr(verifying, "check_files", lambda folder, entries: said.extend(entries))
+    verifying.check_unchanged(data, said.append)
+    assert said == []
+    # A manifest with other checksums: nobody has compared them.
+    text = (data / "manifest.json").read_text()
+    digest = json.loads(text)["parts"]["test"][0]["files"]["ids"]["sha256"]
+    (data / "manifest.json").write_text(text.replace(digest, "0" * 64))
+    verifying.check_unchanged(data, said.append)
+    assert [getattr(one, "name", READING in one) for one in said] == [True, "test-0-ids.npy"]
+
+
+@pytest.mark.parametrize(
+    "record", ["", "[]", "{}", '{"files": 7}', '{"files": {"x": 7}}', "[" * 99999]
+)
+def test_a_record_that_is_damaged_is_none(tmp_path, record):
+    data = prepared(tmp_path / "data")
+    (data / "verified.json").write_text(record)
+    said = []
+    verifying.check_unchanged(data, said.append)
+    assert READING in said[0] and len(said) == 1
+    verifying.check_unchanged(data, said.append)
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_record_that_cannot_be_written(tmp_path, make):
+    data = prepared(tmp_path / "data")
+    (data / "verified.json").unlink()
+    make(data / "verified.json")
+    said = []
+    verifying.check_unchanged(data, said.append)
+    assert READING in said[0]
+    if make is os.mkdir:
+        assert "verified.json cannot be written, so that they are read before every run" in said[1]
+
+
+def test_a_file_that_changed_as_late_as_the_record_is_read(tmp_path):
+    """The clock of files is coarse: within one tick a change after the check would not show."""
+    data = prepared(tmp_path / "data")
+    record = json.loads((data / "verified.json").read_text())
+    state = record["files"]["test-0-ids.npy"]
+    state[1] = (data / "verified.json").stat().st_ctime_ns + 10**12
+    (data / "verified.json").write_text(json.dumps(record))
+    found = verifying._verified(data)
+    assert len(found) == len(record["files"]) - 1 and "test-0-ids.npy" not in found
 
 
 @pytest.mark.slow

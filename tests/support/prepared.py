@@ -5,7 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from stampede.data.prepared.manifest import MANIFEST, FieldEntry, Manifest, ShardEntry, ShardFile
+from stampede.data.prepared.manifest import MANIFEST, FieldEntry, Manifest, ShardEntry
+from stampede.data.prepared.verify import record_verified
+from stampede.files import FileEntry
 
 
 def write_prepared(folder: Path, parts, fields, shard_rows=None, **described) -> Path:
@@ -36,6 +38,7 @@ def write_prepared(folder: Path, parts, fields, shard_rows=None, **described) ->
         **described,
     )  # fmt: skip
     (folder / MANIFEST).write_text(manifest.model_dump_json())
+    record_verified(folder)
     return folder
 
 
@@ -74,13 +77,7 @@ def write_array(folder, name, array):
         digest = hashlib.sha256()
         while chunk := file.read(1 << 24):
             digest.update(chunk)
-    status = path.stat()
-    return ShardFile(
-        name=name,
-        bytes=status.st_size,
-        sha256=digest.hexdigest(),
-        mtime_ns=status.st_mtime_ns,
-    )
+    return FileEntry(name=name, bytes=path.stat().st_size, sha256=digest.hexdigest())
 
 
 def drawn_rows(rows, single=3, numbers=2, multi=0, weight=False, vocabulary=50, seed=0):

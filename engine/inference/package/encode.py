@@ -211,7 +211,13 @@ class _Vocabulary:
     """
 
     def __init__(self, path: Path, field: Mapping[str, Any]) -> None:
-        values = pl.read_parquet(path).to_series()
+        # A small file can unpack to any number of values; the table bounds it by its own size.
+        found = pl.scan_parquet(path, glob=False).select(pl.len()).collect().item()
+        if found > field["rows"] - field["first_row"]:
+            raise ValueError(
+                f"{path.name}: {found:,} ids, but the table has {field['rows']:,} rows"
+            )
+        values = pl.read_parquet(path, glob=False).to_series()
         self.is_of_floats = bool(values.str.contains(r"^-?\d+\.\d+(e-?\d+)?$").any())
         self._unseen_row, self._seed = field["unseen_row"], 0
         hashes = values.hash(self._seed).to_numpy()

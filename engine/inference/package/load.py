@@ -12,15 +12,26 @@
 A sample's values are those of the raw log: text or numbers, lists where a cell holds several ids,
 None where a value is missing. Tables of polars and pandas will do too; `score_rows` takes ids that
 are rows of the model's tables already.
+
+Before anything is used, every file is compared with its length and SHA-256 in `package.json`. That
+finds damage. Of a package from somebody else, `load(folder)` of a `load.py` that you trust executes
+nothing: all but the Python files is data.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import importlib.util
 import json
+import os
+import re
+import stat
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import torch
@@ -31,11 +42,15 @@ if TYPE_CHECKING:
     from encode import Encoded, Samples
 
 HERE = Path(__file__).resolve().parent
-FORMAT = 1
+FORMAT = 2
 
-_spec = importlib.util.spec_from_file_location(f"{__name__}_encode", HERE / "encode.py")
-encode = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(encode)
+# Of `package.json` and `dense.json`, which are read whole.
+_LARGEST_JSON = 1 << 26
+
+# A file of the package, or of a folder in it.
+_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+_PRECISION = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
 
 
 def load(folder: str | Path = HERE, device: str = "cpu") -> Model:
@@ -46,16 +61,98 @@ def load(folder: str | Path = HERE, device: str = "cpu") -> Model:
         device: for tables and dense layers.
 
     Raises:
-        ValueError: it is no package, or one of another format.
+        ValueError: it is no package, one of another format, or damaged.
     """
-    folder = Path(folder)
+    folder, device = Path(folder), torch.device(device)
     try:
-        about = json.loads((folder / "package.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as failure:
+        about, text = _json(folder / "package.json")
+    except (OSError, ValueError, RecursionError) as failure:
         raise ValueError(f"{folder}: no exported model here ({failure})") from None
-    if about["format"] != FORMAT:
-        raise ValueError(f"{folder}: format {about['format']}, but this load.py reads {FORMAT}")
-    return Model(folder, about, torch.device(device))
+    found = about.get("format") if isinstance(about, dict) else None
+    if found != FORMAT:
+        raise ValueError(
+            f"{folder}: a package of format {found}, but this load.py reads {FORMAT}; make it "
+            "again with: stampede export RUN FOLDER"
+        )
+    try:
+        _check_files(folder, about, text)
+        return Model(folder, about, device)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    # A package that somebody made by hand may be wrong in any way.
+    except Exception as failure:
+        said = " ".join(str(failure).split())[:500]
+        kind = "" if isinstance(failure, ValueError) else f"{type(failure).__name__}: "
+        raise ValueError(f"{folder}: the package cannot be used: {kind}{said}") from None
+
+
+def _check_files(folder: Path, about: Mapping[str, Any], text: bytes) -> None:
+    """Compare `package.json` with its own SHA-256, and all files with theirs.
+
+    Raises:
+        ValueError: names the first that differs.
+    """
+    digest = str(about["sha256"]).encode()
+    # A file cannot hold its own: it is that of the file without it.
+    if hashlib.sha256(text.replace(digest, b"", 1)).hexdigest() != digest.decode():
+        raise ValueError("package.json: its content has changed (SHA-256 differs)")
+    files = about["files"]
+    with ThreadPoolExecutor() as threads:
+        found = threads.map(_difference, [folder] * len(files), files.items())
+        for name, what in zip(files, found, strict=True):
+            if what:
+                raise ValueError(f"{name}: {what}; copy the package again, or export it again")
+
+
+def _difference(folder: Path, file: tuple[str, Mapping[str, Any]]) -> str:
+    """What is wrong with a file; empty where it is as `package.json` says."""
+    name, entry = file
+    if not _NAME.fullmatch(name):
+        return "no name of a file in a package"
+    path = folder / name
+    try:
+        if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+            return "a link out of the package"
+        with _open(path) as opened:
+            size = os.fstat(opened.fileno()).st_size
+            if size != entry["bytes"]:
+                return f"{size:,} bytes instead of {entry['bytes']:,}"
+            if _sha256(opened) != entry["sha256"]:
+                return "its content has changed (SHA-256 differs)"
+    except OSError as failure:
+        return failure.strerror or str(failure)
+    return ""
+
+
+def _open(path: Path) -> BinaryIO:
+    """A file; a pipe is none, and is not waited for."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "is no file", str(path))
+    return path.open("rb")
+
+
+def _sha256(file: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _json(path: Path) -> tuple[Any, bytes]:
+    """What a file holds, and its bytes."""
+    with _open(path) as file:
+        content = file.read(_LARGEST_JSON + 1)
+    if len(content) > _LARGEST_JSON:
+        raise ValueError(f"{path.name} has more than {_LARGEST_JSON:,} bytes")
+    return json.loads(content), content
+
+
+def _sibling(name: str) -> ModuleType:
+    """A file beside this one, wherever sys.path points."""
+    spec = importlib.util.spec_from_file_location(f"{__name__}_{name}", HERE / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class Model:
@@ -72,15 +169,32 @@ class Model:
         self.about = about
         self.fields = [field["name"] for field in about["fields"]]
         self.numbers = [number["name"] for number in about["numbers"]]
-        self._encoder = encode.Encoder(folder, about)
+        files = {"dense.json", "dense.safetensors"}
+        for field in about["fields"]:
+            files.add(f"tables/{field['name']}.safetensors")
+            if field["encode"] == "vocabulary":
+                files.add(f"vocabularies/{field['name']}.parquet")
+        if absent := sorted(files - set(about["files"])):
+            raise ValueError(f"package.json: lists no file {absent[0]}")
+        # After the checks: they may be damaged, too.
+        self._encode = _sibling("encode")
+        self._encoder = self._encode.Encoder(folder, about)
         self.columns = self._encoder.columns
         self.bad_values: dict[str, int] = {}
         self._device = device
-        self._dense = torch.export.load(folder / "dense.pt2").module().to(device)
-        self._tables = [
-            load_file(folder / "tables" / f"{name}.safetensors", str(device))
-            for name in self.fields
-        ]
+        self._tables = [_table(folder, field, about, device) for field in about["fields"]]
+        graph, _ = _json(folder / "dense.json")
+        weights = load_file(folder / "dense.safetensors")
+        self._dense = _sibling("dense").Dense(graph, weights, device)
+        self._try(about["dim"] + 1)
+
+    @torch.no_grad()
+    def _try(self, columns: int) -> None:
+        """Compute some logits, so that a graph that fits no table is found now."""
+        rows = torch.zeros(2, len(self.fields), columns, device=self._device)
+        logits = self._dense(rows, torch.zeros(2, len(self.numbers), device=self._device))
+        if list(logits.shape) != [2]:
+            raise ValueError(f"dense.json: two samples have logits {list(logits.shape)}")
 
     def score(
         self, samples: Samples, batch_size: int = 8192, on_bad_value: str = "error"
@@ -103,7 +217,7 @@ class Model:
         Raises:
             ValueError: a column is absent, or a value cannot be used.
         """
-        bad_values = encode.BadValues(on_bad_value)
+        bad_values = self._encode.BadValues(on_bad_value)
         encoded = self._encoder(samples, bad_values)
         self.bad_values = bad_values.counts
         return self._logits(encoded, batch_size)
@@ -144,7 +258,8 @@ class Model:
             raise ValueError(f"found {sorted({*sizes, len(numbers)})} samples; write equally many")
         if numbers.shape[1] != len(self.numbers):
             raise ValueError(f"numbers: found {numbers.shape[1]}; write {len(self.numbers)}")
-        return _probability(self._logits(encode.Encoded(rows, counts, numbers), batch_size))
+        encoded = self._encode.Encoded(rows, counts, numbers)
+        return _probability(self._logits(encoded, batch_size))
 
     @torch.no_grad()
     def _logits(self, encoded: Encoded, batch_size: int) -> np.ndarray:
@@ -174,6 +289,24 @@ class Model:
         rows = _rows(table, torch.from_numpy(ids[first:last]).to(self._device))
         counts = torch.from_numpy(lengths[start:stop]).to(self._device)
         return torch.segment_reduce(rows, "sum", lengths=counts, axis=0, initial=0.0)
+
+
+def _table(
+    folder: Path, field: Mapping[str, Any], about: Mapping[str, Any], device: torch.device
+) -> dict[str, Tensor]:
+    """The tensors of a field's table.
+
+    Raises:
+        ValueError: they are not those of such a table.
+    """
+    name, rows, dim = f"tables/{field['name']}.safetensors", field["rows"], about["dim"]
+    table = load_file(folder / name, str(device))
+    shapes = {"embedding": [rows, dim], "first_order": [rows]}
+    shapes |= {"scale": [rows]} if about["rows"] == "int8" else {}
+    found = {key: list(tensor.shape) for key, tensor in table.items()}
+    if found != shapes or table["embedding"].dtype != _PRECISION[about["rows"]]:
+        raise ValueError(f"{name}: found {found} {table['embedding'].dtype} instead of {shapes}")
+    return table
 
 
 def _rows(table: Mapping[str, Tensor], ids: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """Every network is exported, those of users too."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,8 @@ from torch import nn
 
 from stampede.engine.errors import RunFolderError
 from stampede.engine.export import main
-from stampede.engine.inference.packaging import DensePart, export_dense_part
+from stampede.engine.inference.package.dense import Dense
+from stampede.engine.inference.packaging import DensePart, describe, export_dense_part
 from stampede.models import CTRModel, network, network_names
 from support.jobs import run_small
 from support.packages import loaded, open_test_part
@@ -22,6 +25,12 @@ VARIANTS = {
     "finalmlp": {"second": [4], "heads": 2, "gates": None},
     "masknet": {"structure": "serial", "blocks": 2},
 }
+
+
+def from_json(program):
+    """A program as a package has it."""
+    graph, weights = describe(program)
+    return Dense(json.loads(json.dumps(graph, allow_nan=False)), weights, torch.device("cpu"))
 
 
 @pytest.mark.slow
@@ -39,7 +48,7 @@ def test_every_network_is_exported_for_any_number_of_samples(name, numbers, opti
     generator = torch.Generator().manual_seed(1)
     for parameter in model.network.parameters():
         nn.init.normal_(parameter, 0.0, 0.3, generator)
-    program = export_dense_part(model).module()
+    program = from_json(export_dense_part(model))
     part = DensePart(model)
     for samples in (1, 2, 33):
         rows = torch.randn(samples, 3, 11, generator=generator)
@@ -94,6 +103,57 @@ def test_a_network_with_all_that_is_trained_with(tmp_path):
     without = {name: table["first_order"].zero_() for name, table in zip(
         model.fields, model._tables, strict=True)}  # fmt: skip
     assert without and abs(model.score_rows(ids, drawn.dense.numpy()) - expected).max() > 0.02
+
+
+class Plain(nn.Module):
+    """What users write: in place, constants, sizes, types, buffers, infinities, shared weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(10, 2, batch_first=True)
+        self.norm = nn.BatchNorm1d(10)
+        self.layer = nn.Linear(10, 10)
+        self.again = self.layer
+        self.gate = nn.ReLU(inplace=True)
+        self.register_buffer("order", torch.tensor([1, 0]), persistent=False)
+
+    def forward(self, embeddings, dense):
+        found, _ = self.attention(embeddings, embeddings, embeddings, need_weights=False)
+        found = self.gate(self.norm(found.sum(1))) + torch.tensor([0.5] * 10)
+        found = self.again(self.layer(found))
+        found = found.masked_fill(found > 1, float("-inf")).softmax(1).to(torch.float64).float()
+        zeros = torch.zeros(embeddings.shape[0] * 2, 10, device=embeddings.device)
+        found = found + zeros[: len(found)] + embeddings[:, self.order].mean(1) / len(embeddings)
+        return found.sum(1) + dense.sum(1)
+
+
+@pytest.mark.slow
+def test_what_a_network_may_be_written_with():
+    model = CTRModel("deepfm", {"a": 7, "b": 5}, 2, 10, [8], 0).eval()
+    model.network = Plain().eval()
+    nn.init.normal_(model.network.norm.running_mean)
+    exported = export_dense_part(model)
+    program = from_json(exported)
+    for samples in (1, 33):
+        rows, given = torch.randn(samples, 2, 11), torch.randn(samples, 2)
+        with torch.no_grad():
+            found = program(rows, given)
+            assert torch.equal(found, exported.module()(rows, given))
+            # In evaluation nn.MultiheadAttention itself takes a kernel that rounds differently.
+            assert torch.allclose(found, DensePart(model)(rows, given), atol=1e-5)
+
+
+class Rare(nn.Module):
+    def forward(self, embeddings, dense):
+        return torch.linalg.det(embeddings[:, :, :1]) + dense.sum(1)
+
+
+def test_an_operator_that_packages_may_not_have_is_named():
+    model = CTRModel("deepfm", {"a": 7}, 2, 10, [8], 0).eval()
+    model.network = Rare()
+    program = export_dense_part(model)
+    with pytest.raises(RunFolderError, match=r"'linalg_det.default' is no operator that a package"):
+        describe(program)
 
 
 class Deciding(nn.Module):

@@ -1,0 +1,224 @@
+"""The dense part of a model, described by `dense.json`: operators of torch in their order.
+
+Nothing is unpickled, imported or evaluated: an operator is one of `OPERATORS` or `ARITHMETIC`, and
+its arguments are numbers, text, types, weights and results of earlier steps.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+# Operators of torch that compute tensors of tensors and check what they are given. None of them
+# reads a file, runs code or trusts an index. With an underscore at the end they work in place.
+_NAMES = """
+abs add addcdiv addcmul addmm alias all amax amin any arange argmax argmin atan avg_pool1d baddbmm
+batch_norm bmm broadcast_to cat celu chunk clamp clamp_max clamp_min clone concat constant_pad_nd
+contiguous conv1d copy cos cosine_similarity cumprod cumsum detach diag_embed diagonal div dot
+dropout einsum elu eq erf exp expand expand_as expm1 eye flatten flip floor floor_divide full
+full_like gather ge gelu glu group_norm gt hardsigmoid hardswish hardtanh hstack index
+index_select instance_norm isfinite isinf isnan layer_norm le leaky_relu lerp lift_fresh_copy
+linalg_norm linalg_vector_norm linear log log10 log1p log2 log_sigmoid log_softmax logical_and
+logical_not logical_or logical_xor logit logsumexp lt masked_fill matmul max maximum mean min
+minimum mish mm movedim mul mv nan_to_num narrow ne neg new_full new_ones new_zeros norm numpy_T
+one_hot ones ones_like outer pad permute pow prelu prod reciprocal relu relu6 remainder repeat
+repeat_interleave reshape rms_norm roll round rsqrt rsub scalar_tensor
+scaled_dot_product_attention scatter scatter_add select selu sigmoid sign silu sin slice softmax
+softplus split split_with_sizes sqrt square squeeze stack std sub sum sym_size t tan tanh
+tensor_split tensordot tile to topk transpose tril tril_indices triu triu_indices type_as unbind
+unflatten unfold unsqueeze var view view_as vstack where zeros zeros_like
+"""
+
+OPERATORS = frozenset(_NAMES.split())
+
+# Of Python, on sizes.
+ARITHMETIC = {
+    name: getattr(operator, name)
+    for name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "neg")
+}
+
+_TYPES = (
+    "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool",
+    "strided", "contiguous_format", "preserve_format",
+)  # fmt: skip
+
+_LARGEST = 2**63
+
+
+class _Value(NamedTuple):
+    """An input, or the result of an earlier step."""
+
+    name: str
+
+
+class _Step(NamedTuple):
+    """An operator with its arguments, and the values that no later step needs."""
+
+    name: str
+    operator: Callable[..., Any]
+    arguments: list[Any]
+    named: dict[str, Any]
+    done_with: set[str]
+
+
+class Dense:
+    """Computes logits `[n]` of rows `[n, fields, dim + 1]` and numbers `[n, numbers]`.
+
+    Args:
+        graph: what `dense.json` holds: `steps`, each with a `name`, an `operator`, `arguments` and
+            perhaps `named` ones; the name of the `output`; names of the `trained` weights.
+        weights: by name.
+        device: for the weights.
+
+    Raises:
+        ValueError: the graph cannot be computed; names the step.
+    """
+
+    def __init__(
+        self, graph: Mapping[str, Any], weights: Mapping[str, Tensor], device: torch.device
+    ) -> None:
+        self._device = device
+        # Copies lie as torch wants them, which a mapped file may not. By whether a weight needs a
+        # gradient torch chooses kernels, which round differently.
+        self._weights = {
+            name: weight.to(device, copy=True).requires_grad_(name in graph["trained"])
+            for name, weight in weights.items()
+        }
+        self._output = _Value(graph["output"])
+        self._steps: list[_Step] = []
+        known = {"rows", "numbers"}
+        for step in graph["steps"]:
+            try:
+                self._steps.append(self._step(step, known))
+                known.add(step["name"])
+            except (KeyError, TypeError, AttributeError, ValueError) as failure:
+                raise ValueError(f"step {len(known) - 2}: {failure}") from None
+        if self._output.name not in known:
+            raise ValueError(f"no step is named {self._output.name!r}, the output")
+        needed = {self._output.name}
+        for step in reversed(self._steps):
+            used = {one.name for one in _values([step.arguments, step.named])} | {step.name}
+            step.done_with.update(used - needed)
+            needed |= used
+
+    def __call__(self, rows: Tensor, numbers: Tensor) -> Tensor:
+        """Logits of samples."""
+        values: dict[str, Any] = {"rows": rows, "numbers": numbers}
+        for step in self._steps:
+            named = {name: _filled(one, values) for name, one in step.named.items()}
+            values[step.name] = step.operator(*_filled(step.arguments, values), **named)
+            for name in step.done_with:
+                del values[name]
+        return values[self._output.name]
+
+    def _step(self, step: Mapping[str, Any], known: set[str]) -> _Step:
+        arguments, named = list(step["arguments"]), dict(step.get("named", {}))
+        found = _Step(
+            step["name"],
+            find_operator(step["operator"]),
+            [self._argument(one) for one in arguments],
+            {name: self._argument(one) for name, one in named.items()},
+            set(),
+        )
+        if found.name in known:
+            raise ValueError(f"{found.name!r} has a value already")
+        for value in _values([found.arguments, found.named]):
+            if value.name not in known:
+                raise ValueError(f"{value.name!r} has no value yet")
+        return found
+
+    def _argument(self, given: Any) -> Any:
+        """An argument as `argument` described it."""
+        if isinstance(given, list):
+            return [self._argument(one) for one in given]
+        if not isinstance(given, dict):
+            return given
+        ((kind, name),) = given.items()
+        if kind == "value":
+            return _Value(name)
+        if kind == "weight" and name in self._weights:
+            return self._weights[name]
+        if kind == "type" and name in _TYPES:
+            return getattr(torch, name)
+        if kind == "float" and name in ("inf", "-inf", "nan"):
+            return float(name)
+        if given == {"device": "model"}:
+            return self._device
+        raise ValueError(f"{given} is no argument that a package may have")
+
+
+def find_operator(name: str) -> Callable[..., Any]:
+    """An operator by its name: `linear.default` of torch, `mul` of Python.
+
+    Raises:
+        ValueError: it is none that a package may have.
+    """
+    packet, is_of_torch, overload = name.partition(".")
+    if name == "getitem":
+        return _element
+    if name in ARITHMETIC:
+        return _on_sizes(ARITHMETIC[name])
+    if is_of_torch and packet.removesuffix("_") in OPERATORS:
+        overloads = getattr(torch.ops.aten, packet, None)
+        if overloads is not None and overload in overloads.overloads():
+            found = getattr(overloads, overload)
+            if not any(one.is_out for one in found._schema.arguments):
+                return found
+    raise ValueError(f"{name!r} is no operator that a package may have")
+
+
+def argument(given: Any) -> Any:
+    """An argument as JSON has it; values and weights are described by the caller.
+
+    Raises:
+        ValueError: a package may not have it.
+    """
+    if given is None or isinstance(given, bool | int | str):
+        return given
+    if isinstance(given, float):
+        return given if math.isfinite(given) else {"float": str(given)}
+    if isinstance(given, torch.device):
+        return {"device": "model"}
+    name = str(given).removeprefix("torch.")
+    if name in _TYPES and given is getattr(torch, name):
+        return {"type": name}
+    raise ValueError(f"{given!r} is no argument that a package may have")
+
+
+def _values(given: Any) -> list[_Value]:
+    """All values in lists of lists and dictionaries of arguments."""
+    if isinstance(given, _Value):
+        return [given]
+    if isinstance(given, dict):
+        given = list(given.values())
+    return [value for one in given for value in _values(one)] if isinstance(given, list) else []
+
+
+def _filled(given: Any, values: Mapping[str, Any]) -> Any:
+    if isinstance(given, _Value):
+        return values[given.name]
+    return [_filled(one, values) for one in given] if isinstance(given, list) else given
+
+
+def _element(values: Any, place: int) -> Any:
+    """Of the several results of a step."""
+    if not isinstance(values, list | tuple) or not isinstance(place, int):
+        raise ValueError(f"getitem takes results of a step and a number, found {place!r}")
+    return values[place]
+
+
+def _on_sizes(compute: Callable[..., float]) -> Callable[..., float]:
+    def checked(*sizes: float) -> float:
+        if not all(isinstance(size, int | float) for size in sizes):
+            raise ValueError(f"{compute.__name__} takes sizes")
+        found = compute(*sizes)
+        if abs(found) >= _LARGEST:
+            raise ValueError(f"{compute.__name__} gives {found:g}, which is no size")
+        return found
+
+    return checked
