@@ -15,8 +15,9 @@ quiet_libraries()
 from stampede.data.errors import exit_status  # noqa: E402
 from stampede.engine.console import readable_bytes, table  # noqa: E402
 from stampede.engine.errors import RunFolderError  # noqa: E402
+from stampede.engine.inference.delta import export_delta  # noqa: E402
 from stampede.engine.inference.packaging import RowType, export  # noqa: E402
-from stampede.engine.inference.trained import open_trained  # noqa: E402
+from stampede.engine.inference.trained import Trained, open_trained  # noqa: E402
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,6 +30,11 @@ def _export(given: argparse.Namespace) -> None:
     trained = open_trained(Path(given.checkpoint), given.epoch, allow_import=given.allow_import)
     # Absolute: the working folder itself may be replaced.
     folder = Path(given.out).resolve()
+    if given.since is not None:
+        _export_delta(given, trained, folder)
+        return
+    if given.tolerance:
+        raise RunFolderError("--tolerance is of a delta; write --since PACKAGE too")
     export(trained, folder, given.rows, given.overwrite)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     rows = [
@@ -41,6 +47,22 @@ def _export(given: argparse.Namespace) -> None:
     print(table(rows))
 
 
+def _export_delta(given: argparse.Namespace, trained: Trained, folder: Path) -> None:
+    delta = export_delta(trained, Path(given.since), folder, given.tolerance)
+    sizes = [
+        sum(path.stat().st_size for path in one.rglob("*") if path.is_file())
+        for one in (folder, Path(given.since))
+    ]
+    rows = [
+        ("delta", str(folder)),
+        ("since", given.since),
+        ("rows", f"{delta.changed:,} of {delta.rows:,} changed or new; {delta.ids:,} ids"),
+        ("size", f"{readable_bytes(sizes[0])}, the package {readable_bytes(sizes[1])}"),
+        ("to apply", f"python {folder / 'update.py'} {given.since} {folder} --out NEW_PACKAGE"),
+    ]
+    print(table(rows))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede export",
@@ -49,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         "safetensors, polars and numpy. No file is a pickle; load.py checks the SHA-256 of all.",
         epilog="example:\n"
         "  stampede export runs/criteo model --rows int8\n"
+        "  stampede export runs/ads/period_0007 delta_7 --since model_6\n"
         "  cd model && python -c 'from load import load; print(load().columns)'",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -73,6 +96,18 @@ def _parser() -> argparse.ArgumentParser:
         help="execute the Python file with the network, where the run was trained on one's own",
     )
     add("--overwrite", action="store_true", help="replace an exported package in OUT")
+    add(
+        "--since",
+        metavar="PACKAGE",
+        help="write only what differs from this package, for its update.py to apply",
+    )
+    add(
+        "--tolerance",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="with --since: leave rows of which no value moved by more than this; default 0",
+    )
     return parser
 
 

@@ -8,7 +8,7 @@ import operator
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -35,7 +35,7 @@ from stampede.engine.inference.kept import check_trained_with, inputs_folder, re
 from stampede.engine.inference.package.dense import ARITHMETIC, argument, find_operator
 from stampede.engine.inference.trained import Trained, dense_model
 from stampede.engine.tables import FieldWeights, read_stored_field
-from stampede.files import file_entry, hidden, make_folder, publish_folder, to_json
+from stampede.files import FileEntry, file_entry, hidden, make_folder, publish_folder, to_json
 from stampede.models import CTRModel
 
 RowType = Literal["fp32", "fp16", "int8"]
@@ -111,17 +111,21 @@ def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
         (folder / source.name).write_bytes(source.read_bytes())
     graph, weights = describe(export_dense_part(dense_model(trained)))
     (folder / "dense.json").write_text(to_json(graph) + "\n", encoding="utf-8")
-    _save(weights, folder / "dense.safetensors")
+    save_tensors(weights, folder / "dense.safetensors")
     _write_vocabularies(folder / "vocabularies", kept)
     _write_tables(folder / "tables", trained, rows, about)
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    entries = [file_entry(path, folder) for path in paths]
+    text = sealed(about, [file_entry(path, folder) for path in paths])
+    (folder / PACKAGE).write_text(text, encoding="utf-8")
+
+
+def sealed(about: Mapping[str, Any], entries: Sequence[FileEntry]) -> str:
+    """The text of `package.json`: what a package is, its files, and a SHA-256 of the text."""
     files = {entry.name: {"bytes": entry.bytes, "sha256": entry.sha256} for entry in entries}
     text = to_json({**about, "files": files, "sha256": ""}, indent=1) + "\n"
     # Its own is that of the text without it.
     before, key, after = text.rpartition('"sha256": "')
-    text = before + key + hashlib.sha256(text.encode()).hexdigest() + after
-    (folder / PACKAGE).write_text(text, encoding="utf-8")
+    return before + key + hashlib.sha256(text.encode()).hexdigest() + after
 
 
 def _write_vocabularies(folder: Path, kept: Path | None) -> None:
@@ -142,10 +146,11 @@ def _write_tables(folder: Path, trained: Trained, rows: RowType, about: Mapping[
     for field in tqdm(about["fields"], "exporting tables", unit=" tables", delay=1):
         name = field["name"]
         tensors = stored_rows(read_stored_field(trained.checkpoint, name), rows, name)
-        _save(tensors, folder / f"{name}.safetensors")
+        save_tensors(tensors, folder / f"{name}.safetensors")
 
 
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write a file of safetensors."""
     path.touch()
     mode = path.stat().st_mode
     with _os_errors():

@@ -48,7 +48,7 @@ FORMAT = 2
 _LARGEST_JSON = 1 << 26
 
 # A file of the package, or of a folder in it.
-_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 _PRECISION = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
 
@@ -86,6 +86,15 @@ def load(folder: str | Path = HERE, device: str = "cpu") -> Model:
         raise ValueError(f"{folder}: the package cannot be used: {kind}{said}") from None
 
 
+def check(folder: str | Path) -> None:
+    """Compare all files of a package with their SHA-256.
+
+    Raises:
+        ValueError: names the first that differs.
+    """
+    _check_files(Path(folder), *_json(Path(folder) / "package.json"))
+
+
 def _check_files(folder: Path, about: Mapping[str, Any], text: bytes) -> None:
     """Compare `package.json` with its own SHA-256, and all files with theirs.
 
@@ -107,7 +116,7 @@ def _check_files(folder: Path, about: Mapping[str, Any], text: bytes) -> None:
 def _difference(folder: Path, file: tuple[str, Mapping[str, Any]]) -> str:
     """What is wrong with a file; empty where it is as `package.json` says."""
     name, entry = file
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         return "no name of a file in a package"
     path = folder / name
     try:

@@ -1,0 +1,152 @@
+"""What changed since an earlier package: a folder that `update.py` makes a full package of."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from stampede.engine.errors import RunFolderError
+from stampede.engine.inference.package import update
+from stampede.engine.inference.packaging import PACKAGE, export, save_tensors, sealed
+from stampede.engine.inference.trained import Trained
+from stampede.files import file_entry, hidden, make_folder, to_json
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What a delta holds.
+
+    Attributes:
+        rows: of all tables afterwards.
+        changed: of these, rows with other values, new ones among them.
+        ids: lines of vocabularies that are other ids, or new.
+    """
+
+    rows: int
+    changed: int
+    ids: int
+
+
+def export_delta(trained: Trained, base: Path, folder: Path, tolerance: float = 0.0) -> Delta:
+    """Write what differs from a package; the folder appears when it is whole.
+
+    `delta.json` names the package it is of, and `package.json` is that of the one that comes out.
+    `changes/` has changed rows of tables and ids of vocabularies; the dense part is whole.
+
+    Args:
+        trained: the model.
+        base: a package, of `export` or of `update.py`; tables are stored as they are there.
+        folder: a new one.
+        tolerance: a row of which no value moved by more than this is left as it is.
+
+    Raises:
+        RunFolderError: the base is no package or has other fields, or the folder is there or
+            cannot be written.
+    """
+    if folder.exists():
+        raise RunFolderError(f"{folder}: is there already; write another folder")
+    try:
+        before = json.loads((base / PACKAGE).read_bytes())
+        kind, fields = before["rows"], [field["name"] for field in before["fields"]]
+    except (OSError, ValueError, LookupError, TypeError) as failure:
+        raise RunFolderError(
+            f"{base}: no exported package here ({failure}); write one of `stampede export`, or "
+            "what update.py made of it"
+        ) from None
+    found: list[Delta] = []
+
+    def fill(unfinished: Path) -> None:
+        whole = hidden(folder, "whole")
+        shutil.rmtree(whole, ignore_errors=True)
+        try:
+            export(trained, whole, kind, overwrite=False)
+            after = json.loads((whole / PACKAGE).read_bytes())
+            if [field["name"] for field in after["fields"]] != fields:
+                raise RunFolderError(f"{base}: has other fields; export the whole once")
+            found.append(_write(base, whole, unfinished, tolerance))
+        finally:
+            shutil.rmtree(whole, ignore_errors=True)
+
+    make_folder(folder, fill, RunFolderError)
+    return found[0]
+
+
+def _write(base: Path, whole: Path, delta: Path, tolerance: float) -> Delta:
+    """Write a delta from one package to another."""
+    after = json.loads((whole / PACKAGE).read_bytes())
+    rows = changed_rows = changed_ids = 0
+    tables, vocabularies = {}, {}
+    (delta / "changes").mkdir()
+    for name in after["files"]:
+        kind, _, file = name.partition("/")
+        if kind == "tables":
+            old, new = load_file(base / name), load_file(whole / name)
+            changed = _changed(old, new, tolerance)
+            rows, changed_rows = rows + len(new["first_order"]), changed_rows + len(changed)
+            values = {key: tensor[changed].contiguous() for key, tensor in new.items()}
+            size = torch.tensor(len(new["first_order"]))
+            tables[name] = f"changes/{file}"
+            save_tensors({**values, "rows": changed, "size": size}, delta / tables[name])
+        elif kind == "vocabularies":
+            old, new = (pl.read_parquet(one / name)["value"] for one in (base, whole))
+            lines = _changed_lines(old, new)
+            changed_ids += len(lines)
+            vocabularies[name] = f"changes/{file}"
+            lines.write_parquet(delta / vocabularies[name])
+        else:
+            shutil.copyfile(whole / name, delta / name)
+    about = {
+        "format": update.FORMAT,
+        "base": update.package_digest(base),
+        "tables": tables,
+        "vocabularies": vocabularies,
+    }
+    (delta / update.DELTA).write_text(to_json(about, indent=1), encoding="utf-8")
+    shutil.copyfile(whole / PACKAGE, delta / PACKAGE)
+    # As a server will: its files are then those that `package.json` must describe.
+    made = hidden(delta, "made")
+    shutil.rmtree(made, ignore_errors=True)
+    try:
+        update.patch(base, delta, made)
+        entries = [file_entry(made / name, made) for name in after["files"]]
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    (delta / PACKAGE).write_text(sealed(after, entries), encoding="utf-8")
+    return Delta(rows, changed_rows, changed_ids)
+
+
+def _changed(old: dict[str, Tensor], new: dict[str, Tensor], tolerance: float) -> Tensor:
+    """Rows of a table that moved by more than a tolerance or are new, `[n]` int64."""
+    size, common = len(new["first_order"]), min(len(new["first_order"]), len(old["first_order"]))
+    moved = torch.ones(size, dtype=torch.bool)
+    then, now = (_values({k: v[:common] for k, v in table.items()}) for table in (old, new))
+    moved[:common] = (now - then).abs().amax(1) > tolerance
+    if tolerance == 0.0:
+        # Minus zero is no other value, but other bits.
+        for name, tensor in new.items():
+            bits = [t[:common].contiguous().view(torch.uint8) for t in (old[name], tensor)]
+            differ = (bits[0] != bits[1]).view(common, -1).any(1)
+            moved[:common] |= differ
+    return moved.nonzero().squeeze(1)
+
+
+def _values(table: dict[str, Tensor]) -> Tensor:
+    """Embedding and first-order weight of all rows, float32."""
+    embedding = table["embedding"].float()
+    if "scale" in table:
+        embedding = embedding * table["scale"].unsqueeze(1)
+    return torch.cat([embedding, table["first_order"].float().unsqueeze(1)], 1)
+
+
+def _changed_lines(old: pl.Series, new: pl.Series) -> pl.DataFrame:
+    """Lines of a vocabulary that hold another id, or are new."""
+    lines = new.to_frame().with_row_index("line")
+    then = pl.concat([old, pl.Series("value", [None] * (len(new) - len(old)), pl.String)])
+    return lines.filter(then.head(len(new)).ne_missing(new))

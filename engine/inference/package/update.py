@@ -1,0 +1,236 @@
+"""Keeps a served package up to date with deltas of `stampede export --since`.
+
+    from update import apply, load_current, publish      # with a package's folder on sys.path
+
+    apply("models/day_6", ["deltas/day_7"], "models/day_7")
+    publish("models", "day_7")                           # models/current.json names it
+    model = load_current("models")                       # the model to score with now
+
+or `python update.py models/day_6 deltas/day_7 --out models/day_7 --publish`.
+
+A package is never changed: `apply` makes a new one beside it, equal to a full export byte for byte,
+and a model that is loaded stays what it is. So a server never scores with half of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+HERE = Path(__file__).resolve().parent
+
+DELTA, PACKAGE, CURRENT = "delta.json", "package.json", "current.json"
+FORMAT = 1
+
+
+def _loader() -> Any:
+    """The `load.py` beside this file, wherever sys.path points."""
+    spec = importlib.util.spec_from_file_location(f"{__name__}_load", HERE / "load.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def apply(package: str | Path, deltas: Sequence[str | Path], out: str | Path) -> Path:
+    """Make a new package of one and of the deltas that follow it, in order.
+
+    Args:
+        package: a full export, or what an earlier call made.
+        deltas: each of the package before it.
+        out: a new folder; it appears when it is whole.
+
+    Returns:
+        The new package.
+
+    Raises:
+        ValueError: a delta is of another package, or a file is damaged.
+        OSError: a file cannot be written.
+    """
+    package, out = Path(package), Path(out)
+    if out.exists():
+        raise ValueError(f"{out}: is there already; write another folder")
+    before, temporary = package, []
+    try:
+        for number, delta in enumerate(map(Path, deltas)):
+            made = out.with_name(f".{out.name}.{number}.tmp")
+            shutil.rmtree(made, ignore_errors=True)
+            temporary.append(made)
+            patch(before, delta, made)
+            _loader().check(made)
+            before = made
+        if before is package:
+            raise ValueError("no delta is given")
+        os.replace(before, out)
+    finally:
+        for folder in temporary:
+            shutil.rmtree(folder, ignore_errors=True)
+    return out
+
+
+def patch(package: Path, delta: Path, out: Path) -> None:
+    """Write the package that a delta makes of another one, without checking what comes out.
+
+    Raises:
+        ValueError: the delta is of another package, or damaged.
+    """
+    try:
+        about, after = (json.loads((delta / name).read_bytes()) for name in (DELTA, PACKAGE))
+        found, base, names = about["format"], about["base"], [*after["files"], PACKAGE]
+        changes = {**about["tables"], **about["vocabularies"]}
+        if found != FORMAT:
+            raise ValueError(f"format {found}, but this update.py reads {FORMAT}")
+        wrong = [name for name in (*names, *changes.values()) if not _loader().NAME.fullmatch(name)]
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} is no name of a file in a package")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as failure:
+        raise ValueError(f"{delta}: no delta here ({failure})") from None
+    if base != package_digest(package):
+        raise ValueError(
+            f"{delta}: is of another package than {package} (SHA-256 of its {PACKAGE} differs); "
+            "apply the deltas in order, each to what the one before it made"
+        )
+    out.mkdir(parents=True)
+    for name in names:
+        target = out / name
+        target.parent.mkdir(exist_ok=True)
+        if name not in changes:
+            source = delta / name if (delta / name).is_file() else package / name
+            _link(source, target)
+        elif name in about["tables"]:
+            _patch_table(package / name, delta / changes[name], target)
+        else:
+            _patch_vocabulary(package / name, delta / changes[name], target)
+
+
+def package_digest(package: Path) -> str:
+    """SHA-256 of a package's `package.json`, which holds those of all its files.
+
+    Raises:
+        ValueError: it is no package.
+    """
+    try:
+        return hashlib.sha256((package / PACKAGE).read_bytes()).hexdigest()
+    except OSError as failure:
+        raise ValueError(f"{package}: no exported model here ({failure})") from None
+
+
+def _patch_table(before: Path, changes: Path, target: Path) -> None:
+    table, changed = load_file(before), load_file(changes)
+    rows, size = changed.pop("rows"), int(changed.pop("size"))
+    save_file(patched(table, changed, rows, size), target)
+
+
+def patched(
+    table: Mapping[str, Tensor], changed: Mapping[str, Tensor], rows: Tensor, size: int
+) -> dict[str, Tensor]:
+    """A table's tensors with some rows replaced or added.
+
+    Args:
+        changed: the new values of `rows`, `[n, ...]` each.
+        rows: `[n]` int64.
+        size: rows of the whole afterwards.
+    """
+    found = {}
+    for name, values in table.items():
+        whole = torch.zeros(size, *values.shape[1:], dtype=values.dtype)
+        kept = min(size, len(values))
+        whole[:kept] = values[:kept]
+        whole[rows] = changed[name]
+        found[name] = whole
+    return found
+
+
+def _patch_vocabulary(before: Path, changes: Path, target: Path) -> None:
+    values, changed = pl.read_parquet(before)["value"], pl.read_parquet(changes)
+    patched_vocabulary(values, changed).to_frame().write_parquet(target)
+
+
+def patched_vocabulary(values: pl.Series, changed: pl.DataFrame) -> pl.Series:
+    """A vocabulary with other ids in some lines, and more lines.
+
+    Args:
+        values: String, an id in each line.
+        changed: `line` and `value`.
+    """
+    missing = max(0, int(changed["line"].max() or 0) + 1 - len(values)) if len(changed) else 0
+    longer = pl.concat([values, pl.Series("value", [None] * missing, pl.String)])
+    return longer.scatter(changed["line"], changed["value"])
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def publish(folder: str | Path, package: str) -> None:
+    """Name the package of a folder that servers take from now on.
+
+    Args:
+        folder: with packages and `current.json`, which is replaced at once.
+        package: name of a folder in it.
+    """
+    file = Path(folder) / CURRENT
+    unfinished = file.with_name(f".{CURRENT}.tmp")
+    unfinished.write_text(json.dumps({"package": package}) + "\n", encoding="utf-8")
+    os.replace(unfinished, file)
+
+
+def current(folder: str | Path) -> Path:
+    """The package that `publish` named.
+
+    Raises:
+        ValueError: none was.
+    """
+    file = Path(folder) / CURRENT
+    try:
+        name = json.loads(file.read_bytes())["package"]
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ValueError(f"found {name!r}, no name of a folder beside it")
+    except (OSError, ValueError, LookupError, TypeError) as failure:
+        raise ValueError(f"{file}: no package is named there ({failure})") from None
+    return file.parent / name
+
+
+def load_current(folder: str | Path, device: str = "cpu") -> Any:
+    """The model of the package that `publish` named; see `load`."""
+    return _loader().load(current(folder), device)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Apply deltas on the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Apply deltas of `stampede export --since`.")
+    parser.add_argument("package", help="a full export, or what an earlier call made")
+    parser.add_argument("deltas", nargs="+", metavar="delta", help="each of the one before it")
+    parser.add_argument("--out", required=True, type=Path, help="new folder")
+    parser.add_argument(
+        "--publish", action="store_true", help=f"name it in {CURRENT} of the folder it lies in"
+    )
+    given = parser.parse_args(arguments)
+    try:
+        made = apply(given.package, given.deltas, given.out)
+        if given.publish:
+            publish(made.parent, made.name)
+    except (OSError, ValueError) as failure:
+        print(f"error: {failure}", file=sys.stderr)
+        return 2
+    print(made)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""Deltas: small folders that make a full package of an earlier one, byte for byte."""
+
+import filecmp
+import importlib.util
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from stampede.engine import export
+from stampede.engine.inference.package import update
+from support.packages import loaded
+from support.periods import period, train, write_job, write_log
+
+# Rows that no batch touches stay as they are.
+TOUCHED = ["optim.embedding.rows=touched", "optim.embedding.l2=0", "checkpoint.keep=9"]
+
+
+@pytest.fixture(scope="module")
+def days(tmp_path_factory):
+    """Three periods with new users each; in the third some rows go to others."""
+    folder = tmp_path_factory.mktemp("days")
+    path = write_job(folder)
+    for number, start in enumerate((0, 30, 75), 1):
+        write_log(folder / f"log{number}.csv", start, seed=number, users=40)
+    train(path, [*TOUCHED, "data.max_rows=70"])
+    return folder
+
+
+def exported(days, number, folder, *options):
+    """A package or a delta of the model after a period; its folder."""
+    assert export.main([str(period(days, number)), str(folder), *map(str, options)]) == 0
+    return folder
+
+
+def same_files(one, other):
+    files = sorted(path.relative_to(one) for path in one.rglob("*") if path.is_file())
+    others = sorted(path.relative_to(other) for path in other.rglob("*") if path.is_file())
+    return files == others and all(
+        filecmp.cmp(one / file, other / file, shallow=False) for file in files
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", ["fp32", *(pytest.param(k, marks=pytest.mark.slow) for k in ("fp16", "int8"))]
+)
+def test_a_chain_of_deltas_is_a_full_export_byte_for_byte(days, tmp_path, capsys, kind):
+    full = {n: exported(days, n, tmp_path / f"full{n}", "--rows", kind) for n in (1, 2, 3)}
+    second = exported(days, 2, tmp_path / "delta2", "--since", full[1])
+    third = exported(days, 3, tmp_path / "delta3", "--since", full[2])
+    assert "changed or new" in capsys.readouterr().out
+    # Some rows of users were in no batch, and are not in the delta.
+    kept = load_file(third / "changes/user.safetensors")["rows"]
+    table = load_file(full[3] / "tables/user.safetensors")["first_order"]
+    assert 0 < len(kept) < len(table)
+    made = update.apply(full[1], [second, third], tmp_path / "made")
+    assert same_files(made, full[3])
+    log = pl.read_csv(days / "log3.csv", infer_schema=False).drop("click")
+    found, expected = loaded(made).score(log), loaded(full[3]).score(log)
+    np.testing.assert_array_equal(found, expected)
+    assert not np.array_equal(loaded(full[1]).score(log), expected)
+    # Nothing is left beside it.
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_rows_that_hardly_moved_may_stay(days, tmp_path):
+    full = {number: exported(days, number, tmp_path / f"full{number}") for number in (1, 2)}
+    then, now = (load_file(one / "tables/ad.safetensors") for one in full.values())
+    moved = torch.maximum(
+        (now["embedding"] - then["embedding"]).abs().amax(1),
+        (now["first_order"] - then["first_order"]).abs(),
+    )
+    limit = float(moved.median())
+    delta = exported(days, 2, tmp_path / "delta", "--since", full[1], "--tolerance", limit)
+    rows = load_file(delta / "changes/ad.safetensors")["rows"]
+    assert rows.tolist() == (moved > limit).nonzero().squeeze(1).tolist()
+    made = update.apply(full[1], [delta], tmp_path / "made")
+    found = load_file(made / "tables/ad.safetensors")["embedding"]
+    assert 0 < float((found - now["embedding"]).abs().max()) <= limit
+
+
+def test_a_wrong_or_damaged_delta_leaves_nothing(days, tmp_path):
+    full = {number: exported(days, number, tmp_path / f"full{number}") for number in (1, 2)}
+    delta = exported(days, 3, tmp_path / "delta", "--since", full[2])
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match=r"is of another package .* apply the deltas in order"):
+        update.apply(full[1], [delta], out)
+    with pytest.raises(ValueError, match="no delta here"):
+        update.apply(full[2], [full[1]], out)
+    with pytest.raises(ValueError, match="is there already"):
+        update.apply(full[2], [delta], full[1])
+    changed = delta / "changes/user.safetensors"
+    whole = changed.read_bytes()
+    changed.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ValueError, match="user"):
+        update.apply(full[2], [delta], out)
+    changed.write_bytes(whole)
+    text = (delta / "delta.json").read_text()
+    (delta / "delta.json").write_text(text.replace("changes/user", "../full1/user"))
+    with pytest.raises(ValueError, match="no name of a file in a package"):
+        update.apply(full[2], [delta], out)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["delta", "full1", "full2"]
+
+
+def test_mistakes_of_the_command_are_told_in_a_sentence(days, tmp_path, capsys):
+    run, folder = str(period(days, 2)), tmp_path / "delta"
+    assert export.main([run, str(folder), "--since", str(tmp_path)]) == 2
+    assert "no exported package here" in capsys.readouterr().err
+    assert export.main([run, str(folder), "--tolerance", "0.1"]) == 2
+    assert "--tolerance is of a delta; write --since PACKAGE too" in capsys.readouterr().err
+    assert not folder.exists()
+
+
+def test_a_reader_scores_with_the_old_or_the_new_model_only(days, tmp_path):
+    models = tmp_path / "models"
+    full = exported(days, 1, models / "day_1")
+    delta = exported(days, 2, tmp_path / "delta", "--since", full)
+    update.publish(models, "day_1")
+    log = pl.read_csv(days / "log2.csv", infer_schema=False).drop("click")
+    expected = {"day_1": loaded(full).score(log)}
+    found, done = [], threading.Event()
+    # Of the package: it reads what its own folder has.
+    spec = importlib.util.spec_from_file_location("served", full / "update.py")
+    served = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(served)
+
+    def serve():
+        while not done.is_set() or len(found) < 3:
+            found.append(served.load_current(models).score(log))
+
+    reader = threading.Thread(target=serve)
+    reader.start()
+    # As a server applies it, without stampede.
+    command = [sys.executable, delta / "update.py", full, delta, "--out", models / "day_2"]
+    subprocess.run([*command, "--publish"], check=True, capture_output=True)
+    done.set()
+    reader.join()
+    expected["day_2"] = loaded(models / "day_2").score(log)
+    found.append(served.load_current(models).score(log))
+    assert not np.array_equal(*expected.values())
+    for scores in found:
+        assert any(np.array_equal(scores, of_day) for of_day in expected.values())
+    assert np.array_equal(found[-1], expected["day_2"])
