@@ -1,11 +1,14 @@
 """What the README and the manual show works."""
 
+import importlib
 import importlib.util
 import re
+import shlex
 
 import pytest
 import yaml
 
+from stampede.engine.cli import _COMMANDS, parse_command_line
 from stampede.engine.config import config_type
 from stampede.engine.config.load import load_config
 from stampede.engine.reading import open_dataset
@@ -37,12 +40,49 @@ def test_python_blocks_run(block, monkeypatch, tmp_path):
 
 def test_there_are_examples_of_the_api_a_network_for_torchrec_and_for_plain_pytorch():
     in_readme = [block for block in PYTHON_BLOCKS if block in PAGES["README.md"]]
-    (network,) = [block for block in PYTHON_BLOCKS if block not in in_readme]
+    (network,) = [block for block in PYTHON_BLOCKS if "@register(" in block]
     plain, torchrec, api = sorted(in_readme, key=PAGES["README.md"].index, reverse=True)
     assert "from stampede import open_run, train" in api
     assert network in (ROOT / "examples/own_network/fwfm.py").read_text(encoding="utf-8")
     assert "cowclip_sharders" in torchrec
     assert "sparse=True" in plain
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_excerpts_are_lines_of_the_file_they_name(page):
+    for name, lines in re.findall(r"```py\n# (\S+)\n(.*?)```", PAGES[page], flags=re.S):
+        assert lines in (ROOT / name).read_text(encoding="utf-8"), name
+
+
+def commands_of(page):
+    """Of `stampede` and `launch.py` on a page: the words of each, and its number of processes."""
+    for language, block in re.findall(r"^```([^\n]*)\n(.*?)^```$", PAGES[page], flags=re.S | re.M):
+        for line in block.replace("\\\n", " ").splitlines() if not language else ():
+            if re.match(r"(python|torchrun .*) launch.py |stampede [a-z]", line):
+                words = shlex.split(line, comments=True)
+                processes = words[words.index("--nproc_per_node") + 1] if "torchrun" in words else 1
+                start = words.index("launch.py") if "launch.py" in words else 0
+                yield words[start:], processes
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_of_a_page_are_understood(page, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for words, processes in commands_of(page):
+        if words[0] == "launch.py":
+            monkeypatch.setenv("WORLD_SIZE", str(processes))
+            assert parse_command_line(words[1:]), words
+        else:
+            name = _COMMANDS[words[1]][0]
+            assert importlib.import_module(name)._parser().parse_intermixed_args(words[2:]), words
+
+
+def test_commands_are_found_on_the_pages():
+    found = [words for page in PAGES for words, _ in commands_of(page)]
+    assert len(found) > 25
+    assert {words[1] for words in found if words[0] == "stampede"} >= {
+        "describe", "prepare", "predict", "export", "report", "sweep",
+    }  # fmt: skip
 
 
 def test_the_table_of_networks_holds_all_with_their_options():
