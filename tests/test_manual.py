@@ -77,6 +77,16 @@ def test_commands_of_a_page_are_understood(page, monkeypatch):
             assert importlib.import_module(name)._parser().parse_intermixed_args(words[2:]), words
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_keys_that_are_named_exist(page):
+    keys = {key.path for key in all_keys(config_type())}
+    sections = sorted({key.partition(".")[0] for key in keys if "." in key})
+    named = re.findall(rf"`((?:{'|'.join(sections)})\.[\w.]+)(?:[=:][^`]*)?`", PAGES[page])
+    not_keys = {"model.score_rows", "model.fused_optimizer"}
+    for name in set(named) - not_keys:
+        assert name in keys or any(key.startswith(f"{name}.") for key in keys), name
+
+
 def test_commands_are_found_on_the_pages():
     found = [words for page in PAGES for words, _ in commands_of(page)]
     assert len(found) > 25
