@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import re
 import shlex
+from operator import attrgetter
 
 import pytest
 import yaml
@@ -27,6 +28,14 @@ PYTHON_BLOCKS = {
     for name, text in reversed(PAGES.items())
     for at, block in enumerate(re.findall(r"```python\n(.*?)```", text, flags=re.S))
 }
+
+
+def script(name):
+    """A script of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.slow
@@ -133,6 +142,22 @@ def test_files_and_pages_that_are_named_exist(page):
             assert (ROOT / name).exists(), name
 
 
+def test_the_functions_on_the_way_of_a_batch_exist():
+    rows = re.findall(r"^\| `([\w/.]+)` \| (.*) \|$", PAGES["how-it-works.md"], flags=re.M)
+    assert 8 <= len(rows) <= 12
+    for file, text in rows:
+        for name in re.findall(r"`([\w.]+)`", text):
+            if file.endswith(".py"):
+                module = importlib.import_module(f"stampede.{file[:-3].replace('/', '.')}")
+                assert attrgetter(name)(module).__module__ == module.__name__, name
+            else:
+                assert f" {name}(" in (ROOT / file).read_text(encoding="utf-8"), name
+
+
+def test_the_picture_is_that_of_its_script():
+    assert script("picture").picture() == (ROOT / "docs/images/batch.svg").read_text("utf-8")
+
+
 def test_the_readme_is_short_and_names_every_page():
     readme = PAGES["README.md"]
     assert len(readme.splitlines()) <= 250
@@ -150,11 +175,8 @@ def test_commands_it_shows_are_targets():
 
 
 def test_the_page_of_all_keys_is_that_of_the_code():
-    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs/hooks.py")
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
     page = PAGES["configuration.md"]
-    assert page == hooks.configuration_page(), "write it anew: python docs/hooks.py"
+    assert page == script("hooks").configuration_page(), "write it anew: python docs/hooks.py"
     shown = {
         f"{section}.{key}".lstrip(".")
         for section, rows in re.findall(r"^## (?:`(.*)`|.*)\n\n((?:\|.*\n)+)", page, flags=re.M)
