@@ -2,9 +2,13 @@
 
 import importlib
 import importlib.util
+import json
 import re
 import shlex
+import shutil
+import subprocess
 from operator import attrgetter
+from pathlib import Path
 
 import pytest
 import yaml
@@ -17,6 +21,7 @@ from stampede.models import network, network_names
 from stampede.models.registry import _NETWORKS
 from stampede.settings import all_keys, parse_yaml
 from support.paths import ROOT
+from support.waiting import HANG
 
 PAGES = {
     path.name: path.read_text(encoding="utf-8")
@@ -179,7 +184,9 @@ def test_the_page_of_all_keys_is_that_of_the_code():
     assert page == script("hooks").configuration_page(), "write it anew: python docs/hooks.py"
     shown = {
         f"{section}.{key}".lstrip(".")
-        for section, rows in re.findall(r"^## (?:`(.*)`|.*)\n\n((?:\|.*\n)+)", page, flags=re.M)
+        for section, rows in re.findall(
+            r"^## (?:`(.*)`|.*)\n\n(?:[^|].*\n\n)?((?:\|.*\n)+)", page, flags=re.M
+        )
         for key in re.findall(r"^\| `(\w+)` ", rows, flags=re.M)
     }
     assert shown == {key.path for key in all_keys(config_type())}
@@ -193,3 +200,34 @@ def test_the_site_has_every_page():
     assert site["strict"]
     listed = re.findall(r"[\w-]+\.md", str(site["nav"]))
     assert sorted(listed) == sorted(PAGES.keys() - {"README.md"})
+
+
+def test_nothing_of_the_search_is_from_elsewhere():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert {"search", "offline"} <= set(map(str, site["plugins"]))
+    # The plugin takes a script from elsewhere unless it finds one of this name.
+    (stand_in,) = site["extra"]["polyfills"]
+    assert "iframe-worker" in stand_in and (ROOT / "docs" / stand_in).is_file()
+
+
+def test_a_page_that_was_opened_as_a_file_can_be_searched(tmp_path):
+    node = shutil.which("node")
+    material = importlib.util.find_spec("material")
+    if node is None or material is None:
+        pytest.skip("node and mkdocs-material are needed")
+    templates = Path(material.origin).parent / "templates"
+    (worker,) = templates.glob("assets/javascripts/workers/search.*.min.js")
+    page = {"title": "Sharding", "text": "a table that is resharded"}
+    index = {
+        "config": {"lang": ["en"], "separator": "[\\s]+", "pipeline": ["stopWordFilter"],
+                   "fields": {"title": {"boost": 10.0}, "text": {"boost": 1.0}}},
+        "docs": [{"location": "a.html", **page}, {"location": "b.html", "title": "B", "text": ""}],
+        "options": {"suggest": False},
+    }  # fmt: skip
+    (tmp_path / "index.json").write_text(json.dumps(index), encoding="utf-8")
+    files = [ROOT / "docs/javascripts/iframe-worker.js", worker, tmp_path / "index.json"]
+    program = ROOT / "tests/support/search_from_file.js"
+    done = subprocess.run(
+        [node, program, *files, "resharded"], capture_output=True, text=True, timeout=HANG
+    )
+    assert done.stdout == '["a.html"]\n', done.stderr
