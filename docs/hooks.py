@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from stampede.engine.config import config_type
+from stampede.engine.config.optim import BASELINES
 from stampede.files import write_file
 from stampede.settings import Key, all_keys
 
@@ -33,20 +34,40 @@ BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exc
 
 def configuration_page() -> str:
     """The page of all keys: a table for each section."""
-    sections: dict[str, list[str]] = {}
+    sections: dict[str, list[Key]] = {}
     for key in all_keys(config_type()):
-        sections.setdefault(key.path.rpartition(".")[0], []).append(_row(key))
+        sections.setdefault(key.path.rpartition(".")[0], []).append(key)
     lines = [HEAD]
-    for section, rows in sections.items():
-        heads = ["| key | values | default | meaning |", "|---|---|---|---|"]
-        name = f"`{section}`" if section else "The file itself"
-        lines += [f"## {name}", "", *heads, *rows, ""]
+    for section, keys in sections.items():
+        lines += [f"## `{section}`" if section else "## The file itself", ""]
+        kinds = {key.kinds for key in keys}
+        deciding = sorted({kind.partition(": ")[0] for kind in kinds if kind})
+        if len(kinds) > 1:
+            lines += [
+                f"In brackets: the values of `{name}` that have the key." for name in deciding
+            ]
+        elif deciding:
+            lines.append(f"The values of `{deciding[0]}` that have these keys: {_kinds(keys[0])}.")
+        lines += [""] if deciding else []
+        lines += ["| key | values | default | meaning |", "|---|---|---|---|"]
+        lines += [_row(key, told=len(kinds) > 1) for key in keys]
+        lines.append("")
     return "\n".join(lines)
 
 
-def _row(key: Key) -> str:
+def _kinds(key: Key) -> str:
+    """The values of another key that have this key, without that key's name."""
+    kinds = key.kinds.partition(": ")[2]
+    fbgemm = [name for name in BASELINES if name in kinds.replace("not ", "").split(", ")]
+    if len(fbgemm) < len(BASELINES):
+        return kinds
+    return f"{kinds.partition(fbgemm[0])[0]}fbgemm_*"
+
+
+def _row(key: Key, told: bool) -> str:
+    """A line of the table; `told`: with the values of another key that have this one."""
     default = "" if isinstance(key.default, BaseModel) else f"`{_yaml(key.default)}`"
-    meaning = f"{key.description} ({key.kinds})" if key.kinds else key.description
+    meaning = f"{key.description} ({_kinds(key)})" if told and key.kinds else key.description
     allowed = "a section" if isinstance(key.default, BaseModel) else _values(key)
     meaning, one_of, choices = meaning.partition("; one of ")
     if one_of:

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
 from itertools import count
@@ -33,7 +32,7 @@ from stampede.engine.config.load import check_config, load_config_of_run, set_ke
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import choose_device
 from stampede.engine.run_folder import RunFolder
-from stampede.engine.start_up import launched_world_size
+from stampede.engine.start_up import launched_world_size, libraries_quiet
 from stampede.settings import SettingsError, read_yaml
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def train(config: str | PathLike[str] | Mapping[str, Any] | None = None, /, **se
     from stampede.engine.run import run
 
     checked = configuration(config, **sections)
-    with _quiet():
+    with libraries_quiet():
         run(checked)
     return Run(Path(checked.run.dir) / checked.run.name)
 
@@ -113,14 +112,6 @@ def _merge(values: dict[str, Any], given: Mapping[str, Any], above: tuple[str, .
 def _free_name(folder: Path, name: str) -> str:
     names = (name if number == 1 else f"{name}-{number}" for number in count(1))
     return next(name for name in names if not (folder / name).exists())
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the libraries' warnings of each other, which users can do nothing about."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def open_run(path: str | PathLike[str], *, allow_import: bool = False) -> Run:
@@ -254,7 +245,7 @@ class Run:
 
         if on_bad_value not in get_args(OnBadValue):
             raise ValueError(f"on_bad_value: found {on_bad_value!r}; write 'error' or 'missing'")
-        with _quiet():
+        with libraries_quiet():
             scorer = self._scorer(batch_size)
             if isinstance(data, pd.DataFrame | pl.DataFrame):
                 scores, missing = score_frame(self._trained, scorer, data, on_bad_value)
@@ -313,7 +304,7 @@ class Run:
         """
         from stampede.engine.inference.packaging import export
 
-        with _quiet():
+        with libraries_quiet():
             export(self._trained, Path(folder), rows, overwrite)
         return Path(folder)
 
@@ -321,7 +312,7 @@ class Run:
     def _trained(self) -> Trained:
         from stampede.engine.inference.trained import open_trained
 
-        with _quiet():
+        with libraries_quiet():
             return open_trained(self.path, allow_import=self._allow_import)
 
     def _scorer(self, batch_size: int) -> Scorer:

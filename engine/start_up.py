@@ -7,6 +7,8 @@ import logging
 import os
 import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # Of malloc.h.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
@@ -19,11 +21,21 @@ _SETTINGS_OF_GLIBC = (
 )
 
 
+# Loggers from the root down, and what each shows at least.
+_LEVELS = {
+    None: logging.ERROR,
+    "torchrec": logging.ERROR,
+    "fbgemm_gpu": logging.ERROR,
+    "torch": logging.ERROR,
+    "torch.fx._symbolic_trace": logging.ERROR,
+    "stampede": logging.WARNING,
+}
+
+
 def quiet_libraries() -> None:
     """Show only errors of torch, torchrec and fbgemm, as users can do nothing about the rest."""
-    for name in ("torchrec", "fbgemm_gpu", "torch", "torch.fx._symbolic_trace"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    logging.getLogger().setLevel(logging.ERROR)
+    for name, level in _LEVELS.items():
+        logging.getLogger(name).setLevel(level)
     warnings.filterwarnings("ignore")
     show = threading.excepthook
 
@@ -33,6 +45,21 @@ def quiet_libraries() -> None:
             show(failure)
 
     threading.excepthook = show_others
+
+
+@contextmanager
+def libraries_quiet() -> Iterator[None]:
+    """As `quiet_libraries` for a while, in a process that is the user's, such as a notebook's."""
+    before = {name: logging.getLogger(name).level for name in _LEVELS}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, level in _LEVELS.items():
+            logging.getLogger(name).setLevel(max(level, before[name]))
+        try:
+            yield
+        finally:
+            for name, level in before.items():
+                logging.getLogger(name).setLevel(level)
 
 
 def keep_freed_memory() -> None:

@@ -10,6 +10,7 @@ scores = open_run("runs/quickstart").score(frame)
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,7 +46,10 @@ def __getattr__(name: str) -> Any:
     # Who takes the optimizer alone, or prepares data, need not wait for all the rest.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    with warnings.catch_warnings():
+        # Of tqdm, in a notebook without ipywidgets: its bars are plain then.
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,11 +1,19 @@
 """What the README and the manual show works."""
 
+import importlib
 import importlib.util
+import json
 import re
+import shlex
+import shutil
+import subprocess
+from operator import attrgetter
+from pathlib import Path
 
 import pytest
 import yaml
 
+from stampede.engine.cli import _COMMANDS, parse_command_line
 from stampede.engine.config import config_type
 from stampede.engine.config.load import load_config
 from stampede.engine.reading import open_dataset
@@ -13,6 +21,7 @@ from stampede.models import network, network_names
 from stampede.models.registry import _NETWORKS
 from stampede.settings import all_keys, parse_yaml
 from support.paths import ROOT
+from support.waiting import HANG
 
 PAGES = {
     path.name: path.read_text(encoding="utf-8")
@@ -26,6 +35,14 @@ PYTHON_BLOCKS = {
 }
 
 
+def script(name):
+    """A script of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("block", PYTHON_BLOCKS, ids=PYTHON_BLOCKS.values())
 def test_python_blocks_run(block, monkeypatch, tmp_path):
@@ -37,12 +54,59 @@ def test_python_blocks_run(block, monkeypatch, tmp_path):
 
 def test_there_are_examples_of_the_api_a_network_for_torchrec_and_for_plain_pytorch():
     in_readme = [block for block in PYTHON_BLOCKS if block in PAGES["README.md"]]
-    (network,) = [block for block in PYTHON_BLOCKS if block not in in_readme]
+    (network,) = [block for block in PYTHON_BLOCKS if "@register(" in block]
     plain, torchrec, api = sorted(in_readme, key=PAGES["README.md"].index, reverse=True)
     assert "from stampede import open_run, train" in api
     assert network in (ROOT / "examples/own_network/fwfm.py").read_text(encoding="utf-8")
     assert "cowclip_sharders" in torchrec
     assert "sparse=True" in plain
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_excerpts_are_lines_of_the_file_they_name(page):
+    for name, lines in re.findall(r"```py\n# (\S+)\n(.*?)```", PAGES[page], flags=re.S):
+        assert lines in (ROOT / name).read_text(encoding="utf-8"), name
+
+
+def commands_of(page):
+    """Of `stampede` and `launch.py` on a page: the words of each, and its number of processes."""
+    for language, block in re.findall(r"^```([^\n]*)\n(.*?)^```$", PAGES[page], flags=re.S | re.M):
+        for line in block.replace("\\\n", " ").splitlines() if not language else ():
+            if re.match(r"(python|torchrun .*) launch.py |stampede [a-z]", line):
+                words = shlex.split(line, comments=True)
+                processes = words[words.index("--nproc_per_node") + 1] if "torchrun" in words else 1
+                start = words.index("launch.py") if "launch.py" in words else 0
+                yield words[start:], processes
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_of_a_page_are_understood(page, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for words, processes in commands_of(page):
+        if words[0] == "launch.py":
+            monkeypatch.setenv("WORLD_SIZE", str(processes))
+            assert parse_command_line(words[1:]), words
+        else:
+            name = _COMMANDS[words[1]][0]
+            assert importlib.import_module(name)._parser().parse_intermixed_args(words[2:]), words
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_keys_that_are_named_exist(page):
+    keys = {key.path for key in all_keys(config_type())}
+    sections = sorted({key.partition(".")[0] for key in keys if "." in key})
+    named = re.findall(rf"`((?:{'|'.join(sections)})\.[\w.]+)(?:[=:][^`]*)?`", PAGES[page])
+    not_keys = {"model.score_rows", "model.fused_optimizer"}
+    for name in set(named) - not_keys:
+        assert name in keys or any(key.startswith(f"{name}.") for key in keys), name
+
+
+def test_commands_are_found_on_the_pages():
+    found = [words for page in PAGES for words, _ in commands_of(page)]
+    assert len(found) > 25
+    assert {words[1] for words in found if words[0] == "stampede"} >= {
+        "describe", "prepare", "predict", "export", "report", "sweep",
+    }  # fmt: skip
 
 
 def test_the_table_of_networks_holds_all_with_their_options():
@@ -83,6 +147,22 @@ def test_files_and_pages_that_are_named_exist(page):
             assert (ROOT / name).exists(), name
 
 
+def test_the_functions_on_the_way_of_a_batch_exist():
+    rows = re.findall(r"^\| `([\w/.]+)` \| (.*) \|$", PAGES["how-it-works.md"], flags=re.M)
+    assert 8 <= len(rows) <= 12
+    for file, text in rows:
+        for name in re.findall(r"`([\w.]+)`", text):
+            if file.endswith(".py"):
+                module = importlib.import_module(f"stampede.{file[:-3].replace('/', '.')}")
+                assert attrgetter(name)(module).__module__ == module.__name__, name
+            else:
+                assert f" {name}(" in (ROOT / file).read_text(encoding="utf-8"), name
+
+
+def test_the_picture_is_that_of_its_script():
+    assert script("picture").picture() == (ROOT / "docs/images/batch.svg").read_text("utf-8")
+
+
 def test_the_readme_is_short_and_names_every_page():
     readme = PAGES["README.md"]
     assert len(readme.splitlines()) <= 250
@@ -100,14 +180,13 @@ def test_commands_it_shows_are_targets():
 
 
 def test_the_page_of_all_keys_is_that_of_the_code():
-    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs/hooks.py")
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
     page = PAGES["configuration.md"]
-    assert page == hooks.configuration_page(), "write it anew: python docs/hooks.py"
+    assert page == script("hooks").configuration_page(), "write it anew: python docs/hooks.py"
     shown = {
         f"{section}.{key}".lstrip(".")
-        for section, rows in re.findall(r"^## (?:`(.*)`|.*)\n\n((?:\|.*\n)+)", page, flags=re.M)
+        for section, rows in re.findall(
+            r"^## (?:`(.*)`|.*)\n\n(?:[^|].*\n\n)?((?:\|.*\n)+)", page, flags=re.M
+        )
         for key in re.findall(r"^\| `(\w+)` ", rows, flags=re.M)
     }
     assert shown == {key.path for key in all_keys(config_type())}
@@ -121,3 +200,34 @@ def test_the_site_has_every_page():
     assert site["strict"]
     listed = re.findall(r"[\w-]+\.md", str(site["nav"]))
     assert sorted(listed) == sorted(PAGES.keys() - {"README.md"})
+
+
+def test_nothing_of_the_search_is_from_elsewhere():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert {"search", "offline"} <= set(map(str, site["plugins"]))
+    # The plugin takes a script from elsewhere unless it finds one of this name.
+    (stand_in,) = site["extra"]["polyfills"]
+    assert "iframe-worker" in stand_in and (ROOT / "docs" / stand_in).is_file()
+
+
+def test_a_page_that_was_opened_as_a_file_can_be_searched(tmp_path):
+    node = shutil.which("node")
+    material = importlib.util.find_spec("material")
+    if node is None or material is None:
+        pytest.skip("node and mkdocs-material are needed")
+    templates = Path(material.origin).parent / "templates"
+    (worker,) = templates.glob("assets/javascripts/workers/search.*.min.js")
+    page = {"title": "Sharding", "text": "a table that is resharded"}
+    index = {
+        "config": {"lang": ["en"], "separator": "[\\s]+", "pipeline": ["stopWordFilter"],
+                   "fields": {"title": {"boost": 10.0}, "text": {"boost": 1.0}}},
+        "docs": [{"location": "a.html", **page}, {"location": "b.html", "title": "B", "text": ""}],
+        "options": {"suggest": False},
+    }  # fmt: skip
+    (tmp_path / "index.json").write_text(json.dumps(index), encoding="utf-8")
+    files = [ROOT / "docs/javascripts/iframe-worker.js", worker, tmp_path / "index.json"]
+    program = ROOT / "tests/support/search_from_file.js"
+    done = subprocess.run(
+        [node, program, *files, "resharded"], capture_output=True, text=True, timeout=HANG
+    )
+    assert done.stdout == '["a.html"]\n', done.stderr
