@@ -74,8 +74,7 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path) -> None:
         "writing": time.perf_counter() - learnt,
     }
     about = {**source.described(), "features": described(learned.schema), "seconds": seconds}
-    period = 0 if source.growth is None else source.growth.period
-    write_manifest(folder, log, learned, options, parts, bad_rows, about, period)
+    write_manifest(folder, log, learned, options, parts, bad_rows, about, source.growth)
 
 
 def _assignment(source: Source) -> Assignment:

@@ -91,6 +91,7 @@ class Dataset:
         features: how ids and numbers were made of a log, in words; may be empty.
         period: number of a period of a log, from 1: its rows are scored, as `test`, before they are
             trained on; 0 of data without periods.
+        rows_before: training rows of the periods before.
         rows_of_new_ids: rows of a field's table that went to new ids in this period, by field name;
             of fields whose vocabulary grows.
     """
@@ -108,6 +109,7 @@ class Dataset:
     vocabulary_sha256: str = ""
     features: str = ""
     period: int = 0
+    rows_before: int = 0
     rows_of_new_ids: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def parts(self) -> dict[str, Part]:

@@ -33,7 +33,7 @@ class Found:
 
     Attributes:
         newest: checkpoint that the run continues; None for a new run.
-        saved: the configuration of that checkpoint, or of the one whose whole state is taken.
+        saved: the configuration of that checkpoint.
         changed: what changed in the configuration since then, line by line.
         source: where a new run takes its weights from.
         lost: a sentence for the user where a run should continue but has no checkpoint.
@@ -86,10 +86,7 @@ def find_beginning(
     if not given:
         return Found(lost=lost)
     source = processes.on_main(lambda: open_source(given, folder.path), patience=PATIENCE)
-    # What the recipe chose for the other run stays.
-    takes_all = config.checkpoint.init_state == "all"
-    saved = read_manifest(source.checkpoint).config if takes_all else None
-    return Found(saved=saved, source=source, lost=lost)
+    return Found(source=source, lost=lost)
 
 
 def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: Processes) -> Begun:

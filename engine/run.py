@@ -43,7 +43,9 @@ def run_here(config: Config, here: Processes) -> None:
         is_new = found.newest is None
         dataset = open_dataset(config, here)
         rows, fields = dataset.train.rows, len(dataset.vocabulary_sizes)
-        config, choices = with_recipe(config, rows, fields, here.world_size, found.saved)
+        # A period goes on with what was learned of those before, as one log of all their rows.
+        known = rows + dataset.rows_before
+        config, choices = with_recipe(config, known, fields, here.world_size, found.saved)
         job = build(config, dataset, here)
         begun = begin(found, config, job, dataset, here)
         here.on_main(lambda: folder.claim(config) if is_new else folder.write_config(config))

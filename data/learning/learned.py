@@ -305,6 +305,11 @@ class Growth:
         """Its number, from 1."""
         return 1 if self.before is None else self.before.saved.period + 1
 
+    @property
+    def rows_before(self) -> int:
+        """Training rows of the periods before."""
+        return 0 if self.before is None else self.before.saved.rows
+
     def described(self) -> dict[str, Any]:
         """All that the vocabularies depend on besides the log of this period."""
         files = [] if self.before is None else sorted(self.before.folder.iterdir())
@@ -405,7 +410,8 @@ class Learner:
         for _ in computed_ahead(write_vocabulary, files, 2, threads=2):
             pass
         period = 0 if self._growth is None else self._growth.period
-        update = {"vocabularies": files, "waiting": waiting, "period": period}
+        rows = self.rows + (0 if self._before is None else self._before.saved.rows)
+        update = {"vocabularies": files, "waiting": waiting, "period": period, "rows": rows}
         text = saved.model_copy(update=update).model_dump_json(indent=1)
         (folder / LEARNED).write_text(text, encoding="utf-8")
         return load(folder)
@@ -443,6 +449,7 @@ class Saved(Section):
         vocabularies: file of each vocabulary, in the same folder, by field.
         period: number of the newest period of a log that comes in periods; else 0.
         waiting: there, file of the ids that wait for a row, by field.
+        rows: that were learned from, in all periods.
     """
 
     schema_: Schema
@@ -451,6 +458,7 @@ class Saved(Section):
     vocabularies: dict[str, str]
     period: int = Field(0, ge=0, lt=2**31)
     waiting: dict[str, str] = Field(default_factory=dict)
+    rows: int = Field(0, ge=0, lt=2**62)
 
     @field_validator("schema_")
     @classmethod

@@ -102,6 +102,7 @@ class Manifest(Section):
         bad_rows: number of rows left out; they are in `bad_rows.jsonl`.
         period: number of this period of a log, from 1; 0 of a log without periods. A period has a
             training part only, whose rows are scored before they are trained on.
+        rows_before: training rows of the periods before.
         source: what the data were made of, and how.
     """
 
@@ -117,6 +118,7 @@ class Manifest(Section):
     learned: list[FileEntry] = Field(default_factory=list)
     bad_rows: Count = 0
     period: Count = 0
+    rows_before: Count = 0
     source: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")

@@ -75,6 +75,7 @@ def open_prepared(folder: Path) -> Dataset:
         unseen_rows={n: e.unseen_row for n, e in entries.items() if e.unseen_row is not None},
         features=cut(str(manifest.source.get("features", ""))),
         period=manifest.period,
+        rows_before=manifest.rows_before,
         rows_of_new_ids=new,
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 from tqdm.auto import tqdm
 
-from stampede.data.learning.learned import Learned
+from stampede.data.learning.learned import Growth, Learned
 from stampede.data.learning.vocabulary import Distinct
 from stampede.data.options import WritingOptions
 from stampede.data.parallel import computed_ahead
@@ -101,13 +101,13 @@ def write_manifest(
     parts: dict[PartName, list[ShardEntry]],
     bad_rows: BadRows,
     source: dict[str, Any],
-    period: int = 0,
+    growth: Growth | None = None,
 ) -> None:
     """Write what the folder consists of, when all else is written.
 
     Args:
         source: what the rows were made of, besides files and options.
-        period: see `Manifest`.
+        growth: where the log comes in periods.
     """
     marks = bad_rows.marks_by_column()
     manifest = Manifest(
@@ -121,7 +121,8 @@ def write_manifest(
         parts=parts,
         learned=[file_entry(path, folder) for path in sorted((folder / LEARNED_FOLDER).iterdir())],
         bad_rows=bad_rows.count,
-        period=period,
+        period=0 if growth is None else growth.period,
+        rows_before=0 if growth is None else growth.rows_before,
         source={
             "files": [str(file) for file in log.files],
             "options": options.model_dump(mode="json"),

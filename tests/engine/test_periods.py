@@ -77,6 +77,16 @@ def test_every_file_is_a_period_and_new_ones_are_taken_later(three, tmp_path, ca
     assert kept == [2, 3] and (period(folder, 1) / "summary.json").exists()
 
 
+def test_the_recipe_looks_at_all_rows_so_far(tmp_path):
+    """The strength of a prior does not grow with every file."""
+    folder = tmp_path / "recipe"
+    train(write_logs(folder, [0, 30]), ["optim.embedding.lr=null"])
+    first, second = (load_config(period(folder, n) / "config.yaml") for n in (1, 2))
+    assert second.optim.embedding.l2 == pytest.approx(first.optim.embedding.l2 / 2)
+    assert first.train.epochs == second.train.epochs == 1
+    assert second.optim.embedding.schedule.decay == "constant"
+
+
 def test_a_period_is_scored_by_the_model_before_it(three):
     """The scores of `predict` with the run of the period before are an independent way."""
     for number in (2, 3):
