@@ -8,9 +8,7 @@ import json
 import re
 import shutil
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +23,7 @@ from stampede.engine.config.load import load_config_of_run
 from stampede.engine.console import progress_bar, readable_metric
 from stampede.engine.errors import INTERRUPTED, RunFolderError, TrainingStoppedError
 from stampede.engine.inference.kept import check_executed
+from stampede.engine.processes import start_ranks
 from stampede.engine.reading import check_files
 from stampede.engine.recipe import open_keys
 from stampede.engine.run_folder import RunFolder
@@ -46,7 +45,7 @@ JOURNAL = "study.log"
 # Where a run is and whether it continues is no part of what it computes.
 _NOT_COMPARED = ("run.dir", "run.name", "checkpoint.resume")
 
-# torchrun's own lines, such as `error_file: <N/A>`, do not begin so.
+# Lines of libraries do not begin so.
 _ERROR = re.compile(r"error( on rank \d+)?: ")
 
 
@@ -304,23 +303,9 @@ def why(said: bytes, status: int) -> str:
 
 
 def start_trial(processes: int, arguments: Sequence[str], log: Path) -> int:
-    """Train on that many processes of this machine, with torchrun if it is more than one."""
-    command = [sys.executable]
-    if processes > 1:
-        command += ["-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc_per_node={processes}"]
-    command += ["-m", "stampede.engine.sweep.trial", *arguments]
-    with log.open("ab") as output:
-        trial = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
-        try:
-            # Not `wait`: Polars lets system calls go on after an interrupt.
-            while trial.poll() is None:
-                time.sleep(0.2)
-            return trial.returncode
-        finally:
-            # After an interrupt: the trial ends when its input does.
-            trial.stdin.close()
-            trial.wait()
+    """Train on that many processes of this machine."""
+    command = [sys.executable, "-m", "stampede.engine.sweep.trial", *arguments]
+    return start_ranks(processes, command, log)
 
 
 def _run_study(sweep: Sweep, run_point: Callable[[Point], list[Outcome]]) -> list[Outcome]:
