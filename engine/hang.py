@@ -28,6 +28,7 @@ import torch.distributed as dist
 from stampede.engine.config import RunSection
 from stampede.engine.errors import HUNG
 from stampede.engine.processes import Processes, connection, restarts
+from stampede.files import APPEND, open_file, write_file
 
 # Kernels may be compiled in the first step.
 _FIRST_STEP_SECONDS = 600.0
@@ -247,10 +248,9 @@ class Watchdog:
         )
         path = self._folder / f"hang_rank_{self._rank}.txt"
         try:
-            with path.open("w", encoding="utf-8") as file:
-                where = f"rank {self._rank} at step {heartbeat.step}, {heartbeat.stage}"
-                file.write(f"{sentence}\n\n{where}\n\n")
-                file.flush()
+            where = f"rank {self._rank} at step {heartbeat.step}, {heartbeat.stage}"
+            write_file(path, f"{sentence}\n\n{where}\n\n")
+            with open_file(path, APPEND) as file:
                 faulthandler.dump_traceback(file, all_threads=True)
         except OSError as failure:
             reason = failure.strerror or failure

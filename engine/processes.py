@@ -21,6 +21,7 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.heartbeat import Heartbeat
 from stampede.engine.start_up import launched_rank, launched_world_size
+from stampede.files import APPEND, open_file
 from stampede.settings import SettingsError
 
 T = TypeVar("T")
@@ -204,7 +205,7 @@ def start_ranks(count: int, command: Sequence[str], log: Path) -> int:
         The exit status; where one fails the others are killed, and it is that of the failed one.
     """
     ranks: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory(prefix="stampede-") as folder, log.open("ab") as output:
+    with tempfile.TemporaryDirectory() as folder, open_file(log, APPEND) as output:
         try:
             for rank in range(count):
                 environment = dict(os.environ)

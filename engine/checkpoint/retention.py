@@ -96,7 +96,7 @@ def newest_whole(folder: Path, processes: Processes) -> Path | None:
 def _newest_whole(folder: Path) -> Path | None:
     damaged = []
     try:
-        recover_folders(folder)
+        recover_folders(folder, NAME)
         for path in _newest_first(folder):
             try:
                 verify(path)

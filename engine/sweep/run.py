@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import re
 import shutil
 import statistics
@@ -31,7 +32,7 @@ from stampede.engine.summary import selected_metrics
 from stampede.engine.sweep.pictures import draw
 from stampede.engine.sweep.results import Outcome, results, to_csv, to_markdown
 from stampede.engine.sweep.spec import Point, Sweep, Trial, label, override, shown_as
-from stampede.files import to_json, write_file
+from stampede.files import open_file, to_json, write_file
 from stampede.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def run_sweep(sweep: Sweep, start: Start, retry_failed: bool = False) -> list[Pa
 def _reserved(folder: Path) -> Iterator[None]:
     """Make the folder and keep other sweeps out of it, until the process ends in any way."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
+    with open_file(folder / ".lock", os.O_RDWR | os.O_CREAT) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -378,10 +379,8 @@ def _open_study(sweep: Sweep) -> optuna.Study:
     # A lock and half a line that are there are those of a process that was killed.
     for lock in path.parent.glob(f"{JOURNAL}.lock*"):
         lock.unlink()
-    if path.exists():
-        content = path.read_bytes()
-        with path.open("rb+") as file:
-            file.truncate(content.rfind(b"\n") + 1)
+    with open_file(path, os.O_RDWR | os.O_CREAT) as file:
+        file.truncate(file.readall().rfind(b"\n") + 1)
     with _reading(path, "repair the line, or write another --out"):
         storage = JournalStorage(JournalFileBackend(str(path)))
         # Its name is not the file's, which may be renamed.

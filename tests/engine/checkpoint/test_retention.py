@@ -14,6 +14,7 @@ from stampede.engine.checkpoint import (
     tensors,
     verify,
 )
+from stampede.engine.checkpoint.manifest import NAME
 from stampede.engine.checkpoint.retention import name_of, prune, set_aside
 from stampede.engine.config import CheckpointSection
 from stampede.engine.errors import RunFolderError
@@ -137,7 +138,7 @@ def test_damaged_ones_are_set_aside_side_by_side(tmp_path):
     assert kept == {
         ".epoch_0001.damaged": "0", ".epoch_0001.damaged_2": "1", ".epoch_0001.damaged_3": "2",
     }  # fmt: skip
-    recover_folders(tmp_path)
+    recover_folders(tmp_path, NAME)
     assert names(tmp_path) == kept.keys()
 
 
