@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -123,6 +125,12 @@ def _sentence_of(failure: Exception) -> str | None:
     if compilers is not None and isinstance(failure, compilers.BackendCompilerFailed):
         reason = next(iter(str(failure).strip().splitlines()), type(failure).__name__)
         return f"torch.compile failed ({reason}); write train.compile=none"
+    if os.strerror(errno.EMFILE) in str(failure):
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return (
+            f"this process may open {most:,} files, which are too few; write ulimit -n 65536 "
+            "before the command"
+        )
     # gloo has no error of its own for a rank that is gone.
     if "gloo/transport" in str(failure):
         reason = str(failure).strip().partition(". ")[0].rpartition("] ")[2]

@@ -100,6 +100,20 @@ def test_a_link_in_the_folder_of_a_run_is_refused(tmp_path, name):
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
+@pytest.mark.slow
+def test_too_few_files_are_not_blamed_on_another_rank(tmp_path):
+    program = (
+        "import resource, sys\n"
+        "from stampede.engine.errors import exit_status\n"
+        "from stampede.engine.processes import processes\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (6, 6))\n"
+        "sys.exit(exit_status(lambda: processes('cpu').__enter__()))\n"
+    )
+    assert start_ranks(1, [sys.executable, "-c", program], tmp_path / "log") == 1
+    said = (tmp_path / "log").read_text()
+    assert said.startswith("error: this process may open 6 files, which are too few; write ulimit")
+
+
 LISTENING = """
 import os
 from datetime import timedelta
