@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from stampede.data.errors import DataError
 from stampede.engine.start_up import launched_rank
-from stampede.settings import SettingsError
+from stampede.settings import SettingsError, printable
 
 # Exit statuses: a user's mistake, a failed run, Ctrl-C, and a run that hangs, see `hang.py`.
 MISTAKE, STOPPED, INTERRUPTED, HUNG = 2, 1, 130, 3
@@ -157,10 +157,11 @@ def what_was_asked(failure: BaseException) -> str:
 
 
 def _complain(failure: Exception, status: int) -> int:
+    said = printable(str(failure))
     if launched_rank() == 0:
-        print(f"error: {failure}", file=sys.stderr, flush=True)
+        print(f"error: {said}", file=sys.stderr, flush=True)
     elif not getattr(failure, "known_to_all_ranks", False):
-        print(f"error on rank {launched_rank()}: {failure}", file=sys.stderr, flush=True)
+        print(f"error on rank {launched_rank()}: {said}", file=sys.stderr, flush=True)
     else:
         _let_rank_0_speak()
     return status

@@ -18,7 +18,16 @@ from stampede.engine.config import Config, to_yaml
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.figures import draw_curve
 from stampede.engine.processes import launched_by
-from stampede.files import append, delete_folder, open_file, sync, to_json, write_file
+from stampede.files import (
+    MOST_LINES,
+    append,
+    delete_folder,
+    open_file,
+    read_file,
+    sync,
+    to_json,
+    write_file,
+)
 
 # Folder of a sweep that holds its run folders.
 TRIALS = "trials"
@@ -104,7 +113,7 @@ class RunFolder:
             self._lock.write(f"{os.getpid()}\n".encode())
         launched = launched_by()
         with suppress(OSError):
-            restarted = launched == self._launch_file.read_text(encoding="utf-8")
+            restarted = launched == read_file(self._launch_file).decode()
             self._continued = launched is not None and restarted
         self._continued |= config.checkpoint.resume == "auto"
         if self.path.exists():
@@ -255,7 +264,7 @@ class RunFolder:
         ]
 
     def _whole_lines(self) -> list[str]:
-        text = self.metrics.read_text(encoding="utf-8") if self.metrics.exists() else ""
+        text = read_file(self.metrics, MOST_LINES).decode() if self.metrics.exists() else ""
         return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def sync(self) -> None:

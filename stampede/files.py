@@ -22,16 +22,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
-from pydantic import Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from tqdm.auto import tqdm
-
-from stampede.settings import Section
 
 # To write lines to the end of a file.
 APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
-# Bytes of a text that people or this project write, and of a file of lines, which grows for months.
-MOST_TEXT, MOST_LINES = 64 << 20, 1 << 30
+# Bytes of a text, of the manifest of a checkpoint with many tensors, and of lines of months.
+MOST_TEXT, MOST_MANIFEST, MOST_LINES = 16 << 20, 256 << 20, 1 << 30
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
@@ -279,8 +277,10 @@ def recover_folders(parent: Path, name: re.Pattern[str]) -> None:
 # Checksums
 
 
-class FileEntry(Section):
+class FileEntry(BaseModel):
     """What a manifest says of a file of its folder: name, length in bytes and SHA-256."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     name: str
     bytes: Annotated[int, Field(ge=0, lt=2**62)]

@@ -20,7 +20,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_
 from stampede.data import Dataset
 from stampede.data.prepared.manifest import Count
 from stampede.engine.errors import RunFolderError
-from stampede.files import FileEntry, file_size, to_json
+from stampede.files import MOST_MANIFEST, FileEntry, read_file, to_json
 from stampede.models import StoredColumns, table_name
 from stampede.settings import Section, cut
 
@@ -272,9 +272,7 @@ def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
             "runs/quickstart/checkpoints/epoch_0001"
         )
     try:
-        # A pipe would be waited for.
-        file_size(file)
-        values = json.loads(file.read_bytes())
+        values = json.loads(read_file(file, MOST_MANIFEST))
         digest = values.pop("sha256", None)
         # The first format had neither a number nor a checksum.
         is_first = digest is None and "format" not in values and "progress" in values

@@ -32,7 +32,7 @@ from stampede.engine.summary import selected_metrics
 from stampede.engine.sweep.pictures import draw
 from stampede.engine.sweep.results import Outcome, results, to_csv, to_markdown
 from stampede.engine.sweep.spec import Point, Sweep, Trial, label, override, shown_as
-from stampede.files import open_file, to_json, write_file
+from stampede.files import open_file, read_file, to_json, write_file
 from stampede.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class _Runner:
         self._failures: dict[str, dict[str, str]] = {}
         if self._file.exists():
             with _reading(self._file, "delete it to run the trials that failed again"):
-                found = json.loads(self._file.read_text(encoding="utf-8"))
+                found = json.loads(read_file(self._file))
                 self._failures = {
                     name: {key: one[key] for key in ("message", "config")}
                     for name, one in found.items()
@@ -247,7 +247,7 @@ def _reading(path: Path, instead: str) -> Iterator[None]:
 
 def _summary(folder: RunFolder) -> dict[str, Any]:
     with _reading(folder.summary, f"delete {folder.path} to train it anew"):
-        summary = json.loads(folder.summary.read_text(encoding="utf-8"))
+        summary = json.loads(read_file(folder.summary))
         for key in ("selected_on", "best_epoch", "rows", "train_seconds"):
             summary[key]
         selected_metrics(summary)
