@@ -74,7 +74,6 @@ def new_file(path: Path) -> Iterator[Path]:
     try:
         # Left by a process that was killed, or planted.
         remove(unfinished)
-        open_file(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL).close()
         yield unfinished
         os.replace(unfinished, path)
     finally:
@@ -85,6 +84,7 @@ def new_file(path: Path) -> Iterator[Path]:
 def write_file(path: Path, content: str | bytes) -> None:
     """Write a file, text in UTF-8, so that nobody ever sees half of it."""
     with new_file(path) as unfinished:
+        open_file(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL).close()
         unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
 
 

@@ -79,12 +79,16 @@ def being_read(choose: Callable[[], Path]) -> tuple[Path, BinaryIO | None]:
     Returns:
         The checkpoint, and the file; None where there is none, as whoever reads it is told.
     """
+    before = None
     while True:
         path = choose()
         try:
             handle = open_file(path / MANIFEST)
         except OSError:
-            return path, None
+            if path == before:
+                return path, None
+            before = path
+            continue
         with suppress(FileNotFoundError):
             if _lock(handle, fcntl.LOCK_SH):
                 here = os.stat(path / MANIFEST)

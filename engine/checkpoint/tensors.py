@@ -153,8 +153,10 @@ def check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
         RunFolderError: names the first that holds a NaN or an infinity.
     """
     for name, tensor in tensors.items():
-        # Not `isfinite`, whose answers would take a quarter of the memory of a table.
-        if tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        # Not `isfinite` of all, whose answers would take a quarter of the memory of a table.
+        if not all(bound.isfinite() for bound in tensor.aminmax()):
             raise RunFolderError(
                 f"{path}: {name} holds numbers that are not finite, so that it gives no scores; "
                 "write another --epoch, or train again with lower rates"

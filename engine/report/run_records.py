@@ -41,6 +41,8 @@ _MOST_STEPS, _MOST_BATCH = 1 << 36, 1 << 26
 
 _Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 _Number = Annotated[float, Field(ge=-1e30, le=1e30)]
+# A limit makes pydantic refuse text that UTF-8 cannot write.
+_Text = Annotated[str, Field(max_length=1 << 20)]
 
 
 class _Read(BaseModel):
@@ -50,7 +52,7 @@ class _Read(BaseModel):
 
 
 class _Line(_Read):
-    kind: str
+    kind: _Text
     step: Annotated[int, Field(ge=0, lt=_MOST_STEPS)]
 
 
@@ -76,7 +78,7 @@ class _Metrics(_Read):
 
 
 class _Evaluation(_Line, _Metrics):
-    part: str
+    part: _Text
     auc: _Number | None
     train_seconds: _Number
 
@@ -91,17 +93,17 @@ class _CountedShares(_Shares):
 
 
 class _Clipping(_Line):
-    fields_: dict[str, _Shares] = Field(alias="fields")
+    fields_: dict[_Text, _Shares] = Field(alias="fields")
     counts: list[_CountedShares]
-    left_out: list[str]
+    left_out: list[_Text]
 
 
 class _Stopped(_Line):
-    reason: str
+    reason: _Text
 
 
 class _Advice(_Line):
-    text: str
+    text: _Text
 
 
 class _StepSeconds(_Read):
@@ -121,7 +123,7 @@ class _Slowest(_Read):
 
 class _Timing(_Line):
     step_seconds: _StepSeconds
-    phase_seconds: dict[str, _Number]
+    phase_seconds: dict[_Text, _Number]
     communication_seconds: _Number
     slowest_seconds: _Slowest
     peak_memory_bytes: _Number
@@ -136,7 +138,7 @@ class _Summary(_Metrics):
     auc: _Number | None
     logloss: _Number | None
     best_epoch: _Count
-    selected_on: str
+    selected_on: _Text
     samples_per_second: _Number
     train_seconds: _Number
     epochs: _Count
@@ -144,13 +146,13 @@ class _Summary(_Metrics):
     last: _Last
     validation: _Metrics = _Metrics()
     clipped_share: _Number | None = None
-    rows: dict[str, _Count] = {}
+    rows: dict[_Text, _Count] = {}
     ids: _Count | None = None
-    parameters: dict[str, _Count] = {}
+    parameters: dict[_Text, _Count] = {}
     world_size: _Count = 0
-    device: str = ""
-    version: str = ""
-    end_time: str = ""
+    device: _Text = ""
+    version: _Text = ""
+    end_time: _Text = ""
 
 
 _LINES = {

@@ -133,7 +133,8 @@ def test_one_that_is_read_is_kept_until_it_is_not(tmp_path):
     assert names(tmp_path) == {"epoch_0002"}
 
 
-def test_one_that_is_deleted_before_it_is_read_is_chosen_anew(tmp_path, monkeypatch):
+@pytest.mark.parametrize("opened", [True, False])
+def test_one_that_is_deleted_before_it_is_held_is_chosen_anew(tmp_path, monkeypatch, opened):
     fill(tmp_path, 2)
     choices = iter(["epoch_0001", "epoch_0002"])
     real = retention.open_file
@@ -142,7 +143,7 @@ def test_one_that_is_deleted_before_it_is_read_is_chosen_anew(tmp_path, monkeypa
         handle = real(path)
         if path.parent.name == "epoch_0001":
             delete_folder(path.parent)
-        return handle
+        return handle if opened else real(path)
 
     monkeypatch.setattr(retention, "open_file", deleted_meanwhile)
     path, held = being_read(lambda: tmp_path / next(choices))

@@ -222,6 +222,9 @@ def summary(**values):
     return change
 
 
+NONE = {"from": 0, "touched": 1, "clipped": 1}
+
+
 def pipe(name):
     def change(run):
         (run / name).unlink()
@@ -246,7 +249,10 @@ def large(run):
         (line(kind="evaluation", part=3, auc=0.5, train_seconds=1.0), "part: Input should be"),
         (line(kind="evaluation", part="test", auc=0.5), "no 'train_seconds'"),
         (line(kind="clipping", fields=[], counts=[], left_out=[]), "fields: Input should be"),
-        (line(kind="clipping", fields={}, counts=[{"from": 0}], left_out=[]), "counts.0.from: "),
+        (
+            line(kind="clipping", fields={}, counts=[{"from": 0, **SHARES}], left_out=[]),
+            "counts.0.from: ",
+        ),
         (line(kind="advice", text=["a"]), "text: Input should be a valid string"),
         (line(kind="advice", text="\ud800"), "text: Input should be a valid string"),
         (timing(step_seconds={}), "no 'step_seconds.steps'"),
