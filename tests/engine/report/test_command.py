@@ -249,10 +249,7 @@ def large(run):
         (line(kind="evaluation", part=3, auc=0.5, train_seconds=1.0), "part: Input should be"),
         (line(kind="evaluation", part="test", auc=0.5), "no 'train_seconds'"),
         (line(kind="clipping", fields=[], counts=[], left_out=[]), "fields: Input should be"),
-        (
-            line(kind="clipping", fields={}, counts=[{"from": 0, **SHARES}], left_out=[]),
-            "counts.0.from: ",
-        ),
+        (line(kind="clipping", fields={}, counts=[NONE], left_out=[]), "counts.0.from: "),
         (line(kind="advice", text=["a"]), "text: Input should be a valid string"),
         (line(kind="advice", text="\ud800"), "text: Input should be a valid string"),
         (timing(step_seconds={}), "no 'step_seconds.steps'"),
