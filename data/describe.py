@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from stampede.data.raw.files import expand
 from stampede.data.raw.rows import BadRows
 from stampede.data.schema.schema import Schema
 from stampede.data.sources import Kind, Source, open_source
+from stampede.files import write_file
 from stampede.settings import SettingsError, all_keys, from_key_values
 
 TEXT, PICTURE, SCHEMA, BAD_ROWS = (
@@ -48,7 +48,7 @@ def _describe(options: argparse.Namespace) -> None:
             out.mkdir(parents=True, exist_ok=True)
             (out / BAD_ROWS).unlink(missing_ok=True)
             for file in made.iterdir():
-                shutil.copyfile(file, out / file.name)
+                write_file(out / file.name, file.read_bytes())
     except OSError as failure:
         raise DataError(
             f"{failure.filename or out}: {failure.strerror or failure}; choose another folder "

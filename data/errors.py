@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Literal
 
-from stampede.settings import SettingsError
+from stampede.settings import SettingsError, printable
 
 # What happens to a row that cannot be read: `skip` leaves it out and writes it aside.
 OnBadRow = Literal["error", "skip"]
@@ -29,7 +29,7 @@ def exit_status(action: Callable[[], None], *mistakes: type[Exception]) -> int:
         action()
         sys.stdout.flush()
     except (DataError, SettingsError, *mistakes) as mistake:
-        print(f"error: {mistake}", file=sys.stderr)
+        print(f"error: {printable(str(mistake))}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # The reader, such as `head`, has enough. Python must not complain of the rest at its end.

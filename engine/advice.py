@@ -19,6 +19,7 @@ from stampede.engine.logistic_regression import logistic_regression
 from stampede.engine.processes import PATIENCE, Processes
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.stop import StopSignals
+from stampede.files import read_file
 
 # Kind of the lines of `metrics.jsonl` that hold a sentence.
 ADVICE = "advice"
@@ -245,7 +246,7 @@ def _compares(config: Config, dataset: Dataset) -> bool:
 def _earlier(folder: RunFolder) -> dict[str, Any] | None:
     """What the run had found when it ended before it was continued."""
     try:
-        return json.loads(folder.summary.read_text(encoding="utf-8"))["logistic_regression"]
+        return json.loads(read_file(folder.summary))["logistic_regression"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

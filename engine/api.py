@@ -33,6 +33,7 @@ from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import choose_device
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.start_up import launched_world_size, libraries_quiet
+from stampede.files import read_file
 from stampede.settings import SettingsError, read_yaml
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class Run:
             RunFolderError: the run has not ended, or the file is damaged.
         """
         try:
-            return json.loads(self._folder.summary.read_text(encoding="utf-8"))
+            return json.loads(read_file(self._folder.summary))
         except FileNotFoundError:
             raise RunFolderError(
                 f"{self.path}: the run has not ended ({self._folder.summary.name} is absent); "

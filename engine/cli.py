@@ -22,6 +22,7 @@ from stampede.engine.start_up import (
     launched_rank,
     launched_world_size,
     quiet_libraries,
+    stay_on_this_machine,
 )
 from stampede.settings import SettingsError, all_keys
 
@@ -121,9 +122,10 @@ def main(arguments: Sequence[str] | None = None, program: str = "launch.py") -> 
         arguments: default: those of this process.
         program: how it was called, for the help.
     """
-    # Both before torch is imported.
+    # All before torch is imported.
     quiet_libraries()
     keep_freed_memory()
+    stay_on_this_machine()
     return exit_status(lambda: _train(sys.argv[1:] if arguments is None else arguments, program))
 
 

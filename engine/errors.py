@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import os
+import resource
 import sys
 import time
 from collections.abc import Callable
 
 from stampede.data.errors import DataError
 from stampede.engine.start_up import launched_rank
-from stampede.settings import SettingsError
+from stampede.settings import SettingsError, printable
 
 # Exit statuses: a user's mistake, a failed run, Ctrl-C, and a run that hangs, see `hang.py`.
 MISTAKE, STOPPED, INTERRUPTED, HUNG = 2, 1, 130, 3
@@ -123,6 +125,12 @@ def _sentence_of(failure: Exception) -> str | None:
     if compilers is not None and isinstance(failure, compilers.BackendCompilerFailed):
         reason = next(iter(str(failure).strip().splitlines()), type(failure).__name__)
         return f"torch.compile failed ({reason}); write train.compile=none"
+    if os.strerror(errno.EMFILE) in str(failure):
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return (
+            f"this process may open {most:,} files, which are too few; write ulimit -n 65536 "
+            "before the command"
+        )
     # gloo has no error of its own for a rank that is gone.
     if "gloo/transport" in str(failure):
         reason = str(failure).strip().partition(". ")[0].rpartition("] ")[2]
@@ -149,10 +157,11 @@ def what_was_asked(failure: BaseException) -> str:
 
 
 def _complain(failure: Exception, status: int) -> int:
+    said = printable(str(failure))
     if launched_rank() == 0:
-        print(f"error: {failure}", file=sys.stderr, flush=True)
+        print(f"error: {said}", file=sys.stderr, flush=True)
     elif not getattr(failure, "known_to_all_ranks", False):
-        print(f"error on rank {launched_rank()}: {failure}", file=sys.stderr, flush=True)
+        print(f"error on rank {launched_rank()}: {said}", file=sys.stderr, flush=True)
     else:
         _let_rank_0_speak()
     return status

@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -28,7 +27,8 @@ import torch.distributed as dist
 
 from stampede.engine.config import RunSection
 from stampede.engine.errors import HUNG
-from stampede.engine.processes import Processes, restarts
+from stampede.engine.processes import Processes, connection, restarts
+from stampede.files import APPEND, open_file, write_file
 
 # Kernels may be compiled in the first step.
 _FIRST_STEP_SECONDS = 600.0
@@ -64,15 +64,7 @@ def watched(processes: Processes, settings: RunSection, folder: Path) -> Iterato
     job = processes.on_main(lambda: uuid4().hex)
     store = None
     if processes.world_size > 1:
-        # Nothing else may wait on this connection.
-        client = dist.TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            is_master=False,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=5),
-        )
-        store = dist.PrefixStore(f"stampede/watchdog/{job}", client)
+        store = dist.PrefixStore(f"stampede/watchdog/{job}", connection())
     watchdog = Watchdog(processes, settings, folder, store)
     try:
         yield
@@ -256,10 +248,9 @@ class Watchdog:
         )
         path = self._folder / f"hang_rank_{self._rank}.txt"
         try:
-            with path.open("w", encoding="utf-8") as file:
-                where = f"rank {self._rank} at step {heartbeat.step}, {heartbeat.stage}"
-                file.write(f"{sentence}\n\n{where}\n\n")
-                file.flush()
+            where = f"rank {self._rank} at step {heartbeat.step}, {heartbeat.stage}"
+            write_file(path, f"{sentence}\n\n{where}\n\n")
+            with open_file(path, APPEND) as file:
                 faulthandler.dump_traceback(file, all_threads=True)
         except OSError as failure:
             reason = failure.strerror or failure

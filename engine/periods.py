@@ -29,7 +29,7 @@ from stampede.engine.run import run_here
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.start_up import launched_world_size
 from stampede.engine.stop import Agreement, StopSignals
-from stampede.files import delete_folder, write_file
+from stampede.files import delete_folder, read_file, write_file
 from stampede.settings import Section, SettingsError
 
 OnBadFile = Literal["error", "skip"]
@@ -275,7 +275,7 @@ class _Periods:
     def _finish(self, period: Period) -> None:
         """Note a period's result and delete what no later one needs; may be done again."""
         run = self._folder.path / period.name
-        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        summary = json.loads(read_file(run / "summary.json"))
         if not self._is_told(period):
             scored = summary["last"]["test"]
             names = [prefix + name for prefix in ("", NEW_IDS) for name in _METRICS]
@@ -327,7 +327,7 @@ class _Periods:
         if not self._ledger_file.exists():
             return Ledger()
         try:
-            return Ledger.model_validate_json(self._ledger_file.read_bytes())
+            return Ledger.model_validate_json(read_file(self._ledger_file))
         except (OSError, ValidationError) as failure:
             reason = str(failure).splitlines()[0]
             raise RunFolderError(

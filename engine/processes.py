@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -18,12 +20,17 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.heartbeat import Heartbeat
+from stampede.engine.start_up import launched_rank, launched_world_size
+from stampede.files import APPEND, open_file
 from stampede.settings import SettingsError
 
 T = TypeVar("T")
 
 # To prepare a terabyte, or to read or write it once.
 PATIENCE = timedelta(hours=24)
+
+# Names the file that is the store of ranks that `start_ranks` has started.
+STORE_FILE = "STAMPEDE_STORE_FILE"
 
 
 @dataclass(frozen=True)
@@ -166,15 +173,88 @@ def processes(device: str) -> Iterator[Processes]:
         dist.destroy_process_group()
 
 
+def rank_environment(
+    rank: int, count: int, store: Path, per_machine: int | None = None
+) -> dict[str, str]:
+    """What tells a process which rank it is, where the ranks share a file.
+
+    Args:
+        per_machine: ranks of one machine; all by default.
+    """
+    per_machine = per_machine or count
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank % per_machine),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(per_machine),
+        STORE_FILE: str(store),
+    }
+
+
+def start_ranks(count: int, command: Sequence[str], log: Path) -> int:
+    """Run a command as the ranks of one run on this machine, until all end or one fails.
+
+    Nothing outside of this machine can reach them, and other users of it cannot either: their store
+    is a file, where that of torchrun listens on all addresses and asks for no password.
+
+    Args:
+        command: its standard input ends when this process does, in whatever way.
+        log: gets the output of all.
+
+    Returns:
+        The exit status; where one fails the others are killed, and it is that of the failed one.
+    """
+    ranks: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryDirectory() as folder, open_file(log, APPEND) as output:
+        try:
+            for rank in range(count):
+                environment = dict(os.environ)
+                if count > 1:
+                    # As torchrun does; the ranks share the cores.
+                    environment.setdefault("OMP_NUM_THREADS", "1")
+                    environment |= rank_environment(rank, count, Path(folder) / "store")
+                streams = {"stdin": subprocess.PIPE, "stdout": output, "stderr": output}
+                ranks.append(subprocess.Popen(command, env=environment, **streams))
+            statuses: list[int | None] = [None]
+            # Not `wait`: Polars lets system calls go on after an interrupt.
+            while None in statuses and not any(statuses):
+                time.sleep(0.2)
+                statuses = [rank.poll() for rank in ranks]
+            # What a signal has killed did not lose a connection to another rank.
+            return min(filter(None, statuses), default=0)
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.stdin.close()
+                rank.wait()
+
+
 def _rendezvous() -> tuple[dist.Store, int, int]:
     """Store that the processes started together share, rank of this one, and their number.
 
-    Rank and addresses are in the environment, as under torchrun.
+    Rank and store are in the environment, as under torchrun.
     """
-    store, rank, world_size = next(dist.rendezvous("env://"))
+    if STORE_FILE in os.environ:
+        store, rank, world_size = connection(), launched_rank(), launched_world_size()
+        store.set_timeout(default_pg_timeout)
+    else:
+        store, rank, world_size = next(dist.rendezvous("env://"))
     # The store may be that of torchrun's agent, which outlives a restart: with the addresses of
     # processes that are gone (https://github.com/pytorch/pytorch/issues/135712).
     return dist.PrefixStore(agree_on_name(store, rank, world_size), store), rank, world_size
+
+
+def connection() -> dist.Store:
+    """One more connection to that store, for a thread that nothing else may wait on."""
+    if STORE_FILE in os.environ:
+        return dist.FileStore(os.environ[STORE_FILE])
+    return dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=5),
+    )
 
 
 def agree_on_name(

@@ -13,6 +13,7 @@ from stampede.engine.config import ProfileSection
 from stampede.engine.console import say_given_up
 from stampede.engine.heartbeat import LOOKING_UP
 from stampede.engine.processes import Processes
+from stampede.files import remove
 
 
 def trace_file(folder: Path, rank: int) -> Path:
@@ -115,6 +116,7 @@ class StepTrace:
             try:
                 self._stop()
                 self._file.parent.mkdir(parents=True, exist_ok=True)
+                remove(unfinished)
                 self._profile.export_chrome_trace(str(unfinished))
                 os.replace(unfinished, self._file)
             except (OSError, RuntimeError) as failure:

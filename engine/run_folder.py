@@ -18,7 +18,16 @@ from stampede.engine.config import Config, to_yaml
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.figures import draw_curve
 from stampede.engine.processes import launched_by
-from stampede.files import append, delete_folder, sync, to_json, write_file
+from stampede.files import (
+    MOST_LINES,
+    append,
+    delete_folder,
+    open_file,
+    read_file,
+    sync,
+    to_json,
+    write_file,
+)
 
 # Folder of a sweep that holds its run folders.
 TRIALS = "trials"
@@ -104,7 +113,7 @@ class RunFolder:
             self._lock.write(f"{os.getpid()}\n".encode())
         launched = launched_by()
         with suppress(OSError):
-            restarted = launched == self._launch_file.read_text(encoding="utf-8")
+            restarted = launched == read_file(self._launch_file).decode()
             self._continued = launched is not None and restarted
         self._continued |= config.checkpoint.resume == "auto"
         if self.path.exists():
@@ -118,7 +127,7 @@ class RunFolder:
             BlockingIOError: another process holds it.
         """
         while not self._holds_lock:
-            self._lock = self._lock_file.open("a+b", buffering=0)
+            self._lock = open_file(self._lock_file, os.O_RDWR | os.O_CREAT)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # A run that has just ended may have deleted the file between the two lines.
             with suppress(FileNotFoundError):
@@ -138,6 +147,12 @@ class RunFolder:
             raise RunFolderError(
                 f"{self.path} exists; write run.overwrite=true to replace it, "
                 "checkpoint.resume=auto to continue it, or another run.name"
+            )
+        links = [path.name for path in self.path.iterdir() if path.is_symlink()]
+        if links and self._continued:
+            raise RunFolderError(
+                f"{self.path / links[0]} is a link, and a run writes only into its own folder; put "
+                "what it leads to in its place, or choose another run.name"
             )
         # A kill may have left an unfinished file, whose name begins with a dot.
         content = [path for path in self.path.iterdir() if not path.name.startswith(".")]
@@ -249,7 +264,7 @@ class RunFolder:
         ]
 
     def _whole_lines(self) -> list[str]:
-        text = self.metrics.read_text(encoding="utf-8") if self.metrics.exists() else ""
+        text = read_file(self.metrics, MOST_LINES).decode() if self.metrics.exists() else ""
         return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def sync(self) -> None:

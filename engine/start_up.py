@@ -1,4 +1,4 @@
-"""Before torch is imported: quiet libraries, an allocator that keeps memory, torchrun's ranks."""
+"""Before torch is imported: quiet libraries, kept memory, no open ports, torchrun's ranks."""
 
 from __future__ import annotations
 
@@ -78,6 +78,12 @@ def keep_freed_memory() -> None:
         # -1: never give memory back; 0: no block in a mapping of its own, which would be.
         mallopt(_TRIM_THRESHOLD, -1)
         mallopt(_MMAP_MAX, 0)
+
+
+def stay_on_this_machine() -> None:
+    """Let gloo listen on the loopback device only, where all ranks are on one machine."""
+    if launched_world_size() == int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 def launched_world_size() -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from stampede.engine.checkpoint import read_manifest, read_tensors, weights_name
+from stampede.engine.checkpoint import check_finite, read_manifest, read_tensors, weights_name
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import Processes
 from stampede.models import StoredColumns, table_name
@@ -39,11 +39,16 @@ def read_field(checkpoint: Path, field: str) -> FieldWeights:
     Raises:
         RunFolderError: that is no whole checkpoint, or it has no such field.
     """
-    return _true(read_stored_field(checkpoint, field), read_manifest(checkpoint).first_order_scale)
+    stored = read_stored_field(checkpoint, field, finite=False)
+    return _true(stored, read_manifest(checkpoint).first_order_scale)
 
 
-def read_stored_field(checkpoint: Path, field: str) -> FieldWeights:
-    """As `read_field`, but first-order weights as they are stored, for a model to multiply."""
+def read_stored_field(checkpoint: Path, field: str, finite: bool = True) -> FieldWeights:
+    """As `read_field`, but first-order weights as they are stored, for a model to multiply.
+
+    Args:
+        finite: whether weights that are not finite are refused with a `RunFolderError`.
+    """
     tables = read_manifest(checkpoint).tables
     if table_name(field) not in tables:
         fields = ", ".join(table.field for table in tables.values())
@@ -51,6 +56,8 @@ def read_stored_field(checkpoint: Path, field: str) -> FieldWeights:
     table = tables[table_name(field)]
     stored = torch.empty(table.rows, table.columns["padding"][1])
     read_tensors(checkpoint, {"model": {weights_name(field): stored}}, alone=True)
+    if finite:
+        check_finite(checkpoint, {weights_name(field): stored})
     return FieldWeights(*StoredColumns(table.columns["embedding"][1]).split(stored))
 
 

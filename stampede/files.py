@@ -1,4 +1,8 @@
-"""Files and folders that appear whole or not at all; lines appended; checksums; strict JSON."""
+"""Files and folders that appear whole or not at all; lines appended; checksums; strict JSON.
+
+Folders may come from elsewhere: what is written there follows no link, and what is read is a
+regular file of a size that memory has room for.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,51 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
-from pydantic import Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from tqdm.auto import tqdm
 
-from stampede.settings import Section
+# To write lines to the end of a file.
+APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+
+# Bytes of a text, of the manifest of a checkpoint with many tensors, and of lines of months.
+MOST_TEXT, MOST_MANIFEST, MOST_LINES = 16 << 20, 256 << 20, 1 << 30
+
+
+def open_file(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
+    """Open a regular file, without a buffer and without waiting for anything.
+
+    Args:
+        flags: of `os.open`; what may write follows no link, which would lead out of the folder.
+
+    Raises:
+        OSError: it is a link, a pipe or a device, or cannot be opened.
+    """
+    follow = 0 if flags == os.O_RDONLY else os.O_NOFOLLOW
+    try:
+        handle = os.open(path, flags | follow | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as failure:
+        if failure.errno == errno.ELOOP and follow:
+            raise OSError(errno.ELOOP, "is a link, which is not followed", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "is no file", str(path))
+    return os.fdopen(handle, "r+b" if follow else "rb", buffering=0)
+
+
+def read_file(path: Path, most: int = MOST_TEXT) -> bytes:
+    """The content of a file.
+
+    Raises:
+        OSError: it is no regular file, is larger than `most` bytes, or cannot be read.
+    """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(errno.EFBIG, f"{size:,} bytes, and {most:,} are the most", str(path))
+        return file.read(size)
 
 
 @contextmanager
@@ -29,6 +72,8 @@ def new_file(path: Path) -> Iterator[Path]:
     """A hidden path beside `path` to write to, renamed to `path` when the block ends well."""
     unfinished = hidden(path, "tmp")
     try:
+        # Left by a process that was killed, or planted.
+        remove(unfinished)
         yield unfinished
         os.replace(unfinished, path)
     finally:
@@ -39,12 +84,13 @@ def new_file(path: Path) -> Iterator[Path]:
 def write_file(path: Path, content: str | bytes) -> None:
     """Write a file, text in UTF-8, so that nobody ever sees half of it."""
     with new_file(path) as unfinished:
+        open_file(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL).close()
         unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def append(path: Path, content: bytes) -> None:
     """Append to a file, or leave it as it is where the disk is full."""
-    with path.open("ab", buffering=0) as file:
+    with open_file(path, APPEND) as file:
         before = file.seek(0, os.SEEK_END)
         try:
             while content:
@@ -86,6 +132,15 @@ def _finite(values: Any) -> Any:
 def hidden(path: Path, kind: str) -> Path:
     """`.NAME.kind` beside a path, for what is unfinished or about to be deleted."""
     return path.with_name(f".{path.name}.{kind}")
+
+
+def remove(path: Path) -> None:
+    """Delete a file, a folder or a link, not what it leads to; nothing is said where it stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def make_folder(
@@ -139,7 +194,7 @@ def make_folder(
 def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
     try:
         for left in folder.iterdir():
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+            remove(left)
         fill(folder)
         sync(folder)
     except BaseException:
@@ -153,11 +208,11 @@ def _locked(unfinished: Path, folder: Path) -> Iterator[Callable[[], bool]]:
 
     Gives a function that says whether the unfinished folder is still at its place.
     """
-    handle = os.open(unfinished, os.O_RDONLY)
+    handle = os.open(unfinished, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
     def is_still_there() -> bool:
         try:
-            return os.path.samestat(os.fstat(handle), os.stat(unfinished))
+            return os.path.samestat(os.fstat(handle), os.lstat(unfinished))
         except FileNotFoundError:
             return False
 
@@ -179,9 +234,9 @@ def delete_folder(folder: Path) -> None:
         OSError: it cannot be renamed.
     """
     deleted = hidden(folder, "deleted")
-    shutil.rmtree(deleted, ignore_errors=True)
+    remove(deleted)
     os.replace(folder, deleted)
-    shutil.rmtree(deleted, ignore_errors=True)
+    remove(deleted)
 
 
 def publish_folder(unfinished: Path, folder: Path) -> None:
@@ -196,30 +251,36 @@ def publish_folder(unfinished: Path, folder: Path) -> None:
     # A failure of power must not leave a name without its files.
     sync(unfinished)
     if folder.exists():
-        if replaced.exists():
-            shutil.rmtree(replaced)
+        remove(replaced)
         os.replace(folder, replaced)
     os.replace(unfinished, folder)
     sync(folder.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    remove(replaced)
 
 
-def recover_folders(parent: Path) -> None:
-    """Bring back folders that a kill left between two names, and remove what is half-written."""
-    for replaced in parent.glob(".*.replaced"):
-        folder = parent / replaced.name[1 : -len(".replaced")]
-        if not folder.exists():
-            os.replace(replaced, folder)
-    for kind in ("tmp", "deleted", "replaced"):
-        for path in parent.glob(f".*.{kind}"):
-            shutil.rmtree(path, ignore_errors=True)
+def recover_folders(parent: Path, name: re.Pattern[str]) -> None:
+    """Bring back folders that a kill left between two names, and remove what is half-written.
+
+    Args:
+        name: of the folders; what has another one is somebody else's.
+    """
+    for path in parent.glob(".*.*"):
+        folder, kind = parent / path.stem[1:], path.suffix
+        if not name.fullmatch(folder.name):
+            continue
+        if kind == ".replaced" and not folder.exists():
+            os.replace(path, folder)
+        elif kind in (".tmp", ".deleted", ".replaced"):
+            remove(path)
 
 
 # Checksums
 
 
-class FileEntry(Section):
+class FileEntry(BaseModel):
     """What a manifest says of a file of its folder: name, length in bytes and SHA-256."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     name: str
     bytes: Annotated[int, Field(ge=0, lt=2**62)]
@@ -242,7 +303,7 @@ def file_entry(path: Path, folder: Path) -> FileEntry:
 def sha256(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

@@ -15,6 +15,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
+from stampede.files import read_file
+
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -58,10 +60,19 @@ def cut(sentence: str) -> str:
     if len(sentence) > _LONGEST_SENTENCE:
         half = _LONGEST_SENTENCE // 2
         sentence = f"{sentence[:half]} ... {sentence[-half:]}"
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in sentence)
+    return printable(sentence)
+
+
+def printable(text: str) -> str:
+    """A text without control characters, which would command the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 # YAML.
+
+
+# Bytes of a file, aliases in it, and characters of a number.
+_MOST_YAML, _MOST_ALIASES, _MOST_DIGITS = 4 << 20, 100, 400
 
 
 class _Loader(yaml.SafeLoader):
@@ -70,6 +81,24 @@ class _Loader(yaml.SafeLoader):
     YAML 1.1 reads 010 as 8, 12:00 as 720 and 2024-03-01 as a date: here they are text. It wants a
     dot in 1e-4: here that is a number.
     """
+
+    # A few lines that name each other could stand for billions.
+    _aliases = _open_anchors = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        is_alias = self.check_event(yaml.AliasEvent)
+        self._aliases += is_alias
+        if self._aliases > _MOST_ALIASES or (is_alias and self._open_anchors):
+            line = self.peek_event().start_mark.line + 1
+            raise SettingsError(
+                f"line {line}: {_MOST_ALIASES} aliases (*name) are the most, and none may stand "
+                "within what another one stands for; write the values"
+            )
+        is_anchor = not is_alias and getattr(self.peek_event(), "anchor", None) is not None
+        self._open_anchors += is_anchor
+        node = super().compose_node(parent, index)
+        self._open_anchors -= is_anchor
+        return node
 
 
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
@@ -87,6 +116,21 @@ _Loader.add_implicit_resolver(
     ),
     _DIGITS,
 )
+
+
+def _short_number(loader: _Loader, node: yaml.Node) -> int | float:
+    # Python takes a time that grows with the square of the length.
+    if len(node.value) > _MOST_DIGITS:
+        raise SettingsError(
+            f"line {node.start_mark.line + 1}: found a number of {len(node.value):,} characters; "
+            f"{_MOST_DIGITS} are the most"
+        )
+    is_int = node.tag == "tag:yaml.org,2002:int"
+    return (loader.construct_yaml_int if is_int else loader.construct_yaml_float)(node)
+
+
+for _tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
+    _Loader.add_constructor(_tag, _short_number)
 
 
 def _mapping_without_repeats(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
@@ -137,7 +181,7 @@ def read_yaml(path: Path, hint: str) -> dict[str, Any]:
         SettingsError: it cannot be read, or has no sections.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path, _MOST_YAML).decode()
     except FileNotFoundError:
         raise SettingsError(f"{path}: no such file; {hint}") from None
     except (OSError, ValueError) as failure:

@@ -1,5 +1,7 @@
 """Settings that cannot be read, or are not what they should be, are refused in a sentence."""
 
+import os
+
 import pytest
 from pydantic import Field
 
@@ -32,6 +34,31 @@ def test_numbers_are_what_looks_like_numbers():
 def test_an_alias_still_works():
     text = "a: &a {k: 1, l: [2]}\nb: [*a, *a]"
     assert parse_yaml(text, "") == {"a": {"k": 1, "l": [2]}, "b": [{"k": 1, "l": [2]}] * 2}
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("!!int 0x" + "f" * 900_000, "line 1: found a number of 900,002 characters"),
+        ("a: 1\nb: !!float " + "1:" * 450_000 + "1", "line 2: found a number of"),
+        ("1" * 401, "line 1: found a number of 401 characters; 400 are the most"),
+        ("a: &a [1]\nb: &b [*a, *a]\nc: [*b]", "line 2: 100 aliases"),
+        ("a: &a [*a]", "line 1: 100 aliases"),
+        ("a: &a 1\nb: [" + "*a, " * 101 + "]", "line 2: 100 aliases"),
+    ],
+)
+def test_what_would_take_for_ever_is_refused(text, words):
+    with pytest.raises(SettingsError, match=words):
+        parse_yaml(text, "job.yaml")
+
+
+def test_files_that_are_no_files_or_too_large(tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with (tmp_path / "large.yaml").open("wb") as file:
+        file.truncate(1 << 40)
+    for name, words in (("pipe.yaml", "is no file"), ("large.yaml", "are the most")):
+        with pytest.raises(SettingsError, match=f"{name}: cannot be read as text .*{words}"):
+            read_yaml(tmp_path / name, "")
 
 
 def test_files_that_are_not_sections(tmp_path):

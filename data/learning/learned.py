@@ -49,7 +49,7 @@ from stampede.data.schema.schema import (
     Vocabulary,
     is_multi,
 )
-from stampede.files import sha256
+from stampede.files import read_file, sha256
 from stampede.settings import Section, cut
 
 LEARNED = "learned.json"
@@ -488,7 +488,7 @@ def read_saved(folder: Path, remedy: str = _REMEDY) -> Saved:
     """
     path = folder / LEARNED
     try:
-        return Saved.model_validate_json(path.read_bytes())
+        return Saved.model_validate_json(read_file(path))
     except OSError as failure:
         raise _damaged(path, failure, remedy) from None
     except ValidationError as failure:

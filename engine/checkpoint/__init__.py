@@ -8,16 +8,25 @@ from stampede.engine.checkpoint.manifest import (
     read_manifest,
     weights_name,
 )
-from stampede.engine.checkpoint.retention import checkpoint_of, newest, newest_whole, verify
+from stampede.engine.checkpoint.retention import (
+    being_read,
+    checkpoint_of,
+    newest,
+    newest_whole,
+    readable,
+    verify,
+)
 from stampede.engine.checkpoint.saving import Checkpoints
-from stampede.engine.checkpoint.tensors import read_tensors
+from stampede.engine.checkpoint.tensors import check_finite, read_tensors
 
 __all__ = [
     "Checkpoints",
     "DamagedCheckpointError",
     "Manifest",
     "Progress",
+    "being_read",
     "changes",
+    "check_finite",
     "check_same_network",
     "checkpoint_of",
     "flat_keys",
@@ -26,6 +35,7 @@ __all__ = [
     "newest_whole",
     "read_manifest",
     "read_tensors",
+    "readable",
     "verify",
     "weights_name",
 ]

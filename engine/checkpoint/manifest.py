@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -20,7 +21,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_
 from stampede.data import Dataset
 from stampede.data.prepared.manifest import Count
 from stampede.engine.errors import RunFolderError
-from stampede.files import FileEntry, file_size, to_json
+from stampede.files import MOST_MANIFEST, FileEntry, read_file, to_json
 from stampede.models import StoredColumns, table_name
 from stampede.settings import Section, cut
 
@@ -28,6 +29,9 @@ from stampede.settings import Section, cut
 FORMAT = 2
 
 MANIFEST = "manifest.json"
+
+# Bytes around a tensor in a file; torch writes some 1,600.
+_ROOM = 1 << 16
 
 # What a checkpoint's folder is called.
 NAME = re.compile(r"epoch_\d{4,}|step_\d{8,}", re.ASCII)
@@ -201,6 +205,15 @@ class Manifest(Section):
                 # No path may lead out of the folder.
                 if chunk.file not in files:
                     raise ValueError(f"tensors.{name}: {chunk.file!r:.80} is not one of the files")
+        # An empty file may claim any size without taking room on the disk.
+        size = sum(entry.bytes for entry in self.files)
+        room = sum(
+            math.prod(tensor.size) * DTYPES[tensor.dtype].itemsize
+            + _ROOM * (len(tensor.chunks) + self.world_size)
+            for tensor in self.tensors.values()
+        )
+        if size > room:
+            raise ValueError(f"files: {size:,} bytes, which is more than the tensors take")
         for table in self.tables.values():
             if weights_key(table.field) not in self.tensors:
                 raise ValueError(f"tables: no tensor has the rows of {table.field!r:.80}")
@@ -272,9 +285,7 @@ def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
             "runs/quickstart/checkpoints/epoch_0001"
         )
     try:
-        # A pipe would be waited for.
-        file_size(file)
-        values = json.loads(file.read_bytes())
+        values = json.loads(read_file(file, MOST_MANIFEST))
         digest = values.pop("sha256", None)
         # The first format had neither a number nor a checksum.
         is_first = digest is None and "format" not in values and "progress" in values

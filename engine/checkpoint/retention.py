@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
+from typing import BinaryIO
 
 from stampede.engine.checkpoint.manifest import (
     MANIFEST,
@@ -17,7 +21,7 @@ from stampede.engine.checkpoint.manifest import (
 from stampede.engine.config import CheckpointSection
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import PATIENCE, Processes
-from stampede.files import check_files, delete_folder, hidden, recover_folders
+from stampede.files import check_files, delete_folder, hidden, open_file, recover_folders
 
 
 def name_of(progress: Progress) -> str:
@@ -56,7 +60,53 @@ def prune(folder: Path, settings: CheckpointSection, best_epoch: int) -> None:
     for path, progress in readable(folder)[settings.keep :]:
         epoch = progress.epoch if progress.is_epoch_end else 0
         if not (epoch and (epoch == best_epoch or (every and epoch % every == 0))):
+            _delete_unless_read(path)
+
+
+def _delete_unless_read(path: Path) -> None:
+    """What somebody reads now is deleted after a later save."""
+    with open_file(path / MANIFEST) as handle:
+        if _lock(handle, fcntl.LOCK_EX):
             delete_folder(path)
+
+
+def being_read(choose: Callable[[], Path]) -> tuple[Path, BinaryIO | None]:
+    """A checkpoint that its run leaves where it is until the file is closed.
+
+    Args:
+        choose: says which one; it is asked again where that one has just been deleted.
+
+    Returns:
+        The checkpoint, and the file; None where there is none, as whoever reads it is told.
+    """
+    before = None
+    while True:
+        path = choose()
+        try:
+            handle = open_file(path / MANIFEST)
+        except OSError:
+            if path == before:
+                return path, None
+            before = path
+            continue
+        with suppress(FileNotFoundError):
+            if _lock(handle, fcntl.LOCK_SH):
+                here = os.stat(path / MANIFEST)
+                if os.path.samestat(os.fstat(handle.fileno()), here):
+                    return path, handle
+        handle.close()
+
+
+def _lock(handle: BinaryIO, how: int) -> bool:
+    """Whether nobody else holds it in the other way."""
+    try:
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        # A file system without locks.
+        pass
+    return True
 
 
 def verify(path: Path, remedy: str = REMEDY) -> None:
@@ -96,7 +146,7 @@ def newest_whole(folder: Path, processes: Processes) -> Path | None:
 def _newest_whole(folder: Path) -> Path | None:
     damaged = []
     try:
-        recover_folders(folder)
+        recover_folders(folder, NAME)
         for path in _newest_first(folder):
             try:
                 verify(path)
@@ -132,7 +182,8 @@ def _newest_first(folder: Path) -> list[Path]:
     """All checkpoints; those whose manifest cannot be read come first."""
     ages = dict.fromkeys(_named(folder), (1 << 63, True))
     ages |= {path: _age(progress) for path, progress in readable(folder)}
-    return sorted(ages, key=lambda path: (ages[path], path), reverse=True)
+    # A run may have deleted some meanwhile.
+    return sorted(filter(Path.is_dir, ages), key=lambda path: (ages[path], path), reverse=True)
 
 
 def _named(folder: Path) -> list[Path]:

@@ -37,7 +37,7 @@ from stampede.engine.console import readable_bytes
 from stampede.engine.errors import DivergedError, TrainingStoppedError
 from stampede.engine.job import Job
 from stampede.engine.processes import PATIENCE, Processes
-from stampede.files import file_entry, hidden, publish_folder, sync, write_file
+from stampede.files import file_entry, hidden, publish_folder, remove, sync, write_file
 
 _NO_MEMORY = "no memory for a copy, which checkpoint.asynchronous=false does without on a CPU: "
 
@@ -184,7 +184,7 @@ class Checkpoints:
         except (Exception, CheckpointException) as found:
             self._failure = reason(found)
             if self._processes.is_main:
-                shutil.rmtree(hidden(self._target, "tmp"), ignore_errors=True)
+                remove(hidden(self._target, "tmp"))
 
     def _write(self, state: dict[str, Any], failure: str | None, progress: Progress) -> None:
         """Whatever fails here fails on all ranks."""
@@ -194,7 +194,7 @@ class Checkpoints:
             if failure is not None:
                 raise RuntimeError(failure)
             if self._processes.is_main:
-                shutil.rmtree(folder, ignore_errors=True)
+                remove(folder)
                 folder.mkdir()
 
         together(prepare, self._group)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +35,7 @@ from stampede.engine.checkpoint.manifest import (
     TensorEntry,
     read_manifest,
 )
-from stampede.engine.errors import lacks_memory
+from stampede.engine.errors import RunFolderError, lacks_memory
 from stampede.engine.job import Job
 from stampede.files import check_files
 
@@ -140,6 +140,27 @@ def read_tensors(path: Path, state: dict[str, Any], *, alone: bool = False) -> N
         raise DamagedCheckpointError(
             f"{path}: damaged checkpoint ({reason(failure)}); {REMEDY}"
         ) from None
+
+
+def check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse weights that no score can be made of.
+
+    Args:
+        path: the checkpoint, for the message.
+        tensors: what was read of it, by name.
+
+    Raises:
+        RunFolderError: names the first that holds a NaN or an infinity.
+    """
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        # Not `isfinite` of all, whose answers would take a quarter of the memory of a table.
+        if not all(bound.isfinite() for bound in tensor.aminmax()):
+            raise RunFolderError(
+                f"{path}: {name} holds numbers that are not finite, so that it gives no scores; "
+                "write another --epoch, or train again with lower rates"
+            )
 
 
 class _Writer(dcp.FileSystemWriter):

@@ -16,7 +16,7 @@ from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.package import update
 from stampede.engine.inference.packaging import PACKAGE, export, save_tensors, sealed
 from stampede.engine.inference.trained import Trained
-from stampede.files import file_entry, hidden, make_folder, to_json
+from stampede.files import file_entry, hidden, make_folder, read_file, to_json
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def export_delta(trained: Trained, base: Path, folder: Path, tolerance: float = 
     if folder.exists():
         raise RunFolderError(f"{folder}: is there already; write another folder")
     try:
-        before = json.loads((base / PACKAGE).read_bytes())
+        before = json.loads(read_file(base / PACKAGE))
         kind, fields = before["rows"], [field["name"] for field in before["fields"]]
     except (OSError, ValueError, LookupError, TypeError) as failure:
         raise RunFolderError(
@@ -67,7 +67,7 @@ def export_delta(trained: Trained, base: Path, folder: Path, tolerance: float = 
         shutil.rmtree(whole, ignore_errors=True)
         try:
             export(trained, whole, kind, overwrite=False)
-            after = json.loads((whole / PACKAGE).read_bytes())
+            after = json.loads(read_file(whole / PACKAGE))
             if [field["name"] for field in after["fields"]] != fields:
                 raise RunFolderError(f"{base}: has other fields; export the whole once")
             found.append(_write(base, whole, unfinished, tolerance))
@@ -80,7 +80,7 @@ def export_delta(trained: Trained, base: Path, folder: Path, tolerance: float = 
 
 def _write(base: Path, whole: Path, delta: Path, tolerance: float) -> Delta:
     """Write a delta from one package to another."""
-    after = json.loads((whole / PACKAGE).read_bytes())
+    after = json.loads(read_file(whole / PACKAGE))
     rows = changed_rows = changed_ids = 0
     tables, vocabularies = {}, {}
     (delta / "changes").mkdir()

@@ -20,7 +20,7 @@ from stampede.engine.config.model import executed_source
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.reading import data_folder
 from stampede.engine.run_folder import RunFolder
-from stampede.files import make_folder, write_file
+from stampede.files import make_folder, remove, write_file
 from stampede.settings import SettingsError, read_yaml
 
 INPUTS, NETWORK = "inputs", "network.py"
@@ -42,7 +42,7 @@ def keep_inputs(config: Config, run: Path, *, replace: bool) -> None:
         RunFolderError: they cannot be written.
     """
     if replace:
-        shutil.rmtree(run / INPUTS, ignore_errors=True)
+        remove(run / INPUTS)
     if kept_inputs(run) or not isinstance(config.data, RawSection | PreparedSection):
         return
     folder = data_folder(config)

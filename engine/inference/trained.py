@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -16,11 +16,15 @@ from torch import Tensor
 from stampede.data import Batch, GlobalBatches, Part
 from stampede.engine.build import build_model, move_dense
 from stampede.engine.checkpoint import (
+    DamagedCheckpointError,
+    being_read,
+    check_finite,
     check_same_network,
     checkpoint_of,
     newest,
     read_manifest,
     read_tensors,
+    readable,
     verify,
 )
 from stampede.engine.checkpoint.loading import TABLES
@@ -47,6 +51,7 @@ class Trained:
         epoch: epochs trained.
         config: of the run.
         data: rows of each field's table, numeric inputs, and a checksum of what ids mean.
+        held: keeps the run from deleting the checkpoint, see `being_read`.
     """
 
     run: Path
@@ -54,6 +59,7 @@ class Trained:
     epoch: int
     config: Config
     data: DataEntry
+    held: BinaryIO | None = field(default=None, repr=False, compare=False)
 
 
 def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = False) -> Trained:
@@ -73,7 +79,7 @@ def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = F
     """
     if not os.path.exists(path):
         raise RunFolderError(f"{path}: there is no such run folder or checkpoint")
-    checkpoint = choose_checkpoint(path.absolute(), epoch)
+    checkpoint, held = being_read(lambda: choose_checkpoint(path.absolute(), epoch))
     run = RunFolder(checkpoint.parent.parent)
     if not run.config_file.is_file():
         raise RunFolderError(
@@ -98,15 +104,17 @@ def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = F
         epoch=manifest.progress.epoch,
         config=config,
         data=manifest.data,
+        held=held,
     )
 
 
-def choose_checkpoint(path: Path, epoch: str | None = None, remedy: str = REMEDY) -> Path:
+def choose_checkpoint(path: Path, epoch: str | None = None, remedy: str | None = None) -> Path:
     """The folder of a checkpoint; see `open_trained`. Only manifests are read.
 
     Args:
         path: absolute; also the `checkpoints` of a run, or a link that leads to one of these.
-        remedy: what to do where the newest one's manifest is damaged.
+        remedy: what to do where the newest one's manifest is damaged; None: to believe the newest
+            that can be read, and to say so.
 
     Raises:
         RunFolderError: there is none.
@@ -130,7 +138,15 @@ def choose_checkpoint(path: Path, epoch: str | None = None, remedy: str = REMEDY
     if epoch == NEWEST:
         return last
     if epoch in (None, BEST):
-        best = read_manifest(last, remedy).progress.best_epoch
+        try:
+            best = read_manifest(last, remedy or REMEDY).progress.best_epoch
+        except DamagedCheckpointError as failure:
+            others = readable(folder)
+            if remedy or not others:
+                raise
+            last, progress = others[0]
+            best = progress.best_epoch
+            print(f"{failure}; {last} is the newest that can be read", file=sys.stderr)
         # Before the first evaluation no epoch is the best.
         return _existing(folder, best) if best else last
     if not epoch.isdecimal():
@@ -192,7 +208,10 @@ def _read(trained: Trained, model: CTRModel, tables: bool) -> None:
         for name, tensor in model.state_dict().items()
         if name.startswith(TABLES) == tables
     }
+    # Some networks' masks hold infinities on purpose.
+    masks = [n for n, b in model.named_buffers() if not b.is_meta and not b.isfinite().all()]
     read_tensors(trained.checkpoint, {"model": state}, alone=True)
+    check_finite(trained.checkpoint, {n: t for n, t in state.items() if n not in masks})
 
 
 class Scored(NamedTuple):

@@ -16,6 +16,7 @@ from stampede.engine.console import table  # noqa: E402
 from stampede.engine.errors import RunFolderError  # noqa: E402
 from stampede.engine.report.page import PAGE, write_report  # noqa: E402
 from stampede.engine.report.run_records import baseline_of, open_runs  # noqa: E402
+from stampede.settings import printable  # noqa: E402
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +32,7 @@ def _report(given: argparse.Namespace) -> None:
     lacking = write_report(runs, folder, baseline)
     print(table([("runs", f"{len(runs):,}"), ("report", str(folder / PAGE))]))
     for sentence in lacking:
-        print(f"  {sentence}")
+        print(f"  {printable(sentence)}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -21,6 +21,7 @@ from stampede.engine.report.tables import (
     step_table,
 )
 from stampede.files import write_file
+from stampede.settings import printable
 
 PAGE = "report.html"
 
@@ -84,7 +85,7 @@ def write_report(
                 (folder / f"{one.name}.png").unlink(missing_ok=True)
             else:
                 write_file(folder / f"{one.name}.png", pictures[one.name])
-        write_file(folder / PAGE, text)
+        write_file(folder / PAGE, printable(text))
     except OSError as failure:
         raise RunFolderError(
             f"{folder}: the report cannot be written ({failure.strerror or failure}); choose "

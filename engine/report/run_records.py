@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stampede.engine.checkpoint import checkpoint_of, flat_keys, newest, read_manifest
 from stampede.engine.errors import RunFolderError
 from stampede.engine.run_folder import TRIALS, RunFolder
 from stampede.engine.summary import selected_metrics
-from stampede.settings import read_yaml
+from stampede.files import read_file
+from stampede.settings import cut, printable, read_yaml
 
 _HINT = "write a run folder such as runs/quickstart, or a folder of run folders"
 
@@ -33,20 +36,129 @@ _OF_THE_ROWS = (
     "data.scale", "data.rows", "data.zipf",
 )  # fmt: skip
 
-# What a report needs of a line of each kind, and of a summary.
-_OF_A_LINE = {
-    "train": ("step", "loss"),
-    "evaluation": ("step", "part", "auc"),
-    "clipping": ("step", "fields", "counts", "left_out"),
-    "stopped": ("step", "reason"),
-    "advice": ("step", "text"),
-    "timing": ("step", "step_seconds", "phase_seconds", "communication_seconds", "slowest_seconds",
-               "peak_memory_bytes"),
+# No run has more steps, and their product with a batch is a number of 62 bits.
+_MOST_STEPS, _MOST_BATCH = 1 << 36, 1 << 26
+
+_Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+_Number = Annotated[float, Field(ge=-1e30, le=1e30)]
+# A limit makes pydantic refuse text that UTF-8 cannot write.
+_Text = Annotated[str, Field(max_length=1 << 20)]
+
+
+class _Read(BaseModel):
+    """What a report needs of something that a run wrote; the rest may be anything."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _Line(_Read):
+    kind: _Text
+    step: Annotated[int, Field(ge=0, lt=_MOST_STEPS)]
+
+
+class _Train(_Line):
+    loss: _Number | None
+    clipped_share: _Number | None = None
+
+
+class _Bucket(_Read):
+    mean_prediction: _Number
+    mean_label: _Number
+
+
+class _Metrics(_Read):
+    auc: _Number | None = None
+    logloss: _Number | None = None
+    pr_auc: _Number | None = None
+    normalized_entropy: _Number | None = None
+    calibration: _Number | None = None
+    gauc: _Number | None = None
+    attainable_auc: _Number | None = None
+    calibration_buckets: list[_Bucket] | None = None
+
+
+class _Evaluation(_Line, _Metrics):
+    part: _Text
+    auc: _Number | None
+    train_seconds: _Number
+
+
+class _Shares(_Read):
+    touched: _Count
+    clipped: _Count
+
+
+class _CountedShares(_Shares):
+    first: Annotated[int, Field(alias="from", ge=1, lt=1 << 62)]
+
+
+class _Clipping(_Line):
+    fields_: dict[_Text, _Shares] = Field(alias="fields")
+    counts: list[_CountedShares]
+    left_out: list[_Text]
+
+
+class _Stopped(_Line):
+    reason: _Text
+
+
+class _Advice(_Line):
+    text: _Text
+
+
+class _StepSeconds(_Read):
+    steps: Annotated[int, Field(ge=0, lt=_MOST_STEPS)]
+    mean: Annotated[_Number, Field(gt=0)]
+    p50: _Number
+    p90: _Number
+    p99: _Number
+    max: _Number
+
+
+class _Slowest(_Read):
+    rank: _Count
+    own: _Number
+    others: _Number | None
+
+
+class _Timing(_Line):
+    step_seconds: _StepSeconds
+    phase_seconds: dict[_Text, _Number]
+    communication_seconds: _Number
+    slowest_seconds: _Slowest
+    peak_memory_bytes: _Number
+
+
+class _Last(_Read):
+    test: _Metrics
+    validation: _Metrics = _Metrics()
+
+
+class _Summary(_Metrics):
+    auc: _Number | None
+    logloss: _Number | None
+    best_epoch: _Count
+    selected_on: _Text
+    samples_per_second: _Number
+    train_seconds: _Number
+    epochs: _Count
+    steps: _Count
+    last: _Last
+    validation: _Metrics = _Metrics()
+    clipped_share: _Number | None = None
+    rows: dict[_Text, _Count] = {}
+    ids: _Count | None = None
+    parameters: dict[_Text, _Count] = {}
+    world_size: _Count = 0
+    device: _Text = ""
+    version: _Text = ""
+    end_time: _Text = ""
+
+
+_LINES = {
+    "train": _Train, "evaluation": _Evaluation, "clipping": _Clipping, "stopped": _Stopped,
+    "advice": _Advice, "timing": _Timing,
 }  # fmt: skip
-_OF_A_SUMMARY = (
-    "auc", "logloss", "best_epoch", "selected_on", "samples_per_second", "train_seconds", "epochs",
-    "steps", "last",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -193,7 +305,8 @@ def readable(value: Any) -> str:
     """A value of a configuration, as YAML would have it on one line."""
     if isinstance(value, list):
         return "[" + ", ".join(map(readable, value)) + "]"
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+    said = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+    return printable(said)
 
 
 def open_runs(paths: Sequence[Path]) -> list[RunRecord]:
@@ -255,7 +368,7 @@ def _labels(folders: list[Path]) -> list[str]:
     while True:
         labels = ["/".join(folder.parts[-parts:]) for folder in folders]
         # Matplotlib leaves labels that begin with an underscore out of legends.
-        labels = [f"./{label}" if label.startswith("_") else label for label in labels]
+        labels = [printable(f"./{label}" if label.startswith("_") else label) for label in labels]
         if len(set(labels)) == len(labels):
             return labels
         parts += 1
@@ -265,15 +378,25 @@ def _labels(folders: list[Path]) -> list[str]:
 def _checked(path: Path, instead: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError) as failure:
-        said = f"no {failure}" if isinstance(failure, KeyError) else failure
-        raise RunFolderError(f"{path}: is damaged ({said}); {instead}") from None
+    except ValidationError as failure:
+        first = failure.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        missing = first["type"] == "missing"
+        said = f"no {where!r}" if missing else f"{where}: {first['msg']}"
+    except KeyError as failure:
+        said = f"no {failure}"
+    except (OSError, ValueError, RecursionError) as failure:
+        said = str(failure)
+    else:
+        return
+    raise RunFolderError(f"{path}: is damaged ({cut(said)}); {instead}")
 
 
 def _read(path: Path, label: str) -> RunRecord:
     folder = RunFolder(path)
     config = flat_keys(read_yaml(folder.config_file, _HINT))
-    if not isinstance(config.get("train.batch_size"), int):
+    batch_size = config.get("train.batch_size")
+    if type(batch_size) is not int or not 0 < batch_size < _MOST_BATCH:
         raise RunFolderError(
             f"{folder.config_file}: train.batch_size is absent or no whole number, so no run wrote "
             f"this file; {_HINT}"
@@ -281,14 +404,14 @@ def _read(path: Path, label: str) -> RunRecord:
     with _checked(folder.metrics, "repair the line or leave the run out"):
         lines = folder.lines()
         for line in lines:
-            for key in _OF_A_LINE.get(line["kind"], ("step",)):
-                line[key]
+            kind = _Line.model_validate(line).kind
+            _LINES.get(kind, _Line).model_validate(line)
     summary = {}
     if folder.summary.is_file():
         with _checked(folder.summary, "delete it to show the run as an unfinished one"):
-            summary = json.loads(folder.summary.read_text(encoding="utf-8"))
-            for key in _OF_A_SUMMARY:
-                summary[key]
+            summary = json.loads(read_file(folder.summary))
+            _Summary.model_validate(summary)
+            selected_metrics(summary)
     if summary and lines and lines[-1]["step"] > summary["steps"]:
         summary = {}
     return RunRecord(path, label, config, lines, summary)

@@ -86,7 +86,7 @@ def result_tables(groups: dict[str, list[RunRecord]], baseline: RunRecord | None
         for part in PARTS
     ]
     further = [
-        ("network", lambda one: str(one.runs[0].config.get("model.name", ""))),
+        ("network", lambda one: readable(one.runs[0].config.get("model.name", ""))),
         ("batch size", lambda one: f"{one.runs[0].batch_size:,}"),
         ("rows clipped", lambda one: _mean(one.values(_in_summary("clipped_share")), "{:.2%}")),
         ("samples/s", lambda one: _mean(one.values(_in_summary("samples_per_second")), "{:,.0f}")),
@@ -104,7 +104,7 @@ def result_tables(groups: dict[str, list[RunRecord]], baseline: RunRecord | None
     last = [("last epoch", lambda one: _shared(one, "epochs")), *_metric_columns(runs, "last")]
     tables.append(_table("The last epoch", note, [*label, *last], found))
     if several:
-        seed = ("seed", lambda one: str(one.runs[0].config.get("run.seed", "")))
+        seed = ("seed", lambda one: readable(one.runs[0].config.get("run.seed", "")))
         each = [Setting(run.label, (run,)) for run in runs]
         columns = [label[0], seed, *epoch, *selected, *further]
         tables.append(_table("Every seed", "The runs that are averaged above.", columns, each))
@@ -204,7 +204,7 @@ def _steps(label: str, lines: Sequence[dict[str, Any]]) -> list[str]:
         label,
         f"{first:,} to {line['step']:,}",
         *(f"{1e3 * seconds[name]:,.1f} ms" for name in ("p50", "p90", "p99", "max")),
-        f"{line['phase_seconds'][READING] / mean:.1%}",
+        f"{line['phase_seconds'].get(READING, 0) / mean:.1%}",
         f"{line['communication_seconds'] / mean:.1%}",
         _slowest(lines),
         readable_bytes(line["peak_memory_bytes"]),

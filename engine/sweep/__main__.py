@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=1,
         metavar="N",
-        help="of every trial, with torchrun on this machine; default 1",
+        help="of every trial, on this machine; default 1",
     )
     add("--retry-failed", action="store_true", help="run trials that failed before again")
     return parser

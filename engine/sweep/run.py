@@ -5,12 +5,11 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import re
 import shutil
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +24,7 @@ from stampede.engine.config.load import load_config_of_run
 from stampede.engine.console import progress_bar, readable_metric
 from stampede.engine.errors import INTERRUPTED, RunFolderError, TrainingStoppedError
 from stampede.engine.inference.kept import check_executed
+from stampede.engine.processes import start_ranks
 from stampede.engine.reading import check_files
 from stampede.engine.recipe import open_keys
 from stampede.engine.run_folder import RunFolder
@@ -32,7 +32,7 @@ from stampede.engine.summary import selected_metrics
 from stampede.engine.sweep.pictures import draw
 from stampede.engine.sweep.results import Outcome, results, to_csv, to_markdown
 from stampede.engine.sweep.spec import Point, Sweep, Trial, label, override, shown_as
-from stampede.files import to_json, write_file
+from stampede.files import open_file, read_file, to_json, write_file
 from stampede.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ JOURNAL = "study.log"
 # Where a run is and whether it continues is no part of what it computes.
 _NOT_COMPARED = ("run.dir", "run.name", "checkpoint.resume")
 
-# torchrun's own lines, such as `error_file: <N/A>`, do not begin so.
+# Lines of libraries do not begin so.
 _ERROR = re.compile(r"error( on rank \d+)?: ")
 
 
@@ -87,7 +87,7 @@ def run_sweep(sweep: Sweep, start: Start, retry_failed: bool = False) -> list[Pa
 def _reserved(folder: Path) -> Iterator[None]:
     """Make the folder and keep other sweeps out of it, until the process ends in any way."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
+    with open_file(folder / ".lock", os.O_RDWR | os.O_CREAT) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -152,7 +152,7 @@ class _Runner:
         self._failures: dict[str, dict[str, str]] = {}
         if self._file.exists():
             with _reading(self._file, "delete it to run the trials that failed again"):
-                found = json.loads(self._file.read_text(encoding="utf-8"))
+                found = json.loads(read_file(self._file))
                 self._failures = {
                     name: {key: one[key] for key in ("message", "config")}
                     for name, one in found.items()
@@ -247,7 +247,7 @@ def _reading(path: Path, instead: str) -> Iterator[None]:
 
 def _summary(folder: RunFolder) -> dict[str, Any]:
     with _reading(folder.summary, f"delete {folder.path} to train it anew"):
-        summary = json.loads(folder.summary.read_text(encoding="utf-8"))
+        summary = json.loads(read_file(folder.summary))
         for key in ("selected_on", "best_epoch", "rows", "train_seconds"):
             summary[key]
         selected_metrics(summary)
@@ -304,23 +304,9 @@ def why(said: bytes, status: int) -> str:
 
 
 def start_trial(processes: int, arguments: Sequence[str], log: Path) -> int:
-    """Train on that many processes of this machine, with torchrun if it is more than one."""
-    command = [sys.executable]
-    if processes > 1:
-        command += ["-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc_per_node={processes}"]
-    command += ["-m", "stampede.engine.sweep.trial", *arguments]
-    with log.open("ab") as output:
-        trial = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
-        try:
-            # Not `wait`: Polars lets system calls go on after an interrupt.
-            while trial.poll() is None:
-                time.sleep(0.2)
-            return trial.returncode
-        finally:
-            # After an interrupt: the trial ends when its input does.
-            trial.stdin.close()
-            trial.wait()
+    """Train on that many processes of this machine."""
+    command = [sys.executable, "-m", "stampede.engine.sweep.trial", *arguments]
+    return start_ranks(processes, command, log)
 
 
 def _run_study(sweep: Sweep, run_point: Callable[[Point], list[Outcome]]) -> list[Outcome]:
@@ -393,10 +379,8 @@ def _open_study(sweep: Sweep) -> optuna.Study:
     # A lock and half a line that are there are those of a process that was killed.
     for lock in path.parent.glob(f"{JOURNAL}.lock*"):
         lock.unlink()
-    if path.exists():
-        content = path.read_bytes()
-        with path.open("rb+") as file:
-            file.truncate(content.rfind(b"\n") + 1)
+    with open_file(path, os.O_RDWR | os.O_CREAT) as file:
+        file.truncate(file.readall().rfind(b"\n") + 1)
     with _reading(path, "repair the line, or write another --out"):
         storage = JournalStorage(JournalFileBackend(str(path)))
         # Its name is not the file's, which may be renamed.

@@ -8,9 +8,10 @@ import sys
 import threading
 from pathlib import Path
 
-from stampede.engine.start_up import quiet_libraries
+from stampede.engine.start_up import quiet_libraries, stay_on_this_machine
 
 quiet_libraries()
+stay_on_this_machine()
 
 from stampede.engine.config.load import load_config  # noqa: E402
 from stampede.engine.errors import STOPPED, exit_status  # noqa: E402

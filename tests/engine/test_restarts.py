@@ -1,5 +1,6 @@
 """Starts of the same torchrun find each other, and continue what they began."""
 
+import sys
 import threading
 
 import pytest
@@ -7,7 +8,7 @@ import torch.distributed as dist
 
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from stampede.engine.processes import agree_on_name, launched_by, restarts
+from stampede.engine.processes import agree_on_name, launched_by, restarts, start_ranks
 from stampede.engine.run_folder import RunFolder
 from support.waiting import HANG
 
@@ -85,3 +86,69 @@ def test_restarts_are_counted(monkeypatch):
     assert restarts() == (1, 3)
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
     assert launched_by() is None
+
+
+@pytest.mark.parametrize("name", ["small/logs", "small/checkpoints", "small/x", ".small.lock"])
+def test_a_link_in_the_folder_of_a_run_is_refused(tmp_path, name):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small/config.yaml").touch()
+    (tmp_path / name).symlink_to(tmp_path / "elsewhere" / ("file" if "lock" in name else ""))
+    folder = RunFolder(tmp_path / "small")
+    with folder, pytest.raises(RunFolderError, match=r"is a link, (which|and a run writes only)"):
+        folder.reserve(small(tmp_path, "checkpoint.resume=auto"))
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.slow
+def test_too_few_files_are_not_blamed_on_another_rank(tmp_path):
+    program = (
+        "import resource, sys\n"
+        "from stampede.engine.errors import exit_status\n"
+        "from stampede.engine.processes import processes\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (6, 6))\n"
+        "sys.exit(exit_status(lambda: processes('cpu').__enter__()))\n"
+    )
+    assert start_ranks(1, [sys.executable, "-c", program], tmp_path / "log") == 1
+    said = (tmp_path / "log").read_text()
+    assert said.startswith("error: this process may open 6 files, which are too few; write ulimit")
+
+
+LISTENING = """
+import os
+from datetime import timedelta
+from pathlib import Path
+from stampede.engine.start_up import stay_on_this_machine
+stay_on_this_machine()
+from stampede.engine.processes import connection, processes
+
+def listening():
+    here = Path("/proc/self")
+    own = {os.readlink(file) for file in here.glob("fd/*") if file.is_symlink()}
+    lines = [line.split() for kind in ("tcp", "tcp6")
+             for line in (here / "net" / kind).read_text().splitlines()[1:]]
+    return [line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in own]
+
+with processes("cpu") as here:
+    store = connection()
+    store.set(f"rank {here.rank}", "is here")
+    store.wait(["rank 0", "rank 1"], timedelta(seconds=600))
+    print(*listening(), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_of_one_machine_listen_on_its_loopback_only(tmp_path):
+    log = tmp_path / "log"
+    status = start_ranks(2, [sys.executable, "-c", LISTENING], log)
+    assert status == 0, log.read_text()
+    addresses = log.read_text().split()
+    # gloo's own: 127.0.0.1 as the kernel writes it.
+    assert len(addresses) >= 2
+    assert {address.partition(":")[0] for address in addresses} == {"0100007F"}
+
+
+def test_ranks_end_with_the_first_that_fails(tmp_path):
+    program = "import os, sys, time; os.environ['RANK'] == '1' and os.kill(os.getpid(), 9); " \
+              "time.sleep(100_000)"  # fmt: skip
+    assert start_ranks(2, [sys.executable, "-c", program], tmp_path / "log") == -9

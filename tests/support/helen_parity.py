@@ -19,6 +19,7 @@ from support.parity import (
     sharded_loss,
 )
 from support.parity_cases import SUMS
+from support.ranks import join
 
 MIXED = ("data_parallel", "grid_shard", "row_wise", "column_wise")
 CASES = [
@@ -35,7 +36,7 @@ SETTINGS = {"lr": 1e-2, "rho": 0.5, "bound": 0.3}
 
 def train(cases):
     """On every rank: two backward passes a step."""
-    dist.init_process_group("gloo")
+    join()
     results = []
     for case in cases:
         rank, world = dist.get_rank(), dist.get_world_size()

@@ -22,6 +22,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 import stampede.optim as optim
 from stampede.optim import CowClip, TableInit, cowclip_sharders, local_cowclip_tables
 from support.gathering import states_of, tables_of
+from support.ranks import join
 from support.updated_tables import computed
 
 RULES = {
@@ -270,7 +271,7 @@ def example_loss(values, targets):
 
 def run_cases(cases, local_world_size=None, meanwhile=None, passes=1):
     """Several runs in one set of processes; every rank returns its results."""
-    dist.init_process_group("gloo")
+    join()
     results = []
     for case in cases:
         with computed(case.way):

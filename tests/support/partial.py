@@ -17,6 +17,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 from stampede.optim import CowClipAdam, Helen, NonFiniteGradientError, TableInit, cowclip_sharders
 from support.gathering import gathered
+from support.ranks import join
 
 CPU = torch.device("cpu")
 
@@ -75,7 +76,7 @@ def weights(model):
 
 def train_partly(all_plans):
     """Three steps with a loss of the first table only; the weights of both, for each plan."""
-    dist.init_process_group("gloo")
+    join()
     results = []
     for plans in all_plans:
         model = sharded(plans)
@@ -90,7 +91,7 @@ def train_partly(all_plans):
 
 def poison_one_table():
     """What a NaN in the gradient of a table of rank 0 does on every rank."""
-    dist.init_process_group("gloo")
+    join()
     model = sharded(("table_wise", "table_wise"), sequence=False)
     before = weights(model)
     factor = float("nan") if dist.get_rank() == 0 else 1.0
@@ -110,7 +111,7 @@ def poison_one_table():
 
 def helen_on_two_batches():
     """Two passes on different batches, of which only rank 1 sees the difference."""
-    dist.init_process_group("gloo")
+    join()
     model = sharded(("table_wise", "row_wise"), sequence=False, optimizer=Helen, rho=1.0)
     before = weights(model)
     sums = []

@@ -17,6 +17,7 @@ from stampede.optim import (
     local_cowclip_tables,
     table_update,
 )
+from support.ranks import join
 from support.updated_tables import computed
 
 
@@ -54,7 +55,7 @@ def train(way, lookups, poisoned=None):
         lookups: of each step.
         poisoned: number of a step, from 0, whose gradient is not finite.
     """
-    dist.init_process_group("gloo")
+    join()
     with computed(way):
         model = sharded()
         found = None

@@ -1,11 +1,8 @@
 """Runs a function on several processes joined by gloo."""
 
-import contextlib
 import gc
 import os
 import pickle
-import secrets
-import socket
 import sys
 import tempfile
 from collections.abc import Callable
@@ -13,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
+from stampede.engine.processes import STORE_FILE, rank_environment
 from support.forked import START_METHOD
 
 
@@ -31,35 +30,26 @@ def run_ranks(
     Args:
         ranks_per_node: ranks of one simulated node; all by default.
     """
-    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.start_processes(
             _rank,
-            (world_size, ranks_per_node or world_size, port, folder, function, arguments),
+            (world_size, ranks_per_node, folder, function, arguments),
             nprocs=world_size,
             start_method=START_METHOD,
         )
         return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world_size)]
 
 
-def free_port() -> int:
-    """A port that nobody is given meanwhile: outside of the range that systems choose from."""
-    while True:
-        port = secrets.choice(range(20_000, 32_000))
-        with socket.socket() as free, contextlib.suppress(OSError):
-            free.bind(("127.0.0.1", port))
-            return port
+def join() -> None:
+    """A process group of the ranks, as `stampede.engine` makes one."""
+    store = dist.FileStore(os.environ[STORE_FILE])
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
 
 
-def _rank(rank, world_size, ranks_per_node, port, folder, function, arguments):
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank % ranks_per_node),
-        WORLD_SIZE=str(world_size),
-        LOCAL_WORLD_SIZE=str(ranks_per_node),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-    )
+def _rank(rank, world_size, ranks_per_node, folder, function, arguments):
+    store = Path(folder) / "store"
+    os.environ.update(rank_environment(rank, world_size, store, ranks_per_node))
     torch.set_num_threads(1)
     # Guards of the optimizers look at every object of the process; those of imports are many.
     gc.freeze()

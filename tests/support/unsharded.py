@@ -10,6 +10,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedTensor, PoolingType
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
+from support.ranks import join
 from support.reference import ReferenceTables
 
 
@@ -151,7 +152,7 @@ def relative_deviation(found, expected, start):
 def process_group():
     """Gloo: with the ranks that the environment names, or alone."""
     if "RANK" in os.environ:
-        dist.init_process_group("gloo")
+        join()
     else:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

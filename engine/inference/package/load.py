@@ -65,7 +65,7 @@ def load(folder: str | Path = HERE, device: str = "cpu") -> Model:
     """
     folder, device = Path(folder), torch.device(device)
     try:
-        about, text = _json(folder / "package.json")
+        about, text = read_json(folder / "package.json")
     except (OSError, ValueError, RecursionError) as failure:
         raise ValueError(f"{folder}: no exported model here ({failure})") from None
     found = about.get("format") if isinstance(about, dict) else None
@@ -92,7 +92,7 @@ def check(folder: str | Path) -> None:
     Raises:
         ValueError: names the first that differs.
     """
-    _check_files(Path(folder), *_json(Path(folder) / "package.json"))
+    _check_files(Path(folder), *read_json(Path(folder) / "package.json"))
 
 
 def _check_files(folder: Path, about: Mapping[str, Any], text: bytes) -> None:
@@ -147,7 +147,7 @@ def _sha256(file: BinaryIO) -> str:
     return digest.hexdigest()
 
 
-def _json(path: Path) -> tuple[Any, bytes]:
+def read_json(path: Path) -> tuple[Any, bytes]:
     """What a file holds, and its bytes."""
     with _open(path) as file:
         content = file.read(_LARGEST_JSON + 1)
@@ -192,7 +192,7 @@ class Model:
         self.bad_values: dict[str, int] = {}
         self._device = device
         self._tables = [_table(folder, field, about, device) for field in about["fields"]]
-        graph, _ = _json(folder / "dense.json")
+        graph, _ = read_json(folder / "dense.json")
         weights = load_file(folder / "dense.safetensors")
         self._dense = _sibling("dense").Dense(graph, weights, device)
         self._try(about["dim"] + 1)

@@ -87,7 +87,7 @@ def patch(package: Path, delta: Path, out: Path) -> None:
         ValueError: the delta is of another package, or damaged.
     """
     try:
-        about, after = (json.loads((delta / name).read_bytes()) for name in (DELTA, PACKAGE))
+        about, after = (_loader().read_json(delta / name)[0] for name in (DELTA, PACKAGE))
         found, base, names = about["format"], about["base"], [*after["files"], PACKAGE]
         changes = {**about["tables"], **about["vocabularies"]}
         if found != FORMAT:
@@ -122,8 +122,8 @@ def package_digest(package: Path) -> str:
         ValueError: it is no package.
     """
     try:
-        return hashlib.sha256((package / PACKAGE).read_bytes()).hexdigest()
-    except OSError as failure:
+        return hashlib.sha256(_loader().read_json(package / PACKAGE)[1]).hexdigest()
+    except (OSError, ValueError, RecursionError) as failure:
         raise ValueError(f"{package}: no exported model here ({failure})") from None
 
 
@@ -198,7 +198,7 @@ def current(folder: str | Path) -> Path:
     """
     file = Path(folder) / CURRENT
     try:
-        name = json.loads(file.read_bytes())["package"]
+        name = _loader().read_json(file)[0]["package"]
         if not isinstance(name, str) or Path(name).name != name:
             raise ValueError(f"found {name!r}, no name of a folder beside it")
     except (OSError, ValueError, LookupError, TypeError) as failure:

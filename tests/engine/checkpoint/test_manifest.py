@@ -122,6 +122,16 @@ def refused(path, said):
         assert str(path) in sentences[0] and said in sentences[0]
 
 
+def test_a_file_larger_than_its_tensors_is_not_read(checkpoint):
+    """A sparse one takes no room on the disk, and for ever to be read."""
+    values = values_of(checkpoint)
+    with (checkpoint / values["files"][0]["name"]).open("r+b") as file:
+        file.truncate(1 << 40)
+    values["files"][0]["bytes"] = 1 << 40
+    sign(checkpoint, values, files=False)
+    refused(checkpoint, "files: 1,099,511,627,776 bytes, which is more than the tensors take")
+
+
 def test_metadata_of_torch_are_never_unpickled(checkpoint, tmp_path):
     # Without it torch's own reader would be at a loss; with it, it executes.
     assert not (checkpoint / ".metadata").exists()

@@ -10,15 +10,18 @@ from stampede.engine.checkpoint import (
     DamagedCheckpointError,
     Progress,
     newest_whole,
+    read_manifest,
     read_tensors,
+    retention,
     tensors,
     verify,
 )
-from stampede.engine.checkpoint.retention import name_of, prune, set_aside
+from stampede.engine.checkpoint.manifest import NAME
+from stampede.engine.checkpoint.retention import being_read, name_of, prune, set_aside
 from stampede.engine.config import CheckpointSection
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import processes
-from stampede.files import recover_folders
+from stampede.files import delete_folder, recover_folders
 from support.checkpoints import (
     WEIGHTS,
     damaged_on_all_ranks,
@@ -117,6 +120,50 @@ def test_what_cannot_be_read_is_left_alone_and_does_not_count(tmp_path):
     assert names(tmp_path) == {"epoch_0002", "epoch_0009"}
 
 
+def test_one_that_is_read_is_kept_until_it_is_not(tmp_path):
+    fill(tmp_path, 2)
+    path, held = being_read(lambda: tmp_path / "epoch_0001")
+    again, also_held = being_read(lambda: tmp_path / "epoch_0001")
+    assert path == again == tmp_path / "epoch_0001"
+    for handle in (held, also_held):
+        prune(tmp_path, settings(keep=1), best_epoch=0)
+        assert names(tmp_path) == {"epoch_0001", "epoch_0002"}
+        handle.close()
+    prune(tmp_path, settings(keep=1), best_epoch=0)
+    assert names(tmp_path) == {"epoch_0002"}
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_one_that_is_deleted_before_it_is_held_is_chosen_anew(tmp_path, monkeypatch, opened):
+    fill(tmp_path, 2)
+    choices = iter(["epoch_0001", "epoch_0002"])
+    real = retention.open_file
+
+    def deleted_meanwhile(path):
+        handle = real(path)
+        if path.parent.name == "epoch_0001":
+            delete_folder(path.parent)
+        return handle if opened else real(path)
+
+    monkeypatch.setattr(retention, "open_file", deleted_meanwhile)
+    path, held = being_read(lambda: tmp_path / next(choices))
+    assert path.name == "epoch_0002"
+    held.close()
+    assert being_read(lambda: tmp_path / "epoch_0009") == (tmp_path / "epoch_0009", None)
+
+
+def test_one_that_is_deleted_while_others_are_read_is_not_the_newest(tmp_path, monkeypatch):
+    fill(tmp_path, 2)
+
+    def deleted_meanwhile(path):
+        if path.name == "step_00000003":
+            delete_folder(path)
+        return read_manifest(path)
+
+    monkeypatch.setattr(retention, "read_manifest", deleted_meanwhile)
+    assert checkpoint.newest(tmp_path).name == "epoch_0002"
+
+
 def test_copies_by_other_names_are_their_owners(tmp_path):
     fill(tmp_path, 2)
     others = {"step_00000016_backup", "epoch_archive", "epoch_9", "step_9999999", "epoch_0002 2"}
@@ -137,7 +184,7 @@ def test_damaged_ones_are_set_aside_side_by_side(tmp_path):
     assert kept == {
         ".epoch_0001.damaged": "0", ".epoch_0001.damaged_2": "1", ".epoch_0001.damaged_3": "2",
     }  # fmt: skip
-    recover_folders(tmp_path)
+    recover_folders(tmp_path, NAME)
     assert names(tmp_path) == kept.keys()
 
 

@@ -1,15 +1,19 @@
 """What cannot be scored is refused with a sentence; nothing half-written is left."""
 
+import io
 import shutil
+import struct
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+import torch
 import yaml
 
 from stampede.engine import predict as command
 from stampede.engine.export import main as export_main
 from stampede.engine.inference.trained import open_trained
+from support.checkpoints import sign, values_of
 from support.movie_runs import prepare_movies, rows_of_test_part, train_on_movies
 from support.movies import movies, write_movies
 from support.predicting import predict, run_command
@@ -48,6 +52,40 @@ def test_a_damaged_checkpoint(tmp_path, log):
     for shard in (run / "checkpoints/epoch_0001").glob("*.distcp"):
         shard.write_bytes(shard.read_bytes()[:1000])
     assert "damaged checkpoint" in refused(tmp_path, run, log, tmp_path / "s.parquet")
+
+
+@pytest.mark.parametrize("where", ["network.", "front."])
+def test_weights_that_are_not_finite_give_no_scores(trained_run, tmp_path, log, where):
+    """Neither those of the dense layers nor those of a table, by predict and by export."""
+    run = tmp_path / "run"
+    shutil.copytree(trained_run, run)
+    checkpoint = open_trained(run).checkpoint
+    values = values_of(checkpoint)
+    name = next(n for n in values["tensors"] if n.startswith(f"model.{where}"))
+    chunk = values["tensors"][name]["chunks"][0]
+    file = checkpoint / chunk["file"]
+    content = bytearray(file.read_bytes())
+    saved = torch.load(io.BytesIO(content[chunk["start"] : chunk["start"] + chunk["bytes"]]))
+    first = content.index(saved.numpy().tobytes(), chunk["start"])
+    content[first : first + 4] = struct.pack("<f", float("nan"))
+    file.write_bytes(content)
+    sign(checkpoint, values)
+    said = refused(tmp_path, run, log, tmp_path / "s.parquet")
+    assert f"{name.removeprefix('model.')} holds numbers that are not finite" in said
+    status, said = run_command(export_main, run, tmp_path / "package")
+    assert status == 2 and "holds numbers that are not finite" in said
+    assert not (tmp_path / "package").exists()
+
+
+def test_one_unreadable_manifest_does_not_block_the_others(trained_run, tmp_path, log):
+    run = tmp_path / "run"
+    shutil.copytree(trained_run, run)
+    (run / "checkpoints/epoch_0003/manifest.json").write_text("{")
+    status, said = predict(run, log, tmp_path / "s.parquet")
+    # As far as the second one knows, the first is the best.
+    assert status == 0 and "epoch 1" in said
+    assert "epoch_0003: damaged checkpoint" in said and "epoch_0002 is the newest that can" in said
+    assert "damaged" in refused(tmp_path, run, log, tmp_path / "t.parquet", "--epoch", "newest")
 
 
 def test_a_run_without_its_vocabularies(tmp_path):

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -198,6 +199,98 @@ def test_mistakes(run_folders, tmp_path, capsys, damage, sentence):
     status, said = report(capsys, run, "--out", out)
     assert status == 2 and said.count("error: ") == 1
     assert sentence in said and not out.exists()
+
+
+def line(**values):
+    return lambda run: (run / "metrics.jsonl").write_text(json.dumps({"step": 1, **values}) + "\n")
+
+
+def timing(**values):
+    seconds = {"steps": 1, "mean": 1.0, "p50": 1.0, "p90": 1.0, "p99": 1.0, "max": 1.0}
+    whole = {
+        "step_seconds": seconds, "phase_seconds": {}, "communication_seconds": 0.0,
+        "slowest_seconds": {"rank": 0, "own": 1.0, "others": None}, "peak_memory_bytes": 1,
+    }  # fmt: skip
+    return line(kind="timing", **{**whole, **values})
+
+
+def summary(**values):
+    def change(run):
+        there = json.loads((run / "summary.json").read_text())
+        (run / "summary.json").write_text(json.dumps({**there, **values}))
+
+    return change
+
+
+NONE = {"from": 0, "touched": 1, "clipped": 1}
+
+
+def pipe(name):
+    def change(run):
+        (run / name).unlink()
+        os.mkfifo(run / name)
+
+    return change
+
+
+def large(run):
+    with (run / "metrics.jsonl").open("wb") as file:
+        file.truncate(1 << 40)
+
+
+@pytest.mark.parametrize(
+    "damage, sentence",
+    [
+        (line(kind="train", loss="nan"), "loss: Input should be a valid number"),
+        (line(kind="train", loss=10**400), "loss: "),
+        (line(kind="train", loss=0.5, step=2**60), "step: Input should be less than"),
+        (line(kind="train", loss=0.5, step=True), "step: Input should be a valid integer"),
+        (line(kind=["train"]), "kind: Input should be a valid string"),
+        (line(kind="evaluation", part=3, auc=0.5, train_seconds=1.0), "part: Input should be"),
+        (line(kind="evaluation", part="test", auc=0.5), "no 'train_seconds'"),
+        (line(kind="clipping", fields=[], counts=[], left_out=[]), "fields: Input should be"),
+        (line(kind="clipping", fields={}, counts=[NONE], left_out=[]), "counts.0.from: "),
+        (line(kind="advice", text=["a"]), "text: Input should be a valid string"),
+        (line(kind="advice", text="\ud800"), "text: Input should be a valid string"),
+        (timing(step_seconds={}), "no 'step_seconds.steps'"),
+        (timing(slowest_seconds={"rank": [], "own": 0.0, "others": 0.0}), "slowest_seconds.rank: "),
+        (lambda run: (run / "metrics.jsonl").write_text("[" * 100_000 + "\n"), "is damaged ("),
+        (lambda run: (run / "metrics.jsonl").write_text("[]\n"), "is damaged ("),
+        (lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\n"), "is damaged ("),
+        (large, "metrics.jsonl: is damaged"),
+        (pipe("metrics.jsonl"), "is no file"),
+        (summary(auc="0.5"), "summary.json: is damaged (auc: Input should be a valid number"),
+        (summary(last=[]), "last: Input should be"),
+        (summary(last={"test": {"other": 1}}), "no 'other'"),
+        (summary(rows={"train": None}), "rows.train: Input should be"),
+        (summary(best_epoch={}), "best_epoch: Input should be a valid integer"),
+        (summary(version=[]), "version: Input should be a valid string"),
+    ],
+)
+def test_values_of_another_type_are_named(run_folders, tmp_path, capsys, damage, sentence):
+    run = tmp_path / "run"
+    shutil.copytree(run_folders / "b256", run)
+    damage(run)
+    status, said = report(capsys, run, "--out", tmp_path / "out")
+    assert status == 2 and said.count("error: ") == 1 and sentence in said, said
+    assert len(said) < 2000
+
+
+def test_nothing_that_a_run_wrote_commands_the_terminal(run_folders, tmp_path, capsys):
+    run, out = tmp_path / "\x1b[2Jrun", tmp_path / "out"
+    shutil.copytree(run_folders / "b256", run)
+    with (run / "metrics.jsonl").open("a") as file:
+        for kind, key in (("advice", "text"), ("stopped", "reason")):
+            file.write(json.dumps({"kind": kind, "step": 99, key: "\x1b]0;\x07\u202e"}) + "\n")
+    with (run / "config.yaml").open("a") as file:
+        file.write('evil: "\\ud800\\e[2J"\n')
+    status, said = report(capsys, run, "--out", out)
+    assert status == 0 and "\\x1b]0;\\x07\\u202e" in said
+    for text in (said, (out / "report.html").read_text()):
+        assert not [c for c in text if not c.isprintable() and c != "\n"]
+    (run / "summary.json").write_text("{")
+    said = report(capsys, run, "--out", out)[1]
+    assert "\x1b" not in said and "summary.json: is damaged" in said
 
 
 def test_a_folder_that_cannot_be_written(run_folders, tmp_path, capsys):

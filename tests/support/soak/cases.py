@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from stampede.engine.checkpoint import newest
-from support.ranks import free_port
+from stampede.engine.processes import rank_environment
 from support.reading import OVERRIDES, prepared
 from support.soak.disturbances import at_step, end_process
 from support.soak.launching import Ended, Worker
@@ -41,6 +41,7 @@ class Processes:
     """
 
     def __init__(self, folder, ranks):
+        self._store = folder / f"store_{ranks}"
         self.workers = [Worker(folder / f"{ranks}_{rank}") for rank in range(ranks)]
 
     def start(self, arguments, disturbance=nullcontext, rank=0):
@@ -48,17 +49,12 @@ class Processes:
         if not all(worker.is_alive for worker in self.workers):
             # As torchrun does: torch's process groups of a process are numbered since it began.
             self.close()
-        ranks, port = len(self.workers), free_port()
+        ranks = len(self.workers)
         for other, worker in enumerate(self.workers):
-            environment = {
-                "RANK": str(other), "LOCAL_RANK": str(other), "WORLD_SIZE": str(ranks),
-                "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            }  # fmt: skip
             worker.start(
                 arguments,
                 disturbance if other == rank else nullcontext,
-                environment if ranks > 1 else {},
+                rank_environment(other, ranks, self._store) if ranks > 1 else {},
             )
 
     def end(self, deadline=DEADLINE):

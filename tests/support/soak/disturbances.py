@@ -80,8 +80,8 @@ def short_files(step, most):
 
 
 @contextmanager
-def lines_to_a_full_device(step, run):
-    """`metrics.jsonl` is on a device that has no room; after it, it has those lines it had."""
+def lines_behind_a_link(step, run):
+    """`metrics.jsonl` is a link, which nothing is written to; after it, it has those it had."""
     metrics, aside = run / "metrics.jsonl", run.parent / "metrics aside"
 
     def replace():

@@ -5,7 +5,7 @@ from functools import partial
 from support.soak.cases import STEPS
 from support.soak.disturbances import (
     disk_filling_up,
-    lines_to_a_full_device,
+    lines_behind_a_link,
     read_only_from,
     short_files,
 )
@@ -31,11 +31,11 @@ def disk_full_from_the_start(case):
     )
 
 
-@kind("device of the log full", 8, 1)
-def device_of_the_log_full(case):
+@kind("log made a link", 8, 1)
+def log_made_a_link(case):
     yield Meeting(
-        r"results cannot be written \(No space left on device\); make room",
-        disturbance=partial(lines_to_a_full_device, case.a_step(), case.run),
+        r"results cannot be written \(is a link, which is not followed\)",
+        disturbance=partial(lines_behind_a_link, case.a_step(), case.run),
     )
 
 
