@@ -68,7 +68,7 @@ def test_a_disk_that_is_full_for_tables_and_vocabularies_alone(trained_run, tmp_
     about = {"fields": [{"name": "user"}]}
     with no_file_beyond(100):
         with pytest.raises(OSError, match="File too large") as raised:
-            packaging._save({"x": torch.zeros(99)}, tmp_path / "x.safetensors")
+            packaging.save_tensors({"x": torch.zeros(99)}, tmp_path / "x.safetensors")
         assert raised.value.errno == errno.EFBIG
         with pytest.raises(OSError, match="File too large") as raised:
             packaging._write_vocabularies(tmp_path / "vocabularies", trained_run / "inputs")
