@@ -54,7 +54,9 @@ def libraries_quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, level in _LEVELS.items():
-            logging.getLogger(name).setLevel(max(level, before[name]))
+            # Of stampede the user may want to see more.
+            chosen = before[name] or level if name == "stampede" else max(level, before[name])
+            logging.getLogger(name).setLevel(chosen)
         try:
             yield
         finally:

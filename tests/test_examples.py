@@ -1,5 +1,6 @@
 """The programs in examples/ are short, run as they are, and learn."""
 
+import copy
 import functools
 import os
 import re
@@ -70,3 +71,27 @@ def test_plain_pytorch_marks_the_two_lines_that_change():
     text = (ROOT / "examples/plain_pytorch.py").read_text(encoding="utf-8")
     one, two = re.findall(r"^.*# line [12]\b.*$", text, flags=re.M)
     assert "sparse=True" in one and "CowClipAdam" in two
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_and_shows_no_warnings(tmp_path):
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    shipped = nbformat.read(ROOT / "examples/quickstart.ipynb", 4)
+    notebook = nbformat.from_dict(copy.deepcopy(shipped))
+    nbclient.NotebookClient(
+        notebook,
+        timeout=HANG,
+        kernel_name="python3",
+        resources={"metadata": {"path": tmp_path / "examples"}},
+        coalesce_streams=True,
+    ).execute()
+    for cell, shown in zip(notebook.cells, shipped.cells, strict=True):
+        if cell.cell_type == "code":
+            bars = [one for one in cell.outputs if one.get("name") == "stderr"]
+            kinds = [one.output_type for one in cell.outputs if one not in bars]
+            assert kinds == [one.output_type for one in shown.outputs]
+            for told in bars:
+                assert not re.search("warning|IProgress|torchrec|Traceback", told.text, flags=re.I)
+    assert "score" in notebook.cells[-1].outputs[0].data["text/plain"]

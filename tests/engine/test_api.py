@@ -1,9 +1,11 @@
 """Training, scoring and reporting from Python."""
 
 import json
+import logging
 import re
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -15,6 +17,7 @@ import stampede
 from stampede import DataError, RunFolderError, SettingsError, open_run, train
 from stampede.engine import api
 from stampede.engine.api import _history
+from stampede.engine.start_up import libraries_quiet
 from stampede.engine.tables import read_field
 from support.jobs import lines
 from support.movie_runs import prepare_movies, rows_of_test_part, train_on_movies
@@ -185,6 +188,23 @@ def test_what_is_no_run_is_said(tmp_path):
     assert repr(open_run(tmp_path)).endswith("not finished)")
     with pytest.raises(RunFolderError, match="the run has not ended"):
         _ = open_run(str(tmp_path)).metrics
+
+
+@pytest.mark.parametrize("chosen", [logging.NOTSET, logging.DEBUG])
+def test_the_libraries_are_quiet_for_a_while_only(monkeypatch, recwarn, chosen):
+    ours, theirs = logging.getLogger("stampede.native_library"), logging.getLogger("torchrec.x")
+    # The modules of the commands have made this process quiet.
+    for name, level in {None: logging.WARNING, "torchrec": 0, "stampede": chosen}.items():
+        monkeypatch.setattr(logging.getLogger(name), "level", level)
+    with libraries_quiet():
+        warnings.warn("noise", stacklevel=1)
+        assert not theirs.isEnabledFor(logging.WARNING)
+        assert not logging.getLogger().isEnabledFor(logging.WARNING)
+        assert ours.isEnabledFor(logging.WARNING)
+        assert ours.isEnabledFor(logging.DEBUG) == (chosen == logging.DEBUG)
+    assert theirs.isEnabledFor(logging.WARNING)
+    assert logging.getLogger("stampede").level == chosen
+    assert not recwarn.list
 
 
 def test_importing_stampede_imports_nothing_heavy():
