@@ -36,7 +36,7 @@ _TEST_SHARES: dict[str, dict[str, float | str]] = {
     "table": {"sequential": 0.1, "random": 0.1},
 }
 
-# The content of files counts, not their names.
+# Prepared data depend on the content of files, not on their names.
 _KEYS_OF_THE_SPLIT = sorted(set(Split.model_fields) - {"validation_path", "test_path"})
 
 _PROBES, _PROBE_BYTES = 16, 1 << 16
@@ -59,7 +59,7 @@ class Source:
     file_parts: Sequence[int] | None
 
     def described(self) -> dict[str, Any]:
-        """All that the prepared data depend on besides the content of the files."""
+        """All that the prepared data depend on, apart from the content of the files."""
         return {
             "schema": self.log.schema.model_dump(mode="json"),
             "split": {name: getattr(self.split, name) for name in _KEYS_OF_THE_SPLIT},
@@ -77,7 +77,7 @@ def open_source(
     split_hour: bool | None = None,
     features: Features = "auto",
 ) -> Source:
-    """A raw log.
+    """Open a raw log.
 
     Args:
         kind: `table` is any log, described by a schema file.
