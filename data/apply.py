@@ -1,4 +1,7 @@
-"""Apply what was learned: `python -m stampede.data.apply PREPARED FILE... --out FOLDER`."""
+"""Prepare new files with ids and ranges that were learned before.
+
+python -m stampede.data.apply PREPARED FILE... --out FOLDER
+"""
 
 from __future__ import annotations
 
@@ -36,13 +39,13 @@ def apply_learned(
     """Prepare new data with vocabularies and ranges that were learned before.
 
     Args:
-        prepared: the folder for which something was learned.
-        files: with the same columns; all rows are of the test part.
+        prepared: the folder whose vocabularies and ranges to use.
+        files: new files with the same columns; all rows go to the test part.
         options: how to write.
-        folder: where to; appears when it is whole.
+        folder: for the result; it appears only when it is complete.
 
     Returns:
-        Whether it was not there yet.
+        Whether the folder is new.
 
     Raises:
         DataError: nothing was learned or it has changed since, a file cannot be used, or the folder

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _describe(options: argparse.Namespace) -> None:
     out = Path(options.out or f"{_stem(options.path[0])}-description")
     try:
-        # All of it appears at the end, or nothing.
+        # Write everything at the end, or nothing.
         with tempfile.TemporaryDirectory() as spool:
             made = Path(spool, "made")
             made.mkdir()
@@ -59,7 +59,7 @@ def _describe(options: argparse.Namespace) -> None:
 
 
 def _described(options: argparse.Namespace, out: Path, made: Path, spool: Path) -> str:
-    """The tables; they, the page and what belongs to them are written to `made`, for `out`."""
+    """Write the tables and the page to `made`, to be copied to `out`; returns the tables."""
     paths = options.path
     if (Path(paths[0]) / MANIFEST).exists():
         if len(paths) > 1 or options.kind or options.schema or options.set:
@@ -109,7 +109,7 @@ def _source(options: argparse.Namespace, out: Path, made: Path) -> tuple[Source,
 
 
 def _stem(path: str) -> str:
-    """`train` of `/data/train.tsv.gz`; globs lose what no file name should have."""
+    """`train` for `/data/train.tsv.gz`; a glob without the characters of a pattern."""
     name = Path(path).resolve().name.split(".")[0]
     return "".join(c for c in name if c.isalnum() or c in "-_") or "data"
 

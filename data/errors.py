@@ -1,4 +1,4 @@
-"""What is wrong with a user's data, and the exit status of a command that meets it."""
+"""Errors in the user's data, and the exit status of a command that finds one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 from stampede.settings import SettingsError, printable
 
-# What happens to a row that cannot be read: `skip` leaves it out and writes it aside.
+# What a row that cannot be read does: `error` stops, `skip` leaves it out and lists it in a file.
 OnBadRow = Literal["error", "skip"]
 
 
@@ -18,12 +18,13 @@ class DataError(Exception):
 
 
 def exit_status(action: Callable[[], None], *mistakes: type[Exception]) -> int:
-    """Run a command: 0, 2 and a sentence for a user's mistake, 130 for an interrupt.
+    """Run a command and return its exit status.
 
-    141, as after SIGPIPE, where nobody reads the output to its end.
+    0; 2 for a user's mistake, with a sentence; 130 after Ctrl-C; 141, as after SIGPIPE, if the
+    reader of the output has closed it.
 
     Args:
-        mistakes: errors besides `DataError` and `SettingsError` that are the user's to mend.
+        mistakes: errors that are the user's, besides `DataError` and `SettingsError`.
     """
     try:
         action()
@@ -32,7 +33,7 @@ def exit_status(action: Callable[[], None], *mistakes: type[Exception]) -> int:
         print(f"error: {printable(str(mistake))}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # The reader, such as `head`, has enough. Python must not complain of the rest at its end.
+        # The reader, such as `head`, has closed the pipe. Keep Python from complaining at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:

@@ -14,7 +14,7 @@ _SHARD_ROWS = 1 << 22
 
 
 def _as_text(value: Any) -> Any:
-    """A whole number as it was written."""
+    """Whole numbers as text; YAML reads them as numbers."""
     if isinstance(value, list):
         return [_as_text(one) for one in value]
     return str(value) if type(value) is int else value
@@ -28,7 +28,7 @@ class Split(Section):
     """How the rows of a log are divided.
 
     Attributes:
-        written: what a user writes before a key to set it.
+        written: what stands before a key in a message that says how to set it.
     """
 
     written: ClassVar[str] = "--set "
@@ -42,32 +42,39 @@ class Split(Section):
     )
     test_fraction: _Share | None = Field(
         None,
-        description="share of all rows for the test part; none: sequential the last day (1/7 of "
-        "Criteo Kaggle, the last file of Criteo 1TB, 1/10 of Avazu and tables), random 1/10 (Avazu "
-        "1/5)",
+        description="share of all rows for the test part; null: with split sequential the last "
+        "day (1/7 of Criteo Kaggle, the last file of Criteo 1TB, 1/10 of Avazu and tables), with "
+        "random 1/10 (Avazu 1/5)",
     )
     validation_fraction: _Share = Field(
         0.1,
-        description="share of the other rows for validation: the last ones if sequential, else "
-        "random ones",
+        description="share of the remaining rows for the validation part: the last ones with split "
+        "sequential, else random ones",
     )
-    seed: Seed = Field(0, description="seed of random rows")
+    seed: Seed = Field(0, description="seed that random rows are drawn with")
     keep_ids: int = Field(
-        3, ge=1, description="ids of a field that keep a row of their own; highfreq only"
+        3,
+        ge=1,
+        description="split highfreq: how many of a field's most frequent ids keep their own row",
     )
-    split_column: str = Field("", description="column that by_column looks at, as text")
-    test_values: _Texts = Field([], description="its values in the test part")
+    split_column: str = Field(
+        "", description="split by_column: the column that decides, read as text"
+    )
+    test_values: _Texts = Field(
+        [], description="split by_column: values of that column in the test part"
+    )
     test_from: Annotated[str | None, BeforeValidator(_as_text)] = Field(
         None,
-        description="its values from here on are in the test part, in the order of text; for dates",
+        description="split by_column: this value and all that sort after it, as text, are in the "
+        "test part; for dates",
     )
     validation_values: _Texts = Field(
-        [], description="its values in the validation part; none: validation_fraction"
+        [], description="split by_column: values in the validation part; empty: validation_fraction"
     )
     validation_path: str | list[str] = Field(
-        "", description="files of the validation part; none: validation_fraction; split: files only"
+        "", description="split files: files of the validation part; empty: validation_fraction"
     )
-    test_path: str | list[str] = Field("", description="files of the test part; split: files only")
+    test_path: str | list[str] = Field("", description="split files: files of the test part")
 
     @model_validator(mode="after")
     def _keys_of_the_chosen_split(self) -> Split:
@@ -103,7 +110,7 @@ class Split(Section):
         return self
 
     def needs_counts(self) -> bool:
-        """Whether the number of rows has to be known before the first is assigned."""
+        """Whether rows must be counted before the first one can be given a part."""
         if self.split == "periods":
             return False
         named = self.validation_values or self.validation_path
@@ -143,12 +150,14 @@ class WritingOptions(Section):
     written: ClassVar[str] = "--set "
 
     on_bad_row: OnBadRow = Field(
-        "error", description="a row that cannot be read: error, or skip: left out and written aside"
+        "error",
+        description="what a row that cannot be read does. error: stop; skip: leave it out and list "
+        "it in a file",
     )
     numbers_dtype: Literal["float32", "float16"] = Field(
         "float32", description="type of the numbers on disk"
     )
-    shard_rows: int = Field(_SHARD_ROWS, ge=1, description="rows in a file of the prepared form")
+    shard_rows: int = Field(_SHARD_ROWS, ge=1, description="rows in each file of the prepared data")
 
 
 class PreparationOptions(WritingOptions, GrowthOptions, Split):
@@ -167,10 +176,10 @@ class PreparationOptions(WritingOptions, GrowthOptions, Split):
         "as a run keeps in `inputs/`: its ids keep their rows; empty: this is the first period",
     )
     counts_gb: float = Field(
-        2.0, gt=0, description="memory for the counts of ids; above it they go to disk"
+        2.0, gt=0, description="memory for counting ids, in 10^9 bytes; counts beyond it go to disk"
     )
     spool: bool = Field(
         True,
-        description="keep what pass 1 read for pass 2, beside the result: about half the size "
-        "of the plain log; false reads the log again",
+        description="keep the parsed rows on disk between the two passes, beside the result, about "
+        "half the size of the plain log; false: parse the log twice",
     )

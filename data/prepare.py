@@ -33,17 +33,17 @@ from stampede.data.sources import TRAIN, Assignment, Kind, Source, open_source
 from stampede.files import make_folder
 from stampede.settings import all_keys, from_key_values
 
-# With fewer, a part may be left without a row.
+# With fewer rows, a part may be empty.
 _FEWEST_ROWS = 10
 
 _PART, _POSITION = "#part", "#position"
 
 
 def prepare(source: Source, options: PreparationOptions, folder: Path) -> bool:
-    """Prepare a log unless the folder is there; it appears when it is whole.
+    """Prepare a log unless the folder exists; it appears only when it is complete.
 
     Returns:
-        Whether it was not there yet.
+        Whether the folder is new.
 
     Raises:
         DataError: the log cannot be used or the folder cannot be written.
@@ -133,9 +133,9 @@ def _learn(
 
 
 class Spool:
-    """Typed rows kept on disk between the two passes, so that a log is parsed once.
+    """Keeps parsed rows on disk between the two passes, so that a log is parsed once.
 
-    A new folder with two files for each chunk, removed as they are read.
+    A new folder with two files for each chunk; each is deleted once it has been read.
     """
 
     def __init__(self, folder: Path, schema: Schema) -> None:
@@ -179,7 +179,7 @@ class Spool:
                 yield RowsOfParts(rows, frame[_PART].to_numpy(), once[_POSITION][0], distinct)
 
     def _narrowed(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The rows with Float32 for numbers of which all in a column stay what they are."""
+        """Store a column of numbers as Float32 where that changes none of them."""
         narrow = {name: pl.col(name).cast(pl.Float32) for name in self._numbers}
         same = frame.select(
             (column.cast(pl.Float64) == pl.col(name)).all() for name, column in narrow.items()

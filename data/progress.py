@@ -43,11 +43,11 @@ class RowProgress:
         self._bar.close()
 
     def advance_bytes(self, count: int) -> None:
-        """So many more bytes are done."""
+        """Advance by `count` bytes."""
         self._bar.update(count)
 
     def advance_to(self, position: int, rows: int = 0) -> None:
-        """So many bytes are done by now, and so many more rows."""
+        """Advance to byte `position`, and by `rows` rows."""
         self._rows += rows
         if self._rows:
             elapsed = max(self._bar.format_dict["elapsed"], 1e-9)

@@ -1,4 +1,4 @@
-"""What is trained on: the parts of a data set, samples read from them, and a rank's batch."""
+"""The training data: parts of a data set, samples read from them, a rank's batch."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Samples:
         dense: `[n, numbers]` float32.
         label: `[n]`, 0 or 1.
         bags: ids of each multi-valued field.
-        weight: `[n]` float32, what the sample counts for; None where all count alike.
-        true_probability: `[n]` float32 where the data know it, else None.
+        weight: `[n]` float32, weight of each sample; None where all weigh the same.
+        true_probability: `[n]` float32, known for synthetic clicks only; else None.
     """
 
     ids: Tensor
@@ -65,7 +65,7 @@ class Part(Protocol):
         ...
 
     def weight(self, rows: Tensor) -> Tensor | None:
-        """Weights of the given rows, `[n]` float32; None where all count alike."""
+        """Weights of the given rows, `[n]` float32; None where all weigh the same."""
         ...
 
 
@@ -81,14 +81,14 @@ class Dataset:
         validation: part on which the best epoch is chosen, or None.
         multi: names of the multi-valued fields.
         has_weight: whether samples have weights.
-        unknown_rows: rows of a field's table that are no id's own, by field name: that of missing
-            values, and that which rare and unseen ids share.
-        unseen_rows: of these, that of rare and unseen ids, by field name, where a field has it.
-        shuffle: whether an epoch visits the training rows in a new order; needless where they were
-            drawn independently.
+        unknown_rows: by field name, the rows of its table that belong to no single id: the row
+            of missing values, and the row that rare and unseen ids share.
+        unseen_rows: by field name, the row of rare and unseen ids, where the field has one.
+        shuffle: whether each epoch visits the training rows in a new order; not needed where
+            they were drawn independently.
         vocabulary_sha256: of what ids and numbers mean, see `vocabulary_fingerprint`; empty for
             synthetic clicks, whose ids are rows of their tables.
-        features: how ids and numbers were made of a log, in words; may be empty.
+        features: in words, how the log became ids and numbers; may be empty.
         period: number of a period of a log, from 1: its rows are scored, as `test`, before they are
             trained on; 0 of data without periods.
         rows_before: training rows of the periods before.
@@ -113,7 +113,7 @@ class Dataset:
     rows_of_new_ids: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def parts(self) -> dict[str, Part]:
-        """The parts that there are, by name."""
+        """The parts that exist, by name."""
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: part for name, part in parts.items() if part is not None}
 
@@ -158,7 +158,7 @@ class Batch(Pipelineable):
             may share the lengths: do not write to them.
         dense: `[n, numbers]` float32.
         label: `[n]` float32, 0 or 1.
-        weight: `[n]` float32, what a sample counts for in the loss: 1 where the data have no
+        weight: `[n]` float32, weight of each sample in the loss: 1 where the data have no
             weights, 0 for padding.
         global_samples: samples of the whole global batch, without padding.
         global_weight: sum of the weights of the whole global batch, a float64 scalar where the
@@ -188,7 +188,7 @@ class Batch(Pipelineable):
         return self._each(lambda held: held.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
-        """A copy in page-locked memory, from which a GPU copies while others go on."""
+        """A copy in page-locked memory, from which a GPU can copy without blocking."""
         return self._each(lambda held: held.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
@@ -205,7 +205,7 @@ class Batch(Pipelineable):
 
 
 def click_share(part: Part) -> float | None:
-    """Weighted share of clicks among all rows of a part; None where these have no weight."""
+    """Weighted share of clicks among all rows of a part; None if all weights are 0."""
     clicks = total = 0.0
     for start in range(0, part.rows, _CHUNK):
         rows = torch.arange(start, min(start + _CHUNK, part.rows), device=part.device)

@@ -37,7 +37,7 @@ _TEST_SHARES: dict[str, dict[str, float | str]] = {
     "table": {"sequential": 0.1, "random": 0.1},
 }
 
-# The content of files counts, not their names.
+# Prepared data depend on the content of files, not on their names.
 _KEYS_OF_THE_SPLIT = sorted(set(Split.model_fields) - {"validation_path", "test_path"})
 
 _PROBES, _PROBE_BYTES = 16, 1 << 16
@@ -62,7 +62,7 @@ class Source:
     growth: Growth | None = None
 
     def described(self) -> dict[str, Any]:
-        """All that the prepared data depend on besides the content of the files."""
+        """All that the prepared data depend on, apart from the content of the files."""
         growth = {} if self.growth is None else {"growth": self.growth.described()}
         return growth | {
             "schema": self.log.schema.model_dump(mode="json"),
@@ -83,7 +83,7 @@ def open_source(
     growth: GrowthOptions | None = None,
     period_before: str = "",
 ) -> Source:
-    """A raw log.
+    """Open a raw log.
 
     Args:
         kind: `table` is any log, described by a schema file.

@@ -1,4 +1,4 @@
-"""C++ kernels, compiled once and loaded; without a compiler plain PyTorch does their work."""
+"""C++ kernels, compiled once and loaded. Without a compiler, plain PyTorch does their work."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-# A product and a sum are fused only where the source says so: the same formula must give the same
-# bits in every place.
+# Fuse a product and a sum only where the source says so: a formula must give the same bits wherever
+# it stands.
 _FLAGS = [
     "-O3",
     "-march=native",
@@ -37,7 +37,7 @@ class Library:
 
     Args:
         sources: the files. The first one's name, without the ending, is the library's.
-        headers: of our own that they include.
+        headers: our own headers that they include.
     """
 
     def __init__(self, *sources: Path, headers: Sequence[Path] = ()) -> None:
@@ -50,8 +50,8 @@ class Library:
     def available(self) -> bool:
         """Whether the kernels can be used; compiles them at the first call, which takes seconds.
 
-        They cannot where there is no C++ compiler, or where the environment has
-        `STAMPEDE_NATIVE=0`; plain PyTorch does the same then, and a warning says why.
+        Without a C++ compiler plain PyTorch does their work, and a warning says so. With
+        `STAMPEDE_NATIVE=0` in the environment it does their work without a warning.
         """
         return not _switched_off and self._is_loaded
 
@@ -59,7 +59,7 @@ class Library:
         """Whether the kernels can be used for a tensor.
 
         Args:
-            dtypes: that they know; by default float32.
+            dtypes: those the kernels support; float32 by default.
         """
         return (
             tensor.dtype in (dtypes or (torch.float32,))
@@ -109,7 +109,7 @@ class Library:
         build = Path(tempfile.mkdtemp(dir=folder))
         path = os.environ["PATH"]
         try:
-            # Beside this Python, whether or not its environment is activated.
+            # ninja lies beside this Python, whose environment need not be activated.
             os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), path])
             cpp_extension.load(
                 library.stem,
@@ -127,7 +127,7 @@ class Library:
 
 @contextmanager
 def switched_off() -> Iterator[None]:
-    """Within it plain PyTorch does the work of all libraries."""
+    """Inside this context plain PyTorch does the work of all libraries."""
     global _switched_off
     before, _switched_off = _switched_off, True
     try:
@@ -144,7 +144,7 @@ def _cache_folder() -> Path:
 
 
 def _key(files: Sequence[Path]) -> str:
-    """Names what the compiled code depends on; a home folder may be shared by several machines."""
+    """A hash of all the compiled code depends on; machines may share a home folder."""
     parts = [
         *(file.read_text() for file in files),
         *_FLAGS,
@@ -156,7 +156,7 @@ def _key(files: Sequence[Path]) -> str:
 
 
 def _processor() -> str:
-    """The instructions this processor knows."""
+    """The instructions that this processor supports."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -22,7 +22,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class SettingsError(Exception):
-    """Settings that cannot be used: the user's mistake. Found by all ranks alike."""
+    """The user's settings cannot be used. Every rank finds this by itself."""
 
     known_to_all_ranks = True
 
@@ -51,12 +51,12 @@ def shown(value: Any) -> str:
     try:
         return _SHORT.repr(value)
     except (ValueError, RecursionError):
-        # Python prints no number of thousands of digits.
+        # Python refuses to print a number with thousands of digits.
         return f"a {type(value).__name__} too large to show"
 
 
 def cut(sentence: str) -> str:
-    """A sentence without its middle if it is too long to read, and without control characters."""
+    """Cut the middle out of a sentence that is too long to read, and escape control characters."""
     if len(sentence) > _LONGEST_SENTENCE:
         half = _LONGEST_SENTENCE // 2
         sentence = f"{sentence[:half]} ... {sentence[-half:]}"
@@ -76,10 +76,10 @@ _MOST_YAML, _MOST_ALIASES, _MOST_DIGITS = 4 << 20, 100, 400
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML in which a number is what looks like one, and a key stands once.
+    """Safe YAML: what looks like a number is one, and a key may appear only once.
 
-    YAML 1.1 reads 010 as 8, 12:00 as 720 and 2024-03-01 as a date: here they are text. It wants a
-    dot in 1e-4: here that is a number.
+    YAML 1.1 reads 010 as 8, 12:00 as 720 and 2024-03-01 as a date; here they are text. It reads
+    1e-4, which has no dot, as text; here that is a number.
     """
 
     # A few lines that name each other could stand for billions.
@@ -152,13 +152,13 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """A YAML text.
+    """Parse YAML.
 
     Args:
-        where: the file or the override that it comes from, for messages.
+        where: the file or override it comes from, for error messages.
 
     Raises:
-        SettingsError: it is not YAML, or has a key twice.
+        SettingsError: it is not YAML, or a key appears twice.
     """
     try:
         return yaml.load(text, _Loader)
@@ -172,10 +172,10 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def read_yaml(path: Path, hint: str) -> dict[str, Any]:
-    """The sections of a YAML file.
+    """Read the sections of a YAML file.
 
     Args:
-        hint: what to do if there is no such file.
+        hint: what the user can do if there is no such file.
 
     Raises:
         SettingsError: it cannot be read, or has no sections.
@@ -197,12 +197,12 @@ def read_yaml(path: Path, hint: str) -> dict[str, Any]:
 
 
 def from_key_values(given: Sequence[str], model: type[Model], option: str) -> Model:
-    """Checked settings from a command line.
+    """Check settings that were given on a command line.
 
     Args:
         given: `key=value` each, the value in YAML.
-        model: which settings there are.
-        option: that they were given with, such as `--set`.
+        model: the settings that exist.
+        option: the option they were given with, such as `--set`.
 
     Raises:
         SettingsError: what is wrong, and what to write instead.
@@ -284,7 +284,7 @@ def _sentence(error: dict[str, Any], root: type[BaseModel]) -> str:
 
 
 class _Place(NamedTuple):
-    """Where an error is, as a user wrote it.
+    """Where an error is, in the user's terms.
 
     Attributes:
         keys: the path.
@@ -311,7 +311,7 @@ def _locate(location: Sequence[Any], root: type[BaseModel]) -> _Place:
             keys += map(str, parts)
             break
         if typing.get_origin(model.model_fields[part].annotation) is dict:
-            # Sections under names of the user's.
+            # The user names these sections.
             keys.append(str(parts.pop(0)))
             if not parts:
                 break
@@ -403,13 +403,13 @@ def _keys_of_section(variants: Sequence[type[BaseModel]], prefix: str) -> list[K
 
 
 def _few(chosen: list[str], every: list[str]) -> str:
-    """The chosen ones, or `not` the others, whichever are fewer."""
+    """The chosen tags, or `not` and the others, whichever list is shorter."""
     others = [tag for tag in every if tag not in chosen]
     return ", ".join(chosen) if len(chosen) <= len(others) else "not " + ", ".join(others)
 
 
 def _submodels(model: type[BaseModel]) -> Iterator[tuple[str, list[type[BaseModel]]]]:
-    """Fields that are sections, each with the models it may be."""
+    """The fields that are sections, each with its possible models."""
     for name, field in model.model_fields.items():
         models = [m for m in _alternatives(field.annotation) if _is_model(m)]
         if models:
@@ -417,7 +417,7 @@ def _submodels(model: type[BaseModel]) -> Iterator[tuple[str, list[type[BaseMode
 
 
 def _alternatives(annotation: Any) -> list[Any]:
-    """The types that a value may have; of a dict, those of its values."""
+    """The types a value may have; for a dict, the types of its values."""
     if typing.get_origin(annotation) is dict:
         return _alternatives(typing.get_args(annotation)[1])
     if typing.get_origin(annotation) is Annotated:

@@ -34,7 +34,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def expand(patterns: str | Sequence[str]) -> list[Path]:
-    """Files that the names and globs stand for; those of one glob in natural order.
+    """The files that match names and globs; those of one glob in natural order.
 
     Raises:
         DataError: there is no such file.
@@ -52,7 +52,7 @@ def expand(patterns: str | Sequence[str]) -> list[Path]:
         found += sorted(files, key=naturally)
     if len(set(found)) != len(found):
         twice = next(file for file in found if found.count(file) > 1)
-        raise DataError(f"{twice}: stands twice among the files")
+        raise DataError(f"{twice}: is given twice; name each file once")
     return found
 
 
@@ -117,7 +117,7 @@ class Block:
 
 
 def read_blocks(path: Path) -> Iterator[Block]:
-    """The lines of a file without empty ones at its end, read one block ahead.
+    """The lines of a file, without empty lines at its end; one block is read ahead.
 
     Raises:
         DataError: the file cannot be read, is damaged or truncated, or has no line ends.
@@ -142,7 +142,7 @@ def read_blocks(path: Path) -> Iterator[Block]:
 
 
 def count_lines(path: Path, advanced: Callable[[int], object] = lambda _: None) -> int:
-    """Lines of a file without empty ones at its end.
+    """Count the lines of a file, without empty lines at its end.
 
     Args:
         advanced: called with the number of bytes of the file on disk read so far.
@@ -175,7 +175,7 @@ def count_bytes(data: bytes, value: int) -> int:
 
 
 class _TooLongLineError(Exception):
-    """A line that would fill the memory."""
+    """A line is too long to hold in memory."""
 
 
 def _read(content: BinaryIO, path: Path, line: int) -> bytes:
@@ -211,7 +211,7 @@ def _result(coming: Future[bytes], path: Path, line: int) -> bytes:
 
 
 def _check_line_ends(path: Path, start: bytes) -> None:
-    """Refuse a file whose lines end as on old Macs: all of it would be one line."""
+    """Refuse line ends of old Macs (\\r alone): the whole file would be one line."""
     if b"\r" in start.partition(b"\n")[0].removesuffix(b"\r"):
         raise DataError(
             f"{path}: its lines end with \\r alone; write \\n instead, as {_convert(path)} does"

@@ -1,4 +1,4 @@
-"""Rows as they stand in a file; bad ones, and cells whose text, such as `NA`, means missing."""
+"""Rows as a file has them: bad rows, and cells whose text, such as `NA`, means missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stampede.data.errors import DataError, OnBadRow
 # Cells that became null, by column and text.
 Marks = Counter[tuple[str, str]]
 
-# Characters of a bad row that are written aside.
+# Characters of a bad row that are written to the list of bad rows.
 _LONGEST = 2000
 
 
@@ -52,8 +52,8 @@ class BadRows:
 
     Args:
         policy: `error` raises at the first; `skip` leaves them out.
-        aside: JSON lines file that gets them; None where they are only counted.
-        option: what a user writes to leave them out.
+        aside: JSON lines file to list them in; None: only count them.
+        option: the option that leaves them out, for the message.
 
     Attributes:
         count: rows left out so far.
@@ -70,7 +70,7 @@ class BadRows:
         self.values: Counter[str] = Counter()
 
     def report(self, rows: Sequence[BadRow]) -> None:
-        """Take note of some rows, which the caller leaves out.
+        """Count and list bad rows; the caller leaves them out.
 
         Raises:
             DataError: the policy is `error`; names the first.

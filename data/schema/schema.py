@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 from stampede.data.prepared.manifest import FIELD_NAME, MOST_ROWS
 from stampede.settings import Section, Seed, SettingsError, read_yaml, sentences
 
-_COLUMN = Field("", description="column it is made of; default: the one of its own name")
+_COLUMN = Field("", description="column it is made from; default: the column of the same name")
 # One more is for a missing value.
 _Rows = Annotated[int, Field(ge=1, lt=MOST_ROWS)]
 
@@ -27,7 +27,7 @@ class _ManyIds(Section):
         None,
         ge=1,
         lt=2**31,
-        description="ids of a cell that are kept, from its start; needs a separator",
+        description="how many ids of a cell are kept, from its start; needs a separator",
     )
 
     @model_validator(mode="after")
@@ -38,7 +38,7 @@ class _ManyIds(Section):
 
 
 class Vocabulary(_ManyIds):
-    """Ids that the training part has get a row each."""
+    """Each id of the training part gets a row."""
 
     encode: Literal["vocabulary"] = Field("vocabulary", description="how ids become rows")
     min_count: int | None = Field(

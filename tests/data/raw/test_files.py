@@ -28,7 +28,7 @@ def test_expand(tmp_path):
         expand(str(tmp_path / "nothing*"))
     with pytest.raises(DataError, match="is a folder"):
         expand(str(tmp_path))
-    with pytest.raises(DataError, match="stands twice"):
+    with pytest.raises(DataError, match="is given twice"):
         expand([str(tmp_path / "day_1"), str(tmp_path / "day_1*")])
 
 
