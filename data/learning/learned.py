@@ -525,8 +525,8 @@ def load(
             else:
                 encoders[name] = fixed_encoder(name, field)
         return Learned(schema, encoders, saved.ranges)
-    # pydantic's are ValueErrors.
-    except (OSError, KeyError, ValueError, pl.exceptions.PolarsError) as failure:
+    # pydantic's are ValueErrors; a number without a transformation is a TypeError.
+    except (OSError, KeyError, TypeError, ValueError, pl.exceptions.PolarsError) as failure:
         raise _damaged(folder / LEARNED, failure, remedy) from None
 
 
