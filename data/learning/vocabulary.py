@@ -25,6 +25,9 @@ _PENDING_ROWS = 200_000
 _PARTITIONS = 32
 
 _KEY_BYTES = 8
+
+# Bytes of ids that a byte of a file may hold: different texts cannot be packed as densely.
+_MOST_UNPACKED = 200
 _SEED = 0
 
 
@@ -277,8 +280,12 @@ def read_values(path: Path, size: int | None = None) -> pl.Series:
         OSError, KeyError, ValueError, pl.exceptions.PolarsError: it is damaged.
     """
     # Not after reading: a small file may unpack to far more.
-    if size is not None and (found := pq.read_metadata(path).num_rows) != size:
-        raise ValueError(f"{path.name} holds {found:,} ids instead of {size:,}")
+    about = pq.read_metadata(path)
+    if size is not None and about.num_rows != size:
+        raise ValueError(f"{path.name} holds {about.num_rows:,} ids instead of {size:,}")
+    unpacked = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
+    if unpacked > _MOST_UNPACKED * path.stat().st_size + (1 << 20):
+        raise ValueError(f"{path.name} unpacks to {unpacked:,} bytes, which are no ids")
     try:
         values = pl.read_parquet(path, columns=[VALUE], glob=False)[VALUE]
     # Damage that Polars' own checks do not see makes it panic, which is no Exception.

@@ -21,6 +21,7 @@ from stampede.data.learning.vocabulary import (
     distinct_ids,
     hashed,
     hashes,
+    read_values,
     vocabulary,
 )
 from stampede.data.schema.schema import NumberField, Schema, Vocabulary
@@ -302,3 +303,11 @@ def test_fields_with_one_id_of_a_vocabulary(tmp_path):
         folder = tmp_path / str(len(learned))
         learned.append(learner.save(folder).encode(frame, "float32").ids.tolist())
     assert learned[0] == learned[1]
+
+
+def test_a_vocabulary_that_unpacks_to_far_more_is_refused(tmp_path):
+    file = tmp_path / "user.parquet"
+    pl.DataFrame({"value": ["a" * 5_000_000 + str(i) for i in range(4)]}).write_parquet(file)
+    assert file.stat().st_size < 100_000
+    with pytest.raises(ValueError, match=r"user\.parquet unpacks to 20,.* which are no ids"):
+        read_values(file, 4)
