@@ -163,12 +163,13 @@ class _Periods:
                     continue
             if period is None:
                 break
-            told = False
+            told, began = False, time.perf_counter()
             # Training has its own way to stop.
             if self._is_trained(period):
                 taken += 1
                 with signals.watched():
-                    self._here.on_main(lambda period=period: self._finish(period))
+                    seconds = time.perf_counter() - began
+                    self._here.on_main(lambda one=period, took=seconds: self._finish(one, took))
         if self._here.is_main:
             self._draw()
             what = f"{taken} new periods in" if taken else "no new file for"
@@ -272,8 +273,12 @@ class _Periods:
         given = [f"{key}={json.dumps(value)}" for key, value in own.items()]
         return load_config(self._path, [*self._overrides, *given], self._here.world_size)
 
-    def _finish(self, period: Period) -> None:
-        """Note a period's result and delete what no later one needs; may be done again."""
+    def _finish(self, period: Period, seconds: float) -> None:
+        """Note a period's result and delete what no later one needs; may be done again.
+
+        Args:
+            seconds: that it took in this process, training among them.
+        """
         run = self._folder.path / period.name
         summary = json.loads(read_file(run / "summary.json"))
         if not self._is_told(period):
@@ -288,6 +293,8 @@ class _Periods:
                 "ids": summary["ids"],
                 **{name: scored[name] for name in names if name in scored},
                 "train_seconds": summary["train_seconds"],
+                "seconds": seconds,
+                "peak_memory_bytes": summary["peak_memory_bytes"],
             }
             self._folder.log(line)
             print(_shown(line), flush=True)

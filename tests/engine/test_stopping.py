@@ -137,7 +137,9 @@ def test_the_launcher_ends_with_the_signals_status(tmp_path):
     command = [sys.executable, ROOT / "launch.py", "small.yaml", *SMALL, "train.epochs=100000"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         metrics = tmp_path / "runs/small/metrics.jsonl"
-        while not (metrics.exists() and metrics.stat().st_size) and process.poll() is None:
+        # Advice is there before the training that heeds the signal.
+        while not (metrics.exists() and '"train"' in metrics.read_text()):
+            assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         said, _ = process.communicate(timeout=HANG)

@@ -60,7 +60,7 @@ def lines(folder, kind="period"):
     text = (folder / "runs/ads/metrics.jsonl").read_text()
     found = [json.loads(line) for line in text.splitlines()]
     return [
-        {name: value for name, value in line.items() if not name.endswith("seconds")}
+        {name: value for name, value in line.items() if not name.endswith(("seconds", "_bytes"))}
         for line in found
         if line["kind"] == kind
     ]
