@@ -119,7 +119,7 @@ def test_a_signal_to_torchrun_saves_before_it_kills(tmp_path, undisturbed):
     with start(tmp_path, "slow:0:3", restarts=0, seconds=None) as process:
         try:
             deadline = time.monotonic() + HANG
-            while not (metrics.exists() and metrics.stat().st_size):
+            while not (metrics.exists() and '"train"' in metrics.read_text()):
                 assert process.poll() is None and time.monotonic() < deadline
                 time.sleep(0.05)
             process.terminate()
