@@ -180,7 +180,7 @@ class _Periods:
         ledger = self._read()
         # It may have been killed in the middle, or before its line was written.
         if ledger.trained and not self._is_told(ledger.trained[-1]):
-            return ledger.trained[-1]
+            return self._begun_before(ledger)
         for file in self._new_files(ledger, follow):
             number = len(ledger.trained) + 1
             period = Period(number=number, file=str(file), bytes=file.stat().st_size)
@@ -198,6 +198,17 @@ class _Periods:
             self._write(Ledger(periods=[*ledger.periods, period]))
             return period
         return None
+
+    def _begun_before(self, ledger: Ledger) -> Period:
+        """The last period of the ledger, whose file may have been mended since."""
+        period = ledger.trained[-1]
+        run, file = RunFolder(self._folder.path / period.name), Path(period.file)
+        if run.summary.exists() or any(run.checkpoints.glob("*")) or not file.is_file():
+            return period
+        mended = period.model_copy(update={"bytes": file.stat().st_size})
+        others = [one for one in ledger.periods if one is not period]
+        self._write(Ledger(periods=[*others, mended]))
+        return mended
 
     def _new_files(self, ledger: Ledger, follow: bool) -> list[Path]:
         """Files that are not in the ledger, in order, up to one that is still being written.
@@ -244,7 +255,7 @@ class _Periods:
             # Forty lines for each file would hide what is new.
             with redirect_stdout(printed):
                 run_here(self._config(period), self._here)
-            self._here.on_main(lambda: write_file(run / OUTPUT, printed.getvalue()))
+            self._here.on_main(lambda: self._write_file(run / OUTPUT, printed.getvalue()))
         except DataError as failure:
             # Of the file itself; a full disk is no fault of it.
             of_file = str(failure).startswith(f"{period.file}:")
@@ -310,7 +321,7 @@ class _Periods:
         lines = [line for line in self._folder.lines() if line["kind"] == "period"]
         if lines:
             picture = draw_periods(lines, self._whole.run.name)
-            write_file(self._folder.path / PICTURE, picture)
+            self._write_file(self._folder.path / PICTURE, picture)
 
     def _is_told(self, period: Period) -> bool:
         return any(
@@ -343,7 +354,11 @@ class _Periods:
             ) from None
 
     def _write(self, ledger: Ledger) -> None:
-        write_file(self._ledger_file, ledger.model_dump_json(indent=1) + "\n")
+        self._write_file(self._ledger_file, ledger.model_dump_json(indent=1) + "\n")
+
+    def _write_file(self, path: Path, content: str | bytes) -> None:
+        with self._folder.writing():
+            write_file(path, content)
 
 
 def _shown(line: dict[str, Any]) -> str:

@@ -196,7 +196,7 @@ class RunFolder:
                 "continue it from; write run.overwrite=true instead of checkpoint.resume=auto to "
                 "train anew, or choose another run.name"
             )
-        with self._writing():
+        with self.writing():
             lost = len(self._whole_lines())
         if not lost:
             return ""
@@ -207,7 +207,7 @@ class RunFolder:
 
     def write_config(self, config: Config) -> None:
         """Write the resolved configuration."""
-        with self._writing():
+        with self.writing():
             write_file(self.config_file, to_yaml(config))
 
     def log(self, line: dict[str, Any]) -> None:
@@ -219,7 +219,7 @@ class RunFolder:
         Raises:
             TrainingStoppedError: it cannot be written.
         """
-        with self._writing():
+        with self.writing():
             append(self.metrics, f"{to_json(line)}\n".encode())
             self.metrics_lines += 1
             if self._events is None:
@@ -250,7 +250,7 @@ class RunFolder:
         Raises:
             TrainingStoppedError: they cannot be read or written.
         """
-        with self._writing():
+        with self.writing():
             # The next one to be opened replaces events of steps that are done again.
             self._close_events()
             lines = self._whole_lines()[:count]
@@ -275,19 +275,19 @@ class RunFolder:
         """
         if not self.metrics_lines:
             return
-        with self._writing():
+        with self.writing():
             sync(self.metrics)
             # The file may have come in the place of an older one.
             sync(self.path)
 
     def write_report(self, name: str, values: dict[str, Any]) -> None:
         """Write a file of JSON."""
-        with self._writing():
+        with self.writing():
             write_file(self.path / name, to_json(values, indent=1) + "\n")
 
     def write_results(self, summary: dict[str, Any], title: str) -> None:
         """Write `summary.json` and `curve.png`."""
-        with self._writing():
+        with self.writing():
             write_file(self.summary, to_json(summary, indent=2) + "\n")
             write_file(self.curve, draw_curve(self.lines(), title))
 
@@ -301,7 +301,12 @@ class RunFolder:
                 tqdm.write(f"{writer.log_dir}: the last events cannot be written ({reason})")
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
+        """Tell what cannot be written within it in a sentence.
+
+        Raises:
+            TrainingStoppedError: a file cannot be written.
+        """
         try:
             yield
         except OSError as failure:

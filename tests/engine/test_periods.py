@@ -257,6 +257,19 @@ def test_a_damaged_file_stops_or_is_left_out(tmp_path, capsys):
     assert len(lines(folder)) == 2
 
 
+def test_a_file_that_was_mended_is_taken(tmp_path):
+    folder = tmp_path / "mended"
+    path = write_logs(folder, [0, 30])
+    whole = (folder / "log2.csv").read_text()
+    (folder / "log2.csv").write_text(whole.replace("\n1,", "\nyes,", 1))
+    with pytest.raises(DataError, match=r"log2\.csv: line "):
+        train(path)
+    (folder / "log2.csv").write_text(whole)
+    train(path)
+    train(path)
+    assert [line["rows"] for line in lines(folder)] == [400, 400]
+
+
 def test_files_that_come_late_or_change_are_refused(tmp_path):
     folder = tmp_path / "late"
     path = write_logs(folder, [0, 30])
