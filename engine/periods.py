@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import sys
@@ -219,7 +220,7 @@ class _Periods:
 
         taken = {Path(one.file): one for one in ledger.periods}
         try:
-            files = [file.absolute() for file in expand(self._whole.data.path)]
+            files = [Path(os.path.abspath(file)) for file in expand(self._whole.data.path)]
         except DataError:
             if follow or taken:
                 return []

@@ -13,6 +13,7 @@ from stampede.data import Dataset, click_share
 from stampede.engine.checkpoint import changes, load, newest_whole, read_manifest
 from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.config import Config
+from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_executed
 from stampede.engine.job import Job
 from stampede.engine.processes import PATIENCE, Processes
@@ -102,6 +103,8 @@ def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: P
         sizes = dataset.vocabulary_sizes
         report = load_matching(found.source, config, sizes, job, processes)
         takes_all = config.checkpoint.init_state == "all"
+        if takes_all:
+            _check_all_was_taken(report)
         what = "state" if takes_all else "weights"
         lines += [f"{what} from {report.checkpoint}, after step {report.step:,}", *report.lines()]
         manifest = read_manifest(found.source.checkpoint)
@@ -114,6 +117,24 @@ def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: P
     if config.checkpoint.init_from:
         lines.append("checkpoint.init_from is not used: the run has a checkpoint of its own")
     return Begun(progress, lines)
+
+
+def _check_all_was_taken(report: LoadReport) -> None:
+    """Refuse to go on with a model of which a part would begin anew.
+
+    Raises:
+        RunFolderError: names the first such part.
+    """
+    other = [f"the table of {one.field!r}: {one.why}" for one in report.fields if one.why]
+    other += [f"{name}: {why}" for name, why in report.new.items()]
+    if other:
+        error = RunFolderError(
+            f"checkpoint.init_state: found 'all', but this is another model than that of "
+            f"{report.checkpoint} ({other[0]}); write the configuration that it was trained with, "
+            "or begin anew"
+        )
+        error.known_to_all_ranks = True
+        raise error
 
 
 def _set_initial_bias(

@@ -279,6 +279,12 @@ class Config(Section):
         if self.train.compile == "cuda_graphs":
             self._check_cuda_graphs()
         for part in ("embedding", "dense"):
+            decay = getattr(self.optim, part).schedule.decay
+            if getattr(self.data, "split", "") == "periods" and decay not in (None, "constant"):
+                raise ValueError(
+                    f"optim.{part}.schedule.decay is {decay!r}, but data.split is 'periods' and "
+                    "another period may follow; write constant, or leave it out"
+                )
             _check_room_for_decay(part, getattr(self.optim, part).schedule, self.train.epochs)
         return self
 

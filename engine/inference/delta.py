@@ -82,7 +82,7 @@ def _write(base: Path, whole: Path, delta: Path, tolerance: float) -> Delta:
     """Write a delta from one package to another."""
     after = json.loads(read_file(whole / PACKAGE))
     rows = changed_rows = changed_ids = 0
-    tables, vocabularies = {}, {}
+    tables, vocabularies, sizes = {}, {}, {}
     (delta / "changes").mkdir()
     for name in after["files"]:
         kind, _, file = name.partition("/")
@@ -97,7 +97,7 @@ def _write(base: Path, whole: Path, delta: Path, tolerance: float) -> Delta:
         elif kind == "vocabularies":
             old, new = (pl.read_parquet(one / name)["value"] for one in (base, whole))
             lines = _changed_lines(old, new)
-            changed_ids += len(lines)
+            changed_ids, sizes[name] = changed_ids + len(lines), len(new)
             vocabularies[name] = f"changes/{file}"
             lines.write_parquet(delta / vocabularies[name])
         else:
@@ -107,6 +107,7 @@ def _write(base: Path, whole: Path, delta: Path, tolerance: float) -> Delta:
         "base": update.package_digest(base),
         "tables": tables,
         "vocabularies": vocabularies,
+        "sizes": sizes,
     }
     (delta / update.DELTA).write_text(to_json(about, indent=1), encoding="utf-8")
     shutil.copyfile(whole / PACKAGE, delta / PACKAGE)
@@ -148,5 +149,5 @@ def _values(table: dict[str, Tensor]) -> Tensor:
 def _changed_lines(old: pl.Series, new: pl.Series) -> pl.DataFrame:
     """Lines of a vocabulary that hold another id, or are new."""
     lines = new.to_frame().with_row_index("line")
-    then = pl.concat([old, pl.Series("value", [None] * (len(new) - len(old)), pl.String)])
+    then = pl.concat([old, pl.Series("value", [None] * max(0, len(new) - len(old)), pl.String)])
     return lines.filter(then.head(len(new)).ne_missing(new))

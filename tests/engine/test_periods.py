@@ -17,6 +17,7 @@ from stampede.engine import api, evaluate, incremental, periods, reading, traine
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.run import run
+from stampede.settings import SettingsError
 from support.periods import (
     DIM,
     FIELDS,
@@ -305,6 +306,30 @@ def test_mistakes_are_told_in_a_sentence(three, tmp_path, capsys):
     (of_train / "config.yaml").write_text("")
     with pytest.raises(RunFolderError, match="holds a run of `train`"):
         train(three / "ads.yaml", [f"run.dir={tmp_path}/of_train/runs"])
+
+
+def test_another_model_or_a_decay_is_refused(tmp_path):
+    folder = tmp_path / "other"
+    path = write_logs(folder, [0])
+    train(path)
+    write_log(folder / "log2.csv", 30, seed=2)
+    for change, part in (("model.dim=8", "'user': dim was 4"), ("model.hidden=[9]", "hidden")):
+        with pytest.raises(RunFolderError, match=f"this is another model than .*{part}"):
+            train(path, [change])
+    with pytest.raises(SettingsError, match=r"decay is 'cosine', but data\.split is 'periods'"):
+        train(path, ["optim.dense.schedule.decay=cosine"])
+    train(path)
+    assert len(lines(folder)) == 2
+
+
+def test_a_file_has_one_name_from_wherever_it_is_called(tmp_path, monkeypatch):
+    folder = tmp_path / "names"
+    path = write_logs(folder, [0])
+    (folder / "below").mkdir()
+    monkeypatch.chdir(folder / "below")
+    train(path, ["data.path=../log*.csv"])
+    train(path)
+    assert len(lines(folder)) == 1
 
 
 def test_other_fields_than_the_first_periods_are_refused(tmp_path):

@@ -27,6 +27,8 @@ from typing import Any
 
 import polars as pl
 import torch
+from polars.exceptions import PolarsError
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -106,13 +108,17 @@ def patch(package: Path, delta: Path, out: Path) -> None:
     for name in names:
         target = out / name
         target.parent.mkdir(exist_ok=True)
-        if name not in changes:
-            source = delta / name if (delta / name).is_file() else package / name
-            _link(source, target)
-        elif name in about["tables"]:
-            _patch_table(package / name, delta / changes[name], target)
-        else:
-            _patch_vocabulary(package / name, delta / changes[name], target)
+        try:
+            if name not in changes:
+                source = delta / name if (delta / name).is_file() else package / name
+                _link(source, target)
+            elif name in about["tables"]:
+                _patch_table(package / name, delta / changes[name], target)
+            else:
+                size = about["sizes"][name]
+                _patch_vocabulary(package / name, delta / changes[name], target, size)
+        except (LookupError, RuntimeError, TypeError, SafetensorError, PolarsError) as failure:
+            raise ValueError(f"{delta}: {name} cannot be made ({failure})") from None
 
 
 def package_digest(package: Path) -> str:
@@ -153,21 +159,21 @@ def patched(
     return found
 
 
-def _patch_vocabulary(before: Path, changes: Path, target: Path) -> None:
+def _patch_vocabulary(before: Path, changes: Path, target: Path, size: int) -> None:
     values, changed = pl.read_parquet(before)["value"], pl.read_parquet(changes)
-    patched_vocabulary(values, changed).to_frame().write_parquet(target)
+    patched_vocabulary(values, changed, size).to_frame().write_parquet(target)
 
 
-def patched_vocabulary(values: pl.Series, changed: pl.DataFrame) -> pl.Series:
-    """A vocabulary with other ids in some lines, and more lines.
+def patched_vocabulary(values: pl.Series, changed: pl.DataFrame, size: int) -> pl.Series:
+    """A vocabulary with other ids in some lines, and more lines or fewer.
 
     Args:
         values: String, an id in each line.
         changed: `line` and `value`.
+        size: lines of the whole afterwards.
     """
-    missing = max(0, int(changed["line"].max() or 0) + 1 - len(values)) if len(changed) else 0
-    longer = pl.concat([values, pl.Series("value", [None] * missing, pl.String)])
-    return longer.scatter(changed["line"], changed["value"])
+    more = pl.Series("value", [None] * max(0, size - len(values)), pl.String)
+    return pl.concat([values.head(size), more]).scatter(changed["line"], changed["value"])
 
 
 def _link(source: Path, target: Path) -> None:

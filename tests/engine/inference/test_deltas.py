@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from stampede.engine import export
+from stampede.engine.inference.delta import _changed_lines
 from stampede.engine.inference.package import update
 from support.packages import loaded
 from support.periods import period, train, write_job, write_log
@@ -99,6 +100,9 @@ def test_a_wrong_or_damaged_delta_leaves_nothing(days, tmp_path):
     changed.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(ValueError, match="user"):
         update.apply(full[2], [delta], out)
+    changed.write_bytes(whole[:40])
+    with pytest.raises(ValueError, match=r"user\.safetensors cannot be made"):
+        update.apply(full[2], [delta], out)
     changed.write_bytes(whole)
     text = (delta / "delta.json").read_text()
     (delta / "delta.json").write_text(text.replace("changes/user", "../full1/user"))
@@ -147,3 +151,9 @@ def test_a_reader_scores_with_the_old_or_the_new_model_only(days, tmp_path):
     for scores in found:
         assert any(np.array_equal(scores, of_day) for of_day in expected.values())
     assert np.array_equal(found[-1], expected["day_2"])
+
+
+def test_a_vocabulary_may_get_shorter():
+    old, new = pl.Series("value", ["a", "b", "c"]), pl.Series("value", ["a", "x"])
+    changed = _changed_lines(old, new)
+    assert update.patched_vocabulary(old, changed, 2).to_list() == ["a", "x"]
