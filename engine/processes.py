@@ -49,6 +49,16 @@ class Processes:
     local_world_size: int
     device: torch.device
     heartbeat: Heartbeat = field(default_factory=Heartbeat, compare=False)
+    _groups: dict[timedelta, dist.ProcessGroup] = field(default_factory=dict, compare=False)
+
+    def group(self, patience: timedelta) -> dist.ProcessGroup:
+        """All processes, with another timeout; all must call it. It is made once.
+
+        A group of gloo keeps files and threads as long as the processes live.
+        """
+        if patience not in self._groups:
+            self._groups[patience] = dist.new_group(backend="gloo", timeout=patience)
+        return self._groups[patience]
 
     @property
     def is_main(self) -> bool:
@@ -61,9 +71,7 @@ class Processes:
         Args:
             patience: how long the other ranks wait, where torch's default may not do.
         """
-        group = None
-        if patience is not None:
-            group = dist.new_group(backend="gloo", timeout=patience)
+        group = None if patience is None else self.group(patience)
         outcome: list[tuple[T | None, Exception | None] | None] = [None]
         if self.is_main:
             try:
@@ -83,7 +91,7 @@ class Processes:
         Args:
             patience: how long the other ranks wait.
         """
-        group = dist.new_group(backend="gloo", timeout=patience)
+        group = self.group(patience)
         failure: Exception | None = None
         if self.rank % self.local_world_size == 0:
             try:

@@ -140,7 +140,7 @@ def load_matching(
     ratio = manifest.first_order_scale / job.ctr_model.first_order_scale
     first_order = slice(*job.front.columns.names["first_order"])
     matching = _Matching(source, manifest, config, sizes)
-    group = dist.new_group(backend="gloo", timeout=PATIENCE)
+    group = processes.group(PATIENCE)
 
     def load_table(name: str, rows: np.ndarray | None) -> None:
         # A process may hold some tables only.
