@@ -58,7 +58,7 @@ def _export_delta(given: argparse.Namespace, trained: Trained, folder: Path) -> 
         ("since", given.since),
         ("rows", f"{delta.changed:,} of {delta.rows:,} changed or new; {delta.ids:,} ids"),
         ("size", f"{readable_bytes(sizes[0])}, the package {readable_bytes(sizes[1])}"),
-        ("to apply", f"python {folder / 'update.py'} {given.since} {folder} --out NEW_PACKAGE"),
+        ("to apply", f"python {given.since}/update.py {given.since} {folder} --out NEW_PACKAGE"),
     ]
     print(table(rows))
 

@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stampede.engine.errors import exit_status
-from stampede.engine.start_up import keep_freed_memory, quiet_libraries
+from stampede.engine.start_up import keep_freed_memory, quiet_libraries, stay_on_this_machine
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status: 2 for a user's mistake."""
-    # Both before torch is imported.
+    # All before torch is imported.
     quiet_libraries()
     keep_freed_memory()
+    stay_on_this_machine()
     # Files may stand on either side of the options.
     given = _parser().parse_intermixed_args(arguments)
 

@@ -222,9 +222,11 @@ class _Periods:
         try:
             files = [Path(os.path.abspath(file)) for file in expand(self._whole.data.path)]
         except DataError:
-            if follow or taken:
+            if follow:
                 return []
             raise
+        # Of several patterns, too.
+        files.sort(key=naturally)
         new = []
         for file in files:
             size = file.stat().st_size
