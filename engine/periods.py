@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError
 
 from stampede.data.errors import DataError
 from stampede.data.raw.files import expand, naturally
+from stampede.engine.checkpoint import delete_all
 from stampede.engine.config import Config
 from stampede.engine.config.data import RawSection
 from stampede.engine.config.load import load_config
@@ -25,12 +26,13 @@ from stampede.engine.console import readable_metric
 from stampede.engine.errors import InterruptedRunError, RunFolderError
 from stampede.engine.evaluate import NEW_IDS
 from stampede.engine.figures import draw_periods
+from stampede.engine.inference.kept import INPUTS
 from stampede.engine.processes import Processes, processes
 from stampede.engine.run import run_here
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.start_up import launched_world_size
 from stampede.engine.stop import Agreement, StopSignals
-from stampede.files import delete_folder, read_file, write_file
+from stampede.files import delete_folder, read_file, sync, write_file
 from stampede.settings import Section, SettingsError
 
 OnBadFile = Literal["error", "skip"]
@@ -118,6 +120,8 @@ def _begin(folder: RunFolder, whole: Config) -> None:
         )
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.write_config(whole)
+    # A power failure may have left half a line.
+    folder.keep_whole_lines()
 
 
 class _Periods:
@@ -281,7 +285,7 @@ class _Periods:
         }
         if period.number > 1:
             before = self._folder.path / f"period_{period.number - 1:04d}"
-            own["data.period_before"] = str(before / "inputs")
+            own["data.period_before"] = str(before / INPUTS)
             own["checkpoint.init_from"] = str(before)
             own["checkpoint.init_state"] = "all"
         given = [f"{key}={json.dumps(value)}" for key, value in own.items()]
@@ -316,9 +320,9 @@ class _Periods:
         shutil.rmtree(self._folder.path / "cache", ignore_errors=True)
         last = period.number - self._whole.checkpoint.keep
         for older in (self._folder.path / f"period_{number:04d}" for number in range(1, last + 1)):
-            for kept in (older / "checkpoints", older / "inputs"):
-                if kept.exists():
-                    delete_folder(kept)
+            # What somebody reads now, and the vocabularies with it, goes after a later period.
+            if (older / INPUTS).exists() and delete_all(older / "checkpoints"):
+                delete_folder(older / INPUTS)
 
     def _draw(self) -> None:
         lines = [line for line in self._folder.lines() if line["kind"] == "period"]
@@ -362,6 +366,9 @@ class _Periods:
     def _write_file(self, path: Path, content: str | bytes) -> None:
         with self._folder.writing():
             write_file(path, content)
+            # After a power failure the ledger must say what the lines and checkpoints do.
+            sync(path)
+            sync(path.parent)
 
 
 def _shown(line: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from stampede.data import Dataset, click_share
 from stampede.engine.checkpoint import changes, load, newest_whole, read_manifest
-from stampede.engine.checkpoint.manifest import Progress
+from stampede.engine.checkpoint.manifest import Manifest, Progress
 from stampede.engine.config import Config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_executed
@@ -103,12 +103,12 @@ def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: P
         sizes = dataset.vocabulary_sizes
         report = load_matching(found.source, config, sizes, job, processes)
         takes_all = config.checkpoint.init_state == "all"
+        before = read_manifest(found.source.checkpoint)
         if takes_all:
-            _check_all_was_taken(report)
+            _check_all_was_taken(report, before, config)
         what = "state" if takes_all else "weights"
         lines += [f"{what} from {report.checkpoint}, after step {report.step:,}", *report.lines()]
-        manifest = read_manifest(found.source.checkpoint)
-        return Begun(progress_after(manifest) if takes_all else Progress(), lines, report)
+        return Begun(progress_after(before) if takes_all else Progress(), lines, report)
     if found.newest is None:
         return Begun(Progress(), [*lines, *_set_initial_bias(config, job, dataset, processes)])
     progress = load(found.newest, job, dataset)
@@ -119,14 +119,18 @@ def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: P
     return Begun(progress, lines)
 
 
-def _check_all_was_taken(report: LoadReport) -> None:
-    """Refuse to go on with a model of which a part would begin anew.
+def _check_all_was_taken(report: LoadReport, before: Manifest, config: Config) -> None:
+    """Refuse to go on with a model of which a part would begin anew or mean something else.
 
     Raises:
         RunFolderError: names the first such part.
     """
     other = [f"the table of {one.field!r}: {one.why}" for one in report.fields if one.why]
     other += [f"{name}: {why}" for name, why in report.new.items()]
+    # Optimizers give their states the same names.
+    was, now = before.config["optim"]["embedding"]["optimizer"], config.optim.embedding.optimizer
+    if was != now:
+        other.append(f"optim.embedding.optimizer was {was!r}, now {now!r}")
     if other:
         error = RunFolderError(
             f"checkpoint.init_state: found 'all', but this is another model than that of "

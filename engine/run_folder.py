@@ -263,6 +263,11 @@ class RunFolder:
             f"from, and {count - len(lines):,} of them are missing"
         ]
 
+    def keep_whole_lines(self) -> None:
+        """Drop a line that was not finished."""
+        if self.metrics.exists():
+            self.keep_lines(len(self._whole_lines()))
+
     def _whole_lines(self) -> list[str]:
         text = read_file(self.metrics, MOST_LINES).decode() if self.metrics.exists() else ""
         return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]

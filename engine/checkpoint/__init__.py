@@ -11,6 +11,7 @@ from stampede.engine.checkpoint.manifest import (
 from stampede.engine.checkpoint.retention import (
     being_read,
     checkpoint_of,
+    delete_all,
     newest,
     newest_whole,
     readable,
@@ -29,6 +30,7 @@ __all__ = [
     "check_finite",
     "check_same_network",
     "checkpoint_of",
+    "delete_all",
     "flat_keys",
     "load",
     "newest",

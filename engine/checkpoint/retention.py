@@ -63,6 +63,17 @@ def prune(folder: Path, settings: CheckpointSection, best_epoch: int) -> None:
             _delete_unless_read(path)
 
 
+def delete_all(folder: Path) -> bool:
+    """Delete a folder of checkpoints, but not those that are read now; whether none is left."""
+    for path, _ in readable(folder):
+        _delete_unless_read(path)
+    if _named(folder):
+        return False
+    if folder.exists():
+        delete_folder(folder)
+    return True
+
+
 def _delete_unless_read(path: Path) -> None:
     """What somebody reads now is deleted after a later save."""
     with open_file(path / MANIFEST) as handle:

@@ -14,6 +14,7 @@ import torch
 
 from stampede.data import DataError
 from stampede.engine import api, evaluate, incremental, periods, reading, trainer
+from stampede.engine.checkpoint import being_read, newest
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.run import run
@@ -313,13 +314,43 @@ def test_another_model_or_a_decay_is_refused(tmp_path):
     path = write_logs(folder, [0])
     train(path)
     write_log(folder / "log2.csv", 30, seed=2)
-    for change, part in (("model.dim=8", "'user': dim was 4"), ("model.hidden=[9]", "hidden")):
+    for change, part in (
+        ("model.dim=8", "'user': dim was 4"),
+        ("model.hidden=[9]", "hidden"),
+        ("optim.embedding.optimizer=adagrad", "optimizer was 'adam', now 'adagrad'"),
+    ):
         with pytest.raises(RunFolderError, match=f"this is another model than .*{part}"):
             train(path, [change])
     with pytest.raises(SettingsError, match=r"decay is 'cosine', but data\.split is 'periods'"):
         train(path, ["optim.dense.schedule.decay=cosine"])
     train(path)
     assert len(lines(folder)) == 2
+
+
+def test_a_model_that_is_being_read_stays_with_its_vocabularies(tmp_path):
+    folder = tmp_path / "read"
+    path = write_logs(folder, [0])
+    train(path, ["checkpoint.keep=1"])
+    checkpoints = period(folder, 1) / "checkpoints"
+    _, lock = being_read(lambda: newest(checkpoints))
+    with lock:
+        write_log(folder / "log2.csv", 30, seed=2)
+        train(path, ["checkpoint.keep=1"])
+        assert api.open_run(period(folder, 1)).score(folder / "log2.csv").shape == (400,)
+    write_log(folder / "log3.csv", 60, seed=3)
+    train(path, ["checkpoint.keep=1"])
+    assert not checkpoints.exists() and not (period(folder, 1) / "inputs").exists()
+
+
+def test_half_a_line_of_a_power_failure_is_dropped(three, tmp_path):
+    folder = tmp_path / "power"
+    path = write_logs(folder, [0, 30])
+    train(path)
+    with (folder / "runs/ads/metrics.jsonl").open("a") as file:
+        file.write('{"kind": "per')
+    write_log(folder / "log3.csv", 60, seed=3)
+    train(path)
+    assert [line["auc"] for line in lines(folder)] == [line["auc"] for line in lines(three)]
 
 
 def test_a_file_has_one_name_from_wherever_it_is_called(tmp_path, monkeypatch):
