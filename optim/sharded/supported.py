@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch.distributed as dist
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, DataType, PoolingType
 
@@ -68,20 +68,6 @@ def check_table(
             f"kernel {kernel!r}, in the memory of the device (pass cowclip_sharders() to the "
             "planner too)"
         )
-    if config.embedding_dim % 4:
-        padded = -(-config.embedding_dim // 4) * 4
-        raise ValueError(
-            f"{table}: embedding_dim {config.embedding_dim} is not a multiple of 4, which FBGEMM "
-            f"needs; write embedding_dim={padded} with CowClip(columns={config.embedding_dim}) "
-            f"and use the first {config.embedding_dim} columns"
-        )
-    for shard in plan.sharding_spec.shards if plan.sharding_spec is not None else ():
-        if shard.shard_sizes[1] % 4:
-            raise ValueError(
-                f"{table}: a shard of the plan has {shard.shard_sizes[1]} columns, not a multiple "
-                "of 4, which FBGEMM needs; give the planner "
-                "ParameterConstraints(min_partition=4) or another multiple of 4"
-            )
     if config.data_type not in (DataType.FP32, DataType.FP16, DataType.BF16):
         raise ValueError(
             f"{table}: data type {config.data_type.name} is not supported; write DataType.FP32, "
@@ -92,6 +78,19 @@ def check_table(
             f"{table}: CowClip(columns={settings.clip.columns}) is more than its embedding_dim "
             f"{config.embedding_dim}"
         )
+
+
+def check_width(group: GroupedEmbeddingConfig) -> None:
+    """Refuse widths of tables without CowClip that FBGEMM does not know."""
+    if group.compute_kernel == EmbeddingComputeKernel.DENSE:
+        return
+    for table in group.embedding_tables:
+        if table.local_cols % 4:
+            raise ValueError(
+                f"table {table.name!r} has {table.local_cols} columns on a rank, not a multiple of "
+                "4, which FBGEMM needs; give it an optimizer with CowClip (CowClip('none') clips "
+                "nothing), whose tables may be of any width, or write another embedding_dim"
+            )
 
 
 def check_collection(

@@ -7,12 +7,7 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.sharding_plan import (
-    column_wise,
-    get_default_sharders,
-    grid_shard,
-    row_wise,
-)
+from torchrec.distributed.sharding_plan import get_default_sharders, grid_shard, row_wise
 from torchrec.distributed.types import BoundsCheckMode, ShardingEnv
 from torchrec.modules.embedding_configs import DataType
 from torchrec.optim import RowWiseAdagrad
@@ -39,12 +34,7 @@ from support.reference import ReferenceTables
 @pytest.mark.parametrize(
     "tables, plan, settings, words",
     [
-        ({"a": 10}, {}, {}, ["'a'", "embedding_dim 10", "12", "CowClip(columns=10)"]),
         ({"a": 8}, {}, {"clip": CowClip(columns=9)}, ["columns=9", "embedding_dim 8"]),
-        (
-            {"a": 12}, {"kind": column_wise(size_per_rank=[6, 6])}, {},
-            ["'a'", "6 columns", "min_partition=4"],
-        ),
         (
             {"a": 8}, {"compute_kernel": "fused_uvm_caching"}, {},
             ["'fused_uvm_caching'", "kernel 'fused'", "cowclip_sharders()"],
@@ -85,6 +75,11 @@ def test_fused_params_of_the_lookup_are_passed_on():
     sharders = cowclip_sharders(fused_params={"bounds_check_mode": BoundsCheckMode.FATAL})
     (tables,) = local_cowclip_tables(shard(with_cowclip(Bags(a=8)), sharders=sharders))
     assert tables.bounds_check_mode_int == BoundsCheckMode.FATAL.value
+
+
+def test_a_width_that_fbgemm_does_not_know_is_refused_with_its_own_optimizers():
+    with pytest.raises(ValueError, match=r"table 'b' has 10 columns.*multiple of 4.*CowClip"):
+        shard(with_cowclip(Bags(a=10, b=10), only="a"))
 
 
 def test_an_id_outside_its_table_is_as_fbgemms_check_has_it():
