@@ -410,12 +410,16 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         return found
 
     def get_optimizer_state(self) -> list[dict[str, Tensor]]:
-        """Element-wise states of each table, views of the tables' shape; the first is momentum1."""
+        """Element-wise states of each table, views of the tables' shape; the first is momentum1.
+
+        TorchRec takes another one of a single number for a state of the whole table, so that those
+        of a part of one row and one column are left out; `CowClipFusedOptimizer` has them.
+        """
         return [
             {
                 "momentum1" if position == 0 else name: state
                 for position, (name, state) in enumerate(states.items())
-                if state.ndim == 2
+                if state.ndim == 2 and (position == 0 or state.numel() > 1)
             }
             for _, states in self.shard_states()
         ]

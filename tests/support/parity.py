@@ -16,6 +16,11 @@ from torchrec import (
     PoolingType,
 )
 from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs_registry,
+)
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import DataType
@@ -78,6 +83,8 @@ class Case:
     gradient_scale: float = 1.0
     # Where it makes no difference, rows take their steps later; as it is for None.
     way: str | None = "waiting"
+    # Precision in which embeddings and their gradients are sent.
+    communication: tuple[str, str] = ("fp32", "fp32")
 
     def __hash__(self):
         return hash(repr(self))
@@ -137,7 +144,12 @@ def train_sharded(case, local_world_size=None, meanwhile=None, passes=1):
     apply_optimizer_in_backward(
         getattr(optim, RULES[case.rule]), collection.parameters(), {**settings, "clip": clip}
     )
-    sharders = cowclip_sharders(TableInit(std=0.1, seed=case.seed), backwards_per_step=passes)
+    forward, backward = map(CommType, case.communication)
+    sharders = cowclip_sharders(
+        TableInit(std=0.1, seed=case.seed),
+        backwards_per_step=passes,
+        qcomm_codecs_registry=get_qcomm_codecs_registry(QCommsConfig(forward, backward)),
+    )
     plan = plan_of(case, collection, sharders, world, local_world_size)
     model = DistributedModelParallel(
         Holder(collection), device=torch.device("cpu"), plan=plan, sharders=sharders

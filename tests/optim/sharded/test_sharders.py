@@ -5,6 +5,11 @@ import torch
 from torchrec import PoolingType
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs_registry,
+)
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders, grid_shard, row_wise
@@ -20,7 +25,9 @@ from support.bags import (
     CLIP,
     CPU,
     PLANS,
+    WHOLE,
     Bags,
+    Sequences,
     shard,
     step,
     table_parameter,
@@ -80,6 +87,25 @@ def test_fused_params_of_the_lookup_are_passed_on():
 def test_a_width_that_fbgemm_does_not_know_is_refused_with_its_own_optimizers():
     with pytest.raises(ValueError, match=r"table 'b' has 10 columns.*multiple of 4.*CowClip"):
         shard(with_cowclip(Bags(a=10, b=10), only="a"))
+
+
+@pytest.mark.parametrize(
+    "precision, plan, pooled, words",
+    [
+        (CommType.FP8, WHOLE, True, "FP8 communication on a GPU only"),
+        (CommType.MX4, WHOLE, False, "MX4 communication on a GPU only"),
+        (CommType.INT8, row_wise(), True, r"'row_wise' ranks add up.*cannot do in INT8"),
+        (CommType.INT8, WHOLE, False, "INT8 communication 32 numbers at a time"),
+    ],
+)
+def test_communication_that_fbgemm_cannot_encode_is_refused(precision, plan, pooled, words):
+    for communication in (QCommsConfig(precision), QCommsConfig(backward_precision=precision)):
+        registry = get_qcomm_codecs_registry(communication)
+        sharders = cowclip_sharders(qcomm_codecs_registry=registry)
+        model = with_cowclip(Bags(a=8) if pooled else Sequences(a=8))
+        with pytest.raises(ValueError, match=f"table 'a' with CowClip: .*{words}.*FP16"):
+            shard(model, plan, sharders)
+    shard(with_cowclip(Bags(a=8)), PLANS["copies"], sharders)
 
 
 def test_an_id_outside_its_table_is_as_fbgemms_check_has_it():
