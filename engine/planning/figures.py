@@ -129,18 +129,19 @@ def _exchanges(found: Figures, workload: Workload, shards: Sequence[PlacedShard]
     table; where a table is split by rows each part gives a sum for every sample.
     """
     ranks, local = workload.world_size, workload.local_batch_size
+    forward, backward = workload.bytes_on_the_way
     ids, columns = np.zeros(ranks), np.zeros(ranks)
     for shard in shards:
         if not shard.is_replicated:
             # From each rank.
             sent = workload.lookups(shard) / ranks * workload.data.id_bytes
             ids[shard.rank] += sent + local * INT
-            columns[shard.rank] += local * shard.columns * FLOAT
-    for kind, there in (("ids", ids), ("gradients", columns)):
+            columns[shard.rank] += local * shard.columns
+    for kind, there in (("ids", ids), ("gradients", columns * backward)):
         found.sent[kind] += there.sum() - there
         found.received += there * (ranks - 1)
-    found.sent["pooled_rows"] += columns * (ranks - 1)
-    found.received += columns.sum() - columns
+    found.sent["pooled_rows"] += columns * forward * (ranks - 1)
+    found.received += (columns.sum() - columns) * forward
 
 
 def _replicated(found: Figures, workload: Workload, shards: Sequence[PlacedShard]) -> None:
