@@ -62,7 +62,7 @@ def batches_of(rank):
 
 
 def train_golden(precisions):
-    """The example's calls; on rank 0: how far the tables are from float64, with and without clip."""
+    """The example's calls; on rank 0: how far tables are from float64, with and without clip."""
     join()
     torch.manual_seed(0)
     plain = dlrm(CPU)
