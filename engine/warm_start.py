@@ -136,41 +136,18 @@ def load_matching(
     state = contents(job, processes.rank)
     del state["random"]
     targets = flat_keys(state)
-    # What stored first-order weights are multiplied by, for scores to stay what they are.
-    ratio = manifest.first_order_scale / job.ctr_model.first_order_scale
-    first_order = slice(*job.front.columns.names["first_order"])
     matching = _Matching(source, manifest, config, sizes)
+    filling = _Filling(source.checkpoint, manifest, targets, job, takes_all)
     group = processes.group(PATIENCE)
-
-    def load_table(name: str, rows: np.ndarray | None) -> None:
-        # A process may hold some tables only.
-        if rows is None or name not in targets or not _has_rows_here(targets[name]):
-            return
-        whole = _read_whole(source.checkpoint, manifest, name)
-        whole[:, first_order] *= ratio
-        _copy_rows_(targets[name], whole, torch.from_numpy(rows))
-        for moments in _states_of_table(manifest, targets, name) if takes_all else ():
-            whole = _read_whole(source.checkpoint, manifest, moments)
-            if whole.dim():
-                _copy_rows_(targets[moments], whole, torch.from_numpy(rows))
-            else:
-                targets[moments].copy_(whole)
-
-    def load_layers(layers: dict[str, Tensor]) -> None:
-        if layers:
-            read_tensors(source.checkpoint, dict(layers), alone=True)
-        if _NUMBER_WEIGHTS in layers:
-            layers[_NUMBER_WEIGHTS].detach().mul_(ratio)
-
     fields = []
     for name in job.front.fields:
         match = processes.on_main(lambda name=name: matching.match(name))
         loaded = 0 if match.rows is None else int((match.rows >= 0).sum())
         new, dropped = sizes[name] - loaded, match.saved_rows - loaded
         fields.append(FieldReport(name, sizes[name], loaded, new, dropped, match.why))
-        _together(lambda name=name, match=match: load_table(weights_key(name), match.rows), group)
+        _together(lambda name=name, match=match: filling.table(name, match.rows), group)
     layers, new = _fitting_layers(manifest, targets, takes_all)
-    _together(lambda: load_layers(layers), group)
+    _together(lambda: filling.layers(layers), group)
     # The states of tables are on some ranks only.
     new = {name: why for of_rank in _together(lambda: new, group) for name, why in of_rank.items()}
     job.model.load_state_dict(state["model"])
@@ -257,17 +234,59 @@ def _go_on_counting(job: Job, manifest: Manifest) -> None:
     job.model.fused_optimizer.set_optimizer_step(before.step - before.skipped_batches)
 
 
-def _read_whole(checkpoint: Path, manifest: Manifest, name: str) -> Tensor:
-    saved = manifest.tensors[name]
-    whole = torch.empty(saved.size, dtype=DTYPES[saved.dtype])
-    read_tensors(checkpoint, {name: whole}, alone=True)
-    return whole
+class _Filling:
+    """Fills a job's tensors with those of a checkpoint, on the rank that has them."""
 
+    def __init__(
+        self,
+        checkpoint: Path,
+        manifest: Manifest,
+        targets: Mapping[str, Any],
+        job: Job,
+        takes_all: bool,
+    ) -> None:
+        self._checkpoint, self._manifest, self._targets = checkpoint, manifest, targets
+        self._takes_all = takes_all
+        # Stored first-order weights are multiplied by it, so that scores stay what they are.
+        self._ratio = manifest.first_order_scale / job.ctr_model.first_order_scale
+        self._first_order = slice(*job.front.columns.names["first_order"])
 
-def _states_of_table(manifest: Manifest, targets: Mapping[str, Any], weights: str) -> list[str]:
-    """Names of the optimizer's states of a table that this process has."""
-    begin = f"{_OF_TABLES}{weights.removeprefix(_MODEL)}."
-    return [name for name in manifest.tensors if name.startswith(begin) and name in targets]
+    def table(self, field: str, rows: np.ndarray | None) -> None:
+        """Fill a field's table, with its optimizer's states if all is taken.
+
+        Args:
+            rows: as of `_Match`.
+        """
+        name = weights_key(field)
+        # A process may hold some tables only.
+        if rows is None or name not in self._targets or not _has_rows_here(self._targets[name]):
+            return
+        whole = self._read(name)
+        whole[:, self._first_order] *= self._ratio
+        _copy_rows_(self._targets[name], whole, torch.from_numpy(rows))
+        begin = f"{_OF_TABLES}{name.removeprefix(_MODEL)}."
+        states = [
+            one for one in self._manifest.tensors if one.startswith(begin) and one in self._targets
+        ]
+        for state in states if self._takes_all else ():
+            whole = self._read(state)
+            if whole.dim():
+                _copy_rows_(self._targets[state], whole, torch.from_numpy(rows))
+            else:
+                self._targets[state].copy_(whole)
+
+    def layers(self, layers: dict[str, Tensor]) -> None:
+        """Fill dense layers, by name."""
+        if layers:
+            read_tensors(self._checkpoint, dict(layers), alone=True)
+        if _NUMBER_WEIGHTS in layers:
+            layers[_NUMBER_WEIGHTS].detach().mul_(self._ratio)
+
+    def _read(self, name: str) -> Tensor:
+        saved = self._manifest.tensors[name]
+        whole = torch.empty(saved.size, dtype=DTYPES[saved.dtype])
+        read_tensors(self._checkpoint, {name: whole}, alone=True)
+        return whole
 
 
 def _fitting_layers(
