@@ -1,4 +1,4 @@
-"""The processes of a run: rank, device, process group, and how they fail together."""
+"""The processes of a run: rank, device and process group; they fail together."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from stampede.settings import SettingsError
 
 T = TypeVar("T")
 
-# To prepare a terabyte, or to read or write it once.
+# Timeout for preparing, reading or writing a terabyte.
 PATIENCE = timedelta(hours=24)
 
-# Names the file that is the store of ranks that `start_ranks` has started.
+# Environment variable with the store file of ranks started by `start_ranks`.
 STORE_FILE = "STAMPEDE_STORE_FILE"
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among all.
+    """This process among all of its run.
 
     Attributes:
-        rank, world_size: number of this process, and of all.
+        rank, world_size: number of this process, and how many there are.
         local_world_size: processes on this machine.
-        device: device of this process.
-        heartbeat: where this process is in its run.
+        device: of this process.
+        heartbeat: stage and step that this process is in.
     """
 
     rank: int
@@ -52,9 +52,9 @@ class Processes:
     _groups: dict[timedelta, dist.ProcessGroup] = field(default_factory=dict, compare=False)
 
     def group(self, patience: timedelta) -> dist.ProcessGroup:
-        """All processes, with another timeout; all must call it. It is made once.
+        """A group of all processes with another timeout, made once; all must call it.
 
-        A group of gloo keeps files and threads as long as the processes live.
+        gloo keeps the files and threads of a group until the processes end.
         """
         if patience not in self._groups:
             self._groups[patience] = dist.new_group(backend="gloo", timeout=patience)
@@ -66,10 +66,10 @@ class Processes:
         return self.rank == 0
 
     def on_main(self, action: Callable[[], T], patience: timedelta | None = None) -> T:
-        """Run `action` on rank 0; all ranks get its result, or raise its error together.
+        """Run `action` on rank 0; all ranks return its result or raise its error.
 
         Args:
-            patience: how long the other ranks wait, where torch's default may not do.
+            patience: how long the other ranks wait, if torch's default is too short.
         """
         group = None if patience is None else self.group(patience)
         outcome: list[tuple[T | None, Exception | None] | None] = [None]
@@ -86,7 +86,7 @@ class Processes:
         return result
 
     def on_each_machine(self, action: Callable[[], object], patience: timedelta) -> None:
-        """Run `action` on the first rank of every machine; all ranks raise its error together.
+        """Run `action` on the first rank of every machine; all ranks raise its error.
 
         Args:
             patience: how long the other ranks wait.
@@ -107,18 +107,18 @@ class Processes:
 
 
 def launched_by() -> str | None:
-    """What the torchrun that started this process is known by; None without torchrun.
+    """An identifier of the torchrun that started this process; None without torchrun.
 
-    It is the same after torchrun has restarted its processes, and no other torchrun's.
+    It stays the same when torchrun restarts its processes. No other torchrun has it.
     """
-    # torchrun makes a folder of a new name each time that it is started, and a file's name in it
-    # for each start of a process: FOLDER/attempt_1/0/error.json.
+    # Each torchrun makes a folder with a new name, and in it a file name for each start of a
+    # process: FOLDER/attempt_1/0/error.json.
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     return str(Path(file).parents[2]) if file else None
 
 
 def restarts() -> tuple[int, int]:
-    """How often torchrun has restarted the processes, and how often it may."""
+    """How often torchrun has restarted the processes, and how often it may at most."""
     done = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     allowed = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     return int(done), int(allowed)
@@ -129,7 +129,7 @@ def choose_device(asked: str, key: str) -> torch.device:
 
     Args:
         asked: `auto`, `cpu` or `cuda`.
-        key: where it was asked for, for the message.
+        key: that asks for it, for the message.
 
     Raises:
         SettingsError: a GPU is asked for and there is none.
@@ -151,7 +151,7 @@ def choose_device(asked: str, key: str) -> torch.device:
 
 @contextmanager
 def processes(device: str) -> Iterator[Processes]:
-    """The process group, gloo on CPU and NCCL on GPU, for the duration of the context.
+    """The process group for the duration of the context: gloo on CPUs, NCCL on GPUs.
 
     Args:
         device: `auto`, `cpu` or `cuda`.
@@ -161,7 +161,7 @@ def processes(device: str) -> Iterator[Processes]:
         TrainingStoppedError: on rank 0, other processes do not join.
     """
     chosen = choose_device(device, "run.device")
-    # Checkpoints exchange CPU tensors also where training runs on GPUs.
+    # Checkpoints exchange CPU tensors, also when training on GPUs.
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     if "RANK" in os.environ:
         store, rank, world_size = _rendezvous()
@@ -175,7 +175,7 @@ def processes(device: str) -> Iterator[Processes]:
             local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))),
             device=chosen,
         )
-        # Without it a process may abort at exit while another still uses a connection to it.
+        # Without it a process may exit while another still uses their connection, and abort it.
         dist.barrier()
     finally:
         dist.destroy_process_group()
@@ -184,10 +184,10 @@ def processes(device: str) -> Iterator[Processes]:
 def rank_environment(
     rank: int, count: int, store: Path, per_machine: int | None = None
 ) -> dict[str, str]:
-    """What tells a process which rank it is, where the ranks share a file.
+    """Environment variables of a rank whose run shares a store file.
 
     Args:
-        per_machine: ranks of one machine; all by default.
+        per_machine: ranks of a machine; default: all.
     """
     per_machine = per_machine or count
     return {
@@ -202,15 +202,15 @@ def rank_environment(
 def start_ranks(count: int, command: Sequence[str], log: Path) -> int:
     """Run a command as the ranks of one run on this machine, until all end or one fails.
 
-    Nothing outside of this machine can reach them, and other users of it cannot either: their store
-    is a file, where that of torchrun listens on all addresses and asks for no password.
+    Neither other machines nor other users of this one can reach them: the store is a file, while
+    torchrun's store listens on all addresses without a password.
 
     Args:
-        command: its standard input ends when this process does, in whatever way.
-        log: gets the output of all.
+        command: its standard input ends when this process ends, even by a kill.
+        log: receives the output of all ranks.
 
     Returns:
-        The exit status; where one fails the others are killed, and it is that of the failed one.
+        The exit status. If a rank fails, its status; the others are killed.
     """
     ranks: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory() as folder, open_file(log, APPEND) as output:
@@ -218,17 +218,17 @@ def start_ranks(count: int, command: Sequence[str], log: Path) -> int:
             for rank in range(count):
                 environment = dict(os.environ)
                 if count > 1:
-                    # As torchrun does; the ranks share the cores.
+                    # As under torchrun: the ranks share the cores.
                     environment.setdefault("OMP_NUM_THREADS", "1")
                     environment |= rank_environment(rank, count, Path(folder) / "store")
                 streams = {"stdin": subprocess.PIPE, "stdout": output, "stderr": output}
                 ranks.append(subprocess.Popen(command, env=environment, **streams))
             statuses: list[int | None] = [None]
-            # Not `wait`: Polars lets system calls go on after an interrupt.
+            # Not `wait`: Polars makes system calls resume after a signal.
             while None in statuses and not any(statuses):
                 time.sleep(0.2)
                 statuses = [rank.poll() for rank in ranks]
-            # What a signal has killed did not lose a connection to another rank.
+            # A rank killed by a signal is the cause, not one that lost a connection.
             return min(filter(None, statuses), default=0)
         finally:
             for rank in ranks:
@@ -238,7 +238,7 @@ def start_ranks(count: int, command: Sequence[str], log: Path) -> int:
 
 
 def _rendezvous() -> tuple[dist.Store, int, int]:
-    """Store that the processes started together share, rank of this one, and their number.
+    """The store of the processes started together, the rank of this one, and their number.
 
     Rank and store are in the environment, as under torchrun.
     """
@@ -247,13 +247,13 @@ def _rendezvous() -> tuple[dist.Store, int, int]:
         store.set_timeout(default_pg_timeout)
     else:
         store, rank, world_size = next(dist.rendezvous("env://"))
-    # The store may be that of torchrun's agent, which outlives a restart: with the addresses of
-    # processes that are gone (https://github.com/pytorch/pytorch/issues/135712).
+    # The store may belong to torchrun's agent. It outlives a restart and still holds the
+    # addresses of processes that are gone (https://github.com/pytorch/pytorch/issues/135712).
     return dist.PrefixStore(agree_on_name(store, rank, world_size), store), rank, world_size
 
 
 def connection() -> dist.Store:
-    """One more connection to that store, for a thread that nothing else may wait on."""
+    """Another connection to that store, for a thread of its own."""
     if STORE_FILE in os.environ:
         return dist.FileStore(os.environ[STORE_FILE])
     return dist.TCPStore(
@@ -271,16 +271,16 @@ def agree_on_name(
     world_size: int,
     timeout: float = default_pg_timeout.total_seconds(),
 ) -> str:
-    """A name that all ranks get and no earlier start of them has had.
+    """A name for this start that all ranks share and no earlier start has used.
 
-    Numbers of restarts will not do: each of torchrun's agents counts its own.
+    Counting restarts is not enough: each of torchrun's agents has its own count.
 
     Args:
-        store: may hold what earlier starts wrote.
+        store: may hold entries of earlier starts.
         timeout: seconds that rank 0 waits for the others.
 
     Raises:
-        TrainingStoppedError: on rank 0, some others are missing.
+        TrainingStoppedError: on rank 0, if other ranks are missing.
     """
     own = uuid4().hex
     if rank != 0:
@@ -293,7 +293,7 @@ def agree_on_name(
     while missing:
         for other in list(missing):
             hello = _key("hello", other)
-            # It may be that of a process that is gone; the name for it is read by nobody.
+            # It may come from a process that is gone; nobody reads the answer then.
             if store.check([hello]):
                 store.set(_key("name for", store.get(hello).decode()), own)
             if store.check([_key("heard", own, other)]):
