@@ -27,6 +27,11 @@ CASES = [
     for plan in PLANS
     for rows in ("all", "touched")
 ]
+CASES += [
+    replace(case, tables=(Table(1 << 17, dim=10, columns=(5, 5)), Table(40, dim=7, features=2)))
+    for case in CASES
+    if case.plan in ("data_parallel", "row_wise", "column_wise")
+]
 SMALL = [replace(case, tables=TABLES[1:], way="waiting") for case in CASES]
 
 
