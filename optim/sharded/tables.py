@@ -28,6 +28,11 @@ VARIABLE_BATCH = (
     "same batch size"
 )
 
+NOT_COMPILED = (
+    "tables with CowClip are looked up outside compiled graphs; write fullgraph=False, or compile "
+    "the dense part of the model only"
+)
+
 
 class ArrayPlace(NamedTuple):
     """The features of an array, their columns in the output, and their tables' first rows."""
@@ -220,6 +225,8 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     def _stored(self) -> Tensor:
         return self.weights_host if self.weights_host.numel() else self.weights_dev
 
+    # FBGEMM's own lookup breaks a graph on a CPU, too.
+    @torch.compiler.disable(reason=NOT_COMPILED)
     def forward(
         self,
         indices: Tensor,
