@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import default_pg_timeout
 
-from stampede.engine.errors import TrainingStoppedError
+from stampede.engine.errors import HUNG, TrainingStoppedError
 from stampede.engine.heartbeat import Heartbeat
 from stampede.engine.start_up import launched_rank, launched_world_size
 from stampede.files import APPEND, open_file
@@ -31,6 +31,8 @@ PATIENCE = timedelta(hours=24)
 
 # Environment variable with the store file of ranks started by `start_ranks`.
 STORE_FILE = "STAMPEDE_STORE_FILE"
+
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,9 @@ def rank_environment(
     }
 
 
-def start_ranks(count: int, command: Sequence[str], log: Path) -> int:
+def start_ranks(
+    count: int, command: Sequence[str], log: Path, stopped_seconds: float = 600.0
+) -> int:
     """Run a command as the ranks of one run on this machine, until all end or one fails.
 
     Neither other machines nor other users of this one can reach them: the store is a file, while
@@ -208,6 +212,7 @@ def start_ranks(count: int, command: Sequence[str], log: Path) -> int:
     Args:
         command: its standard input ends when this process ends, even by a kill.
         log: receives the output of all ranks.
+        stopped_seconds: ends the ranks if signals stop all of them for so long (SIGSTOP).
 
     Returns:
         The exit status. If a rank fails, its status; the others are killed.
@@ -223,18 +228,32 @@ def start_ranks(count: int, command: Sequence[str], log: Path) -> int:
                     environment |= rank_environment(rank, count, Path(folder) / "store")
                 streams = {"stdin": subprocess.PIPE, "stdout": output, "stderr": output}
                 ranks.append(subprocess.Popen(command, env=environment, **streams))
-            statuses: list[int | None] = [None]
+            running, stopped = ranks, 0.0
             # Not `wait`: Polars makes system calls resume after a signal.
-            while None in statuses and not any(statuses):
-                time.sleep(0.2)
-                statuses = [rank.poll() for rank in ranks]
+            while running and not any(rank.returncode for rank in ranks):
+                time.sleep(_POLL_SECONDS)
+                running = [rank for rank in ranks if rank.poll() is None]
+                # Added up: Ctrl-Z stops this process as well, and may last.
+                stopped = stopped + _POLL_SECONDS if all(map(_is_stopped, running)) else 0.0
+                if running and stopped > stopped_seconds:
+                    output.write(
+                        b"error: signals have stopped all processes of the run (SIGSTOP) for "
+                        b"%g s; checkpoint.resume=auto continues it\n" % stopped_seconds
+                    )
+                    return HUNG
             # A rank killed by a signal is the cause, not one that lost a connection.
-            return min(filter(None, statuses), default=0)
+            return min((rank.returncode for rank in ranks if rank.returncode), default=0)
         finally:
             for rank in ranks:
                 rank.kill()
                 rank.stdin.close()
                 rank.wait()
+
+
+def _is_stopped(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a child is stopped by a signal; not by a debugger."""
+    options = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, process.pid, options) is not None
 
 
 def _rendezvous() -> tuple[dist.Store, int, int]:

@@ -100,10 +100,11 @@ def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: P
     if found.newest is None:
         draw_rows_of_new_ids(config, dataset.rows_of_new_ids, job, processes)
     if found.source is not None:
-        sizes = dataset.vocabulary_sizes
-        report = load_matching(found.source, config, sizes, job, processes)
-        takes_all = config.checkpoint.init_state == "all"
         before = read_manifest(found.source.checkpoint)
+        report = load_matching(found.source, config, dataset.vocabulary_sizes, job, processes)
+        if found.source.held is not None:
+            found.source.held.close()
+        takes_all = config.checkpoint.init_state == "all"
         if takes_all:
             _check_all_was_taken(report, before, config)
         what = "state" if takes_all else "weights"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,14 @@ from stampede.data.learning.row_meanings import (
     row_meanings,
 )
 from stampede.data.prepared.manifest import FieldEntry
-from stampede.engine.checkpoint import Manifest, flat_keys, read_manifest, read_tensors, verify
+from stampede.engine.checkpoint import (
+    Manifest,
+    being_read,
+    flat_keys,
+    read_manifest,
+    read_tensors,
+    verify,
+)
 from stampede.engine.checkpoint.loading import TABLES
 from stampede.engine.checkpoint.manifest import DTYPES, Progress, weights_key, weights_name
 from stampede.engine.checkpoint.tensors import FailedSomewhereError, contents, together
@@ -68,10 +75,16 @@ class Source:
         checkpoint: its folder.
         inputs: prepared folder without rows that holds them; None for synthetic clicks, whose
             ids are row numbers.
+        held: on rank 0, keeps the checkpoint's run from deleting it, see `being_read`.
     """
 
     checkpoint: Path
     inputs: Path | None
+    held: BinaryIO | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What other ranks get."""
+        return {**vars(self), "held": None}
 
 
 def open_source(init_from: str, run: Path) -> Source:
@@ -95,11 +108,11 @@ def open_source(init_from: str, run: Path) -> Source:
             f"checkpoint.init_from: {init_from} is in {run}, where this run begins anew; write "
             "another run.name, or checkpoint.resume=auto to continue it"
         )
-    checkpoint = choose_checkpoint(path, remedy=_REMEDY)
+    checkpoint, held = being_read(lambda: choose_checkpoint(path, remedy=_REMEDY))
     verify(checkpoint, _REMEDY)
     manifest = read_manifest(checkpoint)
     if manifest.config.get("data", {}).get("kind") == "synthetic":
-        return Source(checkpoint, None)
+        return Source(checkpoint, None, held)
     kept = kept_inputs(checkpoint.parent.parent)
     if kept is None:
         raise RunFolderError(
@@ -107,7 +120,7 @@ def open_source(init_from: str, run: Path) -> Source:
             f"{checkpoint.parent.parent / 'inputs'} does not exist; {_REMEDY}"
         )
     check_trained_with(kept, manifest.data, checkpoint, _REMEDY)
-    return Source(checkpoint, kept)
+    return Source(checkpoint, kept, held)
 
 
 def load_matching(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 from stampede.data import DataError
 from stampede.engine.checkpoint import newest
+from stampede.engine.checkpoint.retention import delete_all
 from stampede.engine.errors import RunFolderError
 from stampede.engine.tables import read_field
 from stampede.engine.warm_start import open_source
@@ -222,6 +224,18 @@ def test_links_and_the_folder_of_all_checkpoints(trained, tmp_path):
     for given in (source, source / "checkpoints", source / "checkpoints/epoch_0002"):
         found = open_source(str(given), tmp_path / "run").checkpoint
         assert found == source / "checkpoints/epoch_0002"
+
+
+def test_what_weights_are_read_from_is_not_deleted_meanwhile(trained, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(trained, source)
+    found = open_source(str(source), tmp_path / "run")
+    assert not delete_all(source / "checkpoints")
+    assert [path.name for path in (source / "checkpoints").iterdir()] == ["epoch_0002"]
+    # What other ranks get.
+    assert pickle.loads(pickle.dumps(found)).held is None
+    found.held.close()
+    assert delete_all(source / "checkpoints")
 
 
 def flip(run):
