@@ -49,16 +49,22 @@ class Processes:
     local_world_size: int
     device: torch.device
     heartbeat: Heartbeat = field(default_factory=Heartbeat, compare=False)
-    _groups: dict[timedelta, dist.ProcessGroup] = field(default_factory=dict, compare=False)
+    _groups: dict[tuple[timedelta, str], dist.ProcessGroup] = field(
+        default_factory=dict, compare=False
+    )
 
-    def group(self, patience: timedelta) -> dist.ProcessGroup:
+    def group(self, patience: timedelta, purpose: str = "") -> dist.ProcessGroup:
         """All processes, with another timeout; all must call it. It is made once.
 
         A group of gloo keeps files and threads as long as the processes live.
+
+        Args:
+            purpose: a thread needs a group that nothing else uses meanwhile.
         """
-        if patience not in self._groups:
-            self._groups[patience] = dist.new_group(backend="gloo", timeout=patience)
-        return self._groups[patience]
+        key = patience, purpose
+        if key not in self._groups:
+            self._groups[key] = dist.new_group(backend="gloo", timeout=patience)
+        return self._groups[key]
 
     @property
     def is_main(self) -> bool:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import random
 import shutil
 import signal
@@ -361,6 +362,28 @@ def test_a_file_has_one_name_from_wherever_it_is_called(tmp_path, monkeypatch):
     train(path, ["data.path=../log*.csv"])
     train(path)
     assert len(lines(folder)) == 1
+
+
+def _open_files(path):
+    """Files that this rank has open after each period."""
+    counts = []
+    is_trained = periods._Periods._is_trained
+
+    def counting(*arguments):
+        done = is_trained(*arguments)
+        counts.append(len(os.listdir("/proc/self/fd")))
+        return done
+
+    periods._Periods._is_trained = counting
+    train(path)
+    return counts
+
+
+@pytest.mark.slow
+def test_a_process_of_many_periods_keeps_no_files_of_each(tmp_path):
+    path = write_logs(tmp_path / "many", [0, 10, 20], rows=60)
+    for first, *later in run_ranks(2, _open_files, path):
+        assert later == [first] * 2
 
 
 def test_other_fields_than_the_first_periods_are_refused(tmp_path):
