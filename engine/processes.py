@@ -51,16 +51,22 @@ class Processes:
     local_world_size: int
     device: torch.device
     heartbeat: Heartbeat = field(default_factory=Heartbeat, compare=False)
-    _groups: dict[timedelta, dist.ProcessGroup] = field(default_factory=dict, compare=False)
+    _groups: dict[tuple[timedelta, str], dist.ProcessGroup] = field(
+        default_factory=dict, compare=False
+    )
 
-    def group(self, patience: timedelta) -> dist.ProcessGroup:
+    def group(self, patience: timedelta, purpose: str = "") -> dist.ProcessGroup:
         """A group of all processes with another timeout, made once; all must call it.
 
         gloo keeps the files and threads of a group until the processes end.
+
+        Args:
+            purpose: gives a thread a group that nothing else uses.
         """
-        if patience not in self._groups:
-            self._groups[patience] = dist.new_group(backend="gloo", timeout=patience)
-        return self._groups[patience]
+        key = patience, purpose
+        if key not in self._groups:
+            self._groups[key] = dist.new_group(backend="gloo", timeout=patience)
+        return self._groups[key]
 
     @property
     def is_main(self) -> bool:

@@ -280,6 +280,22 @@ def data_folder(config: Config) -> Path:
     return folder
 
 
+def first_time(section: RawSection, file: Path) -> int | None:
+    """The smallest time among the first rows of a file of a log, seconds since 1970.
+
+    Raises:
+        SettingsError: the schema names no time.
+        DataError: the file cannot be read.
+    """
+    source = _source(section.model_copy(update={"path": str(file)}))
+    if source.log.schema.time is None:
+        raise SettingsError(
+            "data.order_by: found 'time', but the schema names no time; write `time: {column: "
+            "NAME}` in it, or data.order_by=name"
+        )
+    return source.log.first_time()
+
+
 def _check_path(section: RawSection | PreparedSection) -> None:
     if not section.path:
         raise SettingsError("data.path is not given; write data.path=FILE after the config file")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stampede.data.errors import DataError
+from stampede.data.errors import DataError, UnfinishedFileError
 from stampede.data.formulas import id_texts, part_of_time, seconds_of_time, stripped
 from stampede.data.parallel import computed_ahead
 from stampede.data.raw.delimited import Delimited
@@ -105,7 +105,8 @@ class RawLog:
         self._bad_values_are_missing = bad_values_are_missing
         self._used = schema.used_columns() | ({split_column} if split_column else set())
         self._counts: list[int] | None = None
-        self.bytes = sum(_size(file) for file in self.files)
+        self._sizes = [_size(file) for file in self.files]
+        self.bytes = sum(self._sizes)
 
     def counts(self, advanced: Callable[[int], object] = lambda _: None) -> list[int]:
         """Rows of each file, bad ones included.
@@ -123,6 +124,29 @@ class RawLog:
                 advanced(before)
             self._counts = counts
         return self._counts
+
+    def check_unchanged(self) -> None:
+        """Refuse files that have grown since, of which one part may have been read.
+
+        Raises:
+            UnfinishedFileError: names the first.
+        """
+        for file, before in zip(self.files, self._sizes, strict=True):
+            if _size(file) != before:
+                raise UnfinishedFileError(
+                    f"{file}: had {before:,} bytes when reading began and has {_size(file):,} now; "
+                    "wait until it is whole, and start again"
+                )
+
+    def first_time(self) -> int | None:
+        """The smallest time among the first rows, seconds since 1970; None where there is none.
+
+        Raises:
+            DataError: the first file cannot be read.
+        """
+        with closing(self.chunks(BadRows("skip"))) as chunks:
+            first = next(chunks, None)
+        return None if first is None else first.frame[TIME].min()
 
     def check_rows(self) -> None:
         """Refuse a log without a row.

@@ -9,7 +9,6 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from tqdm.auto import tqdm
 
@@ -64,7 +63,7 @@ class Checkpoints:
         self._job = job
         self._settings = config.checkpoint
         self._processes = processes
-        self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self._group = processes.group(PATIENCE, "checkpoints")
         self._target = folder
         self._thread: Thread | None = None
         self._failure: str | None = None

@@ -56,6 +56,11 @@ class RawSection(ReadingSection, PreparationOptions):
         "", description="files, plain, .gz or .zst, or globs of them; required"
     )
     cache: str = Field("cache", description="folder for the prepared form")
+    order_by: Literal["name", "time"] = Field(
+        "name",
+        description="split: periods. Which file comes first: by name, day_2 before day_10; by the "
+        "smallest value of the schema's time among a file's first rows",
+    )
 
 
 class CriteoKaggleSection(RawSection):
