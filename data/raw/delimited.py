@@ -18,7 +18,7 @@ import pyarrow
 import pyarrow.csv
 
 from stampede.data.errors import DataError
-from stampede.data.raw.files import Block, count_bytes, count_lines, read_blocks
+from stampede.data.raw.files import Block, count_bytes, read_blocks
 from stampede.data.raw.rows import BadRow, Marks, RawRows, any_mark, without_marks
 from stampede.settings import cut, shown
 
@@ -54,7 +54,11 @@ class Delimited:
 
     def count(self, path: Path, advanced: Callable[[int], object]) -> int:
         """Rows of a file; `advanced` is called with the number of bytes read so far."""
-        return max(count_lines(path, advanced) - (not self.columns), 0)
+        lines = 0
+        for block in read_blocks(path):
+            lines += block.lines
+            advanced(block.position)
+        return max(lines - (not self.columns), 0)
 
     def names(self, path: Path, optional: str) -> list[str]:
         """Names of a file's columns.
