@@ -178,7 +178,7 @@ def test_rows_and_click_rates_are_shown(tmp_path, capsys):
     "content, sentence",
     [
         ("label,b\n1,x\n0,y\n".replace("\n", "\r"), "its lines end with \\r alone; write"),
-        ("label,b\n", "holds a header line and no row"),
+        ("label,b\n", "has only a header line"),
         ("label,b\nyes,x\n1,y\n0,z\n", "'yes'; write 1 for a click and 0 for none in the log"),
         ("label,b\n5,x\n1,y\n", "holds 5; write a schema file with `label: {column: label, at_l"),
         ("a" * 10_000_000 + ",b\n1,2\n", "line 1 is longer than 1 MB"),
