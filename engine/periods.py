@@ -25,8 +25,8 @@ from stampede.engine.config.load import load_config
 from stampede.engine.console import readable_metric
 from stampede.engine.errors import InterruptedRunError, RunFolderError
 from stampede.engine.evaluate import NEW_IDS
-from stampede.engine.figures import draw_periods
 from stampede.engine.inference.kept import INPUTS
+from stampede.engine.plots import draw_periods
 from stampede.engine.processes import Processes, processes
 from stampede.engine.run import run_here
 from stampede.engine.run_folder import RunFolder
