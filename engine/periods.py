@@ -27,8 +27,8 @@ from stampede.engine.config.load import load_config
 from stampede.engine.console import readable_metric
 from stampede.engine.errors import InterruptedRunError, RunFolderError
 from stampede.engine.evaluate import NEW_IDS
-from stampede.engine.figures import draw_periods
 from stampede.engine.inference.kept import INPUTS
+from stampede.engine.plots import draw_periods
 from stampede.engine.processes import Processes, processes
 from stampede.engine.reading import first_time
 from stampede.engine.run import run_here

@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 
 from stampede.engine.config import Config, to_yaml
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from stampede.engine.figures import draw_curve
+from stampede.engine.plots import draw_curve
 from stampede.engine.processes import launched_by
 from stampede.files import (
     MOST_LINES,
