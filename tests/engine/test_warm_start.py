@@ -258,7 +258,7 @@ BAD = {
     "a flipped bit": (flip, r"epoch_0002: damaged checkpoint \(.*SHA-256 differs.*; copy it"),
     "a damaged manifest": (no_manifest, r"epoch_0002: damaged checkpoint \(.*\); copy it again"),
     "no inputs": (lambda run: shutil.rmtree(run / "inputs"),
-                  r"epoch_0002: its vocabularies are missing: .*inputs does not exist.*copy it again"),
+                  r"epoch_0002: its vocabularies are missing: .*inputs does not.*copy it again"),
     "other inputs": (lambda run: swap_users(run / "inputs"),
                      "these are not the vocabularies that .*epoch_0002 was"),
     "half the inputs": (no_learned_file, r"learned.json: damaged .*user.parquet.*copy it again"),

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torchrec import PoolingType
 from torchrec.distributed import DistributedModelParallel
-from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
 from torchrec.distributed.fbgemm_qcomm_codec import (
     CommType,
     QCommsConfig,
     get_qcomm_codecs_registry,
 )
+from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders, grid_shard, row_wise
