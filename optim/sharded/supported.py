@@ -123,8 +123,8 @@ def check_communication(
     if operation == CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER:
         raise ValueError(
             f"{table}: under sharding type {plan.sharding_type!r} ranks add up parts of bags, "
-            "which TorchRec cannot do in INT8; write CommType.FP16 or BF16 in QCommsConfig, or plan "
-            "the table as table_wise or column_wise"
+            "which TorchRec cannot do in INT8; write CommType.FP16 or BF16 in QCommsConfig, or "
+            "plan the table as table_wise or column_wise"
         )
     if not is_pooled and any(s.shard_sizes[1] % 32 for s in plan.sharding_spec.shards):
         raise ValueError(
