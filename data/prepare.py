@@ -68,6 +68,7 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path) -> None:
     with RowProgress("pass 2 of 2, writing", log.bytes) as progress:
         parts = write_rows(folder, rows, learned, options, progress)
     shutil.rmtree(folder / "spool", ignore_errors=True)
+    log.check_unchanged()
     seconds = {
         "counting": counted - started,
         "learning": learnt - counted,

@@ -143,11 +143,16 @@ def open_source(
     return Source(log, split, share, parts, growing)
 
 
+# What another period may have: how its files are written, and which new ids get a row.
+_OF_FILES = ("format", "separator", "quote", "columns")
+_OF_NEW_IDS = ("min_count", "max_size")
+
+
 def _before(folder: str, meaning: Schema) -> Before | None:
-    """What was learned up to the period before.
+    """What was learned up to the period before, with what this period's schema may change.
 
     Args:
-        meaning: the schema of this period, whose columns must be the same.
+        meaning: the schema of this period.
 
     Raises:
         DataError: it cannot be used.
@@ -169,7 +174,41 @@ def _before(folder: str, meaning: Schema) -> Before | None:
                 f"{', '.join(sorted(then ^ now))} is in one of them only; write the schema that "
                 "the first period was prepared with, or begin anew"
             )
-    return Before(learned, saved)
+    return Before(learned, saved.model_copy(update={"schema_": _merged(saved.schema_, meaning)}))
+
+
+def _merged(then: Schema, now: Schema) -> Schema:
+    """The schema of earlier periods with the keys that this period may change.
+
+    Raises:
+        DataError: another key has changed.
+    """
+    was, given = then.model_dump(), now.model_dump()
+    for key in _OF_FILES:
+        was[key] = given[key]
+    for kind, key in (("ids", "min_count"), ("numbers", "transform")):
+        for name, options in given[kind].items():
+            # What a schema leaves open was settled in the first period.
+            if key in options and options[key] is None:
+                options[key] = was[kind][name].get(key)
+    for name, options in given["ids"].items():
+        was["ids"][name] |= {key: options[key] for key in _OF_NEW_IDS if key in options}
+    if was != given:
+        raise DataError(
+            f"schema: {_difference(was, given)}, and rows of earlier periods would mean something "
+            f"else; write it as before (only {', '.join((*_OF_FILES, *_OF_NEW_IDS))} may change), "
+            "or begin anew"
+        )
+    return Schema.model_validate(was)
+
+
+def _difference(was: Mapping[str, Any], now: Mapping[str, Any], where: str = "") -> str:
+    """The first key that differs."""
+    key = next(key for key in {**was, **now} if was.get(key) != now.get(key))
+    before, after = was.get(key), now.get(key)
+    if isinstance(before, dict) and isinstance(after, dict):
+        return _difference(before, after, f"{where}{key}.")
+    return f"{where}{key} was {before!r}, now {after!r}"
 
 
 def _with_few_ids(schema: Schema, count: int) -> Schema:

@@ -1,4 +1,4 @@
-"""From a configuration to a sharded model with its optimizers."""
+"""Builds the sharded model and its optimizers from a configuration."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     apply_optimizer_in_backward(kind, model.front.ebc.parameters(), arguments)
     l2 = model.l2_terms()
     if model.number_weights is not None:
-        # The numbers' first-order weights decay with the tables' l2.
+        # First-order weights of numbers decay with the tables' l2.
         l2[id(model.number_weights.weight)] = actual.embedding_l2
     communication = config.sharding.communication
     sharders = cowclip_sharders(
@@ -64,9 +64,9 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     move_dense(model, processes.device)
     compile_network(model.network, config.train.compile, processes.device)
     if processes.device.type == "cpu":
-        # Compiled now, where they are not there yet, and not in the first step.
+        # Compile them now, if need be, rather than in the first step.
         cpu.available()
-    # The dense layers, equal on all ranks, get the mean of their gradients in each step.
+    # Dense layers are equal on all ranks; each step averages their gradients.
     sharded = DistributedModelParallel(
         model, device=processes.device, plan=plan, sharders=sharders, init_data_parallel=False
     )
@@ -93,7 +93,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
 
 
 def build_model(config: Config, vocabulary_sizes: Mapping[str, int], numbers: int) -> CTRModel:
-    """The model that is trained, not sharded: its tables are on `meta`.
+    """The model before sharding: its tables are on `meta`.
 
     Args:
         vocabulary_sizes: rows of each field's table, by field name.
@@ -114,7 +114,7 @@ def build_model(config: Config, vocabulary_sizes: Mapping[str, int], numbers: in
 
 
 def move_dense(model: CTRModel, device: torch.device) -> None:
-    """Move all but the tables, which get memory when they are sharded."""
+    """Move all but the tables, which get their memory in sharding."""
     for child in model.children():
         if child is not model.front:
             child.to(device)

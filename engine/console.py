@@ -53,9 +53,12 @@ def readable_metric(value: float | None) -> str:
     return "undefined" if value is None else f"{value:.4f}"
 
 
-def readable_bytes(count: int) -> str:
-    """For example `1.4 GB` (10^9 bytes)."""
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+def readable_bytes(count: float) -> str:
+    """For example `1.44 GB` (10^9 bytes), in three digits or more."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if count >= 0.9995 * size:
+            return f"{count / size:.{2 if count < 100 * size else 1}f} {unit}"
+    return f"{count:.0f} B"
 
 
 def say_given_up(rank: int, path: Path, what: str, failure: BaseException | None) -> None:

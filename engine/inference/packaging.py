@@ -94,8 +94,30 @@ def export(trained: Trained, folder: Path, rows: RowType, overwrite: bool) -> No
 
 def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
     kept = inputs_folder(trained.config, trained.run)
-    about = {
-        "format": _FORMAT,
+    about = {"format": _FORMAT, **described_model(trained, kept, rows)}
+    for source in (*_LOADER.glob("*.py"), Path(formulas.__file__)):
+        (folder / source.name).write_bytes(source.read_bytes())
+    graph, weights = describe(export_dense_part(dense_model(trained)))
+    (folder / "dense.json").write_text(to_json(graph) + "\n", encoding="utf-8")
+    save_tensors(weights, folder / "dense.safetensors")
+    _write_vocabularies(folder / "vocabularies", kept)
+    _write_tables(folder / "tables", trained, rows, about)
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    text = sealed(about, [file_entry(path, folder) for path in paths])
+    (folder / PACKAGE).write_text(text, encoding="utf-8")
+
+
+def described_model(trained: Trained, kept: Path | None, rows: RowType) -> dict[str, Any]:
+    """What a model is, and how its inputs are made of columns.
+
+    Args:
+        kept: what `inputs_folder` found.
+        rows: how tables are stored.
+
+    Raises:
+        RunFolderError, DataError: what the run kept is not of this model, or is damaged.
+    """
+    return {
         "stampede": metadata.version("stampede"),
         "torch": torch.__version__,
         "checkpoint": str(trained.checkpoint),
@@ -107,16 +129,6 @@ def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
         "rows": rows,
         **_inputs(trained, kept),
     }
-    for source in (*_LOADER.glob("*.py"), Path(formulas.__file__)):
-        (folder / source.name).write_bytes(source.read_bytes())
-    graph, weights = describe(export_dense_part(dense_model(trained)))
-    (folder / "dense.json").write_text(to_json(graph) + "\n", encoding="utf-8")
-    save_tensors(weights, folder / "dense.safetensors")
-    _write_vocabularies(folder / "vocabularies", kept)
-    _write_tables(folder / "tables", trained, rows, about)
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    text = sealed(about, [file_entry(path, folder) for path in paths])
-    (folder / PACKAGE).write_text(text, encoding="utf-8")
 
 
 def sealed(about: Mapping[str, Any], entries: Sequence[FileEntry]) -> str:
@@ -269,7 +281,7 @@ def describe(program: ExportedProgram) -> tuple[dict[str, Any], dict[str, Tensor
     Raises:
         RunFolderError: it has an operator that packages may not have.
     """
-    weights, known = _weights(program)
+    weights, known = program_weights(program)
 
     def described(given: Any) -> Any:
         if isinstance(given, Node):
@@ -306,7 +318,9 @@ def describe(program: ExportedProgram) -> tuple[dict[str, Any], dict[str, Tensor
     return graph, {name: weight.detach() for name, weight in weights.items()}
 
 
-def _weights(program: ExportedProgram) -> tuple[dict[str, Tensor], dict[str, dict[str, str]]]:
+def program_weights(
+    program: ExportedProgram,
+) -> tuple[dict[str, Tensor], dict[str, dict[str, str]]]:
     """Weights and constants of a program, and how its nodes for them are described."""
     weights, known = {}, {}
     tensors = {**program.constants, **program.state_dict}

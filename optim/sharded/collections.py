@@ -31,7 +31,12 @@ from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.parameters import kept_current
 from stampede.optim.sharded.reduction import CollectionLayout
 from stampede.optim.sharded.supported import check_width
-from stampede.optim.sharded.tables import VARIABLE_BATCH, CowClipTables, tables_of_any_width
+from stampede.optim.sharded.tables import (
+    NOT_COMPILED,
+    VARIABLE_BATCH,
+    CowClipTables,
+    tables_of_any_width,
+)
 from stampede.optim.sharded.torchrec_optimizer import (
     CowClipFusedOptimizer,
     LookupWithoutDDP,
@@ -246,6 +251,7 @@ class CowClipShardedEmbeddingCollection(CowClipCollection, ShardedEmbeddingColle
         return next(c for c in self._embedding_configs if c.name == table)
 
 
+@torch.compiler.disable(reason=NOT_COMPILED)
 def tell_when_reached(
     output: Tensor, owner: BackwardUpdate, number: int, module: int = 0
 ) -> Tensor:

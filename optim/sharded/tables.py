@@ -31,6 +31,11 @@ VARIABLE_BATCH = (
     "same batch size"
 )
 
+NOT_COMPILED = (
+    "tables with CowClip are looked up outside compiled graphs; write fullgraph=False, or compile "
+    "the dense part of the model only"
+)
+
 
 @contextmanager
 def tables_of_any_width() -> Iterator[None]:
@@ -256,6 +261,8 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     def _stored(self) -> Tensor:
         return self.weights_host if self.weights_host.numel() else self.weights_dev
 
+    # FBGEMM's own lookup breaks a graph on a CPU, too.
+    @torch.compiler.disable(reason=NOT_COMPILED)
     def forward(
         self,
         indices: Tensor,

@@ -6,6 +6,7 @@ from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import PoolingMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.exc import Unsupported
 
 from stampede.optim import CowClip, local_cowclip_tables
 from stampede.optim.backends.cpu import CpuBackend
@@ -212,6 +213,12 @@ def test_weights_of_samples_have_no_gradient_where_sequences_ignore_them():
 def test_prefetching_is_refused():
     with pytest.raises(ValueError, match="TrainPipelineSparseDist"):
         one_table().prefetch(ID, OFFSETS)
+
+
+def test_one_compiled_graph_around_a_lookup_is_refused():
+    whole = torch.compile(one_table(), fullgraph=True, backend="eager")
+    with pytest.raises(Unsupported, match="fullgraph=False, or compile the dense part"):
+        whole(ID, OFFSETS)
 
 
 def looked_up(plan):

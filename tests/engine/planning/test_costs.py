@@ -1,8 +1,8 @@
-"""Figures of a plan made by hand, against arithmetic done here."""
+"""Costs of a plan made by hand, against arithmetic done here."""
 
 import pytest
 
-from stampede.engine.planning.figures import figures
+from stampede.engine.planning.costs import plan_costs
 from stampede.engine.planning.workload import PlacedShard
 from support.planning import planned_config, work_of
 
@@ -23,7 +23,7 @@ SHARDS = [
 def found(*overrides, shards=SHARDS):
     config = planned_config(*TABLES, *overrides, world_size=RANKS, batch_size=BATCH)
     work = work_of(config, RANKS)
-    return work, figures(work, shards)
+    return work, plan_costs(work, shards)
 
 
 def test_weights_and_states():
