@@ -15,7 +15,6 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.test_utils import test_model as theirs
 from torchrec.models.deepfm import SimpleDeepFMNNWrapper
 from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection
-from torchrec.models.experimental.transformerdlrm import DLRM_Transformer
 from torchrec.modules.mlp import MLP
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
@@ -130,15 +129,10 @@ def bert4rec(tables, weighted):
     return WithLoss(Bert4Rec(tables))
 
 
-def transformer(bags, weighted):
-    return WithLoss(DLRM_Transformer(EmbeddingBagCollection(bags), 10, [16, DIM], [16, 1], 2, 1))
-
-
 MEAN = {"pooling": PoolingType.MEAN}
 MODELS = {
     "DLRM": (dlrm, tables(3), []),
     "DLRM_DCN": (dlrm_dcn, tables(3), []),
-    "DLRM_Transformer": (transformer, tables(3), []),
     "TwoTower": (two_tower, tables(3), []),
     "Bert4Rec": (bert4rec, tables(1, kind=EmbeddingConfig), []),
     "DLRM_Projection": (dlrm_projection, tables(3), []),
