@@ -12,6 +12,8 @@ from torchrec import (
     PoolingType,
 )
 from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.test_utils import test_model as theirs
 from torchrec.models.deepfm import SimpleDeepFMNNWrapper
 from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection
@@ -167,12 +169,22 @@ def batch_of(bags, weighted, step, double=False, ranks=1, rank=None):
     return batch
 
 
-def shard(model, **settings):
-    """The two lines, and TorchRec's optimizer of everything."""
+def shard(model, mean=(), **settings):
+    """The two lines, and TorchRec's optimizer of everything.
+
+    Args:
+        mean: tables with mean pooling, which are not to be sharded by rows beside others.
+    """
     embeddings = [p for name, p in model.named_parameters() if "embedding" in name]
     arguments = {**SETTINGS, "clip": CowClip(**CLIP), **settings}
     apply_optimizer_in_backward(CowClipAdam, embeddings, arguments)
-    model = DistributedModelParallel(model, device=CPU, sharders=cowclip_sharders())
+    sharders, world = cowclip_sharders(), dist.get_world_size()
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=world, local_world_size=world, compute_device="cpu"),
+        constraints={name: ParameterConstraints(sharding_types=["table_wise"]) for name in mean},
+    )
+    plan = planner.collective_plan(model, sharders, dist.group.WORLD)
+    model = DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
     return model, combined_optimizer(model, torch.optim.SGD)
 
 
@@ -203,7 +215,8 @@ def train_on_ranks(name, steps=5):
             Unsharded(plain, dense_lr=0.1, **clip, **SETTINGS)
             for clip in ({"granularity": "cowclip", **CLIP}, {})
         ]
-        model, optimizer = shard(plain)
+        means = [b.name for b in bags if getattr(b, "pooling", None) == PoolingType.MEAN]
+        model, optimizer = shard(plain, means)
         start = tables_of(model)
         ranks = {"ranks": dist.get_world_size()}
         for step in range(steps):
