@@ -85,17 +85,20 @@ class TorchBackend:
         waiting: where rows that are not in the batch take their steps later; None where a sweep
             takes them in each step.
         pools: whether `pool_` is to be used where FBGEMM's lookup could be.
-        needs_checked_ids: whether ids must be inside their tables before `catch_up`.
+        must_pool: whether FBGEMM's lookup does not know these tables.
+        needs_checked_ids: whether ids must be inside their tables before `catch_up` and `pool_`.
     """
 
     name = "plain PyTorch"
-    needs_checked_ids = False
+    pools = False
 
     def __init__(self, array: TableArray) -> None:
         self.array = array
         self.waiting: WaitingRows | None = None
-        # FBGEMM's lookup knows no bf16 on a CPU.
-        self.pools = array.weights.dtype == torch.bfloat16
+        # It knows no bf16 on a CPU, and on a GPU reads 4 columns at a time.
+        is_odd = array.weights.is_cuda and array.weights.shape[1] % 4 != 0
+        self.must_pool = array.weights.dtype == torch.bfloat16 or is_odd
+        self.needs_checked_ids = self.must_pool
 
     def is_sound(self, lookup: Lookup) -> bool:
         """Whether bags and ids of a lookup are known to be right; False leaves it to FBGEMM."""

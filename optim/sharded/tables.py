@@ -326,14 +326,12 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
 
     def _is_pooled_here(self) -> bool:
         """Whether our kernels give what FBGEMM's lookup does, which takes longer."""
-        if self._stored().is_cuda and any(columns % 4 for _, columns, *_ in self.embedding_specs):
-            # FBGEMM's kernels there read 4 columns at a time.
+        if any(backend.must_pool for backend in self.backends):
             return True
-        is_bf16 = self._stored().dtype == torch.bfloat16
         is_usual = self.pooling_mode != PoolingMode.NONE and (
             self.output_dtype == SparseType.FP32.as_int()
         )
-        return (is_bf16 or is_usual) and all(backend.pools for backend in self.backends)
+        return is_usual and all(backend.pools for backend in self.backends)
 
     def _check(self, parts: list[ArrayLookup], *inputs: Tensor | None) -> None:
         """Check bags and ids; FBGEMM's slower check says what is wrong, and refuses or mends it."""

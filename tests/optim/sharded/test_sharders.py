@@ -120,14 +120,18 @@ def test_an_id_outside_its_table_is_as_fbgemms_check_has_it():
     for offsets in ([2, 3, 5], [0, 1, 2]):
         with pytest.raises(RuntimeError, match="num_indices"):
             tables(torch.tensor([1, 1, 3]), torch.tensor(offsets))
-    # By default it is looked up, and updated, as the first row, and counted.
-    model = shard(with_cowclip(Bags(a=8), rows="touched"))
+
+
+@pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16, DataType.BF16])
+def test_by_default_an_id_outside_its_table_is_the_first_row_and_counted(data_type):
+    # In the memory, row 25 of the first table would be one of the second.
+    model = shard(with_cowclip(Bags(a=8, b=8, data_type=data_type), rows="touched"))
     (tables,) = local_cowclip_tables(model)
-    before = weights_of(model)["a"].clone()
-    step(model, [2, 99])
-    moved = (weights_of(model)["a"] != before).any(1)
-    assert tables.bounds_check_warning.item() == 2
-    assert moved.nonzero().flatten().tolist() == [0, 2]
+    before = weights_of(model)
+    step(model, [2, 25])
+    assert tables.bounds_check_warning.item() == 4
+    for name, after in weights_of(model).items():
+        assert (after != before[name]).any(1).nonzero().flatten().tolist() == [0, 2]
 
 
 def test_all_that_torchrecs_default_sharders_know_is_sharded():

@@ -125,6 +125,21 @@ def test_the_kernel_pools_what_fbgemm_does(pooling, weighted, monkeypatch):
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("pooling", PoolingMode)
+@pytest.mark.parametrize("output", [SparseType.FP32, SparseType.FP16])
+def test_plain_torch_looks_up_what_fbgemm_does(pooling, output):
+    """As on a GPU at widths that FBGEMM does not read there."""
+    ids, offsets = torch.tensor([8, 0, 0, 4, 1, 2, 3]), torch.tensor([0, 0, 3, 3, 5, 5, 7])
+    with computed("torch"):
+        tables = Tables(of_rows(9, 5), [10, 10], [0, 1, 1], pooling, UpdateSettings())
+        tables.fill(torch.Generator().manual_seed(0))
+        tables.tbe.output_dtype = output.as_int()
+        expected = tables.tbe(ids, offsets)
+        (backend,) = tables.tbe.backends
+        backend.must_pool = backend.needs_checked_ids = True
+        torch.testing.assert_close(tables.tbe(ids, offsets), expected)
+
+
 def test_a_batch_without_ids_still_decays_all_rows():
     tables = one_table(setting=UpdateSettings(l2=1e-2))
     weights = tables.arrays[0].weights.fill_(1.0)
