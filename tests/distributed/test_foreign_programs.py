@@ -27,12 +27,13 @@ CASES = [
     for plan in PLANS
     for rows in ("all", "touched")
 ]
+ODD = (Table(1 << 17, dim=10, columns=(5, 5)), Table(40, dim=7, features=2))
 CASES += [
-    replace(case, tables=(Table(1 << 17, dim=10, columns=(5, 5)), Table(40, dim=7, features=2)))
+    replace(case, tables=ODD)
     for case in CASES
-    if case.plan in ("data_parallel", "row_wise", "column_wise")
+    if (case.plan, case.arguments["rows"]) in (("column_wise", "all"), ("row_wise", "touched"))
 ]
-SMALL = [replace(case, tables=TABLES[1:], way="waiting") for case in CASES]
+SMALL = [replace(case, tables=case.tables[1:], way="waiting") for case in CASES]
 
 
 @pytest.fixture(scope="module", params=PROCESSES, ids=lambda count: f"{count} processes")
