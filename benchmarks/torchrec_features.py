@@ -37,6 +37,8 @@ from torchrec.distributed.fbgemm_qcomm_codec import (
     get_qcomm_codecs_registry,
 )
 from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders, grid_shard, row_wise
 from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import DataType
@@ -118,15 +120,24 @@ def _processors() -> float:
 
 def _sample_weights() -> float:
     """Their gradient, relative to the largest, beside TorchRec's unsharded tables."""
+    learnable = partial(torch.ones, requires_grad=True)
     with process_group():
         model = two.Model(weighted=True)
-        given = [
-            two.features(weights=lambda n: torch.ones(n, requires_grad=True)) for _ in range(2)
-        ]
+        given = [two.features(weights=learnable) for _ in range(2)]
         model(given[0]).square().sum().backward()
-        two.shard(model)(given[1]).square().sum().backward()
+        _planned(model, "table_wise")(given[1]).square().sum().backward()
         expected, found = (one.weights().grad for one in given)
     return float((found - expected).abs().max() / expected.abs().max())
+
+
+def _planned(model: nn.Module, kind: str) -> nn.Module:
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=1, compute_device="cpu"),
+        constraints={name: ParameterConstraints(sharding_types=[kind]) for name in "ab"},
+    )
+    sharders = cowclip_sharders()
+    plan = planner.plan(two.with_optimizer(model), sharders)
+    return DistributedModelParallel(model, device=two.CPU, plan=plan, sharders=sharders)
 
 
 def _checkpoint() -> float:
@@ -160,7 +171,7 @@ WORKS: dict[str, Callable[[], float]] = {
     "managed collision (ZCH) with eviction, pooled": partial(_managed, True),
     "managed collision (ZCH) with eviction, sequences": partial(_managed, False),
     "feature processors with position weights": _processors,
-    "learnable per-sample weights: their gradient": _sample_weights,
+    "learnable per-sample weights, `table_wise` on one process: their gradient": _sample_weights,
     "gradient accumulation, `backwards_per_step=4`": lambda: _of_case(
         SMALL, foreign.run_accumulated
     ),
@@ -263,6 +274,11 @@ def _variable_batch() -> None:
     )
 
 
+def _weights_by_rows() -> None:
+    learnable = partial(torch.ones, requires_grad=True)
+    _planned(two.Model(weighted=True), "row_wise")(two.features(weights=learnable))
+
+
 def _helen_behind_collision() -> None:
     model = managed_collision.SparseArch(pooled=True, rows=64)
     tables = [p for name, p in model.named_parameters() if "embedding" in name]
@@ -299,6 +315,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "one table in two modules": _two_modules,
     "a single `nn.EmbeddingBag`": _single_bag,
     "variable batch size per feature": _variable_batch,
+    "learnable per-sample weights where TorchRec loses their gradient": _weights_by_rows,
     "Helen behind managed collision": _helen_behind_collision,
     "delta tracker with `rows: all`": lambda: ModelDeltaTrackerTrec(_bags(a=8, rows="all")),
     "tables in host memory (`fused_uvm_caching`)": lambda: _bags(a=8, kernel="fused_uvm_caching"),
