@@ -12,7 +12,7 @@ ScalingRule = Literal["none", "linear", "sqrt", "sqrt_star", "n2_lambda", "cowcl
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """The settings that depend on the batch size: of the tables, and of the dense layers."""
+    """The settings that depend on the batch size, of tables and dense layers."""
 
     embedding_lr: float
     embedding_l2: float
@@ -52,7 +52,7 @@ class Scaled:
     scaled: Hyperparameters
 
     def table(self) -> str:
-        """What the rule did, as plain text: a line for each setting, at most 100 columns.
+        """The changes as plain text: a line for each setting, at most 100 columns.
 
         Example::
 
