@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs_registry,
+)
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
@@ -40,7 +45,13 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     if model.number_weights is not None:
         # First-order weights of numbers decay with the tables' l2.
         l2[id(model.number_weights.weight)] = actual.embedding_l2
-    sharders = cowclip_sharders(TableInit(config.model.init_std, columns, config.run.seed))
+    communication = config.sharding.communication
+    sharders = cowclip_sharders(
+        TableInit(config.model.init_std, columns, config.run.seed),
+        qcomm_codecs_registry=get_qcomm_codecs_registry(
+            QCommsConfig(CommType(communication.forward), CommType(communication.backward))
+        ),
+    )
     plan = make_plan(
         model,
         sharders,

@@ -220,12 +220,24 @@ class CheckpointSection(Section):
     )
 
 
+class CommunicationSection(Section):
+    """In which precision rows travel between ranks."""
+
+    forward: Literal["fp32", "fp16", "bf16"] = Field(
+        "fp32", description="of pooled embeddings, rounded to it before they are sent"
+    )
+    backward: Literal["fp32", "bf16"] = Field(
+        "fp32", description="of their gradients, which are too small for fp16"
+    )
+
+
 class ShardingSection(Section):
-    """Where the tables are."""
+    """Where the tables are, and what ranks send each other."""
 
     plan: _Plan = Field(
         "auto", description="sharding type of all tables; auto: TorchRec's planner decides"
     )
+    communication: CommunicationSection = CommunicationSection()
 
 
 class Config(Section):

@@ -127,6 +127,7 @@ def _add_exchanges(costs: PlanCosts, workload: Workload, shards: Sequence[Placed
     every sample. Of a replicated table, ranks exchange the rows' gradients and counts instead.
     """
     ranks, local = workload.world_size, workload.local_batch_size
+    forward, backward = workload.bytes_on_the_way
     ids, columns = np.zeros(ranks), np.zeros(ranks)
     for shard in shards:
         if shard.is_replicated:
@@ -138,12 +139,12 @@ def _add_exchanges(costs: PlanCosts, workload: Workload, shards: Sequence[Placed
             # From each rank: ids, and the lengths of bags.
             from_each = workload.lookups(shard) / ranks * workload.data.id_bytes
             ids[shard.rank] += from_each + local * INT
-            columns[shard.rank] += local * shard.columns * FLOAT
-    for kind, there in (("ids", ids), ("gradients", columns)):
+            columns[shard.rank] += local * shard.columns
+    for kind, there in (("ids", ids), ("gradients", columns * backward)):
         costs.sent[kind] += there.sum() - there
         costs.received += there * (ranks - 1)
-    costs.sent["pooled_rows"] += columns * (ranks - 1)
-    costs.received += columns.sum() - columns
+    costs.sent["pooled_rows"] += columns * forward * (ranks - 1)
+    costs.received += (columns.sum() - columns) * forward
 
 
 def _add_split_rows(costs: PlanCosts, workload: Workload, shards: Sequence[PlacedShard]) -> None:

@@ -136,6 +136,7 @@ class Workload:
         batch_size: global.
         world_size: number of ranks.
         passes: forward and backward passes of a step.
+        bytes_on_the_way: of a number of an embedding, and of its gradient, between two ranks.
     """
 
     data: PlannedData
@@ -146,6 +147,7 @@ class Workload:
     batch_size: int
     world_size: int
     passes: int = 1
+    bytes_on_the_way: tuple[int, int] = (FLOAT, FLOAT)
 
     @property
     def local_batch_size(self) -> int:
@@ -240,7 +242,7 @@ def workload(config: Config, data: PlannedData, model: CTRModel, world_size: int
     Args:
         model: built from it, its tables on `meta`.
     """
-    columns = model.front.columns
+    columns, communication = model.front.columns, config.sharding.communication
     of_tables = {id(parameter) for parameter in model.front.ebc.parameters()}
     return Workload(
         data,
@@ -251,6 +253,10 @@ def workload(config: Config, data: PlannedData, model: CTRModel, world_size: int
         config.train.batch_size,
         world_size,
         passes(config),
+        tuple(
+            FLOAT if precision == "fp32" else FLOAT // 2
+            for precision in (communication.forward, communication.backward)
+        ),
     )
 
 

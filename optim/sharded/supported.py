@@ -40,6 +40,13 @@ def compute_kernel(sharding_type: str) -> str:
     return EmbeddingComputeKernel.FUSED.value
 
 
+def keeps_gradient_of_weights(sharding_types: set[str], env: ShardingEnv) -> bool:
+    """Whether per-sample weights reach the lookups of a collection as they were given."""
+    if sharding_types == {ShardingType.TABLE_WISE.value}:
+        return env.world_size == 1
+    return sharding_types == {ShardingType.DATA_PARALLEL.value}
+
+
 def check_environment(env: ShardingEnv) -> None:
     """Refuse sharding over a part of the processes."""
     if dist.is_initialized() and env.world_size != dist.get_world_size():

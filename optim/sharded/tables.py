@@ -431,6 +431,10 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             for _, states in self.shard_states()
         ]
 
+    def split_optimizer_states(self) -> list[list[Tensor]]:
+        """All states of each table, views; see FBGEMM's class."""
+        return [list(states.values()) for _, states in self.shard_states()]
+
     def split_embedding_weights(self, *arguments: Any, **options: Any) -> list[Tensor]:
         """Weights of each table, up to date whenever they are used; see FBGEMM's class."""
         parts = super().split_embedding_weights(*arguments, **options)

@@ -264,6 +264,15 @@ class LookupWithoutDDP(nn.Module):
         """The lookup's."""
         return self.module(features)
 
+    def __getattr__(self, name: str) -> Any:
+        """A submodule; TorchRec's delta tracker asks for the kernels, to read their states."""
+        if name == "_emb_modules":
+            raise AttributeError(
+                "TorchRec's delta tracker reads no states of data_parallel tables; plan them as "
+                "table_wise or row_wise, or track with mode ID_ONLY"
+            )
+        return super().__getattr__(name)
+
     def flush(self) -> None:
         """The lookup's."""
         self.module.flush()

@@ -106,11 +106,11 @@ def test_the_plan_is_what_was_asked_for(results, plan):
 
 
 def test_columns_are_split_at_any_width(results):
-    _, found = results
+    count, found = results
     for case in odd_widths():
         for index, table in enumerate(case.tables):
             shards = [columns for _, columns in found[case]["shards"][f"t{index}"]]
-            if case.sharding_of(f"t{index}") == "column_wise" and table.columns:
+            if count > 1 and case.sharding_of(f"t{index}") == "column_wise" and table.columns:
                 assert shards == list(table.columns)
             else:
                 assert set(shards) <= {table.dim}

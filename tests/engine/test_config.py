@@ -44,6 +44,10 @@ BAD = [
     ("optim:\n  embedding:\n    lr: .inf", ["optim.embedding.lr: found inf", "finite"]),
     ("optim:\n  embedding:\n    lr: .nan", ["optim.embedding.lr: found nan", "finite"]),
     ("sharding:\n  plan: rowwise", ["sharding.plan: found 'rowwise'", "did you mean 'row_wise'?"]),
+    (
+        "sharding:\n  communication: {backward: fp16}",
+        ["sharding.communication.backward: found 'fp16'", "'bf16'"],
+    ),
     ("data:\n  kind: criteo", ["data.kind: found 'criteo'", "'synthetic', 'criteo_kaggle'"]),
     ("model:\n  name: deepmf", ["model.name: found 'deepmf'", "'deepfm'"]),
     (

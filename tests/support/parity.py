@@ -46,7 +46,8 @@ class Table:
     """A table: its rows and width, and how many features look it up.
 
     Attributes:
-        columns: widths of its parts where it is sharded by columns; the planner's if empty.
+        columns: widths of its parts where it is sharded by columns; the planner's if empty. On
+            one process they must be equal: TorchRec gives the parts of a rank to one parameter.
     """
 
     rows: int
@@ -209,7 +210,8 @@ def plan_of(case, collection, sharders, world, local_world_size=None):
     for of_module in plan.plan.values():
         for table, sharding in of_module.items():
             spec = case.tables[int(table[1:])]
-            if spec.columns and sharding.sharding_type == "column_wise":
+            possible = world > 1 or len(set(spec.columns)) == 1
+            if possible and spec.columns and sharding.sharding_type == "column_wise":
                 sharding.ranks = [part % world for part in range(len(spec.columns))]
                 sharding.sharding_spec = EnumerableShardingSpec(
                     [

@@ -167,7 +167,15 @@ MODELS = {
 }
 
 
-def train_in_pipelines(kinds, models=tuple(MODELS)):
+# Their tables, of which the last two are weighted, or sequences.
+MIXED = Case(
+    ("table_wise", "row_wise", "column_wise", "data_parallel"),
+    tables=tuple(Table(rows, 8) for rows in (40, 50, 60, 30)),
+    arguments={"ratio": 1e-3},
+)
+
+
+def train_in_pipelines(kinds, models=tuple(MODELS), case=MIXED):
     """TorchRec's test models in a plain loop, as kind None, and in its train pipelines.
 
     Args:
@@ -178,16 +186,12 @@ def train_in_pipelines(kinds, models=tuple(MODELS)):
     """
     with process_group():
         return {
-            name: {kind: _in_pipeline(name, kind) for kind in (None, *kinds)} for name in models
+            name: {kind: _in_pipeline(name, kind, case) for kind in (None, *kinds)}
+            for name in models
         }
 
 
-def _in_pipeline(name, kind):
-    case = Case(
-        ("table_wise", "row_wise", "column_wise", "data_parallel"),
-        tables=tuple(Table(rows, 8) for rows in (40, 50, 60, 30)),
-        arguments={"ratio": 1e-3},
-    )
+def _in_pipeline(name, kind, case):
     model, inputs = torchrecs_model(name, case)
     dense = dict(in_backward_optimizer_filter(model.named_parameters()))
     optimizer = torch.optim.SGD(dense.values(), lr=0.1)

@@ -10,6 +10,7 @@ from torchrec.distributed.fbgemm_qcomm_codec import (
     get_qcomm_codecs_registry,
 )
 from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
+from torchrec.distributed.model_tracker.types import TrackingMode
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders, grid_shard, row_wise
@@ -238,6 +239,57 @@ def test_changed_rows_are_tracked_only_where_no_others_change(rows):
     for name, after in weights_of(model).items():
         changed = (after != before[name]).any(1).nonzero().flatten()
         assert torch.equal(found[name].sort().values, changed)
+
+
+def tracked(kind, mode, plan=PLANS["whole"], **settings):
+    """Two tables of one lookup, one step, a tracker, two more steps; states before each of them."""
+    model = with_cowclip(Bags(a=8, b=8), kind, rows="touched", **settings)
+    model = shard(model, plan)
+    step(model)
+    tracker, states = ModelDeltaTrackerTrec(model, mode=TrackingMode[mode]), []
+    for ids in ([1, 1, 3], [3, 4], []):
+        states.append([next(iter(s.values())).clone() for s in states_of(model)])
+        if ids:
+            step(model, ids)
+            tracker.step()
+    found = {path.rpartition(".")[2]: rows for path, rows in tracker.get_unique().items()}
+    return [found["a"], found["b"]], states
+
+
+def states_of(model):
+    return [states for tbe in local_cowclip_tables(model) for _, states in tbe.shard_states()]
+
+
+@pytest.mark.parametrize("mode", ["MOMENTUM_DIFF", "ROWWISE_ADAGRAD"])
+def test_what_rows_add_to_their_squared_gradients_is_tracked(mode):
+    found, (start, _, end) = tracked(optim.CowClipRowWiseAdagrad, mode)
+    for rows, before, after in zip(found, start, end, strict=True):
+        assert rows.ids.tolist() == [1, 3, 4]
+        assert torch.equal(rows.states, (after - before)[[1, 3, 4]])
+        assert rows.states.all()
+    assert not torch.equal(found[0].states, found[1].states)
+
+
+def test_momentum_of_rows_at_their_last_lookup_is_tracked():
+    found, (first, second, _) = tracked(CowClipAdam, "MOMENTUM_LAST")
+    for rows, before, later in zip(found, first, second, strict=True):
+        assert rows.ids.tolist() == [1, 3, 4]
+        expected = torch.stack([before[1], later[3], later[4]]).norm(dim=1)
+        torch.testing.assert_close(rows.states, expected)
+        assert rows.states[:2].all()
+
+
+@pytest.mark.parametrize(
+    "kind, mode, plan, words",
+    [
+        (CowClipAdam, "MOMENTUM_DIFF", "whole", "MOMENTUM_DIFF needs CowClipRowWiseAdagrad"),
+        (optim.CowClipSGD, "MOMENTUM_LAST", "whole", "MOMENTUM_LAST needs CowClipAdam"),
+        (optim.CowClipRowWiseAdagrad, "MOMENTUM_DIFF", "copies", "data_parallel.*table_wise"),
+    ],
+)
+def test_states_that_no_table_keeps_are_not_tracked(kind, mode, plan, words):
+    with pytest.raises((ValueError, AttributeError), match=words):
+        tracked(kind, mode, PLANS[plan])
 
 
 def test_sharding_over_a_part_of_the_processes_is_refused():
