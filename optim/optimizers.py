@@ -64,6 +64,14 @@ class CowClipOptimizer(torch.optim.Optimizer):
         self._backends: dict[Tensor, TorchBackend] = {}
         others = ("self", "params", "lr", "__class__")
         given = {name: value for name, value in settings.items() if name not in others}
+        if not isinstance(params, Tensor):
+            params = list(params)
+            if not params:
+                raise ValueError(
+                    f"{type(self).__name__} got no parameters; if TorchRec's tables were to be "
+                    "its own: those with an optimizer of apply_optimizer_in_backward are updated "
+                    "in their backward, data_parallel ones too, so leave this optimizer out"
+                )
         super().__init__(params, {"lr": lr, "padding_idx": None, **given})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
