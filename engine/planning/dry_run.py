@@ -152,7 +152,12 @@ def print_dry_run(config: Config, cluster: Cluster, out: Path | None) -> None:
 def _plan(config: Config, model: nn.Module, work: Workload, cluster: Cluster) -> ShardingPlan:
     """The plan; where the devices are too small, one for larger ones."""
     optimizer = config.optim.embedding.optimizer
-    types = sharding_types(config.sharding.plan, optimizer, cluster.world_size)
+    types = sharding_types(
+        config.sharding.plan,
+        optimizer,
+        cluster.world_size,
+        reproducible=config.train.reproducible,
+    )
     larger = [round(work.even_bytes() * room / (1.0 - cluster.reserved)) for room in _ROOM]
     sizes = [cluster.memory, *(size for size in larger if size > cluster.memory), _ENDLESS]
     for memory in sizes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,19 +91,23 @@ class Cluster:
         return int(self.memory * (1.0 - self.reserved))
 
 
-def sharding_types(plan: str, optimizer: str, world_size: int) -> Sequence[str]:
+def sharding_types(
+    plan: str, optimizer: str, world_size: int, *, reproducible: bool = False
+) -> Sequence[str]:
     """The sharding types that `sharding.plan` leaves to the planner.
 
     Args:
         plan: `auto` for the planner's own choice, or a TorchRec sharding type.
         optimizer: `optim.embedding.optimizer`.
+        reproducible: `train.reproducible`, which needs each row whole on one rank.
     """
     if plan != "auto":
         return [plan]
     if world_size == 1:
         # On one rank all types hold the same tables; table-wise has the least overhead.
         return [ShardingType.TABLE_WISE.value]
-    return BASELINE_SHARDING_TYPES if optimizer in BASELINES else SHARDING_TYPES
+    whole_rows = reproducible or optimizer in BASELINES
+    return BASELINE_SHARDING_TYPES if whole_rows else SHARDING_TYPES
 
 
 def make_plan(
@@ -112,12 +116,14 @@ def make_plan(
     sharding_types: Sequence[str],
     workload: Callable[[], Workload],
     processes: Processes,
+    whole: Collection[str] = (),
 ) -> ShardingPlan:
     """A plan agreed by all ranks.
 
     Args:
         sharding_types: TorchRec's sharding types that the planner may choose from.
         workload: what a step takes; called on rank 0.
+        whole: tables that are table-wise whatever the others are.
 
     Raises:
         SettingsError: the tables do not fit, or not in this way.
@@ -130,7 +136,7 @@ def make_plan(
     cluster = Cluster(world_size, node, processes.device.type, memory)
     try:
         return processes.on_main(
-            lambda: search_plan(model, sharders, sharding_types, workload(), cluster)
+            lambda: search_plan(model, sharders, sharding_types, workload(), cluster, whole)
         )
     except PlannerError as failure:
         raise no_plan(sharding_types, world_size, failure) from None
@@ -165,11 +171,13 @@ def search_plan(
     sharding_types: Sequence[str],
     workload: Workload,
     cluster: Cluster,
+    whole: Collection[str] = (),
 ) -> ShardingPlan:
     """The planner's choice.
 
     Args:
         sharding_types: TorchRec's sharding types that the planner may choose from.
+        whole: see `make_plan`.
 
     Raises:
         PlannerError: the tables do not fit, or not in this way.
@@ -177,7 +185,9 @@ def search_plan(
     on_gpu = cluster.device_type == "cuda"
     constraints = {
         name: ParameterConstraints(
-            sharding_types=list(sharding_types),
+            sharding_types=(
+                [ShardingType.TABLE_WISE.value] if name in whole else list(sharding_types)
+            ),
             min_partition=_SMALLEST_PARTITION,
             pooling_factors=[table.ids_per_sample],
         )
