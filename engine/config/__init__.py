@@ -117,6 +117,18 @@ class TrainSection(Section):
         description="of the network, by torch.compile; cuda_graphs, on a GPU, also launches it as "
         "one; on a CPU the network then goes without the C++ kernels",
     )
+    reproducible: bool = Field(
+        False,
+        description="the same bits on any number of ranks that divides train.tiles; see the manual "
+        "for what that takes",
+    )
+    tiles: int = Field(
+        8,
+        ge=1,
+        le=1024,
+        description="with train.reproducible, parts of a global batch that the dense layers "
+        "compute one by one; a power of two",
+    )
     log_every: int = Field(20, ge=1, description="steps between two lines of metrics.jsonl")
     clip_stats_every: int = Field(
         0,
@@ -259,6 +271,19 @@ class Config(Section):
     sharding: ShardingSection = ShardingSection()
 
     @model_validator(mode="after")
+    def _check_reproducible(self) -> Config:
+        tiles, plan = self.train.tiles, self.sharding.plan
+        if tiles & (tiles - 1):
+            raise ValueError(f"train.tiles: {tiles} is not a power of two; write 8 or 16")
+        if self.train.reproducible and plan not in ("auto", *BASELINE_SHARDING_TYPES):
+            raise ValueError(
+                f"sharding.plan: with {plan!r} the bits of a run depend on the number of ranks, "
+                "which train.reproducible forbids; write auto, "
+                f"{' or '.join(BASELINE_SHARDING_TYPES)}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_sections_together(self) -> Config:
         # A prepared folder tells only when it is opened.
         no_validation = getattr(self.data, "validation_fraction", None) == 0
@@ -357,3 +382,9 @@ def check_divides(config: Config, world_size: int, where: str = "") -> None:
                 f"it is the global batch size, write {max(1, size // world_size) * world_size} "
                 f"or {(size // world_size + 1) * world_size}"
             )
+    if config.train.reproducible and config.train.tiles % world_size:
+        raise SettingsError(
+            f"{where}train.tiles: {config.train.tiles} does not divide by the number of ranks, "
+            f"{world_size}; with train.reproducible the ranks share the tiles of a batch: start 1, "
+            "2, 4 or another power of two of them, and write at least as many tiles"
+        )
