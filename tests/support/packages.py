@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import torch
 from onnx import TensorProto
 from onnx.checker import check_model
@@ -102,11 +103,12 @@ def onnx_inputs(session, columns, rows):
         if one["kind"] == "row":
             found[one["name"]] = rows[one["fields"][0]]
             continue
-        kind, missing = {"text": (object, ""), "number": (float, np.nan)}.get(
-            one["kind"], (np.int64, -1)
-        )
+        kind, missing = (object, "") if one["kind"] == "text" else (np.int64, -1)
         values = columns[one["column"]]
-        if one["multi"]:
+        if one["kind"] == "number":
+            numbers = pd.to_numeric(pd.Series(values, dtype=object), errors="coerce")
+            found[one["name"]] = numbers.to_numpy(float)
+        elif one["multi"]:
             values = [value or [] for value in values]
             most = max(map(len, values), default=0)
             values = [value + [missing] * (most - len(value)) for value in values]
