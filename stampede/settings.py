@@ -8,6 +8,7 @@ import reprlib
 import types
 import typing
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -204,9 +205,41 @@ def from_key_values(given: Sequence[str], model: type[Model], option: str) -> Mo
         raise SettingsError(f"{option}:\n" + "\n".join(sentences(failure, model))) from None
 
 
+# What reading a file raises that is not as it was written.
+DAMAGE = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError
+)  # fmt: skip
+
+
+@contextmanager
+def reading(
+    path: Path, error: type[Exception], remedy: str, what: str = "damaged"
+) -> Iterator[None]:
+    """Within it, what a damaged file raises becomes one sentence.
+
+    Args:
+        path: the file, or the folder of which it says what is in it.
+        error: raised with the sentence.
+        remedy: what to do.
+        what: is wrong.
+    """
+    try:
+        yield
+    except DAMAGE as failure:
+        raise error(f"{path}: {what} ({_reason(failure)}); {remedy}") from None
+
+
 def _reason(failure: Exception) -> str:
     """One line."""
     said = getattr(failure, "problem", None) or str(failure)
+    if isinstance(failure, ValidationError):
+        first = failure.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        said = f"no {where!r}" if first["type"] == "missing" else f"{where}: {first['msg']}"
+    elif isinstance(failure, KeyError):
+        said = f"no {said}"
+    elif isinstance(failure, OSError) and failure.filename:
+        said = f"{Path(failure.filename).name}: {failure.strerror}"
     return cut((said.splitlines() or [type(failure).__name__])[0])
 
 

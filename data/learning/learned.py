@@ -12,16 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from stampede.data.errors import DataError
 from stampede.data.formulas import bucket, bucket_rows, filled, flattened, scaled
-from stampede.data.learning.growth import (
-    ROW_SINCE,
-    Grown,
-    grown,
-    nothing_known,
-)
+from stampede.data.learning.growth import KEPT, ROW_SINCE, WAITING, Grown, grown, nothing_known
 from stampede.data.learning.vocabulary import (
     COUNT,
     FIRST_ROW,
@@ -32,7 +27,7 @@ from stampede.data.learning.vocabulary import (
     RowsOfIds,
     ValueCounts,
     distinct_ids,
-    read_values,
+    read_vocabulary,
     vocabulary,
 )
 from stampede.data.options import GrowthOptions
@@ -50,7 +45,7 @@ from stampede.data.schema.schema import (
     is_multi,
 )
 from stampede.files import read_file, sha256
-from stampede.settings import Section, cut
+from stampede.settings import Section, reading
 
 LEARNED = "learned.json"
 
@@ -331,11 +326,11 @@ class Before(NamedTuple):
         Raises:
             DataError: the folder is damaged.
         """
-        try:
-            files = self.saved.vocabularies[name], self.saved.waiting[name]
-            return Grown(*(pl.read_parquet(self.folder / _plain(file)) for file in files))
-        except (OSError, KeyError, pl.exceptions.PolarsError) as failure:
-            raise _damaged(self.folder / LEARNED, failure, _REMEDY) from None
+        with reading(self.folder / LEARNED, DataError, _REMEDY):
+            return Grown(
+                read_vocabulary(self.folder / _plain(self.saved.vocabularies[name]), KEPT),
+                read_vocabulary(self.folder / _plain(self.saved.waiting[name]), WAITING),
+            )
 
 
 class Learner:
@@ -487,12 +482,8 @@ def read_saved(folder: Path, remedy: str = _REMEDY) -> Saved:
         DataError: the folder is damaged.
     """
     path = folder / LEARNED
-    try:
+    with reading(path, DataError, remedy):
         return Saved.model_validate_json(read_file(path))
-    except OSError as failure:
-        raise _damaged(path, failure, remedy) from None
-    except ValidationError as failure:
-        raise _damaged(path, failure.errors(include_url=False)[0]["msg"], remedy) from None
 
 
 def load(
@@ -511,13 +502,13 @@ def load(
     saved = read_saved(folder, remedy)
     rows = None if fields is None else {entry.name: entry.rows for entry in fields}
     schema = saved.schema_
-    try:
+    with reading(folder / LEARNED, DataError, remedy):
         encoders = {}
         for name, field in schema.ids.items():
             if isinstance(field, Vocabulary):
                 size = None if rows is None else rows[name] - FIRST_ROW
-                values = read_values(folder / _plain(saved.vocabularies[name]), size)
-                encoders[name] = vocabulary_encoder(name, values, is_multi(field))
+                values = read_vocabulary(folder / _plain(saved.vocabularies[name]), size=size)
+                encoders[name] = vocabulary_encoder(name, values[VALUE], is_multi(field))
             elif isinstance(field, Quantiles):
                 edges = saved.quantiles[name]
                 entry = FieldEntry(name=name, rows=len(edges) + 2, missing_row=0)
@@ -525,14 +516,9 @@ def load(
             else:
                 encoders[name] = fixed_encoder(name, field)
         return Learned(schema, encoders, saved.ranges)
-    # pydantic's are ValueErrors; a number without a transformation is a TypeError.
-    except (OSError, KeyError, TypeError, ValueError, pl.exceptions.PolarsError) as failure:
-        raise _damaged(folder / LEARNED, failure, remedy) from None
 
 
-def read_vocabulary(
-    folder: Path, saved: Saved, field: str, size: int, remedy: str = _REMEDY
-) -> pl.Series:
+def read_ids(folder: Path, saved: Saved, field: str, size: int, remedy: str = _REMEDY) -> pl.Series:
     """The ids of a field's vocabulary, String, in the order of their rows.
 
     Args:
@@ -543,10 +529,8 @@ def read_vocabulary(
     Raises:
         DataError: it is damaged.
     """
-    try:
-        return read_values(folder / _plain(saved.vocabularies[field]), size)
-    except (OSError, KeyError, ValueError, pl.exceptions.PolarsError) as failure:
-        raise _damaged(folder / LEARNED, failure, remedy) from None
+    with reading(folder / LEARNED, DataError, remedy):
+        return read_vocabulary(folder / _plain(saved.vocabularies[field]), size=size)[VALUE]
 
 
 def rows_of_new_ids(folder: Path, remedy: str = _REMEDY) -> dict[str, np.ndarray]:
@@ -560,25 +544,15 @@ def rows_of_new_ids(folder: Path, remedy: str = _REMEDY) -> dict[str, np.ndarray
         DataError: it is damaged.
     """
     saved = read_saved(folder, remedy)
-    try:
-        since = {
-            name: pl.read_parquet(folder / _plain(file), columns=[ROW_SINCE])[ROW_SINCE]
-            for name, file in saved.vocabularies.items()
-        }
-    except (OSError, KeyError, pl.exceptions.PolarsError) as failure:
-        raise _damaged(folder / LEARNED, failure, remedy) from None
-    return {
-        name: np.flatnonzero((one == saved.period).to_numpy()) + FIRST_ROW
-        for name, one in since.items()
-    }
-
-
-def _damaged(path: Path, reason: object, remedy: str) -> DataError:
-    lines = str(reason).splitlines() or [type(reason).__name__]
-    return DataError(f"{path}: damaged ({cut(lines[0])}); {remedy}")
+    found = {}
+    with reading(folder / LEARNED, DataError, remedy):
+        for name, file in saved.vocabularies.items():
+            since = read_vocabulary(folder / _plain(file), {ROW_SINCE: pl.Int32})[ROW_SINCE]
+            found[name] = np.flatnonzero((since == saved.period).to_numpy()) + FIRST_ROW
+    return found
 
 
 def _plain(name: str) -> str:
     if not re.fullmatch(r"\w[\w.-]*", name):
-        raise KeyError(f"{name!r} is no file of this folder")
+        raise ValueError(f"{name!r} is no file of this folder")
     return name

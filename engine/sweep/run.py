@@ -32,8 +32,8 @@ from stampede.engine.summary import selected_metrics
 from stampede.engine.sweep.pictures import draw
 from stampede.engine.sweep.results import Outcome, results, to_csv, to_markdown
 from stampede.engine.sweep.spec import Point, Sweep, Trial, label, override, shown_as
-from stampede.files import open_file, read_file, to_json, write_file
-from stampede.settings import SettingsError
+from stampede.files import MOST_TEXT, link_out_of, open_file, read_file, to_json, write_file
+from stampede.settings import SettingsError, reading
 
 if TYPE_CHECKING:
     import optuna
@@ -94,6 +94,12 @@ def _reserved(folder: Path) -> Iterator[None]:
             raise RunFolderError(
                 f"{folder} is in use by another sweep; end it first, or write another --out"
             ) from None
+        link = link_out_of(folder)
+        if link is not None:
+            raise RunFolderError(
+                f"{link} leads out of {folder}, and a sweep writes only into its own folder; put "
+                "what it leads to in its place, or write another --out"
+            )
         yield
 
 
@@ -151,7 +157,8 @@ class _Runner:
         # By name of the trial: the message, and a digest of the configuration that failed.
         self._failures: dict[str, dict[str, str]] = {}
         if self._file.exists():
-            with _reading(self._file, "delete it to run the trials that failed again"):
+            remedy = "delete it to run the trials that failed again"
+            with reading(self._file, RunFolderError, remedy):
                 found = json.loads(read_file(self._file))
                 self._failures = {
                     name: {key: one[key] for key in ("message", "config")}
@@ -207,7 +214,9 @@ class _Runner:
             raise KeyboardInterrupt
         outcome = None if status else self.known(trial)
         if outcome is None:
-            message = why(log.read_bytes()[begins:], status)
+            with open_file(log) as output:
+                output.seek(begins)
+                message = why(output.read(MOST_TEXT), status)
             if self._sweep.study is None:
                 # A sweep resumes by itself.
                 message = message.replace("checkpoint.resume=auto", "--retry-failed")
@@ -234,19 +243,8 @@ class _Runner:
         write_file(self._file, to_json(self._failures, indent=1) + "\n")
 
 
-@contextmanager
-def _reading(path: Path, instead: str) -> Iterator[None]:
-    """Turns what a damaged file raises into a sentence that ends with what to do instead."""
-    try:
-        yield
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError) as failure:
-        lacks = isinstance(failure, KeyError)
-        said = f"no {failure}" if lacks else str(failure) or type(failure).__name__
-        raise RunFolderError(f"{path}: is damaged ({said.splitlines()[0]}); {instead}") from None
-
-
 def _summary(folder: RunFolder) -> dict[str, Any]:
-    with _reading(folder.summary, f"delete {folder.path} to train it anew"):
+    with reading(folder.summary, RunFolderError, f"delete {folder.path} to train it anew"):
         summary = json.loads(read_file(folder.summary))
         for key in ("selected_on", "best_epoch", "rows", "train_seconds"):
             summary[key]
@@ -381,7 +379,7 @@ def _open_study(sweep: Sweep) -> optuna.Study:
         lock.unlink()
     with open_file(path, os.O_RDWR | os.O_CREAT) as file:
         file.truncate(file.readall().rfind(b"\n") + 1)
-    with _reading(path, "repair the line, or write another --out"):
+    with reading(path, RunFolderError, "repair the line, or write another --out"):
         storage = JournalStorage(JournalFileBackend(str(path)))
         # Its name is not the file's, which may be renamed.
         study = optuna.create_study(
