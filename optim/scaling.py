@@ -54,6 +54,8 @@ class Scaled:
     def table(self) -> str:
         """The changes as plain text: a line for each setting, at most 100 columns.
 
+        Without a rule, only the settings.
+
         Example::
 
             scaling rule cowclip  batch 1024  factor  batch 8192
@@ -74,6 +76,8 @@ class Scaled:
             rows.append(
                 (f"  {name}", f"{before[name]:.3g}", f"x {factor:.3g}", f"{after[name]:.3g}")
             )
+        if self.rule == "none":
+            rows = [(name, value) for name, *_, value in rows]
         first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
         return "\n".join(
             "  ".join([row[0].ljust(first), *map(str.rjust, row[1:], others)]) for row in rows

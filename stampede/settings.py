@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import reprlib
+import textwrap
 import types
 import typing
 from collections.abc import Iterator, Sequence
@@ -417,6 +418,18 @@ def all_keys(model: type[BaseModel], prefix: str = "") -> list[Key]:
         else:
             keys += [key for variant in variants for key in all_keys(variant, f"{path}.")]
     return keys
+
+
+def keys_help(model: type[BaseModel], defaults: bool = True) -> list[str]:
+    """The keys of a model with their descriptions, as lines of at most 100 columns."""
+    lines = []
+    for key in all_keys(model):
+        is_section = isinstance(key.default, BaseModel)
+        default = "a section, see below" if is_section else repr(key.default)
+        lines.append(f"  {key.path} = {default}" if defaults else f"  {key.path}")
+        text = f"{key.description} ({key.kinds})" if key.kinds else key.description
+        lines += textwrap.wrap(text, 92, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return lines
 
 
 def _keys_of_kinds(
