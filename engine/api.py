@@ -34,7 +34,7 @@ from stampede.engine.processes import choose_device
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.start_up import launched_world_size, libraries_quiet
 from stampede.files import read_file
-from stampede.settings import SettingsError, read_yaml
+from stampede.settings import SettingsError, read_yaml, reading
 
 if TYPE_CHECKING:
     from stampede.engine.inference.packaging import RowType
@@ -171,15 +171,12 @@ class Run:
         Raises:
             RunFolderError: the run has not ended, or the file is damaged.
         """
-        try:
+        remedy = "continue the run with checkpoint.resume=auto"
+        if not self._folder.summary.exists():
+            what = f"the run has not ended ({self._folder.summary.name} is absent)"
+            raise RunFolderError(f"{self.path}: {what}; {remedy}")
+        with reading(self._folder.summary, RunFolderError, f"delete it and {remedy}"):
             return json.loads(read_file(self._folder.summary))
-        except FileNotFoundError:
-            raise RunFolderError(
-                f"{self.path}: the run has not ended ({self._folder.summary.name} is absent); "
-                "continue it with checkpoint.resume=auto"
-            ) from None
-        except ValueError as failure:
-            raise RunFolderError(f"{self._folder.summary}: is damaged ({failure})") from None
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:

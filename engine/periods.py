@@ -15,7 +15,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from stampede.data.errors import DataError, UnfinishedFileError
 from stampede.data.prepared.manifest import read_manifest
@@ -36,7 +36,7 @@ from stampede.engine.run_folder import RunFolder
 from stampede.engine.start_up import launched_world_size
 from stampede.engine.stop import Agreement, StopSignals
 from stampede.files import append, delete_folder, read_file, sync, write_file
-from stampede.settings import Section, SettingsError
+from stampede.settings import Section, SettingsError, reading
 
 OnBadFile = Literal["error", "skip"]
 
@@ -428,14 +428,9 @@ class _Periods:
     def _read(self) -> Ledger:
         if not self._ledger_file.exists():
             return Ledger()
-        try:
+        remedy = "without it nobody knows which files were trained on; write another run.name"
+        with reading(self._ledger_file, RunFolderError, remedy):
             return Ledger.model_validate_json(read_file(self._ledger_file))
-        except (OSError, ValidationError) as failure:
-            reason = str(failure).splitlines()[0]
-            raise RunFolderError(
-                f"{self._ledger_file}: damaged ({reason}); without it nobody knows which files "
-                "were trained on. Begin anew with another run.name"
-            ) from None
 
     def _write(self, ledger: Ledger) -> None:
         self._write_file(self._ledger_file, ledger.model_dump_json(indent=1) + "\n")

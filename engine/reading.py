@@ -74,6 +74,7 @@ class Reader:
         self._order = training_order(config, dataset)
         self._train_batch_size = config.train.batch_size
         self._evaluate_batch_size = config.evaluate.batch_size
+        self._tiles = config.train.tiles if config.train.reproducible else 0
         self._fields = list(dataset.vocabulary_sizes)
         self.residence = choose_residence(
             section.residence, dataset, self._memory, processes.device
@@ -132,6 +133,7 @@ class Reader:
             pin=self._processes.device if copied else None,
             before_reading=Readahead(part, order) if from_disk else None,
             unknown_rows=self.dataset.unknown_rows,
+            tiles=self._tiles,
         )
 
 

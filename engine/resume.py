@@ -114,7 +114,7 @@ def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: P
         return Begun(Progress(), [*lines, *_set_initial_bias(config, job, dataset, processes)])
     progress = load(found.newest, job, dataset)
     lines = [f"continuing after step {progress.step:,} from {found.newest}"]
-    lines += [f"changed since then: {line}" for line in found.changed]
+    lines += [f"new setting: {line}" for line in found.changed]
     if config.checkpoint.init_from:
         lines.append("checkpoint.init_from is not used: the run has a checkpoint of its own")
     return Begun(progress, lines)

@@ -22,6 +22,7 @@ from stampede.files import (
     MOST_LINES,
     append,
     delete_folder,
+    link_out_of,
     open_file,
     read_file,
     sync,
@@ -146,10 +147,10 @@ class RunFolder:
                 f"{self.path} exists; write run.overwrite=true to replace it, "
                 "checkpoint.resume=auto to continue it, or another run.name"
             )
-        links = [path.name for path in self.path.iterdir() if path.is_symlink()]
-        if links and self._continued:
+        link = link_out_of(self.path) if self._continued else None
+        if link is not None:
             raise RunFolderError(
-                f"{self.path / links[0]} is a link, and a run writes only into its own folder; "
+                f"{link} leads out of {self.path}, and a run writes only into its own folder; "
                 "replace the link by its target, or choose another run.name"
             )
         # A killed run may have left an unfinished file; its name begins with a dot.

@@ -147,6 +147,16 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
+def link_out_of(folder: Path) -> Path | None:
+    """A link anywhere in a folder that leads out of it: what is written there would be elsewhere.
+
+    None where there is none. A link to another place in the folder is none.
+    """
+    own = os.path.realpath(folder)
+    links = (path for path in folder.rglob("*") if path.is_symlink())
+    return next((one for one in links if not Path(os.path.realpath(one)).is_relative_to(own)), None)
+
+
 def make_folder(
     folder: Path,
     fill: Callable[[Path], None],

@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 import reprlib
+import textwrap
 import types
 import typing
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -204,9 +206,41 @@ def from_key_values(given: Sequence[str], model: type[Model], option: str) -> Mo
         raise SettingsError(f"{option}:\n" + "\n".join(sentences(failure, model))) from None
 
 
+# What reading a file raises that is not as it was written.
+DAMAGE = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError
+)  # fmt: skip
+
+
+@contextmanager
+def reading(
+    path: Path, error: type[Exception], remedy: str, what: str = "damaged"
+) -> Iterator[None]:
+    """Within it, what a damaged file raises becomes one sentence.
+
+    Args:
+        path: the file, or the folder of which it says what is in it.
+        error: raised with the sentence.
+        remedy: what to do.
+        what: is wrong.
+    """
+    try:
+        yield
+    except DAMAGE as failure:
+        raise error(f"{path}: {what} ({_reason(failure)}); {remedy}") from None
+
+
 def _reason(failure: Exception) -> str:
     """One line."""
     said = getattr(failure, "problem", None) or str(failure)
+    if isinstance(failure, ValidationError):
+        first = failure.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        said = f"no {where!r}" if first["type"] == "missing" else f"{where}: {first['msg']}"
+    elif isinstance(failure, KeyError):
+        said = f"no {said}"
+    elif isinstance(failure, OSError) and failure.filename:
+        said = f"{Path(failure.filename).name}: {failure.strerror}"
     return cut((said.splitlines() or [type(failure).__name__])[0])
 
 
@@ -384,6 +418,18 @@ def all_keys(model: type[BaseModel], prefix: str = "") -> list[Key]:
         else:
             keys += [key for variant in variants for key in all_keys(variant, f"{path}.")]
     return keys
+
+
+def keys_help(model: type[BaseModel], defaults: bool = True) -> list[str]:
+    """The keys of a model with their descriptions, as lines of at most 100 columns."""
+    lines = []
+    for key in all_keys(model):
+        is_section = isinstance(key.default, BaseModel)
+        default = "a section, see below" if is_section else repr(key.default)
+        lines.append(f"  {key.path} = {default}" if defaults else f"  {key.path}")
+        text = f"{key.description} ({key.kinds})" if key.kinds else key.description
+        lines += textwrap.wrap(text, 92, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return lines
 
 
 def _keys_of_kinds(

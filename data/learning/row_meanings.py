@@ -17,7 +17,7 @@ import polars as pl
 
 from stampede.data.errors import DataError
 from stampede.data.formulas import stable_hashes
-from stampede.data.learning.learned import LEARNED, NumberRange, Saved, read_saved, read_vocabulary
+from stampede.data.learning.learned import LEARNED, NumberRange, Saved, read_ids, read_saved
 from stampede.data.learning.vocabulary import FIRST_ROW, UNSEEN_ROW, RowsOfIds
 from stampede.data.prepared.manifest import (
     LEARNED_FOLDER,
@@ -110,7 +110,7 @@ def _meanings(folder: Path, entry: FieldEntry, saved: Saved | None, remedy: str)
 
 def _values(folder: Path, entry: FieldEntry, saved: Saved, remedy: str) -> pl.Series:
     rows = entry.rows - FIRST_ROW
-    values = read_vocabulary(folder / LEARNED_FOLDER, saved, entry.name, rows, remedy)
+    values = read_ids(folder / LEARNED_FOLDER, saved, entry.name, rows, remedy)
     if not values.is_unique().all():
         what = f"the vocabulary of {entry.name!r} does not hold {rows:,} different ids"
         raise _damaged(folder / LEARNED_FOLDER, what, remedy)

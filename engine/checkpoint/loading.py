@@ -163,9 +163,13 @@ def changes(path: Path, config: Config, processes: Processes) -> list[str]:
             + "\n".join(f"  {line}" for line in harmful)
             + f"\nchange it back, {_INSTEAD}{path}"
         )
-    harmless = [line for key, line in differing.items() if key not in _NOT_WORTH_TELLING]
+    harmless = [
+        f"{key}={now.get(key)!r:.200} (was {before.get(key)!r:.200})"
+        for key in differing
+        if key not in _NOT_WORTH_TELLING
+    ]
     if manifest.world_size != processes.world_size:
-        harmless.append(f"processes: {manifest.world_size} then, {processes.world_size} now")
+        harmless.append(f"{processes.world_size} processes (was {manifest.world_size})")
     return harmless
 
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from stampede.data import Dataset
 from stampede.data.prepared.manifest import Count
 from stampede.engine.errors import RunFolderError
 from stampede.files import MOST_MANIFEST, FileEntry, read_file, to_json
 from stampede.models import StoredColumns, table_name
-from stampede.settings import Section, cut
+from stampede.settings import Section, reading
 
 # Raised when layout or meaning change. Format 1 lacks the fingerprint of the vocabulary.
 FORMAT = 2
@@ -284,7 +284,7 @@ def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
             f"{path} is no checkpoint ({MANIFEST} is absent); write a folder such as "
             "runs/quickstart/checkpoints/epoch_0001"
         )
-    try:
+    with reading(path, DamagedCheckpointError, remedy, "damaged checkpoint"):
         values = json.loads(read_file(file, MOST_MANIFEST))
         digest = values.pop("sha256", None)
         # The first format had neither a number nor a checksum.
@@ -295,15 +295,6 @@ def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
             raise RunFolderError(_other_format(path, values.get("format", 0)))
         # From text, where a list may stand for a tuple and a section for a dataclass.
         return Manifest.model_validate_json(json.dumps(_migrated(values)))
-    except ValidationError as failure:
-        first = failure.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"])) or MANIFEST
-        raise DamagedCheckpointError(_damaged(path, f"{where}: {first['msg']}", remedy)) from None
-    except OSError as failure:
-        what = f"{MANIFEST}: {failure.strerror or failure}"
-        raise DamagedCheckpointError(_damaged(path, what, remedy)) from None
-    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as failure:
-        raise DamagedCheckpointError(_damaged(path, str(failure).splitlines()[0], remedy)) from None
 
 
 def _migrated(values: dict[str, Any]) -> dict[str, Any]:
@@ -314,12 +305,6 @@ def _migrated(values: dict[str, Any]) -> dict[str, Any]:
     if values["format"] == FORMAT:
         return values
     return {**values, "format": FORMAT, "data": {**values["data"], "vocabulary_sha256": None}}
-
-
-def _damaged(path: Path, what: str, remedy: str) -> str:
-    # A manifest from elsewhere may have any keys.
-    what = cut(what).replace("\n", "\\n")
-    return f"{path}: damaged checkpoint ({what:.300}); {remedy}"
 
 
 def _other_format(path: Path, version: object) -> str:

@@ -69,6 +69,8 @@ def export_onnx(
     """
     if path.suffix != ".onnx":
         raise RunFolderError(f"{path}: a file of ONNX is written; write a NAME.onnx")
+    if most_ids < 0:
+        raise RunFolderError(f"--most-ids: found {most_ids}; write a number of at least 0")
     try:
         if path.is_dir():
             raise RunFolderError(f"{path}: is a folder; write the name of a file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -165,15 +166,17 @@ _ON_SIZES = {
 
 # Of one tensor.
 _UNARY = {
-    "abs": "Abs", "atan": "Atan", "ceil": "Ceil", "cos": "Cos", "erf": "Erf", "exp": "Exp",
-    "floor": "Floor", "log": "Log", "logical_not": "Not", "neg": "Neg",
-    "reciprocal": "Reciprocal", "relu": "Relu", "round": "Round", "sigmoid": "Sigmoid",
-    "sign": "Sign", "sin": "Sin", "sqrt": "Sqrt", "tan": "Tan", "tanh": "Tanh",
+    "abs": "Abs", "atan": "Atan", "bitwise_not": "Not", "ceil": "Ceil", "cos": "Cos",
+    "erf": "Erf", "exp": "Exp", "floor": "Floor", "log": "Log", "logical_not": "Not",
+    "neg": "Neg", "reciprocal": "Reciprocal", "relu": "Relu", "round": "Round",
+    "sigmoid": "Sigmoid", "sign": "Sign", "sin": "Sin", "sqrt": "Sqrt", "tan": "Tan",
+    "tanh": "Tanh",
 }  # fmt: skip
 
 # Of two tensors, or a tensor and a number, in the type of the result.
 _BINARY = {
-    "add": "Add", "div": "Div", "logical_and": "And", "logical_or": "Or", "logical_xor": "Xor",
+    "add": "Add", "bitwise_and": "And", "bitwise_or": "Or", "bitwise_xor": "Xor", "div": "Div",
+    "logical_and": "And", "logical_or": "Or", "logical_xor": "Xor",
     "maximum": "Max", "minimum": "Min", "mul": "Mul", "pow": "Pow", "sub": "Sub",
 }  # fmt: skip
 
@@ -183,19 +186,30 @@ _COMPARISONS = {
 }  # fmt: skip
 
 _REDUCTIONS = {
-    "amax": "ReduceMax", "amin": "ReduceMin", "mean": "ReduceMean", "prod": "ReduceProd",
-    "sum": "ReduceSum",
+    "amax": "ReduceMax", "amin": "ReduceMin", "linalg_vector_norm": "ReduceL2",
+    "mean": "ReduceMean", "prod": "ReduceProd", "sum": "ReduceSum",
 }  # fmt: skip
 
 
 def _unary(kind: str) -> Callable[[_Call], str]:
-    return lambda call: call.add(kind, call.like("self"))
+    def write(call: _Call) -> str:
+        _check_bits(call, kind)
+        return call.add(kind, call.like("self"))
+
+    return write
+
+
+def _check_bits(call: _Call, kind: str) -> None:
+    """ONNX has these of truth values only."""
+    if kind in ("Not", "And", "Or", "Xor") and call.result.dtype != torch.bool:
+        raise _UnknownError(f"the type {call.result.dtype}")
 
 
 def _binary(kind: str) -> Callable[[_Call], str]:
     def write(call: _Call) -> str:
         if call.given.get("rounding_mode") is not None:
             raise _UnknownError(f"rounding_mode={call['rounding_mode']!r}")
+        _check_bits(call, kind)
         one, other = (call.like(value) for value in list(call.given.values())[:2])
         if call.given.get("alpha", 1) != 1:
             other = call.add("Mul", other, call.like("alpha"))
@@ -216,6 +230,8 @@ def _comparison(kind: str, negated: bool) -> Callable[[_Call], str]:
 
 def _reduction(kind: str) -> Callable[[_Call], str]:
     def write(call: _Call) -> str:
+        if call.given.get("ord", 2) != 2:
+            raise _UnknownError(f"ord={call['ord']}")
         return _reduced(call, kind, call.like("self"))
 
     return write
@@ -238,6 +254,8 @@ _OPERATORS: dict[str, Callable[[_Call], Any]] = {
     ),
     "scalar_tensor": lambda call: call.like("s"),
     "rsqrt": lambda call: call.add("Reciprocal", call.add("Sqrt", call.like("self"))),
+    "log1p": lambda call: call.add("Log", call.add("Add", call.like("self"), call.like(1))),
+    "expm1": lambda call: call.add("Sub", call.add("Exp", call.like("self")), call.like(1)),
     "where": lambda call: call.add(
         "Where", call.value("condition"), call.like("self"), call.like("other")
     ),
@@ -303,6 +321,19 @@ def _any(call: _Call) -> str:
     return graph.cast(
         _reduced(call, "ReduceMax", graph.cast(call.value("self"), np.int32)), np.bool_
     )
+
+
+@_writes("var")
+def _var(call: _Call) -> str:
+    shape, value = call.shape("self"), call.like("self")
+    dims = range(len(shape)) if call["dim"] is None else call["dim"]
+    count = math.prod(shape[dim] for dim in dims)
+    if not isinstance(count, int):
+        raise _UnknownError("a variance of samples")
+    correction = 1 if call["correction"] is None else call["correction"]
+    mean = call.add("ReduceMean", value, call.sizes(dims), keepdims=1)
+    squares = _reduced(call, "ReduceSumSquare", call.add("Sub", value, mean))
+    return call.add("Div", squares, call.like(count - correction))
 
 
 @_writes("clamp", "hardtanh")

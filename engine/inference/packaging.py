@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import operator
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -33,14 +32,13 @@ from stampede.data.schema.schema import Hashed, IdField, Integers, Quantiles, Ti
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_trained_with, inputs_folder, remedy
 from stampede.engine.inference.package.dense import ARITHMETIC, argument, find_operator
+from stampede.engine.inference.package.update import PACKAGE, sealed
 from stampede.engine.inference.trained import Trained, dense_model
 from stampede.engine.tables import FieldWeights, read_stored_field
-from stampede.files import FileEntry, file_entry, hidden, make_folder, publish_folder, to_json
+from stampede.files import hidden, make_folder, publish_folder, to_json
 from stampede.models import CTRModel
 
 RowType = Literal["fp32", "fp16", "int8"]
-
-PACKAGE = "package.json"
 
 _LOADER = Path(__file__).parent / "package"
 _FORMAT = 2
@@ -102,9 +100,7 @@ def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
     save_tensors(weights, folder / "dense.safetensors")
     _write_vocabularies(folder / "vocabularies", kept)
     _write_tables(folder / "tables", trained, rows, about)
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    text = sealed(about, [file_entry(path, folder) for path in paths])
-    (folder / PACKAGE).write_text(text, encoding="utf-8")
+    (folder / PACKAGE).write_text(sealed(about, folder), encoding="utf-8")
 
 
 def described_model(trained: Trained, kept: Path | None, rows: RowType) -> dict[str, Any]:
@@ -129,15 +125,6 @@ def described_model(trained: Trained, kept: Path | None, rows: RowType) -> dict[
         "rows": rows,
         **_inputs(trained, kept),
     }
-
-
-def sealed(about: Mapping[str, Any], entries: Sequence[FileEntry]) -> str:
-    """The text of `package.json`: what a package is, its files, and a SHA-256 of the text."""
-    files = {entry.name: {"bytes": entry.bytes, "sha256": entry.sha256} for entry in entries}
-    text = to_json({**about, "files": files, "sha256": ""}, indent=1) + "\n"
-    # Its own is that of the text without it.
-    before, key, after = text.rpartition('"sha256": "')
-    return before + key + hashlib.sha256(text.encode()).hexdigest() + after
 
 
 def _write_vocabularies(folder: Path, kept: Path | None) -> None:

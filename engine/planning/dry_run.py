@@ -153,7 +153,10 @@ def print_dry_run(config: Config, cluster: Cluster, out: Path | None) -> None:
 def _plan(config: Config, model: nn.Module, work: Workload, cluster: Cluster) -> ShardingPlan:
     """The plan; if the devices are too small, one for larger devices."""
     types = sharding_types(
-        config.sharding.plan, config.optim.embedding.optimizer, cluster.world_size
+        config.sharding.plan,
+        config.optim.embedding.optimizer,
+        cluster.world_size,
+        reproducible=config.train.reproducible,
     )
     larger = [round(work.even_bytes() * factor / (1.0 - cluster.reserved)) for factor in _LARGER]
     for memory in (cluster.memory, *(m for m in larger if m > cluster.memory), _ENDLESS):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,19 +92,23 @@ class Cluster:
         return int(self.memory * (1.0 - self.reserved))
 
 
-def sharding_types(plan: str, optimizer: str, world_size: int) -> Sequence[str]:
+def sharding_types(
+    plan: str, optimizer: str, world_size: int, *, reproducible: bool = False
+) -> Sequence[str]:
     """TorchRec's sharding types that the planner may choose from.
 
     Args:
         plan: `sharding.plan`.
         optimizer: `optim.embedding.optimizer`.
+        reproducible: `train.reproducible`, which needs each row whole on one rank.
     """
     if plan != "auto":
         return [plan]
     if world_size == 1:
         # On one rank they are all the same; table-wise has the least overhead.
         return [ShardingType.TABLE_WISE.value]
-    return BASELINE_SHARDING_TYPES if optimizer in BASELINES else SHARDING_TYPES
+    whole_rows = reproducible or optimizer in BASELINES
+    return BASELINE_SHARDING_TYPES if whole_rows else SHARDING_TYPES
 
 
 def make_plan(
@@ -113,12 +117,14 @@ def make_plan(
     sharding_types: Sequence[str],
     workload: Callable[[], Workload],
     processes: Processes,
+    whole: Collection[str] = (),
 ) -> ShardingPlan:
     """The plan of a run, made on rank 0 and the same on all ranks.
 
     Args:
         sharding_types: that the planner may choose from.
         workload: what a step takes; called on rank 0 only.
+        whole: tables that are table-wise, whatever the others are.
 
     Raises:
         SettingsError: the tables do not fit with these sharding types.
@@ -131,7 +137,7 @@ def make_plan(
     cluster = Cluster(world_size, node, processes.device.type, memory)
     try:
         return processes.on_main(
-            lambda: search_plan(model, sharders, sharding_types, workload(), cluster)
+            lambda: search_plan(model, sharders, sharding_types, workload(), cluster, whole)
         )
     except PlannerError as failure:
         raise no_plan(sharding_types, world_size, failure) from None
@@ -164,11 +170,13 @@ def search_plan(
     sharding_types: Sequence[str],
     workload: Workload,
     cluster: Cluster,
+    whole: Collection[str] = (),
 ) -> ShardingPlan:
     """The planner's choice.
 
     Args:
         sharding_types: that it may choose from.
+        whole: see `make_plan`.
 
     Raises:
         PlannerError: the tables do not fit with these sharding types.
@@ -176,7 +184,9 @@ def search_plan(
     on_gpu = cluster.device_type == "cuda"
     constraints = {
         name: ParameterConstraints(
-            sharding_types=list(sharding_types),
+            sharding_types=(
+                [ShardingType.TABLE_WISE.value] if name in whole else list(sharding_types)
+            ),
             min_partition=_SMALLEST_PARTITION,
             pooling_factors=[table.ids_per_sample],
         )

@@ -401,6 +401,8 @@ def say_optimizers(
             given = [kind.__name__ for kind in getattr(parameters[name], "_optimizer_classes", ())]
             if name in chosen:
                 level, text = logging.INFO, f"are updated in their backward by {chosen[name]}"
+                if group.compute_kernel == EmbeddingComputeKernel.DENSE:
+                    text += ", also under data_parallel: no optimizer of the program may have them"
             elif group.compute_kernel == EmbeddingComputeKernel.DENSE:
                 text = "are left to the program's own optimizer, as TorchRec does for data_parallel"
                 level = logging.WARNING if given else logging.INFO

@@ -18,6 +18,8 @@ from torchrec.distributed.types import BoundsCheckMode, ShardingEnv
 from torchrec.modules.embedding_configs import DataType
 from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import stampede.optim as optim
 from stampede.optim import CowClip, CowClipAdam, TableInit, cowclip_sharders, local_cowclip_tables
@@ -193,6 +195,14 @@ def test_the_log_says_what_becomes_of_replicated_tables(caplog):
     ]
     (line,) = lines_about(with_cowclip(Bags(a=8)), caplog, kind=PLANS["copies"])
     assert "are updated in their backward by CowClipAdam (lr 0.01" in line[1]
+    assert "no optimizer of the program may have them" in line[1]
+
+
+def test_an_optimizer_of_replicated_tables_that_is_left_without_any_says_so():
+    model = shard(with_cowclip(Bags(a=8)), PLANS["copies"])
+    left = dict(in_backward_optimizer_filter(model.named_parameters()))
+    with pytest.raises(ValueError, match=r"CowClipAdam got no parameters.*data_parallel ones too"):
+        KeyedOptimizerWrapper(left, lambda parameters: CowClipAdam(parameters, lr=0.1))
 
 
 def behind_managed_collision(kind):
