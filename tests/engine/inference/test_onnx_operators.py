@@ -9,7 +9,7 @@ from torch.nn import functional
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.onnx_graph import Graph
 from stampede.engine.inference.onnx_operators import add_program
-from support.packages import dense_session
+from support.onnx_files import dense_session
 
 # Of rows `[n, 3, 4]` and numbers `[n, 2]`; any shape `[n, ...]` comes out.
 FUNCTIONS = {
@@ -85,6 +85,7 @@ def exported(functions):
     return torch.export.export(Functions(functions), inputs, dynamic_shapes=shapes, strict=True)
 
 
+@pytest.mark.slow
 def test_operators_compute_what_torch_does():
     """All in one program, which is written in a tenth of the time of one for each."""
     session = dense_session(exported(list(FUNCTIONS.values())), 2, ("n", None))
