@@ -1,6 +1,7 @@
 """A file of ONNX scores columns of the log in onnxruntime as the trainer does."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -22,7 +23,9 @@ from stampede.engine.inference.trained import open_trained
 from support.jobs import run_small
 from support.mixed_log import HEADER, SCHEMA, mixed_rows
 from support.movie_runs import train_on_movies
-from support.packages import loaded, onnx_inputs, onnx_session, open_test_part
+from support.onnx_files import onnx_inputs, onnx_session
+from support.packages import loaded, open_test_part
+from support.paths import ROOT
 from support.predicting import run_command, scores
 from support.waiting import HANG
 
@@ -220,6 +223,7 @@ def test_every_kind_of_field_in_other_networks(tmp_path, options):
     assert expected.std() > 0.02
 
 
+@pytest.mark.slow
 def test_rows_of_tables_without_a_missing_one(tmp_path):
     run_small(tmp_path, ["model.name=dlrm"])
     run = tmp_path / "small"
@@ -298,6 +302,7 @@ def test_a_file_that_would_be_too_large(trained_run, tmp_path, monkeypatch, most
     assert "write --rows fp16 or int8, or leave --format onnx out" in said
 
 
+@pytest.mark.slow
 def test_a_network_with_an_operator_that_is_not_known(tmp_path):
     (tmp_path / "own.py").write_text(
         "import torch\n"
@@ -314,9 +319,10 @@ def test_a_network_with_an_operator_that_is_not_known(tmp_path):
     run_small(tmp_path, [f"model.import={tmp_path}/own.py", "model.name=determined"])
     options = ("--format", "onnx", "--allow-import")
     said = refused(tmp_path, tmp_path / "small", tmp_path / "model.onnx", *options)
-    assert "cannot be written as ONNX: an operator is not known for aten._linalg_det" in said
+    assert "cannot be written as ONNX: aten._linalg_det.default has no translation here" in said
 
 
+@pytest.mark.slow
 def test_without_the_package_onnx(trained_run, tmp_path):
     """In a process where it cannot be imported, which all other commands need not notice."""
     script = (
@@ -340,3 +346,49 @@ def test_rows_of_fields_that_are_not_there(model):
     )
     assert found.keys() == {"genres"} and found["genres"].shape == (2, 1)
     assert encoder.rows({"city": [], "genres": []}, ["genres"])["genres"].shape == (0, 0)
+
+
+@pytest.mark.slow
+def test_the_page_shows_how_to_score(tmp_path, monkeypatch):
+    """Its example in Python, with the schema of the page of schemas, and its `config.pbtxt`."""
+    schemas, page = (
+        (ROOT / "docs" / name).read_text("utf-8") for name in ("schema.md", "predict-export.md")
+    )
+    draw, rows = np.random.default_rng(0), 400
+    genres = ["war", "drama", "crime"]
+    frame = pd.DataFrame(
+        {
+            "clicked": draw.integers(0, 2, rows),
+            "user": [f"u{i}" for i in draw.integers(0, 9, rows)],
+            "item": [f"i{i}" for i in draw.integers(0, 9, rows)],
+            "genres": ["|".join(draw.choice(genres, draw.integers(0, 4))) for _ in range(rows)],
+            "price": draw.random(rows).round(3) * 40,
+            "city": draw.choice(["Oslo", "Rome"], rows),
+            "position": draw.integers(0, 20, rows),
+            "day": "2024-03-01",
+            "weight": 1,
+        }
+    )
+    frame.to_csv(tmp_path / "log.csv", sep=";", header=False, index=False)
+    (schema,) = re.findall(r"```yaml\n# shop.yaml\n(.*?)```", schemas, flags=re.S)
+    (tmp_path / "schema.yaml").write_text(schema)
+    (tmp_path / "movies.yaml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    run = train_on_movies(tmp_path, "optim.dense.lr=0.02")
+    (program,) = re.findall(r"```py\n(import json\n.*?)```", page, flags=re.S)
+    for words in re.findall(r"^stampede export runs/shop (\S+)(.*)$", page, flags=re.M):
+        assert run_command(command.main, run, words[0], *words[1].split())[0] == 0
+    found = {}
+    exec(compile(program, "predict-export.md", "exec"), found)
+    new = "0;u7;i3;war|drama;9.5;Oslo;3;;1\n0;;never seen;;;;;;1\n"
+    (tmp_path / "new.csv").write_text(new)
+    expected = scores(run, [tmp_path / "new.csv"], tmp_path)["score"].to_numpy()
+    np.testing.assert_allclose(found["probability"], expected, atol=1e-6, rtol=0)
+    # Types and shapes, of which Triton's lack the samples.
+    types = {"STRING": "string", "FP64": "double", "INT64": "int64", "FP32": "float"}
+    told = re.findall(r'name: "(\w+)" data_type: TYPE_(\w+) dims: \[ (-?1) \]( reshape)?', page)
+    shapes = {(name, f"tensor({types[kind]})", dim == "1") for name, kind, dim, _ in told}
+    both = [*found["session"].get_inputs(), *found["session"].get_outputs()]
+    assert shapes == {(one.name, one.type, len(one.shape) == 1) for one in both}
+    assert all((dim == "1") == bool(reshaped) for *_, dim, reshaped in told)
