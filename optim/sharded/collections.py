@@ -20,17 +20,25 @@ from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, KJTList
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTracker
+from torchrec.distributed.model_tracker.types import TrackingMode
 from torchrec.distributed.types import Awaitable
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.optim.backends import choose_backend
 from stampede.optim.perturbation import HelenSettings
+from stampede.optim.rules import SGD, RowWiseAdagrad, Rule
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.parameters import kept_current
 from stampede.optim.sharded.reduction import CollectionLayout
-from stampede.optim.sharded.tables import VARIABLE_BATCH, CowClipTables
+from stampede.optim.sharded.supported import check_width, keeps_gradient_of_weights
+from stampede.optim.sharded.tables import (
+    NOT_COMPILED,
+    VARIABLE_BATCH,
+    CowClipTables,
+    tables_of_any_width,
+)
 from stampede.optim.sharded.torchrec_optimizer import (
     CowClipFusedOptimizer,
     LookupWithoutDDP,
@@ -91,6 +99,7 @@ class CowClipCollection:
             # A load that replaces the weights only must find no step still to be taken.
             self._register_load_state_dict_pre_hook(lambda *_: self._flush())
             for module, lookup in enumerate(self._unwrapped_lookups()):
+                lookup.register_optim_state_tracker_fn = partial(self._record_states, lookup)
                 # On every rank, whether it has tables or not.
                 lookup.register_forward_hook(
                     lambda _module, _inputs, output, module=module: tell_when_reached(
@@ -104,7 +113,14 @@ class CowClipCollection:
             group = (config.fused_params or {}).pop(GROUP_KEY, None)
             if group is not None:
                 groups[id(config)] = group[0]
-        super()._create_lookups()
+            else:
+                check_width(config)
+        with tables_of_any_width():
+            super()._create_lookups()
+            self._adopt(groups)
+
+    def _adopt(self, groups: dict[int, UpdateSettings]) -> None:
+        """Make the tables of these groups, by the identity of their configs, ones with CowClip."""
         for kernel in self._kernels():
             settings = groups.get(id(kernel.config))
             if settings is None:
@@ -148,7 +164,7 @@ class CowClipCollection:
     ) -> Awaitable[Awaitable[KJTList]]:
         """Send ids, also those of a `TensorDict`, to the ranks that own their rows."""
         if self._settings and isinstance(features, KeyedJaggedTensor):
-            _refuse_what_is_lost(features)
+            self._refuse_what_is_lost(features)
         return super().input_dist(ctx, features, *rest)
 
     def update_shards(self, *_: Any, **__: Any) -> None:
@@ -175,16 +191,49 @@ class CowClipCollection:
 
     def register_post_lookup_tracker_fn(self, record_fn: Callable[..., None]) -> None:
         """Have lookups recorded; refused where other rows change, which a tracker would not see."""
+        self._refuse_tracking(record_fn)
+        super().register_post_lookup_tracker_fn(record_fn)
+
+    def _record_states(self, lookup: nn.Module, record_fn: Callable[..., None]) -> None:
+        """Have states of the optimizer recorded; TorchRec finds those of one table a lookup."""
+        tracker = self._refuse_tracking(record_fn)
+        if tracker is not None:
+            record_fn = partial(_record_states, tracker, record_fn)
+        type(lookup).register_optim_state_tracker_fn(lookup, record_fn)
+
+    def _refuse_tracking(self, record_fn: Callable[..., None]) -> ModelDeltaTracker | None:
+        """The tracker, if TorchRec's delta tracker asks and sees all that it is to see."""
         tracker = getattr(record_fn, "__self__", None)
+        if not isinstance(tracker, ModelDeltaTracker):
+            return None
         moving = [t for t, settings in self._settings.items() if settings.moves_untouched_rows]
-        if moving and isinstance(tracker, ModelDeltaTracker):
+        if moving:
             raise ValueError(
                 f"table {moving[0]!r} with CowClip: with rows='all' every row changes in every "
                 "step, so that the rows of TorchRec's delta tracker, those that were looked up, "
                 "would not be all that changed; write rows='touched', or leave the table out "
                 "(fqns_to_skip) and publish it whole"
             )
-        super().register_post_lookup_tracker_fn(record_fn)
+        for table, settings in self._settings.items():
+            _check_tracked_state(table, settings.rule, tracker._mode)
+        return tracker
+
+    def _refuse_what_is_lost(self, features: KeyedJaggedTensor) -> None:
+        weights = features.weights_or_none()
+        if weights is not None and weights.requires_grad:
+            order = [name for sharding in self._shardings() for name in sharding.feature_names()]
+            plans = {plan.sharding_type for plan in self.module_sharding_plan.values()}
+            is_kept = keeps_gradient_of_weights(plans, self._env) and features.keys() == order
+            if not is_kept:
+                raise ValueError(
+                    "tables with CowClip: TorchRec gives per-sample weights a gradient only where "
+                    "it neither sends nor reorders them: if all tables of the collection are "
+                    "data_parallel (or, on one process, table_wise) and the features come as "
+                    f"{', '.join(order):.200}; detach() the weights, or learn them in a "
+                    "FeatureProcessedEmbeddingBagCollection"
+                )
+        if features.variable_stride_per_key():
+            raise ValueError(VARIABLE_BATCH)
 
     def _flush(self) -> None:
         # On every rank, whether it has tables or not.
@@ -238,6 +287,7 @@ class CowClipShardedEmbeddingCollection(CowClipCollection, ShardedEmbeddingColle
         return next(c for c in self._embedding_configs if c.name == table)
 
 
+@torch.compiler.disable(reason=NOT_COMPILED)
 def tell_when_reached(
     output: Tensor, owner: BackwardUpdate, number: int, module: int = 0
 ) -> Tensor:
@@ -278,15 +328,42 @@ def _current_parameters(kernel: _Fused | _Dense) -> Iterator[tuple[str, nn.Param
         yield name, kept_current(parameter, kernel.emb_module.flush)
 
 
-def _refuse_what_is_lost(features: KeyedJaggedTensor) -> None:
-    weights = features.weights_or_none()
-    if weights is not None and weights.requires_grad:
+def _check_tracked_state(table: str, rule: Rule, mode: TrackingMode) -> None:
+    """Refuse to track a state that a rule does not keep."""
+    needed = None
+    if mode in (TrackingMode.MOMENTUM_DIFF, TrackingMode.ROWWISE_ADAGRAD):
+        needed = None if isinstance(rule, RowWiseAdagrad) else "CowClipRowWiseAdagrad"
+    elif mode == TrackingMode.MOMENTUM_LAST and isinstance(rule, SGD) and not rule.momentum:
+        needed = "CowClipAdam or another optimizer with a state"
+    if needed is not None:
         raise ValueError(
-            "tables with CowClip: per-sample weights get no gradient; detach() them before the "
-            "lookup"
+            f"table {table!r} with CowClip: TorchRec's delta tracker in mode {mode.name} needs "
+            f"{needed}; write it, or track with mode ID_ONLY"
         )
-    if features.variable_stride_per_key():
-        raise ValueError(VARIABLE_BATCH)
+
+
+def _record_states(
+    tracker: ModelDeltaTracker,
+    record_fn: Callable[..., None],
+    features: KeyedJaggedTensor,
+    output: Tensor,
+    kernel: _Fused | _Dense,
+) -> None:
+    """Hand the first state of looked-up rows, or its norm, to a tracker, table by table."""
+    tables = kernel.emb_module
+    if not isinstance(tables, CowClipTables):
+        record_fn(features, output, kernel)
+        return
+    states = [states[0] for states in tables.split_optimizer_states()]
+    parts = features.split([1] * len(features.keys()))
+    for part, table in zip(parts, tables.feature_table_map, strict=True):
+        found = states[table][part.values()]
+        tracker.store.append(
+            batch_idx=tracker.curr_batch_idx,
+            fqn=tracker.feature_to_fqn[part.keys()[0]],
+            ids=part.values(),
+            states=found if found.ndim == 1 else found.norm(dim=1),
+        )
 
 
 def _is_default_init(config: BaseEmbeddingConfig) -> bool:

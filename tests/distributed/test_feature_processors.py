@@ -1,11 +1,13 @@
-"""Position weights get the exact gradient, which TorchRec's default sharders give them too."""
+"""Weights that are learned get the exact gradient, as TorchRec's default sharders give them."""
 
 import pytest
 import torch
 
+from support.parity import Case, Table, build_collection, sharded_loss
 from support.parity_cases import PLANS
-from support.processors import case_of, reference, train_all
+from support.processors import case_of, learn_sample_weights, learnable, reference, train_all
 from support.ranks import run_ranks
+from support.unsharded import PlainCollection
 
 pytestmark = pytest.mark.slow
 
@@ -25,3 +27,23 @@ def test_position_weights_and_tables_behind_them_follow_float64(count):
                 )
         for name, value in expected["end"].items():
             torch.testing.assert_close(ours["end"][name].double(), value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_weights_of_samples_follow_float64_where_they_are_not_sent(count):
+    plans = ("data_parallel", "table_wise") if count == 1 else ("data_parallel",)
+    tables = (Table(1 << 17, dim=8), Table(40, dim=8, features=2))
+    cases = [Case(plan, tables, weighted=True, empty_rank=False) for plan in plans]
+    ranks = run_ranks(count, learn_sample_weights, cases)
+    for number, case in enumerate(cases):
+        plain = PlainCollection(build_collection(case, "cpu"))
+        with torch.no_grad():
+            for name, values in ranks[0][number][0].items():
+                plain.tables[name].copy_(values)
+        size = case.batch // count
+        for rank, results in enumerate(ranks):
+            batch = learnable(case, slice(rank * size, rank * size + size))
+            sharded_loss(case, plain, batch).backward()
+            for (_, _, weights, _), found in zip(batch.values(), results[number][1], strict=True):
+                torch.testing.assert_close(found, weights.grad, rtol=1e-4, atol=1e-5)
+                assert float(found.abs().max()) > 0.01

@@ -1,12 +1,14 @@
 """TorchRec's train pipelines, on its own test models: the plain loop's result, or a refusal."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torchrec.distributed.train_pipeline import train_pipelines
 
 from stampede.optim import local_cowclip_tables
 from support.parity import Case, Table
-from support.programs import MODELS, torchrecs_model, train_in_pipelines
+from support.programs import MIXED, MODELS, torchrecs_model, train_in_pipelines
 from support.ranks import run_ranks
 from support.unsharded import process_group
 
@@ -23,14 +25,27 @@ def results(request):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_pipelines_give_the_weights_of_the_plain_loop(results, name):
-    tables, dense, steps = results[name][None]
+    assert_equal_weights(results[name], KINDS)
+
+
+def assert_equal_weights(found, kinds):
+    tables, dense, steps = found[None]
     assert steps == 6
-    for kind in KINDS:
-        other_tables, other_dense, other_steps = results[name][kind]
+    for kind in kinds:
+        other_tables, other_dense, other_steps = found[kind]
         assert other_steps == steps
         for whole, other in ((tables, other_tables), (dense, other_dense)):
             assert whole.keys() == other.keys()
             assert all(torch.equal(whole[name], other[name]) for name in whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count, kind", [(1, "compiled"), (2, "TrainPipelinePT2")])
+def test_compiled_models_give_the_weights_of_the_plain_loop(count, kind):
+    name = "TestSparseNN"
+    case = replace(MIXED, plan=("row_wise", "data_parallel"), tables=MIXED.tables[:2])
+    found = run_ranks(count, train_in_pipelines, [kind], [name], case)[0][name]
+    assert_equal_weights(found, [kind])
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def test_too_few_files_are_not_blamed_on_another_rank(tmp_path):
     )
     assert start_ranks(1, [sys.executable, "-c", program], tmp_path / "log") == 1
     said = (tmp_path / "log").read_text()
-    assert said.startswith("error: this process may open 6 files, which are too few; write ulimit")
+    assert said.startswith("error: this process may open only 6 files; write ulimit")
 
 
 LISTENING = """

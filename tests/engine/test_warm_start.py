@@ -258,7 +258,7 @@ BAD = {
     "a flipped bit": (flip, r"epoch_0002: damaged checkpoint \(.*SHA-256 differs.*; copy it"),
     "a damaged manifest": (no_manifest, r"epoch_0002: damaged checkpoint \(.*\); copy it again"),
     "no inputs": (lambda run: shutil.rmtree(run / "inputs"),
-                  r"epoch_0002: what its ids are is not known: .*inputs is absent.*copy it again"),
+                  r"epoch_0002: its vocabularies are missing: .*inputs does not.*copy it again"),
     "other inputs": (lambda run: swap_users(run / "inputs"),
                      "these are not the vocabularies that .*epoch_0002 was"),
     "half the inputs": (no_learned_file, r"learned.json: damaged .*user.parquet.*copy it again"),
@@ -326,7 +326,7 @@ def test_fields_in_another_order(trained, tmp_path):
     found, saved = tensors_of(path), tensors_of(trained / "checkpoints/epoch_0002")
     for field in ("user", "movie"):
         assert torch.equal(found[weights_name(field)], saved[weights_name(field)])
-    assert "have learned of: user, movie, " in " ".join("\n".join(told).split())
+    assert "were trained on: user, movie, " in " ".join("\n".join(told).split())
     assert "in another order" in report["note"]
     _, told, report = begun(movie_folder(tmp_path / "same"), [f"checkpoint.init_from={trained}"])
     assert report["note"] == "" and not any("in another order" in line for line in told)

@@ -15,16 +15,18 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.optim import CowClipAdam, CowClipSGD, cowclip_sharders
-from support.gathering import gathered
+from support.gathering import gathered, tables_of
 from support.parity import (
     Case,
+    Holder,
     Table,
     build_collection,
     example_loss,
     global_batch,
     local_batch,
+    sharded_loss,
 )
-from support.programs import local_part
+from support.programs import local_part, shard
 from support.unsharded import process_group
 from support.updated_tables import computed
 
@@ -157,3 +159,23 @@ def train_all(cases):
                     ]
                 )
     return results
+
+
+def learn_sample_weights(cases):
+    """By case, the tables (on rank 0 only) and the gradient of this rank's weights of samples."""
+    results = []
+    with process_group():
+        for case in cases:
+            model = shard(Holder(build_collection(case)), case)
+            start, batch = tables_of(model, case), learnable(case, local_part(case))
+            sharded_loss(case, model, batch).backward()
+            results.append((start, [weights.grad for _, _, weights, _ in batch.values()]))
+    return results
+
+
+def learnable(case, part):
+    """A part of the first batch whose weights of samples require gradients."""
+    batch = local_batch(global_batch(case, 1), part)
+    for _, _, weights, _ in batch.values():
+        weights.requires_grad_()
+    return batch

@@ -5,12 +5,14 @@ import contextlib
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch._dynamo.utils import counters
 from torchrec import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.test_utils import test_model as theirs
 from torchrec.distributed.train_pipeline import train_pipelines
+from torchrec.distributed.train_pipeline.train_pipelines import TorchCompileConfig
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
@@ -165,45 +167,55 @@ MODELS = {
 }
 
 
-def train_in_pipelines(kinds):
+# Their tables, of which the last two are weighted, or sequences.
+MIXED = Case(
+    ("table_wise", "row_wise", "column_wise", "data_parallel"),
+    tables=tuple(Table(rows, 8) for rows in (40, 50, 60, 30)),
+    arguments={"ratio": 1e-3},
+)
+
+
+def train_in_pipelines(kinds, models=tuple(MODELS), case=MIXED):
     """TorchRec's test models in a plain loop, as kind None, and in its train pipelines.
 
     Args:
-        kinds: names of classes of `train_pipelines`.
+        kinds: names of classes of `train_pipelines`; "compiled" is a plain loop.
 
     Returns:
         By model and kind: the tables (on rank 0 only), the dense weights, the number of steps.
     """
     with process_group():
         return {
-            name: {kind: _in_pipeline(name, kind) for kind in (None, *kinds)} for name in MODELS
+            name: {kind: _in_pipeline(name, kind, case) for kind in (None, *kinds)}
+            for name in models
         }
 
 
-def _in_pipeline(name, kind):
-    case = Case(
-        ("table_wise", "row_wise", "column_wise", "data_parallel"),
-        tables=tuple(Table(rows, 8) for rows in (40, 50, 60, 30)),
-        arguments={"ratio": 1e-3},
-    )
+def _in_pipeline(name, kind, case):
     model, inputs = torchrecs_model(name, case)
     dense = dict(in_backward_optimizer_filter(model.named_parameters()))
     optimizer = torch.optim.SGD(dense.values(), lr=0.1)
     steps = 0
-    if kind is None:
+    if kind in (None, "compiled"):
+        run = torch.compile(model, backend="aot_eager") if kind else model
         for batch in inputs(6):
             optimizer.zero_grad()
-            model(batch)[0].backward()
+            run(batch)[0].backward()
             optimizer.step()
             steps += 1
     else:
-        pipeline = getattr(train_pipelines, kind)(model, optimizer, CPU)
+        is_compiled = kind == "TrainPipelinePT2"
+        compiled = TorchCompileConfig(backend="aot_eager", compile_on_iter=1)
+        configs = {"compile_configs": compiled} if is_compiled else {}
+        pipeline = getattr(train_pipelines, kind)(model, optimizer, CPU, **configs)
         batches = inputs(6)
         with contextlib.suppress(StopIteration):
             while True:
                 pipeline.progress(batches)
                 steps += 1
-        assert len(pipeline._pipelined_modules) == 2
+        assert is_compiled or len(pipeline._pipelined_modules) == 2
+    if kind in ("compiled", "TrainPipelinePT2"):
+        assert counters["stats"]["unique_graphs"] > 5
     weights = {name: parameter.detach().clone() for name, parameter in dense.items()}
     return tables_of(model, case), weights, steps
 

@@ -257,11 +257,20 @@ def test_a_batch_without_ids_is_a_step(samples):
     assert [int(tables.step_count) for tables in local_cowclip_tables(model)] == [1]
 
 
-def test_learnable_weights_of_samples_are_refused():
-    model = shard(Model(weighted=True))
-    with pytest.raises(ValueError, match=r"per-sample weights get no gradient.*detach"):
-        model(features(weights=lambda n: torch.ones(n, requires_grad=True)))
-    model(features(weights=torch.ones)).sum().backward()
+def test_learnable_weights_of_samples_are_refused_where_torchrec_loses_their_gradient():
+    for sharding, keys in (("row_wise", "ab"), ("table_wise", "ba"), ("data_parallel", "abc")):
+        planner = EmbeddingShardingPlanner(
+            topology=Topology(world_size=1, compute_device="cpu"),
+            constraints={name: ParameterConstraints(sharding_types=[sharding]) for name in "ab"},
+        )
+        model, sharders = with_optimizer(Model(weighted=True)), cowclip_sharders()
+        plan = planner.plan(model, sharders)
+        model = DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
+        keys = [f"f{key}" for key in keys]
+        learnable = features(weights=lambda n: torch.ones(n, requires_grad=True), keys=keys)
+        with pytest.raises(ValueError, match=r"neither sends nor reorders.*come as fa, fb; detach"):
+            model(learnable)
+        model(features(weights=torch.ones, keys=keys)).sum().backward()
 
 
 def test_feature_processors_under_torchrecs_own_sharder_are_refused():

@@ -4,19 +4,22 @@ import pytest
 import torch
 from torchrec import PoolingType
 from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs_registry,
+)
 from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
+from torchrec.distributed.model_tracker.types import TrackingMode
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.sharding_plan import (
-    column_wise,
-    get_default_sharders,
-    grid_shard,
-    row_wise,
-)
+from torchrec.distributed.sharding_plan import get_default_sharders, grid_shard, row_wise
 from torchrec.distributed.types import BoundsCheckMode, ShardingEnv
 from torchrec.modules.embedding_configs import DataType
 from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import stampede.optim as optim
 from stampede.optim import CowClip, CowClipAdam, TableInit, cowclip_sharders, local_cowclip_tables
@@ -25,7 +28,9 @@ from support.bags import (
     CLIP,
     CPU,
     PLANS,
+    WHOLE,
     Bags,
+    Sequences,
     shard,
     step,
     table_parameter,
@@ -39,12 +44,7 @@ from support.reference import ReferenceTables
 @pytest.mark.parametrize(
     "tables, plan, settings, words",
     [
-        ({"a": 10}, {}, {}, ["'a'", "embedding_dim 10", "12", "CowClip(columns=10)"]),
         ({"a": 8}, {}, {"clip": CowClip(columns=9)}, ["columns=9", "embedding_dim 8"]),
-        (
-            {"a": 12}, {"kind": column_wise(size_per_rank=[6, 6])}, {},
-            ["'a'", "6 columns", "min_partition=4"],
-        ),
         (
             {"a": 8}, {"compute_kernel": "fused_uvm_caching"}, {},
             ["'fused_uvm_caching'", "kernel 'fused'", "cowclip_sharders()"],
@@ -85,6 +85,30 @@ def test_fused_params_of_the_lookup_are_passed_on():
     sharders = cowclip_sharders(fused_params={"bounds_check_mode": BoundsCheckMode.FATAL})
     (tables,) = local_cowclip_tables(shard(with_cowclip(Bags(a=8)), sharders=sharders))
     assert tables.bounds_check_mode_int == BoundsCheckMode.FATAL.value
+
+
+def test_a_width_that_fbgemm_does_not_know_is_refused_with_its_own_optimizers():
+    with pytest.raises(ValueError, match=r"table 'b' has 10 columns.*multiple of 4.*CowClip"):
+        shard(with_cowclip(Bags(a=10, b=10), only="a"))
+
+
+@pytest.mark.parametrize(
+    "precision, plan, pooled, words",
+    [
+        (CommType.FP8, WHOLE, True, "FP8 communication on a GPU only"),
+        (CommType.MX4, WHOLE, False, "MX4 communication on a GPU only"),
+        (CommType.INT8, row_wise(), True, r"'row_wise' ranks add up.*cannot do in INT8"),
+        (CommType.INT8, WHOLE, False, "INT8 communication 32 numbers at a time"),
+    ],
+)
+def test_communication_that_fbgemm_cannot_encode_is_refused(precision, plan, pooled, words):
+    for communication in (QCommsConfig(precision), QCommsConfig(backward_precision=precision)):
+        registry = get_qcomm_codecs_registry(communication)
+        sharders = cowclip_sharders(qcomm_codecs_registry=registry)
+        model = with_cowclip(Bags(a=8) if pooled else Sequences(a=8))
+        with pytest.raises(ValueError, match=f"table 'a' with CowClip: .*{words}.*FP16"):
+            shard(model, plan, sharders)
+    shard(with_cowclip(Bags(a=8)), PLANS["copies"], sharders)
 
 
 def test_an_id_outside_its_table_is_as_fbgemms_check_has_it():
@@ -167,6 +191,14 @@ def test_the_log_says_what_becomes_of_replicated_tables(caplog):
     ]
     (line,) = lines_about(with_cowclip(Bags(a=8)), caplog, kind=PLANS["copies"])
     assert "are updated in their backward by CowClipAdam (lr 0.01" in line[1]
+    assert "no optimizer of the program may have them" in line[1]
+
+
+def test_an_optimizer_of_replicated_tables_that_is_left_without_any_says_so():
+    model = shard(with_cowclip(Bags(a=8)), PLANS["copies"])
+    left = dict(in_backward_optimizer_filter(model.named_parameters()))
+    with pytest.raises(ValueError, match=r"CowClipAdam got no parameters.*data_parallel ones too"):
+        KeyedOptimizerWrapper(left, lambda parameters: CowClipAdam(parameters, lr=0.1))
 
 
 def behind_managed_collision(kind):
@@ -217,6 +249,57 @@ def test_changed_rows_are_tracked_only_where_no_others_change(rows):
     for name, after in weights_of(model).items():
         changed = (after != before[name]).any(1).nonzero().flatten()
         assert torch.equal(found[name].sort().values, changed)
+
+
+def tracked(kind, mode, plan=PLANS["whole"], **settings):
+    """Two tables of one lookup, one step, a tracker, two more steps; states before each of them."""
+    model = with_cowclip(Bags(a=8, b=8), kind, rows="touched", **settings)
+    model = shard(model, plan)
+    step(model)
+    tracker, states = ModelDeltaTrackerTrec(model, mode=TrackingMode[mode]), []
+    for ids in ([1, 1, 3], [3, 4], []):
+        states.append([next(iter(s.values())).clone() for s in states_of(model)])
+        if ids:
+            step(model, ids)
+            tracker.step()
+    found = {path.rpartition(".")[2]: rows for path, rows in tracker.get_unique().items()}
+    return [found["a"], found["b"]], states
+
+
+def states_of(model):
+    return [states for tbe in local_cowclip_tables(model) for _, states in tbe.shard_states()]
+
+
+@pytest.mark.parametrize("mode", ["MOMENTUM_DIFF", "ROWWISE_ADAGRAD"])
+def test_what_rows_add_to_their_squared_gradients_is_tracked(mode):
+    found, (start, _, end) = tracked(optim.CowClipRowWiseAdagrad, mode)
+    for rows, before, after in zip(found, start, end, strict=True):
+        assert rows.ids.tolist() == [1, 3, 4]
+        assert torch.equal(rows.states, (after - before)[[1, 3, 4]])
+        assert rows.states.all()
+    assert not torch.equal(found[0].states, found[1].states)
+
+
+def test_momentum_of_rows_at_their_last_lookup_is_tracked():
+    found, (first, second, _) = tracked(CowClipAdam, "MOMENTUM_LAST")
+    for rows, before, later in zip(found, first, second, strict=True):
+        assert rows.ids.tolist() == [1, 3, 4]
+        expected = torch.stack([before[1], later[3], later[4]]).norm(dim=1)
+        torch.testing.assert_close(rows.states, expected)
+        assert rows.states[:2].all()
+
+
+@pytest.mark.parametrize(
+    "kind, mode, plan, words",
+    [
+        (CowClipAdam, "MOMENTUM_DIFF", "whole", "MOMENTUM_DIFF needs CowClipRowWiseAdagrad"),
+        (optim.CowClipSGD, "MOMENTUM_LAST", "whole", "MOMENTUM_LAST needs CowClipAdam"),
+        (optim.CowClipRowWiseAdagrad, "MOMENTUM_DIFF", "copies", "data_parallel.*table_wise"),
+    ],
+)
+def test_states_that_no_table_keeps_are_not_tracked(kind, mode, plan, words):
+    with pytest.raises((ValueError, AttributeError), match=words):
+        tracked(kind, mode, PLANS[plan])
 
 
 def test_sharding_over_a_part_of_the_processes_is_refused():
