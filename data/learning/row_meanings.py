@@ -21,7 +21,6 @@ from stampede.data.learning.learned import LEARNED, NumberRange, Saved, read_ids
 from stampede.data.learning.vocabulary import FIRST_ROW, UNSEEN_ROW, RowsOfIds
 from stampede.data.prepared.manifest import (
     LEARNED_FOLDER,
-    MANIFEST,
     REMEDY,
     FieldEntry,
     read_manifest,
@@ -78,12 +77,8 @@ def row_meanings(folder: Path, remedy: str) -> dict[str, RowMeanings]:
         DataError: it is.
     """
     saved = _learned_of(folder, remedy)
-    found = {}
-    for entry in read_manifest(folder, remedy).fields:
-        if any(row >= entry.rows for row in entry.unknown_rows):
-            raise _damaged(folder / MANIFEST, f"{entry.name!r} has fewer rows", remedy)
-        found[entry.name] = _meanings(folder, entry, saved, remedy)
-    return found
+    fields = read_manifest(folder, remedy).fields
+    return {entry.name: _meanings(folder, entry, saved, remedy) for entry in fields}
 
 
 def _learned_of(folder: Path, remedy: str) -> Saved | None:

@@ -56,6 +56,12 @@ class FieldEntry(Section):
     unseen_row: Count | None = None
     multi: bool = False
 
+    @model_validator(mode="after")
+    def _unknown_rows_are_rows(self) -> FieldEntry:
+        if any(row >= self.rows for row in self.unknown_rows):
+            raise ValueError(f"{self.name!r} has fewer rows")
+        return self
+
     @property
     def unknown_rows(self) -> tuple[int, ...]:
         """Rows that are no id's own."""
