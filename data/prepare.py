@@ -16,7 +16,7 @@ from typing import get_args
 import polars as pl
 
 from stampede.data.errors import DataError, exit_status
-from stampede.data.learning.learned import Learned, Learner
+from stampede.data.learning.learned import Learner
 from stampede.data.learning.vocabulary import Distinct, distinct_ids, hashed, hashes
 from stampede.data.options import PreparationOptions
 from stampede.data.parallel import computed_ahead
@@ -56,8 +56,11 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path) -> None:
     bad_rows = BadRows(options.on_bad_row, folder / BAD_ROWS, f"{options.written}on_bad_row=skip")
     spool = Spool(folder / "spool", log.schema) if options.spool else None
     counted = time.perf_counter()
-    learned = _learn(source, assignment, options, folder, bad_rows, spool)
+    learner = _learn(source, assignment, options, folder, bad_rows, spool)
     learnt = time.perf_counter()
+    learned = learner.save(folder / LEARNED_FOLDER)
+    shutil.rmtree(folder / "counts", ignore_errors=True)
+    saved = time.perf_counter()
     if spool is not None and learned.takes_hashes:
         rows = iter(spool)
     else:
@@ -71,7 +74,8 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path) -> None:
     seconds = {
         "counting": counted - started,
         "learning": learnt - counted,
-        "writing": time.perf_counter() - learnt,
+        "vocabularies": saved - learnt,
+        "writing": time.perf_counter() - saved,
     }
     about = {**source.described(), "features": described(learned.schema), "seconds": seconds}
     write_manifest(folder, log, learned, options, parts, bad_rows, about, source.growth)
@@ -98,7 +102,7 @@ def _learn(
     folder: Path,
     bad_rows: BadRows,
     spool: Spool | None,
-) -> Learned:
+) -> Learner:
     log, budget = source.log, int(options.counts_gb * 1e9)
     learner = Learner(log.schema, budget, folder / "counts", source.growth)
     with RowProgress("pass 1 of 2, learning", log.bytes) as progress:
@@ -127,9 +131,7 @@ def _learn(
             f"out); write {written}split=random or another split, or {written}on_bad_row=error to "
             "see what is wrong with the rows"
         )
-    learned = learner.save(folder / LEARNED_FOLDER)
-    shutil.rmtree(folder / "counts", ignore_errors=True)
-    return learned
+    return learner
 
 
 class Spool:

@@ -35,6 +35,10 @@ _COMMANDS = {
         "stampede.engine.incremental",
         "train on each new file of a log, after scoring it",
     ),
+    "synthetic": (
+        "stampede.data.synthetic",
+        "write synthetic clicks as a log in files whose ids drift",
+    ),
     "describe": ("stampede.data.describe", "show what is in a click log or a prepared folder"),
     "prepare": ("stampede.data.prepare", "turn a click log into arrays, or check such a folder"),
     "apply": ("stampede.data.apply", "give new data the ids and ranges that were learned"),

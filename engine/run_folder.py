@@ -30,8 +30,16 @@ from stampede.files import (
     write_file,
 )
 
+# File of a run folder of `stampede incremental`, which holds a run folder for each period.
+PERIODS = "periods.json"
+
 # Subfolder of a sweep for its run folders.
 TRIALS = "trials"
+
+
+def period_folder(number: int) -> str:
+    """Name of the run folder of a period."""
+    return f"period_{number:04d}"
 
 
 class RunFolder:

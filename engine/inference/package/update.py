@@ -137,14 +137,7 @@ def patch(package: Path, delta: Path, out: Path, checked: bool = True) -> None:
             else:
                 size = about["sizes"][name]
                 _patch_vocabulary(package / name, delta / changes[name], target, size)
-        except (
-            OSError,
-            LookupError,
-            RuntimeError,
-            TypeError,
-            SafetensorError,
-            PolarsError,
-        ) as failure:
+        except _DAMAGE as failure:
             raise ValueError(f"{delta}: {name} cannot be made ({failure})") from None
     text = sealed(after, out)
     found = _contents(json.loads(text))
