@@ -33,7 +33,7 @@ from tqdm import tqdm
 from stampede import open_run
 from stampede.data.learning.growth import grown, nothing_known
 from stampede.data.options import GrowthOptions
-from stampede.engine.figures import to_png
+from stampede.engine.plots import to_png
 from stampede.files import write_file
 
 CONFIG = ROOT / "configs/criteo_kaggle.yaml"

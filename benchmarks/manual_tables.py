@@ -107,6 +107,31 @@ def incremental_tables(results: Path) -> str:
     return "\n\n".join(parts)
 
 
+def torchrec_tables(results: Path) -> str:
+    """What of TorchRec works with the two changed lines, from torchrec_features.py."""
+    path = results / "torchrec_features.json"
+    if not path.exists():
+        return "Not measured yet: `python benchmarks/torchrec_features.py`."
+    found = json.loads(path.read_text())
+    works = {f"model `{name}`": result for name, result in found["models"].items()} | found["works"]
+    rows = [[name, f"works, {deviation:.1e}"] for name, deviation in works.items()]
+    rows += [[name, f"refused: {sentence}"] for name, sentence in found["refused"].items()]
+    sent = []
+    for name, one in found["communication"].items():
+        processes, plan, *precisions = name.split()
+        exact = found["communication"][f"{processes} {plan} fp32 fp32"]
+        share = sum(one["bytes"]) / sum(exact["bytes"])
+        sent.append([processes, plan, *precisions, f"{one['deviation']:.1e}", f"{share:.0%}"])
+    heads = ["processes", "plan", "forward", "backward", "deviation", "bytes"]
+    parts = [
+        _markdown(["of TorchRec", "with the two lines"], rows),
+        "Communication in lower precision, ids and lengths of bags among the bytes:",
+        _markdown(heads, sent),
+        _measured_on(found["machine"]),
+    ]
+    return "\n\n".join(parts)
+
+
 def _markdown(heads: list[str], rows: list[list[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -296,6 +321,7 @@ PAGES = {
     "docs/speed.md": tables,
     "docs/choices.md": quality_tables,
     "docs/incremental.md": incremental_tables,
+    "docs/torchrec.md": torchrec_tables,
 }
 
 

@@ -30,7 +30,7 @@ from stampede.data.raw.log import RawLog
 from stampede.data.raw.rows import BadRows
 from stampede.data.sources import TEST
 from stampede.files import make_folder
-from stampede.settings import all_keys, from_key_values
+from stampede.settings import from_key_values, keys_help
 
 
 def apply_learned(
@@ -91,15 +91,11 @@ def _run(given: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    keys = "\n".join(
-        f"  {key.path} = {key.default!r}\n      {key.description}"
-        for key in all_keys(WritingOptions)
-    )
     parser = argparse.ArgumentParser(
         prog="stampede apply",
         description="Turn new files into arrays with the ids and ranges of a prepared folder.\n"
         "Their rows are the test part of the result.",
-        epilog=f"options, with defaults:\n{keys}",
+        epilog="\n".join(["options, with defaults:", *keys_help(WritingOptions)]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument

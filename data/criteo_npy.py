@@ -1,4 +1,4 @@
-"""The `.npy` files of TorchRec's and MLPerf's Criteo readers made a prepared folder.
+"""Imports the `.npy` files of TorchRec's and MLPerf's Criteo readers as a prepared folder.
 
 `python -m stampede.data.criteo_npy FOLDER OUT`
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -35,14 +35,14 @@ from stampede.files import make_folder
 BLOCK_ROWS = 1 << 18
 _SHARD_ROWS = 1 << 22
 
-# By array: the widest type that is accepted, and what the layout says.
+# By array: the widest accepted type, and the type of the layout.
 _TYPES = {
     "dense": (np.float64, "float32"),
     "sparse": (np.int64, "int32 or int64"),
     "labels": (np.float64, "int32"),
 }
 
-# TorchRec's `sparse_to_contiguous` adds the ending; in what it writes all rare ids share row 1.
+# TorchRec's `sparse_to_contiguous` adds this ending; in its files all rare ids share row 1.
 _CONTIGUOUS = "_contig_freq"
 _RARE = 1
 _NAME = re.compile(
@@ -51,16 +51,16 @@ _NAME = re.compile(
 _PARTS: dict[str, PartName] = {"train": "train", "val": "validation", "test": "test"}
 _EXPECTED = (
     "write train_dense.npy, train_sparse.npy and train_labels.npy, the same for val and test, or "
-    "day_0_dense.npy and so on, of which the last day is halved into validation and test"
+    "day_0_dense.npy and so on; the last day is then halved into validation and test"
 )
 
-# What a manifest can hold.
+# The largest count that a manifest can hold.
 _MOST_ROWS = 2**62 - 1
 
 
 @dataclass(frozen=True)
 class _Set:
-    """Three files of the same rows, memory-mapped, by array; labels flat."""
+    """Three files of the same rows, memory-mapped, by array; labels are flat."""
 
     name: str
     paths: dict[str, Path]
@@ -70,12 +70,14 @@ class _Set:
     def rows(self) -> int:
         return len(self.arrays["labels"])
 
-    @property
-    def bytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays.values())
+    def blocks(self, start: int, stop: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+        """The rows from `start` to `stop - 1`, and the number of each block's first row."""
+        for first in range(start, stop, BLOCK_ROWS):
+            rows = slice(first, min(first + BLOCK_ROWS, stop))
+            yield first, {name: array[rows] for name, array in self.arrays.items()}
 
 
-# A part, and the rows `start` to `stop - 1` of a set that are in it.
+# A part, and the rows `start` to `stop - 1` of a set that belong to it.
 _Range = tuple[PartName, _Set, int, int]
 
 
@@ -84,15 +86,15 @@ def import_criteo_npy(
 ) -> None:
     """Make a prepared folder of `*_dense.npy`, `*_sparse.npy` and `*_labels.npy`.
 
-    Parts are `train_*`, `val_*` and `test_*`, or days, of which the last is halved into
-    validation and test part, as MLPerf does. Memory does not depend on the number of rows.
+    The parts are `train_*`, `val_*` and `test_*`, or days, of which the last is halved into
+    validation and test, as MLPerf does. Memory does not depend on the number of rows.
 
     Args:
         folder: with the files.
-        out: new folder; appears when it is whole.
-        sizes: rows of each field's table; one for all, or one per field. None: the largest id and
-            one more.
-        modulo: whether ids are taken modulo the sizes, as TorchRec's readers do with `hashes`.
+        out: new folder; it appears only when it is complete.
+        sizes: rows of each field's table; one for all, or one per field. None: the largest id plus
+            one.
+        modulo: take ids modulo the sizes, as TorchRec's readers do with `hashes`.
 
     Raises:
         DataError: the files cannot be used, or `out` cannot be written.
@@ -104,14 +106,18 @@ def import_criteo_npy(
     ranges = _ranges(folder)
     sets = list({found.name: found for _, found, _, _ in ranges}.values())
     width, numbers = (sets[0].arrays[name].shape[1] for name in ("sparse", "dense"))
-    given = _spread(sizes, width)
-    largest = _largest_ids(sets, None if modulo else given)
+    given = _size_per_field(sizes, width)
+    largest = _check(sets, None if modulo else given)
     contiguous = all(found.paths["sparse"].stem.endswith(_CONTIGUOUS) for found in sets)
-    rows = given or [top + 1 for top in largest]
+    rows = given or [id + 1 for id in largest]
     manifest = Manifest(
         version=metadata.version("stampede"),
         fields=[
-            FieldEntry(name=f"C{i + 1}", rows=size, unseen_row=_RARE if contiguous else None)
+            FieldEntry(
+                name=f"C{i + 1}",
+                rows=size,
+                unseen_row=_RARE if contiguous and size > _RARE else None,
+            )
             for i, size in enumerate(rows)
         ],
         numbers=[f"I{i + 1}" for i in range(numbers)],
@@ -131,35 +137,27 @@ def _ranges(folder: Path) -> list[_Range]:
     for path in sorted(folder.glob("*.npy")):
         named = _NAME.fullmatch(path.name)
         if named is None:
-            raise DataError(f"{path}: its name is none of this layout; {_EXPECTED}")
-        of_set = paths.setdefault(named["set"], {})
-        if named["array"] in of_set:
-            raise DataError(
-                f"{path}: {of_set[named['array']].name} holds the same rows; keep one of the two"
-            )
-        of_set[named["array"]] = path
-    sets = [_open(folder, name, found) for name, found in paths.items()]
-    for found in sets[1:]:
+            raise DataError(f"{path}: not a file name of this layout; {_EXPECTED}")
+        other = paths.setdefault(named["set"], {}).setdefault(named["array"], path)
+        if other != path:
+            raise DataError(f"{path}: {other.name} holds the same rows; keep one of the two")
+    sets = {name: _open(folder, name, found) for name, found in paths.items()}
+    for found in sets.values():
+        first = next(iter(sets.values()))
         for array in ("dense", "sparse"):
-            columns, expected = (one.arrays[array].shape[1] for one in (found, sets[0]))
+            columns, expected = (one.arrays[array].shape[1] for one in (found, first))
             if columns != expected:
                 raise DataError(
                     f"{found.paths[array]}: found {columns} columns, but {expected} in "
-                    f"{sets[0].paths[array].name}; all files need the same columns"
+                    f"{first.paths[array].name}; all files need the same columns"
                 )
-    days = [found for found in sets if found.name.startswith("day_")]
-    if days and len(days) == len(sets):
-        days.sort(key=lambda day: int(day.name.removeprefix("day_")))
-        *training, last = days
+    if {"train", "test"} <= sets.keys() <= _PARTS.keys():
+        return [(_PARTS[name], found, 0, found.rows) for name, found in sets.items()]
+    if len(sets) > 1 and not sets.keys() & _PARTS.keys():
+        *training, last = sorted(sets.values(), key=lambda day: int(day.name[len("day_") :]))
         half = last.rows - last.rows // 2
-        if training and half < last.rows:
-            return [
-                *(("train", day, 0, day.rows) for day in training),
-                ("validation", last, 0, half),
-                ("test", last, half, last.rows),
-            ]
-    elif not days and {"train", "test"} <= paths.keys():
-        return [(_PARTS[found.name], found, 0, found.rows) for found in sets]
+        days: list[_Range] = [("train", day, 0, day.rows) for day in training]
+        return [*days, ("validation", last, 0, half), ("test", last, half, last.rows)]
     there = ", ".join(f"{name}_*.npy" for name in paths) or "no .npy file"
     raise DataError(f"{folder}: found {there}; {_EXPECTED}")
 
@@ -176,7 +174,7 @@ def _open(folder: Path, name: str, paths: dict[str, Path]) -> _Set:
             raise DataError(f"{path}: {failure.strerror or failure}") from None
         except (ValueError, EOFError) as failure:
             raise DataError(
-                f"{path}: no array that can be read ({failure}); write it with numpy.save"
+                f"{path}: cannot be read as an array ({failure}); write it with numpy.save"
             ) from None
         if not np.can_cast(found.dtype, widest):
             raise DataError(f"{path}: found type {found.dtype}; write {expected}")
@@ -193,11 +191,11 @@ def _open(folder: Path, name: str, paths: dict[str, Path]) -> _Set:
                 f"{len(labels)} rows of {paths['labels'].name}"
             )
     if not arrays["sparse"].shape[1]:
-        raise DataError(f"{paths['sparse']}: has no column; need one id field or more")
+        raise DataError(f"{paths['sparse']}: has no columns; write one id field or more")
     return _Set(name, paths, arrays)
 
 
-def _spread(sizes: Sequence[int] | None, fields: int) -> list[int] | None:
+def _size_per_field(sizes: Sequence[int] | None, fields: int) -> list[int] | None:
     if sizes is None:
         return None
     sizes = list(sizes) * (fields if len(sizes) == 1 else 1)
@@ -209,36 +207,29 @@ def _spread(sizes: Sequence[int] | None, fields: int) -> list[int] | None:
     return sizes
 
 
-def _largest_ids(sets: Sequence[_Set], sizes: Sequence[int] | None) -> list[int]:
-    """The largest id of each field; also checks all values."""
+def _check(sets: Sequence[_Set], sizes: Sequence[int] | None) -> list[int]:
+    """Check all values; returns the largest id of each field."""
     fields = sets[0].arrays["sparse"].shape[1]
     limits = np.array(sizes or [_MOST_ROWS] * fields)
     largest = np.zeros(fields, dtype=np.int64)
-    # By array: which values are bad, and what to write.
-    checks = {
-        "labels": (lambda block: (block != 0) & (block != 1), "write 0 or 1"),
-        "dense": (lambda block: ~np.isfinite(block), "write finite numbers"),
-        "sparse": (
-            lambda block: (block < 0) | (block >= limits),
-            "write 0 or more, and less than the rows of its table",
-        ),
-    }
-    with RowProgress("checking", sum(found.bytes for found in sets)) as progress:
+    with RowProgress("checking", sum(found.rows for found in sets)) as progress:
         for found in sets:
-            for array, (is_bad, remedy) in checks.items():
-                for start in range(0, found.rows, BLOCK_ROWS):
-                    block = found.arrays[array][start : start + BLOCK_ROWS]
-                    bad = is_bad(block)
+            for start, block in found.blocks(0, found.rows):
+                ids = block["sparse"]
+                for array, bad, remedy in (
+                    ("labels", ~np.isin(block["labels"], (0, 1)), "write 0 or 1"),
+                    ("dense", ~np.isfinite(block["dense"]), "write finite numbers"),
+                    ("sparse", (ids < 0) | (ids >= limits), "write 0 to the table's rows - 1"),
+                ):
                     if bad.any():
                         row, *column = np.argwhere(bad)[0].tolist()
                         where = f"row {start + row}" + "".join(f", column {i}" for i in column)
                         raise DataError(
                             f"{found.paths[array]}: {where} (from 0): found "
-                            f"{block[(row, *column)]}; {remedy}"
+                            f"{block[array][(row, *column)]}; {remedy}"
                         )
-                    if array == "sparse":
-                        largest = np.maximum(largest, block.max(axis=0))
-            progress.advance_bytes(found.bytes)
+                largest = np.maximum(largest, ids.max(axis=0))
+                progress.advance_rows(len(ids))
     return largest.tolist()
 
 
@@ -246,13 +237,9 @@ def _write(
     ranges: Sequence[_Range], manifest: Manifest, divisors: np.ndarray | None, out: Path
 ) -> None:
     writers = {part: PartWriter(out, part, _SHARD_ROWS) for part in PARTS}
-    with RowProgress("importing", sum(found.bytes for _, found, _, _ in ranges)) as progress:
+    with RowProgress("importing", sum(stop - start for *_, start, stop in ranges)) as progress:
         for part, found, start, stop in ranges:
-            for first in range(start, stop, BLOCK_ROWS):
-                block = {
-                    name: array[first : min(first + BLOCK_ROWS, stop)]
-                    for name, array in found.arrays.items()
-                }
+            for _, block in found.blocks(start, stop):
                 ids = block["sparse"] if divisors is None else block["sparse"] % divisors
                 arrays = {
                     "numbers": block["dense"].astype(np.float32),
@@ -260,7 +247,7 @@ def _write(
                     "label": block["labels"].astype(np.uint8),
                 }
                 writers[part].append(arrays, [])
-            progress.advance_bytes(found.bytes)
+                progress.advance_rows(len(ids))
     parts = {part: writer.finish() for part, writer in writers.items()}
     whole = manifest.model_copy(update={"parts": parts})
     (out / MANIFEST).write_text(whole.model_dump_json(indent=1), encoding="utf-8")
@@ -268,7 +255,7 @@ def _write(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Import a folder; returns the exit status: 2 for a user's mistake."""
+    """Run the command; returns its exit status."""
     given = _parser().parse_args(arguments)
     return exit_status(lambda: _run(given))
 
@@ -302,7 +289,7 @@ def _parser() -> argparse.ArgumentParser:
         "--sizes",
         type=_sizes,
         metavar="N[,N...]",
-        help="rows of the tables; default: the largest id of each field and one more",
+        help="rows of the tables; default: the largest id of each field plus one",
     )
     parser.add_argument("--modulo", action="store_true", help="take ids modulo the sizes")
     return parser

@@ -1,4 +1,4 @@
-"""Look at data: `python -m stampede.data.describe FILE-or-prepared-folder`; see `--help`."""
+"""The command `stampede describe`: shows what is in a click log or a prepared folder."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from stampede.data.description.guess import chosen_features, guess, to_yaml
+import yaml
+
+from stampede.data.description.guess import chosen_features, guess
 from stampede.data.description.rows import prepared_rows, raw_rows
 from stampede.data.description.statistics import collect
 from stampede.data.description.text import described
 from stampede.data.errors import DataError, OnBadRow, exit_status
 from stampede.data.options import Split
-from stampede.data.prepared.manifest import MANIFEST
+from stampede.data.prepared.manifest import BAD_ROWS, MANIFEST
 from stampede.data.raw.files import expand
 from stampede.data.raw.rows import BadRows
 from stampede.data.schema.schema import Schema
@@ -23,16 +25,11 @@ from stampede.data.sources import Kind, Source, open_source
 from stampede.files import write_file
 from stampede.settings import SettingsError, all_keys, from_key_values
 
-TEXT, PICTURE, SCHEMA, BAD_ROWS = (
-    "description.txt",
-    "description.png",
-    "schema.yaml",
-    "bad_rows.jsonl",
-)
+TEXT, PICTURE, SCHEMA = "description.txt", "description.png", "schema.yaml"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Describe data; returns the exit status: 2 for a user's mistake."""
+    """Run the command; returns its exit status."""
     parsed = _parser().parse_args(arguments)
     return exit_status(lambda: _describe(parsed))
 
@@ -40,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _describe(options: argparse.Namespace) -> None:
     out = Path(options.out or f"{_stem(options.path[0])}-description")
     try:
-        # Write everything at the end, or nothing.
+        # All files are copied at the end, or none.
         with tempfile.TemporaryDirectory() as spool:
             made = Path(spool, "made")
             made.mkdir()
@@ -52,19 +49,19 @@ def _describe(options: argparse.Namespace) -> None:
     except OSError as failure:
         raise DataError(
             f"{failure.filename or out}: {failure.strerror or failure}; choose another folder "
-            "with --out (TMPDIR says where rows are kept meanwhile)"
+            "with --out (temporary files are in TMPDIR)"
         ) from None
     print(text)
-    print(f"{out / PICTURE} and {out / TEXT} were written")
+    print(f"wrote {out / PICTURE} and {out / TEXT}")
 
 
 def _described(options: argparse.Namespace, out: Path, made: Path, spool: Path) -> str:
-    """Write the tables and the page to `made`, to be copied to `out`; returns the tables."""
+    """Write all files of `out` to `made`; returns the text."""
     paths = options.path
     if (Path(paths[0]) / MANIFEST).exists():
         if len(paths) > 1 or options.kind or options.schema or options.set:
             raise SettingsError(
-                f"{paths[0]}: is a prepared folder; give it alone, without --kind, --schema, --set"
+                f"{paths[0]} is a prepared folder; give it without --kind, --schema and --set"
             )
         rows, notes, chosen = prepared_rows(Path(paths[0]), options.rows, spool), [], []
     else:
@@ -80,7 +77,7 @@ def _described(options: argparse.Namespace, out: Path, made: Path, spool: Path) 
         comments = head + "".join(f"#   {line}\n" for line in chosen)
         (made / SCHEMA).write_text(comments + (made / SCHEMA).read_text("utf-8"), "utf-8")
     (made / TEXT).write_text(text, encoding="utf-8")
-    # It takes half a second to load, which `--help` and mistakes need not wait for.
+    # Imported here: matplotlib takes half a second, which --help need not wait for.
     from stampede.data.description.picture import draw
 
     draw(f"{title}: {int(statistics.rows.sum()):,} rows", statistics, made / PICTURE)
@@ -88,7 +85,7 @@ def _described(options: argparse.Namespace, out: Path, made: Path, spool: Path) 
 
 
 def _source(options: argparse.Namespace, out: Path, made: Path) -> tuple[Source, Schema, list[str]]:
-    """The log as it is, the schema that `data.features: auto` begins with, and notes."""
+    """The log, its schema with the features that `data.features: auto` adds, and notes."""
     split = from_key_values(options.set, Split, "--set")
     if options.schema and options.kind not in (None, "table"):
         raise SettingsError(f"--schema belongs to --kind table; found --kind {options.kind}")
@@ -98,9 +95,9 @@ def _source(options: argparse.Namespace, out: Path, made: Path) -> tuple[Source,
         kind, notes = guessed.kind, guessed.reason
         if guessed.schema is not None:
             schema = str(made / SCHEMA)
-            Path(schema).write_text(to_yaml(guessed.schema), encoding="utf-8")
-            mend = f"the guessed schema is in {out / SCHEMA}; mend it and give it with --schema"
-            notes = [*notes, mend]
+            text = yaml.safe_dump(guessed.schema, sort_keys=False, allow_unicode=True)
+            Path(schema).write_text(text, encoding="utf-8")
+            notes.append(f"the guessed schema is in {out / SCHEMA}; correct it and use --schema")
     plain, auto = (
         open_source(kind, options.path, split, schema=schema or "", features=features)
         for features in ("paper", "auto")
@@ -109,7 +106,7 @@ def _source(options: argparse.Namespace, out: Path, made: Path) -> tuple[Source,
 
 
 def _stem(path: str) -> str:
-    """`train` for `/data/train.tsv.gz`; a glob without the characters of a pattern."""
+    """`train` for `/data/train.tsv.gz`; of a glob, the letters and digits."""
     name = Path(path).resolve().name.split(".")[0]
     return "".join(c for c in name if c.isalnum() or c in "-_") or "data"
 
@@ -124,26 +121,20 @@ def _parser() -> argparse.ArgumentParser:
     keys = "\n".join(f"  {key.path} = {key.default!r}" for key in all_keys(Split))
     parser = argparse.ArgumentParser(
         prog="stampede describe",
-        description="Show what is in a click log or a prepared folder: a table, and a page of "
-        "pictures.",
+        description="Show what is in a click log or a prepared folder, as text and as pictures.",
         epilog=f"keys of --set, with defaults:\n{keys}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("path", nargs="+", help="files or globs (csv, tsv, parquet; .gz, .zst), or one folder")
+    files = "files or globs (csv, tsv, parquet; .gz, .zst), or one prepared folder"
+    add("path", nargs="+", help=files)
     add("--kind", choices=get_args(Kind), help="kind of log; default: guessed")
     add("--schema", metavar="FILE.yaml", help="schema of a table; default: guessed")
     add("--out", metavar="DIR", help="folder for the result; default: NAME-description")
-    add("--rows", type=_at_least_one, metavar="N", help="look at the first N rows only")
+    add("--rows", type=_at_least_one, metavar="N", help="read only the first N rows")
     add("--on-bad-row", choices=get_args(OnBadRow), default="error", help="default: error")
-    add(
-        "-s",
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="how a log is divided into parts, such as -s split=random",
-    )
+    split = "how to divide a log into parts, such as -s split=random"
+    add("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help=split)
     return parser
 
 

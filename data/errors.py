@@ -17,6 +17,10 @@ class DataError(Exception):
     """A data file that cannot be used; the message names the file, the place and the remedy."""
 
 
+class UnfinishedFileError(DataError):
+    """A data file that grew while it was read."""
+
+
 def exit_status(action: Callable[[], None], *mistakes: type[Exception]) -> int:
     """Run a command and return its exit status.
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-_HOUR, _DAY, _WEEK = 3600, 86400, 7
+HOUR, DAY, WEEK = 3600, 86400, 7
 # 1970-01-01 was a Thursday; Monday is weekday 0.
-_THURSDAY = 3
+THURSDAY = 3
 
 # Row 0 of a table of buckets is for a missing number.
 _FIRST_BUCKET = 1
@@ -87,8 +87,8 @@ def seconds_of_time(column: str, kind: pl.DataType, format: str) -> pl.Expr:
 def part_of_time(seconds: pl.Expr, part: str) -> pl.Expr:
     """`hour_of_day`, 0 to 23, or `weekday`, Monday is 0, of seconds since 1970."""
     if part == "hour_of_day":
-        return seconds.mod(_DAY) // _HOUR
-    return ((seconds // _DAY) + _THURSDAY).mod(_WEEK)
+        return seconds.mod(DAY) // HOUR
+    return ((seconds // DAY) + THURSDAY).mod(WEEK)
 
 
 def id_texts(

@@ -27,8 +27,10 @@ class GlobalBatches:
     """One rank's view of a part's global batches; iterating gives what is left of an epoch.
 
     Every rank gets the same number of samples in every batch: the last global batch is padded to a
-    multiple of the ranks with samples that have no ids and weight 0. A rank's rows of a batch are
-    sorted in stretches, which neither gradients nor metrics depend on.
+    multiple of the ranks, or of the tiles, with samples that have no ids and weight 0. A rank's
+    rows of a batch are sorted in stretches, which gradients and metrics depend on in their last
+    bits only; with tiles not even so, as the samples of each tile and their order are the same on
+    any number of ranks.
 
     The rows of a batch depend only on the order, the epoch and the batch's number. `state_dict`
     holds how far the consumer has come, whatever was read ahead; after `load_state_dict` any number
@@ -46,6 +48,8 @@ class GlobalBatches:
         pin: GPU for which batches are put into page-locked memory.
         before_reading: called with the epoch and the position of every batch before it is read.
         unknown_rows: see `Dataset`; kept as an attribute.
+        tiles: equal parts of a global batch, a multiple of `world_size`, of which each rank has
+            as many; 0: none.
     """
 
     def __init__(
@@ -61,9 +65,12 @@ class GlobalBatches:
         pin: torch.device | None = None,
         before_reading: Callable[[int, int], None] | None = None,
         unknown_rows: Mapping[str, tuple[int, ...]] | None = None,
+        tiles: int = 0,
     ) -> None:
         if batch_size % world_size:
             raise ValueError(f"batch_size {batch_size} is not a multiple of {world_size} ranks")
+        if tiles % world_size:
+            raise ValueError(f"{tiles} tiles are not a multiple of {world_size} ranks")
         self._part = part
         self._fields = list(fields)
         self._batch_size = batch_size
@@ -72,6 +79,8 @@ class GlobalBatches:
         self._order = order or Order(part.rows)
         if self._order.rows != part.rows:
             raise ValueError(f"an order of {self._order.rows} rows for a part of {part.rows}")
+        # Of this rank.
+        self._tiles = tiles // world_size
         self._ahead = ahead
         self._pin = pin
         self._before_reading = before_reading
@@ -167,10 +176,13 @@ class GlobalBatches:
         if self._before_reading is not None:
             self._before_reading(epoch, start)
         samples = min(self._batch_size, self._part.rows - start)
-        local = -(-samples // self._world_size)
+        parts = self._tiles or 1
+        tile = -(-samples // (self._world_size * parts))
+        local = tile * parts
         first = min(self._rank * local, samples)
         last = min(first + local, samples)
-        read = self._part.read(self._rows(epoch, start + first, start + last))
+        stretch = tile if self._tiles else _SORTED
+        read = self._part.read(self._rows(epoch, start + first, start + last, stretch))
         padding = local - len(read.label)
         weight, probability = read.weight, read.true_probability
         if weight is None:
@@ -181,9 +193,10 @@ class GlobalBatches:
             label=_padded(read.label.float(), padding),
             weight=_padded(weight, padding),
             global_samples=samples,
-            global_weight=self._global_weight(epoch, start, samples, read),
+            global_weight=self._global_weight(epoch, start, samples, read, stretch),
             samples=len(read.label),
             true_probability=None if probability is None else _padded(probability, padding),
+            tiles=self._tiles,
         )
         if self._pin is None:
             return batch
@@ -191,30 +204,32 @@ class GlobalBatches:
         with torch.cuda.device(self._pin):
             return batch.pin_memory()
 
-    def _rows(self, epoch: int, start: int, stop: int) -> Tensor:
+    def _rows(self, epoch: int, start: int, stop: int, stretch: int) -> Tensor:
         """The rows at some positions, sorted in stretches, so that memory is read in order."""
         order, device = self._order, self._part.device
         if device.type != "cpu":
             rows = order.rows_at(epoch, start, stop, partial(torch.arange, device=device))
-            return torch.cat([stretch.sort().values for stretch in rows.split(_SORTED)])
+            return torch.cat([part.sort().values for part in rows.split(stretch)])
         # numpy permutes and sorts faster than torch, the faster the narrower the numbers are.
         rows = np.empty(stop - start, np.int64)
         narrow = np.int32 if self._part.rows < 2**31 else np.int64
 
         def fill(first: int) -> None:
-            stretch = order.rows_at(epoch, first, min(first + _SORTED, stop))
-            rows[first - start : first - start + _SORTED] = np.sort(stretch.astype(narrow))
+            part = order.rows_at(epoch, first, min(first + stretch, stop))
+            rows[first - start : first - start + stretch] = np.sort(part.astype(narrow))
 
-        run_tasks(fill, range(start, stop, _SORTED))
+        run_tasks(fill, range(start, stop, stretch))
         return torch.from_numpy(rows)
 
-    def _global_weight(self, epoch: int, start: int, samples: int, read: Samples) -> float | Tensor:
+    def _global_weight(
+        self, epoch: int, start: int, samples: int, read: Samples, stretch: int
+    ) -> float | Tensor:
         """Every rank reads all weights of a global batch, which spares an exchange."""
         weights = read.weight
         if weights is None:
             return float(samples)
         if self._world_size > 1:
-            weights = self._part.weight(self._rows(epoch, start, start + samples))
+            weights = self._part.weight(self._rows(epoch, start, start + samples, stretch))
         if weights.device.type == "cpu":
             # OpenMP's threads would wait for each other on a busy machine, far longer than this.
             return float(weights.numpy().sum(dtype=np.float64))

@@ -1,4 +1,4 @@
-"""Which rows an epoch visits when: computed from seed, epoch and position, never stored."""
+"""The order of rows in each epoch: computed from seed, epoch and position, never stored."""
 
 from __future__ import annotations
 
@@ -11,36 +11,35 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Only operators that numpy and torch share are used, so that preparing data needs no torch.
+# Only operators that numpy and torch share are used: preparing data must not import torch.
 Integers = TypeVar("Integers", np.ndarray, "Tensor")
 
 Shuffle = Literal["global", "block", "none"]
 
-# Rows of a block, 2.5 MB of Criteo's: long enough that a disk reads at nearly its full speed.
+# Rows of a block. 2.5 MB of Criteo, so that a disk reads at nearly full speed.
 BLOCK_ROWS = 1 << 14
 
-# End of the permutations' keys, after seed and epoch, so that each draws on its own.
+# Last part of a permutation's key, after seed and epoch, so that the four are independent.
 _WHOLE, _BLOCKS, _WINDOW, _SHIFT = range(4)
 
-# Each round mixes high bits into low ones and low ones into high ones. Fewer leave neighbours of
-# sets of a few thousand correlated; sets of a few bits need more, as their rounds have few keys.
+# Each round mixes high bits into low ones and low ones into high ones. With fewer rounds,
+# neighbours stay correlated in sets of a few thousand; tiny sets need more, as keys are short.
 _ROUNDS = 5
 _KEY_BITS = 256
 
 
 @dataclass(frozen=True)
 class Permutation:
-    """A bijection of the numbers 0 to `size - 1`, chosen by a key; needs no memory.
+    """A permutation of 0 to `size - 1`, chosen by a key and computed without memory.
 
-    The smallest power of two that is not below `size` is permuted by rounds of invertible steps: an
-    exclusive or with a key, a multiplication by an odd number, and an exclusive or with itself
-    shifted right. A result beyond `size` is permuted again until it is within, which takes less
-    than one more turn on average (cycle walking, Black and Rogaway, "Ciphers with Arbitrary Finite
-    Domains", 2002).
+    Numbers below the next power of two pass rounds of invertible steps: exclusive or with a key,
+    multiplication by an odd number, exclusive or with the number shifted right. Results of `size`
+    or more are permuted again until they are below it, less than once on average (cycle walking,
+    Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
 
     Attributes:
         size: 1 to 2^62.
-        key: non-negative integers, such as a seed and an epoch; another key, another order.
+        key: non-negative integers, such as a seed and an epoch.
     """
 
     size: int
@@ -51,10 +50,10 @@ class Permutation:
             raise ValueError(f"size: found {self.size}; write 1 to 2^62")
 
     def __call__(self, positions: Integers) -> Integers:
-        """What stands at the given positions.
+        """The numbers at the given positions of the permuted sequence.
 
         Args:
-            positions: `[n]` int64 array or tensor on any device, each 0 to `size - 1`; not changed.
+            positions: `[n]` int64, each 0 to `size - 1`; an array, or a tensor on any device.
 
         Returns:
             `[n]` int64, of the same kind and on the same device.
@@ -65,7 +64,7 @@ class Permutation:
         if self.size == 1 << bits:
             return mixed
         walking = (mixed >= self.size).nonzero()
-        # numpy's nonzero is a tuple of one array, torch's a matrix of one column.
+        # numpy's nonzero gives a tuple of one array, torch's a matrix of one column.
         outside = walking[0] if isinstance(mixed, np.ndarray) else walking[:, 0]
         while len(outside):
             again = _mixed(mixed[outside], keys, bits)
@@ -76,7 +75,7 @@ class Permutation:
     def _round_keys(self, bits: int) -> list[tuple[int, int]]:
         """What each round adds and multiplies with."""
         rounds = max(_ROUNDS, _KEY_BITS // (2 * bits))
-        # The length tells keys apart that differ in zeros at their end.
+        # With the length, keys that differ only in trailing zeros draw different numbers.
         entropy = [*self.key, len(self.key)]
         drawn = np.random.SeedSequence(entropy).generate_state(2 * rounds, np.uint64)
         mask = (1 << bits) - 1
@@ -98,21 +97,20 @@ def _mixed(numbers: Integers, keys: list[tuple[int, int]], bits: int) -> Integer
 
 @dataclass(frozen=True)
 class Order:
-    """The order of a part's rows in each epoch, which visits every row once.
+    """The order in which each epoch visits a part's rows, every row once.
 
-    `global`: every order is possible.
-    `block`: blocks of `block_rows` neighbouring rows come in random order; as many as make a
-    window are mixed row by row, then the next window. Where blocks begin differs from epoch to
-    epoch; they wrap around from the last row to the first, and the rows after the last whole block
-    are read last.
+    `global`: all rows are shuffled.
+    `block`: blocks of `block_rows` neighbouring rows are shuffled, then the rows within each window
+    of several blocks. Blocks begin at another row in each epoch and wrap around from the last row
+    to the first; the rows after the last whole block come last.
     `none`: from the first to the last row.
 
     Attributes:
         rows: of the part.
-        shuffle: how they are mixed.
+        shuffle: see above.
         seed: of all epochs.
-        window_rows: rows of a window of `block`, a multiple of `block_rows`; with `none`, windows
-            are only what is read ahead. 0: the whole part.
+        window_rows: rows of a window, a multiple of `block_rows`; 0: the whole part. With `none`,
+            windows only decide what is read ahead.
         block_rows: rows of a block, a power of two.
     """
 
@@ -136,10 +134,10 @@ class Order:
         """The rows at the positions `start` to `stop - 1` of an epoch.
 
         Args:
-            count: makes the positions, int64: `np.arange`, or torch's on some device.
+            count: makes the int64 positions: `np.arange`, or `torch.arange` for a device.
 
         Returns:
-            `[stop - start]` int64, of the kind that `count` makes.
+            `[stop - start]` int64, an array or tensor as `count` makes.
         """
         positions = count(start, stop)
         if self.shuffle == "none" or stop == start:
@@ -154,13 +152,13 @@ class Order:
             slots = Permutation(last - first, (self.seed, epoch, _WINDOW, number))(
                 rows[here] - first
             )
-            # Shifts: a division of 64 bits takes as long as all the rest.
+            # Shifts, as 64-bit divisions would double the time.
             blocks = self._block_at(epoch, count(first >> bits, -(-last >> bits)))
             rows[here] = (blocks[slots >> bits] << bits) + (slots & (self.block_rows - 1))
         return self._shifted(epoch, rows)
 
     def _block_at(self, epoch: int, places: Integers) -> Integers:
-        """Numbers of the blocks at the given places of the epoch's order of blocks."""
+        """The blocks at the given places of the epoch's block order."""
         whole = self.rows // self.block_rows
         if not whole:
             return places
@@ -170,32 +168,32 @@ class Order:
         return blocks
 
     def _shifted(self, epoch: int, rows: Integers) -> Integers:
-        """Rows that are counted from where the epoch's first block begins, counted from 0."""
+        """Turn rows counted from the start of the epoch's first block into rows of the part."""
         shift = Permutation(self.rows, (self.seed, epoch, _SHIFT))(np.zeros(1, np.int64))
         rows = rows + int(shift[0])
         rows -= (rows >= self.rows) * self.rows
         return rows
 
     def deciding(self) -> dict[str, Any]:
-        """The attributes that decide which rows come when."""
+        """The attributes that the order depends on."""
         more = {"global": ["seed"], "block": ["seed", "window_rows", "block_rows"], "none": []}
         return {key: getattr(self, key) for key in ("rows", "shuffle", *more[self.shuffle])}
 
     @property
     def window(self) -> int:
-        """Rows of a whole window; `global` has only one."""
+        """Rows of a full window; `global` has one window only."""
         whole = max(self.rows, 1)
         return whole if self.shuffle == "global" else min(self.window_rows or whole, whole)
 
     def window_at(self, position: int) -> int:
-        """Number of the window that holds a position of an epoch."""
+        """Number of the window at a position of an epoch."""
         return position // self.window
 
     def window_ranges(self, epoch: int, window: int) -> np.ndarray:
-        """The rows that a window reads, as ranges of neighbours.
+        """The rows that a window reads, as ranges.
 
         Returns:
-            `[n, 2]` int64, first row and one past the last; nothing for a window past the end.
+            `[n, 2]` int64, first row and one past the last; no range for a window past the end.
         """
         start, stop = window * self.window, min((window + 1) * self.window, self.rows)
         if start >= stop:
@@ -210,7 +208,7 @@ class Order:
         length = np.minimum(first + self.block_rows, self.rows) - first
         first = self._shifted(epoch, first)
         last = first + length
-        # A block that wraps around lies in two places.
+        # A block that wraps around becomes two ranges.
         over = last > self.rows
         around = np.stack([np.zeros(over.sum(), np.int64), last[over] - self.rows], 1)
         return np.concatenate([np.stack([first, np.minimum(last, self.rows)], 1), around])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,7 +30,7 @@ from stampede.data.schema.features import described
 from stampede.data.schema.schema import Quantiles, Schema
 from stampede.data.sources import TRAIN, Assignment, Kind, Source, open_source
 from stampede.files import make_folder
-from stampede.settings import all_keys, from_key_values
+from stampede.settings import from_key_values, keys_help
 
 # With fewer rows, a part may be empty.
 _FEWEST_ROWS = 10
@@ -68,6 +67,7 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path) -> None:
     with RowProgress("pass 2 of 2, writing", log.bytes) as progress:
         parts = write_rows(folder, rows, learned, options, progress)
     shutil.rmtree(folder / "spool", ignore_errors=True)
+    log.check_unchanged()
     seconds = {
         "counting": counted - started,
         "learning": learnt - counted,
@@ -263,12 +263,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _keys() -> str:
-    lines = ["options, with defaults:"]
-    for key in all_keys(PreparationOptions):
-        lines.append(f"  {key.path} = {key.default!r}")
-        indent = " " * 6
-        lines += textwrap.wrap(key.description, 92, initial_indent=indent, subsequent_indent=indent)
-    lines += [
+    lines = [
+        "options, with defaults:",
+        *keys_help(PreparationOptions),
         "",
         "example:",
         "  stampede prepare criteo_kaggle train.txt --out prepared \\",

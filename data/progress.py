@@ -23,12 +23,12 @@ def pace() -> dict[str, Any]:
 
 
 class RowProgress:
-    """A bar over the bytes of a log, which are known beforehand; it also shows the rows."""
+    """A bar over the bytes or rows of a log; it also shows rows and rows/s."""
 
-    def __init__(self, what: str, total_bytes: int) -> None:
+    def __init__(self, what: str, total: int) -> None:
         self._rows = 0
         self._bar = tqdm(
-            total=total_bytes,
+            total=total,
             desc=what,
             unit="B",
             unit_scale=True,
@@ -42,9 +42,9 @@ class RowProgress:
     def __exit__(self, *_: object) -> None:
         self._bar.close()
 
-    def advance_bytes(self, count: int) -> None:
-        """Advance by `count` bytes."""
-        self._bar.update(count)
+    def advance_rows(self, rows: int) -> None:
+        """Advance a bar whose total is rows."""
+        self.advance_to(self._rows + rows, rows)
 
     def advance_to(self, position: int, rows: int = 0) -> None:
         """Advance to byte `position`, and by `rows` rows."""

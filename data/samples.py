@@ -166,6 +166,8 @@ class Batch(Pipelineable):
         samples: this rank's samples without padding; default: all.
         true_probability: `[n]` float32, the probability that the label was drawn with, where the
             data know it.
+        tiles: equal parts of these samples that are computed one by one, see `GlobalBatches`; 0:
+            as it is fastest.
     """
 
     sparse: KeyedJaggedTensor
@@ -176,6 +178,7 @@ class Batch(Pipelineable):
     global_weight: float | Tensor | None = None
     samples: int | None = None
     true_probability: Tensor | None = None
+    tiles: int = 0
 
     def __post_init__(self) -> None:
         if self.global_weight is None:

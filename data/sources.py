@@ -1,4 +1,4 @@
-"""A raw log to prepare: its kind, its schema and files, and the part of each row."""
+"""A raw log to prepare: its kind, schema and files, and the part of each row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from stampede.data.errors import DataError
-from stampede.data.learning.learned import Before, Growth, read_saved
+from stampede.data.learning.learned import Growth, read_saved
 from stampede.data.options import GrowthOptions, Split
 from stampede.data.order import Permutation
 from stampede.data.prepared.manifest import LEARNED_FOLDER, PARTS
@@ -27,8 +27,8 @@ Kind = Literal["criteo_kaggle", "criteo_1tb", "avazu", "table"]
 
 TRAIN, VALIDATION, TEST = range(len(PARTS))
 
-# Share of the test part by kind of split. Criteo Kaggle has seven days, Avazu ten; the random
-# shares are those of the paper. Criteo 1TB is tested on its last file, a day.
+# Default share of the test part, by kind of log and split. Criteo Kaggle has seven days, Avazu
+# ten; the random shares are the paper's. The test part of Criteo 1TB is its last file, a day.
 LAST_FILE = "last file"
 _TEST_SHARES: dict[str, dict[str, float | str]] = {
     "criteo_kaggle": {"sequential": 1 / 7, "random": 0.1},
@@ -37,7 +37,7 @@ _TEST_SHARES: dict[str, dict[str, float | str]] = {
     "table": {"sequential": 0.1, "random": 0.1},
 }
 
-# Prepared data depend on the content of files, not on their names.
+# Prepared data depend on the content of the files, not on their names.
 _KEYS_OF_THE_SPLIT = sorted(set(Split.model_fields) - {"validation_path", "test_path"})
 
 _PROBES, _PROBE_BYTES = 16, 1 << 16
@@ -45,14 +45,14 @@ _PROBES, _PROBE_BYTES = 16, 1 << 16
 
 @dataclass(frozen=True)
 class Source:
-    """A raw log and its division.
+    """A raw log and its split.
 
     Attributes:
         log: its rows.
-        split: the division.
-        test_share: share of the test part where the split has none, or `LAST_FILE`.
-        file_parts: part of each file, where files decide.
-        growth: where it is one period of a log.
+        split: how they are divided into parts.
+        test_share: share of the test part if `split` has none, or `LAST_FILE`.
+        file_parts: part of each file with split `files`; else None.
+        growth: of the vocabularies with split `periods`; else None.
     """
 
     log: RawLog
@@ -62,7 +62,7 @@ class Source:
     growth: Growth | None = None
 
     def described(self) -> dict[str, Any]:
-        """All that the prepared data depend on, apart from the content of the files."""
+        """All that the prepared data depend on besides the content of the files."""
         growth = {} if self.growth is None else {"growth": self.growth.described()}
         return growth | {
             "schema": self.log.schema.model_dump(mode="json"),
@@ -90,14 +90,15 @@ def open_source(
         path: files or globs; with `split: files` those of the training part.
         split: how to divide it.
         schema: a schema file; for `table`.
-        split_hour: make hour of the day and weekday of Avazu's `hour`; None: as `features` does.
-        features: how to fill in what the schema leaves open, see `stampede.data.schema.features`.
-        growth: for `split: periods`; default: its defaults.
+        split_hour: replace Avazu's `hour` by hour of the day and weekday; None: if `features` is
+            `auto`.
+        features: how to choose what the schema leaves open, see `stampede.data.schema.features`.
+        growth: options of `split: periods`.
         period_before: prepared folder of the period before.
 
     Raises:
-        DataError: a file is absent.
-        SettingsError: the schema cannot be used.
+        DataError: a file is absent, or `period_before` cannot be used.
+        SettingsError: the schema or the split cannot be used.
     """
     if kind == "table":
         if not schema:
@@ -127,13 +128,18 @@ def open_source(
             f"{split.written}test_fraction=0.1, or {split.written}split=random"
         )
     if split.split == "highfreq":
-        meaning = _with_few_ids(meaning, split.keep_ids)
+        few = {"max_size": split.keep_ids}
+        ids = {
+            name: field.model_copy(update=few) if isinstance(field, Vocabulary) else field
+            for name, field in meaning.ids.items()
+        }
+        meaning = meaning.model_copy(update={"ids": ids})
     meaning = with_features(meaning, features)
     growing = None
     if split.split == "periods":
-        growing = Growth(growth or GrowthOptions(), _before(period_before, meaning))
+        growing = _growth(growth or GrowthOptions(), period_before, meaning)
         if growing.before is not None:
-            meaning = growing.before.saved.schema_
+            meaning = growing.before.schema_
     elif period_before:
         raise SettingsError(
             f"period_before: belongs to split: periods, found split: {split.split}; write "
@@ -143,49 +149,80 @@ def open_source(
     return Source(log, split, share, parts, growing)
 
 
-def _before(folder: str, meaning: Schema) -> Before | None:
-    """What was learned up to the period before.
+# What another period may have: how its files are written, and which new ids get a row.
+_OF_FILES = ("format", "separator", "quote", "columns")
+_OF_NEW_IDS = ("min_count", "max_size")
+
+
+def _growth(options: GrowthOptions, folder: str, schema: Schema) -> Growth:
+    """How the vocabularies of this period grow.
 
     Args:
-        meaning: the schema of this period, whose columns must be the same.
+        folder: prepared folder of the period before; empty for the first period.
+        schema: of this period; its ids and numbers must be those of the period before.
 
     Raises:
-        DataError: it cannot be used.
+        DataError: the folder cannot be used.
     """
     if not folder:
-        return None
+        return Growth(options)
     learned = Path(folder) / LEARNED_FOLDER
     saved = read_saved(learned, "write another period_before")
     if not saved.period:
         raise DataError(
-            f"period_before: {folder} holds no period of a log, it was prepared without split: "
+            f"period_before: {folder} holds no period of a log: it was prepared without split: "
             "periods, so the counts of its rare ids are not known; begin with its files instead"
         )
     for what in ("ids", "numbers"):
-        then, now = (set(getattr(schema, what)) for schema in (saved.schema_, meaning))
+        then, now = (set(getattr(one, what)) for one in (saved.schema_, schema))
         if then != now:
             raise DataError(
                 f"period_before: {folder} has other {what} than this schema: "
                 f"{', '.join(sorted(then ^ now))} is in one of them only; write the schema that "
                 "the first period was prepared with, or begin anew"
             )
-    return Before(learned, saved)
+    merged = saved.model_copy(update={"schema_": _merged(saved.schema_, schema)})
+    return Growth(options, learned, merged)
 
 
-def _with_few_ids(schema: Schema, count: int) -> Schema:
-    ids = {
-        name: field.model_copy(update={"max_size": count})
-        if isinstance(field, Vocabulary)
-        else field
-        for name, field in schema.ids.items()
-    }
-    return schema.model_copy(update={"ids": ids})
+def _merged(then: Schema, now: Schema) -> Schema:
+    """The schema of earlier periods with the keys that this period may change.
+
+    Raises:
+        DataError: another key has changed.
+    """
+    was, given = then.model_dump(), now.model_dump()
+    for key in _OF_FILES:
+        was[key] = given[key]
+    for kind, key in (("ids", "min_count"), ("numbers", "transform")):
+        for name, options in given[kind].items():
+            # What a schema leaves open was settled in the first period.
+            if key in options and options[key] is None:
+                options[key] = was[kind][name].get(key)
+    for name, options in given["ids"].items():
+        was["ids"][name] |= {key: options[key] for key in _OF_NEW_IDS if key in options}
+    if was != given:
+        raise DataError(
+            f"schema: {_difference(was, given)}, and rows of earlier periods would mean something "
+            f"else; write it as before (only {', '.join((*_OF_FILES, *_OF_NEW_IDS))} may change), "
+            "or begin anew"
+        )
+    return Schema.model_validate(was)
+
+
+def _difference(was: Mapping[str, Any], now: Mapping[str, Any], where: str = "") -> str:
+    """The first key that differs."""
+    key = next(key for key in {**was, **now} if was.get(key) != now.get(key))
+    before, after = was.get(key), now.get(key)
+    if isinstance(before, dict) and isinstance(after, dict):
+        return _difference(before, after, f"{where}{key}.")
+    return f"{where}{key} was {before!r}, now {after!r}"
 
 
 def fingerprint(files: Sequence[Path], described: Mapping[str, Any]) -> str:
-    """Name of a preparation: a hash of the files' length, time of change and samples of content.
+    """Name of a preparation: a hash of the files' sizes, modification times and sampled content.
 
-    A whole hash of a terabyte would take longer than to train on it.
+    Hashing all of a terabyte would take longer than training on it.
 
     Raises:
         DataError: a file cannot be read.
@@ -206,11 +243,11 @@ def fingerprint(files: Sequence[Path], described: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The part of each row.
+    """Assigns rows to parts.
 
     Attributes:
-        split: the division.
-        counts: rows of each file, where `split.needs_counts()`.
+        split: how the rows are divided.
+        counts: rows of each file; may be None unless `split.needs_counts()`.
         test_share, file_parts: see `Source`.
     """
 
@@ -220,7 +257,7 @@ class Assignment:
     file_parts: Sequence[int] | None = None
 
     def rows(self, chunk: Chunk) -> np.ndarray:
-        """Number of each row in the whole log: `[n]` int64. Needs the counts."""
+        """Number of each row in the whole log: `[n]` int64; needs the counts."""
         return chunk.numbers + sum(self.counts[: chunk.file])
 
     def parts(self, chunk: Chunk) -> np.ndarray:
@@ -233,10 +270,8 @@ class Assignment:
             return np.digitize(self.rows(chunk), [train, train + validation]).astype(np.int8)
         if kind in ("random", "highfreq"):
             _, validation, test = self._sizes()
-            place = self._shuffled(chunk)
-            return np.where(
-                place < test, TEST, np.where(place < test + validation, VALIDATION, TRAIN)
-            ).astype(np.int8)
+            part = np.digitize(self._shuffled(chunk), [test, test + validation])
+            return np.array([TEST, VALIDATION, TRAIN], dtype=np.int8)[part]
         if kind == "files":
             parts = np.full(len(chunk.numbers), self.file_parts[chunk.file], dtype=np.int8)
         else:
@@ -258,12 +293,12 @@ class Assignment:
         return parts.astype(np.int8)
 
     def _total(self) -> int:
-        """Rows among which random ones are drawn; of `files`, those of the training files."""
+        """Rows to draw random ones from; with split `files`, those of the training files."""
         parts = self.file_parts or [TRAIN] * len(self.counts)
         return sum(count for count, part in zip(self.counts, parts, strict=True) if part == TRAIN)
 
     def _sizes(self) -> tuple[int, int, int]:
-        """Rows of training, validation and test part."""
+        """Rows of the training, validation and test part."""
         rows = self._total()
         share = self.test_share if self.split.test_fraction is None else self.split.test_fraction
         if share == LAST_FILE:
@@ -276,7 +311,7 @@ class Assignment:
         return trained - validation, validation, rows - trained
 
     def _shuffled(self, chunk: Chunk) -> np.ndarray:
-        """A random place for each row, all different."""
+        """Each row's place in a random order."""
         total = self._total()
         rows = self.rows(chunk)
         within = rows < total

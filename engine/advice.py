@@ -20,6 +20,7 @@ from stampede.engine.processes import PATIENCE, Processes
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.stop import StopSignals
 from stampede.files import read_file
+from stampede.settings import DAMAGE
 
 # Kind of the lines of `metrics.jsonl` that hold a sentence.
 ADVICE = "advice"
@@ -247,7 +248,7 @@ def _earlier(folder: RunFolder) -> dict[str, Any] | None:
     """What the run had found when it ended before it was continued."""
     try:
         return json.loads(read_file(folder.summary))["logistic_regression"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except DAMAGE:
         return None
 
 

@@ -34,34 +34,34 @@ from stampede.engine.processes import choose_device
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.start_up import launched_world_size, libraries_quiet
 from stampede.files import read_file
-from stampede.settings import SettingsError, read_yaml
+from stampede.settings import SettingsError, read_yaml, reading
 
 if TYPE_CHECKING:
     from stampede.engine.inference.packaging import RowType
     from stampede.engine.inference.prediction import OnBadValue
     from stampede.engine.inference.trained import Scorer, Trained
 
-# What an evaluation's line holds besides metrics.
+# Keys of an evaluation's line that are not metrics.
 _NOT_METRICS = ("kind", "part", "step", "train_seconds", "samples")
 
 
 def train(config: str | PathLike[str] | Mapping[str, Any] | None = None, /, **sections: Any) -> Run:
-    """Train as `python launch.py` does, print what it prints, and open the run.
+    """Train like `python launch.py`, with the same output, and open the run.
 
-    Where neither the file nor a key says `run.name`, the run takes a name that is free: that of the
-    file (`run` without one), then `quickstart-2` and so on. A second call replaces nothing.
+    Without `run.name` the run gets a free name: that of the file (`run` without a file), then
+    `quickstart-2` and so on. A second call replaces nothing.
 
     Args:
-        config: path of a YAML file, or its content as a dict of sections; keys may also be written
-            as `{"train.epochs": 3}`.
-        sections: replace values of it: `train={"epochs": 3}`, or alone make the configuration.
+        config: path of a YAML file, or a dict of sections; `{"train.epochs": 3}` works too.
+        sections: replace values of it, as in `train={"epochs": 3}`; without `config` they are the
+            whole configuration.
 
     Returns:
         The run, with its results.
 
     Raises:
         SettingsError, DataError, RunFolderError: what is wrong, and what to write instead.
-        TrainingStoppedError: training could not go on.
+        TrainingStoppedError: training failed.
     """
     from stampede.engine.run import run
 
@@ -80,7 +80,7 @@ def configuration(
         SettingsError: what is wrong, key by key.
     """
     if config is None or isinstance(config, Mapping):
-        # What messages begin with.
+        # Messages begin with it.
         source, values = Path("configuration"), {}
         _merge(values, config or {}, ())
     else:
@@ -100,7 +100,7 @@ def configuration(
 
 
 def _merge(values: dict[str, Any], given: Mapping[str, Any], above: tuple[str, ...]) -> None:
-    """Put values into a configuration; a mapping is a section, whose other keys stay."""
+    """Merge values into a configuration; a mapping is a section and keeps its other keys."""
     for key, value in given.items():
         parts = (*above, *str(key).split("."))
         if isinstance(value, Mapping) and value:
@@ -120,8 +120,7 @@ def open_run(path: str | PathLike[str], *, allow_import: bool = False) -> Run:
 
     Args:
         path: such as `runs/quickstart`.
-        allow_import: execute the Python file with the network, where the run was trained on one's
-            own.
+        allow_import: allow to execute the Python file of a run with a network of its own.
 
     Raises:
         RunFolderError: there is no such run.
@@ -130,9 +129,9 @@ def open_run(path: str | PathLike[str], *, allow_import: bool = False) -> Run:
 
 
 class Run:
-    """A run in its folder.
+    """A trained run.
 
-    Scores, embeddings and exports are of the selected epoch, and need a checkpoint of it.
+    Scores, embeddings and exports come from the checkpoint of the selected epoch.
 
     Args:
         path: the run folder.
@@ -142,7 +141,7 @@ class Run:
         path: the run folder.
 
     Raises:
-        RunFolderError: there is no run in it.
+        RunFolderError: the folder holds no run.
     """
 
     def __init__(self, path: Path, *, allow_import: bool = False) -> None:
@@ -172,19 +171,16 @@ class Run:
         Raises:
             RunFolderError: the run has not ended, or the file is damaged.
         """
-        try:
+        remedy = "continue the run with checkpoint.resume=auto"
+        if not self._folder.summary.exists():
+            what = f"the run has not ended ({self._folder.summary.name} is absent)"
+            raise RunFolderError(f"{self.path}: {what}; {remedy}")
+        with reading(self._folder.summary, RunFolderError, f"delete it and {remedy}"):
             return json.loads(read_file(self._folder.summary))
-        except FileNotFoundError:
-            raise RunFolderError(
-                f"{self.path}: the run has not ended ({self._folder.summary.name} is absent); "
-                "continue it with checkpoint.resume=auto"
-            ) from None
-        except ValueError as failure:
-            raise RunFolderError(f"{self._folder.summary}: is damaged ({failure})") from None
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:
-        """Metrics of the selected epoch by part, `validation` (where there is one) and `test`.
+        """Metrics of the selected epoch by part: `validation`, if there is one, and `test`.
 
         Those of the last epoch are in `summary["last"]`.
 
@@ -199,10 +195,10 @@ class Run:
     def history(self) -> pd.DataFrame:
         """A row for each evaluation, in order.
 
-        Its columns: `epoch`, the one it was made in or at the end of, counted from 1; `step`;
-        `train_seconds`, spent in training until then; `train_loss`, mean of the losses that were
-        logged since the evaluation before; then every metric of each part, such as
-        `validation_auc` and `test_logloss`. What is not known is NaN.
+        Columns: `epoch`, from 1, in or after which it was made; `step`; `train_seconds`, spent in
+        training until then; `train_loss`, the mean of the losses logged since the evaluation
+        before; and each metric of each part, such as `validation_auc` and `test_logloss`.
+        Unknown values are NaN.
 
         Raises:
             RunFolderError: `metrics.jsonl` is damaged.
@@ -234,7 +230,7 @@ class Run:
             data: a frame with the columns of the training log (label or not), names of raw files
                 or globs of them, or one prepared folder, of which the test part is scored.
             batch_size: rows scored at a time.
-            on_bad_value: of raw values; `missing` takes one that cannot be used for a missing one,
+            on_bad_value: `missing` treats raw values that cannot be used as missing,
                 and warns how many there were.
 
         Raises:
@@ -259,10 +255,10 @@ class Run:
         return scores
 
     def embeddings(self, field: str) -> pd.DataFrame:
-        """Embeddings of an id field, `[rows of its table, dim]` float32, one a row.
+        """Embeddings of an id field, `[rows of its table, dim]` float32.
 
-        The index holds what the rows stand for: ids as they are in the log, `<missing>` and
-        `<rare or unseen>`. Of hashed ids and buckets it is the number of the row.
+        The index holds the ids as they are in the log, `<missing>` and `<rare or unseen>`; for
+        hashed ids and buckets it holds row numbers.
 
         Raises:
             RunFolderError: there is no such field, or no checkpoint.
@@ -277,13 +273,13 @@ class Run:
         return pd.DataFrame(weights, index=pd.Index(names, name=field))
 
     def report(self, folder: str | PathLike[str] | None = None) -> Path:
-        """Write the page of pictures and tables; `report` in the run folder unless told otherwise.
+        """Write the page of pictures and tables, by default into `report` in the run folder.
 
         Returns:
             `report.html`.
 
         Raises:
-            RunFolderError: it cannot be written, or what the run wrote cannot be read.
+            RunFolderError: it cannot be written, or a file of the run cannot be read.
         """
         from stampede.engine.report.page import PAGE, write_report
         from stampede.engine.report.run_records import open_runs
@@ -301,7 +297,7 @@ class Run:
             The folder.
 
         Raises:
-            RunFolderError, DataError: the folder is there, or cannot be written.
+            RunFolderError, DataError: the folder exists, or cannot be written.
         """
         from stampede.engine.inference.packaging import export
 

@@ -1,10 +1,15 @@
-"""From a configuration to a sharded model with its optimizers."""
+"""Builds the sharded model and its optimizers from a configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import torch
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs_registry,
+)
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
@@ -17,6 +22,7 @@ from stampede.engine.planning.workload import passes, planned_data, workload
 from stampede.engine.precision import choose_precision, compile_network
 from stampede.engine.processes import Processes
 from stampede.models import CTRModel, cpu
+from stampede.models.embedding_front import table_name
 from stampede.optim import (
     TableInit,
     cowclip_sharders,
@@ -38,24 +44,35 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     apply_optimizer_in_backward(kind, model.front.ebc.parameters(), arguments)
     l2 = model.l2_terms()
     if model.number_weights is not None:
-        # The numbers' first-order weights decay with the tables' l2.
+        # First-order weights of numbers decay with the tables' l2.
         l2[id(model.number_weights.weight)] = actual.embedding_l2
-    sharders = cowclip_sharders(TableInit(config.model.init_std, columns, config.run.seed))
+    communication = config.sharding.communication
+    sharders = cowclip_sharders(
+        TableInit(config.model.init_std, columns, config.run.seed),
+        qcomm_codecs_registry=get_qcomm_codecs_registry(
+            QCommsConfig(CommType(communication.forward), CommType(communication.backward))
+        ),
+    )
     plan = make_plan(
         model,
         sharders,
         sharding_types(
-            config.sharding.plan, config.optim.embedding.optimizer, processes.world_size
+            config.sharding.plan,
+            config.optim.embedding.optimizer,
+            processes.world_size,
+            reproducible=config.train.reproducible,
         ),
         lambda: workload(config, planned_data(config, dataset), model, processes.world_size),
         processes,
+        # A bag's rows are added up rank by rank where its table is split by rows.
+        [table_name(field) for field in dataset.multi] if config.train.reproducible else (),
     )
     move_dense(model, processes.device)
     compile_network(model.network, config.train.compile, processes.device)
     if processes.device.type == "cpu":
-        # Compiled now, where they are not there yet, and not in the first step.
+        # Compile them now, if need be, rather than in the first step.
         cpu.available()
-    # The dense layers, equal on all ranks, get the mean of their gradients in each step.
+    # Dense layers are equal on all ranks; each step averages their gradients.
     sharded = DistributedModelParallel(
         model, device=processes.device, plan=plan, sharders=sharders, init_data_parallel=False
     )
@@ -82,7 +99,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
 
 
 def build_model(config: Config, vocabulary_sizes: Mapping[str, int], numbers: int) -> CTRModel:
-    """The model that is trained, not sharded: its tables are on `meta`.
+    """The model before sharding: its tables are on `meta`.
 
     Args:
         vocabulary_sizes: rows of each field's table, by field name.
@@ -103,7 +120,7 @@ def build_model(config: Config, vocabulary_sizes: Mapping[str, int], numbers: in
 
 
 def move_dense(model: CTRModel, device: torch.device) -> None:
-    """Move all but the tables, which get memory when they are sharded."""
+    """Move all but the tables, which get their memory in sharding."""
     for child in model.children():
         if child is not model.front:
             child.to(device)

@@ -7,14 +7,11 @@ import difflib
 import importlib
 import os
 import sys
-import textwrap
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from pydantic import BaseModel
 
 from stampede.engine.errors import exit_status
 from stampede.engine.start_up import (
@@ -24,14 +21,14 @@ from stampede.engine.start_up import (
     quiet_libraries,
     stay_on_this_machine,
 )
-from stampede.settings import SettingsError, all_keys
+from stampede.settings import SettingsError, keys_help
 
-# What takes seconds to import is imported where it is needed.
+# Slow imports are within functions.
 if TYPE_CHECKING:
     from stampede.engine.config import Config
     from stampede.engine.planning.planner import Cluster
 
-# Modules with a `main(arguments)`, and what each does.
+# Modules with `main(arguments)`, and what each command does.
 _COMMANDS = {
     "train": ("stampede.engine.cli", "train a model, or plan it for a cluster (--plan)"),
     "incremental": (
@@ -61,12 +58,12 @@ _OF_THE_PLAN = (
 
 @dataclass(frozen=True)
 class Command:
-    """What the arguments ask for.
+    """A parsed command line of `train`.
 
     Attributes:
         config: of the run.
-        cluster: the devices to plan the run for; None to run it.
-        plan_out: file for the figures of the plan.
+        cluster: the devices to plan for; None to train.
+        plan_out: file for the plan's costs.
     """
 
     config: Config
@@ -75,7 +72,7 @@ class Command:
 
 
 def stampede(arguments: Sequence[str] | None = None) -> int:
-    """The installed command `stampede`; returns the exit status of the command it runs."""
+    """The command `stampede`; returns the exit status of the subcommand."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     name, *rest = given or ["--help"]
     if name in ("-h", "--help"):
@@ -116,13 +113,13 @@ def _overview() -> str:
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "launch.py") -> int:
-    """Train, or plan; returns the exit status: 2 for a user's mistake, 1 for a failed run.
+    """Train or plan; returns the exit status: 2 for a user's mistake, 1 for a failed run.
 
     Args:
-        arguments: default: those of this process.
-        program: how it was called, for the help.
+        arguments: by default those of this process.
+        program: its name in the help.
     """
-    # All before torch is imported.
+    # Before torch is imported.
     quiet_libraries()
     keep_freed_memory()
     stay_on_this_machine()
@@ -144,23 +141,23 @@ def _train(arguments: Sequence[str], program: str) -> None:
 
 
 def parse_command_line(arguments: Sequence[str], program: str = "launch.py") -> Command | None:
-    """What the arguments of `train` ask for.
+    """Parse the arguments of `train`.
 
     Args:
         arguments: without the program's name.
-        program: that name.
+        program: its name in the help.
 
     Returns:
-        None if the arguments only ask to print something, which is done.
+        None if the arguments only ask to print something; it is printed.
 
     Raises:
-        SettingsError: the configuration cannot be used, or an option of the plan.
+        SettingsError: the configuration or an option cannot be used.
     """
     from stampede.engine.config import to_yaml
     from stampede.engine.config.load import load_config
 
     parser = _parser(program)
-    # Every rank parses; one speaks.
+    # Every rank parses, one prints.
     with ExitStack() as stack:
         if launched_rank() != 0:
             silence = stack.enter_context(open(os.devnull, "w"))
@@ -181,19 +178,20 @@ def parse_command_line(arguments: Sequence[str], program: str = "launch.py") -> 
 
 
 def _cluster(parsed: argparse.Namespace) -> Cluster | None:
-    """The devices to plan for; None if nothing is to be planned."""
-    given = {name: getattr(parsed, _attribute(name)) for name in _OF_THE_PLAN}
+    """The devices to plan for; None without `--plan`."""
+    options = {option: option[2:].replace("-", "_") for option in _OF_THE_PLAN}
+    given = {option: getattr(parsed, name) for option, name in options.items()}
     if not parsed.plan:
         useless = [name for name, value in given.items() if value is not None]
         if useless:
-            raise SettingsError(f"{useless[0]} is an option of the dry run; write --plan too")
+            raise SettingsError(f"{useless[0]} is for the dry run; write --plan too")
         return None
     from stampede.engine.planning.planner import Cluster, parse_bytes
 
     for name in ("--world-size", "--device-memory"):
         if given[name] is None:
             raise SettingsError(
-                f"--plan: {name} is not given; write which devices to plan for, such as --plan "
+                f"--plan: {name} is not given; write the devices to plan for, such as --plan "
                 "--world-size 128 --device-memory 141GB"
             )
     world_size = parsed.world_size
@@ -205,13 +203,15 @@ def _cluster(parsed: argparse.Namespace) -> Cluster | None:
         nodes = world_size // node
         raise SettingsError(
             f"--world-size {world_size} is not a multiple of --devices-per-node {node}; write "
-            f"{max(1, nodes) * node} or {(nodes + 1) * node} devices, or another number for a node"
+            f"{max(1, nodes) * node} or {(nodes + 1) * node} devices, or other --devices-per-node"
         )
     memory = parse_bytes(parsed.device_memory, "--device-memory")
     return Cluster(world_size, node, parsed.compute_device or "cuda", memory)
 
 
 def _parser(program: str) -> argparse.ArgumentParser:
+    from stampede.engine.config import config_type
+
     called = f"python {program}" if program.endswith(".py") else program
     parser = argparse.ArgumentParser(
         prog=program,
@@ -220,7 +220,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
         "torchrun --nproc_per_node N -m stampede.engine.cli CONFIG.yaml",
         usage=f"{called} CONFIG.yaml [section.key=value ...] [--print-config]\n"
         f"       {called} --plan --world-size N --device-memory SIZE CONFIG.yaml ...",
-        epilog=_shipped() + _keys(),
+        epilog="\n".join([*_shipped(), "keys, with defaults:", *keys_help(config_type())]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("config", metavar="CONFIG.yaml", help="a job; see the list below")
@@ -238,8 +238,8 @@ def _parser(program: str) -> argparse.ArgumentParser:
     )
     plan = parser.add_argument_group(
         "dry run",
-        "memory, load and communication of every rank of a cluster that need not be there;\n"
-        "exit status 1 where the run does not fit",
+        "memory, lookups and traffic of every rank of a cluster that need not exist;\n"
+        "exit status 1 if the run does not fit",
     )
     plan.add_argument("--plan", action="store_true", help="plan the run instead of running it")
     plan.add_argument("--world-size", type=int, metavar="N", help="number of devices; required")
@@ -255,40 +255,21 @@ def _parser(program: str) -> argparse.ArgumentParser:
         "--compute-device", choices=["cuda", "cpu"], help="kind of the devices; default cuda"
     )
     plan.add_argument(
-        "--plan-out", type=Path, metavar="FILE.json", help="write the figures of every rank there"
+        "--plan-out", type=Path, metavar="FILE.json", help="write the costs of every rank there"
     )
     return parser
 
 
-def _attribute(option: str) -> str:
-    return option.removeprefix("--").replace("-", "_")
-
-
-def _shipped() -> str:
+def _shipped() -> list[str]:
     # Beside `engine/`; an installed wheel has none.
     configs = Path(__file__).parent.parent / "configs"
     if not (configs / "quickstart.yaml").is_file():
-        return ""
+        return []
     lines = ["shipped configurations:"]
     for path in sorted(configs.glob("*.yaml")):
         first = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
         lines.append(f"  {configs.name}/{path.name:<24} {first}")
-    return "\n".join(lines) + "\n\n"
-
-
-def _keys() -> str:
-    from stampede.engine.config import config_type
-
-    lines = ["keys, with defaults:"]
-    for key in all_keys(config_type()):
-        default = (
-            "a section, see below" if isinstance(key.default, BaseModel) else repr(key.default)
-        )
-        lines.append(f"  {key.path} = {default}")
-        indent = " " * 6
-        text = f"{key.description} ({key.kinds})" if key.kinds else key.description
-        lines += textwrap.wrap(text, 92, initial_indent=indent, subsequent_indent=indent)
-    return "\n".join(lines)
+    return [*lines, ""]
 
 
 if __name__ == "__main__":

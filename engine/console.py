@@ -1,4 +1,4 @@
-"""What a user sees while a run goes on and at its end."""
+"""What a user sees during a run and at its end."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def progress_bar(
     unit: str = "samples",
     delay: float = 0.0,
 ) -> tqdm:
-    """A bar over all samples of the run, with ETA and samples/s.
+    """A bar with ETA and units per second.
 
     Args:
-        total, done: units in all, None where nobody knows, and those done already.
+        total, done: units in all, None if unknown, and those done before.
         enabled: whether anything is shown.
-        what: is done.
+        what: the activity.
         unit: what is counted.
-        delay: seconds before it appears; one that does is removed at its end.
+        delay: seconds before the bar appears; a delayed bar is removed at its end.
     """
     return tqdm(
         total=total,
@@ -49,27 +49,30 @@ def table(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def readable_metric(value: float | None) -> str:
-    """Four digits, or `undefined`, as an AUC is where one class is absent."""
+    """Four digits, or `undefined`, as an AUC is without both classes."""
     return "undefined" if value is None else f"{value:.4f}"
 
 
-def readable_bytes(count: int) -> str:
-    """For example `1.4 GB` (10^9 bytes)."""
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+def readable_bytes(count: float) -> str:
+    """For example `1.44 GB` (10^9 bytes), in three digits or more."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if count >= 0.9995 * size:
+            return f"{count / size:.{2 if count < 100 * size else 1}f} {unit}"
+    return f"{count:.0f} B"
 
 
 def say_given_up(rank: int, path: Path, what: str, failure: BaseException | None) -> None:
-    """Tell that training goes on without it.
+    """Warn that training continues without a record.
 
     Args:
-        rank: whose record it is.
+        rank: of this process.
         path: of the record.
-        what: it is, such as `trace`.
+        what: its name, such as `trace`.
         failure: why it cannot be written.
     """
     why = getattr(failure, "strerror", None) or failure
     print(
-        f"rank {rank}: {path}: the {what} cannot be written ({why}); training goes on without it",
+        f"rank {rank}: {path}: the {what} cannot be written ({why}); training continues without it",
         file=sys.stderr,
         flush=True,
     )

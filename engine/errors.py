@@ -1,4 +1,4 @@
-"""How a run ends: its errors, and for each an exit status and a sentence instead of a traceback."""
+"""The errors of a run; each ends it with an exit status and a sentence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stampede.data.errors import DataError
 from stampede.engine.start_up import launched_rank
 from stampede.settings import SettingsError, printable
 
-# Exit statuses: a user's mistake, a failed run, Ctrl-C, and a run that hangs, see `hang.py`.
+# Exit statuses: a user's mistake, a failed run, Ctrl-C, a hanging run (`hang.py`).
 MISTAKE, STOPPED, INTERRUPTED, HUNG = 2, 1, 130, 3
 
 _TRY_LOWER_RATES = (
@@ -32,11 +32,11 @@ class RunFolderError(Exception):
 
 
 class TrainingStoppedError(Exception):
-    """Training cannot go on, for example because the loss is not finite. Agreed by all ranks.
+    """Training cannot continue, for example because the loss is not finite. All ranks raise it.
 
     Args:
         message: why.
-        step: number of the step that cannot be taken, if it is one.
+        step: the step that failed, if there is one.
     """
 
     known_to_all_ranks = True
@@ -47,11 +47,11 @@ class TrainingStoppedError(Exception):
 
 
 class DivergedError(TrainingStoppedError):
-    """A loss, a gradient or a weight that is not finite, or a loss that is far too high.
+    """A loss, gradient or weight is not finite, or the loss is far too high.
 
     Args:
         reason: what was found.
-        step: as above.
+        step: the step that failed.
     """
 
     def __init__(self, reason: str, step: int | None = None) -> None:
@@ -63,16 +63,16 @@ class DivergedError(TrainingStoppedError):
 
 
 class DoesNotFitError(Exception):
-    """A plan that needs more memory than the devices have."""
+    """A plan needs more memory than the devices have."""
 
     known_to_all_ranks = True
 
 
 class InterruptedRunError(Exception):
-    """A run that a signal asked to stop, and that did after a checkpoint. Agreed by all ranks.
+    """A signal stopped the run, after a checkpoint. All ranks raise it.
 
     Args:
-        message: what was saved and how to go on.
+        message: what was saved and how to continue.
         signal: its number.
     """
 
@@ -84,7 +84,7 @@ class InterruptedRunError(Exception):
 
 
 def exit_status(action: Callable[[], None]) -> int:
-    """Do it as one of the processes of a run.
+    """Run `action` in a process of a run, and turn errors into sentences.
 
     Returns:
         0; 2 for a user's mistake; 1 for a failed run; 128 plus the signal's number for a run that
@@ -110,17 +110,17 @@ def exit_status(action: Callable[[], None]) -> int:
         if sentence is None:
             raise
         told = RuntimeError(sentence)
-        # What rank 0 did for all of them fails on all.
+        # All ranks raise what rank 0 did for them; one tells it.
         told.known_to_all_ranks = getattr(failure, "known_to_all_ranks", False)
         return _complain(told, STOPPED)
     return 0
 
 
 def _sentence_of(failure: Exception) -> str | None:
-    """What to tell of an error of torch or the system; None for one that needs its traceback."""
+    """A sentence for an error of torch or the system; None for one that needs its traceback."""
     if lacks_memory(failure):
         return f"out of memory ({what_was_asked(failure)}); {_NEED_LESS_MEMORY}"
-    # Importing it takes long, and it has been imported if it failed.
+    # It is slow to import; if it failed, it has been imported.
     compilers = sys.modules.get("torch._dynamo.exc")
     if compilers is not None and isinstance(failure, compilers.BackendCompilerFailed):
         reason = next(iter(str(failure).strip().splitlines()), type(failure).__name__)
@@ -128,10 +128,9 @@ def _sentence_of(failure: Exception) -> str | None:
     if os.strerror(errno.EMFILE) in str(failure):
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return (
-            f"this process may open {most:,} files, which are too few; write ulimit -n 65536 "
-            "before the command"
+            f"this process may open only {most:,} files; write ulimit -n 65536 before the command"
         )
-    # gloo has no error of its own for a rank that is gone.
+    # gloo has no error type for a lost rank.
     if "gloo/transport" in str(failure):
         reason = str(failure).strip().partition(". ")[0].rpartition("] ")[2]
         return f"the connection to another rank is lost ({reason}); see what that rank says"
@@ -139,10 +138,10 @@ def _sentence_of(failure: Exception) -> str | None:
 
 
 def lacks_memory(failure: BaseException) -> bool:
-    """Whether an error says that main memory or that of a GPU has run out."""
+    """Whether an error says that main or GPU memory has run out."""
     if isinstance(failure, OSError):
         return failure.errno == errno.ENOMEM
-    # torch, its libraries and C++ have no common type for it.
+    # torch, its libraries and C++ share no type for it.
     said = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "std::bad_alloc")
     return isinstance(failure, MemoryError) or (
         isinstance(failure, RuntimeError) and any(words in str(failure) for words in said)
@@ -150,9 +149,9 @@ def lacks_memory(failure: BaseException) -> bool:
 
 
 def what_was_asked(failure: BaseException) -> str:
-    """The words of an error that says that memory has run out, in a line."""
+    """An out-of-memory error in one line."""
     lines = str(failure).strip().splitlines() or [type(failure).__name__]
-    # Users have no use for the place in torch's sources.
+    # Without the place in torch's sources.
     return lines[0].rpartition("err == 0. ")[2][:300]
 
 
@@ -168,5 +167,5 @@ def _complain(failure: Exception, status: int) -> int:
 
 
 def _let_rank_0_speak() -> None:
-    # torchrun ends all processes as soon as one does.
+    # torchrun ends all processes as soon as one ends.
     time.sleep(2)

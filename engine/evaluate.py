@@ -94,7 +94,7 @@ def evaluate(
         for number, batch in enumerate(batches.epoch(0), 1):
             processes.heartbeat.beat("evaluating")
             batch = batch.to(processes.device, non_blocking=True)
-            scores.add(batch, model(batch.sparse, batch.dense).float())
+            scores.add(batch, _logits(model, batch))
             bar.update()
             if on_batch is not None:
                 on_batch(number)
@@ -106,6 +106,15 @@ def evaluate(
         **{name: found.pop(name) for name in ("auc", "logloss", "attainable_auc", "samples")},
         further=found,
     )
+
+
+def _logits(model: nn.Module, batch: Batch) -> Tensor:
+    """`[n]` float32, tile by tile where the batch has tiles."""
+    if batch.tiles < 2:
+        return model(batch.sparse, batch.dense).float()
+    rows = model.module.front.lookup(batch.sparse)
+    tiles = (values.split(len(rows) // batch.tiles) for values in (rows, batch.dense))
+    return torch.cat([model.module.logits(*tile).float() for tile in zip(*tiles, strict=True)])
 
 
 class _Scores:

@@ -31,10 +31,17 @@ def _export(given: argparse.Namespace) -> None:
     # Absolute: the working folder itself may be replaced.
     folder = Path(given.out).resolve()
     if given.since is not None:
+        if given.format == "onnx":
+            raise RunFolderError("--since is of packages; leave it out, or --format onnx")
         _export_delta(given, trained, folder)
         return
     if given.tolerance:
         raise RunFolderError("--tolerance is of a delta; write --since PACKAGE too")
+    if given.format == "onnx":
+        _export_onnx(given, trained, folder)
+        return
+    if given.most_ids is not None:
+        raise RunFolderError("--most-ids is of a file of ONNX; write --format onnx too")
     export(trained, folder, given.rows, given.overwrite)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     rows = [
@@ -63,21 +70,46 @@ def _export_delta(given: argparse.Namespace, trained: Trained, folder: Path) -> 
     print(table(rows))
 
 
+def _export_onnx(given: argparse.Namespace, trained: Trained, path: Path) -> None:
+    try:
+        from stampede.engine.inference.onnx_file import MOST_IDS, export_onnx
+    except ModuleNotFoundError as failure:
+        if failure.name != "onnx":
+            raise
+        raise RunFolderError(
+            "--format onnx needs the package onnx, which is not installed; run: pip install onnx"
+        ) from None
+    most_ids = MOST_IDS if given.most_ids is None else given.most_ids
+    about = export_onnx(trained, path, given.rows, given.overwrite, most_ids)
+    as_rows = [one["name"] for one in about["inputs"] if one["kind"] == "row"]
+    rows = [
+        ("file", str(path)),
+        ("model", f"{about['network']} of {trained.run}, epoch {trained.epoch}"),
+        ("tables", f"{len(about['fields'])} tables in {given.rows}"),
+        ("inputs", ", ".join(one["name"] for one in about["inputs"])),
+        ("of these rows", ", ".join(as_rows) or "none: all are values of the log"),
+        ("size", readable_bytes(path.stat().st_size)),
+    ]
+    print(table(rows))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede export",
         description="Write a trained model as a folder that scores without stampede: dense layers\n"
         "(JSON), weights and tables (safetensors), vocabularies, and load.py, which needs torch,\n"
-        "safetensors, polars and numpy. No file is a pickle; load.py checks the SHA-256 of all.",
+        "safetensors, polars and numpy. No file is a pickle; load.py checks the SHA-256 of all.\n"
+        "With --format onnx: one file for onnxruntime and Triton Inference Server.",
         epilog="example:\n"
         "  stampede export runs/criteo model --rows int8\n"
         "  stampede export runs/ads/period_0007 delta_7 --since model_6\n"
+        "  stampede export runs/criteo model.onnx --format onnx\n"
         "  cd model && python -c 'from load import load; print(load().columns)'",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="a run folder, or a checkpoint in it")
-    add("out", metavar="OUT", help="new folder for the package")
+    add("out", metavar="OUT", help="new folder for the package, or NAME.onnx")
     add(
         "--epoch",
         metavar="EPOCH",
@@ -95,7 +127,20 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="execute the Python file with the network, where the run was trained on one's own",
     )
-    add("--overwrite", action="store_true", help="replace an exported package in OUT")
+    add("--overwrite", action="store_true", help="replace what was exported to OUT")
+    add(
+        "--format",
+        choices=["package", "onnx"],
+        default="package",
+        help="package (default): a folder with load.py; onnx: one file (needs the package onnx)",
+    )
+    add(
+        "--most-ids",
+        type=int,
+        metavar="N",
+        help="with --format onnx: of a vocabulary with more ids the input is rows of its table; "
+        "default 1,000,000",
+    )
     add(
         "--since",
         metavar="PACKAGE",

@@ -1,8 +1,8 @@
-"""Ends the processes of a run that hangs, and names the stuck rank.
+"""Ends a run that hangs, and names the stuck rank.
 
-On every rank a thread watches the heartbeat and publishes, through the store of the process group,
-where the rank is. A rank that has stood still for too long reads what all have published. If none
-of them moves, it names those that the others wait for, writes the stacks of its threads into the
+On every rank a thread watches the heartbeat and publishes the rank's status through the store of
+the process group. A rank that makes no progress for too long reads the others' status. If none
+makes progress, it names those that the others wait for, writes the stacks of its threads into the
 run folder, and ends with status 3.
 """
 
@@ -30,16 +30,16 @@ from stampede.engine.errors import HUNG
 from stampede.engine.processes import Processes, connection, restarts
 from stampede.files import APPEND, open_file, write_file
 
-# Kernels may be compiled in the first step.
+# The first step may compile kernels.
 _FIRST_STEP_SECONDS = 600.0
 
-# A rank that has published nothing new for so many rounds is silent; a busy machine costs some.
+# Rounds without a new status after which a rank counts as silent; a busy machine loses some.
 _SILENT_ROUNDS = 8
 
-# Ranks begin to read the others so many rounds before they may judge.
+# Ranks start to read the others this many rounds before they judge.
 _ROUNDS_READ = _SILENT_ROUNDS + 3
 
-# Ranks that a sentence names.
+# At most so many ranks are named.
 _NAMED = 8
 
 _PROJECT = Path(__file__).parents[1]
@@ -48,19 +48,20 @@ _LIBRARIES = tuple(f"{os.sep}{name}{os.sep}distributed{os.sep}" for name in ("to
 
 @contextmanager
 def watched(processes: Processes, settings: RunSection, folder: Path) -> Iterator[None]:
-    """End the processes with status 3 if the run stands still within the context.
+    """End the processes with status 3 if the run makes no progress within the context.
 
-    Time counts from the first heartbeat on. All ranks must enter together.
+    Time counts from the first heartbeat. All ranks must enter together.
 
     Args:
-        settings: `hang_seconds` without a beat on any rank, ten minutes more in the first step;
-            `slow_hang_seconds` in a stage that may last for hours, see `Heartbeat.slowly`.
+        settings: with `hang_seconds`, the limit without a heartbeat on any rank, which is ten
+            minutes longer in the first step; and `slow_hang_seconds`, that of stages that may last
+            for hours, see `Heartbeat.slowly`.
         folder: of the run, for the stacks of all threads.
     """
     if not settings.hang_seconds:
         yield
         return
-    # The store of torchrun's agent outlives a restart.
+    # A new name, because the store of torchrun's agent outlives a restart.
     job = processes.on_main(lambda: uuid4().hex)
     store = None
     if processes.world_size > 1:
@@ -77,13 +78,13 @@ class RankStatus:
     """Where a rank is, as it tells the others.
 
     Attributes:
-        published: number of this message, which grows as long as the rank's watchdog runs.
+        published: number of this message; it grows while the rank's watchdog runs.
         beats, step, stage: see `stampede.engine.heartbeat.Heartbeat`.
-        still_seconds: seconds since its last beat, without those in which the process was stopped.
+        still_seconds: time since its last beat, without time in which the process was stopped.
         hangs: whether that is too long.
         place: where its main thread is, as `file:line in function`.
         waits: whether it waits for other ranks there.
-        ended: whether its training loop has ended, well or not.
+        ended: whether its training loop has ended, in whatever way.
     """
 
     published: int
@@ -98,7 +99,7 @@ class RankStatus:
 
 
 class Seen(NamedTuple):
-    """A rank as another sees it: its newest status, if there is one, and whether it is silent."""
+    """A rank as others see it: its newest status, if any, and whether it is silent."""
 
     status: RankStatus | None
     silent: bool = False
@@ -111,25 +112,25 @@ class Watchdog:
         processes: this rank among all, and its heartbeat.
         settings: see `watched`.
         folder: of the run.
-        store: where ranks publish their status; None in a run of one process.
+        store: where ranks publish their status; None with one process.
     """
 
     def __init__(
         self, processes: Processes, settings: RunSection, folder: Path, store: dist.Store | None
     ) -> None:
         self._rank, self._world_size = processes.rank, processes.world_size
-        self._pulse = processes.heartbeat
+        self._heartbeat = processes.heartbeat
         self._settings = settings
         self._interval = min(5.0, settings.hang_seconds / 20)
         self._folder = folder
         self._store = store
         self._main = threading.get_ident()
-        self._beats = self._start = self._pulse.beats
+        self._beats = self._start = self._heartbeat.beats
         self._is_first_step = True
         self._is_slow = False
         self._still = 0.0
         self._published = 0
-        # What each of the others published last, and in which round of reading that was new.
+        # The others' newest status, and in which round of reading it was new.
         self._seen: dict[int, tuple[RankStatus | None, int]] = {}
         self._rounds = 0
         self._end = threading.Event()
@@ -138,7 +139,7 @@ class Watchdog:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop watching; the others hear that this rank's loop has ended."""
+        """Stop watching, and tell the others that this rank's loop has ended."""
         self._end.set()
         self._thread.join(2 * self._interval)
 
@@ -146,7 +147,7 @@ class Watchdog:
         before = time.monotonic()
         while not self._end.wait(self._interval):
             now = time.monotonic()
-            # A process that was stopped for a while is not stuck.
+            # Time in which the process was stopped does not count.
             self._count(min(now - before, 2 * self._interval))
             before = now
             self._publish()
@@ -156,20 +157,20 @@ class Watchdog:
         self._publish()
 
     def _count(self, seconds: float) -> None:
-        # Read before the beats: the end of a slow stage is then seen with its last beat.
-        is_slow = self._pulse.slow
-        beats = self._pulse.beats
+        # Before the beats, so that the end of a slow stage is seen with its last beat.
+        is_slow = self._heartbeat.slow
+        beats = self._heartbeat.beats
         if beats == self._beats:
-            # Before the first beat nothing has begun.
+            # Nothing has begun before the first beat.
             self._still += seconds if beats > self._start else 0.0
         else:
             self._beats, self._still = beats, 0.0
-            # Both are 0 in the evaluation that a resumed run begins with.
-            self._is_first_step = self._pulse.step == self._pulse.first_step
+            # Both are 0 in the evaluation at the start of a resumed run.
+            self._is_first_step = self._heartbeat.step == self._heartbeat.first_step
         self._is_slow = is_slow
 
     def _left(self) -> float:
-        """Seconds until this rank has stood still for too long."""
+        """Seconds until this rank has been still for too long."""
         patience = self._settings.hang_seconds
         patience += _FIRST_STEP_SECONDS if self._is_first_step else 0.0
         if self._is_slow:
@@ -177,7 +178,7 @@ class Watchdog:
         return patience - self._still
 
     def _status(self) -> RankStatus:
-        heartbeat = self._pulse
+        heartbeat = self._heartbeat
         place, waits = place_of(self._main) if self._still else ("", False)
         return RankStatus(
             published=self._published,
@@ -194,12 +195,12 @@ class Watchdog:
     def _publish(self) -> None:
         self._published += 1
         if self._store is not None:
-            # If the store's host is gone, the others notice the missing rounds.
+            # Without the store, the others notice missing rounds.
             with suppress(RuntimeError):
                 self._store.set(str(self._rank), json.dumps(asdict(self._status())))
 
     def _judge(self) -> str:
-        """Why the run hangs; empty as long as it does not."""
+        """Why the run hangs; empty if it does not."""
         left = self._left()
         ranks = {self._rank: Seen(self._status())}
         if self._store is not None:
@@ -220,7 +221,7 @@ class Watchdog:
             return ""
         at = ranks[self._rank].status
         return (
-            f"rank {self._rank} stands still at step {at.step}, {at.stage} ({at.place}), for "
+            f"rank {self._rank} makes no progress at step {at.step}, {at.stage} ({at.place}), for "
             f"{at.still_seconds:.3g} s, and the store of the process group does not answer: the "
             "machine of rank 0 or its torchrun is gone"
         )
@@ -238,7 +239,7 @@ class Watchdog:
         self._rounds += 1
 
     def _end_process(self, reason: str) -> None:
-        settings, heartbeat = self._settings, self._pulse
+        settings, heartbeat = self._settings, self._heartbeat
         after = f"run.hang_seconds={settings.hang_seconds:g}"
         if self._is_slow and settings.slow_hang_seconds > settings.hang_seconds:
             after = f"run.slow_hang_seconds={settings.slow_hang_seconds:g}"
@@ -260,19 +261,19 @@ class Watchdog:
             with suppress(RuntimeError):
                 is_first = self._store.add("asked", 1) == 1
         if is_first:
-            # The main thread may hold the lock of `sys.stderr`.
+            # Not sys.stderr, whose lock the main thread may hold.
             os.write(2, f"\nerror: {sentence}\n".encode())
-        # It may hold that of `sys.stdout` as well, so another thread flushes.
+        # Flushed in another thread, for the same reason.
         flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
         flushing.start()
         flushing.join(1.0)
-        # torchrun ends all processes as soon as one ends; let each write its stacks.
+        # torchrun ends all processes as soon as one ends: give each time to write its stacks.
         time.sleep(0.0 if self._store is None else 3 * self._interval)
         os._exit(HUNG)
 
 
 def what_happens_now(status: int) -> str:
-    """How the run goes on once its processes have ended, as part of a sentence."""
+    """What follows once the processes end, as part of a sentence."""
     ends = f"its processes end with status {status}"
     done, allowed = restarts()
     if done < allowed:
@@ -286,11 +287,10 @@ def what_happens_now(status: int) -> str:
 def stuck_ranks(ranks: Mapping[int, Seen]) -> str:
     """The ranks that the others wait for, as a sentence without its full stop.
 
-    Args:
-        ranks: all of them, this one among them.
+    Empty while a rank makes progress, or if none waits.
 
-    Returns:
-        Empty while one still moves, or if none waits.
+    Args:
+        ranks: all ranks.
     """
     heard = {rank: seen.status for rank, seen in ranks.items() if seen.status and not seen.silent}
     at_work = {rank: at for rank, at in heard.items() if not at.ended}
@@ -298,7 +298,7 @@ def stuck_ranks(ranks: Mapping[int, Seen]) -> str:
         return ""
     first = min(at_work.values(), key=lambda at: at.beats)
     others = f"; the others wait at {_where(first)}"
-    silent = {r: _last_word(seen.status) for r, seen in sorted(ranks.items()) if r not in heard}
+    silent = {r: _last_heard(seen.status) for r, seen in sorted(ranks.items()) if r not in heard}
     if silent:
         state = "stopped, dead or out of reach"
         return _named(silent, f"is {state}", f"are {state}") + others
@@ -307,14 +307,14 @@ def stuck_ranks(ranks: Mapping[int, Seen]) -> str:
         left = "left the training"
         return _named(ended, f"has {left}", f"have {left}") + others
     behind = {rank: at for rank, at in sorted(at_work.items()) if at.beats == first.beats}
-    # Of ranks at the same place, those are stuck that do not wait for others.
+    # Of ranks at the same place, those that do not wait for others are stuck.
     behind = {rank: at for rank, at in behind.items() if not at.waits} or behind
     described = {rank: _stillness(at) for rank, at in behind.items()}
-    return _named(described, "does not go on", "do not go on")
+    return _named(described, "makes no progress", "make no progress")
 
 
 def _named(described: Mapping[int, str], one: str, many: str) -> str:
-    """For example `ranks 1 and 3 do not go on: rank 1 at ..; rank 3 at ..`."""
+    """For example `ranks 1 and 3 make no progress: rank 1 at ..; rank 3 at ..`."""
     ranks = list(described)
     if len(ranks) == 1:
         return f"rank {ranks[0]} {one}: {described[ranks[0]]}"
@@ -333,14 +333,14 @@ def _stillness(at: RankStatus) -> str:
     return f"at {_where(at)}, for {at.still_seconds:.3g} s{place}"
 
 
-def _last_word(at: RankStatus | None) -> str:
+def _last_heard(at: RankStatus | None) -> str:
     return "never heard of" if at is None else f"last heard of at {_where(at)}"
 
 
 def place_of(thread: int) -> tuple[str, bool]:
-    """Where a thread of this process is: `file:line in function`, and if it waits for other ranks.
+    """Where a thread is, as `file:line in function`, and whether it waits for other ranks.
 
-    The place is the innermost one in the project's own files, if there is one.
+    The place is the innermost one in the project's own files, if any.
 
     Args:
         thread: its `ident`.
@@ -362,6 +362,6 @@ def _own(frame: FrameType) -> bool:
 
 
 def _waits(frame: FrameType) -> bool:
-    # A collective that was started earlier is waited for in C++, called from whatever file.
+    # Waiting for an asynchronous collective is a call into C++, from any file.
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
     return ".wait(" in line or any(part in frame.f_code.co_filename for part in _LIBRARIES)

@@ -1,4 +1,4 @@
-"""Where a rank is in its run, for its watchdog and for whoever takes its time."""
+"""Where a rank is in its run, for the watchdog and for timing."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from contextlib import contextmanager
 READING = "reading the next batch"
 LOOKING_UP = "looking up"
 
-# Collectives that run on the stream of a GPU itself, so that nothing waits for them.
+# Collectives that run on a GPU's own stream, so that the host does not wait for them.
 EXCHANGES = ("adding up the loss", "averaging gradients")
 
-# Stages of the heartbeat that a step consists of; all others, such as evaluating, are outside.
+# The stages of a step; all others, such as evaluating, are outside.
 PHASES = (
     READING,
     "sending ids",
@@ -27,15 +27,15 @@ PHASES = (
 
 
 class Heartbeat:
-    """What the training loop did last; as good as free to keep up to date.
+    """What the training loop is doing; costs next to nothing.
 
     Attributes:
-        beats: calls of `beat` so far. All ranks make the same ones in the same order, so that a
-            smaller number is an earlier place in the run.
-        step: number of the step that is being taken or was taken last; 0 before.
-        first_step: that of the first one of this start of the run.
-        stage: of that step, or what is done between steps.
-        slow: whether the stage may last for hours and yet be no hang.
+        beats: calls of `beat` so far. All ranks make the same calls in the same order, so a smaller
+            number is an earlier place in the run.
+        step: number of the present or last step; 0 before the first.
+        first_step: the first step since this start of the run.
+        stage: of the step, or between steps.
+        slow: whether the stage may take hours without being a hang.
     """
 
     def __init__(self) -> None:
@@ -47,24 +47,24 @@ class Heartbeat:
         self._listeners: tuple[Callable[[str], object], ...] = ()
 
     def beat(self, stage: str, step: int | None = None) -> None:
-        """Begin with a stage.
+        """Begin a stage.
 
         Args:
-            stage: a participle, such as `computing`.
-            step: its step; default: the one before's.
+            stage: such as `computing`.
+            step: its number, if it is a new step.
         """
         self.stage = stage
         if step is not None:
             self.step = step
             self.first_step = self.first_step or step
-        # Last, so that whoever sees the beat sees where it was.
+        # Last, so that who sees the new beat sees its stage.
         self.beats += 1
         for listener in self._listeners:
             listener(stage)
 
     @contextmanager
     def listening(self, listener: Callable[[str], object]) -> Iterator[None]:
-        """Within it `listener` is called at every beat with the stage that begins."""
+        """Within it, every beat calls `listener` with the stage that begins."""
         self._listeners = (*self._listeners, listener)
         try:
             yield
@@ -73,16 +73,12 @@ class Heartbeat:
 
     @contextmanager
     def slowly(self, stage: str) -> Iterator[None]:
-        """A stage that takes as long as the data are large, such as a save.
-
-        Args:
-            stage: see `beat`.
-        """
+        """A stage whose time grows with the data, such as a save; see `beat`."""
         self.slow = True
         self.beat(stage)
         try:
             yield
         finally:
-            # First, so that whoever sees the end of the stage sees this beat.
+            # First, so that who sees the end of the slow stage sees this beat.
             self.beat(f"going on after {stage}")
             self.slow = False

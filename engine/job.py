@@ -1,4 +1,4 @@
-"""What is trained, and the run that it is trained in."""
+"""The job: model and optimizers; and the run that trains it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Job:
         model: the sharded model; its tables are updated in backward.
         dense_parameters: parameters of the dense layers, by name.
         dense_optimizer: their optimizer.
-        scaling: settings at the base batch size, and at the configured one.
+        scaling: settings at the base batch size and at the configured one.
         precision: of the dense layers.
-        passes: forward and backward passes of a step.
+        passes: the forward and backward passes of a step.
         table_update: updates tables with CowClip in backward.
-        seed: of what the dense layers draw in a step, as dropout does.
-        skips_nonfinite: whether a batch whose loss is not finite is left out.
+        seed: of random numbers in the dense layers, such as dropout.
+        skips_nonfinite: whether to skip a batch whose loss is not finite.
     """
 
     model: DistributedModelParallel
@@ -51,40 +51,40 @@ class Job:
 
     @property
     def ctr_model(self) -> CTRModel:
-        """The model within."""
+        """The model without its wrappers."""
         return self.model.module
 
     @property
     def dense_buffers(self) -> dict[str, Tensor]:
-        """What the network keeps besides parameters, as BatchNorm its running mean, by name."""
+        """Buffers of the network, such as BatchNorm's running mean, by name."""
         return dict(self.ctr_model.network.named_buffers(prefix="network"))
 
     @property
     def front(self) -> EmbeddingFront:
-        """The model's tables."""
+        """The module with the tables."""
         return self.ctr_model.front
 
     def set_learning_rates(self, rates: LearningRates) -> None:
-        """Give both optimizers their rates for the next step."""
+        """Set the rates of both optimizers for the next step."""
         for group in self.dense_optimizer.param_groups:
             group["lr"] = rates.dense
         for group in self.model.fused_optimizer.param_groups:
             group["lr"] = rates.embedding
-        # For fused tables step() only hands the rate on; their update runs in backward.
+        # Fused tables are updated in backward; step() only passes the rate on.
         self.model.fused_optimizer.step()
 
 
 @dataclass
 class TrainingRun:
-    """A run in training, as this process sees it.
+    """A run in training, as seen by this process.
 
     Attributes:
         config: with a value for every key.
         processes: this process among all.
         folder: of the results, written by rank 0.
         dataset: as opened.
-        job: what is trained.
-        progress: how far the run has come.
+        job: model and optimizers.
+        progress: of the run.
     """
 
     config: Config
@@ -100,9 +100,9 @@ class TrainingRun:
         self.progress.metrics_lines = self.folder.metrics_lines
 
     def add_row_counts(self) -> None:
-        """Add to the progress what all tables counted since the last call.
+        """Add the rows touched, clipped and skipped since the last call to the progress.
 
-        These are rows touched, clipped and left out. All ranks must call it.
+        All ranks must call it.
         """
         counts = torch.zeros(3, dtype=torch.int64, device=self.processes.device)
         for tables in local_cowclip_tables(self.job.model):

@@ -1,4 +1,4 @@
-"""Watches a training loop: seconds of its steps by phase, the slowest rank, a log of each rank."""
+"""Monitors training: step times by phase, the slowest rank, a log per rank."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ from stampede.engine.processes import Processes, restarts
 from stampede.engine.profiler import StepTrace
 from stampede.files import append, to_json
 
-# A GPU may be behind by so many steps; older ones are looked at, so that few events are held.
+# Steps whose events are kept because the GPU may not have reached them; older ones are evaluated.
 _HELD = 16
 
 _PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 
 
 class HostClock:
-    """That of the process, which on a CPU is the one that computes; marks are known at once."""
+    """The clock of the process, for training on a CPU; its marks are known at once."""
 
     mark = staticmethod(time.perf_counter)
 
     def seconds(self, first: Any, last: Any) -> float:
-        """From one mark that is settled to another."""
+        """Between two marks that are settled."""
         return last - first
 
     def is_settled(self, mark: Any) -> bool:
-        """Whether the seconds up to a mark are known."""
+        """Whether the time of a mark is known."""
         return True
 
     def settle(self, mark: Any) -> None:
-        """Wait until they are."""
+        """Wait until it is."""
 
 
 class StreamClock(HostClock):
-    """Events on the stream that a GPU trains on: when it gets there, not when the host does.
+    """Events on the GPU's training stream: when the GPU gets there, not the host.
 
-    The host runs ahead of the GPU. If the stream has nothing to do since the host is late, that
-    time counts for what the host was late with.
+    The host runs ahead of the GPU. If the stream idles because the host is late, that time counts
+    for the stage in which the host was late.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -90,8 +90,8 @@ class StepTime:
 
     Attributes:
         phases: by phase.
-        outside: by other stages since the step before, which are no part of it.
-        waited: in which the rank was held up by a collective; part of the phases.
+        outside: by other stages since the step before; not part of the step.
+        waited: for collectives; part of the phases.
     """
 
     phases: dict[str, float] = field(default_factory=dict)
@@ -100,13 +100,13 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """Of the whole step."""
+        """The whole step."""
         return sum(self.phases.values())
 
 
 @dataclass
 class _Step:
-    """Marks of a step: where each stage begins, and between which there was a wait."""
+    """Marks of a step: the start of each stage, and both ends of each wait."""
 
     stages: list[tuple[str, Any]]
     waits: list[tuple[Any, Any]] = field(default_factory=list)
@@ -116,12 +116,12 @@ class _Step:
 class PhaseTimes:
     """Takes the time at every heartbeat, see `Heartbeat.listening`.
 
-    A step begins where the one before has ended: with its batch, which is read and sent while the
-    one before waits to be computed. What was begun of a step that diverged counts for the next one.
+    A step begins where the one before ended: with reading and sending its batch. An unfinished step
+    that diverged counts for the next one.
 
     Args:
         clock: of the device.
-        exchanges: phases that are collectives and nothing else; all their time counts as waited.
+        exchanges: phases that consist of collectives; all their time counts as waited.
     """
 
     def __init__(self, clock: HostClock, exchanges: Collection[str] = ()) -> None:
@@ -157,7 +157,7 @@ class PhaseTimes:
             self._take_oldest()
 
     def take(self) -> list[StepTime]:
-        """The steps that have ended since the last call; a GPU is waited for."""
+        """The steps that ended since the last call; waits for the GPU."""
         if self._ended:
             self._clock.settle(self._ended[-1].end)
         while self._ended:
@@ -179,17 +179,16 @@ class PhaseTimes:
 
 @contextmanager
 def waits_counted(times: PhaseTimes) -> Iterator[None]:
-    """Within it, the time that this thread and its backward passes wait in collectives is taken.
+    """Within it, measures how long this thread and its backward passes wait for collectives.
 
-    All collectives of torch.distributed and TorchRec end in `Work.wait`, which is replaced
-    meanwhile, as torch has no hook for it on gloo. On a CPU the wait ends when the data have
-    arrived, so it includes the time for slower ranks. On a GPU it is the time for which the stream
-    is held up.
+    All collectives of torch.distributed and TorchRec end in `Work.wait`, which this replaces: torch
+    has no hook for it on gloo. On a CPU the wait ends when the data arrive, so it includes the time
+    for slower ranks. On a GPU it is the time that the stream waits.
     """
     original, thread = dist.Work.wait, threading.get_ident()
 
     def wait(work: dist.Work, *arguments: Any, **options: Any) -> Any:
-        # A thread that writes a checkpoint waits as well; on a GPU, autograd has its own threads.
+        # Not of a thread that writes a checkpoint; but autograd has its own threads on a GPU.
         if threading.get_ident() != thread and torch._C._current_graph_task_id() == -1:
             return original(work, *arguments, **options)
         since = times.mark()
@@ -207,14 +206,14 @@ def waits_counted(times: PhaseTimes) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Window:
-    """Some steps of a rank, in seconds a step.
+    """Some steps of a rank, in seconds per step.
 
     Attributes:
         steps: how many.
         percentiles: p50, p90, p99 and max.
-        phases: mean by phase, for each of `PHASES`.
-        outside: of other stages, in all.
-        waited: mean of what it waited for others in collectives, a part of the phases.
+        phases: mean of each of `PHASES`.
+        outside: total of other stages.
+        waited: mean wait for collectives, part of the phases.
         peak_memory_bytes: since the start.
     """
 
@@ -227,16 +226,16 @@ class Window:
 
     @property
     def mean(self) -> float:
-        """Mean of the steps."""
+        """Mean of a step."""
         return sum(self.phases.values())
 
     @property
     def own(self) -> float:
-        """Mean of what it did not wait for others."""
+        """Mean without waiting for others."""
         return self.mean - self.waited
 
     def fields(self) -> dict[str, Any]:
-        """For the rank's own log; shares are of the whole time."""
+        """For the rank's log; shares are of the step."""
         whole = self.mean or 1.0
         return {
             "steps": self.steps,
@@ -275,13 +274,13 @@ def window_of(steps: Sequence[StepTime], peak_memory_bytes: int) -> Window:
 def together(windows: Sequence[Window]) -> dict[str, Any]:
     """Fields of a line of `metrics.jsonl`, from the windows of all ranks.
 
-    All names end as those of other times do, which no two runs have in common.
+    All names end in `_seconds` or `_bytes`, like others that differ between equal runs.
 
     Returns:
-        `step_seconds`: percentiles, the largest of any rank, the mean, and of how many steps they
-        are; `phase_seconds` and `communication_seconds`: means over the ranks; `slowest_seconds`:
-        the rank that waited least for others, its own time and the mean of the others', None
-        without others; `peak_memory_bytes`: the largest of any rank.
+        `step_seconds`: the largest percentiles of any rank, the mean, and the number of steps;
+        `phase_seconds` and `communication_seconds`: means over ranks; `slowest_seconds`: the rank
+        that waited least, its own time and the mean of the others', None without others;
+        `peak_memory_bytes`: the largest of any rank.
     """
     count = len(windows)
     phases = {name: sum(w.phases[name] for w in windows) / count for name in PHASES}
@@ -303,12 +302,7 @@ def together(windows: Sequence[Window]) -> dict[str, Any]:
 
 
 def sentence_of(line: Mapping[str, Any], world_size: int) -> str:
-    """For the console.
-
-    Args:
-        line: of all ranks, see `together`.
-        world_size: number of ranks.
-    """
+    """A line of `together`, for the console."""
     steps, mean = line["step_seconds"], line["step_seconds"]["mean"]
     times = ", ".join(f"{name} {_ms(steps[name])}" for name in _PERCENTILES)
     parts = [
@@ -330,7 +324,7 @@ def _ms(seconds: float) -> str:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Largest so far: memory of torch's tensors on a GPU, resident set on a CPU, in bytes."""
+    """Peak so far in bytes: of torch's tensors on a GPU, of the resident set on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -342,13 +336,13 @@ def log_file(folder: Path, rank: int) -> Path:
 
 
 class RankLog:
-    """Appends lines to `logs/rank_0.jsonl` and so on, each handed to the system as a whole.
+    """Appends lines to `logs/rank_N.jsonl`, each in one write, so that a kill loses none.
 
-    So a kill loses none. If the log cannot be written it is given up with a sentence.
+    If the log cannot be written, a warning says so and training continues.
 
     Args:
         folder: of the run.
-        rank: whose log it is.
+        rank: of this process.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -361,7 +355,7 @@ class RankLog:
 
         Args:
             event: such as `timing`.
-            fields: JSON; numbers that are not finite become null.
+            fields: for JSON; numbers that are not finite become null.
         """
         if self._given_up:
             return
@@ -376,17 +370,17 @@ class RankLog:
 
 
 class Monitor:
-    """Logs what a run does, step by step; a context around its training loop.
+    """Logs and times the steps of a run; a context around its training loop.
 
-    Every `train.timing_every` steps, and at an epoch's end, each rank logs the times of its steps
-    since the last such place, and all ranks send them to rank 0. With 0 nothing is timed, and each
-    rank only logs how it begins and ends.
+    Every `train.timing_every` steps and at the end of an epoch, each rank logs its step times since
+    the last time, and sends them to rank 0. With 0 nothing is timed, and each rank only logs its
+    start and end. All ranks must call the methods at the same places.
 
     Args:
         config: of the run.
-        processes: all of which must make one, and call its methods at the same places.
+        processes: this rank among all.
         folder: of the run.
-        step: the last one that earlier starts of the run have taken.
+        step: the last step of earlier starts of the run.
     """
 
     def __init__(self, config: Config, processes: Processes, folder: Path, step: int) -> None:
@@ -439,23 +433,22 @@ class Monitor:
             self._log.write("failed", **at, reason=str(failure), traceback="".join(lines))
 
     def after_step(self, step: int) -> None:
-        """A step has been taken; all ranks call it after each."""
+        """To be called after each step."""
         self._step = step
         if self._times is not None:
             self._times.end_step()
         self._trace.after_step(step)
 
     def line(self, step: int, ended: bool) -> dict[str, Any] | None:
-        """After a step, a line for `metrics.jsonl` if it is time for one.
-
-        All ranks find alike whether it is.
+        """A line for `metrics.jsonl`, if it is time for one.
 
         Args:
-            step: that was taken.
+            step: the last step.
             ended: whether the epoch ends with it.
 
         Returns:
-            On rank 0 with what `together` gives, on others `kind` and `step` alone.
+            None on all ranks, or the line: on rank 0 with the fields of `together`, on others with
+            `kind` and `step` alone.
         """
         if self._times is None or not (ended or step % self._every == 0):
             return None

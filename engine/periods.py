@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -9,14 +10,15 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from stampede.data.errors import DataError
+from stampede.data.errors import DataError, UnfinishedFileError
+from stampede.data.prepared.manifest import read_manifest
 from stampede.data.raw.files import expand, naturally
 from stampede.engine.checkpoint import delete_all
 from stampede.engine.config import Config
@@ -25,15 +27,16 @@ from stampede.engine.config.load import load_config
 from stampede.engine.console import readable_metric
 from stampede.engine.errors import InterruptedRunError, RunFolderError
 from stampede.engine.evaluate import NEW_IDS
-from stampede.engine.figures import draw_periods
 from stampede.engine.inference.kept import INPUTS
+from stampede.engine.plots import draw_periods
 from stampede.engine.processes import Processes, processes
+from stampede.engine.reading import first_time
 from stampede.engine.run import run_here
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.start_up import launched_world_size
 from stampede.engine.stop import Agreement, StopSignals
-from stampede.files import delete_folder, read_file, sync, write_file
-from stampede.settings import Section, SettingsError
+from stampede.files import append, delete_folder, read_file, sync, write_file
+from stampede.settings import Section, SettingsError, reading
 
 OnBadFile = Literal["error", "skip"]
 
@@ -45,6 +48,9 @@ OUTPUT = "output.txt"
 # A file that another program writes is taken when its size has not changed for so long.
 _AT_REST_SECONDS, _POLL_SECONDS = 5.0, 1.0
 
+# Of a file whose time cannot be read, yet or at all: later than any.
+_LATEST = 1 << 62
+
 # What a period's line has of the scores of its rows.
 _METRICS = ("auc", "logloss", "normalized_entropy", "calibration", "samples")
 
@@ -55,13 +61,17 @@ class Period(Section):
     Attributes:
         number: from 1; 0 of a file that was left out.
         file: its absolute path.
+        leads_to: the path without links, by which a file is known as well.
         bytes: its size.
+        time: where files are ordered by it, its smallest time, seconds since 1970.
         reason: why it was left out; else empty.
     """
 
     number: int = Field(ge=0)
     file: str
+    leads_to: str = ""
     bytes: int = Field(ge=0)
+    time: int | None = None
     reason: str = ""
 
     @property
@@ -98,14 +108,19 @@ def train_incrementally(
         TrainingStoppedError: training cannot go on.
         InterruptedRunError: a signal asked to stop.
     """
-    given = [*overrides, "checkpoint.resume=auto"]
-    whole = load_config(path, given, launched_world_size())
+    whole = load_config(path, overrides, launched_world_size())
     if not isinstance(whole.data, RawSection):
         raise SettingsError(
             f"{path}: data.kind is {whole.data.kind!r}, which has no files that come one after the "
             "other; write criteo_kaggle, criteo_1tb, avazu or table"
         )
-    whole = load_config(path, [*given, "data.split=periods"], launched_world_size())
+    if whole.run.overwrite:
+        raise SettingsError(
+            "run.overwrite: found true, but periods go on where they stopped; leave it out, and to "
+            "begin anew delete the run folder or choose another run.name"
+        )
+    given = [*overrides, "checkpoint.resume=auto", "data.split=periods"]
+    whole = load_config(path, given, launched_world_size())
     folder = RunFolder(Path(whole.run.dir) / whole.run.name)
     with processes(whole.run.device) as here, folder:
         here.on_main(lambda: folder.reserve(whole))
@@ -143,8 +158,15 @@ class _Periods:
         self._here = here
         self._on_bad_file = on_bad_file
         self._ledger_file = folder.path / LEDGER
+        self._cache = folder.path / "cache"
+        if "cache" in whole.data.model_fields_set:
+            # It is deleted after each period, and others may use that folder.
+            own = hashlib.sha256(os.path.realpath(folder.path).encode()).hexdigest()[:8]
+            self._cache = Path(whole.data.cache) / f"{whole.run.name}-{own}"
         # Sizes of new files, and since when they are so large.
         self._sizes: dict[Path, tuple[int, float]] = {}
+        # Times of new files, by path and size.
+        self._times: dict[tuple[Path, int], int] = {}
 
     def train(self, follow: bool) -> None:
         """Train on all new files, and where `follow` says so on those to come."""
@@ -170,7 +192,7 @@ class _Periods:
                 break
             told, began = False, time.perf_counter()
             # Training has its own way to stop.
-            if self._is_trained(period):
+            if self._is_trained(period, follow):
                 taken += 1
                 with signals.watched():
                     seconds = time.perf_counter() - began
@@ -185,15 +207,16 @@ class _Periods:
         ledger = self._read()
         # It may have been killed in the middle, or before its line was written.
         if ledger.trained and not self._is_told(ledger.trained[-1]):
-            return self._begun_before(ledger)
-        for file in self._new_files(ledger, follow):
-            number = len(ledger.trained) + 1
-            period = Period(number=number, file=str(file), bytes=file.stat().st_size)
-            before = [Path(one.file) for one in ledger.trained]
-            if before and naturally(file) < naturally(before[-1]):
+            return self._begun_before(ledger, follow)
+        for period in self._new_files(ledger, follow):
+            last = ledger.trained[-1] if ledger.trained else None
+            if last is not None and self._place(period) < self._place(last):
+                remedy = "give it a later name to train on it now, or leave it out"
+                if self._by_time:
+                    remedy = "leave it out"
                 late = (
-                    f"{file}: comes before {before[-1]}, which was trained on already; give it a "
-                    "later name to train on it now, or leave it out with --on-bad-file skip"
+                    f"{period.file}: comes before {last.file}, which was trained on already; "
+                    f"{remedy} with --on-bad-file skip"
                 )
                 if self._on_bad_file == "error":
                     raise DataError(late)
@@ -204,45 +227,80 @@ class _Periods:
             return period
         return None
 
-    def _begun_before(self, ledger: Ledger) -> Period:
-        """The last period of the ledger, whose file may have been mended since."""
+    def _begun_before(self, ledger: Ledger, follow: bool) -> Period | None:
+        """The last period of the ledger, whose file may have been mended since; None while it is
+        still being written.
+        """
         period = ledger.trained[-1]
         run, file = RunFolder(self._folder.path / period.name), Path(period.file)
         if run.summary.exists() or any(run.checkpoints.glob("*")) or not file.is_file():
             return period
-        mended = period.model_copy(update={"bytes": file.stat().st_size})
-        others = [one for one in ledger.periods if one is not period]
-        self._write(Ledger(periods=[*others, mended]))
-        return mended
+        size = file.stat().st_size
+        if follow and size != period.bytes and not self._is_at_rest(file, size):
+            return None
+        return self._with_bytes(ledger, period, size)
 
-    def _new_files(self, ledger: Ledger, follow: bool) -> list[Path]:
+    def _with_bytes(self, ledger: Ledger, period: Period, size: int) -> Period:
+        """Note another size of a file."""
+        if period.bytes == size:
+            return period
+        changed = period.model_copy(update={"bytes": size})
+        periods = [changed if one.file == period.file else one for one in ledger.periods]
+        self._write(Ledger(periods=periods))
+        return changed
+
+    @property
+    def _by_time(self) -> bool:
+        return self._whole.data.order_by == "time"
+
+    def _place(self, period: Period) -> tuple[int, list[Any]]:
+        """What periods are sorted by."""
+        return period.time or 0, naturally(Path(period.file))
+
+    def _time(self, file: Path, size: int) -> int | None:
+        """The time that a file is ordered by."""
+        if not self._by_time:
+            return None
+        if (file, size) not in self._times:
+            try:
+                found = first_time(self._whole.data, file)
+            except DataError:
+                found = None
+            self._times[file, size] = _LATEST if found is None else found
+        return self._times[file, size]
+
+    def _new_files(self, ledger: Ledger, follow: bool) -> list[Period]:
         """Files that are not in the ledger, in order, up to one that is still being written.
 
         Raises:
             DataError: there is no file, or one that was trained on has changed.
         """
 
-        taken = {Path(one.file): one for one in ledger.periods}
+        taken = {path: one for one in ledger.periods for path in (one.file, one.leads_to)}
         try:
             files = [Path(os.path.abspath(file)) for file in expand(self._whole.data.path)]
         except DataError:
             if follow:
                 return []
             raise
-        # Of several patterns, too.
-        files.sort(key=naturally)
-        new = []
+        number, new = len(ledger.trained) + 1, []
         for file in files:
-            size = file.stat().st_size
-            if file not in taken:
-                if follow and not self._is_at_rest(file, size):
-                    break
-                new.append(file)
-            elif taken[file].number and taken[file].bytes != size:
+            size, leads_to = file.stat().st_size, os.path.realpath(file)
+            before = taken.get(str(file)) or taken.get(leads_to)
+            if before is None:
+                time = self._time(file, size)
+                new.append(
+                    Period(number=number, file=str(file), leads_to=leads_to, bytes=size, time=time)
+                )
+            elif before.number and before.bytes != size:
                 raise DataError(
-                    f"{file}: was trained on with {taken[file].bytes:,} bytes and has {size:,} "
+                    f"{file}: was trained on with {before.bytes:,} bytes and has {size:,} "
                     "now; put new rows into a new file"
                 )
+        new.sort(key=self._place)
+        if follow:
+            at_rest = [self._is_at_rest(Path(one.file), one.bytes) for one in new]
+            new = new[: [*at_rest, False].index(False)]
         return new
 
     def _is_at_rest(self, file: Path, size: int) -> bool:
@@ -252,8 +310,8 @@ class _Periods:
             return False
         return time.monotonic() - since >= _AT_REST_SECONDS
 
-    def _is_trained(self, period: Period) -> bool:
-        """Train a period to its end; False if it is left out."""
+    def _is_trained(self, period: Period, follow: bool) -> bool:
+        """Train a period to its end; False if it is left out, or has to wait for its file."""
         run = self._folder.path / period.name
         if self._here.on_main(lambda: (run / "summary.json").exists()):
             return True
@@ -262,7 +320,10 @@ class _Periods:
             # Forty lines for each file would hide what is new.
             with redirect_stdout(printed):
                 run_here(self._config(period), self._here)
-            self._here.on_main(lambda: self._write_file(run / OUTPUT, printed.getvalue()))
+        except UnfinishedFileError:
+            if not follow:
+                raise
+            return False
         except DataError as failure:
             # Of the file itself; a full disk is no fault of it.
             of_file = str(failure).startswith(f"{period.file}:")
@@ -272,7 +333,20 @@ class _Periods:
             reason = str(failure)
             self._here.on_main(lambda: self._leave_out(period, reason))
             return False
+        finally:
+            self._keep_output(run, printed.getvalue())
         return True
+
+    def _keep_output(self, run: Path, printed: str) -> None:
+        """Append what a run printed to its file, also where it failed; no run fails for that."""
+        if not self._here.is_main:
+            return
+        if run.is_dir():
+            with suppress(OSError):
+                append(run / OUTPUT, printed.encode())
+        else:
+            # It failed before it had a folder.
+            print(printed, end="", flush=True)
 
     def _config(self, period: Period) -> Config:
         own = {
@@ -280,7 +354,7 @@ class _Periods:
             "run.name": period.name,
             "data.path": period.file,
             "data.split": "periods",
-            "data.cache": str(self._folder.path / "cache"),
+            "data.cache": str(self._cache),
             "checkpoint.resume": "auto",
         }
         if period.number > 1:
@@ -316,8 +390,11 @@ class _Periods:
             }
             self._folder.log(line)
             print(_shown(line), flush=True)
+        # It may have grown between the ledger and its reading.
+        read = read_manifest(run / INPUTS).source.get("bytes", period.bytes)
+        self._with_bytes(self._read(), period, read)
         self._draw()
-        shutil.rmtree(self._folder.path / "cache", ignore_errors=True)
+        shutil.rmtree(self._cache, ignore_errors=True)
         last = period.number - self._whole.checkpoint.keep
         for older in (self._folder.path / f"period_{number:04d}" for number in range(1, last + 1)):
             # What somebody reads now, and the vocabularies with it, goes after a later period.
@@ -351,14 +428,9 @@ class _Periods:
     def _read(self) -> Ledger:
         if not self._ledger_file.exists():
             return Ledger()
-        try:
+        remedy = "without it nobody knows which files were trained on; write another run.name"
+        with reading(self._ledger_file, RunFolderError, remedy):
             return Ledger.model_validate_json(read_file(self._ledger_file))
-        except (OSError, ValidationError) as failure:
-            reason = str(failure).splitlines()[0]
-            raise RunFolderError(
-                f"{self._ledger_file}: damaged ({reason}); without it nobody knows which files "
-                "were trained on. Begin anew with another run.name"
-            ) from None
 
     def _write(self, ledger: Ledger) -> None:
         self._write_file(self._ledger_file, ledger.model_dump_json(indent=1) + "\n")

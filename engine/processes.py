@@ -1,4 +1,4 @@
-"""The processes of a run: rank, device, process group, and how they fail together."""
+"""The processes of a run: rank, device and process group; they fail together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import default_pg_timeout
 
-from stampede.engine.errors import TrainingStoppedError
+from stampede.engine.errors import HUNG, TrainingStoppedError
 from stampede.engine.heartbeat import Heartbeat
 from stampede.engine.start_up import launched_rank, launched_world_size
 from stampede.files import APPEND, open_file
@@ -26,22 +26,24 @@ from stampede.settings import SettingsError
 
 T = TypeVar("T")
 
-# To prepare a terabyte, or to read or write it once.
+# Timeout for preparing, reading or writing a terabyte.
 PATIENCE = timedelta(hours=24)
 
-# Names the file that is the store of ranks that `start_ranks` has started.
+# Environment variable with the store file of ranks started by `start_ranks`.
 STORE_FILE = "STAMPEDE_STORE_FILE"
+
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among all.
+    """This process among all of its run.
 
     Attributes:
-        rank, world_size: number of this process, and of all.
+        rank, world_size: number of this process, and how many there are.
         local_world_size: processes on this machine.
-        device: device of this process.
-        heartbeat: where this process is in its run.
+        device: of this process.
+        heartbeat: stage and step that this process is in.
     """
 
     rank: int
@@ -49,16 +51,22 @@ class Processes:
     local_world_size: int
     device: torch.device
     heartbeat: Heartbeat = field(default_factory=Heartbeat, compare=False)
-    _groups: dict[timedelta, dist.ProcessGroup] = field(default_factory=dict, compare=False)
+    _groups: dict[tuple[timedelta, str], dist.ProcessGroup] = field(
+        default_factory=dict, compare=False
+    )
 
-    def group(self, patience: timedelta) -> dist.ProcessGroup:
-        """All processes, with another timeout; all must call it. It is made once.
+    def group(self, patience: timedelta, purpose: str = "") -> dist.ProcessGroup:
+        """A group of all processes with another timeout, made once; all must call it.
 
-        A group of gloo keeps files and threads as long as the processes live.
+        gloo keeps the files and threads of a group until the processes end.
+
+        Args:
+            purpose: gives a thread a group that nothing else uses.
         """
-        if patience not in self._groups:
-            self._groups[patience] = dist.new_group(backend="gloo", timeout=patience)
-        return self._groups[patience]
+        key = patience, purpose
+        if key not in self._groups:
+            self._groups[key] = dist.new_group(backend="gloo", timeout=patience)
+        return self._groups[key]
 
     @property
     def is_main(self) -> bool:
@@ -66,10 +74,10 @@ class Processes:
         return self.rank == 0
 
     def on_main(self, action: Callable[[], T], patience: timedelta | None = None) -> T:
-        """Run `action` on rank 0; all ranks get its result, or raise its error together.
+        """Run `action` on rank 0; all ranks return its result or raise its error.
 
         Args:
-            patience: how long the other ranks wait, where torch's default may not do.
+            patience: how long the other ranks wait, if torch's default is too short.
         """
         group = None if patience is None else self.group(patience)
         outcome: list[tuple[T | None, Exception | None] | None] = [None]
@@ -86,7 +94,7 @@ class Processes:
         return result
 
     def on_each_machine(self, action: Callable[[], object], patience: timedelta) -> None:
-        """Run `action` on the first rank of every machine; all ranks raise its error together.
+        """Run `action` on the first rank of every machine; all ranks raise its error.
 
         Args:
             patience: how long the other ranks wait.
@@ -107,18 +115,18 @@ class Processes:
 
 
 def launched_by() -> str | None:
-    """What the torchrun that started this process is known by; None without torchrun.
+    """An identifier of the torchrun that started this process; None without torchrun.
 
-    It is the same after torchrun has restarted its processes, and no other torchrun's.
+    It stays the same when torchrun restarts its processes. No other torchrun has it.
     """
-    # torchrun makes a folder of a new name each time that it is started, and a file's name in it
-    # for each start of a process: FOLDER/attempt_1/0/error.json.
+    # Each torchrun makes a folder with a new name, and in it a file name for each start of a
+    # process: FOLDER/attempt_1/0/error.json.
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     return str(Path(file).parents[2]) if file else None
 
 
 def restarts() -> tuple[int, int]:
-    """How often torchrun has restarted the processes, and how often it may."""
+    """How often torchrun has restarted the processes, and how often it may at most."""
     done = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     allowed = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     return int(done), int(allowed)
@@ -129,7 +137,7 @@ def choose_device(asked: str, key: str) -> torch.device:
 
     Args:
         asked: `auto`, `cpu` or `cuda`.
-        key: where it was asked for, for the message.
+        key: that asks for it, for the message.
 
     Raises:
         SettingsError: a GPU is asked for and there is none.
@@ -151,7 +159,7 @@ def choose_device(asked: str, key: str) -> torch.device:
 
 @contextmanager
 def processes(device: str) -> Iterator[Processes]:
-    """The process group, gloo on CPU and NCCL on GPU, for the duration of the context.
+    """The process group for the duration of the context: gloo on CPUs, NCCL on GPUs.
 
     Args:
         device: `auto`, `cpu` or `cuda`.
@@ -161,7 +169,7 @@ def processes(device: str) -> Iterator[Processes]:
         TrainingStoppedError: on rank 0, other processes do not join.
     """
     chosen = choose_device(device, "run.device")
-    # Checkpoints exchange CPU tensors also where training runs on GPUs.
+    # Checkpoints exchange CPU tensors, also when training on GPUs.
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     if "RANK" in os.environ:
         store, rank, world_size = _rendezvous()
@@ -175,7 +183,7 @@ def processes(device: str) -> Iterator[Processes]:
             local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))),
             device=chosen,
         )
-        # Without it a process may abort at exit while another still uses a connection to it.
+        # Without it a process may exit while another still uses their connection, and abort it.
         dist.barrier()
     finally:
         dist.destroy_process_group()
@@ -184,10 +192,10 @@ def processes(device: str) -> Iterator[Processes]:
 def rank_environment(
     rank: int, count: int, store: Path, per_machine: int | None = None
 ) -> dict[str, str]:
-    """What tells a process which rank it is, where the ranks share a file.
+    """Environment variables of a rank whose run shares a store file.
 
     Args:
-        per_machine: ranks of one machine; all by default.
+        per_machine: ranks of a machine; default: all.
     """
     per_machine = per_machine or count
     return {
@@ -199,18 +207,21 @@ def rank_environment(
     }
 
 
-def start_ranks(count: int, command: Sequence[str], log: Path) -> int:
+def start_ranks(
+    count: int, command: Sequence[str], log: Path, stopped_seconds: float = 600.0
+) -> int:
     """Run a command as the ranks of one run on this machine, until all end or one fails.
 
-    Nothing outside of this machine can reach them, and other users of it cannot either: their store
-    is a file, where that of torchrun listens on all addresses and asks for no password.
+    Neither other machines nor other users of this one can reach them: the store is a file, while
+    torchrun's store listens on all addresses without a password.
 
     Args:
-        command: its standard input ends when this process does, in whatever way.
-        log: gets the output of all.
+        command: its standard input ends when this process ends, even by a kill.
+        log: receives the output of all ranks.
+        stopped_seconds: ends the ranks if signals stop all of them for so long (SIGSTOP).
 
     Returns:
-        The exit status; where one fails the others are killed, and it is that of the failed one.
+        The exit status. If a rank fails, its status; the others are killed.
     """
     ranks: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory() as folder, open_file(log, APPEND) as output:
@@ -218,18 +229,26 @@ def start_ranks(count: int, command: Sequence[str], log: Path) -> int:
             for rank in range(count):
                 environment = dict(os.environ)
                 if count > 1:
-                    # As torchrun does; the ranks share the cores.
+                    # As under torchrun: the ranks share the cores.
                     environment.setdefault("OMP_NUM_THREADS", "1")
                     environment |= rank_environment(rank, count, Path(folder) / "store")
                 streams = {"stdin": subprocess.PIPE, "stdout": output, "stderr": output}
                 ranks.append(subprocess.Popen(command, env=environment, **streams))
-            statuses: list[int | None] = [None]
-            # Not `wait`: Polars lets system calls go on after an interrupt.
-            while None in statuses and not any(statuses):
-                time.sleep(0.2)
-                statuses = [rank.poll() for rank in ranks]
-            # What a signal has killed did not lose a connection to another rank.
-            return min(filter(None, statuses), default=0)
+            running, stopped = ranks, 0.0
+            # Not `wait`: Polars makes system calls resume after a signal.
+            while running and not any(rank.returncode for rank in ranks):
+                time.sleep(_POLL_SECONDS)
+                running = [rank for rank in ranks if rank.poll() is None]
+                # Added up: Ctrl-Z stops this process as well, and may last.
+                stopped = stopped + _POLL_SECONDS if all(map(_is_stopped, running)) else 0.0
+                if running and stopped > stopped_seconds:
+                    output.write(
+                        b"error: signals have stopped all processes of the run (SIGSTOP) for "
+                        b"%g s; checkpoint.resume=auto continues it\n" % stopped_seconds
+                    )
+                    return HUNG
+            # A rank killed by a signal is the cause, not one that lost a connection.
+            return min((rank.returncode for rank in ranks if rank.returncode), default=0)
         finally:
             for rank in ranks:
                 rank.kill()
@@ -237,8 +256,14 @@ def start_ranks(count: int, command: Sequence[str], log: Path) -> int:
                 rank.wait()
 
 
+def _is_stopped(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a child is stopped by a signal; not by a debugger."""
+    options = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, process.pid, options) is not None
+
+
 def _rendezvous() -> tuple[dist.Store, int, int]:
-    """Store that the processes started together share, rank of this one, and their number.
+    """The store of the processes started together, the rank of this one, and their number.
 
     Rank and store are in the environment, as under torchrun.
     """
@@ -247,13 +272,13 @@ def _rendezvous() -> tuple[dist.Store, int, int]:
         store.set_timeout(default_pg_timeout)
     else:
         store, rank, world_size = next(dist.rendezvous("env://"))
-    # The store may be that of torchrun's agent, which outlives a restart: with the addresses of
-    # processes that are gone (https://github.com/pytorch/pytorch/issues/135712).
+    # The store may belong to torchrun's agent. It outlives a restart and still holds the
+    # addresses of processes that are gone (https://github.com/pytorch/pytorch/issues/135712).
     return dist.PrefixStore(agree_on_name(store, rank, world_size), store), rank, world_size
 
 
 def connection() -> dist.Store:
-    """One more connection to that store, for a thread that nothing else may wait on."""
+    """Another connection to that store, for a thread of its own."""
     if STORE_FILE in os.environ:
         return dist.FileStore(os.environ[STORE_FILE])
     return dist.TCPStore(
@@ -271,16 +296,16 @@ def agree_on_name(
     world_size: int,
     timeout: float = default_pg_timeout.total_seconds(),
 ) -> str:
-    """A name that all ranks get and no earlier start of them has had.
+    """A name for this start that all ranks share and no earlier start has used.
 
-    Numbers of restarts will not do: each of torchrun's agents counts its own.
+    Counting restarts is not enough: each of torchrun's agents has its own count.
 
     Args:
-        store: may hold what earlier starts wrote.
+        store: may hold entries of earlier starts.
         timeout: seconds that rank 0 waits for the others.
 
     Raises:
-        TrainingStoppedError: on rank 0, some others are missing.
+        TrainingStoppedError: on rank 0, if other ranks are missing.
     """
     own = uuid4().hex
     if rank != 0:
@@ -293,7 +318,7 @@ def agree_on_name(
     while missing:
         for other in list(missing):
             hello = _key("hello", other)
-            # It may be that of a process that is gone; the name for it is read by nobody.
+            # It may come from a process that is gone; nobody reads the answer then.
             if store.check([hello]):
                 store.set(_key("name for", store.get(hello).decode()), own)
             if store.check([_key("heard", own, other)]):

@@ -1,4 +1,4 @@
-"""Opening the data set that a configuration asks for, and the batches that each rank reads."""
+"""Opens the data set of a configuration, and the batches that each rank reads."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import PATIENCE, Processes
 from stampede.settings import SettingsError
 
-# Batches that wait in page-locked memory for a GPU, or while the disk is busy.
+# Batches read ahead, in page-locked memory for a GPU.
 _AHEAD = 2
 
-# Keys that the order of the training rows depends on and that a resumed run may change.
+# Keys that decide the order of training rows and that a resumed run may change.
 _ORDERING = ("shuffle", "memory_gb")
 
-# Rows whose weights are looked at together.
+# Rows whose weights are checked at a time.
 _PIECE = 1 << 20
 
 
 class Reader:
     """Opens the parts of a data set for training and evaluation, as this rank of a run.
 
-    To be made when model and optimizers have their memory: what is free on a GPU then decides
-    whether `data.residence: auto` puts the data there.
+    Make it after model and optimizers have their memory: `data.residence: auto` puts the data on
+    the GPU if they fit into what is left.
 
     Args:
         config: a whole job.
@@ -53,12 +53,12 @@ class Reader:
         processes: this process among all.
 
     Attributes:
-        dataset: where `data.residence` wants it.
+        dataset: in the place that `data.residence` names.
         residence: `disk`, `memory` or `device`.
 
     Raises:
         SettingsError: the data do not fit on the device.
-        DataError: a part to evaluate has no weight.
+        DataError: all weights of a part to evaluate are 0.
     """
 
     def __init__(self, config: Config, dataset: Dataset, processes: Processes) -> None:
@@ -70,10 +70,11 @@ class Reader:
         self._section = section
         self._memory = section.memory_gb * 1e9
         self._seed = config.run.seed
-        # Of the data as opened, so that it does not depend on where they are.
+        # From the data as opened: independent of their residence.
         self._order = training_order(config, dataset)
         self._train_batch_size = config.train.batch_size
         self._evaluate_batch_size = config.evaluate.batch_size
+        self._tiles = config.train.tiles if config.train.reproducible else 0
         self._fields = list(dataset.vocabulary_sizes)
         self.residence = choose_residence(
             section.residence, dataset, self._memory, processes.device
@@ -87,26 +88,26 @@ class Reader:
             ) from None
 
     def training(self) -> GlobalBatches:
-        """Batches of the training part, in a new order each epoch."""
+        """Batches of the training part, in a new order in each epoch."""
         return self._batches(self.dataset.train, self._order, self._train_batch_size)
 
     def state_dict(self, batches: GlobalBatches) -> dict[str, Any]:
-        """State of the batches for training, and the settings that their order depends on."""
+        """State of the training batches, and the settings that decide their order."""
         return {**batches.state_dict(), "settings": _settings(self._section)}
 
     def load_state_dict(self, batches: GlobalBatches, state: Mapping[str, Any]) -> None:
-        """Go on with the batches for training where the state was taken.
+        """Continue the training batches from a state.
 
         Raises:
-            RunFolderError: settings or data are such that the rows come in another order.
-            DataError: it is no state of these batches.
+            RunFolderError: settings or data give another order of rows.
+            DataError: the state is not of these batches.
         """
         settings, order = state.get("settings"), state.get("order")
         if settings and order and Order(**order).deciding() != self._order.deciding():
             now = {key: getattr(self._section, key) for key in settings}
             raise RunFolderError(
-                f"with {_written(now)} the training rows come in another order than in the run so "
-                f"far; write {_written(settings)} as in the checkpoint and use the same data, or "
+                f"{_written(now)} puts the training rows into another order than the run so far; "
+                f"write {_written(settings)} as in the checkpoint and use the same data, or "
                 "choose another run.name"
             )
         batches.load_state_dict(state)
@@ -127,11 +128,12 @@ class Reader:
             self._processes.rank,
             self._processes.world_size,
             order,
-            # Without a GPU training keeps all cores busy, and a thread would only take from it.
+            # Without a GPU, training keeps all cores busy: a thread would not help.
             ahead=_AHEAD if copied or from_disk else 0,
             pin=self._processes.device if copied else None,
             before_reading=Readahead(part, order) if from_disk else None,
             unknown_rows=self.dataset.unknown_rows,
+            tiles=self._tiles,
         )
 
 
@@ -147,7 +149,7 @@ def training_order(config: Config, dataset: Dataset) -> Order:
 
 
 def _section(config: Config) -> ReadingSection:
-    """Data without files have no keys for reading."""
+    """None for data without files, which have no keys for reading."""
     return config.data if isinstance(config.data, ReadingSection) else ReadingSection()
 
 
@@ -156,25 +158,25 @@ def _settings(section: ReadingSection) -> dict[str, Any]:
 
 
 def _written(settings: Mapping[str, Any]) -> str:
-    """Settings as they stand on a command line."""
+    """Settings as on a command line."""
     return " ".join(f"data.{key}={value}" for key, value in settings.items())
 
 
 def _check_weighted(name: str, part: Part) -> None:
-    """Refuse a part without any weight before it is trained for; mostly one look is enough."""
+    """Refuse a part whose weights are all 0, before training; mostly the first rows suffice."""
     for start in range(0, part.rows, _PIECE):
         rows = torch.arange(start, min(start + _PIECE, part.rows), device=part.device)
         weights = part.weight(rows)
         if weights is None or bool(weights.any()):
             return
     raise DataError(
-        f"all {part.rows:,} samples of the {name} part have the weight 0, so that it has no "
-        "logloss; give some a weight above 0, or split the data otherwise"
+        f"all {part.rows:,} samples of the {name} part have the weight 0: no logloss is "
+        "defined; give some a weight above 0, or split the data in another way"
     )
 
 
 def open_dataset(config: Config, processes: Processes) -> Dataset:
-    """Open the data; rank 0 prepares them if they are not prepared yet.
+    """Open the data; rank 0 prepares them if need be.
 
     Raises:
         SettingsError: no file is given.
@@ -195,7 +197,7 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
             folder = Path(section.path)
         else:
             raw = _used(section, selects)
-            # A preparation may take hours; what is wrong with the configuration is said before.
+            # Preparing may take hours; mistakes in the configuration are told before.
             group_by = config.evaluate.group_by
             folder = processes.on_main(lambda: _prepared(raw, group_by), patience=PATIENCE)
         processes.on_each_machine(lambda: check_unchanged(folder, _say), PATIENCE)
@@ -239,7 +241,7 @@ def _synthetic(section: SyntheticSection, selects: bool) -> Dataset:
 
 
 def check_files(config: Config) -> None:
-    """Check that the files of raw logs are there, without preparing them.
+    """Check that the files of raw logs exist, without preparing them.
 
     Raises:
         SettingsError: no file is given.
@@ -257,7 +259,7 @@ def _check_groups_of_log(group_by: str, source: Source) -> None:
 
 
 def data_folder(config: Config) -> Path:
-    """The folder with the prepared data, without preparing them.
+    """The folder with the prepared data; prepares nothing.
 
     Raises:
         SettingsError: no file is given, or it is not prepared yet.
@@ -280,24 +282,40 @@ def data_folder(config: Config) -> Path:
     return folder
 
 
+def first_time(section: RawSection, file: Path) -> int | None:
+    """The smallest time among the first rows of a file of a log, seconds since 1970.
+
+    Raises:
+        SettingsError: the schema names no time.
+        DataError: the file cannot be read.
+    """
+    source = _source(section.model_copy(update={"path": str(file)}))
+    if source.log.schema.time is None:
+        raise SettingsError(
+            "data.order_by: found 'time', but the schema names no time; write `time: {column: "
+            "NAME}` in it, or data.order_by=name"
+        )
+    return source.log.first_time()
+
+
 def _check_path(section: RawSection | PreparedSection) -> None:
     if not section.path:
         raise SettingsError("data.path is not given; write data.path=FILE after the config file")
 
 
 def _selects_on_validation(config: Config) -> bool:
-    """Whether a validation part is needed; a period is scored as a whole."""
+    """Whether a validation part is needed; a period needs none."""
     in_periods = getattr(config.data, "split", "") == "periods"
     return config.evaluate.select_on == "validation" and not in_periods
 
 
 def _used(section: RawSection, selects: bool) -> RawSection:
-    """Rows kept for validation would be lost where nothing is chosen on them."""
+    """The section without a validation part if nothing is chosen on it."""
     return section if selects else section.model_copy(update={"validation_fraction": 0.0})
 
 
 def _prepared(section: RawSection, group_by: str) -> Path:
-    """The folder with the prepared form of a log, made on first use."""
+    """The folder with the prepared log, made on first use."""
     source = _source(section)
     _check_groups_of_log(group_by, source)
     folder = _folder(section, source)
@@ -319,7 +337,7 @@ def _source(section: RawSection) -> Source:
 
 
 def _folder(section: RawSection, source: Source) -> Path:
-    """Its name holds a hash of the log and of all that the result depends on besides."""
+    """Its name holds a hash of the log and of everything else the result depends on."""
     described = {
         "format": FORMAT,
         "on_bad_row": section.on_bad_row,

@@ -85,7 +85,9 @@ def with_recipe(
     for choice in _choices(values, rows, fields, world_size):
         # What a run of a version without a recipe lacks it had by the paper.
         before = _at(below_old_runs(dict(saved)), choice.key) if saved else None
-        if before is None:
+        # Without a scaling rule, the base batch size only sets the recipe's own rates.
+        is_base = choice.key == "optim.scaling.base_batch_size"
+        if before is None and not (is_base and config.optim.scaling.rule == "none"):
             choices.append(choice)
         *sections, name = choice.key.split(".")
         _at(values, ".".join(sections))[name] = choice.value if before is None else before
@@ -190,7 +192,8 @@ def _scaling(log: _Log) -> tuple[str, str]:
 
 
 def _embedding_lr(log: _Log) -> tuple[float, str]:
-    return _rate(log), f"{log.base_steps:,.0f} steps of the base batch size in all"
+    base = log.at("optim.scaling.base_batch_size")
+    return _rate(log), f"for {log.base_steps:,.0f} steps of batch size {base:,}"
 
 
 def _embedding_l2(log: _Log) -> tuple[float, str]:

@@ -30,14 +30,14 @@ from stampede.engine.warm_start import (
 
 @dataclass(frozen=True)
 class Found:
-    """What there is to begin with, before data are read.
+    """What a run can start from; known before data are read.
 
     Attributes:
-        newest: checkpoint that the run continues; None for a new run.
-        saved: the configuration of that checkpoint.
-        changed: what changed in the configuration since then, line by line.
-        source: where a new run takes its weights from.
-        lost: a sentence for the user where a run should continue but has no checkpoint.
+        newest: the checkpoint to continue; None for a new run.
+        saved: its configuration.
+        changed: changes of the configuration since then, one line each.
+        source: of the weights of a new run.
+        lost: what the user loses if a run to be continued has no checkpoint; else empty.
     """
 
     newest: Path | None = None
@@ -52,9 +52,9 @@ class Begun:
     """Where training starts.
 
     Attributes:
-        progress: how far the run has come.
+        progress: of the run.
         lines: for the user.
-        report: what was loaded from another run.
+        report: on the weights loaded from another run.
     """
 
     progress: Progress
@@ -68,7 +68,7 @@ def find_beginning(
     """Look for checkpoints; all ranks must call it.
 
     Args:
-        continued: whether the run in the folder is to be continued, if it has a checkpoint.
+        continued: whether to continue the run in the folder, if it has a checkpoint.
 
     Raises:
         RunFolderError, DataError: a checkpoint cannot be used.
@@ -91,19 +91,20 @@ def find_beginning(
 
 
 def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: Processes) -> Begun:
-    """Bring the job to where training starts; all ranks must call it.
+    """Put the job into the state in which training starts; all ranks must call it.
 
     Raises:
-        RunFolderError, DataError: what was found cannot be used for this job.
+        RunFolderError, DataError: the checkpoint or weights do not fit this job.
     """
     lines = [found.lost] if found.lost else []
     if found.newest is None:
         draw_rows_of_new_ids(config, dataset.rows_of_new_ids, job, processes)
     if found.source is not None:
-        sizes = dataset.vocabulary_sizes
-        report = load_matching(found.source, config, sizes, job, processes)
-        takes_all = config.checkpoint.init_state == "all"
         before = read_manifest(found.source.checkpoint)
+        report = load_matching(found.source, config, dataset.vocabulary_sizes, job, processes)
+        if found.source.held is not None:
+            found.source.held.close()
+        takes_all = config.checkpoint.init_state == "all"
         if takes_all:
             _check_all_was_taken(report, before, config)
         what = "state" if takes_all else "weights"
@@ -113,21 +114,21 @@ def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: P
         return Begun(Progress(), [*lines, *_set_initial_bias(config, job, dataset, processes)])
     progress = load(found.newest, job, dataset)
     lines = [f"continuing after step {progress.step:,} from {found.newest}"]
-    lines += [f"changed since then: {line}" for line in found.changed]
+    lines += [f"new setting: {line}" for line in found.changed]
     if config.checkpoint.init_from:
         lines.append("checkpoint.init_from is not used: the run has a checkpoint of its own")
     return Begun(progress, lines)
 
 
 def _check_all_was_taken(report: LoadReport, before: Manifest, config: Config) -> None:
-    """Refuse to go on with a model of which a part would begin anew or mean something else.
+    """Refuse a model of which a part would start anew or change its meaning.
 
     Raises:
         RunFolderError: names the first such part.
     """
     other = [f"the table of {one.field!r}: {one.why}" for one in report.fields if one.why]
     other += [f"{name}: {why}" for name, why in report.new.items()]
-    # Optimizers give their states the same names.
+    # Different optimizers use the same names for their states.
     was, now = before.config["optim"]["embedding"]["optimizer"], config.optim.embedding.optimizer
     if was != now:
         other.append(f"optim.embedding.optimizer was {was!r}, now {now!r}")
@@ -144,7 +145,7 @@ def _check_all_was_taken(report: LoadReport, before: Manifest, config: Config) -
 def _set_initial_bias(
     config: Config, job: Job, dataset: Dataset, processes: Processes
 ) -> list[str]:
-    """Set a new run's bias as `model.initial_bias` says; lines for the user."""
+    """Set a new run's bias by `model.initial_bias`; returns lines for the user."""
     if config.model.initial_bias == "zero":
         return []
     share = processes.on_main(lambda: click_share(dataset.train), patience=PATIENCE)
@@ -154,6 +155,6 @@ def _set_initial_bias(
     with torch.no_grad():
         job.ctr_model.bias.fill_(log_odds)
         if job.ctr_model.number_weights is not None:
-            # Random ones would move the logits from there.
+            # Random first-order weights would shift the logits.
             job.ctr_model.number_weights.weight.zero_()
     return [f"bias begins at {log_odds:.3f}, the log odds of a click in training ({share:.2%})"]

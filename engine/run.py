@@ -25,15 +25,15 @@ def run(config: Config) -> None:
     """Train, evaluate, write the run folder and print the result.
 
     Raises:
-        SettingsError, DataError, RunFolderError: the user's to mend.
-        TrainingStoppedError: training cannot go on.
+        SettingsError, DataError, RunFolderError: a user's mistake.
+        TrainingStoppedError: training failed.
     """
     with processes(config.run.device) as here:
         run_here(config, here)
 
 
 def run_here(config: Config, here: Processes) -> None:
-    """The same in processes that know each other already; all must call it."""
+    """`run` in processes that are connected already; all must call it."""
     folder = RunFolder(Path(config.run.dir) / config.run.name)
     with folder:
         continued = here.on_main(lambda: folder.reserve(config))
@@ -43,7 +43,7 @@ def run_here(config: Config, here: Processes) -> None:
         is_new = found.newest is None
         dataset = open_dataset(config, here)
         rows, fields = dataset.train.rows, len(dataset.vocabulary_sizes)
-        # A period goes on with what was learned of those before, as one log of all their rows.
+        # A period continues those before, as one log of all their rows.
         known = rows + dataset.rows_before
         config, choices = with_recipe(config, known, fields, here.world_size, found.saved)
         job = build(config, dataset, here)
@@ -54,7 +54,7 @@ def run_here(config: Config, here: Processes) -> None:
             here.on_main(lambda: folder.write_report("init_from.json", report))
         here.on_main(lambda: keep_inputs(config, folder.path, replace=is_new))
         here.on_main(lambda: keep_network(config, folder.path, replace=is_new))
-        # A run that was killed may have logged steps that will be done again.
+        # A killed run may have logged steps that are repeated now.
         lost = here.on_main(lambda: folder.keep_lines(begun.progress.metrics_lines))
         this = TrainingRun(config, here, folder, dataset, job, begun.progress)
         _print_beginning(this, described(choices) if choices else "", [*begun.lines, *lost])
@@ -64,7 +64,7 @@ def run_here(config: Config, here: Processes) -> None:
             tell(found_off, this.progress.step, folder, here)
             this.progress.metrics_lines = folder.metrics_lines
             Trainer(this).fit()
-            # Memory and seconds of the comparison are not those of the training.
+            # Measured before the comparison, whose memory and seconds do not count.
             summary = summarize(this)
             summary["logistic_regression"] = compare_with_lr(
                 config, dataset, this.progress, folder, here, same_data=not is_new
@@ -80,11 +80,11 @@ def run_here(config: Config, here: Processes) -> None:
 
 
 def _print_beginning(run: TrainingRun, chosen: str, lines: list[str]) -> None:
-    """Print what is about to be trained.
+    """Print what will be trained.
 
     Args:
-        chosen: by the recipe.
-        lines: on the beginning of the run.
+        chosen: what the recipe chose.
+        lines: on where the run starts from.
     """
     if not run.processes.is_main:
         return

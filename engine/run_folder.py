@@ -16,12 +16,13 @@ from tqdm.auto import tqdm
 
 from stampede.engine.config import Config, to_yaml
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from stampede.engine.figures import draw_curve
+from stampede.engine.plots import draw_curve
 from stampede.engine.processes import launched_by
 from stampede.files import (
     MOST_LINES,
     append,
     delete_folder,
+    link_out_of,
     open_file,
     read_file,
     sync,
@@ -29,24 +30,24 @@ from stampede.files import (
     write_file,
 )
 
-# Folder of a sweep that holds its run folders.
+# Subfolder of a sweep for its run folders.
 TRIALS = "trials"
 
 
 class RunFolder:
-    """Files of one run; only rank 0 writes, and opens it.
+    """The files of one run; only rank 0 opens and writes them.
 
     Args:
-        path: the folder, kept by `reserve` and made by `claim`.
+        path: the folder; `reserve` locks it and `claim` makes it.
 
     Attributes:
         path: the folder.
         checkpoints: folder of the checkpoints.
         config_file: the resolved configuration.
         metrics: every logged line, as JSON.
-        summary: the result, once the run has ended.
-        curve: picture of the learning curve.
-        metrics_lines: lines of `metrics` that this process has kept or written.
+        summary: the result of a run that has ended.
+        curve: the learning curve as a picture.
+        metrics_lines: lines in `metrics`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,9 +58,9 @@ class RunFolder:
         self.summary = path / "summary.json"
         self.curve = path / "curve.png"
         self.metrics_lines = 0
-        # Says which torchrun started the run.
+        # Names the torchrun that started the run.
         self._launch_file = path / ".torchrun"
-        # Beside the folder, so that overwriting does not delete it.
+        # Beside the folder, so that `run.overwrite` leaves it.
         self._lock_file = path.with_name(f".{path.name}.lock")
         self._lock: BinaryIO | None = None
         self._holds_lock = self._made_parent = False
@@ -70,10 +71,10 @@ class RunFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let other runs have the folder."""
+        """Release the folder."""
         self._close_events()
         if self._lock is not None:
-            # On a folder that can no longer be written the file stays, and locks nothing.
+            # If the folder is no longer writable, the file stays; it locks nothing.
             with suppress(OSError):
                 if self._holds_lock:
                     self._lock_file.unlink()
@@ -82,17 +83,15 @@ class RunFolder:
             self._lock.close()
 
     def reserve(self, config: Config) -> bool:
-        """Keep other runs out of the folder until the context ends, and check that it is free.
-
-        Nothing in the folder is changed.
+        """Lock the folder until the context ends, and check that it is free; changes nothing in it.
 
         Returns:
-            Whether the run in it is to be continued from its newest checkpoint, if it has one: as
-            the configuration says, or since torchrun has restarted the processes that made it.
+            Whether to continue the run in it, if it has a checkpoint: the configuration says so, or
+            torchrun has restarted the processes of that run.
 
         Raises:
-            RunFolderError: another run writes it, it exists and may not be used, or its parent
-                cannot be written.
+            RunFolderError: another run uses it, it exists and may not be overwritten, or its
+                parent is not writable.
         """
         try:
             self._made_parent = not self.path.parent.exists()
@@ -107,7 +106,7 @@ class RunFolder:
             ) from None
         except OSError as failure:
             raise RunFolderError(_cannot_write(self.path, failure)) from None
-        # On a full disk it locks without its number.
+        # On a full disk the lock works without the number.
         with suppress(OSError):
             self._lock.truncate(0)
             self._lock.write(f"{os.getpid()}\n".encode())
@@ -121,7 +120,7 @@ class RunFolder:
         return self._continued
 
     def _hold_lock(self) -> None:
-        """The kernel frees the lock when the process dies in whatever way.
+        """Lock the file; the kernel frees the lock when the process dies.
 
         Raises:
             BlockingIOError: another process holds it.
@@ -129,7 +128,7 @@ class RunFolder:
         while not self._holds_lock:
             self._lock = open_file(self._lock_file, os.O_RDWR | os.O_CREAT)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A run that has just ended may have deleted the file between the two lines.
+            # A run that has just ended may have deleted the file in between.
             with suppress(FileNotFoundError):
                 here = os.stat(self._lock_file)
                 self._holds_lock = os.path.samestat(os.fstat(self._lock.fileno()), here)
@@ -148,13 +147,13 @@ class RunFolder:
                 f"{self.path} exists; write run.overwrite=true to replace it, "
                 "checkpoint.resume=auto to continue it, or another run.name"
             )
-        links = [path.name for path in self.path.iterdir() if path.is_symlink()]
-        if links and self._continued:
+        link = link_out_of(self.path) if self._continued else None
+        if link is not None:
             raise RunFolderError(
-                f"{self.path / links[0]} is a link, and a run writes only into its own folder; put "
-                "what it leads to in its place, or choose another run.name"
+                f"{link} leads out of {self.path}, and a run writes only into its own folder; "
+                "replace the link by its target, or choose another run.name"
             )
-        # A kill may have left an unfinished file, whose name begins with a dot.
+        # A killed run may have left an unfinished file; its name begins with a dot.
         content = [path for path in self.path.iterdir() if not path.name.startswith(".")]
         if content and not self.config_file.is_file():
             raise RunFolderError(
@@ -163,32 +162,32 @@ class RunFolder:
             )
 
     def claim(self, config: Config) -> None:
-        """Make the folder, or replace the existing one if the configuration says so.
+        """Make the folder, or replace it if the configuration says so.
 
         Raises:
-            RunFolderError: it cannot be made.
+            RunFolderError: it cannot be made or replaced.
         """
         try:
             if config.run.overwrite and not self._continued and self.path.exists():
                 delete_folder(self.path)
             self.path.mkdir(exist_ok=True)
-            # Before anything else is in it, so that a restart knows the folder as its own.
+            # First of all, so that a restart recognises the folder as its own.
             if launched_by() is not None:
                 write_file(self._launch_file, launched_by())
-            # An earlier try with other settings may have got to no checkpoint.
+            # An earlier attempt with other settings may have ended before its first checkpoint.
             self.write_config(config)
             self.checkpoints.mkdir(exist_ok=True)
         except OSError as failure:
             raise RunFolderError(_cannot_write(self.path, failure)) from None
 
     def begin_anew(self) -> str:
-        """Check that a run that was to be continued, and has no checkpoint, may begin anew.
+        """Check that a run without a checkpoint, which was to be continued, may start anew.
 
         Returns:
-            What is lost, as a sentence; empty if nothing is.
+            A sentence on what is lost; empty if nothing is.
 
         Raises:
-            RunFolderError: the run had ended, so that its results would be lost.
+            RunFolderError: the run had ended; its results would be lost.
         """
         if self.summary.exists():
             raise RunFolderError(
@@ -223,7 +222,7 @@ class RunFolder:
             append(self.metrics, f"{to_json(line)}\n".encode())
             self.metrics_lines += 1
             if self._events is None:
-                # Events of steps that are done again replace the old ones.
+                # Events of repeated steps replace the old ones.
                 folder = self.path / "tensorboard"
                 self._events = SummaryWriter(str(folder), purge_step=line["step"])
             group = line.get("part", line["kind"])
@@ -239,19 +238,19 @@ class RunFolder:
         return [json.loads(line) for line in self._whole_lines()]
 
     def keep_lines(self, count: int) -> list[str]:
-        """Drop all but the first lines: those of steps that a resumed run will do again.
+        """Drop the lines of steps that a resumed run repeats.
 
         Args:
-            count: lines that had been written.
+            count: lines to keep.
 
         Returns:
-            What of them is lost, as sentences.
+            Sentences on lines that are missing.
 
         Raises:
             TrainingStoppedError: they cannot be read or written.
         """
         with self.writing():
-            # The next one to be opened replaces events of steps that are done again.
+            # The next writer replaces the events of repeated steps.
             self._close_events()
             lines = self._whole_lines()[:count]
             write_file(self.metrics, "".join(lines))
@@ -264,7 +263,7 @@ class RunFolder:
         ]
 
     def keep_whole_lines(self) -> None:
-        """Drop a line that was not finished."""
+        """Drop a half-written last line."""
         if self.metrics.exists():
             self.keep_lines(len(self._whole_lines()))
 
@@ -273,7 +272,7 @@ class RunFolder:
         return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def sync(self) -> None:
-        """Have the lines on the disk, also after a power loss: a checkpoint counts on them.
+        """Sync the lines to the disk: a checkpoint relies on them, also after a power loss.
 
         Raises:
             TrainingStoppedError: they cannot be written.
@@ -282,7 +281,7 @@ class RunFolder:
             return
         with self.writing():
             sync(self.metrics)
-            # The file may have come in the place of an older one.
+            # The file may have replaced an older one.
             sync(self.path)
 
     def write_report(self, name: str, values: dict[str, Any]) -> None:
@@ -307,7 +306,7 @@ class RunFolder:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Tell what cannot be written within it in a sentence.
+        """Turn an error of writing into one sentence.
 
         Raises:
             TrainingStoppedError: a file cannot be written.
@@ -324,7 +323,7 @@ class RunFolder:
 
 
 def _numbers(values: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Those of a line that are not counts, with the names of its sections before theirs."""
+    """The numbers of a line other than counts, named `section/name`."""
     for name, value in values.items():
         if isinstance(value, dict):
             yield from ((f"{name}/{inner}", number) for inner, number in _numbers(value))

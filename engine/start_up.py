@@ -1,4 +1,4 @@
-"""Before torch is imported: quiet libraries, kept memory, no open ports, torchrun's ranks."""
+"""Settings made before torch is imported: logging, malloc, loopback only; torchrun's ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Of malloc.h.
+# From malloc.h.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 
 _SETTINGS_OF_GLIBC = (
@@ -21,7 +21,7 @@ _SETTINGS_OF_GLIBC = (
 )
 
 
-# Loggers from the root down, and what each shows at least.
+# The lowest level that each logger shows, from the root down.
 _LEVELS = {
     None: logging.ERROR,
     "torchrec": logging.ERROR,
@@ -33,14 +33,14 @@ _LEVELS = {
 
 
 def quiet_libraries() -> None:
-    """Show only errors of torch, torchrec and fbgemm, as users can do nothing about the rest."""
+    """Show only errors of torch, torchrec and fbgemm; users cannot act on the rest."""
     for name, level in _LEVELS.items():
         logging.getLogger(name).setLevel(level)
     warnings.filterwarnings("ignore")
     show = threading.excepthook
 
     def show_others(failure: threading.ExceptHookArgs) -> None:
-        # What fails in TensorBoard's thread is raised again where events are written.
+        # A failure in TensorBoard's thread is raised again when events are written.
         if type(failure.thread).__name__ != "_AsyncWriterThread":
             show(failure)
 
@@ -49,12 +49,12 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def libraries_quiet() -> Iterator[None]:
-    """As `quiet_libraries` for a while, in a process that is the user's, such as a notebook's."""
+    """`quiet_libraries` for the duration of the context, in a process such as a notebook's."""
     before = {name: logging.getLogger(name).level for name in _LEVELS}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, level in _LEVELS.items():
-            # Of stampede the user may want to see more.
+            # The user may want to see more of stampede.
             chosen = before[name] or level if name == "stampede" else max(level, before[name])
             logging.getLogger(name).setLevel(chosen)
         try:
@@ -67,23 +67,23 @@ def libraries_quiet() -> Iterator[None]:
 def keep_freed_memory() -> None:
     """Let glibc keep freed blocks for the next step, and torch take big ones in huge pages.
 
-    By default glibc returns every big block to the system and gets it back page by page, filled
-    with zeros: a tenth of a step at batch 65,536. The process then holds its peak until it ends.
-    Settings in the environment win, and other C libraries than glibc are left alone.
+    By default glibc returns big blocks to the system and gets them back page by page, zeroed: a
+    tenth of a step at batch 65,536. The process keeps its peak memory until it ends. Settings in
+    the environment win; C libraries other than glibc are left alone.
     """
-    # torch reads it at its first allocation.
+    # torch reads this at its first allocation.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     if any(name in os.environ for name in _SETTINGS_OF_GLIBC):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        # -1: never give memory back; 0: no block in a mapping of its own, which would be.
+        # -1: never return memory; 0: no separate mappings, which free would return.
         mallopt(_TRIM_THRESHOLD, -1)
         mallopt(_MMAP_MAX, 0)
 
 
 def stay_on_this_machine() -> None:
-    """Let gloo listen on the loopback device only, where all ranks are on one machine."""
+    """Let gloo listen on the loopback device only if all ranks are on one machine."""
     if launched_world_size() == int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 

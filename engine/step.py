@@ -23,7 +23,8 @@ from stampede.models.embedding_front import SentIds
 from stampede.optim import NonFiniteGradientError, local_cowclip_tables
 
 # Samples of a batch that pass through the dense layers at a time on a CPU. Memory that is freed
-# after each tile is there for the next one, and is nearer than that of a whole batch.
+# after each tile is there for the next one, and is nearer than that of a whole batch. With
+# `train.reproducible` the batch's own tiles count.
 TILE_ROWS = 8192
 
 
@@ -122,14 +123,13 @@ def train_step(
     heartbeat.beat("looking up", step)
     batch = sent.received()
     rows = job.front.lookup_sent(sent.ids)
-    _seed_draws(job.seed, step, processes)
     buffers = job.dense_buffers if job.skips_nonfinite else {}
     before = {name: buffer.clone() for name, buffer in buffers.items()}
     heartbeat.beat("computing")
-    loss, grad = _dense_pass(job, batch, rows.detach(), processes)
+    loss, grad = _dense_pass(job, batch, rows.detach(), step, processes)
     if processes.world_size > 1:
         heartbeat.beat("adding up the loss")
-        dist.all_reduce(loss)
+        loss = sum_over_ranks(loss, processes.world_size, in_order=batch.tiles > 0)
     flag = job.table_update.flag if job.table_update else None
     if flag is not None and not job.skips_nonfinite:
         flag.mark(loss)
@@ -148,32 +148,84 @@ def train_step(
     with stopping(step):
         rows.backward(grad)
         if job.passes == 2:
-            _second_pass(job, batch, processes)
+            _second_pass(job, batch, step, processes)
     heartbeat.beat("averaging gradients")
-    average_gradients_(job.dense_parameters.values(), processes.world_size)
+    average_gradients_(
+        job.dense_parameters.values(), processes.world_size, in_order=batch.tiles > 0
+    )
     heartbeat.beat("updating dense layers")
     job.dense_optimizer.step(found_inf=None if flag is None else flag.found_inf())
     heartbeat.beat("between steps")
     return loss
 
 
-def average_gradients_(parameters: Iterable[Tensor], world_size: int) -> None:
+def average_gradients_(
+    parameters: Iterable[Tensor], world_size: int, *, in_order: bool = False
+) -> None:
     """Replace the gradients by their means over the ranks, in one exchange, in place.
 
     A parameter without gradient has one of zeros: the samples of another rank may give it one.
+
+    Args:
+        in_order: see `sum_over_ranks`.
     """
     grads = []
     for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad = _grad(parameter)
         grads.append(parameter.grad)
     if world_size == 1 or not grads:
         return
     together = torch.cat([grad.flatten() for grad in grads])
-    dist.all_reduce(together)
-    together /= world_size
+    together = sum_over_ranks(together, world_size, in_order=in_order) / world_size
     for grad, mean in zip(grads, together.split([g.numel() for g in grads]), strict=True):
         grad.copy_(mean.view_as(grad))
+
+
+def sum_over_ranks(values: Tensor, world_size: int, *, in_order: bool) -> Tensor:
+    """The sum of the ranks' values, the same on every rank.
+
+    Args:
+        in_order: whether they are added in a binary tree over the ranks, of which there must be a
+            power of two. That continues the tree of each rank's tiles, see `_TileSums`; otherwise
+            the order is that of the backend, which depends on the place in the tensor.
+    """
+    if not in_order:
+        dist.all_reduce(values)
+        return values
+    # Each rank adds up its share of the values, which takes no more traffic than `all_reduce`.
+    flat = values.flatten()
+    flat = functional.pad(flat, (0, -len(flat) % world_size))
+    parts = torch.empty_like(flat)
+    dist.all_to_all_single(parts, flat)
+    parts = parts.view(world_size, -1)
+    while len(parts) > 1:
+        parts = parts[::2] + parts[1::2]
+    dist.all_gather_into_tensor(flat, parts[0])
+    return flat[: values.numel()].view_as(values)
+
+
+class _TileSums:
+    """Sums over a power of two of tiles, in a binary tree: the same bits on any number of ranks."""
+
+    def __init__(self) -> None:
+        self._waiting: list[list[Tensor]] = []
+        self._tiles = 0
+
+    def add(self, values: list[Tensor]) -> None:
+        """Add those of the next tile, which are written over."""
+        self._waiting.append(values)
+        self._tiles += 1
+        tiles = self._tiles
+        while tiles % 2 == 0:
+            last = self._waiting.pop()
+            torch._foreach_add_(self._waiting[-1], last)
+            tiles //= 2
+
+    @property
+    def sums(self) -> list[Tensor]:
+        """Of all tiles."""
+        (sums,) = self._waiting
+        return sums
 
 
 @contextmanager
@@ -213,20 +265,23 @@ def flush_tables(job: Job, step: int, device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _seed_draws(seed: int, step: int, processes: Processes) -> None:
-    """Let what a network draws in a step, as for dropout, depend on seed, step and rank alone.
+def _seed_draws(seed: int, step: int, place: int, device: torch.device) -> None:
+    """Let what a network draws, as for dropout, depend on these alone.
 
     A run that goes on from a checkpoint then draws what it would have drawn. It costs some 30 us.
+
+    Args:
+        place: of the samples in the global batch: number of their tile, or of their rank.
     """
-    drawn = np.random.SeedSequence([seed, step, processes.rank]).generate_state(1, np.uint64)
+    drawn = np.random.SeedSequence([seed, step, place]).generate_state(1, np.uint64)
     torch.default_generator.manual_seed(int(drawn[0]))
     # `torch.manual_seed` would also note it for GPUs that are not used, far more slowly.
-    if processes.device.type == "cuda":
+    if device.type == "cuda":
         torch.cuda.manual_seed(int(drawn[0]))
 
 
 def _dense_pass(
-    job: Job, batch: Batch, rows: Tensor, processes: Processes
+    job: Job, batch: Batch, rows: Tensor, step: int, processes: Processes
 ) -> tuple[Tensor, Tensor]:
     """Forward and backward of the dense layers, whose gradients are left in the parameters.
 
@@ -239,13 +294,18 @@ def _dense_pass(
         the share times the number of ranks, which makes their mean that of the whole loss,
         whatever the padding.
     """
-    job.dense_optimizer.zero_grad(set_to_none=True)
+    parameters = list(job.dense_parameters.values())
     weight = _sample_weights(batch)
     grad = None
     total = torch.zeros((), dtype=torch.float64, device=rows.device)
-    size = TILE_ROWS if rows.device.type == "cpu" else max(len(rows), 1)
+    sums = _TileSums()
+    size = _tile_rows(batch, rows)
     with job.precision.computing(rows.device):
-        for first in range(0, len(rows), size):
+        for number, first in enumerate(range(0, len(rows), size)):
+            if number == 0 or batch.tiles:
+                place = processes.rank * max(batch.tiles, 1) + number
+                _seed_draws(job.seed, step, place, rows.device)
+                job.dense_optimizer.zero_grad(set_to_none=True)
             tile = slice(first, first + size)
             part = rows[tile].requires_grad_()
             logits = job.ctr_model.logits(part, batch.dense[tile]).float()
@@ -261,8 +321,28 @@ def _dense_pass(
             else:
                 grad = torch.empty_like(rows) if grad is None else grad
                 grad[tile] = found
-            total += loss.detach()
+            loss = loss.detach().double()
+            if batch.tiles:
+                sums.add([loss, *map(_grad, parameters)])
+            else:
+                total += loss
+    if batch.tiles:
+        total, *found = sums.sums
+        for parameter, one in zip(parameters, found, strict=True):
+            parameter.grad = one
     return total, torch.zeros_like(rows) if grad is None else grad
+
+
+def _tile_rows(batch: Batch, rows: Tensor) -> int:
+    """Samples that pass through the dense layers at a time."""
+    if batch.tiles:
+        return len(rows) // batch.tiles
+    return TILE_ROWS if rows.device.type == "cpu" else max(len(rows), 1)
+
+
+def _grad(parameter: Tensor) -> Tensor:
+    """The gradient, zeros where the loss does not depend on the parameter."""
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def _sample_weights(batch: Batch) -> Tensor:
@@ -276,12 +356,12 @@ def _sample_weights(batch: Batch) -> Tensor:
     return (batch.weight.double() * scale).float() / batch.global_samples
 
 
-def _second_pass(job: Job, batch: Batch, processes: Processes) -> None:
+def _second_pass(job: Job, batch: Batch, step: int, processes: Processes) -> None:
     """Helen's second pass, at the moved rows; the dense layers keep the first one's gradient."""
     parameters = list(job.dense_parameters.values())
     first = [parameter.grad for parameter in parameters]
     rows = job.front.lookup(batch.sparse)
-    _, grad = _dense_pass(job, batch, rows.detach(), processes)
+    _, grad = _dense_pass(job, batch, rows.detach(), step, processes)
     rows.backward(grad)
     for parameter, kept in zip(parameters, first, strict=True):
         parameter.grad = kept

@@ -1,4 +1,4 @@
-"""Asking a run to stop, or to save by the clock: signals, and what all ranks agree on."""
+"""Stop on a signal and save by the clock, as all ranks agree."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ import torch.distributed as dist
 
 from stampede.engine.processes import Processes
 
-# torchrun forwards a signal that its workers may have got from the terminal already: that is one
-# request.
+# A Ctrl-C reaches the workers from the terminal and again through torchrun: one request.
 _ONE_REQUEST_SECONDS = 5.0
 
-# A step on a GPU takes milliseconds, and this exchange does not pass through it.
+# A step on a GPU takes milliseconds; this exchange takes place on the CPU.
 _GPU_INTERVAL = 16
 
 
@@ -27,7 +26,7 @@ class StopSignals:
     """The first SIGTERM or SIGINT that asked this process to stop.
 
     Attributes:
-        received: its number; 0 before.
+        received: its number; 0 if there was none.
     """
 
     def __init__(self) -> None:
@@ -36,10 +35,9 @@ class StopSignals:
 
     @contextmanager
     def watched(self) -> Iterator[StopSignals]:
-        """Within it the first signal is only noted; a second one, five seconds later, exits.
+        """Note the first signal; a second one, five seconds later, exits with 128 plus its number.
 
-        The exit status is then 128 plus the signal's number. Threads other than the main one may
-        not handle signals; there nothing changes.
+        Only the main thread can handle signals; in others nothing changes.
         """
         if threading.current_thread() is not threading.main_thread():
             yield self
@@ -59,14 +57,14 @@ class StopSignals:
 
 
 class Agreement:
-    """Lets all ranks agree, at fixed intervals, whether to stop and whether a save is due.
+    """Agreement of all ranks, at fixed intervals, on whether to stop and whether to save.
 
-    Any rank may ask to stop; the clock is rank 0's.
+    Any rank may ask to stop; rank 0's clock decides on saves.
 
     Args:
-        processes: all of which must ask at the same places.
+        processes: all must ask at the same points.
         signals: of this process.
-        minutes: between two checkpoints; 0: none by the clock.
+        minutes: between two checkpoints; 0: no saves by the clock.
     """
 
     def __init__(self, processes: Processes, signals: StopSignals, minutes: float) -> None:
@@ -77,7 +75,7 @@ class Agreement:
         self._saved = time.monotonic()
 
     def after(self, number: int) -> tuple[int, bool]:
-        """After step or batch `number`: the number of a signal or 0, and whether a save is due."""
+        """After step or batch `number`: the signal or 0, and whether a save is due."""
         if number % self._interval:
             return 0, False
         due = bool(self._seconds) and time.monotonic() - self._saved >= self._seconds
@@ -88,5 +86,5 @@ class Agreement:
         return number, bool(due)
 
     def saved(self) -> None:
-        """A checkpoint was begun: the clock starts anew."""
+        """Restart the clock after a save."""
         self._saved = time.monotonic()

@@ -1,4 +1,4 @@
-"""Reading trained tables, as a user thinks of them: without the padding they are stored with."""
+"""Reads trained tables without the padding that they are stored with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FieldWeights(NamedTuple):
 
     Attributes:
         embedding: `[rows, dim]`.
-        first_order: `[rows, 1]`, as they are added up to a logit: stored ones times
+        first_order: `[rows, 1]`, as added to the logit: the stored weights times
             `model.first_order_scale`.
     """
 
@@ -37,17 +37,17 @@ def read_field(checkpoint: Path, field: str) -> FieldWeights:
         field: name of the id field.
 
     Raises:
-        RunFolderError: that is no whole checkpoint, or it has no such field.
+        RunFolderError: it is no whole checkpoint, or has no such field.
     """
     stored = read_stored_field(checkpoint, field, finite=False)
     return _true(stored, read_manifest(checkpoint).first_order_scale)
 
 
 def read_stored_field(checkpoint: Path, field: str, finite: bool = True) -> FieldWeights:
-    """As `read_field`, but first-order weights as they are stored, for a model to multiply.
+    """`read_field` with first-order weights as stored, before the model scales them.
 
     Args:
-        finite: whether weights that are not finite are refused with a `RunFolderError`.
+        finite: whether to refuse weights that are not finite, with a `RunFolderError`.
     """
     tables = read_manifest(checkpoint).tables
     if table_name(field) not in tables:
@@ -85,7 +85,7 @@ def gather_field(
             whole = torch.empty(stored.size(), dtype=stored.dtype, device=processes.device)
         stored.gather(dst=0, out=whole)
     else:
-        # Data-parallel: every rank has it whole.
+        # Data-parallel: every rank holds the whole table.
         whole = stored.detach().clone() if processes.is_main else None
     if whole is None:
         return None

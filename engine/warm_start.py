@@ -1,4 +1,4 @@
-"""A new run begins with the weights of another, or with all of its state.
+"""Start a new run from the weights of another, or from all of its state.
 
 Rows of tables are matched by their ids, layers by name and shape.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,14 @@ from stampede.data.learning.row_meanings import (
     row_meanings,
 )
 from stampede.data.prepared.manifest import FieldEntry
-from stampede.engine.checkpoint import Manifest, flat_keys, read_manifest, read_tensors, verify
+from stampede.engine.checkpoint import (
+    Manifest,
+    being_read,
+    flat_keys,
+    read_manifest,
+    read_tensors,
+    verify,
+)
 from stampede.engine.checkpoint.loading import TABLES
 from stampede.engine.checkpoint.manifest import DTYPES, Progress, weights_key, weights_name
 from stampede.engine.checkpoint.tensors import FailedSomewhereError, contents, together
@@ -48,42 +55,48 @@ _REMEDY = "copy it again from where the run was made, or begin without its weigh
 _ABSENT, _UNUSED = "not in the checkpoint", "not in this run"
 _NEW_RUN = "a new run's optimizers begin anew"
 
-# Names of tensors begin with these.
+# Prefixes of the names of tensors.
 _MODEL, _OF_TABLES, _OF_LAYERS = "model.", "fused.", "dense."
 _OPTIMIZERS = (_OF_TABLES, _OF_LAYERS)
 _NUMBER_WEIGHTS = "model.number_weights.weight"
 
-# Rows that are copied together.
+# Rows copied at a time.
 _PIECE = 1 << 18
 
-# Columns of a terminal; of more fields and tensors only the file has the names.
+# The terminal shows at most so many columns, fields and tensors; the file has all.
 _WIDTH, _MOST_FIELDS, _MOST_TENSORS = 100, 60, 4
 
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint, whole and with the vocabularies that it was trained with.
+    """A verified checkpoint with its vocabularies.
 
     Attributes:
         checkpoint: its folder.
-        inputs: a prepared folder without rows that says what its ids are; None for synthetic
-            clicks, whose ids are rows of their tables.
+        inputs: prepared folder without rows that holds them; None for synthetic clicks, whose
+            ids are row numbers.
+        held: on rank 0, keeps the checkpoint's run from deleting it, see `being_read`.
     """
 
     checkpoint: Path
     inputs: Path | None
+    held: BinaryIO | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What other ranks get."""
+        return {**vars(self), "held": None}
 
 
 def open_source(init_from: str, run: Path) -> Source:
-    """What `checkpoint.init_from` names, all checksums compared. Nothing of it is executed.
+    """Open and verify what `checkpoint.init_from` names, without executing anything of it.
 
     Args:
-        init_from: a checkpoint, or a run folder: then that of its best epoch, before the first
-            evaluation the newest.
-        run: folder of the run that is to begin.
+        init_from: a checkpoint, or a run folder, which stands for its best epoch's checkpoint, or
+            its newest before the first evaluation.
+        run: folder of the new run.
 
     Raises:
-        RunFolderError, DataError: there is none, it is damaged, or its vocabularies are not there.
+        RunFolderError, DataError: it is missing or damaged, or its vocabularies are missing.
     """
     path = Path(init_from).absolute()
     if not os.path.isdir(path):
@@ -95,83 +108,59 @@ def open_source(init_from: str, run: Path) -> Source:
             f"checkpoint.init_from: {init_from} is in {run}, where this run begins anew; write "
             "another run.name, or checkpoint.resume=auto to continue it"
         )
-    checkpoint = choose_checkpoint(path, remedy=_REMEDY)
+    checkpoint, held = being_read(lambda: choose_checkpoint(path, remedy=_REMEDY))
     verify(checkpoint, _REMEDY)
     manifest = read_manifest(checkpoint)
     if manifest.config.get("data", {}).get("kind") == "synthetic":
-        return Source(checkpoint, None)
+        return Source(checkpoint, None, held)
     kept = kept_inputs(checkpoint.parent.parent)
     if kept is None:
         raise RunFolderError(
-            f"{checkpoint}: what its ids are is not known: "
-            f"{checkpoint.parent.parent / 'inputs'} is absent, where a run keeps its "
-            f"vocabularies; {_REMEDY}"
+            f"{checkpoint}: its vocabularies are missing: "
+            f"{checkpoint.parent.parent / 'inputs'} does not exist; {_REMEDY}"
         )
     check_trained_with(kept, manifest.data, checkpoint, _REMEDY)
-    return Source(checkpoint, kept)
+    return Source(checkpoint, kept, held)
 
 
 def load_matching(
     source: Source, config: Config, sizes: Mapping[str, int], job: Job, processes: Processes
 ) -> LoadReport:
-    """Put the weights that fit into a job, on any number of ranks and under any sharding plan.
+    """Load the weights that fit into a job, on any number of ranks and any sharding plan.
 
-    Rank 0 looks up the ids of one field after the other. A rank reads the whole of a tensor if it
-    has a part of that table: besides its own tables it holds one such tensor at a time, twice
-    while it is read, and the matched rows as int64. All ranks must call it.
+    Rank 0 matches the ids of one field at a time. A rank with a part of that table reads the whole
+    tensor, so its peak memory is its own tables, twice that tensor, and the matched rows as int64.
+    All ranks must call it.
 
     Args:
         config: of the run, whose data are prepared.
         sizes: rows of each field's table, by field.
 
     Returns:
-        What was loaded and what not; the same on all ranks.
+        What was loaded and what was not; the same on all ranks.
 
     Raises:
         RunFolderError, DataError: the checkpoint or a vocabulary is damaged.
     """
     manifest = read_manifest(source.checkpoint)
     takes_all = config.checkpoint.init_state == "all"
-    # All ranks at one point: rows that are behind take their steps.
+    # Rows that wait take their steps, on all ranks at the same point.
     state = contents(job, processes.rank)
     del state["random"]
     targets = flat_keys(state)
-    # What stored first-order weights are multiplied by, for scores to stay what they are.
-    ratio = manifest.first_order_scale / job.ctr_model.first_order_scale
-    first_order = slice(*job.front.columns.names["first_order"])
     matching = _Matching(source, manifest, config, sizes)
+    filling = _Filling(source.checkpoint, manifest, targets, job, takes_all)
     group = processes.group(PATIENCE)
-
-    def load_table(name: str, rows: np.ndarray | None) -> None:
-        # A process may hold some tables only.
-        if rows is None or name not in targets or not _has_rows_here(targets[name]):
-            return
-        whole = _read_whole(source.checkpoint, manifest, name)
-        whole[:, first_order] *= ratio
-        _copy_rows_(targets[name], whole, torch.from_numpy(rows))
-        for moments in _states_of_table(manifest, targets, name) if takes_all else ():
-            whole = _read_whole(source.checkpoint, manifest, moments)
-            if whole.dim():
-                _copy_rows_(targets[moments], whole, torch.from_numpy(rows))
-            else:
-                targets[moments].copy_(whole)
-
-    def load_layers(layers: dict[str, Tensor]) -> None:
-        if layers:
-            read_tensors(source.checkpoint, dict(layers), alone=True)
-        if _NUMBER_WEIGHTS in layers:
-            layers[_NUMBER_WEIGHTS].detach().mul_(ratio)
-
     fields = []
     for name in job.front.fields:
         match = processes.on_main(lambda name=name: matching.match(name))
         loaded = 0 if match.rows is None else int((match.rows >= 0).sum())
         new, dropped = sizes[name] - loaded, match.saved_rows - loaded
         fields.append(FieldReport(name, sizes[name], loaded, new, dropped, match.why))
-        _together(lambda name=name, match=match: load_table(weights_key(name), match.rows), group)
+        _together(lambda name=name, match=match: filling.table(name, match.rows), group)
     layers, new = _fitting_layers(manifest, targets, takes_all)
-    _together(lambda: load_layers(layers), group)
-    # The states of tables are on some ranks only.
+    _together(lambda: filling.layers(layers), group)
+    # Only some ranks hold the states of a table.
     new = {name: why for of_rank in _together(lambda: new, group) for name, why in of_rank.items()}
     job.model.load_state_dict(state["model"])
     fields += [
@@ -181,7 +170,7 @@ def load_matching(
     ]
     told_as_fields = {weights_key(one.field) for one in fields}
     if takes_all:
-        # With the rows of their tables.
+        # They are reported with the rows of their tables.
         told_as_fields |= {name for name in manifest.tensors if name.startswith(_OF_TABLES)}
         new = {name: why for name, why in new.items() if not name.startswith(_OF_TABLES)}
         _go_on_counting(job, manifest)
@@ -205,13 +194,13 @@ def load_matching(
 def draw_rows_of_new_ids(
     config: Config, rows: Mapping[str, np.ndarray], job: Job, processes: Processes
 ) -> None:
-    """Draw the rows of new ids by id: the same values whenever an id comes and wherever its row is.
+    """Draw the rows of new ids by id, so that neither the time nor the row number matters.
 
     All ranks must call it.
 
     Args:
         config: of the run, whose data are prepared.
-        rows: of the tables, by field.
+        rows: rows of new ids, by field.
     """
     state = job.model.state_dict()
     init = TableInit(config.model.init_std, job.front.columns.dim, config.run.seed)
@@ -231,7 +220,7 @@ def draw_rows_of_new_ids(
 
 
 def _together(action: Any, group: dist.ProcessGroup) -> list[Any]:
-    """Do it on all ranks, which fail together."""
+    """Run an action on all ranks; they fail together."""
     try:
         return together(action, group)
     except FailedSomewhereError as failure:
@@ -241,7 +230,7 @@ def _together(action: Any, group: dist.ProcessGroup) -> list[Any]:
 
 
 def progress_after(manifest: Manifest) -> Progress:
-    """Where a run begins that takes all of another's state: schedules and rates go on."""
+    """The progress of a run that takes all state of another: schedules and rates go on."""
     before = manifest.progress
     return Progress(
         step=before.step,
@@ -252,29 +241,71 @@ def progress_after(manifest: Manifest) -> Progress:
 
 
 def _go_on_counting(job: Job, manifest: Manifest) -> None:
-    # FBGEMM's own Adam counts its steps outside of its state.
+    # FBGEMM's Adam keeps its step count outside of its state.
     before = manifest.progress
     job.model.fused_optimizer.set_optimizer_step(before.step - before.skipped_batches)
 
 
-def _read_whole(checkpoint: Path, manifest: Manifest, name: str) -> Tensor:
-    saved = manifest.tensors[name]
-    whole = torch.empty(saved.size, dtype=DTYPES[saved.dtype])
-    read_tensors(checkpoint, {name: whole}, alone=True)
-    return whole
+class _Filling:
+    """Fills a job's tensors with those of a checkpoint, on the rank that has them."""
 
+    def __init__(
+        self,
+        checkpoint: Path,
+        manifest: Manifest,
+        targets: Mapping[str, Any],
+        job: Job,
+        takes_all: bool,
+    ) -> None:
+        self._checkpoint, self._manifest, self._targets = checkpoint, manifest, targets
+        self._takes_all = takes_all
+        # Stored first-order weights are multiplied by it, so that scores stay what they are.
+        self._ratio = manifest.first_order_scale / job.ctr_model.first_order_scale
+        self._first_order = slice(*job.front.columns.names["first_order"])
 
-def _states_of_table(manifest: Manifest, targets: Mapping[str, Any], weights: str) -> list[str]:
-    """Names of the optimizer's states of a table that this process has."""
-    begin = f"{_OF_TABLES}{weights.removeprefix(_MODEL)}."
-    return [name for name in manifest.tensors if name.startswith(begin) and name in targets]
+    def table(self, field: str, rows: np.ndarray | None) -> None:
+        """Fill a field's table, with its optimizer's states if all is taken.
+
+        Args:
+            rows: as of `_Match`.
+        """
+        name = weights_key(field)
+        # A process may hold some tables only.
+        if rows is None or name not in self._targets or not _has_rows_here(self._targets[name]):
+            return
+        whole = self._read(name)
+        whole[:, self._first_order] *= self._ratio
+        _copy_rows_(self._targets[name], whole, torch.from_numpy(rows))
+        begin = f"{_OF_TABLES}{name.removeprefix(_MODEL)}."
+        states = [
+            one for one in self._manifest.tensors if one.startswith(begin) and one in self._targets
+        ]
+        for state in states if self._takes_all else ():
+            whole = self._read(state)
+            if whole.dim():
+                _copy_rows_(self._targets[state], whole, torch.from_numpy(rows))
+            else:
+                self._targets[state].copy_(whole)
+
+    def layers(self, layers: dict[str, Tensor]) -> None:
+        """Fill dense layers, by name."""
+        if layers:
+            read_tensors(self._checkpoint, dict(layers), alone=True)
+        if _NUMBER_WEIGHTS in layers:
+            layers[_NUMBER_WEIGHTS].detach().mul_(self._ratio)
+
+    def _read(self, name: str) -> Tensor:
+        saved = self._manifest.tensors[name]
+        whole = torch.empty(saved.size, dtype=DTYPES[saved.dtype])
+        read_tensors(self._checkpoint, {name: whole}, alone=True)
+        return whole
 
 
 def _fitting_layers(
     manifest: Manifest, targets: Mapping[str, Any], takes_all: bool
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Layers of a job, with their moments if `takes_all`, that the checkpoint has, as tensors to
-    be filled; and why other tensors begin anew.
+    """The layers to fill from the checkpoint, with their moments if `takes_all`, by name; and the
+    reason for each other tensor to start anew.
     """
     fitting, new = {}, {}
     for name, target in targets.items():
@@ -292,23 +323,22 @@ def _fitting_layers(
 
 
 def _note(then: list[str], now: list[str]) -> str:
-    """What a layer that sees fields by their place does not know, though its shape is the same."""
+    """A warning for layers that tell fields apart by position only."""
     if then == now or len(then) != len(now):
         return ""
     return (
-        "the id fields are others, or in another order, and layers that tell them by their place "
-        f"have learned of: {', '.join(then)}"
+        "the id fields changed or are in another order; layers that tell them apart by position "
+        f"were trained on: {', '.join(then)}"
     )
 
 
 class _Match(NamedTuple):
-    """Which rows of the checkpoint's table a field's rows get.
+    """The row of the checkpoint's table for each row of a field's table.
 
     Attributes:
-        rows: `[rows now]` int64, the row of the checkpoint's table for each, -1 where there is
-            none; None where nothing fits.
-        saved_rows: of the checkpoint's table; 0 where it has none.
-        why: why nothing fits; else empty.
+        rows: `[rows now]` int64, -1 for rows that the checkpoint lacks; None if no row fits.
+        saved_rows: of the checkpoint's table; 0 if it has no such table.
+        why: the reason if no row fits; else empty.
     """
 
     rows: np.ndarray | None
@@ -317,7 +347,7 @@ class _Match(NamedTuple):
 
 
 class _Matching:
-    """Matches the tables of a run with those of a checkpoint; only rank 0 reads vocabularies."""
+    """Matches the rows of a run's tables with a checkpoint's; only rank 0 reads vocabularies."""
 
     def __init__(
         self, source: Source, manifest: Manifest, config: Config, sizes: Mapping[str, int]
@@ -326,7 +356,7 @@ class _Matching:
         self._config, self._sizes = config, sizes
 
     def match(self, field: str) -> _Match:
-        """A field's table.
+        """Match a field's table.
 
         Raises:
             DataError: a vocabulary is damaged.
@@ -364,12 +394,12 @@ def _rows_are_ids(field: str, rows: int) -> RowMeanings:
 
 @torch.no_grad()
 def _copy_rows_(table: Tensor | ShardedTensor, whole: Tensor, rows: Tensor) -> None:
-    """Overwrite rows of the parts of a table that this process has.
+    """Copy rows into this process's parts of a table.
 
     Args:
         table: `[n]` or `[n, columns]`, on any device.
         whole: `[m]` or `[m, columns]`, on the CPU.
-        rows: `[n]` int64, the row of `whole` for each of the table's, -1 for those that stay.
+        rows: `[n]` int64, the row of `whole` for each row of the table; -1: unchanged.
     """
     for part, (first_row, *first_column) in _parts(table):
         mine = rows[first_row : first_row + len(part)]
@@ -387,7 +417,7 @@ def _has_rows_here(table: Tensor | ShardedTensor) -> bool:
 
 
 def _parts(table: Tensor | ShardedTensor) -> Iterator[tuple[Tensor, list[int]]]:
-    """This process's parts, and where they begin."""
+    """This process's parts and their offsets."""
     if not isinstance(table, ShardedTensor):
         yield table.detach(), [0] * table.dim()
         return
@@ -397,15 +427,15 @@ def _parts(table: Tensor | ShardedTensor) -> Iterator[tuple[Tensor, list[int]]]:
 
 @dataclass(frozen=True)
 class FieldReport:
-    """What became of a field's table.
+    """What was loaded into a field's table.
 
     Attributes:
         field: its name.
-        rows: of the table now; 0 where the run has no such field.
-        loaded: rows that have the values of the checkpoint.
-        new: rows that have initial values.
-        dropped: rows of the checkpoint's table that are in no row now.
-        why: why none was loaded; else empty.
+        rows: of the table; 0 if the run has no such field.
+        loaded: rows with values of the checkpoint.
+        new: rows with initial values.
+        dropped: rows of the checkpoint's table that are not used.
+        why: the reason if none was loaded; else empty.
     """
 
     field: str
@@ -416,23 +446,23 @@ class FieldReport:
     why: str
 
     def line(self, width: int) -> str:
-        """The name, in so many columns at least, and the numbers."""
+        """The name, padded to `width`, and the numbers."""
         numbers = (self.rows, self.loaded, self.new, self.dropped)
         return f"  {cut(self.field):<{width}}" + "".join(f"  {n:>13,}" for n in numbers)
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What became of a checkpoint.
+    """What was loaded from a checkpoint.
 
     Attributes:
         checkpoint: its folder.
-        step: that it was made after.
+        step: of the checkpoint.
         fields: tables of the run, then those that only the checkpoint has.
-        loaded: names of all other tensors that were loaded.
-        new: names of all other tensors of the run, and why they begin anew.
-        dropped: names of all other tensors of the checkpoint, and why they are not used.
-        note: on the layers; or empty.
+        loaded: names of the other tensors that were loaded.
+        new: the other tensors of the run that start anew, with the reason.
+        dropped: the other tensors of the checkpoint that are not used, with the reason.
+        note: a warning on the layers; or empty.
     """
 
     checkpoint: str
@@ -444,11 +474,11 @@ class LoadReport:
     note: str = ""
 
     def values(self) -> dict[str, Any]:
-        """As it is written to a file."""
+        """As a dict for JSON."""
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """As it is shown, in at most 100 columns where names are not longer."""
+        """As lines of at most 100 columns, unless names are longer."""
         width = min(max([5, *(len(one.field) for one in self.fields)]), 32)
         columns = ("rows", "loaded", "new", "not taken")
         lines = [f"  {'field':<{width}}" + "".join(f"  {name:>13}" for name in columns)]

@@ -42,7 +42,7 @@ _NEED_TORCH = {
 
 
 def __getattr__(name: str) -> Any:
-    # A configuration names networks and their options, and can be read without torch.
+    # Reading a configuration needs the networks' names and options, but not torch.
     if name not in _NEED_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_NEED_TORCH[name]}"), name)

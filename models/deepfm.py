@@ -49,9 +49,6 @@ class DeepFM(nn.Module):
         number_weights: Tensor | None,
         scale: float = 1.0,
     ) -> Tensor:
-        """Logits `[batch]` with the first-order term, in fewer passes over the rows.
-
-        See `register` for arguments and for when it is called.
-        """
+        """Logits `[batch]` with the first-order term, in fewer passes; see `register`."""
         inputs, orders = joined_with_orders(stored, dim, dense, number_weights, scale)
         return orders + self.mlp(inputs)

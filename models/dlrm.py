@@ -31,7 +31,7 @@ class DLRM(nn.Module):
                 "model.name: dlrm multiplies pairs of embeddings, and the data have one id field "
                 "and no numbers; write another network, such as wide_deep"
             )
-        # The first vector goes through TorchRec's module as its dense features do.
+        # TorchRec's module takes the first vector as its dense features.
         self.interaction = InteractionArch(vectors - 1)
         top = vectors * (vectors - 1) // 2
         self.bottom: nn.Module | None = None

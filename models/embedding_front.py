@@ -48,7 +48,7 @@ class StoredColumns:
 
 
 class _Split(torch.autograd.Function):
-    """With a gradient that is written in one pass; on a CPU."""
+    """Its gradient is written in one pass; on a CPU."""
 
     @staticmethod
     def forward(rows: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -72,17 +72,17 @@ def _split(rows: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     is_plain = rows.dim() == 3 and rows.dtype == torch.float32
     if is_plain and rows.requires_grad and cpu.computing_dtype(rows) is not None:
         return _Split.apply(rows, dim)
-    # Gradients of slices would be two blocks of zeros, filled and added; this is one concatenation.
+    # Slices would have two gradients full of zeros, then added; a split has one concatenation.
     embedding, first_order, _ = rows.split([dim, 1, rows.shape[-1] - dim - 1], -1)
     return embedding, first_order
 
 
 class SentIds(NamedTuple):
-    """Ids of a batch on their way to the ranks that own their rows.
+    """Ids of a batch on their way to the ranks that hold their rows.
 
     Attributes:
-        context: TorchRec's notes on them.
-        ids: on arrival, those that this rank owns.
+        context: TorchRec's state of the exchange.
+        ids: the ids that this rank receives.
     """
 
     context: Any
@@ -92,12 +92,11 @@ class SentIds(NamedTuple):
 class EmbeddingFront(nn.Module):
     """Looks up every field once.
 
+    The tables are built on the `meta` device; sharding allocates each rank's part.
+
     Args:
         vocabulary_sizes: rows of each field's table, by field name.
         dim: width of the embeddings.
-
-    The tables are built on the `meta` device and get memory when the model is sharded, each rank
-    its own part.
     """
 
     def __init__(self, vocabulary_sizes: Mapping[str, int], dim: int) -> None:
@@ -126,12 +125,12 @@ class EmbeddingFront(nn.Module):
         return _in_order(self.ebc(sparse), self.fields)
 
     def send(self, sparse: KeyedJaggedTensor) -> SentIds:
-        """Start to send a batch's ids; for a front that is sharded. See `lookup_sent`."""
+        """Start to send a batch's ids, once the front is sharded; see `lookup_sent`."""
         context = self.ebc.create_context()
         return SentIds(context, self.ebc.input_dist(context, sparse).wait())
 
     def lookup_sent(self, sent: SentIds) -> Tensor:
-        """As `lookup`, of ids that were sent before; they can be looked up once."""
+        """As `lookup`, of ids that were sent; they can be looked up once."""
         ids = sent.ids.wait()
         if any(part.values().is_cuda for part in ids):
             # They may have come on another stream.

@@ -27,7 +27,7 @@ class Gate(nn.Module):
         self, inputs: int, dim: int, hidden: Sequence[int], generator: torch.Generator
     ) -> None:
         super().__init__()
-        # From zeros, as in the authors' code, neither it nor the hidden layers would ever move.
+        # Zeros, as in the authors' code, would keep it and the hidden layers from ever learning.
         self.context = nn.Parameter(glorot_normal_(torch.empty(1, dim), generator))
         layers = [hidden_layers(dim, hidden, generator)] if hidden else []
         last = hidden[-1] if hidden else dim

@@ -1,4 +1,4 @@
-"""The first- and second-order terms of looked-up rows, and the inputs of an MLP beside them."""
+"""First- and second-order terms of looked-up rows, and the inputs of an MLP beside them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stampede.models.embedding_front import StoredColumns
 
 
 class _SecondOrder(torch.autograd.Function):
-    """With the gradient `sum_j e_j - e_i`, for which autograd would take three times the passes."""
+    """Its gradient is `sum_j e_j - e_i`; autograd would take three times as many passes."""
 
     @staticmethod
     def forward(embeddings: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,13 +40,13 @@ def second_order(embeddings: Tensor) -> Tensor:
     Computed as `0.5 * sum((sum_i e_i)^2 - sum_i e_i^2)`; differentiable once.
     """
     if torch._C._are_functorch_transforms_active():
-        # They differentiate as often as they like.
+        # These may differentiate twice.
         return 0.5 * (embeddings.sum(1).square() - embeddings.square().sum(1)).sum(1)
     return _SecondOrder.apply(embeddings)[0]
 
 
 class _JoinedWithOrders(torch.autograd.Function):
-    """In one pass over the rows, forward and backward; on a CPU."""
+    """One pass over the rows in forward, one in backward; on a CPU."""
 
     @staticmethod
     def forward(
@@ -88,22 +88,22 @@ def joined_with_orders(
 ) -> tuple[Tensor, Tensor]:
     """`[e_1 .. e_F, x]` and `scale * (sum_f w_f + <w, x>) + sum_{i<j} <e_i, e_j>` of each sample.
 
-    In training on a CPU that is one pass over the rows, differentiable once; the first is bfloat16
-    where autocast says so, the second float32. Without gradients plain torch computes it, so that
-    an exported model gives the same bits.
+    In training on a CPU this is one pass over the rows, differentiable once; the first result has
+    autocast's dtype, the second is float32. Without gradients it uses plain torch, so that an
+    exported model gives the same bits.
 
     Args:
         stored: `[batch, fields, stored width]`, see `StoredColumns`.
         dim: columns of an embedding.
         numbers: `[batch, n]`.
-        number_weights: `[1, n]`, the first-order weights `w` of the numbers; None: without them.
+        number_weights: `[1, n]`, the first-order weights `w` of the numbers, or None.
         scale: of the first-order term, see `CTRModel`.
 
     Returns:
         `[batch, fields * dim + n]` and `[batch]`.
 
     Raises:
-        RuntimeError: a gradient of the kernels is to be differentiated again.
+        RuntimeError: a gradient of the kernels is differentiated again.
     """
     dtype = _dtype_of_kernels(stored, numbers, number_weights)
     if dtype is not None:
@@ -116,14 +116,14 @@ def joined_with_orders(
 
 
 def scaled(values: Tensor, scale: float) -> Tensor:
-    """`scale * values`, without a pass over them where the scale is 1."""
+    """`scale * values`; a scale of 1 costs nothing."""
     return values if scale == 1.0 else scale * values
 
 
 def _dtype_of_kernels(
     stored: Tensor, numbers: Tensor, number_weights: Tensor | None
 ) -> torch.dtype | None:
-    """The dtype of the kernels' first result; None where they cannot or must not be used."""
+    """The dtype of the kernels' first result; None if they cannot be used."""
     if not (torch.is_grad_enabled() and stored.requires_grad) or numbers.requires_grad:
         return None
     given = [stored, numbers, *([] if number_weights is None else [number_weights])]

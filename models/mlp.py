@@ -1,4 +1,4 @@
-"""Stacks of dense layers, initialised as the reference's, with fused kernels on a CPU."""
+"""Stacks of dense layers, initialised as in the reference code, with C++ kernels on a CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchrec.modules import mlp as torchrec_mlp
 from stampede.models import cpu
 from stampede.models.registry import Normalization
 
-# Columns that are 16 bytes in bf16; in float32 half of them would do.
+# 16 bytes of bf16; in float32 half as many columns would do.
 _ALIGNED = 8
 
 
@@ -48,7 +48,7 @@ def initialize_(layers: nn.Module, generator: torch.Generator) -> nn.Module:
 
 
 class HiddenLayers(torchrec_mlp.MLP):
-    """TorchRec's MLP of ReLU layers, with our kernels on a CPU."""
+    """TorchRec's MLP of ReLU layers, with C++ kernels on a CPU."""
 
     def forward(self, input: Tensor) -> Tensor:
         """`[..., widths[-1]]` from `[..., inputs]`."""
@@ -72,13 +72,13 @@ def hidden_layers(
     if dropout or normalization != "none":
         for layer, width in zip(hidden._mlp, widths, strict=True):
             norm = [nn.LayerNorm(width)] if normalization == "layer" else []
-            # In place of the activation, so that the names of weights stay what they are.
+            # As part of the activation, so that the names of weights do not change.
             layer._activation_fn = nn.Sequential(*norm, nn.ReLU(), nn.Dropout(dropout))
     return initialize_(hidden, generator)
 
 
 class MLP(nn.Module):
-    """ReLU layers, then one output without bias and activation: `[batch, inputs]` to `[batch]`.
+    """ReLU layers, then one linear output without bias: `[batch, inputs]` to `[batch]`.
 
     Args:
         inputs: width of the input.
@@ -131,7 +131,7 @@ class NumberEmbedding(nn.Module):
 
 
 def is_plain(module: nn.Module, kind: type) -> bool:
-    """Whether it is of exactly that class, unchanged, and no hook waits for it to be called."""
+    """Whether a module is exactly of that class, unpatched and without hooks."""
     return type(module) is kind and not (
         "forward" in vars(module)
         or module._compiled_call_impl
@@ -144,12 +144,12 @@ def is_plain(module: nn.Module, kind: type) -> bool:
 
 
 def is_one_column(output: nn.Linear) -> bool:
-    """Whether all it does is a product with one column of weights."""
+    """Whether a layer only multiplies by one column of weights."""
     return output.bias is None and output.out_features == 1
 
 
 def _plain_layers(hidden: HiddenLayers) -> list[nn.Linear] | None:
-    """The layers, if relu_layers computes the same as the module; else None."""
+    """The layers if `relu_layers` can replace the module, else None."""
     if not is_plain(hidden._mlp, nn.Sequential):
         return None
     are_plain = all(
@@ -168,8 +168,8 @@ def relu_layers(
 ) -> Tensor:
     """`relu(x @ weight.T + bias)` of each layer, then `x @ weight.T` of the output.
 
-    Differentiable once where the C++ kernels are used, which is in training. Without gradients
-    plain torch computes it, so that an exported model gives the same bits.
+    In training on a CPU it uses the C++ kernels and is differentiable once. Without gradients it
+    uses plain torch, so that an exported model gives the same bits.
 
     Args:
         inputs: `[..., columns]`.
@@ -187,7 +187,7 @@ def relu_layers(
 
 
 class _ReluLayers(torch.autograd.Function):
-    """On a CPU, and a layer of one output after them."""
+    """ReLU layers on a CPU, and a layer of one output after them."""
 
     @staticmethod
     def forward(
@@ -207,18 +207,18 @@ class _ReluLayers(torch.autograd.Function):
         layers = len(saved) // 2
         weights, activations = saved[:layers], saved[layers:]
         of_inputs_is_needed, of_output_is_needed, _, *are_needed = ctx.needs_input_grad
-        # Below the lowest nothing has a gradient.
+        # No layer below the lowest one needs a gradient.
         first = next((place for place, needed in enumerate(are_needed) if needed), 2 * layers)
         lowest = 0 if of_inputs_is_needed else first // 2
-        # Gradients take the memory of activations that nobody will need again.
+        # Gradients overwrite activations that are not needed again.
         in_place = not (torch._C._autograd._get_current_graph_task_keep_graph() or _is_batch(grad))
         of_output, last = None, activations[-1]
         if output is None:
-            # These are the caller's.
+            # The last activations belong to the caller.
             grad, of_bias = cpu.relu_backward(grad.to(last.dtype).contiguous(), last)
         else:
             if in_place:
-                # If this fails, torch then knows that they have changed.
+                # Before the change, so that torch knows of it even if it fails.
                 increment_version(last)
             grad, of_bias, of_output = cpu.single_output_backward(
                 grad.float().contiguous(), last, output, into_inputs=in_place
@@ -240,15 +240,15 @@ class _ReluLayers(torch.autograd.Function):
 
 
 def _is_batch(grad: Tensor) -> bool:
-    """Whether a call stands for many, of which each reads the same activations."""
+    """Whether this is one call for many gradients, which all read the same activations."""
     functorch = torch._C._functorch
     return functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad)
 
 
 def _aligned_linear(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`functional.linear`; on a GPU with columns of zeros up to a multiple of 16 bytes.
+    """`functional.linear`; on a GPU, zero columns pad rows to a multiple of 16 bytes.
 
-    NVIDIA's guide to matrix products asks for such rows; the gain was not measured yet.
+    NVIDIA's guide to matrix products recommends it; the gain is not measured yet.
     """
     missing = -inputs.shape[-1] % _ALIGNED if _is_aligned_faster(inputs) else 0
     if missing:
@@ -261,9 +261,9 @@ def _is_aligned_faster(inputs: Tensor) -> bool:
 
 
 def _dtype_of_kernels(inputs: Tensor, parameters: Sequence[Tensor]) -> torch.dtype | None:
-    """The dtype that the kernels compute in; None where they cannot or must not be used."""
+    """The dtype that the kernels compute in; None if they cannot be used."""
     dtype = cpu.computing_dtype(inputs) if torch.is_grad_enabled() else None
-    # While a graph is captured the shape must not be looked at.
+    # In this order: while a graph is captured, the shape must not be read.
     if dtype is None or inputs.dim() != 2 or not len(inputs):
         return None
     fit = all(

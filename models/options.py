@@ -12,7 +12,7 @@ _Widths = list[Annotated[int, Field(ge=1)]]
 
 
 class NoOptions(Section):
-    """Of a network that has none."""
+    """No options."""
 
 
 class AutoIntOptions(Section):

@@ -21,7 +21,7 @@ from stampede.models.options import (
 from stampede.settings import Section, SettingsError
 
 if TYPE_CHECKING:
-    # It takes seconds to import, and a configuration can be read without it.
+    # torch takes seconds to import, and reading a configuration does not need it.
     import torch
     from torch import nn
 
@@ -37,9 +37,8 @@ class NetworkShape:
         dim: width of an embedding.
         numbers: number of numeric inputs.
         hidden: widths of the MLP's hidden layers.
-        dropout: share of the outputs of each of these layers that is left out in training, from 0
-            up to below 1.
-        normalization: `layer`: layer norm before the ReLU of each of these layers.
+        dropout: share of each hidden layer's outputs that training leaves out, in [0, 1).
+        normalization: `layer` for layer norm before the ReLU of each hidden layer.
     """
 
     fields: int
@@ -51,16 +50,16 @@ class NetworkShape:
 
     @property
     def inputs(self) -> int:
-        """Width of all embeddings and numbers beside each other."""
+        """Width of all embeddings and numbers, concatenated."""
         return self.fields * self.dim + self.numbers
 
 
-# Settings of a shape that a network may have no use for, with their defaults.
+# Settings that a network without an MLP cannot use, with their defaults.
 _OF_LAYERS = {"dropout": 0.0, "normalization": "none"}
 
 
 class _WatchedShape(NetworkShape):
-    """A shape that knows which of `_OF_LAYERS` were read."""
+    """Records which of `_OF_LAYERS` the network reads."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in _OF_LAYERS:
@@ -69,7 +68,7 @@ class _WatchedShape(NetworkShape):
 
     @functools.cached_property
     def read(self) -> set[str]:
-        """Names that were read so far."""
+        """Names read so far."""
         return set()
 
 
@@ -79,7 +78,7 @@ class Network:
 
     Attributes:
         name: under which it is registered.
-        source: its class, or `file.Class` of this package, imported when it is built.
+        source: its class, or `file.Class` in this package, imported when needed.
         first_order: whether the model adds the first-order term to the network's logits.
         options: the section `model.options` of the configuration.
     """
@@ -98,15 +97,15 @@ class Network:
         return getattr(importlib.import_module(f"stampede.models.{file}"), name)
 
     def build(self, shape: NetworkShape, generator: torch.Generator, options: Section) -> nn.Module:
-        """The module for a shape.
+        """Build the module.
 
         Args:
             generator: source of the initial weights.
-            options: of the class `self.options`.
+            options: an instance of `self.options`.
 
         Raises:
-            SettingsError: the options do not go with the shape; the class cannot be called; or it
-                has no use for a setting of the shape that is not at its default.
+            SettingsError: the options do not fit the shape; the class cannot be called; or it
+                ignores a setting that differs from its default.
         """
         watched = _WatchedShape(**vars(shape))
         arguments: list[Any] = [watched, generator]
@@ -122,17 +121,14 @@ class Network:
                 f"model.name: the network {self.name!r} cannot be built with ({names}): "
                 f"{type(failure).__name__}: {failure}"
             ) from failure
-        self._check_used(watched)
-        return module
-
-    def _check_used(self, shape: _WatchedShape) -> None:
         for key, default in _OF_LAYERS.items():
-            if vars(shape)[key] != default and key not in shape.read:
+            if vars(shape)[key] != default and key not in watched.read:
                 raise SettingsError(
-                    f"model.{key}: found {vars(shape)[key]}, but the network {self.name!r} has no "
-                    f"layers that heed it (it never reads shape.{key}); leave the key out, or "
-                    "choose a network with an MLP, such as deepfm"
+                    f"model.{key}: found {vars(shape)[key]}, but the network {self.name!r} ignores "
+                    f"it (it never reads shape.{key}); leave the key out, or choose a network with "
+                    "an MLP, such as deepfm"
                 )
+        return module
 
 
 _NETWORKS: dict[str, Network] = {
@@ -158,27 +154,27 @@ def register(
 ) -> Callable[[type[nn.Module]], type[nn.Module]]:
     """Class decorator that makes a network available as `model.name`.
 
-    The class is called with a `NetworkShape`, a `torch.Generator` for initial weights and, where
-    it has any, its options. The module maps embeddings `[batch, fields, dim]` and numbers
+    The class is called with a `NetworkShape`, a `torch.Generator` for initial weights, and its
+    options if it has any. The module maps embeddings `[batch, fields, dim]` and numbers
     `[batch, numbers]` to logits `[batch]`. A global batch is divided among processes, and on a CPU
     into tiles, so a sample's logit must not depend on other samples (batch norm would see tiles).
-    It must not change its inputs in place.
-    With `first_order`, it may have a method `with_first_order(stored, dim, numbers,
-    number_weights, scale)` that returns `forward` plus the first-order term, `[batch]`, where it
-    can do both in fewer passes: of rows `[batch, fields, stored width]`, see `StoredColumns`, of
-    weights `[1, numbers]` or None, and of the term's scale, which is told where it is not 1. The
-    model calls it instead of `forward`, unless the network or the layer of `number_weights` was
-    hooked, replaced or compiled, or a subclass has a `forward` of its own.
-    It may have a method `l2_terms()` that returns pairs of a parameter and a coefficient c, for
-    `c * ||w||^2` in the loss.
+    The module must not change its inputs in place.
+
+    Two methods are optional. `l2_terms()` returns pairs of a parameter and a coefficient c, for
+    `c * ||w||^2` in the loss. With `first_order`, `with_first_order(stored, dim, numbers,
+    number_weights, scale)` returns `forward` plus the first-order term, `[batch]`, if it can
+    compute both in fewer passes, from rows `[batch, fields, stored width]` (see `StoredColumns`)
+    and weights `[1, numbers]` or None. The model then calls it instead of `forward`, unless the
+    network or the layer of `number_weights` was hooked, replaced or compiled, or a subclass
+    overrides `forward`.
 
     Args:
         name: a Python name that no other network has.
         first_order: whether the model adds the first-order term, a weight per id and number.
-        options: keys of `model.options`, as fields of a `Section` with defaults and descriptions.
+        options: the keys of `model.options`, as a `Section` with defaults and descriptions.
 
     Raises:
-        SettingsError: the name is taken, or no name; the options are no `Section`.
+        SettingsError: the name is taken or not a Python name; the options are not a `Section`.
     """
     if not isinstance(name, str) or not name.isidentifier():
         raise SettingsError(f"register: found {name!r}; write a name: @register('my_network')")
@@ -190,7 +186,7 @@ def register(
 
     def add(network: type[nn.Module]) -> type[nn.Module]:
         taken = _NETWORKS.get(name)
-        # A file that is executed again replaces what it had registered.
+        # A file that is executed again replaces its own networks.
         if taken is not None and taken.module.__module__ != network.__module__:
             raise SettingsError(
                 f"register({name!r}): {taken.module.__module__} has a network of that name; "
@@ -214,5 +210,5 @@ def network(name: str) -> Network:
 
 
 def network_names() -> list[str]:
-    """Names of all networks, sorted."""
+    """All names, sorted."""
     return sorted(_NETWORKS)

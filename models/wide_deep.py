@@ -10,9 +10,9 @@ from stampede.models.registry import NetworkShape
 
 
 class LogisticRegression(nn.Module):
-    """`sum_f w_f[id] + <w, x>`, which is the model's; the network adds nothing to it.
+    """`sum_f w_f[id] + <w, x>`, the model's first-order term; the network adds nothing to it.
 
-    The embeddings are looked up and not used: `model.dim: 1` makes them small.
+    The embeddings are looked up but not used; `model.dim: 1` keeps them small.
     """
 
     def __init__(self, shape: NetworkShape, generator: torch.Generator) -> None:

@@ -34,8 +34,7 @@ class CIN(nn.Module):
 
     def forward(self, embeddings: Tensor) -> Tensor:
         """`[batch, sum(maps)]` from embeddings `[batch, fields, dim]`."""
-        # The interactions of one element of the embeddings stand beside each other, so that a
-        # layer is one matrix product.
+        # With the elements of the embeddings first, a layer is one matrix product.
         first = maps = embeddings.transpose(1, 2).contiguous()
         sums = []
         for layer in self.layers:

@@ -1,4 +1,4 @@
-"""The clipping family: which gradients are held against which threshold."""
+"""The clipping rules: which gradients are compared with which threshold."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
-    # A configuration checks these settings without torch.
+    # A configuration checks these settings without importing torch.
     from torch import Tensor
 
 Variant = Literal["reference", "paper"]
 Granularity = Literal["none", "global", "field", "row", "field_adaptive", "cowclip"]
 
-# Rules whose threshold is a constant of the user's.
+# Rules with a constant threshold, which the user gives.
 _CONSTANT = ("global", "field", "row")
 
 
@@ -128,7 +128,7 @@ class CowClip:
 
 @dataclass
 class TableSums:
-    """Sums that run over all of a table, or over all tables.
+    """Sums over a whole table, or over all tables.
 
     Attributes:
         nonfinite: float64 scalar, above 0 where a non-finite gradient forbids the step.
@@ -144,7 +144,7 @@ class TableSums:
 def row_factor(
     grad_squares: Tensor, weight_squares: Tensor, counts: Tensor, width: int, clip: CowClip
 ) -> Tensor:
-    """What each row's gradient is multiplied by, under `row` and `cowclip`; `[n]`, at most 1.
+    """The factor of each row's gradient under `row` and `cowclip`: `[n]`, at most 1.
 
     Args:
         grad_squares: `[n]` sum of squares of the clipped columns' gradients, L2 term included.
@@ -173,10 +173,10 @@ def row_threshold(weight_norm: Tensor, counts: Tensor, width: int, clip: CowClip
 
 
 def table_factor(grad_squares: Tensor, weight_squares: Tensor, clip: CowClip) -> Tensor:
-    """What a table's whole gradient is multiplied by, under `global`, `field`, `field_adaptive`.
+    """The factor of a table's whole gradient under `global`, `field` and `field_adaptive`.
 
     Args:
-        grad_squares: scalar or `[tables]` sum of squares of the gradients held together.
+        grad_squares: scalar or `[tables]` sum of squares of the gradients clipped together.
         weight_squares: the same of the weights; used by `field_adaptive`.
     """
     if clip.granularity == "field_adaptive":

@@ -1,4 +1,4 @@
-"""Adam for the dense layers, with the epsilon where the reference has it."""
+"""Adam for the dense layers, with epsilon placed as in the authors' code."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from stampede.optim.rules import Adam, EpsPlacement
 
 
 class DenseAdam(torch.optim.Optimizer):
-    """Fused Adam with a choice of where epsilon stands, for dense parameters of any shape.
+    """Fused Adam for dense parameters of any shape, with a choice of where epsilon is added.
 
     Args:
         params: parameters or groups.
         lr: learning rate.
         betas: decay rates of the two moments.
         eps: Adam's epsilon.
-        l2: adds `2*l2*w` to the gradient; per group where only some parameters decay.
+        l2: adds `2*l2*w` to the gradient; set it per group if only some parameters decay.
         eps_placement: `keras` (the authors' code) or `torch`.
         weight_decay: decoupled decay (AdamW, arXiv 1711.05101): `w = w * (1 - lr*weight_decay)`
-            before each step; per group where only some parameters decay.
+            before each step; set it per group if only some parameters decay.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class DenseAdam(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group. Its state is made at once, so that a checkpoint can be read into it."""
+        """Add a group and make its state, so that a checkpoint can be loaded into it."""
         super().add_param_group(param_group)
         for param in self.param_groups[-1]["params"]:
             self.state[param] = {
@@ -63,8 +63,8 @@ class DenseAdam(torch.optim.Optimizer):
 
         Args:
             closure: computes the loss anew.
-            found_inf: `[1]` float32 on the parameters' device; parameters and moments stay as they
-                are if it is 1, but the step is counted. None for 0.
+            found_inf: `[1]` float32 on the parameters' device; 1 leaves parameters and moments
+                unchanged but counts the step. None for 0.
         """
         loss = None
         if closure is not None:
@@ -95,11 +95,11 @@ class DenseAdam(torch.optim.Optimizer):
 
 
 def _decay_(params: list[Tensor], share: float, found_inf: Tensor | None) -> None:
-    """Take a share of each parameter away, unless `found_inf`, on their device, is 1."""
+    """Decay each parameter, unless `found_inf`, on their device, is 1."""
     if not share:
         return
     keep: float | Tensor = 1.0 - share
     if found_inf is not None:
-        # The host does not know it, and does not wait for it.
+        # The host does not wait to know it.
         keep = torch.where(found_inf == 1.0, 1.0, keep).squeeze()
     torch._foreach_mul_(params, keep)

@@ -1,4 +1,4 @@
-"""The ids of a lookup in the tables of one array, as they come and sorted by row."""
+"""The ids of a lookup in the tables of one array, in order of the lookup and sorted by row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# FBGEMM packs feature and sample of an occurrence into so many bits.
+# Number of bits into which FBGEMM packs feature and sample of an occurrence.
 _INFO_BITS = 32
 
 
@@ -17,7 +17,7 @@ _INFO_BITS = 32
 class SortedRuns:
     """Occurrences of ids, sorted by row; those of one row are a run. All on one device.
 
-    What lies beyond `count` in `rows` has no meaning.
+    Entries of `rows` beyond `count` are undefined.
 
     Attributes:
         rows: `[capacity]` int64, the distinct rows, sorted.
@@ -40,7 +40,7 @@ class SortedRuns:
 
     @property
     def capacity(self) -> int:
-        """Most runs there can be."""
+        """The most runs possible."""
         return self.rows.numel()
 
     @property
@@ -101,7 +101,7 @@ class Lookup:
 
     @property
     def capacity(self) -> int:
-        """Most distinct rows there can be."""
+        """The most distinct rows possible."""
         return min(self.occurrences, self.rows)
 
     @property
@@ -144,8 +144,8 @@ def runs_from_sort(lookup: Lookup) -> SortedRuns:
     ordered, order = torch.sort(rows, stable=True)
     is_first = torch.ones_like(ordered, dtype=torch.bool)
     torch.ne(ordered[1:], ordered[:-1], out=is_first[1:])
-    # Occurrences that begin no run are written to one place too many, which is cut off: to pick
-    # the others out would need their number on the host.
+    # Occurrences that begin no run go to an extra place at the end, which is cut off: selecting
+    # the others would need their number on the host.
     run = torch.where(is_first, is_first.cumsum(0) - 1, lookup.capacity + 1)
     starts = torch.full(
         (lookup.capacity + 2,), lookup.occurrences, dtype=torch.int32, device=indices.device

@@ -1,4 +1,4 @@
-"""Losses and gradients that are not finite: the error, and a flag that is read without waiting."""
+"""Losses and gradients that are not finite: the error, and a flag read without waiting."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# A flag is read so many steps after it was queued. By then the device is done with it, or else it
-# is so far behind that there is time to wait.
+# Steps after which a queued flag is read. By then the device is done with it, or so far behind
+# that waiting costs nothing.
 LATE = 4
 
 
 class NonFiniteGradientError(ValueError):
-    """A NaN or an infinity in a gradient; no table that is updated together was changed.
+    """A NaN or an infinity in a gradient; no table of the same update was changed.
 
     Args:
         message: what was found.
-        ago: so many steps before the newest one; 0 if it was found in that one.
+        ago: how many steps before the newest one it was found; 0 for the newest.
     """
 
     def __init__(self, message: str, ago: int = 0) -> None:
@@ -35,9 +35,9 @@ class _Queued(NamedTuple):
 
 
 class NonFiniteFlag:
-    """Whether something was not finite, noted on the device and known on the host a little later.
+    """A flag for values that are not finite; set on the device, read by the host a little later.
 
-    Once it is set the kernels write nothing, so that the tables stay as they were before that step.
+    Once it is set the kernels write nothing, so the tables stay as before that step.
 
     Attributes:
         tensor: `[1]` int32 on the device; 0 while everything was finite.
@@ -49,7 +49,7 @@ class NonFiniteFlag:
 
     @property
     def unread(self) -> set[int]:
-        """The steps of which nothing is known yet."""
+        """The steps whose flag has not arrived yet."""
         return {queued.step for queued in self._queued}
 
     def mark(self, values: Tensor) -> None:
@@ -57,11 +57,11 @@ class NonFiniteFlag:
         self.tensor += (~torch.isfinite(values)).any()
 
     def found_inf(self) -> Tensor:
-        """`[1]` float32, 1 if it is set: torch's fused optimizers then leave all as it is."""
+        """`[1]` float32, 1 if it is set: torch's fused optimizers then change nothing."""
         return (self.tensor > 0).float()
 
     def end_step(self, step: int) -> None:
-        """Send the flag to the host, as it is after the kernels queued so far."""
+        """Send the flag to the host, as of the kernels queued so far."""
         copied = None
         if self.tensor.is_cuda:
             value = torch.empty(1, dtype=torch.int32, pin_memory=True)
@@ -72,9 +72,9 @@ class NonFiniteFlag:
         self._queued.append(_Queued(step, value, copied))
 
     def bad_step(self, *, up_to_now: bool = False) -> int | None:
-        """The first step that was not finite, if it has arrived. The flag is clear afterwards.
+        """The first step that was not finite, if its flag has arrived; then the flag is cleared.
 
-        Every rank gets the same answer in the same step: how far the device is plays no role.
+        All ranks get the same answer in the same step, however far their devices are.
 
         Args:
             up_to_now: wait for all steps that were queued.

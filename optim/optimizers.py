@@ -22,10 +22,10 @@ from stampede.optim.update import update_
 _Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]]
 
 _COMMON = tuple(field.name for field in fields(UpdateSettings) if field.name != "rule")
-# What torch's optimizers know under these names would be ignored here.
+# torch's optimizers have these settings; here they would be ignored.
 _NOT_SUPPORTED = ("maximize", "amsgrad", "nesterov", "dampening", "lr_decay")
 
-# So that `torch.load` reads a state_dict, whose groups hold their clip, with its default settings.
+# `torch.load` must read a state_dict, whose groups hold a clip, with its default settings.
 torch.serialization.add_safe_globals([CowClip])
 
 
@@ -42,10 +42,11 @@ class CowClipOptimizer(torch.optim.Optimizer):
     `padding_idx` are never changed. As with torch's optimizers, a table without a gradient
     (`grad` is None) is left alone altogether, and counts no step.
 
-    Create the optimizer before the first lookup, for lookups are noted from then on. Where a table
-    is not the `weight` of an `nn.Embedding` or `nn.EmbeddingBag` (`functional.embedding`,
-    parametrizations), or a subclass changes what it looked up, several lookups in one backward
-    pass are counted too low, for torch merges their gradients: give the counts, and `padding_idx`.
+    Create the optimizer before the first lookup: it notes lookups from then on. If a table is not
+    the `weight` of an `nn.Embedding` or `nn.EmbeddingBag` (`functional.embedding`,
+    parametrizations), or a subclass changes its lookup, the counts of several lookups in one
+    backward pass are too low, because torch merges their gradients: then give the counts, and
+    `padding_idx`.
 
     Args:
         params: tables, `[rows, dim]`, contiguous, or param groups.
@@ -167,7 +168,7 @@ class CowClipOptimizer(torch.optim.Optimizer):
     def _read_gradients(
         self, counts: Mapping[Tensor, Tensor]
     ) -> list[tuple[Tensor, PendingUpdate]]:
-        """What is to be done; everything is checked here, so that a refusal changes no table."""
+        """The updates to do; all checks are made here, so that a refusal changes no table."""
         params = self._params()
         if set(counts) - set(params):
             raise ValueError(
@@ -186,7 +187,7 @@ class CowClipOptimizer(torch.optim.Optimizer):
             for param in group["params"]
             if param.grad is not None
         ]
-        # Names must differ between tables: they tell sums and random numbers apart.
+        # Each table needs its own name: sums and random numbers depend on it.
         names = {param: str(position) for position, param in enumerate(params)}
         updates = []
         for param, group, settings, batch in batches:
@@ -194,7 +195,7 @@ class CowClipOptimizer(torch.optim.Optimizer):
             array.frozen_row = self._frozen_row(param, group["padding_idx"])
             known = self._backends.get(param)
             if known is None or not known.array.is_same(array):
-                # Whoever reads the table is not known here, so none of its rows may wait.
+                # Anybody may read the table, so none of its rows may wait.
                 self._backends[param] = choose_backend(array)
             step = int(self.state[param]["step"]) + 1
             update = PendingUpdate(self._backends[param], batch, float(group["lr"]), step)

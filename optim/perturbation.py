@@ -13,13 +13,13 @@ from stampede.optim.clip import CowClip
 from stampede.optim.rules import Adam, check_betas, check_eps
 from stampede.optim.settings import UpdateSettings
 
-# Keeps a table without gradient in place instead of at 0/0; the repository's constant.
+# Avoids 0/0 for a table without gradient; the repository's constant.
 NORM_FLOOR = 1e-12
 
 
 @dataclass(frozen=True)
 class HelenSettings:
-    """What one parameter's step does, apart from the learning rate. Hashable.
+    """Settings of one parameter's step, apart from the learning rate. Hashable.
 
     Attributes:
         rho: length of the perturbation of a table whose rows all get the full factor.
@@ -67,7 +67,7 @@ class HelenSettings:
         )
 
     def swept_decay_factor(self, grad_norms: Tensor, bound: float) -> Tensor | None:
-        """What the L2 term of absent rows is multiplied by, for it is taken where they would move.
+        """The factor of the L2 term of absent rows, which is taken at their perturbed place.
 
         Args:
             grad_norms: `[shards]` norm of the gradient of each shard's whole table.

@@ -14,7 +14,7 @@ _LOW_32 = (1 << 32) - 1
 
 
 def table_key(seed: int, table: str) -> int:
-    """The part of the random key that belongs to a table; any seed fits into its 64 bits."""
+    """A table's part of the random key, 64 bits; any seed fits."""
     digest = hashlib.blake2b(f"{seed} {table}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
@@ -51,7 +51,7 @@ def round_stochastically(values: Tensor, unit: Tensor, dtype: torch.dtype) -> Te
 
 def _mix(values: Tensor) -> Tensor:
     """A 32-bit finaliser (murmur3's) on int64, every bit of the result depending on every bit."""
-    # The upper half is folded in first, so that a 64-bit key is not cut.
+    # Fold in the upper half first, to use all 64 bits of the key.
     values = (values ^ (values >> 32)) & _LOW_32
     values = ((values ^ (values >> 16)) * 0x85EBCA6B) & _LOW_32
     values = ((values ^ (values >> 13)) * 0xC2B2AE35) & _LOW_32

@@ -23,10 +23,10 @@ from stampede.optim.settings import UpdateSettings
 
 
 class _Notes:
-    """What is known of the lookups in one table.
+    """Notes on the lookups in one table.
 
-    Nothing is noted about the gradient of a single lookup, which tells by itself: holding on to
-    its ids would make torch copy it.
+    A single lookup needs no note: its gradient has the ids, and holding on to them would make
+    torch copy it.
     """
 
     def __init__(self, param: Tensor) -> None:
@@ -42,12 +42,12 @@ class _Notes:
         """After a lookup's backward: note its ids."""
         if grads and grads[0] is not None and grads[0].is_sparse:
             if self._pass != torch._C._current_graph_task_id():
-                # What a backward pass that failed has left is dropped.
+                # Drops what a failed backward pass left.
                 self._pass, self._lookups = torch._C._current_graph_task_id(), []
             self._lookups.append(grads[0]._indices()[0])
 
     def before_accumulation(self, grad: Tensor) -> None:
-        """The table's gradient of one backward pass is complete; `param.grad` is still the old."""
+        """Called when the gradient of a backward pass is complete, before it is in `param.grad`."""
         in_this_pass = self._pass == torch._C._current_graph_task_id()
         lookups, self._lookups = self._lookups if in_this_pass else [], []
         earlier = self._param().grad
@@ -65,33 +65,33 @@ class _Notes:
         self._noted, self._ids, self._gradient = True, ids, None
 
     def after_accumulation(self, param: Tensor) -> None:
-        """The gradient is in `param.grad`; the notes belong to it alone."""
+        """Called when the gradient is in `param.grad`; the notes belong to it."""
         if self._noted and param.grad is not None:
             self._gradient = param.grad._indices()
 
     def ids_of(self, grad: Tensor) -> Tensor | None:
         """See `ids_behind`."""
         known, indices = self._gradient, grad._indices()
-        # Held here, the memory cannot have been given to another gradient.
+        # While held here, the memory cannot be reused by another gradient.
         if known is None or known.shape != indices.shape or known.data_ptr() != indices.data_ptr():
             return _own_ids(grad)
         return self._ids
 
 
 _NOTES = WeakTensorKeyDictionary()
-# Modules found so far. A search looks at every object of the process, about a tenth of a second.
+# Modules found so far. A search visits every object of the process: a tenth of a second.
 _found: WeakSet[nn.Module] = WeakSet()
 
 
 def follow(param: Tensor) -> None:
-    """Note the lookups in a table by the modules that have it now, for as long as it lives."""
+    """Note all lookups in a table by its present modules, as long as it lives."""
     if not param.requires_grad or param in _NOTES:
         return
-    # A parameter does not know its modules, and an optimizer is given parameters only. A hook of
-    # all modules would keep torch.export from tracing any.
+    # A parameter does not know its modules, and an optimizer gets parameters only. A hook on all
+    # modules would keep torch.export from tracing any.
     if not any(_weight(module) is param for module in _found):
         kinds = _with_subclasses(nn.Embedding) | _with_subclasses(nn.EmbeddingBag)
-        # type() instead of isinstance(), which is slower and would wake up lazy proxies.
+        # type(), since isinstance() is slower and would resolve lazy proxies.
         _found.update(module for module in gc.get_objects() if type(module) in kinds)
     for module in _found:
         # A copy of a module has its hooks.
@@ -128,7 +128,7 @@ def ids_behind(param: Tensor) -> Tensor | None:
 
 
 def _own_ids(grad: Tensor) -> Tensor | None:
-    # torch flags a single entry as coalesced, whatever it stands for.
+    # torch flags a single entry as coalesced in any case.
     return None if grad.is_coalesced() and grad._nnz() > 1 else grad._indices()[0]
 
 

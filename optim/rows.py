@@ -59,11 +59,11 @@ def sum_by_row(
 
 
 def merge_rows(parts: Sequence[RowGradients]) -> RowGradients:
-    """Add up several lookups' gradients, or several ranks', in the order given."""
+    """Sum the gradients of several lookups or ranks, in the given order."""
     if len(parts) == 1:
         return parts[0]
     rows, grads, counts = (torch.cat(columns) for columns in zip(*parts, strict=True))
     merged = sum_by_row(rows, grads)
-    # Each entry stands for several occurrences; their numbers add up like the gradients.
+    # Each entry stands for several occurrences; counts add up like gradients.
     position = torch.searchsorted(merged.rows, rows)
     return merged._replace(counts=torch.zeros_like(merged.counts).index_add_(0, position, counts))

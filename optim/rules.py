@@ -1,4 +1,4 @@
-"""How a row moves once its gradient is known: the base optimizers under the clip."""
+"""The base optimizers under the clip: how a row moves, given its gradient."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EpsPlacement = Literal["keras", "torch"]
 
 @dataclass
 class RowGradientSquares:
-    """Squared gradient norms of rows, over all columns of the table, also those of other shards.
+    """Squared gradient norms of rows, over the table's columns in all shards.
 
     Row-wise optimizers keep one value for the clipped columns and one for the rest.
 
@@ -33,7 +33,7 @@ class RowGradientSquares:
 
 
 class RowStep(NamedTuple):
-    """Rows that are to take a step.
+    """Rows that will take a step.
 
     Attributes:
         weights: `[n, dim]` float.
@@ -258,12 +258,12 @@ class SGD(Rule):
 
     @property
     def element_states(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The buffer, where there is momentum."""
+        """The buffer, if there is momentum."""
         return ("momentum_buffer",) if self.momentum else ()
 
     @property
     def moves_without_gradient(self) -> bool:  # type: ignore[override]
-        """Momentum carries a row on."""
+        """Whether there is momentum."""
         return self.momentum > 0.0
 
     def step_(self, rows: RowStep) -> None:
@@ -282,7 +282,7 @@ def check_betas(betas: tuple[float, float]) -> None:
 
 def check_eps(eps: float) -> None:
     """Raise ValueError unless `eps` is finite and above 0."""
-    # With 0 a row that never had a gradient would be divided 0 by 0.
+    # 0 would divide 0 by 0 for a row that never had a gradient.
     if not (math.isfinite(eps) and eps > 0):
         raise ValueError(f"eps is {eps!r}; write a number above 0")
 

@@ -12,7 +12,7 @@ ScalingRule = Literal["none", "linear", "sqrt", "sqrt_star", "n2_lambda", "cowcl
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """The settings that depend on the batch size: of the tables, and of the dense layers."""
+    """The settings that depend on the batch size, of tables and dense layers."""
 
     embedding_lr: float
     embedding_l2: float
@@ -52,7 +52,9 @@ class Scaled:
     scaled: Hyperparameters
 
     def table(self) -> str:
-        """What the rule did, as plain text: a line for each setting, at most 100 columns.
+        """The changes as plain text: a line for each setting, at most 100 columns.
+
+        Without a rule, only the settings.
 
         Example::
 
@@ -74,6 +76,8 @@ class Scaled:
             rows.append(
                 (f"  {name}", f"{before[name]:.3g}", f"x {factor:.3g}", f"{after[name]:.3g}")
             )
+        if self.rule == "none":
+            rows = [(name, value) for name, *_, value in rows]
         first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
         return "\n".join(
             "  ".join([row[0].ljust(first), *map(str.rjust, row[1:], others)]) for row in rows

@@ -1,4 +1,4 @@
-"""What the update of a table does, apart from the learning rate."""
+"""Settings of a table's update, apart from the learning rate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OnNonfinite = Literal["error", "skip_row"]
 
 @dataclass(frozen=True)
 class UpdateSettings:
-    """What one table's update does, apart from the learning rate. Hashable.
+    """Settings of one table's update, apart from the learning rate. Hashable.
 
     Attributes:
         rule: the base optimizer.

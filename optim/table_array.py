@@ -73,7 +73,7 @@ class TableArray:
 
     @property
     def starts(self) -> list[int]:
-        """First row of every shard, and one past the last row."""
+        """First row of every shard, and the number of rows."""
         return list(accumulate((shard.rows for shard in self.shards), initial=0))
 
     @property
@@ -88,7 +88,7 @@ class TableArray:
 
     @property
     def counts_rows(self) -> bool:
-        """Whether this is the first of a row's column shards and copies."""
+        """Whether this holds the first of the column shards and copies of its rows."""
         return self.shards[0].counted and self.shards[0].column_offset == 0
 
     def is_same(self, other: TableArray) -> bool:
@@ -105,13 +105,13 @@ class TableArray:
         return [self.weights, *self.states.values()]
 
     def bounds_of(self, rows: Tensor) -> list[int]:
-        """Where each shard's rows begin among sorted rows of the array, and one past the last."""
+        """Start of each shard's rows among sorted rows of the array, and their end."""
         starts = torch.tensor(self.starts, device=rows.device)
         return torch.searchsorted(rows, starts).tolist()
 
     @contextmanager
     def keeping_frozen_row(self) -> Iterator[None]:
-        """Within it the frozen row may move; afterwards it is as before."""
+        """Restore the frozen row when the context ends."""
         kept = []
         if self.frozen_row is not None:
             kept = [(whole, whole[self.frozen_row].clone()) for whole in self.all_tensors()]

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Rows drawn from one random stream. A shard draws whole blocks and keeps its own rows.
+# Rows per random stream. A shard draws whole blocks and keeps its own rows.
 BLOCK_ROWS = 1024
-# Blocks that a thread draws at a time.
+# Blocks per call of a thread.
 _BLOCKS = 64
 
 
@@ -57,7 +57,7 @@ def fill_shard_(
     blocks = range(row_offset // BLOCK_ROWS, math.ceil(stop / BLOCK_ROWS))
     together = [blocks[first : first + _BLOCKS] for first in range(0, len(blocks), _BLOCKS)]
 
-    # Elsewhere than in the thread that asks for it, gradients are recorded unless it is said again.
+    # `no_grad` holds for one thread only, so each thread needs it.
     @torch.no_grad()
     def fill(some: range) -> None:
         for block in some:
@@ -70,7 +70,7 @@ def fill_shard_(
             ]
             shard[first - row_offset : last - row_offset].copy_(torch.from_numpy(part))
 
-    # Drawing numbers lets other threads run.
+    # Drawing random numbers releases the GIL.
     with ThreadPoolExecutor(torch.get_num_threads(), "stampede-init") as threads:
         for _ in threads.map(fill, together):
             pass
@@ -92,7 +92,7 @@ def drawn_by_id(keys: np.ndarray, init: TableInit, *, table: str, dim: int) -> n
     values = np.zeros((len(keys), dim), dtype=np.float32)
     own = np.random.SeedSequence([init.seed, zlib.crc32(table.encode())]).generate_state(1, "u8")
     begin = _mixed(keys ^ own[0])
-    # Overflow is meant: these are numbers modulo 2^64.
+    # Overflow is intended: arithmetic modulo 2^64.
     with np.errstate(over="ignore"):
         for column in range(drawn):
             bits = _mixed(begin + np.uint64(column + 1) * np.uint64(0x9E3779B97F4A7C15))

@@ -18,9 +18,9 @@ from stampede.optim.table_array import TableArray
 
 @dataclass
 class Outcome:
-    """What happened to the batch's rows of one array: int64 scalars on its device.
+    """Counts of the batch's rows of one array: int64 scalars on its device.
 
-    A row that lies in several column shards or copies is counted in the first one only.
+    A row in several column shards or copies is counted in the first one only.
     """
 
     touched: Tensor
@@ -29,9 +29,9 @@ class Outcome:
 
 
 class Reduction:
-    """Adds up over the shards of a table, on all ranks in one order; nothing for whole tables."""
+    """Sums over the shards of a table, in the same order on all ranks; no-op for whole tables."""
 
-    # Of the sums of a rank without tables.
+    # For a rank without tables.
     device = torch.device("cpu")
 
     def sum_columns_(
@@ -43,7 +43,7 @@ class Reduction:
         """Add up `[k, n]` values of rows over the column shards of their table, in place.
 
         Args:
-            rows: of each array, which ones, sorted; None for all.
+            rows: for each array, its rows, sorted; None for all.
         """
 
     def sum_tables_(self, sums: TableSums) -> None:
@@ -52,17 +52,16 @@ class Reduction:
 
 @torch.no_grad()
 def update_(updates: Sequence[PendingUpdate], reduction: Reduction | None = None) -> list[Outcome]:
-    """One step of several arrays of tables, in place; returns what happened to each.
+    """One step of several arrays of tables, in place; returns the counts of each.
 
-    No gradient of a table's size is made. Tables that are clipped together (`global`) must come in
-    one call.
+    No dense gradient of a table is made. Tables clipped together (`global`) must be in one call.
 
     Raises:
         NonFiniteGradientError: a gradient is not finite where the settings do not allow it.
     """
     reduction = reduction or Reduction()
     updates = [_without_frozen_row(update) for update in updates]
-    # None: the step is taken at once, when it is known that no rank refuses it.
+    # None: the step is taken in one pass, once it is known that no rank refuses it.
     each = [
         None if update.backend.can_step_at_once(update.batch) else _measure(update)
         for update in updates
@@ -93,14 +92,14 @@ def _without_frozen_row(update: PendingUpdate) -> PendingUpdate:
 
 @dataclass
 class _Measured:
-    """An update whose rows were measured.
+    """An update after its rows were measured.
 
     Attributes:
         update: with the gradients of the batch's rows, L2 included.
-        values: of the batch's rows, over all their columns once these are summed.
-        share: `[3, n]` this array's own part of the values, where sums over tables are needed.
-        everything, whole_share: the same of all rows, where they are needed.
-        skipped: rows left out for a gradient that is not finite.
+        values: of the batch's rows; over all their columns, once summed over shards.
+        share: `[3, n]` this array's part of the values, if sums over tables are needed.
+        everything, whole_share: the same for all rows, if needed.
+        skipped: number of rows skipped because their gradient is not finite.
     """
 
     update: PendingUpdate
@@ -127,11 +126,11 @@ class _Measured:
 
 
 def _measure(update: PendingUpdate) -> _Measured:
-    """Measure the batch's rows, and all rows where the step needs them."""
+    """Measure the batch's rows, and all rows if the step needs them."""
     settings = update.array.settings
     batch, values = update.backend.measure(update.batch)
     everything = update.backend.measure_all() if settings.needs_all_rows else None
-    # Sums over a table add up its column shards: they need each shard's own part.
+    # Sums over a table add up its column shards, so each shard keeps its own part.
     by_table = settings.clip.by_table
     return _Measured(
         replace(update, batch=batch),
@@ -144,7 +143,7 @@ def _measure(update: PendingUpdate) -> _Measured:
 
 
 def _sum_columns(measured: Sequence[_Measured], reduction: Reduction) -> None:
-    """Make the values of rows those of all their columns."""
+    """Sum the values of rows over all their columns."""
     reduction.sum_columns_(
         [one.array for one in measured],
         [one.batch.rows for one in measured],
@@ -159,7 +158,7 @@ def _sum_columns(measured: Sequence[_Measured], reduction: Reduction) -> None:
 
 
 def _leave_out_nonfinite(measured: Sequence[_Measured]) -> None:
-    """Treat rows with a NaN or an infinity as absent; all column shards see the same sum."""
+    """Skip rows with a NaN or an infinity; all column shards see the same sum."""
     finite = [torch.isfinite(one.values.grad_squares + one.values.rest_squares) for one in measured]
     bad = torch.stack([(~rows).sum() for rows in finite]) if finite else torch.zeros(0)
     for one, rows, count in zip(measured, finite, bad.tolist(), strict=True):
@@ -196,7 +195,7 @@ def _shard_sums(one: _Measured) -> list[Tensor]:
     if one.whole_share is None:
         return [taken[:, a:b].sum(1) for a, b in pairwise(bounds)]
     whole = one.whole_share[[0, 2]].double()
-    # The batch's rows stand in the sum over all rows as if they had no gradient.
+    # The sum over all rows counts the batch's rows as if they had no gradient.
     swept = whole[:, one.batch.rows]
     sums = []
     for (first, stop), (a, b) in zip(pairwise(one.array.starts), pairwise(bounds), strict=True):
@@ -226,7 +225,7 @@ def _clip_and_step(one: _Measured, sums: TableSums) -> Outcome:
 
 
 def _factors(one: _Measured, sums: TableSums) -> tuple[Tensor | None, Tensor | None]:
-    """What gradients are multiplied by: of the batch's rows, and of all rows; None for 1."""
+    """Factors of the gradients: of the batch's rows and of all rows; None for 1."""
     array, clip, (_, grads, counts) = one.array, one.array.settings.clip, one.batch
     if clip.granularity == "none":
         return None, _by_row(array, one.update.swept_decay_factor, grads.dtype)
@@ -251,7 +250,7 @@ def _factors(one: _Measured, sums: TableSums) -> tuple[Tensor | None, Tensor | N
 
 
 def _by_row(array: TableArray, by_shard: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """One value for every row of an array, from one for each shard."""
+    """Repeat one value per shard for each row of an array."""
     if by_shard is None:
         return None
     lengths = torch.tensor([shard.rows for shard in array.shards], device=by_shard.device)

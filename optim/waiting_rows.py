@@ -1,8 +1,8 @@
-"""Rows that are not in a batch take their steps later, several at a time.
+"""Rows outside of a batch take their steps later, several at a time.
 
-The step of such a row, momentum and L2, is a function of the row alone. So it can be made up for
-when the row is next looked up: what is computed is the same, bit for bit, but the table passes
-through memory once in many steps instead of in every one.
+The step of such a row, momentum and L2, depends on the row alone. So it can wait until the row is
+looked up again. The result is the same, bit for bit, but the table passes through memory once in
+many steps instead of once in each.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from stampede.optim.lookup import Lookup
 from stampede.optim.rules import Adam, step_constants
 from stampede.optim.settings import UpdateSettings
 
-# No row is ever further behind: each step brings so large a part of the table up to date. It
-# bounds the time of a flush, too. Beyond, the traffic saved no longer shows.
+# The most steps that a row may be behind: each step brings this fraction of the table up to
+# date. It also bounds the time of a flush. A larger window saves no noticeable traffic.
 WINDOW = 32
-# Below so many rows a sweep of all of them in each step stays in cache.
+# A table with fewer rows stays in cache, so all of them are swept in each step.
 FEWEST_ROWS = 1 << 16
-# To sweep them costs as much as to let them wait where a table has some ten rows for each of the
-# batch (benchmarks/waiting_rows.py).
+# Sweeping costs as much as waiting if a table has some ten rows for each row of the batch
+# (benchmarks/waiting_rows.py).
 ROWS_A_TOUCHED_ROW = 10
 
 
 class WaitingRows:
-    """Which step each row of an array is at; the kernels that replay steps are a subclass's.
+    """The step that each row of an array is at; subclasses have the kernels that replay steps.
 
     Args:
         settings: of the array; `is_replayable` is true for them.
         rows, device: of the array.
         defers: whether rows may stay behind from one step to the next. Whoever reads the table
             must then call `catch_up` or `flush` before.
-        known_late: how many steps later it may become known that a step was not taken.
+        known_late: how many steps later it may turn out that a step was not taken.
 
     Attributes:
-        last: `[rows]` int32, the step each row is at.
-        behind: whether some row may be behind the newest step.
+        last: `[rows]` int32, the step that each row is at.
+        behind: whether any row may be behind the newest step.
         steps: `[many, 3]` float32, the constants of the newest steps (`step_constants`); entry `k`
             belongs to step `first + 1 + k`.
-        first: no row is at an earlier step.
+        first: the earliest step that a row may be at.
         now: number of the newest step.
     """
 
@@ -57,7 +57,7 @@ class WaitingRows:
         self.last = torch.zeros(rows, dtype=torch.int32, device=device)
         self.behind = False
         self._window = WINDOW + known_late
-        # Room for two windows, so that it is seldom moved.
+        # Room for two windows, so that it is rarely moved.
         self.steps = torch.empty(2 * self._window, 3, device=device)
         self.first = self.now = 0
 
@@ -70,18 +70,18 @@ class WaitingRows:
         raise NotImplementedError
 
     def set_step(self, step: int) -> None:
-        """The array is at `step`. It is at another one only where its state was loaded."""
+        """Set the step of the array; it differs only after its state was loaded."""
         if step != self.now:
             self.all_are_at(step)
 
     def all_are_at(self, step: int) -> None:
-        """All rows have taken the steps up to `step`."""
+        """Note that all rows have taken the steps up to `step`."""
         self.last.fill_(step)
         self.first = self.now = step
         self.behind = False
 
     def rewind(self, step: int) -> None:
-        """The steps after `step` were not taken by any row."""
+        """Note that no row has taken the steps after `step`."""
         self.now = step
         self.behind = True
 
@@ -97,30 +97,30 @@ class WaitingRows:
             self.behind = False
 
     def begin_step(self, lr: float) -> Tensor:
-        """Begin the next step, which the batch's rows take; returns its constants, `[1, 3]`."""
+        """Begin the next step, for the batch's rows; returns its constants, `[1, 3]`."""
         if self.now - self.first == len(self.steps):
             self.steps[: self._window] = self.steps[self._window :].clone()
             self.first += self._window
         position, settings = self.now - self.first, self._settings
         self.now += 1
-        # A number is passed to a device without waiting for it; a tensor would be copied.
+        # A number goes to the device without waiting; a tensor would be copied.
         constants = step_constants(settings.rule, lr, self.now, settings.weight_decay)
         for place, value in enumerate(constants):
             self.steps[position, place].fill_(value)
         return self.steps[position : position + 1]
 
     def end_step(self, *, is_swept: bool) -> None:
-        """Let rows that are not in the batch take steps: at the latest in `WINDOW` steps.
+        """Step rows outside of the batch, each after at most `WINDOW` steps.
 
         Args:
-            is_swept: whether all of them do so at once, as where the batch holds many rows.
+            is_swept: whether to step all of them now, as for a batch with many rows.
         """
         self.behind = True
         rows = len(self.last)
         if not self.defers or is_swept:
             self.flush()
         else:
-            # A function of the step, so that steps that are taken back change nothing.
+            # A function of the step, so that undone steps change nothing.
             size = -(-rows // WINDOW)
             first = self.now % WINDOW * size
             if first < rows:
@@ -128,12 +128,12 @@ class WaitingRows:
 
 
 def sweeps_all(touched: int, rows: int) -> bool:
-    """Whether all rows take a step at once, as so many of them are in its batch."""
+    """Whether the batch holds so many rows that all rows take the step at once."""
     return ROWS_A_TOUCHED_ROW * touched >= rows
 
 
 def is_replayable(settings: UpdateSettings) -> bool:
-    """Whether rows that no batch holds take steps that depend on the row alone, by Adam."""
+    """Whether rows outside of a batch take Adam steps that depend on the row alone."""
     return (
         type(settings.rule) is Adam
         and settings.moves_untouched_rows

@@ -25,8 +25,9 @@ from typing import Annotated, Any, BinaryIO
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from tqdm.auto import tqdm
 
-# To write lines to the end of a file.
+# To write lines to the end of a file; to write a file that is not there.
 APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 # Bytes of a text, of the manifest of a checkpoint with many tensors, and of lines of months.
 MOST_TEXT, MOST_MANIFEST, MOST_LINES = 16 << 20, 256 << 20, 1 << 30
@@ -83,9 +84,8 @@ def new_file(path: Path) -> Iterator[Path]:
 
 def write_file(path: Path, content: str | bytes) -> None:
     """Write a file, text in UTF-8, so that nobody ever sees half of it."""
-    with new_file(path) as unfinished:
-        open_file(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL).close()
-        unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+    with new_file(path) as unfinished, open_file(unfinished, NEW) as file:
+        _write(file, content.encode() if isinstance(content, str) else content)
 
 
 def append(path: Path, content: bytes) -> None:
@@ -93,13 +93,17 @@ def append(path: Path, content: bytes) -> None:
     with open_file(path, APPEND) as file:
         before = file.seek(0, os.SEEK_END)
         try:
-            while content:
-                content = content[file.write(content) :]
+            _write(file, content)
         except OSError:
             # The first reason is the one to tell.
             with suppress(OSError):
                 file.truncate(before)
             raise
+
+
+def _write(file: BinaryIO, content: bytes) -> None:
+    while content:
+        content = content[file.write(content) :]
 
 
 def sync(path: Path) -> None:
@@ -141,6 +145,16 @@ def remove(path: Path) -> None:
     else:
         with suppress(OSError):
             path.unlink()
+
+
+def link_out_of(folder: Path) -> Path | None:
+    """A link anywhere in a folder that leads out of it: what is written there would be elsewhere.
+
+    None where there is none. A link to another place in the folder is none.
+    """
+    own = os.path.realpath(folder)
+    links = (path for path in folder.rglob("*") if path.is_symlink())
+    return next((one for one in links if not Path(os.path.realpath(one)).is_relative_to(own)), None)
 
 
 def make_folder(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 import reprlib
+import textwrap
 import types
 import typing
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -22,7 +24,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class SettingsError(Exception):
-    """The user's settings cannot be used. Every rank finds this by itself."""
+    """The user's settings cannot be used. Every rank raises it by itself."""
 
     known_to_all_ranks = True
 
@@ -47,7 +49,7 @@ _LONGEST_SENTENCE = 1500
 
 
 def shown(value: Any) -> str:
-    """`repr` of a value, cut where it is long or deep."""
+    """`repr` of a value, shortened if it is long or deep."""
     try:
         return _SHORT.repr(value)
     except (ValueError, RecursionError):
@@ -56,7 +58,7 @@ def shown(value: Any) -> str:
 
 
 def cut(sentence: str) -> str:
-    """Cut the middle out of a sentence that is too long to read, and escape control characters."""
+    """Cut the middle out of a very long sentence, and escape control characters."""
     if len(sentence) > _LONGEST_SENTENCE:
         half = _LONGEST_SENTENCE // 2
         sentence = f"{sentence[:half]} ... {sentence[-half:]}"
@@ -64,25 +66,25 @@ def cut(sentence: str) -> str:
 
 
 def printable(text: str) -> str:
-    """A text without control characters, which would command the terminal."""
+    """A text with control characters escaped: they would command the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 # YAML.
 
 
-# Bytes of a file, aliases in it, and characters of a number.
-_MOST_YAML, _MOST_ALIASES, _MOST_DIGITS = 4 << 20, 100, 400
+# Bytes of a file, and aliases in it.
+_MOST_YAML, _MOST_ALIASES = 4 << 20, 100
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML: what looks like a number is one, and a key may appear only once.
+    """Safe YAML with unique keys, in which numbers are what looks like numbers.
 
     YAML 1.1 reads 010 as 8, 12:00 as 720 and 2024-03-01 as a date; here they are text. It reads
-    1e-4, which has no dot, as text; here that is a number.
+    1e-4 as text, because it has no dot; here that is a number.
     """
 
-    # A few lines that name each other could stand for billions.
+    # A few lines of nested aliases could expand to billions.
     _aliases = _open_anchors = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
@@ -91,8 +93,8 @@ class _Loader(yaml.SafeLoader):
         if self._aliases > _MOST_ALIASES or (is_alias and self._open_anchors):
             line = self.peek_event().start_mark.line + 1
             raise SettingsError(
-                f"line {line}: {_MOST_ALIASES} aliases (*name) are the most, and none may stand "
-                "within what another one stands for; write the values"
+                f"line {line}: at most {_MOST_ALIASES} aliases (*name), and none within an anchor "
+                "(&name); write the values"
             )
         is_anchor = not is_alias and getattr(self.peek_event(), "anchor", None) is not None
         self._open_anchors += is_anchor
@@ -118,21 +120,6 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _short_number(loader: _Loader, node: yaml.Node) -> int | float:
-    # Python takes a time that grows with the square of the length.
-    if len(node.value) > _MOST_DIGITS:
-        raise SettingsError(
-            f"line {node.start_mark.line + 1}: found a number of {len(node.value):,} characters; "
-            f"{_MOST_DIGITS} are the most"
-        )
-    is_int = node.tag == "tag:yaml.org,2002:int"
-    return (loader.construct_yaml_int if is_int else loader.construct_yaml_float)(node)
-
-
-for _tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
-    _Loader.add_constructor(_tag, _short_number)
-
-
 def _mapping_without_repeats(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
     seen: dict[str, int] = {}
     for key_node, _ in node.value:
@@ -142,7 +129,7 @@ def _mapping_without_repeats(loader: _Loader, node: yaml.MappingNode) -> dict[st
             raise SettingsError(f"line {line}: found the key {key!r}, expected a name")
         if key in seen:
             raise SettingsError(
-                f"key {key!r} stands on line {seen[key]} and again on line {line}; keep one"
+                f"key {key!r} is on line {seen[key]} and again on line {line}; keep one"
             )
         seen[key] = line
     return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
@@ -155,7 +142,7 @@ def parse_yaml(text: str, where: str) -> Any:
     """Parse YAML.
 
     Args:
-        where: the file or override it comes from, for error messages.
+        where: the file or override, for error messages.
 
     Raises:
         SettingsError: it is not YAML, or a key appears twice.
@@ -175,10 +162,10 @@ def read_yaml(path: Path, hint: str) -> dict[str, Any]:
     """Read the sections of a YAML file.
 
     Args:
-        hint: what the user can do if there is no such file.
+        hint: what to do if there is no such file.
 
     Raises:
-        SettingsError: it cannot be read, or has no sections.
+        SettingsError: it cannot be read, or is not a mapping.
     """
     try:
         text = read_file(path, _MOST_YAML).decode()
@@ -197,12 +184,12 @@ def read_yaml(path: Path, hint: str) -> dict[str, Any]:
 
 
 def from_key_values(given: Sequence[str], model: type[Model], option: str) -> Model:
-    """Check settings that were given on a command line.
+    """Check settings from a command line.
 
     Args:
         given: `key=value` each, the value in YAML.
         model: the settings that exist.
-        option: the option they were given with, such as `--set`.
+        option: the command line option, such as `--set`.
 
     Raises:
         SettingsError: what is wrong, and what to write instead.
@@ -219,9 +206,41 @@ def from_key_values(given: Sequence[str], model: type[Model], option: str) -> Mo
         raise SettingsError(f"{option}:\n" + "\n".join(sentences(failure, model))) from None
 
 
+# What reading a file raises that is not as it was written.
+DAMAGE = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError
+)  # fmt: skip
+
+
+@contextmanager
+def reading(
+    path: Path, error: type[Exception], remedy: str, what: str = "damaged"
+) -> Iterator[None]:
+    """Within it, what a damaged file raises becomes one sentence.
+
+    Args:
+        path: the file, or the folder of which it says what is in it.
+        error: raised with the sentence.
+        remedy: what to do.
+        what: is wrong.
+    """
+    try:
+        yield
+    except DAMAGE as failure:
+        raise error(f"{path}: {what} ({_reason(failure)}); {remedy}") from None
+
+
 def _reason(failure: Exception) -> str:
     """One line."""
     said = getattr(failure, "problem", None) or str(failure)
+    if isinstance(failure, ValidationError):
+        first = failure.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        said = f"no {where!r}" if first["type"] == "missing" else f"{where}: {first['msg']}"
+    elif isinstance(failure, KeyError):
+        said = f"no {said}"
+    elif isinstance(failure, OSError) and failure.filename:
+        said = f"{Path(failure.filename).name}: {failure.strerror}"
     return cut((said.splitlines() or [type(failure).__name__])[0])
 
 
@@ -229,7 +248,7 @@ def _reason(failure: Exception) -> str:
 
 _MOST_SENTENCES = 20
 
-# Comparing texts takes time that grows with the square of their length.
+# difflib takes time that grows with the square of the length.
 _LONGEST_KEY = 100
 
 _EXPECTED = {
@@ -250,37 +269,24 @@ _EXPECTED = {
 
 def sentences(failure: ValidationError, root: type[BaseModel]) -> list[str]:
     """One line per error: key path, what was found, what is allowed, the nearest valid key."""
-    errors = failure.errors(include_url=False)
-    lines = [f"  {cut(_sentence(error, root))}" for error in errors[:_MOST_SENTENCES]]
-    more = len(errors) - _MOST_SENTENCES
+    found: dict[Any, str] = {}
+    of_other_kinds: dict[tuple[str, str], list[str]] = {}
+    for number, error in enumerate(failure.errors(include_url=False)):
+        place = _locate(error["loc"], root)
+        kinds = place.other_kinds() if error["type"] == "extra_forbidden" else ""
+        if not kinds:
+            found[number] = _sentence(error, place, root)
+            continue
+        keys = of_other_kinds.setdefault((place.chosen, kinds), [])
+        keys.append(".".join(place.keys))
+        it, them = ("it", "it") if len(keys) == 1 else ("they", "them")
+        found[place.chosen, kinds] = (
+            f"{', '.join(keys)}: not for {place.chosen}; {it} belong{'s' * (it == 'it')} to "
+            f"{kinds}; leave {them} out, or start from a file without {them}"
+        )
+    lines = [f"  {cut(sentence)}" for sentence in list(found.values())[:_MOST_SENTENCES]]
+    more = len(found) - _MOST_SENTENCES
     return [*lines, f"  and {more} more"] if more > 0 else lines
-
-
-def _sentence(error: dict[str, Any], root: type[BaseModel]) -> str:
-    place = _locate(error["loc"], root)
-    path = ".".join(place.keys)
-    kind, found, context = error["type"], error["input"], error.get("ctx", {})
-    if kind == "extra_forbidden":
-        return _unknown_key(path, place, root)
-    if kind == "missing":
-        return f"{path}: not given"
-    if kind in ("union_tag_invalid", "union_tag_not_found"):
-        discriminator = context.get("discriminator", "kind").strip("'")
-        tag = found.get(discriminator) if isinstance(found, dict) else found
-        expected = context.get("expected_tags", "")
-        nearest = _nearest_of_literal(tag, expected)
-        return f"{path}.{discriminator}: found {shown(tag)}; write one of {expected}{nearest}"
-    if kind == "value_error":
-        reason = str(context.get("error", error["msg"]))
-        return f"{path}: {reason}" if path else reason
-    expected = _EXPECTED.get(kind)
-    if expected is None:
-        # pydantic's own words, such as "Input should be greater than 0".
-        expected = error["msg"].replace("Input should be ", "")
-        if expected.startswith(("greater", "less")):
-            expected = f"a number {expected}"
-    nearest = _nearest_of_literal(found, context.get("expected", ""))
-    return f"{path}: found {shown(found)}; write {expected}{nearest}"
 
 
 class _Place(NamedTuple):
@@ -289,59 +295,90 @@ class _Place(NamedTuple):
     Attributes:
         keys: the path.
         model: the section that has, or lacks, the last key; None below the sections.
-        chosen: `kind: criteo_kaggle` and the like, in a section of several kinds.
+        chosen: such as `kind: criteo_kaggle`, if a section on the path has several kinds.
+        kinds: of this section, by the value that chooses them; empty if there is only one.
     """
 
     keys: list[str]
     model: type[BaseModel] | None
     chosen: str
+    kinds: dict[str, type[BaseModel]]
+
+    def other_kinds(self) -> str:
+        """The kinds of this section that have the last key, such as `kind: avazu, table`."""
+        having = [tag for tag, kind in self.kinds.items() if self.keys[-1] in kind.model_fields]
+        return f"{self.chosen.partition(':')[0]}: {', '.join(having)}" if having else ""
 
 
 def _locate(location: Sequence[Any], root: type[BaseModel]) -> _Place:
     model: type[BaseModel] | None = root
     keys: list[str] = []
-    chosen = ""
+    chosen, kinds = "", {}
     parts = list(location)
     while parts:
         part = parts.pop(0)
         keys.append(str(part))
         variants = dict(_submodels(model)).get(part, []) if model is not None else []
         if not variants or not parts:
-            # A key of this section; the rest of the path lies within its value.
+            # A key of this section; the rest of the path is within its value.
             keys += map(str, parts)
             break
-        if typing.get_origin(model.model_fields[part].annotation) is dict:
+        field = model.model_fields[part]
+        if typing.get_origin(field.annotation) is dict:
             # The user names these sections.
             keys.append(str(parts.pop(0)))
             if not parts:
                 break
-        model = variants[0]
-        discriminator = _discriminator(variants)
+        model, kinds = variants[0], {}
+        discriminator = _discriminator(field)
         if discriminator is not None:
-            # pydantic puts the kind of a section into the path; users do not write it there.
+            # pydantic puts the kind into the path; users do not write it there.
             tag = parts.pop(0)
-            model = next(v for v in variants if tag in _tags(v, discriminator))
-            chosen = f"{discriminator}: {tag}"
-    return _Place(keys, model, chosen)
+            kinds = {tag: kind for kind in variants for tag in _tags(kind, discriminator)}
+            model, chosen = kinds[tag], f"{discriminator}: {tag}"
+    return _Place(keys, model, chosen, kinds)
+
+
+def _sentence(error: dict[str, Any], place: _Place, root: type[BaseModel]) -> str:
+    path = ".".join(place.keys)
+    kind, found, context = error["type"], error["input"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _unknown_key(path, place, root)
+    if kind == "missing":
+        return f"{path}: not given"
+    if kind == "value_error":
+        reason = str(context.get("error", error["msg"]))
+        return f"{path}: {reason}" if path else reason
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        discriminator = context.get("discriminator", "kind").strip("'")
+        path = f"{path}.{discriminator}"
+        found = found.get(discriminator) if isinstance(found, dict) else found
+        options = context.get("expected_tags", "")
+        expected = f"one of {options}"
+    else:
+        # Or pydantic's own words, such as "Input should be greater than 0".
+        expected = _EXPECTED.get(kind) or error["msg"].replace("Input should be ", "")
+        if expected.startswith(("greater", "less")):
+            expected = f"a number {expected}"
+        options = context.get("expected", "")
+    return f"{path}: found {shown(found)}; write {expected}{_nearest(found, options)}"
 
 
 def _unknown_key(path: str, place: _Place, root: type[BaseModel]) -> str:
     unknown, siblings = place.keys[-1], list(place.model.model_fields)
-    nearest = difflib.get_close_matches(unknown[:_LONGEST_KEY], siblings, n=1, cutoff=0.5)
-    if nearest:
-        hint = f"did you mean {nearest[0]!r}? "
-    else:
-        # The key may belong to another section.
-        elsewhere = [k.path for k in all_keys(root) if k.path.split(".")[-1] == unknown]
-        hint = f"did you mean {elsewhere[0]!r}? " if elsewhere and path not in elsewhere else ""
+    near = difflib.get_close_matches(unknown[:_LONGEST_KEY], siblings, n=1, cutoff=0.5)
+    # Or a key of another section.
+    near = near or [k.path for k in all_keys(root) if k.path.split(".")[-1] == unknown]
+    hint = f"did you mean {near[0]!r}? " if near and path not in near else ""
     kind = f" with {place.chosen}" if place.chosen else ""
     return f"{path}: unknown key{kind}; {hint}allowed here: {', '.join(siblings) or 'none'}"
 
 
-def _nearest_of_literal(found: Any, expected: str) -> str:
-    if not isinstance(found, str) or "'" not in expected:
+def _nearest(found: Any, expected: str) -> str:
+    """The nearest of pydantic's options, such as `'a', 'b' or 'c'`."""
+    if not isinstance(found, str):
         return ""
-    options = [option.strip(" '") for option in expected.replace(" or ", ", ").split(",")]
+    options = re.findall(r"'([^']*)'", expected)
     nearest = difflib.get_close_matches(found[:_LONGEST_KEY], options, n=1, cutoff=0.6)
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
 
@@ -353,10 +390,10 @@ class Key(NamedTuple):
     """A key of the configuration.
 
     Attributes:
-        path: for example `train.epochs`.
+        path: such as `train.epochs`.
         default: its default.
-        description: what it means, with its unit.
-        kinds: `data.kind: synthetic` and the like, if only some kinds of a section have it.
+        description: its meaning, with the unit.
+        kinds: such as `data.kind: synthetic`, if only some kinds of the section have it.
         field: pydantic's description of it.
     """
 
@@ -368,21 +405,36 @@ class Key(NamedTuple):
 
 
 def all_keys(model: type[BaseModel], prefix: str = "") -> list[Key]:
-    """Every key, in order; a key that several kinds of a section share stands once."""
+    """Every key, in order; a key that several kinds of a section share appears once."""
     keys: list[Key] = []
     submodels = dict(_submodels(model))
     for name, field in model.model_fields.items():
-        path = f"{prefix}{name}"
-        if name not in submodels or field.description:
+        path, variants = f"{prefix}{name}", submodels.get(name, [])
+        if not variants or field.description:
             keys.append(Key(path, field.default, field.description or "", "", field))
-        keys += _keys_of_section(submodels.get(name, []), f"{path}.")
+        discriminator = _discriminator(field)
+        if discriminator is not None:
+            keys += _keys_of_kinds(variants, discriminator, f"{path}.")
+        else:
+            keys += [key for variant in variants for key in all_keys(variant, f"{path}.")]
     return keys
 
 
-def _keys_of_section(variants: Sequence[type[BaseModel]], prefix: str) -> list[Key]:
-    discriminator = _discriminator(variants)
-    if discriminator is None:
-        return [key for variant in variants for key in all_keys(variant, prefix)]
+def keys_help(model: type[BaseModel], defaults: bool = True) -> list[str]:
+    """The keys of a model with their descriptions, as lines of at most 100 columns."""
+    lines = []
+    for key in all_keys(model):
+        is_section = isinstance(key.default, BaseModel)
+        default = "a section, see below" if is_section else repr(key.default)
+        lines.append(f"  {key.path} = {default}" if defaults else f"  {key.path}")
+        text = f"{key.description} ({key.kinds})" if key.kinds else key.description
+        lines += textwrap.wrap(text, 92, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return lines
+
+
+def _keys_of_kinds(
+    variants: Sequence[type[BaseModel]], discriminator: str, prefix: str
+) -> list[Key]:
     every = [tag for variant in variants for tag in _tags(variant, discriminator)]
     first = variants[0].model_fields[discriminator]
     choice = f"{first.description}; one of {', '.join(every)}"
@@ -411,40 +463,31 @@ def _few(chosen: list[str], every: list[str]) -> str:
 def _submodels(model: type[BaseModel]) -> Iterator[tuple[str, list[type[BaseModel]]]]:
     """The fields that are sections, each with its possible models."""
     for name, field in model.model_fields.items():
-        models = [m for m in _alternatives(field.annotation) if _is_model(m)]
+        types_ = _alternatives(field.annotation)
+        models = [m for m in types_ if isinstance(m, type) and issubclass(m, BaseModel)]
         if models:
             yield name, models
 
 
 def _alternatives(annotation: Any) -> list[Any]:
     """The types a value may have; for a dict, the types of its values."""
-    if typing.get_origin(annotation) is dict:
-        return _alternatives(typing.get_args(annotation)[1])
-    if typing.get_origin(annotation) is Annotated:
-        return _alternatives(typing.get_args(annotation)[0])
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return [inner for part in typing.get_args(annotation) for inner in _alternatives(part)]
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is dict:
+        return _alternatives(arguments[1])
+    if origin is Annotated:
+        return _alternatives(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        return [inner for part in arguments for inner in _alternatives(part)]
     return [annotation]
 
 
-def _is_model(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+def _discriminator(field: FieldInfo) -> str | None:
+    """The key that chooses the kind of a section, if there are several."""
+    if typing.get_origin(field.annotation) is dict:
+        metadata = getattr(typing.get_args(field.annotation)[1], "__metadata__", ())
+        return next((one.discriminator for one in metadata if isinstance(one, FieldInfo)), None)
+    return field.discriminator
 
 
-def _discriminator(variants: Sequence[type[BaseModel]]) -> str | None:
-    """The key that tells the kinds of a section apart, if it has several."""
-    if len(variants) < 2:
-        return None
-    shared = set.intersection(*(set(variant.model_fields) for variant in variants))
-    return next(key for key in variants[0].model_fields if key in shared and _is_tag(variants, key))
-
-
-def _is_tag(variants: Sequence[type[BaseModel]], key: str) -> bool:
-    tags = [_tags(variant, key) for variant in variants]
-    return all(tags) and len(set().union(*tags)) == sum(map(len, tags))
-
-
-def _tags(variant: type[BaseModel], key: str) -> tuple[Any, ...]:
-    annotation = variant.model_fields[key].annotation
-    is_literal = typing.get_origin(annotation) is typing.Literal
-    return typing.get_args(annotation) if is_literal else ()
+def _tags(variant: type[BaseModel], discriminator: str) -> tuple[Any, ...]:
+    return typing.get_args(variant.model_fields[discriminator].annotation)

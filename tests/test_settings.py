@@ -15,7 +15,7 @@ from stampede.settings import Section, SettingsError, from_key_values, parse_yam
         ("a: !!timestamp x", "job.yaml: not valid YAML"),
         ("a: [1", "job.yaml, line 1: not valid YAML"),
         ("a: 1\nb: !!python/object/apply:os.system [true]", "line 2: not valid YAML: could not"),
-        ("a: 1\nb: 2\na: 3", "job.yaml: key 'a' stands on line 1 and again on line 3; keep one"),
+        ("a: 1\nb: 2\na: 3", "job.yaml: key 'a' is on line 1 and again on line 3; keep one"),
         ("a:\n  1: 2", "job.yaml: line 2: found the key 1, expected a name"),
     ],
 )
@@ -39,12 +39,10 @@ def test_an_alias_still_works():
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("!!int 0x" + "f" * 900_000, "line 1: found a number of 900,002 characters"),
-        ("a: 1\nb: !!float " + "1:" * 450_000 + "1", "line 2: found a number of"),
-        ("1" * 401, "line 1: found a number of 401 characters; 400 are the most"),
-        ("a: &a [1]\nb: &b [*a, *a]\nc: [*b]", "line 2: 100 aliases"),
-        ("a: &a [*a]", "line 1: 100 aliases"),
-        ("a: &a 1\nb: [" + "*a, " * 101 + "]", "line 2: 100 aliases"),
+        ("a: " + "1" * 5000, "job.yaml: not valid YAML: Exceeds the limit"),
+        ("a: &a [1]\nb: &b [*a, *a]\nc: [*b]", "line 2: at most 100 aliases"),
+        ("a: &a [*a]", "line 1: at most 100 aliases"),
+        ("a: &a 1\nb: [" + "*a, " * 101 + "]", "line 2: at most 100 aliases"),
     ],
 )
 def test_what_would_take_for_ever_is_refused(text, words):

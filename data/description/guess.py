@@ -1,4 +1,4 @@
-"""What an undescribed file may be: a known log, or a table with a schema of its own."""
+"""Guesses the kind and the schema of a click log from its files' names and first rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 import polars as pl
 import pyarrow
 import pyarrow.parquet
-import yaml
 
 from stampede.data.description.rows import PART, Rows
 from stampede.data.errors import DataError
@@ -36,12 +35,12 @@ _SECONDS = (1_000_000_000, 2_000_000_000)
 
 @dataclass(frozen=True)
 class Guess:
-    """What a file may be.
+    """What a log seems to be.
 
     Attributes:
         kind: of log.
-        schema: of a table, as a schema file has it; None for other kinds.
-        reason: why, and what was left out: sentences for a person.
+        schema: of a table, in the form of a schema file; None for other kinds.
+        reason: sentences that say why, and which columns were left out.
     """
 
     kind: Kind
@@ -50,10 +49,10 @@ class Guess:
 
 
 def guess(files: Sequence[Path]) -> Guess:
-    """From the names of the files and the head of the first.
+    """Guess from the files' names and the start of the first file.
 
     Raises:
-        DataError: nothing can be said; says that a schema is needed.
+        DataError: the log is of no known kind; the user has to write a schema.
     """
     path = files[0]
     if any(suffix in (".parquet", ".pq") for suffix in path.suffixes):
@@ -66,7 +65,7 @@ def guess(files: Sequence[Path]) -> Guess:
         reason = f"line 1 of {path} has {len(CRITEO.columns)} columns separated by tabs"
         return Guess(kind, None, [f"guessed --kind {kind}: {reason}"])
     if set(line.split(",")) >= _AVAZU:
-        return Guess("avazu", None, [f"guessed --kind avazu: its header is line 1 of {path}"])
+        return Guess("avazu", None, [f"guessed --kind avazu: line 1 of {path} is its header"])
     separator = max("\t,;|", key=line.count)
     return _table(path, _delimited_head(path, head, separator), {"separator": separator})
 
@@ -109,15 +108,15 @@ def _table(path: Path, head: pl.DataFrame, written: dict[str, Any]) -> Guess:
 
 
 def _head(path: Path) -> str:
-    """Whole lines at the start of a file."""
+    """The first lines of a file."""
     block = next(read_blocks(path), None)
     if block is None:
         raise DataError(f"{path}: is empty; write where the click log is")
     head = block.data[: block.data.rfind(b"\n", 0, _HEAD_BYTES) + 1]
     if not head:
         raise DataError(
-            f"{path}: line 1 is longer than {_HEAD_BYTES >> 20} MB, as no line of a click log is; "
-            "write \\n between its lines"
+            f"{path}: line 1 is longer than {_HEAD_BYTES >> 20} MB, so this is no click log; a log "
+            "has one row per line, with \\n between lines"
         )
     return head.decode("utf-8", "replace")
 
@@ -206,31 +205,25 @@ def _listed(names: Sequence[str]) -> str:
     return cut(", ".join(map(shown, names[:12])) + ", ..." * (len(names) > 12))
 
 
-def to_yaml(schema: dict[str, Any]) -> str:
-    """A schema file."""
-    return yaml.safe_dump(schema, sort_keys=False, allow_unicode=True)
-
-
 def chosen_features(schema: Schema, rows: Rows) -> list[str]:
-    """What `data.features: auto` chooses: a line for each kind of feature, with its key.
+    """What `data.features: auto` chooses: one line per key, with the fields that get it.
 
     Args:
-        schema: with the fields that `auto` adds, what it chooses by the training part still open.
-        rows: of the log, described as they are.
+        schema: with the fields that `auto` adds; `min_count` and transforms may be open.
+        rows: of the log, described without `auto`.
     """
-    train = rows.frame.filter(pl.col(PART) == TRAIN)
-    tails = {name: (0.0, 0.0, 0.0) for name in schema.numbers}
-    counted = train.select(
+    tails = rows.frame.filter(pl.col(PART) == TRAIN).select(
         pl.len().alias(PART),
         *(
-            pl.concat_list(value.min(), value.max(), value.mean()).alias(name)
+            pl.concat_list(
+                seen.fill_null(0.0) for seen in (value.min(), value.max(), value.mean())
+            ).alias(name)
             for name, field in schema.numbers.items()
             for value in [filled(pl.col(name), field.fill, ()).cast(pl.Float64)]
         ),
     )
-    known = counted.collect().row(0, named=True)
-    trained = known.pop(PART)
-    chosen = settled(schema, trained, (tails | known) if trained else tails)
+    tails = tails.collect().row(0, named=True)
+    chosen = settled(schema, tails.pop(PART), tails)
     features: dict[str, list[str]] = {}
     for name, field in chosen.numbers.items():
         if schema.numbers[name].transform is None:
@@ -245,8 +238,7 @@ def chosen_features(schema: Schema, rows: Rows) -> list[str]:
             features[f"ids.{name}: {{encode: {field.encode}}}"] = [f"of {schema.time.column}"]
         elif isinstance(field, Vocabulary) and schema.ids[name].min_count is None:
             features.setdefault(f"ids.NAME.min_count: {field.min_count}", []).append(name)
-    return [f"{key}  ({_few(names)})" for key, names in features.items()]
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + f" and {len(names) - 8} more" * (len(names) > 8)
+    return [
+        f"{key}  ({', '.join(names[:8])}" + f" and {len(names) - 8} more" * (len(names) > 8) + ")"
+        for key, names in features.items()
+    ]

@@ -1,4 +1,4 @@
-"""Statistics as one page, readable in black and white."""
+"""Statistics as one page of pictures, readable in black and white."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure, SubFigure
-from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import EngFormatter, FuncFormatter, NullLocator, PercentFormatter
 
 from stampede.data.description.statistics import Column, IdColumn, NumberColumn, Statistics
-from stampede.data.description.text import width
 from stampede.data.prepared.manifest import PARTS
 
 _Panel = Callable[[Axes, Column], None]
 
-# More panels than these are too small to read on a page; the table has all columns.
+# More panels would be too small to read on a page; the text has all columns.
 _MOST_PANELS = 48
 _PER_ROW = 9
 
 # Inches.
 _WIDTH, _OVER_TIME, _PANEL_ROW, _SHARES, _HEADING = 14.0, 2.4, 1.35, 3.4, 0.5
 _LEFT, _RIGHT = 0.75, 0.25
+_COUNTS = EngFormatter(sep="")  # such as 2.5k
 _STYLES = ({"color": "white"}, {"color": "0.6"}, {"color": "black"})
 
 
 def draw(title: str, statistics: Statistics, path: Path) -> None:
-    """Draw a page: click rate and rows over time, and a small panel or bar for each column.
+    """Draw a page: click rate and rows over time, then a small panel or bar for each column.
 
-    Columns without any value are named in the table only.
+    Columns without any value appear in the text only.
 
     Args:
         title: heading.
@@ -46,14 +46,13 @@ def draw(title: str, statistics: Statistics, path: Path) -> None:
 
     def panels(columns: Sequence[Column], heading: str, one: _Panel) -> None:
         if columns:
-            strips.append((_height(columns), lambda strip: _panels(strip, columns, heading, one)))
+            rows = -(-min(len(columns), _MOST_PANELS) // _PER_ROW)
+            height = rows * _PANEL_ROW + 0.5
+            strips.append((height, lambda strip: _panels(strip, columns, heading, one)))
 
     panels(ids, "Share of the ids that the k most frequent cover (k on a log scale)", _coverage)
-    panels(
-        ids,
-        "Click rate of the ids by rank, and of all rows (dashed)",
-        lambda axes, column: _id_rates(axes, column, statistics.rate),
-    )
+    heading = "Click rate of the ids by rank, and of all rows (dashed)"
+    panels(ids, heading, lambda axes, column: _id_rates(axes, column, statistics.rate))
     if ids or numbers:
         strips.append((_SHARES, lambda strip: _shares(strip, statistics, [*ids, *numbers])))
     heading = "Numbers: rows by value (wide ranges on a log scale), and their click rate (line)"
@@ -61,7 +60,7 @@ def draw(title: str, statistics: Statistics, path: Path) -> None:
     heights = [height for height, _ in strips]
     figure = Figure(figsize=(_WIDTH, sum(heights) + _HEADING))
     figure.suptitle(title, fontsize=13, y=1 - 0.15 / figure.get_figheight())
-    # An empty strip on top is for the heading.
+    # The empty strip on top holds the title.
     drawn = figure.subfigures(len(heights) + 1, 1, height_ratios=[_HEADING, *heights])[1:]
     for strip, (_, fill) in zip(drawn, strips, strict=True):
         fill(strip)
@@ -70,33 +69,33 @@ def draw(title: str, statistics: Statistics, path: Path) -> None:
 
 def _over_time(strip: SubFigure, statistics: Statistics) -> None:
     axes = strip.subplots()
-    _place(strip, bottom=0.55, top=0.35, right=_LEFT)
+    _set_margins(strip, bottom=0.55, top=0.35, right=_LEFT)
     slices = statistics.slices
-    rates = (slices["clicks"] / slices["rows"]).to_numpy()
-    starts, wide = slices["start"].to_numpy(), statistics.width
-    places = starts + wide / 2
-    # The calendar has no other times.
+    starts, width = slices["start"].to_numpy(), statistics.width
+    places = starts + width / 2
+    # Beyond these times matplotlib has no calendar.
     if statistics.by_time and starts.min() >= 0 and starts.max() < 200 * 365 * 86400:
         places = [datetime.fromtimestamp(place, timezone.utc) for place in places]
         locator = AutoDateLocator()
         axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
         axes.set_xlabel("time (UTC)")
-        wide = wide / 86400
+        width /= 86400
     else:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.set_xlabel("seconds since 1970" if statistics.by_time else "row")
     rows = axes.twinx()
-    rows.bar(places, slices["rows"].to_numpy(), wide * 0.9, color="0.85")
+    rows.bar(places, slices["rows"].to_numpy(), width * 0.9, color="0.85")
     rows.set_ylabel("rows (bars)", fontsize=8)
-    rows.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(int(value))))
+    rows.yaxis.set_major_formatter(_COUNTS)
     axes.set_zorder(rows.get_zorder() + 1)
     axes.patch.set_visible(False)
-    axes.plot(places, rates, "ko-", ms=3)
+    axes.plot(places, (slices["clicks"] / slices["rows"]).to_numpy(), "ko-", ms=3)
     axes.axhline(statistics.rate, color="0.4", linestyle="--", linewidth=1)
-    span = width(statistics.width, statistics.by_time)
-    heading = f"Click rate (line) and rows (bars) in slices of {span}"
-    heading += f"; dashed: all rows, {statistics.rate:.4f}"
+    heading = (
+        f"Click rate (line) and rows (bars) in slices of {statistics.span(statistics.width)}; "
+        f"dashed: all rows, {statistics.rate:.4f}"
+    )
     axes.set_title(heading, loc="left", fontsize=11)
 
 
@@ -112,7 +111,7 @@ def _panels(
     shown = columns[:_MOST_PANELS]
     across = min(_PER_ROW, len(shown))
     panels = strip.subplots(-(-len(shown) // across), across, squeeze=False).ravel()
-    _place(strip, bottom=0.3, top=0.62)
+    _set_margins(strip, bottom=0.3, top=0.62)
     strip.subplots_adjust(wspace=0.25, hspace=0.6)
     strip.text(_LEFT / _WIDTH, 1 - 0.3 / _inches(strip), heading, fontsize=11, va="bottom")
     for panel, column in zip(panels, shown, strict=False):
@@ -125,7 +124,8 @@ def _panels(
 
 def _coverage(axes: Axes, column: IdColumn) -> None:
     places, covered = column.curve
-    axes.set_title(f"{_cut(column.name)}: {_short(column.distinct)} ids", fontsize=7.5, pad=2)
+    distinct = EngFormatter(places=0, sep="")(column.distinct)
+    axes.set_title(f"{_cut(column.name)}: {distinct} ids", fontsize=7.5, pad=2)
     axes.set_ylim(0, 1.02)
     axes.set_yticks([0, 0.5, 1], ["0", "50%", "100%"])
     axes.tick_params(labelleft=axes.get_subplotspec().is_first_col())
@@ -152,7 +152,7 @@ def _shares(strip: SubFigure, statistics: Statistics, columns: Sequence[Column])
     """Missing values above, unseen ids below."""
     columns = columns[: 2 * _MOST_PANELS]
     axes_of = dict(zip(("missing", "unseen"), strip.subplots(2, 1, sharex=True), strict=True))
-    _place(strip, bottom=0.95, top=0.35)
+    _set_margins(strip, bottom=0.95, top=0.35)
     strip.subplots_adjust(hspace=0.35)
     shown = [part for part, rows in enumerate(statistics.rows) if rows]
     for what, axes in axes_of.items():
@@ -168,7 +168,7 @@ def _shares(strip: SubFigure, statistics: Statistics, columns: Sequence[Column])
         axes.set_xlim(-0.6, len(columns) - 0.4)
     upper, lower = axes_of.values()
     upper.set_title("Share of missing values", loc="left", fontsize=11)
-    lower.set_title("Share of unseen ids, which the training part lacks", loc="left", fontsize=11)
+    lower.set_title("Share of ids absent from the training part", loc="left", fontsize=11)
     upper.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, fontsize=8, frameon=False)
     names = [_cut(column.name) for column in columns]
     crowded = len(columns) > 30 or max(map(len, names)) > 6
@@ -199,33 +199,20 @@ def _histogram(axes: Axes, column: NumberColumn) -> None:
 
 
 def _log_ticks(axes: Axes, ticks: list[int]) -> None:
-    axes.set_xticks(ticks, [_short(tick) for tick in ticks])
+    axes.set_xticks(ticks, [_COUNTS(tick) for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
-
-
-def _height(columns: Sequence[Column]) -> float:
-    return -(-min(len(columns), _MOST_PANELS) // _PER_ROW) * _PANEL_ROW + 0.5
 
 
 def _inches(strip: SubFigure) -> float:
     return strip.bbox.height / strip.figure.dpi
 
 
-def _place(strip: SubFigure, bottom: float, top: float, right: float = _RIGHT) -> None:
-    """Margins in inches."""
+def _set_margins(strip: SubFigure, bottom: float, top: float, right: float = _RIGHT) -> None:
+    """Set the margins, in inches."""
     height = _inches(strip)
     strip.subplots_adjust(
         left=_LEFT / _WIDTH, right=1 - right / _WIDTH, bottom=bottom / height, top=1 - top / height
     )
-
-
-def _short(count: int) -> str:
-    """For example 12k or 3.4M."""
-    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if count >= size:
-            digits = 0 if count >= 10 * size or count % size == 0 else 1
-            return f"{count / size:.{digits}f}{unit}"
-    return str(count)
 
 
 def _cut(name: str) -> str:

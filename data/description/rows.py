@@ -1,4 +1,4 @@
-"""Rows of a raw log or a prepared folder, written as Parquet that Polars describes alike."""
+"""Rows of a raw log or a prepared folder, copied to Parquet files for Polars to describe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stampede.data.prepared.manifest import (
     read_manifest,
 )
 from stampede.data.progress import RowProgress
-from stampede.data.raw.log import LABEL, TIME
+from stampede.data.raw.log import LABEL, TIME, Chunk, RawLog
 from stampede.data.raw.rows import BadRows
 from stampede.data.schema.schema import Hashed, IdField, Integers, Quantiles, TimePart
 from stampede.data.sources import Assignment, Source
@@ -38,16 +38,15 @@ class Rows:
     """Rows to describe.
 
     Attributes:
-        frame: a column per id field and number, null where missing, lists where there may be
-            several ids; `#label`, `#part` (number in `PARTS`), `#place` (see `by_time`).
-        by_time: whether `#place` is seconds since 1970, not the number of the row.
-        ids: a word for the kind of each id field, by name, in order.
-        numbers: their names.
-        filled: whether missing numbers were filled, so that nobody knows how many they were.
-        unseen: by id field, the id that stands for those that the training part lacks, where
-            there is one.
-        texts: ids of a field as a person knows them.
-        notes: what a reader of the description has to know.
+        frame: one column per id field and number, null where missing, lists of ids for multi-valued
+            fields; `#label`, `#part` (index into `PARTS`), `#place` (see `by_time`).
+        by_time: whether `#place` is seconds since 1970; else it is the row's number.
+        ids: kind of each id field, in a word, by name.
+        numbers: names of the numeric columns.
+        notes: sentences for the reader of the description.
+        filled: whether missing numbers were filled, so that they cannot be counted.
+        unseen: by id field, the id that all ids absent from the training part share.
+        texts: maps a field and some of its ids to their text.
     """
 
     frame: pl.LazyFrame
@@ -64,42 +63,40 @@ def raw_rows(source: Source, bad_rows: BadRows, limit: int | None, folder: Path)
     """Rows of a raw log.
 
     Args:
-        source: the log and its division.
-        bad_rows: what happens to bad rows.
-        limit: first rows that are looked at, bad ones included; None: all.
-        folder: for the Parquet files.
+        source: the log and its split.
+        bad_rows: what to do with bad rows.
+        limit: read only this many rows, bad ones included; None: all.
+        folder: where to keep the rows as Parquet files.
 
     Raises:
-        DataError: the log has no good row, or a bad one that is not to be left out.
+        DataError: the log has no good row, or has a bad row and `bad_rows` refuses it.
     """
     log, fields = source.log, source.log.schema.ids
     counts = None
-    if source.split.needs_counts():
-        counts = _first_counts(source, limit)
+    if source.split.needs_counts() and limit is None:
+        with RowProgress("counting rows", log.bytes) as progress:
+            counts = log.counts(progress.advance_to)
+    elif source.split.needs_counts():
+        counts = [0] * len(log.files)
+        for _ in _first_rows(log, BadRows("skip"), limit, counts):
+            pass
     assignment = Assignment(source.split, counts, source.test_share, source.file_parts)
-    seen = [0] * len(log.files)
     frames = _Frames(folder, log.schema.time is not None)
     with RowProgress("describing", log.bytes) as progress:
-        for chunk in log.chunks(bad_rows):
-            if limit is not None:
-                chunk = chunk.take(chunk.numbers < limit - sum(seen[: chunk.file]))
-            if len(chunk.numbers):
-                seen[chunk.file] = int(chunk.numbers[-1]) + 1
-                frames.append(chunk.frame, assignment.parts(chunk))
-                progress.advance_to(chunk.position, len(chunk.numbers))
-            if limit is not None and sum(seen) >= limit:
-                break
+        for chunk in _first_rows(log, bad_rows, limit, [0] * len(log.files)):
+            frames.append(chunk.frame, assignment.parts(chunk))
+            progress.advance_to(chunk.position, len(chunk.numbers))
     if not frames.rows:
         log.check_rows()
         raise DataError(f"{log.files[0]}: all {bad_rows.count:,} rows are bad and were left out")
     notes = [f"parts: split {source.split.split}, see --set"]
     if limit is not None:
-        notes.append(f"only the first {limit:,} rows were looked at (--rows)")
+        notes.append(f"only the first {limit:,} rows were read (--rows)")
     if bad_rows.count:
-        notes.append(f"{bad_rows.count:,} bad rows were left out and written aside")
+        notes.append(f"{bad_rows.count:,} bad rows were left out and listed in a file")
     if bad_rows.marks:
         notes.append(missing_marks_sentence(bad_rows.marks_by_column()))
-    # What is cut into quantiles is a number to whoever looks at it.
+    # A column that is cut into quantiles is described as the number that it is.
     cut = [name for name, found in fields.items() if isinstance(found, Quantiles)]
     return Rows(
         frames.scan(),
@@ -110,12 +107,27 @@ def raw_rows(source: Source, bad_rows: BadRows, limit: int | None, folder: Path)
     )
 
 
+def _first_rows(
+    log: RawLog, bad_rows: BadRows, limit: int | None, counts: list[int]
+) -> Iterator[Chunk]:
+    """The first `limit` rows; `counts` is updated to the rows of each file read so far."""
+    for chunk in log.chunks(bad_rows):
+        if not len(chunk.numbers):
+            continue
+        counts[chunk.file] = int(chunk.numbers[-1]) + 1
+        over = 0 if limit is None else max(sum(counts) - limit, 0)
+        counts[chunk.file] -= over
+        yield chunk.take(chunk.numbers < counts[chunk.file])
+        if sum(counts) == limit:
+            return
+
+
 def prepared_rows(folder: Path, limit: int | None, spool: Path) -> Rows:
     """Rows of a prepared folder.
 
     Args:
-        limit: first rows of each part that are looked at; None: all.
-        spool: for the Parquet files.
+        limit: read only this many rows of each part; None: all.
+        spool: where to keep the rows as Parquet files.
 
     Raises:
         DataError: the folder is damaged.
@@ -129,14 +141,14 @@ def prepared_rows(folder: Path, limit: int | None, spool: Path) -> Rows:
     if not frames.rows:
         raise DataError(f"{folder}: has no rows; prepare the data again")
     notes = [
-        "unseen: the row that rare ids and those the training part lacks share, or, where a "
-        "field has none, rows that no training sample has",
-        "numbers are as they were written, with missing ones filled",
+        "unseen: ids in the row that rare and unseen ids share; in a field without such a row, "
+        "ids that no training sample has",
+        "numbers are as prepared: missing ones are filled",
     ]
     if limit is not None:
-        notes.append(f"only the first {limit:,} rows of each part were looked at")
+        notes.append(f"only the first {limit:,} rows of each part were read (--rows)")
     if manifest.bad_rows:
-        notes.append(f"{manifest.bad_rows:,} bad rows were left out in the preparation")
+        notes.append(f"{manifest.bad_rows:,} bad rows were left out when the folder was prepared")
     return Rows(
         frames.scan(),
         frames.by_time,
@@ -150,7 +162,7 @@ def prepared_rows(folder: Path, limit: int | None, spool: Path) -> Rows:
 
 
 class _Frames:
-    """Parquet files of a folder, one for each piece of the rows."""
+    """Keeps rows in a folder, one Parquet file per chunk."""
 
     def __init__(self, folder: Path, by_time: bool) -> None:
         self._folder, self.by_time, self.rows = folder, by_time, 0
@@ -165,27 +177,10 @@ class _Frames:
         return pl.scan_parquet(sorted(self._folder.glob("*.parquet")))
 
 
-def _first_counts(source: Source, limit: int | None) -> list[int]:
-    """Rows of each file, as far as they are looked at."""
-    log = source.log
-    if limit is None:
-        with RowProgress("counting rows", log.bytes) as progress:
-            return log.counts(progress.advance_to)
-    # Not the whole log for its first rows.
-    counts = [0] * len(log.files)
-    for chunk in log.chunks(BadRows("skip")):
-        if len(chunk.numbers):
-            counts[chunk.file] = int(chunk.numbers[-1]) + 1
-        if sum(counts) >= limit:
-            counts[chunk.file] -= sum(counts) - limit
-            break
-    return counts
-
-
 def _pieces(
     folder: Path, manifest: Manifest, limit: int | None
 ) -> Iterator[tuple[pl.DataFrame, int]]:
-    """Rows and the number of their part."""
+    """Rows, and the number of their part."""
     for part, name in enumerate(PARTS):
         left = manifest.rows(name) if limit is None else limit
         for shard in manifest.parts.get(name, []):
@@ -225,7 +220,7 @@ def _null_where_missing(values: pl.Series, entry: FieldEntry) -> pl.Series:
 
 
 def _texts(folder: Path, manifest: Manifest, column: str, rows: list[int]) -> list[str]:
-    """Texts of ids where they were kept, else their rows."""
+    """Texts of ids if the folder has its vocabulary, else `row N`."""
     name = f"{LEARNED_FOLDER}/{column}.parquet"
     found: dict[int, str] = {}
     if any(file.name == name for file in manifest.learned):
@@ -241,7 +236,7 @@ def _texts(folder: Path, manifest: Manifest, column: str, rows: list[int]) -> li
 
 
 def _kind(found: IdField) -> str:
-    """A word for the table."""
+    """The field's kind as the table shows it."""
     if isinstance(found, TimePart):
         return found.encode.replace("_", " ")
     if isinstance(found, Hashed):

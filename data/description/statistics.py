@@ -1,8 +1,9 @@
-"""What is known of the columns of a data set: Polars' statistics of each, one after the other."""
+"""Statistics of the columns of a data set, computed by Polars one column at a time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime, timezone
 
 import numpy as np
 import polars as pl
@@ -16,18 +17,19 @@ from stampede.data.sources import TEST, TRAIN, VALIDATION
 TOPS = (1, 10, 100, 1000)
 QUANTILES = (0.25, 0.5, 0.75, 0.99)
 
-# Ids whose click rate is shown.
+# The most frequent ids, whose click rate is shown.
 _TOP_IDS = 10
 
 SLICES = 50
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
-_TIMES = (1, 10, _MINUTE, 5 * _MINUTE, 15 * _MINUTE, _HOUR, 3 * _HOUR, 6 * _HOUR, 12 * _HOUR, _DAY)
-_TIMES += tuple(_DAY * days for days in (7, 28, 364, 3640, 36400, 364000))
+_MINUTE, _HOUR, DAY = 60, 3600, 86400
+_TIMES = (1, 10, _MINUTE, 5 * _MINUTE, 15 * _MINUTE, _HOUR, 3 * _HOUR, 6 * _HOUR, 12 * _HOUR)
+_TIMES += tuple(DAY * days for days in (1, 7, 28, 364, 3640, 36400, 364000))
+_UNITS = {"day": DAY, "hour": _HOUR, "minute": _MINUTE, "second": 1}
 
 _CURVE_POINTS = 64
 _BINS = 40
 
-# Buckets of a number for its AUC, and the rows by which a click rate is drawn to the mean.
+# Buckets of a number for its AUC, and how many rows of the mean click rate a rate is smoothed with.
 _BUCKETS, _PRIOR = 50, 20
 
 _VALUE = "value"
@@ -38,15 +40,15 @@ class Column:
     """An id field or a number.
 
     Attributes:
-        name: of it.
-        values: `[3]` rows of each part, or ids where a row may have several; a row without one
+        name: of the column.
+        values: `[3]` rows of each part, or ids of a multi-valued field, where a row without an id
             counts as one.
-        missing: `[3]` how many of them are missing; None where nobody knows.
-        unseen: `[3]` how many of them are ids that the training part lacks; None for numbers.
-        alone: AUC on the test part of this column's click rates in the training part; None where
-            a part is empty or of one class.
-        rates: `[rows, clicks]` of the most frequent ids; of numbers, of the missing ones and the
-            four quarters.
+        missing: `[3]` how many of them are missing; None if not known.
+        unseen: `[3]` how many of them are ids absent from the training part; None for numbers.
+        alone: test AUC of the column's click rates in the training part; None where a part is
+            empty or has one class only.
+        rates: `[n, 2]` rows and clicks of the most frequent ids; for numbers, of missing values
+            and the four quarters.
     """
 
     name: str
@@ -57,7 +59,7 @@ class Column:
     rates: np.ndarray
 
     def share(self, what: str, part: int | None = None) -> float | None:
-        """Share of a part's values, or of all, that is `missing` or `unseen`; None: not known."""
+        """Share of the values of a part, or of all, that is `missing` or `unseen`, if known."""
         counts = getattr(self, what)
         if counts is None or (what == "unseen" and not self.values[TRAIN]):
             return None
@@ -70,10 +72,10 @@ class IdColumn(Column):
     """An id field.
 
     Attributes:
-        kind: a word for it.
+        kind: how its ids are encoded, in a word.
         distinct: number of different ids.
-        curve: k, and the share of all ids that are present which the k most frequent cover.
-        top: the most frequent ids, as a person knows them.
+        curve: k, and the share of all present ids that the k most frequent cover.
+        top: text of the most frequent ids.
     """
 
     kind: str
@@ -82,7 +84,7 @@ class IdColumn(Column):
     top: list[str]
 
     def coverage(self, ids: int) -> float | None:
-        """Share of the most frequent `ids` ids; one of `TOPS`. None where no id is present."""
+        """Share that the `ids` most frequent ids cover; `ids` is one of `TOPS`."""
         if not self.distinct:
             return None
         return float(self.curve[1][np.searchsorted(self.curve[0], min(ids, self.distinct))])
@@ -93,7 +95,7 @@ class NumberColumn(Column):
     """A number.
 
     Attributes:
-        summary: mean, smallest, `QUANTILES`, largest; empty where no value is there.
+        summary: mean, minimum, `QUANTILES`, maximum; empty if all values are missing.
         histogram: edges, and rows and clicks between them.
     """
 
@@ -108,9 +110,9 @@ class Statistics:
     Attributes:
         rows, clicks: `[3]` of each part.
         ids, numbers: its columns.
-        by_time: whether slices are of seconds since 1970, not of rows.
+        by_time: whether slices are of seconds since 1970; else of rows.
         width: of a slice.
-        slices: `start` of each slice that has rows, in order, its `rows` and `clicks`.
+        slices: `start`, `rows` and `clicks` of each slice that has rows, in order.
     """
 
     rows: np.ndarray
@@ -126,17 +128,40 @@ class Statistics:
         """Click rate of all rows."""
         return float(self.clicks.sum() / self.rows.sum()) if self.rows.sum() else None
 
+    def wider(self, width: int) -> pl.DataFrame:
+        """The slices merged to a larger width."""
+        start = pl.col("start") // width * width
+        return self.slices.group_by(start).sum().sort("start")
+
+    def place(self, start: int) -> str:
+        """Start of a slice: a time (UTC) or a row number."""
+        if not self.by_time:
+            return f"row {start:,}"
+        try:
+            when = datetime.fromtimestamp(start, timezone.utc)
+        except (OverflowError, ValueError, OSError):
+            return f"{start} s"
+        return f"{when:%Y-%m-%d %H:%M}" if start % 60 == 0 else f"{when:%Y-%m-%d %H:%M:%S}"
+
+    def span(self, width: int) -> str:
+        """Width of a slice, such as `3 hours` or `4,096 rows`."""
+        if not self.by_time:
+            return f"{width:,} rows"
+        unit, seconds = next(item for item in _UNITS.items() if width % item[1] == 0)
+        return f"{width // seconds} {unit}" + "s" * (width > seconds)
+
 
 def collect(rows: Rows) -> Statistics:
-    """Statistics of all rows; the counts of one column are in memory at a time.
+    """Statistics of all rows, with the counts of one column in memory at a time.
 
     Raises:
         DataError: the texts of ids cannot be read.
     """
     counts = _counts(rows.frame.select(PART, LABEL, pl.lit(0).alias(_VALUE)))[1].sum(0)
-    ends = rows.frame.select(pl.col(PLACE).min().alias("a"), pl.col(PLACE).max().alias("b"))
+    ends = rows.frame.select(first=pl.col(PLACE).min(), last=pl.col(PLACE).max())
     width = least_width(*ends.collect().row(0), rows.by_time, SLICES)
-    slices = rows.frame.group_by((pl.col(PLACE) // width * width).alias("start"))
+    slices = rows.frame.group_by(start=pl.col(PLACE) // width * width)
+    slices = slices.agg(rows=pl.len().cast(pl.Int64), clicks=(pl.col(LABEL) > 0).sum())
     return Statistics(
         rows=counts[:, 0],
         clicks=counts[:, 1],
@@ -144,39 +169,33 @@ def collect(rows: Rows) -> Statistics:
         numbers=[_number(rows, name) for name in rows.numbers],
         by_time=rows.by_time,
         width=width,
-        slices=slices.agg(
-            pl.len().cast(pl.Int64).alias("rows"), (pl.col(LABEL) > 0).sum().alias("clicks")
-        )
-        .sort("start")
-        .collect(engine="streaming"),
+        slices=slices.sort("start").collect(engine="streaming"),
     )
 
 
 def least_width(first: int, last: int, by_time: bool, most: int) -> int:
-    """The least width by which there are at most so many slices; it divides all larger ones."""
+    """The smallest width that gives at most `most` slices; it divides all larger widths."""
     widths = _TIMES if by_time else tuple(2**i for i in range(62))
     return next((width for width in widths if last // width - first // width < most), widths[-1])
 
 
 def _counts(values: pl.LazyFrame) -> tuple[pl.Series, np.ndarray]:
-    """The different values, null among them, and `[values, parts, 2]` their rows and clicks."""
-    in_part = [pl.col(PART) == part for part in range(len(PARTS))]
-    counted = (
-        values.group_by(_VALUE)
-        .agg(
-            counted.sum().cast(pl.Int64).alias(f"{part}{kind}")
-            for part, rows in enumerate(in_part)
-            for kind, counted in (("rows", rows), ("clicks", rows & (pl.col(LABEL) > 0)))
-        )
-        .collect(engine="streaming")
+    """Each value once, null included, and `[values, parts, 2]` its rows and clicks."""
+    is_click = pl.col(LABEL) > 0
+    counted = values.group_by(_VALUE).agg(
+        counted.sum().cast(pl.Int64).alias(f"{part}{kind}")
+        for part in range(len(PARTS))
+        for rows in [pl.col(PART) == part]
+        for kind, counted in (("rows", rows), ("clicks", rows & is_click))
     )
+    counted = counted.collect(engine="streaming")
     return counted[_VALUE], counted.drop(_VALUE).to_numpy().reshape(-1, len(PARTS), 2)
 
 
 def _ids(rows: Rows, name: str) -> IdColumn:
     values = rows.frame.select(PART, LABEL, pl.col(name).alias(_VALUE))
     if isinstance(values.collect_schema()[_VALUE], pl.List):
-        values = values.explode(_VALUE)  # of an empty list a null is left
+        values = values.explode(_VALUE)  # an empty list becomes null
     ids, counts = _counts(values)
     is_missing = ids.is_null().to_numpy()
     is_unseen = counts[:, TRAIN, 0] == 0
@@ -204,12 +223,11 @@ def _ids(rows: Rows, name: str) -> IdColumn:
 
 
 def _curve(ordered: np.ndarray, present: int) -> tuple[np.ndarray, np.ndarray]:
-    """Coverage of the first k of `ordered` counts, k evenly on a log scale and all of `TOPS`."""
-    if not len(ordered):
-        return np.empty(0, dtype=np.int64), np.empty(0)
-    points = np.geomspace(1, len(ordered), _CURVE_POINTS).astype(np.int64)
-    tops = [top for top in TOPS if top <= len(ordered)]
-    places = np.unique(np.concatenate([points, tops, [len(ordered)]]))
+    """Coverage of the first k of `ordered` counts, for k evenly on a log scale and in `TOPS`."""
+    most = len(ordered)
+    points = np.geomspace(1, most, _CURVE_POINTS).astype(np.int64) if most else []
+    places = np.unique([*points, *(top for top in TOPS if top <= most), most])
+    places = places[places > 0]
     return places, np.cumsum(ordered)[places - 1] / present
 
 
@@ -223,7 +241,7 @@ def _number(rows: Rows, name: str) -> NumberColumn:
         summary = [values.mean(), values.min(), *quantiles, values.max()]
     shares = np.arange(1, _BUCKETS) / _BUCKETS
     edges = sorted({train.quantile(share, "nearest") for share in shares}) if len(train) else []
-    # Of the missing ones, which are bucket 0, and of the buckets.
+    # Bucket 0 holds the missing values.
     by_bucket, by_quarter = _bucket_counts(table, edges), _bucket_counts(table, summary[2:5])
     return NumberColumn(
         name=name,
@@ -238,7 +256,7 @@ def _number(rows: Rows, name: str) -> NumberColumn:
 
 
 def _bucket_counts(table: pl.DataFrame, edges: list[float]) -> np.ndarray:
-    """`[1 + buckets, parts, 2]` rows and clicks of the missing values and between the edges."""
+    """`[1 + buckets, parts, 2]` rows and clicks of missing values, then between the edges."""
     buckets = bucket_rows(table[_VALUE], edges)
     at = buckets * len(PARTS) + table[PART].to_numpy()
     clicks = (table[LABEL] > 0).to_numpy()
@@ -248,7 +266,7 @@ def _bucket_counts(table: pl.DataFrame, edges: list[float]) -> np.ndarray:
 
 
 def _auc_alone(counts: np.ndarray) -> float | None:
-    """AUC on the test part of the click rates of the training part, of `[values, parts, 2]`."""
+    """Test AUC of the training part's click rates; `counts` is `[values, parts, 2]`."""
     held = TEST if counts[:, TEST].any() else VALIDATION
     rows, clicks = counts[:, TRAIN].T
     if not rows.any():
@@ -263,16 +281,17 @@ def _auc_alone(counts: np.ndarray) -> float | None:
 
 
 def _histogram(values: np.ndarray, clicks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Edges, and rows and clicks between them; `clicks` is a mask."""
     if not len(values):
         return np.empty(0), np.empty(0), np.empty(0)
     low, middle, high = np.quantile(values, [0.001, 0.5, 0.999])
     # Counts and prices: most values near zero, some a thousand times larger.
     if high > 50 and high > 10 * max(abs(middle), 1):
-        # 0, 1, 2, 4, ..., also below zero; finer bins would be a comb of counts.
+        # 0, 1, 2, 4, ... and the same below zero: finer bins of counts would look like a comb.
         up, down = (2.0 ** np.arange(np.ceil(np.log2(max(x, 1))) + 1) for x in (high, -low))
         edges = np.concatenate([-down[::-1] if low < 0 else [], [0.0], up])
     elif high - low < 100 * _BINS and max(-low, high) < 2**50 and (values == values.round()).all():
-        # Each bin holds as many whole numbers.
+        # Every bin spans the same number of integers.
         step = max(1, int(np.ceil((high - low + 1) / _BINS)))
         edges = np.arange(np.floor(low), high + step + 1, step) - 0.5
     else:

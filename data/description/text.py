@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
-from datetime import datetime, timezone
+from collections.abc import Iterable, Iterator, Sequence
 
-import polars as pl
-
-from stampede.data.description.statistics import QUANTILES, TOPS, Column, Statistics, least_width
+from stampede.data.description.statistics import (
+    DAY,
+    QUANTILES,
+    TOPS,
+    Column,
+    Statistics,
+    least_width,
+)
 from stampede.data.prepared.manifest import PARTS
 from stampede.data.sources import TEST, TRAIN, VALIDATION
 
 WIDTH = 100
 _NAME = 18
-# Slices of the table; the picture has more.
+# Slices in the table; the picture has more.
 _SLICES = 12
 _TOP = 3
 
-# Shares and AUCs from which on something is said.
+# Shares and AUCs from which a column or a slice is worth advice.
 _MANY_UNSEEN, _ALL_UNSEEN, _LEAK, _ROW_NAMES, _LARGE_SLICE = 0.2, 0.98, 0.95, 0.9, 1 / 3
 
 
@@ -31,29 +35,30 @@ def described(
         title: heading.
         statistics: of the data.
         notes: sentences below the heading.
-        features: what `data.features: auto` will choose.
+        features: what `data.features: auto` will choose, a line each.
     """
-    head = [*_wrapped(title, ""), *(line for note in notes for line in _wrapped(note, "  "))]
-    blocks = [head, _parts(statistics), _over_time(statistics)]
-    blocks += [_ids(statistics), _top_ids(statistics)] if statistics.ids else []
-    blocks += [_numbers(statistics), _quarters(statistics)] if statistics.numbers else []
+    blocks = [[*_wrapped(title, ""), *_indented(notes)], _parts(statistics), _slices(statistics)]
+    if statistics.ids:
+        blocks += [_ids(statistics), _top_ids(statistics)]
+    if statistics.numbers:
+        blocks += [_numbers(statistics), _quarters(statistics)]
     blocks.append(_between_parts(statistics))
     if features:
         heading = "chosen by data.features=auto; a schema that has the key decides otherwise"
-        blocks.append([heading, *(line for one in features for line in _wrapped(one, "  "))])
-    if said := advice(statistics):
-        blocks.append(["advice", *(line for one in said for line in _wrapped(one, "  "))])
+        blocks.append([heading, *_indented(features)])
+    if sentences := advice(statistics):
+        blocks.append(["advice", *_indented(sentences)])
     return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks) + "\n"
 
 
 def advice(statistics: Statistics) -> list[str]:
-    """What should be done before training: a sentence for each finding."""
+    """What to change before training: one sentence per finding."""
     columns: dict[str, list[str]] = {}
     for column in (*statistics.ids, *statistics.numbers):
         for sentence, shown in _about(column):
             columns.setdefault(sentence, []).append(_cut(column.name, 40) + shown)
-    told = [f"{', '.join(named)}: {sentence}" for sentence, named in columns.items()]
-    return [*_about_parts(statistics), *told]
+    about_columns = [f"{', '.join(names)}: {sentence}" for sentence, names in columns.items()]
+    return [*_about_parts(statistics), *about_columns]
 
 
 def _about_parts(statistics: Statistics) -> Iterator[str]:
@@ -62,21 +67,21 @@ def _about_parts(statistics: Statistics) -> Iterator[str]:
         if rows and clicks in (0, rows):
             found = "clicks" if clicks else "no clicks"
             yield f"the {PARTS[part]} part has {found} only: no AUC there; choose another split"
-    days = _wider(statistics, max(statistics.width, 86400))
+    width = max(statistics.width, DAY)
+    days = statistics.wider(width)
     if statistics.by_time and len(days) > 2:
         largest = int(days["rows"].arg_max())
         share = days["rows"][largest] / statistics.rows.sum()
         if share > _LARGE_SLICE:
-            span = width(max(statistics.width, 86400), True)
             yield (
-                f"{share:.0%} of the rows lie in {span} of {len(days)}, from "
-                f"{place(days['start'][largest], True)} on: a share of the rows is not that share "
-                "of the time; split=by_column divides them at a time"
+                f"{share:.0%} of the rows lie in {statistics.span(width)} of {len(days)}, from "
+                f"{statistics.place(days['start'][largest])} on: a share of the rows is "
+                "another share of the time; split=by_column splits at a date"
             )
 
 
 def _about(column: Column) -> Iterator[tuple[str, str]]:
-    """What is said of a column, and what is shown beside its name."""
+    """Findings about a column, each with what to print beside the column's name."""
     is_number = column.unseen is None
     if not (column.summary if is_number else column.distinct):
         yield "missing in all rows; leave it out", ""
@@ -90,19 +95,15 @@ def _about(column: Column) -> Iterator[tuple[str, str]]:
         remedy = "min_count=2 or more trains the row that they share, encode: hash spreads them"
         if unseen >= _ALL_UNSEEN:
             remedy = (
-                "leave it out; of a time, hour_of_day and weekday serve instead, as "
-                "data.features=auto makes them"
+                "leave it out; for a time, use hour_of_day and weekday, as data.features=auto does"
             )
-        many = f" {unseen:.0%}"
-        yield f"so many ids of the test rows are not in the training part; {remedy}", many
+        finding = f"this share of the test ids is not in the training part; {remedy}"
+        yield finding, f" {unseen:.0%}"
     elif not is_number and column.distinct > _ROW_NAMES * column.values.sum() > 100:
-        yield "almost every row has an id of its own, as if it numbered the rows; leave it out", ""
+        yield "almost every row has its own id, like a row number; leave it out", ""
     if (column.alone or 0.0) >= _LEAK:
-        yield (
-            "alone so large a test AUC, as if it were known only after the click; leave it out "
-            "unless it is known before",
-            f" {column.alone:.3f}",
-        )
+        finding = "this test AUC alone suggests that the value is known only after the click; "
+        yield finding + "leave it out unless it is known before", f" {column.alone:.3f}"
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
@@ -111,92 +112,87 @@ def _wrapped(text: str, indent: str) -> list[str]:
     )
 
 
+def _indented(sentences: Iterable[str]) -> list[str]:
+    return [line for sentence in sentences for line in _wrapped(sentence, "  ")]
+
+
+def _line(name: str, cells: Iterable[str], width: int = 10) -> str:
+    return f"{name:<{_NAME}}" + "".join(f"{cell:>{width}}" for cell in cells)
+
+
+def _clicks(where: str, rows: int, clicks: int, of: int) -> str:
+    share = _percent(rows / of if of else None)
+    return f"{where:<34}{rows:>16,}{share:>10}{clicks:>16,}{_rate(rows, clicks):>12}"
+
+
 def _parts(statistics: Statistics) -> Iterator[str]:
-    yield f"{'part':<{_NAME}}{'rows':>16}{'share':>10}{'clicks':>16}{'click rate':>12}"
+    yield f"{'part':<34}{'rows':>16}{'share':>10}{'clicks':>16}{'click rate':>12}"
     total = statistics.rows.sum()
-    for name, rows, clicks in (
-        *zip(PARTS, statistics.rows, statistics.clicks, strict=True),
-        ("all", total, statistics.clicks.sum()),
-    ):
-        share = percent(rows / total if total else None)
-        yield f"{name:<{_NAME}}{rows:>16,}{share:>10}{clicks:>16,}{_rate(rows, clicks):>12}"
+    for name, rows, clicks in zip(PARTS, statistics.rows, statistics.clicks, strict=True):
+        yield _clicks(name, rows, clicks, total)
+    yield _clicks("all", total, statistics.clicks.sum(), total)
 
 
-def _over_time(statistics: Statistics) -> Iterator[str]:
-    """Rows and click rate, in slices of the picture's, several of which are one where needed."""
+def _slices(statistics: Statistics) -> Iterator[str]:
+    """Rows and click rate over time, in slices at least as wide as the picture's."""
     first, last = (statistics.slices["start"][at] for at in (0, -1))
-    slices = _wider(statistics, least_width(first, last, statistics.by_time, _SLICES))
-    over = "time (UTC)" if statistics.by_time else "rows, in their order"
-    heading = f"over {over}"
-    yield f"{heading:<34}{'rows':>16}{'share':>10}{'clicks':>16}{'click rate':>12}"
+    slices = statistics.wider(least_width(first, last, statistics.by_time, _SLICES))
+    over = "over time (UTC)" if statistics.by_time else "over rows, in their order"
+    yield f"{over:<34}{'rows':>16}{'share':>10}{'clicks':>16}{'click rate':>12}"
     for start, rows, clicks in slices.select("start", "rows", "clicks").iter_rows():
-        where = f"  from {place(start, statistics.by_time)}"
-        share = percent(rows / statistics.rows.sum())
-        yield f"{where:<34}{rows:>16,}{share:>10}{clicks:>16,}{_rate(rows, clicks):>12}"
-
-
-def _wider(statistics: Statistics, wide: int) -> pl.DataFrame:
-    """Slices of a larger width."""
-    return statistics.slices.group_by(pl.col("start") // wide * wide).sum().sort("start")
+        yield _clicks(f"  from {statistics.place(start)}", rows, clicks, statistics.rows.sum())
 
 
 def _ids(statistics: Statistics) -> Iterator[str]:
     tops = "".join(f"{f'top {top}':>9}" for top in TOPS)
     yield f"{'id field':<{_NAME}}{'type':<11}{'distinct':>14}{'missing':>9}{tops}"
     for column in statistics.ids:
-        covered = "".join(f"{percent(column.coverage(top)):>9}" for top in TOPS)
+        covered = "".join(f"{_percent(column.coverage(top)):>9}" for top in TOPS)
         yield (
             f"{_cut(column.name):<{_NAME}}{column.kind[:10]:<11}{column.distinct:>14,}"
-            f"{percent(column.share('missing')):>9}{covered}"
+            f"{_percent(column.share('missing')):>9}{covered}"
         )
-    yield "  top k: share of the ids that are there which the k most frequent ones cover"
+    yield "  top k: share of the present ids that the k most frequent ones cover"
 
 
 def _top_ids(statistics: Statistics) -> Iterator[str]:
-    head = "".join(f"{'id':>13}{'share':>8}{'rate':>6}" for _ in range(_TOP))
-    yield f"{'click rate by id':<{_NAME}}{head}"
+    yield _line("click rate by id", [f"{'id':>13}{'share':>8}{'rate':>6}"] * _TOP)
     for column in statistics.ids:
         cells = [
             f"{_cut(_plain(text), 12):>13}{rows / column.values.sum():>8.1%}{clicks / rows:>6.3f}"
             for text, (rows, clicks) in list(zip(column.top, column.rates, strict=True))[:_TOP]
         ]
-        yield f"{_cut(column.name):<{_NAME}}{''.join(cells)}"
+        yield _line(_cut(column.name), cells)
 
 
 def _numbers(statistics: Statistics) -> Iterator[str]:
-    heads = ["missing", "mean", "min", *(f"{share:.0%}" for share in QUANTILES), "max"]
-    yield f"{'number':<{_NAME}}" + "".join(f"{head:>10}" for head in heads)
+    yield _line("number", ["missing", "mean", "min", *(f"{q:.0%}" for q in QUANTILES), "max"])
     for column in statistics.numbers:
-        shown = "".join(f"{f'{value:.4g}':>10}" for value in column.summary)
-        yield f"{_cut(column.name):<{_NAME}}{percent(column.share('missing')):>10}{shown}"
+        values = (f"{value:.4g}" for value in column.summary)
+        yield _line(_cut(column.name), [_percent(column.share("missing")), *values])
 
 
 def _quarters(statistics: Statistics) -> Iterator[str]:
-    heads = ["missing", "to 25%", "25-50%", "50-75%", "from 75%"]
-    yield f"{'click rate by size':<{_NAME}}" + "".join(f"{head:>10}" for head in heads)
+    yield _line("click rate by size", ["missing", "to 25%", "25-50%", "50-75%", "from 75%"])
     for column in statistics.numbers:
-        cells = "".join(f"{_rate(rows, clicks):>10}" for rows, clicks in column.rates)
-        yield f"{_cut(column.name):<{_NAME}}{cells}"
+        yield _line(_cut(column.name), (_rate(*counts) for counts in column.rates))
 
 
 def _between_parts(statistics: Statistics) -> Iterator[str]:
     shown = [part for part, rows in enumerate(statistics.rows) if rows]
-    heads = [(what, PARTS[part]) for what in ("missing", "unseen") for part in shown]
-    heads.append(("alone", "test AUC"))
-    yield f"{'':<{_NAME}}" + "".join(f"{what:>11}" for what, _ in heads)
-    yield f"{'column':<{_NAME}}" + "".join(f"{part:>11}" for _, part in heads)
+    shares = [(what, part) for what in ("missing", "unseen") for part in shown]
+    yield _line("", [*(what for what, _ in shares), "alone"], 11)
+    yield _line("column", [*(PARTS[part] for _, part in shares), "test AUC"], 11)
     for column in (*statistics.ids, *statistics.numbers):
-        shares = [
-            percent(column.share(what, part)) for what in ("missing", "unseen") for part in shown
-        ]
-        shares.append("-" if column.alone is None else f"{column.alone:.4f}")
-        yield f"{_cut(column.name):<{_NAME}}" + "".join(f"{share:>11}" for share in shares)
-    yield "  unseen: ids that the training part lacks"
+        alone = "-" if column.alone is None else f"{column.alone:.4f}"
+        cells = [_percent(column.share(what, part)) for what, part in shares]
+        yield _line(_cut(column.name), [*cells, alone], 11)
+    yield "  unseen: ids absent from the training part"
     yield "  alone: test AUC of the click rates that the column's ids or sizes have in training"
 
 
-def percent(share: float | None) -> str:
-    """Two digits after the point: a share of 0.01 % of a large log is many rows."""
+def _percent(share: float | None) -> str:
+    """With two decimals: 0.01 % of a large log is many rows."""
     return "-" if share is None else f"{share:.2%}"
 
 
@@ -204,30 +200,10 @@ def _rate(rows: int, clicks: int) -> str:
     return f"{clicks / rows:.4f}" if rows else "-"
 
 
-def place(start: int, by_time: bool) -> str:
-    """A time (UTC), or a row's number."""
-    if not by_time:
-        return f"row {start:,}"
-    try:
-        when = datetime.fromtimestamp(start, timezone.utc)
-    except (OverflowError, ValueError, OSError):
-        return f"{start} s"
-    return f"{when:%Y-%m-%d %H:%M}" if start % 60 == 0 else f"{when:%Y-%m-%d %H:%M:%S}"
-
-
-def width(wide: int, by_time: bool) -> str:
-    """Width of a slice, for a person."""
-    if not by_time:
-        return f"{wide:,} rows"
-    units = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
-    unit, seconds = next(item for item in units.items() if wide % item[1] == 0)
-    return f"{wide // seconds} {unit}" + "s" * (wide > seconds)
-
-
 def _cut(name: str, most: int = _NAME - 1) -> str:
     return name if len(name) <= most else name[: most - 2] + ".."
 
 
 def _plain(text: str) -> str:
-    """On one line, whatever the id holds."""
+    """The text of an id on one line."""
     return text if text.isprintable() else repr(text)

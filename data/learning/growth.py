@@ -14,8 +14,8 @@ from stampede.data.options import GrowthOptions
 ROW_SINCE, SEEN = "row_since", "seen"
 PERIOD = "period"
 
-_KEPT = {VALUE: pl.String, COUNT: pl.Int64, ROW_SINCE: pl.Int32, SEEN: pl.Int32}
-_WAITING = {VALUE: pl.String, PERIOD: pl.Int32, COUNT: pl.Int64}
+KEPT = {VALUE: pl.String, COUNT: pl.Int64, ROW_SINCE: pl.Int32, SEEN: pl.Int32}
+WAITING = {VALUE: pl.String, PERIOD: pl.Int32, COUNT: pl.Int64}
 
 
 class Grown(NamedTuple):
@@ -33,7 +33,7 @@ class Grown(NamedTuple):
 
 def nothing_known() -> Grown:
     """Before the first period."""
-    return Grown(pl.DataFrame(schema=_KEPT), pl.DataFrame(schema=_WAITING))
+    return Grown(pl.DataFrame(schema=KEPT), pl.DataFrame(schema=WAITING))
 
 
 def grown(

@@ -1,4 +1,4 @@
-"""What is learned from the training part, a chunk at a time; saved, and applied to rows."""
+"""Learns ids, ranges and quantiles from the training part, saves them, and encodes rows."""
 
 from __future__ import annotations
 
@@ -12,16 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from stampede.data.errors import DataError
 from stampede.data.formulas import bucket, bucket_rows, filled, flattened, scaled
-from stampede.data.learning.growth import (
-    ROW_SINCE,
-    Grown,
-    grown,
-    nothing_known,
-)
+from stampede.data.learning.growth import KEPT, ROW_SINCE, WAITING, Grown, grown, nothing_known
 from stampede.data.learning.vocabulary import (
     COUNT,
     FIRST_ROW,
@@ -32,7 +27,7 @@ from stampede.data.learning.vocabulary import (
     RowsOfIds,
     ValueCounts,
     distinct_ids,
-    read_values,
+    read_vocabulary,
     vocabulary,
 )
 from stampede.data.options import GrowthOptions
@@ -50,7 +45,7 @@ from stampede.data.schema.schema import (
     is_multi,
 )
 from stampede.files import read_file, sha256
-from stampede.settings import Section, cut
+from stampede.settings import Section, reading
 
 LEARNED = "learned.json"
 
@@ -60,11 +55,11 @@ _PARTS_OF_TIME = {"hour_of_day": 24, "weekday": 7}
 
 
 class NumberRange(Section):
-    """A number in the training part, after filling and `log1p`.
+    """Statistics of a number in the training part, after filling and `log1p`.
 
     Attributes:
-        rows: values seen.
-        low, high: smallest and largest.
+        rows: number of values.
+        low, high: minimum and maximum.
         mean: arithmetic mean.
         squares: sum of the squared distances from the mean.
     """
@@ -83,11 +78,11 @@ class NumberRange(Section):
 
     @property
     def deviation(self) -> float:
-        """Standard deviation; 0 for one value, whose squares may be more by rounding."""
+        """Standard deviation; exactly 0 where all values are equal."""
         return math.sqrt(self.squares / self.rows) if self.high > self.low else 0.0
 
     def merged(self, other: NumberRange) -> NumberRange:
-        """Of both sets of values (Chan, Golub and LeVeque 1983)."""
+        """The statistics of both sets of values together (Chan, Golub and LeVeque 1983)."""
         if not self.rows or not other.rows:
             return self if self.rows else other
         rows = self.rows + other.rows
@@ -102,7 +97,7 @@ class NumberRange(Section):
 
 
 def ranges(chunk: pl.DataFrame, fields: Mapping[str, NumberField]) -> dict[str, NumberRange]:
-    """Ranges of the numbers in some rows."""
+    """Statistics of the numbers in some rows."""
     if not len(chunk) or not fields:
         return {name: NumberRange() for name in fields}
     found = chunk.lazy().select(
@@ -123,16 +118,16 @@ def _filled(name: str, field: NumberField) -> pl.Expr:
 
 
 def transformed(name: str, field: NumberField, seen: NumberRange) -> pl.Expr:
-    """The network's input of a column: Float32."""
+    """A column as an input of the network: Float32."""
     statistics = seen.low, seen.high, seen.mean, seen.deviation
     return scaled(_filled(name, field), field.transform, *statistics).alias(name)
 
 
 def edges_of_quantiles(counts: Iterable[pl.DataFrame], buckets: int) -> list[float]:
-    """Values where a new bucket begins: the inner `buckets`-quantiles, exact, ties merged.
+    """The inner `buckets`-quantiles: exact, equal ones merged.
 
-    The j-th is the smallest value v such that a share of at least j / buckets is at most v; the
-    bucket above begins after it.
+    The j-th is the smallest value v such that a share of at least j / buckets of all values is at
+    most v. It is the largest value of its bucket.
     """
     tables = [table for table in counts if len(table)]
     if not tables:
@@ -141,34 +136,21 @@ def edges_of_quantiles(counts: Iterable[pl.DataFrame], buckets: int) -> list[flo
     values = table[VALUE].to_numpy()
     cumulative = np.cumsum(table[COUNT].to_numpy().astype(np.int64))
     total = int(cumulative[-1])
-    # Whole numbers: ceil(j * total / buckets), without rounding.
+    # ceil(j * total / buckets), in integers.
     needed = np.array([-(-j * total // buckets) for j in range(1, buckets)], dtype=np.int64)
     found = np.unique(values[np.searchsorted(cumulative, needed)])
     return [float(edge) for edge in found if edge < values[-1]]
 
 
 class Encoder(NamedTuple):
-    """A field's table, and the row of each value of a Series, `[n]` int64."""
+    """A field's table, and a function that gives the row of each value, `[n]` int64."""
 
     entry: FieldEntry
     rows: Callable[[pl.Series], np.ndarray]
 
 
-def vocabulary_encoder(name: str, values: pl.Series, multi: bool) -> Encoder:
-    """Of ids with a row each; `values` String."""
-    rows = RowsOfIds(values)
-    entry = FieldEntry(
-        name=name,
-        rows=FIRST_ROW + rows.size,
-        missing_row=MISSING_ROW,
-        unseen_row=UNSEEN_ROW,
-        multi=multi,
-    )
-    return Encoder(entry, rows)
-
-
-def fixed_encoder(name: str, field: IdField) -> Encoder:
-    """Of a field for which nothing is learned. The row after the last is for a missing value."""
+def _fixed_encoder(name: str, field: IdField) -> Encoder:
+    """For a field that learns nothing; the last row is for missing values."""
     if isinstance(field, Hashed):
         size = field.buckets
     else:
@@ -224,12 +206,12 @@ class Learned:
 
     @property
     def ids_dtype(self) -> str:
-        """The narrower of int32 and int64 that holds every row."""
+        """int32 if it holds every row number, else int64."""
         return "int32" if max(entry.rows for entry in self.fields) <= 2**31 else "int64"
 
     @property
     def takes_hashes(self) -> bool:
-        """Whether `encode` takes rows with hashes of ids instead of their texts."""
+        """Whether `encode` accepts hashes of ids in place of their texts."""
         return all(getattr(e.rows, "takes_hashes", True) for e in self._encoders.values())
 
     def encode(
@@ -238,29 +220,32 @@ class Learned:
         numbers_dtype: str,
         distinct: Mapping[str, Distinct] | None = None,
     ) -> Encoded:
-        """Arrays of some typed rows (see `stampede.data.raw.log`).
+        """Encode typed rows (see `stampede.data.raw.log`).
 
         Args:
-            frame: the rows, or them `hashed`.
+            frame: the rows; ids of vocabularies may be `hashed`.
             numbers_dtype: type of the numbers.
-            distinct: the fields that `distinct_ids` gives, where `frame` lacks them; their values
-                may be `hashes`.
+            distinct: the columns of `distinct_ids`, if `frame` lacks them; their values may be
+                `hashes`.
         """
         if distinct is None:
             distinct = distinct_ids(frame, self.schema)
         single = [entry for entry in self.fields if not entry.multi]
-        # Each field in one piece of memory: to write with the stride of a row takes three times as
-        # long as to transpose the whole.
+        # Field by field, then transposed: three times as fast as writing into rows.
         ids = np.empty((len(single), len(frame)), dtype=self.ids_dtype)
         for i, entry in enumerate(single):
             encoder = self._encoders[entry.name]
             if entry.name in distinct:
                 values, codes = distinct[entry.name]
-                # All codes are within; without "clip", numpy copies `out`.
+                # No code is out of range; without mode="clip", numpy would copy `out`.
                 np.take(encoder.rows(values).astype(ids.dtype), codes, out=ids[i], mode="clip")
             else:
                 ids[i] = encoder.rows(frame[entry.name])
-        bags = [self._bag(entry, frame) for entry in self.fields if entry.multi]
+        bags = []
+        for entry in self.fields[len(single) :]:
+            lengths, values = flattened(frame[entry.name])
+            rows = self._encoders[entry.name].rows(values).astype(self.ids_dtype)
+            bags.append((lengths, rows))
         if self._numbers:
             numbers = frame.lazy().select(self._numbers).collect().to_numpy(order="c")
         else:
@@ -282,71 +267,63 @@ class Learned:
             )
         return narrowed
 
-    def _bag(self, entry: FieldEntry, frame: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-        """A cell without an id has one, the missing value's."""
-        lengths, ids = flattened(frame[entry.name])
-        return lengths, self._encoders[entry.name].rows(ids).astype(self.ids_dtype)
-
 
 @dataclass(frozen=True)
 class Growth:
-    """A log that comes in periods, whose vocabularies grow.
+    """How the vocabularies of a log grow from period to period.
 
     Attributes:
-        options: who gets a row.
-        before: what was learned up to the period before; None in the first.
+        options: which ids get a row.
+        folder: what was learned up to the period before; None in the first period.
+        before: content of its `learned.json`.
     """
 
     options: GrowthOptions
-    before: Before | None = None
+    folder: Path | None = None
+    before: Saved | None = None
 
     @property
     def period(self) -> int:
-        """Its number, from 1."""
-        return 1 if self.before is None else self.before.saved.period + 1
+        """Number of this period, from 1."""
+        return 1 if self.before is None else self.before.period + 1
 
     @property
     def rows_before(self) -> int:
         """Training rows of the periods before."""
-        return 0 if self.before is None else self.before.saved.rows
+        return 0 if self.before is None else self.before.rows
 
     def described(self) -> dict[str, Any]:
-        """All that the vocabularies depend on besides the log of this period."""
-        files = [] if self.before is None else sorted(self.before.folder.iterdir())
+        """All that the vocabularies depend on besides the rows of this period."""
+        files = [] if self.folder is None else sorted(self.folder.iterdir())
         return {
             **{name: getattr(self.options, name) for name in GrowthOptions.model_fields},
             "before": [[file.name, sha256(file)] for file in files],
         }
 
-
-class Before(NamedTuple):
-    """What was learned up to a period: a folder that `Learner.save` wrote, and what it says."""
-
-    folder: Path
-    saved: Saved
-
-    def field(self, name: str) -> Grown:
-        """A field's ids.
+    def ids_before(self, field: str) -> Grown:
+        """A field's ids after the period before.
 
         Raises:
             DataError: the folder is damaged.
         """
-        try:
-            files = self.saved.vocabularies[name], self.saved.waiting[name]
-            return Grown(*(pl.read_parquet(self.folder / _plain(file)) for file in files))
-        except (OSError, KeyError, pl.exceptions.PolarsError) as failure:
-            raise _damaged(self.folder / LEARNED, failure, _REMEDY) from None
+        if self.before is None:
+            return nothing_known()
+        with reading(self.folder / LEARNED, DataError, _REMEDY):
+            return Grown(
+                read_vocabulary(self.folder / _plain(self.before.vocabularies[field]), KEPT),
+                read_vocabulary(self.folder / _plain(self.before.waiting[field]), WAITING),
+            )
 
 
 class Learner:
-    """Counts ids and finds ranges.
+    """Counts ids and measures numbers.
 
     Args:
         schema: of the rows.
         budget: bytes of counts in memory.
-        spill: folder for counts above it.
-        growth: where the log comes in periods. What the first one has settled stays: ranges,
-            quantiles, the choices of the schema.
+        spill: folder for counts beyond the budget.
+        growth: for a log in periods; ranges, quantiles and the settled schema are those of the
+            first period.
 
     Attributes:
         rows: seen so far.
@@ -363,7 +340,7 @@ class Learner:
         self.counts = ValueCounts(counted, budget, spill)
         self.rows = 0
         self._numbers = schema.numbers if self._before is None else {}
-        # Whether a number's logarithm is taken may be open until all values are seen.
+        # Whether these numbers become logarithms is decided when all values are known.
         self._log1p = {
             name: field.model_copy(update={"transform": ["log1p"]})
             for name, field in self._numbers.items()
@@ -373,24 +350,22 @@ class Learner:
         self._ranges_of_log1p = {name: NumberRange() for name in self._log1p}
 
     def add(self, frame: pl.DataFrame, distinct: Mapping[str, Distinct] | None = None) -> None:
-        """Typed rows of the training part (see `stampede.data.raw.log`).
+        """Learn from typed rows of the training part (see `stampede.data.raw.log`).
 
         Args:
-            distinct: the columns that `frame` lacks.
+            distinct: columns that `frame` lacks.
         """
         self.rows += len(frame)
         self.counts.add(frame, distinct)
-        for seen, fields in (
-            (self._ranges, self._numbers),
-            (self._ranges_of_log1p, self._log1p),
-        ):
+        both = (self._ranges, self._numbers), (self._ranges_of_log1p, self._log1p)
+        for seen, fields in both:
             for name, found in ranges(frame, fields).items():
                 seen[name] = seen[name].merged(found)
 
     def save(self, folder: Path) -> Learned:
-        """Write what was learned into a new folder, field by field, and read it back."""
+        """Write what was learned into a new folder, and load it."""
         folder.mkdir(parents=True)
-        saved = self._settled() if self._before is None else self._before.saved
+        saved = self._before or self._settled()
         ids = saved.schema_.ids
         files = {name: f"{name}.parquet" for name, f in ids.items() if isinstance(f, Vocabulary)}
         waiting = {name: f"{name}.waiting.parquet" for name in files if self._growth is not None}
@@ -400,26 +375,25 @@ class Learner:
             if self._growth is None:
                 vocabulary(counts, field).write_parquet(folder / files[name])
                 return
-            growth, before = self._growth, self._before
-            known = nothing_known() if before is None else before.field(name)
-            size = (field.min_count, growth.options, field.max_size)
-            after = grown(known, counts, growth.period, *size)
+            growth, limits = self._growth, (field.min_count, self._growth.options, field.max_size)
+            after = grown(growth.ids_before(name), counts, growth.period, *limits)
             after.vocabulary.write_parquet(folder / files[name])
             after.waiting.write_parquet(folder / waiting[name])
 
         for _ in computed_ahead(write_vocabulary, files, 2, threads=2):
             pass
-        period = 0 if self._growth is None else self._growth.period
-        rows = self.rows + (0 if self._before is None else self._before.saved.rows)
-        update = {"vocabularies": files, "waiting": waiting, "period": period, "rows": rows}
+        update = {"vocabularies": files, "waiting": waiting, "rows": self.rows}
+        if self._growth is not None:
+            update["period"] = self._growth.period
+            update["rows"] += self._growth.rows_before
         text = saved.model_copy(update=update).model_dump_json(indent=1)
         (folder / LEARNED).write_text(text, encoding="utf-8")
         return load(folder)
 
     def _settled(self) -> Saved:
-        """What was learned besides vocabularies."""
-        seen = {name: self._ranges[name] for name in self._log1p}
-        tails = {name: (found.low, found.high, found.mean) for name, found in seen.items()}
+        """All but the vocabularies."""
+        seen = self._ranges
+        tails = {name: (seen[name].low, seen[name].high, seen[name].mean) for name in self._log1p}
         schema = settled(self._schema, self.rows, tails)
         chosen = {
             name: found
@@ -431,12 +405,8 @@ class Learner:
             for name, field in schema.ids.items()
             if isinstance(field, Quantiles)
         }
-        return Saved(
-            schema_=schema,
-            ranges={**self._ranges, **chosen},
-            quantiles=quantiles,
-            vocabularies={},
-        )
+        ranges = {**self._ranges, **chosen}
+        return Saved(schema_=schema, ranges=ranges, quantiles=quantiles, vocabularies={})
 
 
 class Saved(Section):
@@ -447,9 +417,9 @@ class Saved(Section):
         ranges: of every number, by name.
         quantiles: inner edges of the fields cut at quantiles, by name.
         vocabularies: file of each vocabulary, in the same folder, by field.
-        period: number of the newest period of a log that comes in periods; else 0.
-        waiting: there, file of the ids that wait for a row, by field.
-        rows: that were learned from, in all periods.
+        period: number of the newest period; 0 for a log without periods.
+        waiting: for periods, file of the ids that wait for a row, by field.
+        rows: training rows of all periods.
     """
 
     schema_: Schema
@@ -463,7 +433,7 @@ class Saved(Section):
     @field_validator("schema_")
     @classmethod
     def _has_label(cls, schema: Schema) -> Schema:
-        # Only rows that are to be scored come without one.
+        # Only a log to score has no label.
         if schema.label is None:
             raise ValueError("the schema names no label")
         return schema
@@ -481,104 +451,93 @@ def read_saved(folder: Path, remedy: str = _REMEDY) -> Saved:
     """The content of `learned.json`.
 
     Args:
-        remedy: what to do where it is damaged.
+        remedy: what the user can do if it is damaged.
 
     Raises:
         DataError: the folder is damaged.
     """
     path = folder / LEARNED
-    try:
+    with reading(path, DataError, remedy):
         return Saved.model_validate_json(read_file(path))
-    except OSError as failure:
-        raise _damaged(path, failure, remedy) from None
-    except ValidationError as failure:
-        raise _damaged(path, failure.errors(include_url=False)[0]["msg"], remedy) from None
 
 
 def load(
     folder: Path, remedy: str = _REMEDY, fields: Sequence[FieldEntry] | None = None
 ) -> Learned:
-    """What `Learner.save` wrote.
+    """Load what `Learner.save` wrote.
 
     Args:
-        remedy: what to do where the folder is damaged.
-        fields: of its manifest, whose rows the vocabularies must have; None where there is no
-            manifest yet.
+        remedy: what the user can do if the folder is damaged.
+        fields: of the manifest, whose number of rows each vocabulary must have; None: no check.
 
     Raises:
         DataError: the folder is damaged.
     """
     saved = read_saved(folder, remedy)
     rows = None if fields is None else {entry.name: entry.rows for entry in fields}
-    schema = saved.schema_
-    try:
+    with reading(folder / LEARNED, DataError, remedy):
         encoders = {}
-        for name, field in schema.ids.items():
+        for name, field in saved.schema_.ids.items():
             if isinstance(field, Vocabulary):
                 size = None if rows is None else rows[name] - FIRST_ROW
-                values = read_values(folder / _plain(saved.vocabularies[name]), size)
-                encoders[name] = vocabulary_encoder(name, values, is_multi(field))
+                values = read_vocabulary(folder / _plain(saved.vocabularies[name]), size=size)
+                ids = RowsOfIds(values[VALUE])
+                entry = FieldEntry(
+                    name=name,
+                    rows=FIRST_ROW + ids.size,
+                    missing_row=MISSING_ROW,
+                    unseen_row=UNSEEN_ROW,
+                    multi=is_multi(field),
+                )
+                encoders[name] = Encoder(entry, ids)
             elif isinstance(field, Quantiles):
                 edges = saved.quantiles[name]
                 entry = FieldEntry(name=name, rows=len(edges) + 2, missing_row=0)
                 encoders[name] = Encoder(entry, partial(bucket_rows, edges=edges))
             else:
-                encoders[name] = fixed_encoder(name, field)
-        return Learned(schema, encoders, saved.ranges)
-    # pydantic's are ValueErrors; a number without a transformation is a TypeError.
-    except (OSError, KeyError, TypeError, ValueError, pl.exceptions.PolarsError) as failure:
-        raise _damaged(folder / LEARNED, failure, remedy) from None
+                encoders[name] = _fixed_encoder(name, field)
+        return Learned(saved.schema_, encoders, saved.ranges)
 
 
-def read_vocabulary(
-    folder: Path, saved: Saved, field: str, size: int, remedy: str = _REMEDY
-) -> pl.Series:
+def read_ids(folder: Path, saved: Saved, field: str, size: int, remedy: str = _REMEDY) -> pl.Series:
     """The ids of a field's vocabulary, String, in the order of their rows.
 
     Args:
-        saved: what `read_saved` read of the folder.
-        size: ids that there must be.
-        remedy: what to do where the folder is damaged.
+        saved: content of the folder's `learned.json`.
+        size: expected number of ids.
+        remedy: what the user can do if the folder is damaged.
 
     Raises:
-        DataError: it is damaged.
+        DataError: the folder is damaged.
     """
-    try:
-        return read_values(folder / _plain(saved.vocabularies[field]), size)
-    except (OSError, KeyError, ValueError, pl.exceptions.PolarsError) as failure:
-        raise _damaged(folder / LEARNED, failure, remedy) from None
+    with reading(folder / LEARNED, DataError, remedy):
+        return read_vocabulary(folder / _plain(saved.vocabularies[field]), size=size)[VALUE]
 
 
-def rows_of_new_ids(folder: Path, remedy: str = _REMEDY) -> dict[str, np.ndarray]:
-    """The rows that went to new ids in the newest period, by field of a vocabulary.
+def rows_of_new_ids(
+    folder: Path, fields: Sequence[FieldEntry], remedy: str = _REMEDY
+) -> dict[str, np.ndarray]:
+    """Rows that went to new ids in the newest period, by field of a vocabulary.
 
     Args:
-        folder: of a log that comes in periods.
-        remedy: what to do where the folder is damaged.
+        folder: of a log in periods.
+        fields: of its manifest.
+        remedy: what the user can do if the folder is damaged.
 
     Raises:
-        DataError: it is damaged.
+        DataError: the folder is damaged.
     """
     saved = read_saved(folder, remedy)
-    try:
-        since = {
-            name: pl.read_parquet(folder / _plain(file), columns=[ROW_SINCE])[ROW_SINCE]
-            for name, file in saved.vocabularies.items()
-        }
-    except (OSError, KeyError, pl.exceptions.PolarsError) as failure:
-        raise _damaged(folder / LEARNED, failure, remedy) from None
-    return {
-        name: np.flatnonzero((one == saved.period).to_numpy()) + FIRST_ROW
-        for name, one in since.items()
-    }
-
-
-def _damaged(path: Path, reason: object, remedy: str) -> DataError:
-    lines = str(reason).splitlines() or [type(reason).__name__]
-    return DataError(f"{path}: damaged ({cut(lines[0])}); {remedy}")
+    rows, found = {entry.name: entry.rows for entry in fields}, {}
+    with reading(folder / LEARNED, DataError, remedy):
+        for name, file in saved.vocabularies.items():
+            size, column = rows[name] - FIRST_ROW, {ROW_SINCE: pl.Int32}
+            since = read_vocabulary(folder / _plain(file), column, size)[ROW_SINCE]
+            found[name] = np.flatnonzero((since == saved.period).to_numpy()) + FIRST_ROW
+    return found
 
 
 def _plain(name: str) -> str:
     if not re.fullmatch(r"\w[\w.-]*", name):
-        raise KeyError(f"{name!r} is no file of this folder")
+        raise ValueError(f"{name!r} is no file of this folder")
     return name

@@ -17,11 +17,10 @@ import polars as pl
 
 from stampede.data.errors import DataError
 from stampede.data.formulas import stable_hashes
-from stampede.data.learning.learned import LEARNED, NumberRange, Saved, read_saved, read_vocabulary
+from stampede.data.learning.learned import LEARNED, NumberRange, Saved, read_ids, read_saved
 from stampede.data.learning.vocabulary import FIRST_ROW, UNSEEN_ROW, RowsOfIds
 from stampede.data.prepared.manifest import (
     LEARNED_FOLDER,
-    MANIFEST,
     REMEDY,
     FieldEntry,
     read_manifest,
@@ -78,12 +77,8 @@ def row_meanings(folder: Path, remedy: str) -> dict[str, RowMeanings]:
         DataError: it is.
     """
     saved = _learned_of(folder, remedy)
-    found = {}
-    for entry in read_manifest(folder, remedy).fields:
-        if any(row >= entry.rows for row in entry.unknown_rows):
-            raise _damaged(folder / MANIFEST, f"{entry.name!r} has fewer rows", remedy)
-        found[entry.name] = _meanings(folder, entry, saved, remedy)
-    return found
+    fields = read_manifest(folder, remedy).fields
+    return {entry.name: _meanings(folder, entry, saved, remedy) for entry in fields}
 
 
 def _learned_of(folder: Path, remedy: str) -> Saved | None:
@@ -110,7 +105,7 @@ def _meanings(folder: Path, entry: FieldEntry, saved: Saved | None, remedy: str)
 
 def _values(folder: Path, entry: FieldEntry, saved: Saved, remedy: str) -> pl.Series:
     rows = entry.rows - FIRST_ROW
-    values = read_vocabulary(folder / LEARNED_FOLDER, saved, entry.name, rows, remedy)
+    values = read_ids(folder / LEARNED_FOLDER, saved, entry.name, rows, remedy)
     if not values.is_unique().all():
         what = f"the vocabulary of {entry.name!r} does not hold {rows:,} different ids"
         raise _damaged(folder / LEARNED_FOLDER, what, remedy)

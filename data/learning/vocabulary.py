@@ -11,11 +11,16 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stampede.data.schema.schema import Schema, Vocabulary
+from stampede.files import file_size
 
 VALUE, COUNT = "value", "count"
+
+# The column that every vocabulary has.
+IDS = {VALUE: pl.String}
 
 # First rows of a table; the vocabulary follows.
 MISSING_ROW, UNSEEN_ROW, FIRST_ROW = 0, 1, 2
@@ -270,30 +275,48 @@ def _sorted(table: pl.DataFrame) -> pl.DataFrame:
     return table.sort([COUNT, VALUE], descending=[True, False])
 
 
-def read_values(path: Path, size: int | None = None) -> pl.Series:
-    """The ids of a vocabulary's file, String, in the order of their rows.
+def read_vocabulary(
+    path: Path, columns: Mapping[str, type[pl.DataType]] = IDS, size: int | None = None
+) -> pl.DataFrame:
+    """A vocabulary's file, in the order of the rows of its ids.
 
     Args:
-        size: how many there must be.
+        columns: that it must have, and their types; without null.
+        size: how many ids there must be.
 
     Raises:
-        OSError, KeyError, ValueError, pl.exceptions.PolarsError: it is damaged.
+        OSError, ValueError: it is damaged.
     """
-    # Not after reading: a small file may unpack to far more.
-    about = pq.read_metadata(path)
-    if size is not None and about.num_rows != size:
-        raise ValueError(f"{path.name} holds {about.num_rows:,} ids instead of {size:,}")
-    unpacked = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
-    if unpacked > _MOST_UNPACKED * path.stat().st_size + (1 << 20):
-        raise ValueError(f"{path.name} unpacks to {unpacked:,} bytes, which are no ids")
+    most = _MOST_UNPACKED * file_size(path) + (1 << 20)
     try:
-        values = pl.read_parquet(path, columns=[VALUE], glob=False)[VALUE]
+        # Not after reading: a small file may unpack to far more.
+        about = pq.read_metadata(path)
+        if size is not None and about.num_rows != size:
+            raise ValueError(f"{path.name} holds {about.num_rows:,} ids instead of {size:,}")
+        unpacked = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
+        if unpacked > most or _bytes_of_repeated(path, about) > most:
+            raise ValueError(f"{path.name} unpacks to more than {most:,} bytes, which are no ids")
+        found = pl.read_parquet(path, columns=[*columns], glob=False)
     # Damage that Polars' own checks do not see makes it panic, which is no Exception.
-    except pl.exceptions.PanicException as panic:
-        raise ValueError(f"{path.name} cannot be read ({panic!s:.100})") from None
-    if values.dtype != pl.String or values.null_count():
-        raise ValueError(f"{path.name} holds {values.dtype}, {values.null_count()} of them null")
-    return values
+    except (pa.ArrowException, pl.exceptions.PolarsError, pl.exceptions.PanicException) as failure:
+        raise ValueError(f"{path.name} cannot be read ({failure!s:.100})") from None
+    for column, dtype in columns.items():
+        nulls = found[column].null_count()
+        if found[column].dtype != dtype or nulls:
+            raise ValueError(f"{path.name} holds {found[column].dtype}, {nulls} of them null")
+    return found
+
+
+def _bytes_of_repeated(path: Path, about: pq.FileMetaData) -> int:
+    """Bytes of ids, where one that stands in the file once may be meant for many rows."""
+    groups = map(about.row_group, range(about.num_row_groups))
+    columns = [group.column(i) for group in groups for i in range(about.num_columns)]
+    if not any(one.has_dictionary_page and one.path_in_schema == VALUE for one in columns):
+        return 0
+    ids = pq.read_table(path, columns=[VALUE], read_dictionary=[VALUE])[VALUE]
+    repeated = [one for one in ids.chunks if isinstance(one, pa.DictionaryArray)]
+    lengths = [pc.binary_length(one.dictionary).take(one.indices) for one in repeated]
+    return sum(pc.sum(one).as_py() or 0 for one in lengths)
 
 
 def hashed(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:

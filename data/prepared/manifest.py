@@ -6,16 +6,19 @@ import textwrap
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from stampede.data.errors import DataError
-from stampede.files import FileEntry
-from stampede.settings import Section, cut
+from stampede.files import FileEntry, read_file
+from stampede.settings import Section, reading
 
 # Raised by a change of layout or meaning; other formats are refused.
 FORMAT = 2
 
 MANIFEST = "manifest.json"
+
+# A shard takes a thousand.
+_MOST_BYTES = 64 << 20
 LEARNED_FOLDER = "learned"
 BAD_ROWS = "bad_rows.jsonl"
 
@@ -52,6 +55,12 @@ class FieldEntry(Section):
     missing_row: Count | None = None
     unseen_row: Count | None = None
     multi: bool = False
+
+    @model_validator(mode="after")
+    def _unknown_rows_are_rows(self) -> FieldEntry:
+        if any(row >= self.rows for row in self.unknown_rows):
+            raise ValueError(f"{self.name!r} has fewer rows")
+        return self
 
     @property
     def unknown_rows(self) -> tuple[int, ...]:
@@ -169,19 +178,10 @@ def read_manifest(folder: Path, remedy: str = REMEDY) -> Manifest:
         DataError: it is absent, damaged, or of another format.
     """
     path = folder / MANIFEST
-    try:
-        return Manifest.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise DataError(f"{folder}: no prepared data here ({MANIFEST} is absent)") from None
-    except OSError as failure:
-        raise DataError(f"{path}: {failure.strerror or failure}") from None
-    except ValidationError as failure:
-        first = failure.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise DataError(
-            f"{path}: damaged, or written by another version of stampede ({cut(where)}: "
-            f"{cut(first['msg'])}); {remedy}"
-        ) from None
+    if not path.exists():
+        raise DataError(f"{folder}: no prepared data here ({MANIFEST} is absent)")
+    with reading(path, DataError, remedy, "damaged, or of another version of stampede"):
+        return Manifest.model_validate_json(read_file(path, _MOST_BYTES))
 
 
 def missing_marks_sentence(columns: dict[str, dict[str, int]]) -> str:

@@ -13,7 +13,15 @@ from tqdm.auto import tqdm
 from stampede.data.errors import DataError
 from stampede.data.prepared.arrays import impossible, map_shard
 from stampede.data.prepared.manifest import Manifest, ShardEntry, read_manifest
-from stampede.files import FileEntry, check_files, difference, file_size, write_file
+from stampede.files import (
+    MOST_MANIFEST,
+    FileEntry,
+    check_files,
+    difference,
+    read_file,
+    write_file,
+)
+from stampede.settings import DAMAGE
 
 # What was verified here; see `_record`.
 VERIFIED = "verified.json"
@@ -129,13 +137,12 @@ def _verified(folder: Path) -> dict[str, list[int | str]]:
     """States of files that were verified; none where that is not known."""
     path = folder / VERIFIED
     try:
-        file_size(path)
         before = path.stat().st_ctime_ns
-        found = json.loads(path.read_bytes())["files"]
+        found = json.loads(read_file(path, MOST_MANIFEST))["files"]
         # A file that was changed as late may have been changed after it was read.
         return {name: state for name, state in found.items() if state[1] < before}
     # Whoever damages it has the shards read.
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+    except DAMAGE:
         return {}
 
 

@@ -125,6 +125,7 @@ def write_manifest(
         rows_before=0 if growth is None else growth.rows_before,
         source={
             "files": [str(file) for file in log.files],
+            "bytes": log.bytes,
             "options": options.model_dump(mode="json"),
             **({"missing_marks": marks} if marks else {}),
             **source,

@@ -18,11 +18,11 @@ import pyarrow
 import pyarrow.csv
 
 from stampede.data.errors import DataError
-from stampede.data.raw.files import Block, count_bytes, count_lines, read_blocks
+from stampede.data.raw.files import Block, count_bytes, read_blocks
 from stampede.data.raw.rows import BadRow, Marks, RawRows, any_mark, without_marks
 from stampede.settings import cut, shown
 
-# That a log may have, and their names.
+# Common separators, and their names.
 _SEPARATORS = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars"}
 
 
@@ -54,30 +54,33 @@ class Delimited:
 
     def count(self, path: Path, advanced: Callable[[int], object]) -> int:
         """Rows of a file; `advanced` is called with the number of bytes read so far."""
-        return max(count_lines(path, advanced) - (not self.columns), 0)
+        lines = 0
+        for block in read_blocks(path):
+            lines += block.lines
+            advanced(block.position)
+        return max(lines - (not self.columns), 0)
 
     def names(self, path: Path, optional: str) -> list[str]:
         """Names of a file's columns.
 
         Args:
-            optional: a column that files without a header line may lack, as their first line shows.
+            optional: a column that a file without a header line may lack; line 1 decides.
 
         Raises:
             DataError: the file cannot be read.
         """
-        first = next(read_blocks(path), None)
-        if first is None:
-            return list(self.columns)
         if not self.columns:
-            return self._header(path, first)[0]
-        line = _first_line(first)
+            first = next(read_blocks(path), None)
+            return [] if first is None else self._header(path, first)[0]
         without = [name for name in self.columns if name != optional]
-        return without if len(self._cells(line)) == len(without) else list(self.columns)
+        is_absent = len(self._cells(self.first_line(path))) == len(without)
+        return without if is_absent else list(self.columns)
 
     def first_line(self, path: Path) -> str:
-        """Of a file; empty where there is none."""
+        """The first line of a file; empty for an empty file."""
         first = next(read_blocks(path), None)
-        return "" if first is None else _first_line(first)
+        line = b"" if first is None else first.data.partition(b"\n")[0]
+        return line.rstrip(b"\r").decode("utf-8", "replace")
 
     def pieces(self, path: Path, used: set[str]) -> Iterator[Piece]:
         """A file in pieces that can be parsed independently.
@@ -99,13 +102,13 @@ class Delimited:
                 yield Piece(path, block, columns)
 
     def rows(self, piece: Piece, used: set[str]) -> RawRows:
-        """Rows of a piece, with the used columns, null where missing.
+        """Rows of a piece, with the used columns; null is missing.
 
-        Numeric ones are Float64, unless a cell among the rows is no number; then all are String,
-        as are the others.
+        All columns are String, or, if every cell of the numeric ones is a number, these are
+        Float64.
 
         Raises:
-            DataError: the lines cannot be told apart.
+            DataError: a cell spans several lines.
         """
         path, block, columns = piece
         lines = np.arange(block.first_line, block.first_line + block.lines)
@@ -124,8 +127,8 @@ class Delimited:
             frame = self._frame(text, columns, used, len(kept)) if bad else None
         if frame is None:
             raise DataError(
-                f"{path}: the lines from {block.first_line} on cannot be told apart; a quoted cell "
-                "with a line end in it is not supported"
+                f"{path}: cannot be parsed from line {block.first_line} on; a quoted cell with a "
+                "line end in it is not supported"
             )
         marks: Marks = Counter()
         if any_mark(text, self.missing, self.separator, self.quote):
@@ -139,17 +142,17 @@ class Delimited:
         try:
             columns = self._cells(line.rstrip(b"\r").decode("utf-8"))
         except UnicodeDecodeError:
-            raise DataError(f"{path}: line 1: its header is no UTF-8 text") from None
+            raise DataError(f"{path}: line 1: the header is not UTF-8 text") from None
         twice = [name for name, count in Counter(columns).items() if count > 1]
         if twice:
             raise DataError(
-                f"{path}: line 1: column {shown(twice[0])} stands twice in the header"
+                f"{path}: line 1: column {shown(twice[0])} appears twice in the header"
                 f"{self._hint_at_header(columns) or '; give the columns different names'}"
             )
         return columns, Block(rest, block.first_line + 1, block.lines - 1, block.position)
 
     def _hint_at_header(self, columns: Sequence[str]) -> str:
-        """A guess at what line 1 is instead of the expected header; may be empty."""
+        """A guess why line 1 is not the expected header; may be empty."""
         if any(re.fullmatch(r"[-+.\d]+", name) for name in columns):
             return (
                 "; line 1 seems to be a row, not a header: add a header line, or name the columns "
@@ -168,7 +171,7 @@ class Delimited:
         lines: int,
         numeric: Set[str] = frozenset(),
     ) -> pl.DataFrame | None:
-        """The used columns; None where any line is not as it should be."""
+        """The used columns; None if any line is bad."""
         if not lines:
             return pl.DataFrame(schema=dict.fromkeys(sorted(used), pl.String))
         has_quoted_blanks = "" in self.missing and self.quote and (self.quote * 2).encode() in text
@@ -179,26 +182,26 @@ class Delimited:
                 schema={name: pl.Float64 if name in numeric else pl.String for name in columns},
                 separator=self.separator,
                 quote_char=self.quote or None,
-                # Empty cells are null anyway, unless quoted; to name them takes a fifth more time.
+                # Unquoted empty cells are null anyway; listing "" takes a fifth more time.
                 null_values=[""] if has_quoted_blanks else None,
                 missing_utf8_is_empty_string="" not in self.missing,
             ).collect()
         except pl.exceptions.PolarsError:
             return None
-        # The parser fills up short lines silently.
+        # The parser silently fills short lines with nulls.
         if len(frame) != lines or not self._columns_agree(text, len(columns), lines):
             return None
-        # The parser leaves many small chunks, which all that follows would work on one by one.
+        # The parser returns many small chunks, which would slow all later steps.
         return frame.select(sorted(used)).rechunk()
 
     def _columns_agree(self, text: bytes, columns: int, lines: int) -> bool:
-        """Whether no line is short, given that none is long."""
+        """Whether no line is short; the parser has refused long ones."""
         if self.quote and self.quote.encode() in text:
             return _arrow_counts(text, columns, self.separator, self.quote)
         return count_bytes(text, ord(self.separator)) == (columns - 1) * lines
 
     def _bad_lines(self, path: Path, block: Block, columns: int) -> list[BadRow]:
-        """Lines that are no UTF-8 or have another number of columns; looks at each of them."""
+        """Lines that are not UTF-8 or have a wrong number of columns, found line by line."""
         bad = []
         for i, line in enumerate(block.data.split(b"\n")[:-1]):
             found, remedy = None, f"a line must hold {columns} columns of UTF-8 text"
@@ -213,18 +216,18 @@ class Delimited:
                     if cells == 1 and content.count(other) + 1 == columns:
                         remedy += f"; they seem to be separated by {_named(other)} in the schema"
                 elif self.quote and content.count(self.quote) % 2:
-                    found = "a quote without its counterpart"
+                    found = "a quote that is not closed"
             except UnicodeDecodeError:
-                found = "bytes that are no UTF-8 text"
+                found = "bytes that are not UTF-8 text"
             except csv.Error as failure:
-                found = f"a line that is no CSV ({failure})"
+                found = f"a line that is not CSV ({failure})"
             if found is not None:
                 text = line.decode("utf-8", "backslashreplace")
                 bad.append(BadRow(str(path), block.first_line + i, "", found, remedy, text))
         return bad
 
     def _count_cells(self, line: str) -> int:
-        # Without making a text of each cell.
+        # Counting separators is faster than making a string of each cell.
         if not self.quote or self.quote not in line:
             return line.count(self.separator) + 1
         return len(self._cells(line))
@@ -235,18 +238,13 @@ class Delimited:
         return next(csv.reader([line], delimiter=self.separator, quotechar=self.quote), [""])
 
 
-def _first_line(block: Block) -> str:
-    return block.data.partition(b"\n")[0].rstrip(b"\r").decode("utf-8", "replace")
-
-
 def _named(separator: str) -> str:
-    """For a person; ends with what to write."""
-    written = json.dumps(separator)
-    return f"{_SEPARATORS[separator]}: write `separator: {written}`"
+    """The name of a separator, and what to write for it."""
+    return f"{_SEPARATORS[separator]}: write `separator: {json.dumps(separator)}`"
 
 
 def _arrow_counts(text: bytes, columns: int, separator: str, quote: str) -> bool:
-    """Whether every line has that many cells, by a parser that refuses other lines."""
+    """Whether every line has that many cells, as Arrow's stricter parser finds."""
     names = [str(i) for i in range(columns)]
     try:
         pyarrow.csv.read_csv(

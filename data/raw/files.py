@@ -9,8 +9,8 @@ import os
 import re
 import shlex
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,23 +21,22 @@ import pyarrow
 
 from stampede.data.errors import DataError
 
-# Some 60,000 rows of Criteo: enough for the threads of the parser, and small enough that the
-# allocator gives the same memory out again; 48 MB took a fifth more time and twice the memory.
+# Some 60,000 rows of Criteo: enough for the parser's threads, and small enough for the allocator
+# to reuse memory; 48 MB took a fifth more time and twice the memory.
 BLOCK_BYTES = 16 << 20
 
-# No line of a click log is this long; it would be held in memory as a whole.
+# A line is held in memory as a whole; no click log has one this long.
 _LONGEST_LINE = 64 << 20
 
-_PIECE = 1 << 22
 _NEWLINE = ord("\n")
 _BOM = b"\xef\xbb\xbf"
 
 
 def expand(patterns: str | Sequence[str]) -> list[Path]:
-    """The files that match names and globs; those of one glob in natural order.
+    """The files that match names and globs; the files of one glob in natural order.
 
     Raises:
-        DataError: there is no such file.
+        DataError: a name or glob matches no file, or a file is given twice.
     """
     patterns = [patterns] if isinstance(patterns, str) else patterns
     found: list[Path] = []
@@ -45,27 +44,26 @@ def expand(patterns: str | Sequence[str]) -> list[Path]:
         matches = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
         if not matches:
             raise DataError(f"{pattern}: no such file or glob; write where the click log is")
-        files = [Path(match) for match in matches]
-        for file in files:
+        for file in sorted(map(Path, matches), key=naturally):
             if file.is_dir():
                 raise DataError(f"{file}: is a folder; write its files, such as {file}/*.csv")
-        found += sorted(files, key=naturally)
-    if len(set(found)) != len(found):
-        twice = next(file for file in found if found.count(file) > 1)
-        raise DataError(f"{twice}: is given twice; name each file once")
+            if file in found:
+                raise DataError(f"{file}: is given twice; name each file once")
+            found.append(file)
     return found
 
 
 def naturally(path: Path) -> list[tuple[int, str | int]]:
-    """Sorts day_2 before day_10."""
+    """A sort key that puts day_2 before day_10."""
     parts = re.split(r"(\d+)", str(path))
     return [(1, int(part)) if part.isdigit() else (0, part) for part in parts]
 
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """The content of a plain, `.gz` or `.zst` file, and the file on disk, whose position shows
-    how much of it has been read.
+    """Open a plain, `.gz` or `.zst` file.
+
+    Gives its content, and the file on disk, whose position tells how much has been read.
 
     Raises:
         DataError: it cannot be opened.
@@ -79,24 +77,9 @@ def open_bytes(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
             yield gzip.GzipFile(fileobj=raw), raw
         elif path.suffix.lower() == ".zst":
             stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(raw), "zstd")
-            yield io.BufferedReader(_Raw(stream), 1 << 20), raw
+            yield io.BufferedReader(stream, 1 << 20), raw
         else:
             yield raw, raw
-
-
-class _Raw(io.RawIOBase):
-    """A stream of pyarrow, which has no `read1` and `readline` of its own."""
-
-    def __init__(self, stream: pyarrow.NativeFile) -> None:
-        self._stream = stream
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:
-        read = self._stream.read(len(buffer))
-        buffer[: len(read)] = read
-        return len(read)
 
 
 @dataclass(frozen=True)
@@ -117,16 +100,27 @@ class Block:
 
 
 def read_blocks(path: Path) -> Iterator[Block]:
-    """The lines of a file, without empty lines at its end; one block is read ahead.
+    """The lines of a file without empty lines at its end, with one block read ahead.
 
     Raises:
         DataError: the file cannot be read, is damaged or truncated, or has no line ends.
     """
     lines = 0
-    held_back = b""  # Empty lines, which may turn out to be the last.
+    blanks = b""  # Empty lines, which may be the last of the file.
     with open_bytes(path) as (content, on_disk), ThreadPoolExecutor(1) as thread:
         coming = thread.submit(_whole_lines, content, BLOCK_BYTES)
-        while data := _result(coming, path, lines):
+        while True:
+            try:
+                data = coming.result()
+            except (EOFError, zlib.error, OSError) as failure:
+                raise _unreadable(path, lines, failure) from None
+            if not data:
+                return
+            if not data.endswith(b"\n") and len(data) >= BLOCK_BYTES + _LONGEST_LINE:
+                raise DataError(
+                    f"{path}: a line after line {lines} is longer than {_LONGEST_LINE >> 20} MB; a "
+                    "click log ends its lines with \\n or \\r\\n"
+                )
             position = on_disk.tell()
             coming = thread.submit(_whole_lines, content, BLOCK_BYTES)
             if not data.endswith(b"\n"):
@@ -134,124 +128,54 @@ def read_blocks(path: Path) -> Iterator[Block]:
             if lines == 0:
                 _check_line_ends(path, data)
                 data = data.removeprefix(_BOM)
-            data, held_back = _without_trailing_blanks(held_back + data if held_back else data)
+            data = blanks + data
+            text = len(data.rstrip(b"\r\n"))
+            end = data.find(b"\n", text) + 1 if text else 0
+            data, blanks = data[:end], data[end:]
             count = count_bytes(data, _NEWLINE)
             if data:
                 yield Block(data, lines + 1, count, position)
             lines += count
 
 
-def count_lines(path: Path, advanced: Callable[[int], object] = lambda _: None) -> int:
-    """Count the lines of a file, without empty lines at its end.
-
-    Args:
-        advanced: called with the number of bytes of the file on disk read so far.
-
-    Raises:
-        DataError: the file cannot be read, is damaged or truncated, or has no line ends.
-    """
-    newlines = before_last_line = 0
-    has_lines = False
-    with open_bytes(path) as (content, on_disk):
-        while data := _read(content, path, newlines):
-            if not newlines and not has_lines:
-                _check_line_ends(path, data)
-            count = count_bytes(data, _NEWLINE)
-            filled = len(data.rstrip(b"\r\n"))
-            if filled:
-                has_lines = True
-                before_last_line = newlines + count - data.count(b"\n", filled)
-            newlines += count
-            advanced(on_disk.tell())
-    return before_last_line + has_lines
-
-
 def count_bytes(data: bytes, value: int) -> int:
-    """How often a byte occurs; several times faster than `bytes.count`."""
+    """How often a byte occurs, several times faster than `bytes.count`."""
     array, piece = np.frombuffer(data, dtype=np.uint8), 1 << 18  # within the cache
     return sum(
         int(np.count_nonzero(array[i : i + piece] == value)) for i in range(0, len(array), piece)
     )
 
 
-class _TooLongLineError(Exception):
-    """A line is too long to hold in memory."""
-
-
-def _read(content: BinaryIO, path: Path, line: int) -> bytes:
-    """Some bytes; `line` lines came before."""
-    try:
-        return content.read1(_PIECE)
-    except (EOFError, zlib.error, OSError) as failure:
-        raise _unreadable(path, line, failure) from None
-
-
 def _whole_lines(content: BinaryIO, size: int) -> bytes:
     """The next lines, about `size` bytes."""
     data = content.read(size)
-    if not data or data.endswith(b"\n"):
-        return data
-    rest = content.readline(_LONGEST_LINE)
-    if len(rest) == _LONGEST_LINE:
-        raise _TooLongLineError
-    return data + rest
-
-
-def _result(coming: Future[bytes], path: Path, line: int) -> bytes:
-    try:
-        return coming.result()
-    except _TooLongLineError:
-        raise DataError(
-            f"{path}: a line after line {line} is longer than {_LONGEST_LINE >> 20} MB; a click "
-            f"log ends its lines with \\n or \\r\\n ({_convert(path)} gives it such ends where it "
-            "has \\r alone)"
-        ) from None
-    except (EOFError, zlib.error, OSError) as failure:
-        raise _unreadable(path, line, failure) from None
+    return data if data.endswith(b"\n") else data + content.readline(_LONGEST_LINE)
 
 
 def _check_line_ends(path: Path, start: bytes) -> None:
-    """Refuse line ends of old Macs (\\r alone): the whole file would be one line."""
+    """Refuse lines that end with \\r alone, as on old Macs: the whole file would be one line."""
     if b"\r" in start.partition(b"\n")[0].removesuffix(b"\r"):
+        unpack, name = _unpack(path)
+        command = f"{unpack} | tr '\\r' '\\n' > {shlex.quote(f'lines_{name}')}"
         raise DataError(
-            f"{path}: its lines end with \\r alone; write \\n instead, as {_convert(path)} does"
+            f"{path}: its lines end with \\r alone; write \\n instead, as `{command}` does"
         )
 
 
-def _convert(path: Path) -> str:
-    """A command that turns \\r into \\n."""
-    source, plain = _unpacked(path)
-    return f"`{source} | tr '\\r' '\\n' > {shlex.quote(f'lines_{plain}')}`"
-
-
-def _unpacked(path: Path) -> tuple[str, str]:
+def _unpack(path: Path) -> tuple[str, str]:
     """A command that prints a file's content, and the file's name without `.gz` or `.zst`."""
     unpack = {".gz": "gzip -dc", ".zst": "zstd -dc"}.get(path.suffix.lower())
-    name = path.stem if unpack else path.name
-    return f"{unpack or 'cat'} {shlex.quote(str(path))}", name
-
-
-def _without_trailing_blanks(data: bytes) -> tuple[bytes, bytes]:
-    """The lines up to the last that is not empty, and the empty ones after it."""
-    if (
-        data
-        and not data.endswith((b"\n\n", b"\n\r\n", b"\r\n\r\n"))
-        and data not in (b"\n", b"\r\n")
-    ):
-        return data, b""  # Without a copy of the block.
-    stripped = data.rstrip(b"\r\n")
-    end = data.find(b"\n", len(stripped)) + 1 if stripped else 0
-    return data[:end], data[end:]
+    return f"{unpack or 'cat'} {shlex.quote(str(path))}", path.stem if unpack else path.name
 
 
 def _unreadable(path: Path, line: int, failure: Exception) -> DataError:
-    """The refusal of a file that cannot be read to its end; no option leaves out its rest."""
-    # The system's errors have a number; gzip and zstandard have words for damage.
+    """An error for a file that cannot be read to its end; skipping bad rows does not help here."""
+    # Errors of the system have a number, those of gzip and zstandard do not.
     if getattr(failure, "errno", None) is not None:
         return DataError(f"{path}: {failure.strerror}")
-    unpack, name = _unpacked(path)
+    unpack, name = _unpack(path)
     return DataError(
-        f"{path}: a damaged or truncated compressed file ({failure}), whose lines after line "
-        f"{line:,} cannot all be read; copy or download it again. To train without them, save what "
-        f"can be read (`{unpack} > {shlex.quote(f'part_{name}')}`), and give that file"
+        f"{path}: damaged or truncated compressed file ({failure}); not all lines after line "
+        f"{line:,} can be read. Copy or download it again. To train without them, save the "
+        f"readable lines (`{unpack} > {shlex.quote(f'part_{name}')}`) and use that file"
     )

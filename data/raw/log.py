@@ -1,4 +1,4 @@
-"""A raw log: its files in order, as chunks of rows with the types that the schema asks for."""
+"""A raw log: reads its files in order, as chunks of rows with the types of the schema."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from stampede.data.errors import DataError
+from stampede.data.errors import DataError, UnfinishedFileError
 from stampede.data.formulas import id_texts, part_of_time, seconds_of_time, stripped
 from stampede.data.parallel import computed_ahead
 from stampede.data.raw.delimited import Delimited
@@ -33,7 +33,7 @@ from stampede.settings import cut
 
 LABEL, WEIGHT, TIME, SPLIT = "#label", "#weight", "#time", "#split"
 
-# Beyond it a number is infinite once it is a float32.
+# The largest number that is finite as a float32, rounded down.
 LARGEST = 3.4e38
 
 
@@ -42,9 +42,9 @@ class Chunk:
     """Some typed rows.
 
     Attributes:
-        frame: a column for each id field and number of the schema, by name; `#label`, and where
-            there are such `#weight`, `#time`, `#split` (see `typed`).
-        file: number of their file.
+        frame: one column per id field and number of the schema; `#label`, and if the log has them
+            `#weight`, `#time`, `#split` (see `typed`).
+        file: index of their file.
         numbers: `[n]` int64, number of each row within its file, from 0, bad rows counted.
         position: bytes read of all files so far.
     """
@@ -64,14 +64,14 @@ class Chunk:
 
 @dataclass(frozen=True)
 class TypedRows:
-    """The good ones among some rows.
+    """Typed rows, and what was wrong with others.
 
     Attributes:
-        frame: see `typed`.
+        frame: the good rows, see `typed`.
         numbers: `[n]` number of each row within its file.
         bad: the bad rows.
-        values: bad values that are null, by column of the file.
-        marks: ids among several of a cell that were left out because of their text.
+        values: count of bad values that became null, by column of the file.
+        marks: ids of multi-valued cells that were left out because of their text.
     """
 
     frame: pl.DataFrame
@@ -87,9 +87,8 @@ class RawLog:
     Args:
         schema: what their columns mean.
         files: in order; all of one format.
-        split_column: a further column that is wanted as text.
-        bad_values_are_missing: whether a bad number, id or time, of which an input is made, is
-            taken for a missing one. Else its row is bad.
+        split_column: a further column to read as text.
+        bad_values_are_missing: whether a bad value of an input becomes null; else its row is bad.
     """
 
     def __init__(
@@ -105,7 +104,8 @@ class RawLog:
         self._bad_values_are_missing = bad_values_are_missing
         self._used = schema.used_columns() | ({split_column} if split_column else set())
         self._counts: list[int] | None = None
-        self.bytes = sum(_size(file) for file in self.files)
+        self._sizes = [_size(file) for file in self.files]
+        self.bytes = sum(self._sizes)
 
     def counts(self, advanced: Callable[[int], object] = lambda _: None) -> list[int]:
         """Rows of each file, bad ones included.
@@ -124,31 +124,54 @@ class RawLog:
             self._counts = counts
         return self._counts
 
-    def check_rows(self) -> None:
-        """Refuse a log without a row.
+    def check_unchanged(self) -> None:
+        """Refuse files that have grown since, of which one part may have been read.
 
         Raises:
-            DataError: says what its first file holds instead.
+            UnfinishedFileError: names the first.
+        """
+        for file, before in zip(self.files, self._sizes, strict=True):
+            if _size(file) != before:
+                raise UnfinishedFileError(
+                    f"{file}: had {before:,} bytes when reading began and has {_size(file):,} now; "
+                    "wait until it is whole, and start again"
+                )
+
+    def first_time(self) -> int | None:
+        """The smallest time among the first rows, seconds since 1970; None where there is none.
+
+        Raises:
+            DataError: the first file cannot be read.
+        """
+        with closing(self.chunks(BadRows("skip"))) as chunks:
+            first = next(chunks, None)
+        return None if first is None else first.frame[TIME].min()
+
+    def check_rows(self) -> None:
+        """Refuse a log without rows.
+
+        Raises:
+            DataError: the log has no rows; says what its first file holds instead.
         """
         if any(self.counts()):
             return
         file = self.files[0]
         kind = self._format(file)
         if isinstance(kind, Parquet):
-            raise DataError(f"{file}: holds no row; write where the click log is")
+            raise DataError(f"{file}: has no rows; write where the click log is")
         first = "" if kind.columns else kind.first_line(file)
         if not first:
             raise DataError(f"{file}: is empty; write where the click log is")
         raise DataError(
-            f"{file}: holds a header line and no row; it is {cut(repr(first))}. If that is a row, "
-            "name the columns in the schema of a table, as in `columns: [label, user, item]`"
+            f"{file}: has only a header line: {cut(repr(first))}. If that is a row, name the "
+            "columns in the schema of a table, as in `columns: [label, user, item]`"
         )
 
     def chunks(self, bad_rows: BadRows) -> Iterator[Chunk]:
         """All rows, in order.
 
         Raises:
-            DataError: a file cannot be used, or a row of it and `bad_rows` says so.
+            DataError: a file cannot be used, or has a bad row and `bad_rows` refuses it.
         """
         before = 0
         for number, file in enumerate(self.files):
@@ -160,9 +183,8 @@ class RawLog:
                     raw, self.schema, self._split_column, self._bad_values_are_missing
                 )
 
-            # Closed here: a garbage collector that ends their threads within a thread that begins
-            # waits for itself. The parser uses all cores, but not all the time: a second piece
-            # fills the gaps.
+            # Closed here, not by the garbage collector, which would deadlock if it joined these
+            # threads while another thread starts. Two pieces at a time keep all cores busy.
             with (
                 closing(kind.pieces(file, self._used)) as pieces,
                 closing(computed_ahead(convert, pieces, 2, threads=2)) as parsed,
@@ -184,16 +206,16 @@ def scoring_log(
     with_label: bool = True,
     bad_values_are_missing: bool = False,
 ) -> RawLog:
-    """A log whose rows are to be scored; columns that no input is made of may be absent.
+    """A log to score; columns that are no input of the model may be absent.
 
     Args:
-        schema: as the model was trained with.
-        files: in order; the first decides which columns there are.
-        with_label: whether label and weight are read where they are there.
+        schema: that the model was trained with.
+        files: in order; the first one decides which columns the log has.
+        with_label: whether to read label and weight if the log has them.
         bad_values_are_missing: see `RawLog`.
 
     Returns:
-        The log; its schema says what is read.
+        The log, whose schema has only what will be read.
 
     Raises:
         DataError: the first file cannot be read.
@@ -206,7 +228,7 @@ def scoring_log(
             "columns": list(columns) if schema.columns else [],
             "label": schema.label if schema.label.column in wanted else None,
             "weight": schema.weight if schema.weight in wanted else None,
-            # A time that no input is made of only divides a log into parts.
+            # Other times only divide a log into parts.
             "time": schema.time if is_timed else None,
         }
     )
@@ -214,7 +236,7 @@ def scoring_log(
 
 
 def _format_of(schema: Schema, file: Path, split_column: str | None = None) -> Delimited | Parquet:
-    """How a file of a schema is read."""
+    """The format of a file."""
     suffixes = [suffix for suffix in file.suffixes if suffix.lower() not in (".gz", ".zst")]
     suffix = suffixes[-1].lower() if suffixes else ""
     if schema.format == "parquet" or (schema.format == "auto" and suffix in (".parquet", ".pq")):
@@ -236,65 +258,67 @@ def _size(file: Path) -> int:
 def typed(
     raw: RawRows, schema: Schema, split_column: str | None, bad_values_are_missing: bool = False
 ) -> TypedRows:
-    """Typed columns of the good rows.
+    """Convert the good rows to the types of the schema.
 
-    Ids of vocabularies and hashes are String, or List(String) where a cell holds several; raw
-    integers Int64 or List(Int64), numbers Float64, `#label` and `#weight` Float32, `#time` Int64
-    seconds since 1970, `#split` String. Null is missing. What the schema lacks is not there.
+    Ids of vocabularies and hashes become String, raw integers Int64, lists of these where a cell
+    holds several; numbers Float64, `#label` and `#weight` Float32, `#time` Int64 seconds since
+    1970, `#split` String. Null is missing.
 
     Args:
-        split_column: a further column that is wanted as text.
-        bad_values_are_missing: whether a bad value of an input is null, instead of its row bad.
+        split_column: a further column to read as text.
+        bad_values_are_missing: whether a bad value of an input becomes null; else its row is bad.
 
     Raises:
-        DataError: a column of a Parquet file has a type that is of no use for its purpose.
+        DataError: the type of a Parquet column does not fit its purpose.
     """
     try:
         columns = _columns(schema, split_column, raw.frame.schema)
     except DataError as failure:
         raise DataError(f"{raw.file}: {failure}") from None
     marks = _marks_in_bags(raw.frame, schema)
-    taken: Counter[str] = Counter()
-    if bad_values_are_missing:
-        columns, taken = _with_bad_as_null(raw.frame, columns)
-    # In one query, so that the values and whether they are bad are computed once.
-    query = raw.frame.lazy().select(
-        *(column.values.alias(column.name) for column in columns),
+    forgiven = [c for c in columns if bad_values_are_missing and c.without_bad is not None]
+    checked = [column for column in columns if column.is_bad is not None]
+    # In one query, which computes common parts of values and checks once.
+    found = raw.frame.lazy().select(
         *(
-            column.is_bad.any().alias(f"?{column.name}")
+            (column.without_bad if column in forgiven else column.values).alias(column.name)
             for column in columns
-            if column.is_bad is not None
         ),
+        *(column.is_bad.fill_null(False).alias(f"?{column.name}") for column in checked),
     )
-    frame = query.collect()
-    suspects = [
-        c for c in columns if c.is_bad is not None and len(frame) and frame[f"?{c.name}"][0]
-    ]
-    frame = frame.select(column.name for column in columns)
-    if not suspects:
-        return TypedRows(frame, raw.numbers, [], taken, marks)
-    masks = raw.frame.select(column.is_bad.alias(column.name) for column in suspects)
-    masks = masks.fill_null(False)
-    kept = ~masks.select(pl.any_horizontal(pl.all())).to_series().to_numpy()
-    indices = np.flatnonzero(~kept)
-    texts = dict(zip(indices.tolist(), raw.row_texts(indices.tolist()), strict=True))
+    found = found.collect()
+    frame = found.select(column.name for column in columns)
+    taken: Counter[str] = Counter()
+    for column in forgiven:
+        # A column of which several inputs are made counts once.
+        taken[column.column] = max(taken[column.column], found[f"?{column.name}"].sum())
+    masks = {
+        column.name: found[f"?{column.name}"].to_numpy()
+        for column in checked
+        if column not in forgiven and found[f"?{column.name}"].any()
+    }
+    if not masks:
+        return TypedRows(frame, raw.numbers, [], +taken, marks)
+    kept = ~np.logical_or.reduce(list(masks.values()))
+    indices = np.flatnonzero(~kept).tolist()
+    texts = dict(zip(indices, raw.row_texts(indices), strict=True))
     bad: dict[int, BadRow] = {}
-    for column in suspects:
-        for index in np.flatnonzero(masks[column.name].to_numpy()).tolist():
-            found = raw.frame[column.column][index]
-            shown = "nothing" if found is None else repr(found)
+    for column in checked:
+        for index in np.flatnonzero(masks.get(column.name, [])).tolist():
+            value = raw.frame[column.column][index]
+            shown = "nothing" if value is None else repr(value)
             line, remedy = int(raw.lines[index]), column.remedy
-            if line == 1 and found == column.column:
+            if line == 1 and value == column.column:
                 remedy += "; line 1 seems to be a header: delete it, or `columns` from the schema"
-            # Of a row with several bad values the first is told.
+            # Only the first bad value of a row is reported.
             row = BadRow(raw.file, line, column.column, shown, remedy, texts[index])
             bad.setdefault(line, row)
     good = frame.filter(pl.Series(kept))
-    return TypedRows(good, raw.numbers[kept], list(bad.values()), taken, marks)
+    return TypedRows(good, raw.numbers[kept], list(bad.values()), +taken, marks)
 
 
 def _marks_in_bags(frame: pl.DataFrame, schema: Schema) -> Marks:
-    """Ids among several of a cell that are missing because of their text."""
+    """Ids of multi-valued cells that are missing because of their text."""
     marks, found = [mark for mark in schema.missing if mark], Counter()
     for name, field in schema.ids.items():
         if not is_multi(field) or not marks:
@@ -309,18 +333,18 @@ def _marks_in_bags(frame: pl.DataFrame, schema: Schema) -> Marks:
     return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Typed:
     """A typed column, and when a value of it is bad.
 
     Attributes:
         name: of the typed column.
         column: of the file.
-        values: the column; an unparsable value is null.
-        is_bad: of each row, from the raw and the typed column; null is not bad.
+        values: the column; null where a value cannot be parsed.
+        is_bad: whether a row's value is bad; null counts as good.
         remedy: what to write instead.
-        without_bad: the column with bad values taken for missing ones, where it is an input of a
-            model, for which these have a meaning.
+        without_bad: the column with bad values as null; only for inputs of a model, which handle
+            missing values.
     """
 
     name: str
@@ -329,21 +353,6 @@ class _Typed:
     is_bad: pl.Expr | None
     remedy: str
     without_bad: pl.Expr | None = None
-
-
-def _with_bad_as_null(
-    frame: pl.DataFrame, columns: list[_Typed]
-) -> tuple[list[_Typed], Counter[str]]:
-    """The columns, with null for bad values of inputs, and how many these are."""
-    found, taken = [], Counter()
-    for column in columns:
-        if column.without_bad is not None:
-            count = frame.select(column.is_bad.fill_null(False).sum()).item()
-            # A column of which several inputs are made counts once.
-            taken[column.column] = max(taken[column.column], count)
-            column = replace(column, values=column.without_bad, is_bad=None)
-        found.append(column)
-    return found, +taken
 
 
 def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list[_Typed]:
@@ -363,12 +372,12 @@ def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list
 
 
 def _float(column: str, types: pl.Schema) -> pl.Expr:
-    """Float64; null for an empty cell, and for what is no number."""
+    """Float64; null for empty cells and for text that is no number."""
     return stripped(column, types[column]).cast(pl.Float64, strict=False)
 
 
 def _is_bad(column: str, types: pl.Schema, is_good: pl.Expr) -> pl.Expr:
-    """Where there is a value that is not good."""
+    """Whether a cell has a value that is not good."""
     return stripped(column, types[column]).is_not_null() & ~is_good.fill_null(False)
 
 
@@ -416,7 +425,7 @@ def _ids(name: str, field: IdField, schema: Schema, types: pl.Schema) -> _Typed:
     if isinstance(field, TimePart):
         seconds = _time(name, schema.time, types).values
         part = part_of_time(seconds, field.encode)
-        # Bad times are told by the time column itself.
+        # Bad times are reported for the time column itself.
         return _Typed(name, schema.time.column, part, None, "")
     column = field.column or name
     if isinstance(field, Quantiles):
@@ -444,35 +453,29 @@ def _integers(name: str, column: str, field: Integers, cells: pl.Expr, types: pl
 
 
 def _is_numeric(kind: pl.DataType) -> bool:
-    """Numbers, truth values, or text of them."""
+    """Numbers, booleans, or text."""
     return kind.is_numeric() or kind in (pl.String, pl.Boolean, pl.Null)
 
 
 def _is_time(kind: pl.DataType) -> bool:
-    """Dates and times, whole seconds, or text of them."""
-    return (
-        kind == pl.Date or isinstance(kind, pl.Datetime) or kind.is_integer() or kind == pl.String
-    )
+    """Dates, times, integer seconds, or text."""
+    return kind in (pl.Date, pl.Datetime, pl.String) or kind.is_integer()
 
 
 def _is_scalar(kind: pl.DataType) -> bool:
-    """Whatever has one text per cell."""
+    """Types with one text per cell."""
     return _is_numeric(kind) or kind.is_temporal()
 
 
 def _is_list(kind: pl.DataType) -> bool:
-    """Text, or lists of what has one text each."""
+    """Text, or lists of scalars."""
     return _is_scalar(kind.inner if isinstance(kind, pl.List | pl.Array) else kind)
 
 
 def _check_type(
     column: str, types: pl.Schema, purpose: str, serves: Callable[[pl.DataType], bool]
 ) -> None:
-    """Refuse a column whose type is of no use for its purpose.
-
-    Raises:
-        DataError: names the column and its type.
-    """
+    """Refuse a column whose type does not fit its purpose."""
     kind = types[column]
     if not serves(kind):
         raise DataError(f"column {column} is stored as {kind}, which is not {purpose}")

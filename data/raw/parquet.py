@@ -21,7 +21,7 @@ _BATCH_ROWS = 1 << 18
 
 
 class Piece(NamedTuple):
-    """Some rows of a file, the number of the first, and the bytes read up to the last."""
+    """Some rows of a file, the number of the first one, and the bytes read so far."""
 
     path: Path
     batch: pyarrow.RecordBatch
@@ -34,7 +34,7 @@ class Parquet:
     """Reads Parquet files.
 
     Attributes:
-        missing: texts that mean that a value is missing, besides null.
+        missing: texts that mean a missing value, besides null.
     """
 
     missing: Sequence[str]
@@ -50,10 +50,10 @@ class Parquet:
             return file.schema_arrow.names
 
     def pieces(self, path: Path, used: set[str]) -> Iterator[Piece]:
-        """A file in pieces.
+        """A file in pieces that can be converted independently.
 
         Raises:
-            DataError: the file cannot be used.
+            DataError: the file cannot be read or lacks a used column.
         """
         with _open(path) as file:
             size = os.path.getsize(path)
@@ -85,7 +85,7 @@ class Parquet:
         if has_nul.any():
             for at in np.flatnonzero(has_nul).tolist():
                 text = str(frame.row(at, named=True))
-                found = ("a text with a NUL byte", "write texts without")
+                found = ("a text with a NUL byte", "write text without it")
                 bad.append(BadRow(str(piece.path), int(lines[at]), "", *found, text))
             frame = frame.filter(pl.Series(~has_nul))
             lines, numbers = lines[~has_nul], numbers[~has_nul]
@@ -93,7 +93,7 @@ class Parquet:
 
 
 def _has_nul(frame: pl.DataFrame) -> np.ndarray:
-    """Rows with a text that holds a NUL byte, `[n]` bool."""
+    """Which rows have a text with a NUL byte, `[n]` bool."""
     texts = [name for name, kind in frame.schema.items() if kind == pl.String]
     if not texts:
         return np.zeros(len(frame), dtype=bool)

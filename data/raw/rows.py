@@ -1,4 +1,4 @@
-"""Rows as a file has them: bad rows, and cells whose text, such as `NA`, means missing."""
+"""Rows of a file before typing: bad rows, and cells such as `NA` that mean a missing value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import polars as pl
 
 from stampede.data.errors import DataError, OnBadRow
 
-# Cells that became null, by column and text.
+# Count of cells that became null, by column and text.
 Marks = Counter[tuple[str, str]]
 
 # Characters of a bad row that are written to the list of bad rows.
@@ -25,9 +25,9 @@ class BadRow:
     """A row that cannot be used.
 
     Attributes:
-        file: where it is.
-        line: its line, or row of a Parquet file, from 1.
-        column: its column; empty where the row as a whole is wrong.
+        file: its name.
+        line: number of the line, or of the row of a Parquet file, from 1.
+        column: name of the bad column; empty if the whole row is bad.
         found: the text found there.
         remedy: what to write instead.
         text: the whole row.
@@ -41,24 +41,24 @@ class BadRow:
     text: str
 
     def sentence(self) -> str:
-        """For a person."""
+        """Place, finding and remedy."""
         where = f"{self.file}: line {self.line}" + f", column {self.column}" * bool(self.column)
         found = self.found if len(self.found) <= 200 else self.found[:200] + "..."
         return f"{where}: found {found}; {self.remedy}"
 
 
 class BadRows:
-    """What happens to bad rows.
+    """Raises at a bad row, or counts and lists bad rows.
 
     Args:
-        policy: `error` raises at the first; `skip` leaves them out.
+        policy: `error` raises at the first bad row; `skip` leaves bad rows out.
         aside: JSON lines file to list them in; None: only count them.
-        option: the option that leaves them out, for the message.
+        option: the option that skips bad rows, for the message.
 
     Attributes:
         count: rows left out so far.
         marks: cells so far that are missing because of their text.
-        values: bad values so far that were taken for missing ones, by column.
+        values: bad values so far that became null, by column.
     """
 
     def __init__(self, policy: OnBadRow, aside: Path | None = None, option: str = "") -> None:
@@ -73,7 +73,7 @@ class BadRows:
         """Count and list bad rows; the caller leaves them out.
 
         Raises:
-            DataError: the policy is `error`; names the first.
+            DataError: the policy is `error`; names the first bad row.
         """
         if not rows:
             return
@@ -89,7 +89,7 @@ class BadRows:
                     file.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
     def marks_by_column(self) -> dict[str, dict[str, int]]:
-        """Missing cells by their text, by column; the most frequent first."""
+        """Count of missing cells by column and text, the most frequent first."""
         columns: dict[str, dict[str, int]] = {}
         for (column, mark), cells in self.marks.most_common():
             columns.setdefault(column, {})[mark] = cells
@@ -107,7 +107,7 @@ class RawRows:
         numbers: `[n]` number of each row within the file, from 0, bad rows counted.
         text: the `n` lines themselves; None for Parquet.
         position: bytes of the file read so far.
-        bad: further rows, which could not be divided into columns.
+        bad: further rows, which could not be split into columns.
         marks: cells that are null because of their text.
     """
 
@@ -121,7 +121,7 @@ class RawRows:
     marks: Marks = field(default_factory=Counter)
 
     def row_texts(self, indices: Sequence[int]) -> list[str]:
-        """Whole rows, for a person."""
+        """Whole rows as text, for messages."""
         if self.text is None:
             return [str(self.frame.row(index, named=True)) for index in indices]
         lines = self.text.split(b"\n")
@@ -129,9 +129,9 @@ class RawRows:
 
 
 def any_mark(text: bytes, missing: Sequence[str], separator: str, quote: str) -> bool:
-    """Whether some cell of these lines is one of the texts that mean missing.
+    """Whether any cell of these lines is one of the texts that mean a missing value.
 
-    Most logs have none; this costs far less than to compare every cell.
+    Most logs have none, and this check is far cheaper than comparing every cell.
     """
     array = np.frombuffer(text, dtype=np.uint8)
     is_edge = np.zeros(256, dtype=bool)
@@ -149,7 +149,7 @@ def any_mark(text: bytes, missing: Sequence[str], separator: str, quote: str) ->
 
 
 def _fills(array: np.ndarray, starts: np.ndarray, mark: bytes, is_edge: np.ndarray) -> bool:
-    """Whether a mark begins at one of `starts` and ends at the end of a cell."""
+    """Whether a mark that begins at one of `starts` fills its cell."""
     starts = starts[starts + len(mark) < len(array)]
     for place in range(1, len(mark)):
         starts = starts[array[starts + place] == mark[place]]
@@ -157,10 +157,9 @@ def _fills(array: np.ndarray, starts: np.ndarray, mark: bytes, is_edge: np.ndarr
 
 
 def without_marks(frame: pl.DataFrame, missing: Sequence[str]) -> tuple[pl.DataFrame, Marks]:
-    """The rows with null where a cell is one of the texts that mean missing, and their counts.
+    """Replace cells whose text means a missing value by null, and count them.
 
-    A float that is not a number is missing where `NaN` is such a text. Empty cells are not counted:
-    everybody writes missing values so.
+    A float NaN is missing if `NaN` is such a text. Empty cells are not counted.
     """
     counted: Marks = Counter()
     changed = []
@@ -179,6 +178,6 @@ def without_marks(frame: pl.DataFrame, missing: Sequence[str]) -> tuple[pl.DataF
 
 
 def counts_of_marks(marks: pl.Series) -> Marks:
-    """How often each text stands in a column, without empty ones."""
+    """How often each text occurs in a column, without empty ones."""
     found = marks.value_counts(name="cells")
     return Counter({(marks.name, mark): cells for mark, cells in found.iter_rows() if mark})

@@ -1,4 +1,4 @@
-"""A job goes on from a checkpoint, where data, network and configuration allow it."""
+"""Load a checkpoint into a job whose data, network and configuration match it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stampede.engine.job import Job
 from stampede.engine.processes import Processes
 from stampede.engine.recipe import open_keys
 
-# What names of tensors of tables begin with; a process may hold some of them only.
+# Prefix of the names of table tensors; a process may hold only some of them.
 TABLES = "front."
 
 # Sections and keys that may differ between a checkpoint and the run that continues it.
@@ -43,27 +43,27 @@ _FREE = ("model.import", "model.initial_bias", "optim.embedding.lr", "optim.embe
          "evaluate.metrics", "evaluate.group_by", "evaluate.compare_with_lr", "checkpoint.",
          "sharding.")  # fmt: skip
 
-# Of these, what says only how the run was started.
+# Keys that only say how the run was started.
 _NOT_WORTH_TELLING = (
     "run.name", "run.dir", "run.overwrite", "run.hang_seconds", "run.slow_hang_seconds",
     "model.initial_bias", "checkpoint.resume", "checkpoint.init_from",
 )  # fmt: skip
 
-# Of a thousand fields that differ, the first tell enough.
+# If a thousand fields differ, the first few are enough.
 _MOST_LINES = 20
 
-# What a run that was changed can do instead.
+# What the user of a changed run can do instead.
 _INSTEAD = "or begin a new run with its weights: another run.name, and checkpoint.init_from="
 
 
 def load(path: Path, job: Job, dataset: Dataset) -> Progress:
-    """Put a checkpoint into the job, whatever its plan and number of ranks were.
+    """Load a checkpoint of any plan and number of ranks into the job.
 
-    The state of torch's random generator of the CPU is set where the number of ranks is the same.
+    The state of torch's CPU random generator is restored if the number of ranks is the same.
     All ranks must call it.
 
     Returns:
-        How far the run had come.
+        The progress of the run at the checkpoint.
 
     Raises:
         RunFolderError: it is damaged, or belongs to another job or network.
@@ -85,15 +85,15 @@ def load(path: Path, job: Job, dataset: Dataset) -> Progress:
 
 
 def check_same_network(path: Path, manifest: Manifest, model: Mapping[str, Tensor]) -> None:
-    """Refuse a model that is not the one that was trained, before anything is read into it.
+    """Refuse a model other than the trained one, before anything is read into it.
 
     Args:
         path: the checkpoint, for the message.
-        manifest: of it.
-        model: the model's `state_dict`, its tensors on any device, sharded ones included.
+        manifest: its manifest.
+        model: the model's `state_dict`; tensors may be sharded and on any device.
 
     Raises:
-        RunFolderError: a tensor is only in one of them, or of another size.
+        RunFolderError: a tensor is missing on one side, or the sizes differ.
     """
     difference = _network_difference(manifest, model)
     if difference is not None:
@@ -132,7 +132,7 @@ def _check_same_data(path: Path, saved: DataEntry, now: DataEntry) -> None:
         return
     what = "ids or numbers of rows differ"
     if saved.model_copy(update={"vocabulary_sha256": now.vocabulary_sha256}) == now:
-        what = "its tables have as many rows, but their ids or the ranges of numbers are others"
+        what = "the tables have the same sizes, but other ids or ranges of numbers"
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES:] = [f"{len(lines) - _MOST_LINES:,} more of this kind"]
     raise RunFolderError(
@@ -143,17 +143,17 @@ def _check_same_data(path: Path, saved: DataEntry, now: DataEntry) -> None:
 
 
 def changes(path: Path, config: Config, processes: Processes) -> list[str]:
-    """What was harmlessly changed in the configuration since a checkpoint, line by line.
+    """The allowed changes of the configuration since a checkpoint, one line each.
 
     Raises:
-        RunFolderError: a change does not allow to continue, or the checkpoint is damaged.
+        RunFolderError: a change is not allowed, or the checkpoint is damaged.
     """
     manifest = read_manifest(path)
     saved = below_old_runs(without_gone_keys(manifest.config))
     before = flat_keys(with_defaults(saved, config))
     now = flat_keys(config.model_dump(mode="json"))
     for key in open_keys(config):
-        # The run goes on with what the recipe gave it when it began.
+        # The run keeps what the recipe chose when it began.
         now[key] = before.get(key)
     differing = _differing(before, now)
     harmful = [line for key, line in differing.items() if not key.startswith(_FREE)]
@@ -163,14 +163,18 @@ def changes(path: Path, config: Config, processes: Processes) -> list[str]:
             + "\n".join(f"  {line}" for line in harmful)
             + f"\nchange it back, {_INSTEAD}{path}"
         )
-    harmless = [line for key, line in differing.items() if key not in _NOT_WORTH_TELLING]
+    harmless = [
+        f"{key}={now.get(key)!r:.200} (was {before.get(key)!r:.200})"
+        for key in differing
+        if key not in _NOT_WORTH_TELLING
+    ]
     if manifest.world_size != processes.world_size:
-        harmless.append(f"processes: {manifest.world_size} then, {processes.world_size} now")
+        harmless.append(f"{processes.world_size} processes (was {manifest.world_size})")
     return harmless
 
 
 def _differing(before: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
-    """By key that differs, a line with both values."""
+    """A line with both values for each key that differs."""
     return {
         key: f"{key}: {before.get(key)!r:.200} in the checkpoint, {now.get(key)!r:.200} now"
         for key in sorted(before.keys() | now.keys())

@@ -1,7 +1,7 @@
-"""What a checkpoint consists of: `manifest.json` in its folder.
+"""`manifest.json` of a checkpoint: its contents, and where they lie.
 
-The manifest also says where each tensor lies in the files, which `torch.distributed.checkpoint`
-would pickle: reading a checkpoint cannot execute anything.
+It records where each tensor lies in the files. `torch.distributed.checkpoint` would pickle that;
+from JSON, reading a checkpoint cannot execute anything.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from stampede.data import Dataset
 from stampede.data.prepared.manifest import Count
 from stampede.engine.errors import RunFolderError
 from stampede.files import MOST_MANIFEST, FileEntry, read_file, to_json
 from stampede.models import StoredColumns, table_name
-from stampede.settings import Section, cut
+from stampede.settings import Section, reading
 
 # Raised when layout or meaning change. Format 1 lacks the fingerprint of the vocabulary.
 FORMAT = 2
@@ -33,10 +33,10 @@ MANIFEST = "manifest.json"
 # Bytes around a tensor in a file; torch writes some 1,600.
 _ROOM = 1 << 16
 
-# What a checkpoint's folder is called.
+# Names of checkpoint folders.
 NAME = re.compile(r"epoch_\d{4,}|step_\d{8,}", re.ASCII)
 
-# What to do about a damaged checkpoint of one's own run.
+# What to do about a damaged checkpoint of the user's own run.
 REMEDY = "delete it to use the one before"
 
 DTYPES = {
@@ -46,7 +46,7 @@ DTYPES = {
 
 
 class DamagedCheckpointError(RunFolderError):
-    """A checkpoint whose files are not as they were written; another one may be whole."""
+    """A checkpoint whose files have changed since they were written."""
 
 
 def _by_part(values: Any) -> Any:
@@ -59,7 +59,7 @@ Evaluations = Annotated[dict[str, dict[str, Any]], BeforeValidator(_by_part)]
 
 @dataclass
 class Progress:
-    """How far a run has come.
+    """The progress of a run.
 
     Attributes:
         epoch: epochs finished.
@@ -67,20 +67,20 @@ class Progress:
         step: steps taken.
         samples: samples trained on.
         train_seconds: time spent in training, without evaluation and checkpoints.
-        touched_rows, clipped_rows, skipped_rows: rows of all batches so far, those that were
-            clipped, and those left out because their gradient was not finite.
-        skipped_batches: steps whose batch was left out because its loss was not finite.
-        skipped_in_a_row: how many of them are the newest steps.
-        best_epoch: epoch with the best AUC on the selecting part, counted from 1; 0 for none.
+        touched_rows, clipped_rows, skipped_rows: over all batches so far: rows with a gradient,
+            rows that were clipped, rows skipped because their gradient was not finite.
+        skipped_batches: batches skipped because their loss was not finite.
+        skipped_in_a_row: how many of the last batches were skipped.
+        best_epoch: epoch with the best AUC on the part that selects, from 1; 0 for none.
         best_score: that AUC; None where it is undefined.
         best_auc: AUC on the test part in that epoch.
-        waited: evaluated epochs since then that were no better.
-        plateau, table_plateau: states of the rates of the dense layers and of the tables, see
+        waited: evaluations since then without a better AUC.
+        plateau, table_plateau: state of the plateau schedule of dense layers and tables, see
             `stampede.engine.evaluate.Plateau`.
-        logged_losses: newest ones, where these are compared; see `stampede.engine.trainer`.
+        logged_losses: the newest, for the check of divergence; see `stampede.engine.trainer`.
         selected: evaluations of the best epoch, by part; empty in checkpoints of earlier versions.
         last: newest evaluations, by part.
-        evaluated_step: step after which they were made.
+        evaluated_step: the step of those evaluations.
         metrics_lines: lines of `metrics.jsonl` so far.
     """
 
@@ -112,7 +112,7 @@ class Progress:
 
     @property
     def is_epoch_end(self) -> bool:
-        """Whether an epoch is finished, its evaluation included, and no other begun."""
+        """Whether an epoch has just ended, its evaluation included."""
         begun = self.reader.get("samples", 0) > 0
         return not begun and self.reader.get("epoch", self.epoch) == self.epoch
 
@@ -121,10 +121,10 @@ class ChunkEntry(Section):
     """A part of a tensor that one process wrote.
 
     Attributes:
-        offsets: where it begins in the tensor.
-        sizes: its own.
-        file: that it lies in.
-        start, bytes: where in the file, as torch saves a tensor.
+        offsets: of its first element in the tensor.
+        sizes: of the part.
+        file: the file that holds it.
+        start, bytes: its place in the file, in the format of `torch.save`.
     """
 
     offsets: list[Count]
@@ -135,7 +135,7 @@ class ChunkEntry(Section):
 
 
 class TensorEntry(Section):
-    """A tensor, in chunks that cover it."""
+    """A tensor and the chunks that cover it."""
 
     dtype: Literal[tuple(DTYPES)]
     size: list[Count]
@@ -151,13 +151,13 @@ class TableEntry(Section):
 
 
 class DataEntry(Section):
-    """What a run that continues another must have in common with it.
+    """What must be the same for a run to continue another.
 
     Attributes:
         vocabulary_sizes: rows of each field's table, by field.
         vocabulary_sha256: see `stampede.data.Dataset`; None in checkpoints of format 1.
-        numbers: of numeric inputs.
-        train_rows, test_rows: of the parts.
+        numbers: number of numeric inputs.
+        train_rows, test_rows: rows of the parts.
     """
 
     vocabulary_sizes: dict[str, Count]
@@ -173,13 +173,13 @@ class Manifest(Section):
     Attributes:
         format: `FORMAT`.
         versions: of stampede, torch and torchrec.
-        progress: how far the run had come.
+        progress: of the run.
         config: the resolved configuration.
         tables: by name.
         data: what it was trained on.
         world_size: number of processes.
         files: all files with tensors.
-        tensors: by name; all of each lies in those files.
+        tensors: by name; they lie in those files.
     """
 
     format: Literal[2] = FORMAT
@@ -194,7 +194,7 @@ class Manifest(Section):
 
     @property
     def first_order_scale(self) -> float:
-        """What the run multiplied its first-order term by; 1 before there was such a key."""
+        """The factor of the first-order term; 1 in checkpoints older than the key."""
         return self.config.get("model", {}).get("first_order_scale", 1.0)
 
     @model_validator(mode="after")
@@ -205,7 +205,7 @@ class Manifest(Section):
                 # No path may lead out of the folder.
                 if chunk.file not in files:
                     raise ValueError(f"tensors.{name}: {chunk.file!r:.80} is not one of the files")
-        # An empty file may claim any size without taking room on the disk.
+        # A sparse file may claim any size.
         size = sum(entry.bytes for entry in self.files)
         room = sum(
             math.prod(tensor.size) * DTYPES[tensor.dtype].itemsize
@@ -240,7 +240,7 @@ def table_entries(dataset: Dataset, dim: int) -> dict[str, TableEntry]:
 
 
 def data_entry(dataset: Dataset) -> DataEntry:
-    """What the manifest says of the data."""
+    """The manifest's entry for the data."""
     return DataEntry(
         vocabulary_sizes=dict(dataset.vocabulary_sizes),
         vocabulary_sha256=dataset.vocabulary_sha256,
@@ -251,7 +251,7 @@ def data_entry(dataset: Dataset) -> DataEntry:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides how a run goes on."""
+    """Versions of the libraries that decide how a run continues."""
     return {
         "stampede": metadata.version("stampede"),
         # The installed package's version does not say which build it is.
@@ -262,7 +262,7 @@ def versions() -> dict[str, str]:
 
 def as_text(manifest: Manifest) -> str:
     """The manifest as it is written, with its own checksum."""
-    # Through JSON once, which has null for a number that is not finite.
+    # Through JSON once: numbers that are not finite become null.
     values = json.loads(to_json(manifest.model_dump(mode="json")))
     return to_json({**values, "sha256": _digest(values)}, indent=1)
 
@@ -274,17 +274,17 @@ def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
         remedy: what to do where it is damaged.
 
     Raises:
-        DamagedCheckpointError: it is not as it was written.
-        RunFolderError: there is no checkpoint, or one of another format.
+        DamagedCheckpointError: it was changed or truncated.
+        RunFolderError: there is no checkpoint, or its format is unknown.
     """
     file = path / MANIFEST
-    # A folder gets the name of a checkpoint once it is whole, so it has lost its manifest.
+    # A checkpoint gets its name once it is whole, so this one has lost its manifest.
     if not file.exists() and not (NAME.fullmatch(path.name) and path.is_dir()):
         raise RunFolderError(
             f"{path} is no checkpoint ({MANIFEST} is absent); write a folder such as "
             "runs/quickstart/checkpoints/epoch_0001"
         )
-    try:
+    with reading(path, DamagedCheckpointError, remedy, "damaged checkpoint"):
         values = json.loads(read_file(file, MOST_MANIFEST))
         digest = values.pop("sha256", None)
         # The first format had neither a number nor a checksum.
@@ -295,31 +295,16 @@ def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
             raise RunFolderError(_other_format(path, values.get("format", 0)))
         # From text, where a list may stand for a tuple and a section for a dataclass.
         return Manifest.model_validate_json(json.dumps(_migrated(values)))
-    except ValidationError as failure:
-        first = failure.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"])) or MANIFEST
-        raise DamagedCheckpointError(_damaged(path, f"{where}: {first['msg']}", remedy)) from None
-    except OSError as failure:
-        what = f"{MANIFEST}: {failure.strerror or failure}"
-        raise DamagedCheckpointError(_damaged(path, what, remedy)) from None
-    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as failure:
-        raise DamagedCheckpointError(_damaged(path, str(failure).splitlines()[0], remedy)) from None
 
 
 def _migrated(values: dict[str, Any]) -> dict[str, Any]:
-    """As this version would have written it."""
-    # Older versions took a run that diverged back; this one would stop.
+    """The configuration as this version would have written it."""
+    # Older versions rolled a diverged run back; this one stops.
     for gone in ("rollbacks", "dense_fraction"):
         values["progress"].pop(gone, None)
     if values["format"] == FORMAT:
         return values
     return {**values, "format": FORMAT, "data": {**values["data"], "vocabulary_sha256": None}}
-
-
-def _damaged(path: Path, what: str, remedy: str) -> str:
-    # A manifest from elsewhere may have any keys.
-    what = cut(what).replace("\n", "\\n")
-    return f"{path}: damaged checkpoint ({what:.300}); {remedy}"
 
 
 def _other_format(path: Path, version: object) -> str:

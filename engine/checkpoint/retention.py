@@ -1,4 +1,4 @@
-"""The checkpoints of a run: their names, which is the newest, which are kept, which are whole."""
+"""The checkpoints of a run: names, which is newest, which are kept, which are whole."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from stampede.files import check_files, delete_folder, hidden, open_file, recove
 
 
 def name_of(progress: Progress) -> str:
-    """Name of the checkpoint at a point of a run: an epoch's end, or a step."""
+    """Name of the checkpoint of an epoch's end, or of a step."""
     return f"epoch_{progress.epoch:04d}" if progress.is_epoch_end else f"step_{progress.step:08d}"
 
 
 def checkpoint_of(folder: Path, epoch: int) -> Path | None:
-    """The whole checkpoint of an epoch's end in a run's `checkpoints` folder, if it is there."""
+    """The checkpoint of an epoch's end in a run's `checkpoints` folder; None if there is none."""
     path = folder / f"epoch_{epoch:04d}"
     return path if (path / MANIFEST).is_file() else None
 
 
 def newest(folder: Path) -> Path | None:
-    """The checkpoint with most steps in a run's `checkpoints` folder.
+    """The checkpoint with the most steps in a run's `checkpoints` folder.
 
-    Only manifests are read. One that cannot be read may be the newest, and counts as such.
+    Only manifests are read. One that cannot be read counts as the newest, since it may be.
     """
     return next(iter(_newest_first(folder)), None)
 
 
 def readable(folder: Path) -> list[tuple[Path, Progress]]:
-    """All checkpoints whose manifest can be read, the newest first."""
+    """All checkpoints with a readable manifest, newest first."""
     found = []
     for path in _named(folder):
         try:
@@ -55,7 +55,7 @@ def readable(folder: Path) -> list[tuple[Path, Progress]]:
 
 
 def prune(folder: Path, settings: CheckpointSection, best_epoch: int) -> None:
-    """Delete what is neither new, nor the best epoch's, nor every K-th epoch's."""
+    """Delete checkpoints other than the newest, the best epoch's and every K-th epoch's."""
     every = settings.keep_every
     for path, progress in readable(folder)[settings.keep :]:
         epoch = progress.epoch if progress.is_epoch_end else 0
@@ -75,20 +75,20 @@ def delete_all(folder: Path) -> bool:
 
 
 def _delete_unless_read(path: Path) -> None:
-    """What somebody reads now is deleted after a later save."""
+    """Delete a checkpoint; one that is being read goes after a later save."""
     with open_file(path / MANIFEST) as handle:
         if _lock(handle, fcntl.LOCK_EX):
             delete_folder(path)
 
 
 def being_read(choose: Callable[[], Path]) -> tuple[Path, BinaryIO | None]:
-    """A checkpoint that its run leaves where it is until the file is closed.
+    """Keep a checkpoint from being deleted by its run until the returned file is closed.
 
     Args:
-        choose: says which one; it is asked again where that one has just been deleted.
+        choose: picks it; called again if that one has just been deleted.
 
     Returns:
-        The checkpoint, and the file; None where there is none, as whoever reads it is told.
+        The checkpoint and the file; None for the file if it cannot be opened.
     """
     before = None
     while True:
@@ -109,7 +109,7 @@ def being_read(choose: Callable[[], Path]) -> tuple[Path, BinaryIO | None]:
 
 
 def _lock(handle: BinaryIO, how: int) -> bool:
-    """Whether nobody else holds it in the other way."""
+    """Take a lock without waiting; whether it was free."""
     try:
         fcntl.flock(handle, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -124,11 +124,11 @@ def verify(path: Path, remedy: str = REMEDY) -> None:
     """Check lengths and checksums of all files of a checkpoint.
 
     Args:
-        remedy: what to do where one is not as it was written.
+        remedy: what to do about a damaged file.
 
     Raises:
-        DamagedCheckpointError: names the first that is not as it was written.
-        RunFolderError: there is no checkpoint, or one of another format.
+        DamagedCheckpointError: names the first damaged file.
+        RunFolderError: there is no checkpoint, or its format is unknown.
     """
     try:
         check_files(path, read_manifest(path, remedy).files)
@@ -137,10 +137,10 @@ def verify(path: Path, remedy: str = REMEDY) -> None:
 
 
 def newest_whole(folder: Path, processes: Processes) -> Path | None:
-    """The newest checkpoint that is as it was written; damaged ones are renamed, with a message.
+    """The newest whole checkpoint; damaged ones are renamed, with a message.
 
-    All ranks must call it, in a run that may write the folder; rank 0 looks at the files. What a
-    run that was killed has left half-written is removed.
+    All ranks must call it, and the run must own the folder; rank 0 looks at the files. It removes
+    what a killed run left half-written.
 
     Args:
         folder: a run's `checkpoints`; it need not exist.
@@ -182,7 +182,7 @@ def _newest_whole(folder: Path) -> Path | None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged checkpoint, so that it counts no more; the new path, which was free."""
+    """Rename a damaged checkpoint to a free name that does not count; returns the new path."""
     names = chain(["damaged"], (f"damaged_{number}" for number in count(2)))
     aside = next(free for name in names if not os.path.lexists(free := hidden(path, name)))
     os.replace(path, aside)
@@ -190,18 +190,18 @@ def set_aside(path: Path) -> Path:
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    """All checkpoints; those whose manifest cannot be read come first."""
+    """All checkpoints, newest first, after those with an unreadable manifest."""
     ages = dict.fromkeys(_named(folder), (1 << 63, True))
     ages |= {path: _age(progress) for path, progress in readable(folder)}
-    # A run may have deleted some meanwhile.
+    # Its run may have deleted it in the meantime.
     return sorted(filter(Path.is_dir, ages), key=lambda path: (ages[path], path), reverse=True)
 
 
 def _named(folder: Path) -> list[Path]:
-    # A copy by another name, such as `epoch_0001_kept`, is its owner's.
+    # A copy under another name, such as `epoch_0001_kept`, belongs to the user.
     return [path for path in folder.glob("*_*") if NAME.fullmatch(path.name) and path.is_dir()]
 
 
 def _age(progress: Progress) -> tuple[int, bool]:
-    # At one step that of an epoch's end is made later, after its evaluation.
+    # At the same step, the one of an epoch's end is newer: it follows the evaluation.
     return progress.step, progress.is_epoch_end

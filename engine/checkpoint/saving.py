@@ -1,4 +1,4 @@
-"""Checkpoints of a run, written while it goes on."""
+"""Writes a run's checkpoints while training goes on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from tqdm.auto import tqdm
 
@@ -39,22 +38,22 @@ from stampede.engine.job import Job
 from stampede.engine.processes import PATIENCE, Processes
 from stampede.files import file_entry, hidden, publish_folder, remove, sync, write_file
 
-_NO_MEMORY = "no memory for a copy, which checkpoint.asynchronous=false does without on a CPU: "
+_NO_MEMORY = "no memory for a copy; checkpoint.asynchronous=false needs none on a CPU: "
 
 
 class Checkpoints:
     """Writes checkpoints of a job; a checkpoint appears whole or not at all.
 
-    With `checkpoint.asynchronous` training goes on while a thread writes: a save copies what this
-    rank holds of tables, their moments and the dense layers into memory of the CPU, as much again
-    as they take, which is free when all is written. Without it only what lies on a GPU is copied.
+    With `checkpoint.asynchronous` training goes on while a thread writes. A save then copies this
+    rank's tables, moments and dense layers to CPU memory, which doubles what they take until all
+    is written. Otherwise only tensors on a GPU are copied.
 
-    All ranks must make one, and call its methods at the same places; the thread has a process
-    group of its own. A context: its end waits for what is still being written.
+    All ranks must make one and call its methods at the same points; the thread has its own process
+    group. On exit the context waits for the last write.
 
     Args:
         folder: a run's `checkpoints`.
-        job, config, dataset, processes: what is trained, and by whom.
+        job, config, dataset, processes: of the run.
     """
 
     def __init__(
@@ -64,11 +63,11 @@ class Checkpoints:
         self._job = job
         self._settings = config.checkpoint
         self._processes = processes
-        self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self._group = processes.group(PATIENCE, "checkpoints")
         self._target = folder
         self._thread: Thread | None = None
         self._failure: str | None = None
-        # Others hold infinities on purpose, as masks do.
+        # Buffers may hold infinities on purpose, such as masks.
         self._finite_buffers = [
             name for name, buffer in job.dense_buffers.items() if buffer.isfinite().all()
         ]
@@ -90,24 +89,23 @@ class Checkpoints:
             with heartbeat.slowly("saving"):
                 self.wait()
         except TrainingStoppedError:
-            # Not instead of what ended the context.
+            # It must not hide the exception that ended the context.
             if kind is None:
                 raise
         if kind is not None:
-            # Where that happened may still be told.
+            # The report of the failure names the stage.
             heartbeat.stage = stage
 
     def save(self, progress: Progress) -> None:
         """Begin a checkpoint of the job as it is now, once the one before is written.
 
-        Where the one before could not be written, which rank 0 says, this one is waited for: what
-        was in the way may be gone.
+        If the one before failed, rank 0 says so and this one is written synchronously, since the
+        cause may be gone.
 
-        It is called `epoch_0001` at an epoch's end, after its evaluation, and `step_00000123`
-        elsewhere.
+        Its name is `epoch_0001` at an epoch's end, after the evaluation, else `step_00000123`.
 
         Raises:
-            TrainingStoppedError: this one cannot be written, and neither could the one before, or
+            TrainingStoppedError: it failed, and so did the one before, or
                 `checkpoint.asynchronous` is off.
             DivergedError: the dense layers are not finite.
         """
@@ -119,7 +117,7 @@ class Checkpoints:
         try:
             state = on_cpu(state, copy=self._settings.asynchronous)
         except (MemoryError, RuntimeError) as lack:
-            # To be told to all ranks.
+            # Raised later, on all ranks.
             state, failure = {}, _NO_MEMORY + reason(lack)
         self._target = self._folder / name_of(progress)
         arguments = (state, failure, deepcopy(progress))
@@ -132,7 +130,7 @@ class Checkpoints:
             self.wait()
 
     def _check_finite(self, step: int) -> None:
-        """Refuse to save what no run could go on from: its next loss would not be finite."""
+        """Refuse to save layers that are not finite: no run could continue from them."""
 
         def check() -> None:
             buffers = self._job.dense_buffers
@@ -151,10 +149,10 @@ class Checkpoints:
             ) from None
 
     def wait(self) -> None:
-        """Let what is being written come to its end.
+        """Wait for the last write.
 
         Raises:
-            TrainingStoppedError: it cannot be written.
+            TrainingStoppedError: it failed.
         """
         failure = self._finish()
         if failure is not None:
@@ -164,7 +162,7 @@ class Checkpoints:
             )
 
     def _finish(self) -> str | None:
-        """Let what is being written come to its end; why it cannot be written, once."""
+        """Wait for the last write; returns why it failed, the first time it is asked."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -180,14 +178,14 @@ class Checkpoints:
     def _try_to_write(self, state: dict[str, Any], failure: str | None, progress: Progress) -> None:
         try:
             self._write(state, failure, progress)
-        # torch's is no Exception.
+        # torch's CheckpointException is no Exception.
         except (Exception, CheckpointException) as found:
             self._failure = reason(found)
             if self._processes.is_main:
                 remove(hidden(self._target, "tmp"))
 
     def _write(self, state: dict[str, Any], failure: str | None, progress: Progress) -> None:
-        """Whatever fails here fails on all ranks."""
+        """Write on all ranks; they fail together."""
         folder = hidden(self._target, "tmp")
 
         def prepare() -> None:

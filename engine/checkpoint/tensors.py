@@ -45,12 +45,12 @@ T = TypeVar("T")
 
 
 def contents(job: Job, rank: int) -> dict[str, Any]:
-    """Everything trained, as tensors that are read and written in place, and the random state.
+    """All trained tensors, to be read and written in place, and the random state.
 
-    All rows of the tables are up to date. With several ranks all must call it at one point.
+    Brings all rows of the tables up to date. All ranks must call it at the same point.
 
     Args:
-        rank: of this process, whose random state is among them as a copy.
+        rank: of this process; its random state is copied.
     """
     return {
         "model": job.model.state_dict(),
@@ -65,16 +65,16 @@ def contents(job: Job, rank: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def on_cpu(values: Any, *, copy: bool) -> Any:
-    """Nested tensors, sharded ones included, on the CPU and as torch saves them without a copy.
+    """Nested tensors, also sharded ones, on the CPU, in a layout that torch saves without a copy.
 
     Args:
-        copy: whether also tensors that lie on the CPU are copied; otherwise they share memory.
+        copy: whether to copy tensors that are on the CPU already; else they share memory.
     """
     if isinstance(values, dict):
         return {key: on_cpu(value, copy=copy) for key, value in values.items()}
     moved: Tensor = values.cpu()
     if moved is not values:
-        # From a GPU, and so a copy already.
+        # Came from a GPU, so it is a copy already.
         return moved
     taken = torch.clone if copy else _with_own_storage
     if not isinstance(values, ShardedTensor):
@@ -84,9 +84,9 @@ def on_cpu(values: Any, *, copy: bool) -> Any:
 
 
 def _with_own_storage(tensor: Tensor) -> Tensor:
-    """The same memory, but a storage that ends where the tensor does.
+    """The same memory in a storage of the tensor's size.
 
-    Tables lie in one array, and torch saves no more than a tensor needs by copying it.
+    Tables lie in one array; torch would copy a part of it to save only that part.
     """
     if not tensor.numel() or not tensor.is_contiguous():
         return tensor.clone()
@@ -100,10 +100,10 @@ def write_tensors(
     """Write tensors; all ranks of the group must call it, and fail together.
 
     Args:
-        state: nested; sharded tensors, and tensors that are the same wherever they are.
+        state: nested; sharded tensors, and replicated ones, which are equal on all ranks.
 
     Returns:
-        Where all tensors are, and the files that this rank wrote.
+        The place of each tensor, and the files that this rank wrote.
 
     Raises:
         CheckpointException: a rank could not write.
@@ -114,23 +114,23 @@ def write_tensors(
 
 
 def read_tensors(path: Path, state: dict[str, Any], *, alone: bool = False) -> None:
-    """Fill tensors from a checkpoint, whatever its plan and number of ranks were.
+    """Fill tensors from a checkpoint of any plan and number of ranks.
 
     Args:
         path: the checkpoint.
-        state: tensors as they were written, or some of them; filled in place.
-        alone: whether this process reads alone; else all ranks must call it.
+        state: all or some of the written tensors, by name; filled in place.
+        alone: whether only this process reads; else all ranks must call it.
 
     Raises:
-        DamagedCheckpointError: the checkpoint is damaged or lacks one of them.
-        MemoryError: a rank has no memory to read it.
+        DamagedCheckpointError: the checkpoint is damaged, or a tensor is missing.
+        MemoryError: a rank lacks the memory.
     """
-    # First, as torch would say with a traceback what is wrong there.
+    # Checked first: torch would print a traceback.
     manifest = read_manifest(path)
     try:
         check_files(path, manifest.files, content=False)
         with warnings.catch_warnings():
-            # Without a process group torch warns that there is none.
+            # torch warns if there is no process group.
             warnings.simplefilter("ignore", UserWarning)
             dcp.load(state, storage_reader=Reader(path, manifest.tensors), no_dist=alone)
     except (CheckpointException, OSError, ValueError, RuntimeError, MemoryError) as failure:
@@ -143,11 +143,11 @@ def read_tensors(path: Path, state: dict[str, Any], *, alone: bool = False) -> N
 
 
 def check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse weights that no score can be made of.
+    """Refuse weights that are not finite.
 
     Args:
         path: the checkpoint, for the message.
-        tensors: what was read of it, by name.
+        tensors: read from it, by name.
 
     Raises:
         RunFolderError: names the first that holds a NaN or an infinity.
@@ -155,23 +155,23 @@ def check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.numel():
             continue
-        # Not `isfinite` of all, whose answers would take a quarter of the memory of a table.
+        # In parts: `isfinite` of a whole table takes a quarter of its memory.
         if not all(bound.isfinite() for bound in tensor.aminmax()):
             raise RunFolderError(
-                f"{path}: {name} holds numbers that are not finite, so that it gives no scores; "
+                f"{path}: {name} holds numbers that are not finite, so it cannot score; "
                 "write another --epoch, or train again with lower rates"
             )
 
 
 class _Writer(dcp.FileSystemWriter):
-    """Writes tensors into files of one folder; torch's metadata, a pickle, are not written.
+    """Writes tensors into the files of a folder, without torch's pickled metadata.
 
     Attributes:
         files: names of the files this process wrote.
     """
 
     def __init__(self, folder: Path) -> None:
-        # What is written lies on the CPU already.
+        # The tensors are on the CPU already.
         super().__init__(folder, per_thread_copy_ahead=0)
         self.files: list[str] = []
 
@@ -182,21 +182,21 @@ class _Writer(dcp.FileSystemWriter):
         return written
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Note where everything lies; called on rank 0."""
+        """Note the place of each tensor; called on rank 0."""
         metadata.storage_data = {
             item.index: item.storage_data for written in results for item in written
         }
 
 
 class Reader(dcp.FileSystemReader):
-    """Reads tensors where a checkpoint's manifest says they are."""
+    """Reads tensors from the places that a manifest names."""
 
     def __init__(self, folder: Path, tensors: dict[str, TensorEntry]) -> None:
         super().__init__(folder)
         self._tensors = tensors
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """What torch would unpickle, made from the manifest."""
+        """torch's metadata, made from the manifest instead of a pickle."""
         return _as_metadata(self._tensors)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -208,8 +208,8 @@ class Reader(dcp.FileSystemReader):
         try:
             return super().read_data(plan, planner)
         except pickle.UnpicklingError:
-            # torch's own sentence says how to let the file execute what it likes.
-            raise ValueError("an entry holds something else than a tensor") from None
+            # torch's own message tells how to switch the protection off.
+            raise ValueError("an entry is not a tensor") from None
 
 
 def _as_entries(metadata: Metadata) -> dict[str, TensorEntry]:
@@ -227,7 +227,7 @@ def _as_entries(metadata: Metadata) -> dict[str, TensorEntry]:
                     bytes=where.length,
                 )
                 for chunk in tensor.chunks
-                # Of ranks without rows, several may be at one place.
+                # Ranks without rows may share an offset.
                 if chunk.sizes.numel()
             ],
         )
@@ -250,7 +250,7 @@ def _as_metadata(tensors: dict[str, TensorEntry]) -> Metadata:
 
 
 class FailedSomewhereError(Exception):
-    """An action failed on one rank or several; all of them raise it, with one message."""
+    """An action failed on some rank; all ranks raise it, with the same message."""
 
 
 def together(action: Callable[[], T], group: dist.ProcessGroup) -> list[T]:
@@ -274,15 +274,15 @@ def together(action: Callable[[], T], group: dist.ProcessGroup) -> list[T]:
 
 
 def reason(failure: BaseException) -> str:
-    """What went wrong, in one line; of the first rank where several failed."""
+    """The failure in one line; of the first rank that failed."""
     failure = _underlying(_causes(failure)[0])
     lines = str(failure).strip().splitlines()
-    # Some messages of torch hold all its arguments.
+    # Some of torch's messages contain all arguments.
     return lines[0][:300] if lines else type(failure).__name__
 
 
 def _underlying(failure: BaseException) -> BaseException:
-    """What the system said, where torch's writer failed once more when it closed its file."""
+    """The first cause: torch's writer fails again when it closes its file."""
     found: BaseException | None = failure
     while isinstance(found, RuntimeError):
         found = found.__cause__ or found.__context__
@@ -290,7 +290,7 @@ def _underlying(failure: BaseException) -> BaseException:
 
 
 def _causes(failure: BaseException) -> list[BaseException]:
-    """What failed on each rank, where torch tells."""
+    """The failures by rank, if torch has them."""
     if isinstance(failure, CheckpointException) and failure.failures:
         return [cause for cause, _ in failure.failures.values()]
     return [failure]

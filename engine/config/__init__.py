@@ -1,4 +1,4 @@
-"""The configuration of a job: one model per section; descriptions become the help."""
+"""The configuration of a job: a model per section; descriptions become the help."""
 
 from __future__ import annotations
 
@@ -39,40 +39,40 @@ class RunSection(Section):
 
     name: str = Field("", description="name of the run folder; default: the file's name")
     dir: str = Field("runs", description="folder that holds the run folders")
-    seed: Seed = Field(0, description="seed of initial weights and order of rows")
+    seed: Seed = Field(0, description="seed of initial weights and the order of rows")
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="auto takes a GPU where there is one"
+        "auto", description="auto: a GPU if there is one"
     )
-    overwrite: bool = Field(False, description="delete an existing run folder of that name first")
+    overwrite: bool = Field(False, description="delete the run folder of that name first")
     hang_seconds: float = Field(
         600,
         ge=0,
-        description="seconds without progress on any rank after which the processes end with "
-        "status 3 and the stuck rank is named; the first step has ten minutes more; 0: never",
+        description="seconds without progress on any rank after which the run ends with status 3 "
+        "and names the stuck rank; the first step gets ten minutes more; 0: never",
     )
     slow_hang_seconds: float = Field(
         24 * 3600,
         gt=0,
-        description="the same in saves, in the metrics of an evaluation and other stages that take "
-        "as long as the data are large, where it is longer",
+        description="the same in stages whose time grows with the data, such as saves and the "
+        "metrics of an evaluation, if it is longer",
     )
 
 
 class DivergenceSection(Section):
-    """When a loss that is finite has diverged: the run then stops."""
+    """When a finite loss counts as diverged, which stops the run."""
 
     loss_factor: float = Field(
         0.0,
         ge=0,
-        description="a logged loss above so many times the median of those logged before it has "
-        "diverged too; 0: only what is not finite has",
+        description="a logged loss this many times above the median of earlier ones has diverged; "
+        "0: only a loss that is not finite",
     )
     window: int = Field(
         10,
         ge=1,
         le=1000,
-        description="logged losses that this median is taken of, one every train.log_every steps; "
-        "no loss is compared before there are so many",
+        description="logged losses in this median, one every train.log_every steps; without so "
+        "many no loss is compared",
     )
 
     @field_validator("loss_factor")
@@ -80,7 +80,7 @@ class DivergenceSection(Section):
     def _check_above_the_median(cls, factor: float) -> float:
         if 0 < factor <= 1:
             raise ValueError(
-                f"found {factor:g}, which half of all losses exceed; write a number above 1 such "
+                f"found {factor:g}, which half of all losses exceed; write a number above 1, such "
                 "as 5, or 0 for none"
             )
         return factor
@@ -94,8 +94,8 @@ class ProfileSection(Section):
         0,
         ge=0,
         le=1000,
-        description="steps to trace, into profile/ of the run folder, a file for each rank, some "
-        "MB a step; 0: none",
+        description="steps to trace into profile/ of the run folder, a file per rank, some MB per "
+        "step; 0: none",
     )
 
 
@@ -103,129 +103,148 @@ class TrainSection(Section):
     """The training loop."""
 
     batch_size: int | None = Field(
-        None, ge=1, description="samples of a global batch, over all ranks; null: by the recipe"
+        None, ge=1, description="global batch size, over all ranks; null: by the recipe"
     )
     epochs: int | None = Field(
         None, ge=1, description="passes over the training rows; null: by the recipe"
     )
     precision: Literal["fp32", "tf32", "bf16"] = Field(
         "fp32",
-        description="of the dense layers; tf32 is for GPUs, bf16 is taken where it is faster",
+        description="of the dense layers; tf32 is for GPUs, bf16 is used only where it is faster",
     )
     compile: Literal["none", "default", "cuda_graphs"] = Field(
         "none",
-        description="of the network, by torch.compile; cuda_graphs, on a GPU, also launches it as "
-        "one; on a CPU the network then goes without the C++ kernels",
+        description="torch.compile of the network; cuda_graphs, on a GPU, also launches it as one "
+        "graph; on a CPU a compiled network does not use the C++ kernels",
+    )
+    reproducible: bool = Field(
+        False,
+        description="the same bits on any number of ranks that divides train.tiles; see the manual "
+        "for what that takes",
+    )
+    tiles: int = Field(
+        8,
+        ge=1,
+        le=1024,
+        description="with train.reproducible, parts of a global batch that the dense layers "
+        "compute one by one; a power of two",
     )
     log_every: int = Field(20, ge=1, description="steps between two lines of metrics.jsonl")
     clip_stats_every: int = Field(
         0,
         ge=0,
-        description="steps between counts of clipped rows by field and by occurrences of the id, "
+        description="steps between counts of clipped rows, by field and by frequency of the id, "
         "for the report; 0: none",
     )
     on_nonfinite: Literal["error", "skip_batch"] = Field(
         "error",
-        description="what a batch does whose loss is not finite: error stops; skip_batch leaves it "
-        "out, but ten in a row are an error (on a GPU the loss is then waited for in each step)",
+        description="for a batch whose loss is not finite. error: stop; skip_batch: leave it out, "
+        "but stop after ten in a row (on a GPU every step then waits for the loss)",
     )
     on_divergence: DivergenceSection = DivergenceSection()
     timing_every: int = Field(
         500,
         ge=0,
-        description="steps between two looks at the times of steps, by phase and on all ranks, and "
-        "at the slowest rank; 0: none",
+        description="steps between reports of step times, by phase and over all ranks, with the "
+        "slowest rank; 0: none",
     )
     profile: ProfileSection = ProfileSection()
 
 
 class EvaluateSection(Section):
-    """Evaluation of the validation and test part, after every epoch."""
+    """Evaluation on the validation and test parts after every epoch."""
 
-    every: int = Field(
-        0, ge=0, description="steps between further evaluations within an epoch; 0: none"
-    )
+    every: int = Field(0, ge=0, description="steps between evaluations within an epoch; 0: none")
     every_epochs: int = Field(
-        1, ge=1, description="epochs between evaluations and checkpoints; the last epoch has both"
+        1, ge=1, description="epochs between evaluations and checkpoints; always after the last"
     )
-    batch_size: int = Field(8192, ge=1, description="samples of a global batch, over all ranks")
+    batch_size: int = Field(8192, ge=1, description="global batch size, over all ranks")
     select_on: Literal["validation", "test"] = Field(
         "validation",
-        description="part that chooses the best epoch, stops early and reduces rates; test is the "
-        "paper's way: no rows are kept for validation, and best_auc is optimistic",
+        description="part that chooses the best epoch, stops early and reduces rates; test, as in "
+        "the paper, keeps no rows for validation and makes best_auc optimistic",
     )
     patience: int = Field(
         2,
         ge=0,
-        description="evaluated epochs in a row without a better AUC on select_on, after which "
-        "training stops; 0: never",
+        description="evaluated epochs in a row without a better AUC on select_on before training "
+        "stops; 0: never",
     )
     metrics: list[_Metric] = Field(
         ["pr_auc", "normalized_entropy", "calibration", "calibration_buckets"],
-        description="what is computed besides auc and logloss; gauc needs group_by and is always "
-        "computed with it",
+        description="metrics besides auc and logloss; gauc needs group_by, and is always computed "
+        "with it",
     )
     group_by: str = Field(
         "",
-        description="id field of the model, such as the user's, whose ids are the groups of GAUC, "
-        "missing, rare and unseen ones left out; '': none",
+        description="id field whose ids are the groups of GAUC, such as the user's, without "
+        "missing, rare and unseen ids; '': none",
     )
     compare_with_lr: Literal["auto", True, False] = Field(
         "auto",
-        description="whether logistic regression on the same features is fitted on rank 0's CPU "
-        "after the training, to say so where it is better; auto: up to a million training rows",
+        description="fit logistic regression to the same features after training, on rank 0's CPU, "
+        "and say if it is better; auto: up to a million training rows",
     )
 
     @model_validator(mode="after")
     def _check_groups(self) -> EvaluateSection:
         if "gauc" in self.metrics and not self.group_by:
             raise ValueError(
-                "metrics has 'gauc' but group_by is not given; write the id field whose ids are "
-                "its groups, for example evaluate.group_by=user"
+                "metrics has 'gauc' but group_by is not given; write the id field that groups "
+                "samples, such as evaluate.group_by=user"
             )
         return self
 
 
 class CheckpointSection(Section):
-    """Checkpoints, after every evaluated epoch and when a signal stops the run."""
+    """Checkpoints: after every evaluated epoch, and when a signal stops the run."""
 
     resume: Literal["never", "auto"] = Field(
-        "never", description="auto continues from the newest checkpoint of the run folder"
+        "never", description="auto: continue from the newest checkpoint in the run folder"
     )
     init_from: str = Field(
         "",
-        description="checkpoint, or run folder (its best epoch), whose weights a new run begins "
-        "with, rows of tables by their ids; relative to the working folder",
+        description="checkpoint, or run folder (its best epoch), whose weights a new run starts "
+        "from, with table rows matched by id; relative to the working folder",
     )
     init_state: Literal["weights", "all"] = Field(
         "weights",
-        description="what init_from takes. weights: as a new run; all: also the optimizers' "
-        "moments, of rows by their ids, and the number of steps, as one that goes on with a new "
-        "log",
+        description="what init_from takes. weights: for a new run; all: also the optimizers' "
+        "state, matched by id, and the number of steps, to go on with a new log",
     )
     every_steps: int = Field(
-        0, ge=0, description="steps between further checkpoints within an epoch; 0: none"
+        0, ge=0, description="steps between checkpoints within an epoch; 0: none"
     )
     every_minutes: float = Field(
-        0, ge=0, description="minutes between further checkpoints within an epoch; 0: none"
+        0, ge=0, description="minutes between checkpoints within an epoch; 0: none"
     )
     keep: int = Field(
-        2, ge=1, description="newest checkpoints to keep, besides that of the best epoch"
+        2, ge=1, description="newest checkpoints to keep, beside that of the best epoch"
     )
     keep_every: int = Field(
-        0, ge=0, description="epochs between checkpoints that are kept besides; 0: none"
+        0, ge=0, description="epochs between further checkpoints to keep; 0: none"
     )
-    asynchronous: bool = Field(
-        True, description="training goes on while a checkpoint is written, from a copy in memory"
+    asynchronous: bool = Field(True, description="write a copy of the state while training goes on")
+
+
+class CommunicationSection(Section):
+    """In which precision rows travel between ranks."""
+
+    forward: Literal["fp32", "fp16", "bf16"] = Field(
+        "fp32", description="of pooled embeddings, rounded to it before they are sent"
+    )
+    backward: Literal["fp32", "bf16"] = Field(
+        "fp32", description="of their gradients, which are too small for fp16"
     )
 
 
 class ShardingSection(Section):
-    """Where the tables are."""
+    """Where the tables are, and what ranks send each other."""
 
     plan: _Plan = Field(
-        "auto", description="sharding type of all tables; auto: TorchRec's planner decides"
+        "auto", description="sharding type of all tables; auto: TorchRec's planner chooses"
     )
+    communication: CommunicationSection = CommunicationSection()
 
 
 class Config(Section):
@@ -233,8 +252,8 @@ class Config(Section):
 
     preset: Preset = Field(
         "auto",
-        description="values of the keys that are not given. auto: the recipe chooses those that "
-        "are null by what the training part shows, and prints them; paper: as the CowClip paper "
+        description="values of keys that are not given. auto: the recipe chooses those that are "
+        "null by the size of the training part, and prints them; paper: as in the CowClip paper "
         "(arXiv 2204.06240)",
     )
     run: RunSection = RunSection()
@@ -247,8 +266,21 @@ class Config(Section):
     sharding: ShardingSection = ShardingSection()
 
     @model_validator(mode="after")
+    def _check_reproducible(self) -> Config:
+        tiles, plan = self.train.tiles, self.sharding.plan
+        if tiles & (tiles - 1):
+            raise ValueError(f"train.tiles: {tiles} is not a power of two; write 8 or 16")
+        if self.train.reproducible and plan not in ("auto", *BASELINE_SHARDING_TYPES):
+            raise ValueError(
+                f"sharding.plan: with {plan!r} the bits of a run depend on the number of ranks, "
+                "which train.reproducible forbids; write auto, "
+                f"{' or '.join(BASELINE_SHARDING_TYPES)}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_sections_together(self) -> Config:
-        # A prepared folder tells only when it is opened.
+        # Of a prepared folder this is known once it is open.
         no_validation = getattr(self.data, "validation_fraction", None) == 0
         if isinstance(self.data, RawSection):
             no_validation = no_validation and not self.data.validation_given()
@@ -259,22 +291,21 @@ class Config(Section):
             )
         if self.run.overwrite and self.checkpoint.resume == "auto":
             raise ValueError(
-                "run.overwrite=true would delete the checkpoints that checkpoint.resume=auto is "
-                "to continue from; write only one of them"
+                "run.overwrite=true would delete the checkpoints that checkpoint.resume=auto "
+                "continues from; write only one of them"
             )
         optimizer, plan = self.optim.embedding.optimizer, self.sharding.plan
         if optimizer in BASELINES and plan not in ("auto", *BASELINE_SHARDING_TYPES):
             raise ValueError(
-                f"sharding.plan is {plan!r}, which is not exact with FBGEMM's own "
-                f"{optimizer!r}; write auto, {', '.join(BASELINE_SHARDING_TYPES)}, or another "
-                "optim.embedding.optimizer"
+                f"sharding.plan is {plan!r}, which is not exact with FBGEMM's {optimizer!r}; write "
+                f"auto, {', '.join(BASELINE_SHARDING_TYPES)}, or another optim.embedding.optimizer"
             )
         clip = getattr(self.optim.embedding, "clip", None)
         if self.train.clip_stats_every and (clip is None or not clip.as_clip(None).by_row):
             raise ValueError(
                 f"train.clip_stats_every is {self.train.clip_stats_every}, but "
-                f"optim.embedding.optimizer {optimizer!r} clips no single rows here; write 0, or "
-                "optim.embedding.clip.granularity: cowclip or row"
+                f"optim.embedding.optimizer {optimizer!r} does not clip row by row here; write 0, "
+                "or optim.embedding.clip.granularity: cowclip or row"
             )
         if self.train.compile == "cuda_graphs":
             self._check_cuda_graphs()
@@ -294,7 +325,7 @@ class Config(Section):
         if self.run.device == "cpu":
             raise ValueError(f"{said}run.device is 'cpu'{instead}")
         if self.optim.embedding.optimizer == "helen":
-            # The second pass would overwrite the gradients of the first, which are kept.
+            # Its second pass would overwrite the gradients of the first.
             raise ValueError(
                 f"{said}a step of optim.embedding.optimizer 'helen' has two passes{instead}"
             )
@@ -317,7 +348,7 @@ def config_type() -> type[Config]:
     return _config_type(registered_networks())
 
 
-# A class takes milliseconds to make, and configurations that are compared must have the same one.
+# Making a class takes milliseconds, and configurations can be compared only within one class.
 @functools.lru_cache
 def _config_type(networks: tuple[Network, ...]) -> type[Config]:
     section = section_of(networks)
@@ -325,15 +356,15 @@ def _config_type(networks: tuple[Network, ...]) -> type[Config]:
 
 
 def to_yaml(config: Config) -> str:
-    """The whole configuration, defaults included, as YAML that `load_config` accepts."""
+    """The whole configuration with defaults, as YAML for `load_config`."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
 def check_divides(config: Config, world_size: int, where: str = "") -> None:
-    """Check that the ranks can share the global batches.
+    """Check that the ranks can divide the global batches.
 
     Raises:
-        SettingsError: a size does not divide by their number.
+        SettingsError: a batch size is not a multiple of their number.
     """
     for key, size in (
         ("train.batch_size", config.train.batch_size),
@@ -341,7 +372,13 @@ def check_divides(config: Config, world_size: int, where: str = "") -> None:
     ):
         if size is not None and size % world_size:
             raise SettingsError(
-                f"{where}{key}: {size} does not divide by the number of ranks, {world_size}; "
-                f"it is the global batch size, write {max(1, size // world_size) * world_size} "
-                f"or {(size // world_size + 1) * world_size}"
+                f"{where}{key}: {size} is global and must be a multiple of the number of ranks, "
+                f"{world_size}; write {max(1, size // world_size) * world_size} or "
+                f"{(size // world_size + 1) * world_size}"
             )
+    if config.train.reproducible and config.train.tiles % world_size:
+        raise SettingsError(
+            f"{where}train.tiles: {config.train.tiles} does not divide by the number of ranks, "
+            f"{world_size}; with train.reproducible the ranks share the tiles of a batch: start 1, "
+            "2, 4 or another power of two of them, and write at least as many tiles"
+        )

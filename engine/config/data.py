@@ -16,31 +16,31 @@ class ReadingSection(Section):
 
     residence: Literal["auto", "disk", "memory", "device"] = Field(
         "auto",
-        description="where the data are during training; changes the speed, never the batches. "
-        "auto: the GPU where they take less than half of its free memory, else main memory up to "
+        description="where the data are during training; affects the speed, never the batches. "
+        "auto: the GPU if they take less than half of its free memory, else main memory up to "
         "memory_gb, else disk",
     )
     shuffle: Literal["auto", "global", "block", "none"] = Field(
         "auto",
-        description="order of the training rows in each epoch: over all rows; over blocks, then "
-        "within windows of a quarter of memory_gb; as they stand. auto: block where the training "
-        "part is larger than memory_gb, else global",
+        description="order of the training rows in each epoch. global: shuffles all rows; block: "
+        "shuffles blocks, then rows within a quarter of memory_gb; none: as in the data. auto: "
+        "block if the training part is larger than memory_gb, else global",
     )
     memory_gb: float = Field(
-        16.0, gt=0, description="main memory that the data may take on a machine, in 10^9 bytes"
+        16.0, gt=0, description="main memory for the data on each machine, in 10^9 bytes"
     )
 
 
 class SyntheticSection(Section):
-    """Synthetic clicks with a known truth."""
+    """Synthetic clicks from a known model."""
 
     kind: Literal["synthetic"] = Field("synthetic", description="where the clicks come from")
     rows: int = Field(2_000_000, ge=100, description="training rows, validation included")
     test_rows: int = Field(100_000, ge=100, description="test rows, drawn separately")
     validation_fraction: float = Field(
-        0.05, ge=0, lt=1, description="share of the training rows, from their end, for validation"
+        0.05, ge=0, lt=1, description="share of the training rows for validation, the last ones"
     )
-    seed: Seed = Field(0, description="seed of the truth and of the samples")
+    seed: Seed = Field(0, description="seed of the hidden model and the samples")
     scale: float = Field(
         0.01, gt=0, le=1, description="number of ids relative to Criteo Kaggle's 33.8 million"
     )
@@ -56,6 +56,11 @@ class RawSection(ReadingSection, PreparationOptions):
         "", description="files, plain, .gz or .zst, or globs of them; required"
     )
     cache: str = Field("cache", description="folder for the prepared form")
+    order_by: Literal["name", "time"] = Field(
+        "name",
+        description="split: periods. Which file comes first: by name, day_2 before day_10; by the "
+        "smallest value of the schema's time among a file's first rows",
+    )
 
 
 class CriteoKaggleSection(RawSection):
@@ -78,8 +83,8 @@ class AvazuSection(RawSection):
     kind: Literal["avazu"] = Field("avazu", description="where the clicks come from")
     split_hour: bool | None = Field(
         None,
-        description="make hour of the day and weekday of `hour`; else it is an id, as in the "
-        "paper; null: unless features is paper",
+        description="split `hour` into hour of the day and weekday; false: keep it as an id, as "
+        "in the paper; null: split unless features is paper",
     )
 
 
@@ -87,7 +92,7 @@ class TableSection(RawSection):
     """Any log, described by a schema."""
 
     kind: Literal["table"] = Field("table", description="where the clicks come from")
-    schema_file: str = Field("", description="YAML file that says what the columns mean; required")
+    schema_file: str = Field("", description="YAML file that describes the columns; required")
 
 
 class PreparedSection(ReadingSection):
@@ -98,7 +103,7 @@ class PreparedSection(ReadingSection):
 
 
 def _whole(value: Any) -> Any:
-    """`1e10` is a whole number too."""
+    """Accepts `1e10` as a whole number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -106,22 +111,22 @@ _Rows = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MOST_ROWS)]
 
 
 class SizesSection(Section):
-    """Sizes of tables without any clicks, to plan with (`launch.py --plan`)."""
+    """Table sizes without clicks, for planning (`launch.py --plan`)."""
 
     kind: Literal["sizes"] = Field("sizes", description="where the clicks come from")
     tables: dict[FieldName, _Rows] = Field(
-        {}, description="rows of the table of each id field, by its name; required"
+        {}, description="rows of each id field's table, by the field's name; required"
     )
     ids_per_sample: dict[FieldName, Annotated[float, Field(gt=0)]] = Field(
-        {}, description="mean number of ids of a sample, by field; 1 where none is given"
+        {}, description="mean number of ids per sample, by field; default 1"
     )
     numbers: int = Field(0, ge=0, description="numeric inputs")
     zipf: float | None = Field(
         None,
         gt=1,
         le=3,
-        description="exponent of the ids' Zipf distribution, the most frequent first; null: every "
-        "row equally often",
+        description="exponent of the ids' Zipf distribution, the most frequent first; null: all "
+        "rows equally often",
     )
 
 

@@ -1,4 +1,4 @@
-"""From a YAML file and overrides to a checked configuration; those that older versions saved."""
+"""From a YAML file and overrides to a checked configuration; also for those of older versions."""
 
 from __future__ import annotations
 
@@ -21,45 +21,39 @@ def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) 
     Args:
         path: YAML file.
         overrides: `section.key=value`, the value in YAML.
-        world_size: number of ranks that global batches are divided among.
+        world_size: number of ranks, which must divide global batches.
 
     Raises:
         SettingsError: what is wrong, key by key, and what to write instead.
     """
     values = read_yaml(path, "`python launch.py --help` lists the shipped configurations")
-    return _checked(values, path, overrides, world_size)
-
-
-def load_config_of_run(path: Path) -> Config:
-    """The configuration that a run wrote into its folder, perhaps one of an older version.
-
-    Raises:
-        SettingsError: it cannot be used now.
-    """
-    values = read_yaml(path, "a run keeps it in its folder")
-    return _checked(below_old_runs(without_gone_keys(values)), path)
-
-
-def _checked(
-    values: dict[str, Any], path: Path, overrides: Sequence[str] = (), world_size: int = 1
-) -> Config:
     for override in overrides:
         _apply(values, override)
     return check_config(values, path, world_size)
+
+
+def load_config_of_run(path: Path) -> Config:
+    """The configuration in a run folder, perhaps of an older version.
+
+    Raises:
+        SettingsError: this version cannot use it.
+    """
+    values = read_yaml(path, "a run keeps it in its folder")
+    return check_config(below_old_runs(without_gone_keys(values)), path)
 
 
 def check_config(values: dict[str, Any], path: Path, world_size: int = 1) -> Config:
     """Fill in defaults and check.
 
     Args:
-        values: by section and key; changed.
-        path: where they are from: the run has its name, and messages begin with it.
-        world_size: number of ranks that global batches are divided among.
+        values: by section and key; this changes them.
+        path: their file, after which the run is named, and with which messages begin.
+        world_size: number of ranks, which must divide global batches.
 
     Raises:
         SettingsError: what is wrong, key by key, and what to write instead.
     """
-    # An empty section (`train:` alone) is one with all defaults.
+    # An empty section (`train:` alone) has all defaults.
     values = {key: {} if value is None else value for key, value in values.items()}
     execute_network_file(values.get("model"), path)
     values = with_preset(values)
@@ -74,13 +68,16 @@ def check_config(values: dict[str, Any], path: Path, world_size: int = 1) -> Con
         config = config_type().model_validate(values)
     except ValidationError as failure:
         raise SettingsError(f"{path}:\n" + "\n".join(sentences(failure, config_type()))) from None
-    _check_run_name(config.run.name)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", config.run.name):
+        raise SettingsError(
+            f"run.name: found {config.run.name!r}; write letters, digits, '.', '_' and '-' only"
+        )
     check_divides(config, world_size, f"{path}:\n  ")
     return config
 
 
 def _set_default(values: dict[str, Any], sections: list[str], key: str, default: Any) -> None:
-    """Set a key of a section that is not given; leave alone what is no section."""
+    """Set a key that is not given; what is not a section is left for the check."""
     for section in sections:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):
@@ -89,7 +86,7 @@ def _set_default(values: dict[str, Any], sections: list[str], key: str, default:
 
 
 def _name_of(path: Path) -> str:
-    """Name of a run, from its file's: other characters than those allowed become '-'."""
+    """A run's name from its file's; characters that are not allowed become '-'."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip(".-_") or "run"
 
 
@@ -104,7 +101,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
 
 
 def set_key(values: dict[str, Any], parts: Sequence[str], value: Any) -> None:
-    """Give a key a value; `parts` are its sections and its own name."""
+    """Set a key; `parts` are its sections and its name."""
     for part in parts[:-1]:
         if not isinstance(values.get(part), dict):
             values[part] = {}
@@ -112,14 +109,7 @@ def set_key(values: dict[str, Any], parts: Sequence[str], value: Any) -> None:
     values[parts[-1]] = value
 
 
-def _check_run_name(name: str) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise SettingsError(
-            f"run.name: found {name!r}; write letters, digits, '.', '_' and '-' only"
-        )
-
-
-# Keys of older versions, which their runs and checkpoints hold.
+# Keys of older versions, which are still in their runs and checkpoints.
 _GONE = (
     "checkpoint.force",
     "evaluate.memory_gb",
@@ -128,28 +118,24 @@ _GONE = (
 )
 
 
-def without_gone_keys(saved: dict[str, Any]) -> dict[str, Any]:
-    """A whole configuration that was saved, without the keys that no version has any more."""
-    return _without(saved, "")
-
-
-def _without(values: dict[str, Any], prefix: str) -> dict[str, Any]:
+def without_gone_keys(saved: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A saved configuration without keys that no longer exist."""
     return {
-        key: _without(value, f"{prefix}{key}.") if isinstance(value, dict) else value
-        for key, value in values.items()
+        key: without_gone_keys(value, f"{prefix}{key}.") if isinstance(value, dict) else value
+        for key, value in saved.items()
         if prefix + key not in _GONE
     }
 
 
 def with_defaults(saved: dict[str, Any], section: Section) -> dict[str, Any]:
-    """A configuration that was saved, and the default of every key that came later.
+    """A saved configuration, completed by the defaults of keys that came later.
 
-    What a run does by default is what it did before it could be told otherwise.
+    By default a run does what it did before the key existed.
 
     Args:
-        saved: of this section, as JSON has it; it may be of an older version.
-        section: of now. Where `saved` has a section of another kind, nothing is added there: what
-            it lacks came with the kind.
+        saved: JSON of this section, perhaps of an older version.
+        section: the present one. A section of `saved` of another kind is not completed: what it
+            lacks belongs to the present kind.
     """
     fields = type(section).model_fields
     absent = {

@@ -1,4 +1,4 @@
-"""The section `model`: one for each network, told apart by `name`, and the user's own networks."""
+"""The section `model`, a kind for each network, and users' own networks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import sys
 import traceback
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
@@ -34,33 +34,33 @@ class _ModelSection(Section):
     first_order_scale: float | None = Field(
         None,
         gt=0,
-        description="what the first-order term, a weight per id and number, is multiplied by; with "
-        "Adam these weights then learn that many times as fast as embeddings, and their L2 is "
+        description="factor of the first-order term, a weight per id and number; with Adam these "
+        "weights learn that many times as fast as embeddings, and their L2 is "
         "l2 / first_order_scale^2; null: by the recipe",
     )
     dropout: float | None = Field(
         None,
         ge=0,
         lt=1,
-        description="share of the outputs of each hidden layer of the MLP that is left out in "
-        "training; 0: none; null: by the recipe",
+        description="share of the outputs of each hidden layer of the MLP that training leaves "
+        "out; 0: none; null: by the recipe",
     )
     normalization: Normalization = Field(
         "none",
         description="layer: layer norm before the ReLU of each hidden layer of the MLP; with it or "
-        "with dropout, plain torch computes these layers, slower on a CPU",
+        "with dropout, plain torch computes these layers, which is slower on a CPU",
     )
     initial_bias: InitialBias = Field(
         "log_odds",
-        description="bias that a new run begins with: the log odds of a click in the training "
-        "part, with the first-order weights of numbers at 0; or zero, with these drawn at random, "
-        "as in the authors' code",
+        description="initial bias of a new run. log_odds: of a click in the training part, with "
+        "the first-order weights of numbers at 0; zero: with these weights random, as in the "
+        "authors' code",
     )
     options: Section = NoOptions()
 
     @property
     def import_file(self) -> str:
-        """The key `import`, which is no name in Python."""
+        """The key `import`, which Python does not allow as a name."""
         return getattr(self, "import")
 
 
@@ -73,7 +73,7 @@ ModelSection: Any = create_model(
             str,
             Field(
                 "",
-                description="Python file with networks of your own, which is executed; relative to "
+                description="Python file with your own networks, which is executed; relative to "
                 "the working folder or else to this file",
             ),
         )
@@ -102,34 +102,34 @@ def section_of(networks: Sequence[Network]) -> Any:
     return Annotated[Union[tuple(sections)], Field(discriminator="name")]  # noqa: UP007
 
 
-# Names of the modules that files were executed as, by path and by content.
+# Names of the modules that files were executed as, by path and by hash.
 _MODULES: dict[str, str] = {}
 
-# What was executed last of each file, by path.
+# The content that was executed last, by path.
 _SOURCES: dict[str, bytes] = {}
 
 
 def execute_network_file(model: Any, config_path: Path) -> None:
-    """Execute the file that the section `model` names under `import`, if any.
+    """Execute the file in `model.import`, if any.
 
-    The name is replaced by the absolute path, so that the written configuration finds it again.
+    Replaces the key by the absolute path, so that the written configuration finds the file again.
 
     Args:
-        model: the section as it was read, unchecked.
-        config_path: file that it was read from.
+        model: the section, unchecked.
+        config_path: file of the configuration.
 
     Raises:
-        SettingsError: there is no such file, it fails, or it does not have the network asked for.
+        SettingsError: there is no such file, it fails, or it lacks the network `model.name`.
     """
     given = model.get("import") if isinstance(model, dict) else None
-    # What is no text is refused where all keys are checked.
+    # What is not text is refused later, with all keys.
     if not given or not isinstance(given, str):
         return
     path = _find(given, config_path)
     model["import"] = str(path)
-    before = _registered()
+    before = {name: network(name) for name in network_names()}
     _execute(path)
-    new = [name for name, found in _registered().items() if before.get(name) != found]
+    new = [name for name in network_names() if before.get(name) != network(name)]
     asked = model.get("name")
     if asked is None:
         raise SettingsError(
@@ -144,16 +144,16 @@ def execute_network_file(model: Any, config_path: Path) -> None:
 
 
 def executed_source(path: str) -> bytes:
-    """The content of a file as it was when it was executed, whatever became of it since.
+    """The content of a network file when it was executed; it may have changed since.
 
     Args:
-        path: the value of `model.import` in a configuration that was loaded.
+        path: `model.import` of a loaded configuration.
     """
     return _SOURCES[path]
 
 
 def _find(given: str, config_path: Path) -> Path:
-    """The file, seen from the working folder or else from the configuration."""
+    """The file, relative to the working folder or else to the configuration."""
     places = [Path(given), config_path.parent / given]
     for place in places:
         if place.is_file():
@@ -165,21 +165,17 @@ def _find(given: str, config_path: Path) -> Path:
     )
 
 
-def _registered() -> Mapping[str, Any]:
-    return {name: network(name) for name in network_names()}
-
-
 def _execute(path: Path) -> None:
     source = _SOURCES[str(path)] = path.read_bytes()
-    # Not among the modules that can be imported: its name must not hide one of them. A changed
-    # file, or the same in another place, is the same module and may register the same networks.
+    # The name cannot be imported, so it hides no other module. A file that changed or moved stays
+    # the same module, which may register its networks again.
     keys = (str(path), hashlib.sha256(source).hexdigest())
     known = [_MODULES[key] for key in keys if key in _MODULES]
     name = known[0] if known else f"model.import:{path}"
     _MODULES.update(dict.fromkeys(keys, name))
     module = types.ModuleType(name)
     module.__file__ = str(path)
-    # Dataclasses and pickle look their module up here.
+    # Dataclasses and pickle look modules up here.
     sys.modules[module.__name__] = module
     sys.path.insert(0, str(path.parent))
     try:
@@ -193,7 +189,7 @@ def _execute(path: Path) -> None:
 
 
 def _line(failure: BaseException, path: Path) -> str:
-    """Where in the file it failed."""
+    """The line of the file that failed, for a message."""
     if isinstance(failure, SyntaxError):
         return f", line {failure.lineno}"
     lines = [

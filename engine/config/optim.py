@@ -1,4 +1,4 @@
-"""The section `optim`: optimizers, their learning-rate schedules, scaling with the batch."""
+"""The section `optim`: optimizers, learning-rate schedules, scaling with the batch size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stampede.optim.scaling import ScalingRule
 from stampede.optim.schedules import Decay, Schedule
 from stampede.settings import Beta, Section
 
-# As in `stampede.optim`, which needs torch.
+# Copies of those in `stampede.optim`, which needs torch; a test compares them.
 EpsPlacement = Literal["keras", "torch"]
 Rows = Literal["all", "touched"]
 OnNonfinite = Literal["error", "skip_row"]
@@ -30,13 +30,13 @@ SHARDING_TYPES = (
 
 
 class ScheduleSection(Section):
-    """How the learning rate changes in the course of training."""
+    """How the learning rate changes during training."""
 
     warmup: float = Field(
         0.0, ge=0, description="length of the linear warm-up from 1e-8, in units; 0: none"
     )
     decay: Decay | None = Field(
-        None, description="what follows the warm-up; null: by the recipe, else constant"
+        None, description="after the warm-up; null: by the recipe, else constant"
     )
     unit: Literal["epochs", "steps"] = Field(
         "epochs", description="unit of warmup, length and every"
@@ -52,11 +52,9 @@ class ScheduleSection(Section):
     )
     power: float = Field(1.0, gt=0, description="polynomial: exponent; 1 is a straight line")
     every: float = Field(
-        1.0, gt=0, description="step: distance of the drops, in units, from the warm-up's end on"
+        1.0, gt=0, description="step: units between drops, counted from the end of the warm-up"
     )
-    factor: float = Field(
-        0.1, ge=0, le=1, description="step: what each drop multiplies the rate by"
-    )
+    factor: float = Field(0.1, ge=0, le=1, description="step: factor of each drop")
 
     @model_validator(mode="after")
     def _check_keys_together(self) -> ScheduleSection:
@@ -67,15 +65,13 @@ class ScheduleSection(Section):
         return self
 
     def as_schedule(self) -> Schedule:
-        """The same, for the learning rates' formulas; nothing is left to the recipe."""
-        given = self.model_dump()
-        given["warmup"] = given["warmup"] or 0.0
-        given["decay"] = given["decay"] or "constant"
-        return Schedule(**given)
+        """For the formulas of learning rates; null becomes no warm-up and a constant rate."""
+        null = {"warmup": self.warmup or 0.0, "decay": self.decay or "constant"}
+        return Schedule(**self.model_dump() | null)
 
 
 class DenseScheduleSection(ScheduleSection):
-    """The same; its warm-up may be left to the recipe."""
+    """The schedule of the dense layers, whose warm-up may be left to the recipe."""
 
     warmup: float | None = Field(
         None,
@@ -95,23 +91,19 @@ class DenseScheduleSection(ScheduleSection):
 
 
 class PlateauSection(Section):
-    """Reduction of the rate, on top of the schedule, when the AUC no longer rises."""
+    """Reduction of the scheduled rate when the AUC stops rising."""
 
-    factor: float = Field(
-        1.0, gt=0, le=1, description="what a reduction multiplies the rate by; 1: none"
-    )
+    factor: float = Field(1.0, gt=0, le=1, description="factor of a reduction; 1: none")
     patience: int = Field(
         2,
         ge=0,
-        description="evaluations in a row, those within an epoch included, that may be no better "
-        "than the best so far on evaluate.select_on; the next such one reduces",
+        description="evaluations in a row, including those within an epoch, without a better AUC "
+        "on evaluate.select_on before the next one reduces the rate",
     )
     threshold: float = Field(
-        1e-4, ge=0, description="AUC by which an evaluation must exceed the best to be better"
+        1e-4, ge=0, description="AUC above the best so far that counts as better"
     )
-    least: float = Field(
-        0.01, ge=0, le=1, description="least fraction of the scheduled rate, however often reduced"
-    )
+    least: float = Field(0.01, ge=0, le=1, description="lowest fraction of the scheduled rate")
 
 
 class ClipSection(Section):
@@ -119,8 +111,8 @@ class ClipSection(Section):
 
     granularity: Granularity = Field(
         "cowclip",
-        description="what is held against one threshold: nothing, the gradients of all tables, of "
-        "a field, of an id; field_adaptive and cowclip take it from the weights of a field or id",
+        description="which gradients share a threshold: none; those of all tables (global), of a "
+        "field, of a row; field_adaptive and cowclip derive it from the weights of a field or row",
     )
     ratio: float = Field(
         1.0, gt=0, description="field_adaptive, cowclip: gradient norm allowed per weight norm"
@@ -130,7 +122,7 @@ class ClipSection(Section):
         None, gt=0, description="global, field, row: gradient norm allowed; required there"
     )
     variant: Variant = Field(
-        "reference", description="form of the lower bound: the authors' code, or the paper"
+        "reference", description="form of the lower bound: as in the authors' code or in the paper"
     )
 
     @model_validator(mode="after")
@@ -142,10 +134,10 @@ class ClipSection(Section):
         return self
 
     def as_clip(self, columns: int | None) -> CowClip:
-        """The same, for the optimizers.
+        """For the optimizers.
 
         Args:
-            columns: how many columns of a stored row are clipped.
+            columns: of a stored row that are clipped.
         """
         return CowClip(**self.model_dump(), columns=columns)
 
@@ -162,7 +154,7 @@ class _L2(Section):
 
 class _Decoupled(Section):
     weight_decay: float = Field(
-        0.0, ge=0, description="decoupled decay, w = w * (1 - lr*weight_decay); no rule scales it"
+        0.0, ge=0, description="decoupled decay, w = w * (1 - lr*weight_decay); never scaled"
     )
 
 
@@ -173,20 +165,20 @@ class _Betas(Section):
 
 
 class _Rows(Section):
-    rows: Rows = Field("all", description="rows that take a step: all, or those of the batch")
+    rows: Rows = Field("all", description="rows that take a step: all, or those in the batch")
 
 
 class _Clipped(_TableOptimizer, _L2, _Decoupled, _Rows):
     clip: ClipSection | None = Field(ClipSection(), description="null for no clipping")
     on_nonfinite: OnNonfinite = Field(
         "error",
-        description="a NaN or infinity in the gradient of a row stops the run, or leaves the row "
-        "out of the batch",
+        description="what a NaN or infinity in the gradient of a row does: stop the run, or leave "
+        "the row out of the batch",
     )
 
 
 class AdamSection(_Clipped, _Betas):
-    """Adam with the clip; row-wise with one second moment per row."""
+    """Adam with the clip; the row-wise form has one second moment per row."""
 
     optimizer: Literal["adam", "rowwise_adam"] = Field(
         "adam", description="optimizer of the tables"
@@ -205,7 +197,7 @@ class AdamSection(_Clipped, _Betas):
 
 
 class AdagradSection(_Clipped):
-    """Adagrad with the clip; row-wise with one sum per row."""
+    """Adagrad with the clip; the row-wise form has one sum per row."""
 
     optimizer: Literal["adagrad", "rowwise_adagrad"] = Field(
         "adagrad", description="optimizer of the tables"
@@ -221,12 +213,12 @@ class SGDSection(_Clipped):
 
 
 class HelenSection(_TableOptimizer, _L2, _Betas, _Rows):
-    """Helen (arXiv 2403.00798): two passes a step, the second at perturbed rows."""
+    """Helen (arXiv 2403.00798): two passes per step, the second at perturbed rows."""
 
     optimizer: Literal["helen"] = Field("helen", description="optimizer of the tables")
     rho: float = Field(0.05, ge=0, description="length of the perturbation")
     bound: float = Field(
-        0.3, ge=0, le=1, description="smallest share of the perturbation for rare ids"
+        0.3, ge=0, le=1, description="least share of the perturbation, which rare ids get"
     )
     eps: float = Field(1e-8, gt=0, description="Adam's epsilon, after the bias correction")
     weight_decay: float = Field(0.0, ge=0, description="adds weight_decay*w to the gradient")
@@ -250,16 +242,18 @@ class FbgemmAdamSection(_TableOptimizer, _Decoupled, _Betas):
 
 
 class FbgemmCowClipSection(_TableOptimizer, _L2, _Decoupled):
-    """FBGEMM's mode of the name COWCLIP, a baseline; another rule than the paper's."""
+    """FBGEMM's mode COWCLIP, a baseline; its rule is not the paper's."""
 
     optimizer: Literal["fbgemm_cowclip"] = Field(
         "fbgemm_cowclip", description="optimizer of the tables"
     )
     eps: float = Field(1e-8, gt=0, description="added to the denominator")
-    ratio: float = Field(1.0, ge=0, description="step norm allowed per weight norm of a row")
-    bound: float = Field(1e-5, ge=0, description="lower bound of that")
+    ratio: float = Field(
+        1.0, ge=0, description="allowed norm of a row's step per norm of its weights"
+    )
+    bound: float = Field(1e-5, ge=0, description="lower bound of the allowed norm")
     counter_halflife: Literal[-1, 0] = Field(
-        -1, description="-1 counts the steps a row was seen in, 0 only the present one"
+        -1, description="-1: counts all steps with the row; 0: only the present one"
     )
 
 
@@ -293,13 +287,13 @@ class DenseOptimSection(Section):
     weight_decay: float = Field(
         0.0,
         ge=0,
-        description="decoupled decay (AdamW), w = w * (1 - lr*weight_decay), of the matrices: not "
-        "of biases, norms and first-order weights; no rule scales it",
+        description="decoupled decay (AdamW), w = w * (1 - lr*weight_decay), of matrices only: not "
+        "of biases, norms and first-order weights; never scaled",
     )
 
 
 class ScalingSection(Section):
-    """How the settings above change with the batch size."""
+    """How the settings for the base batch size change with the batch size."""
 
     rule: ScalingRule | None = Field(
         None, description="scaling rule; none changes nothing; null: by the recipe"
@@ -307,7 +301,7 @@ class ScalingSection(Section):
     base_batch_size: int | None = Field(
         None,
         ge=1,
-        description="global batch size for which the settings above are meant; null: by the recipe",
+        description="global batch size that the settings are meant for; null: by the recipe",
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 Preset = Literal["auto", "paper"]
 
-# The CowClip paper and its code (arXiv 2204.06240): settings at batch 1024, scaled by its rule.
+# Settings of the CowClip paper and its code (arXiv 2204.06240) at batch 1024, scaled by its rule.
 _PAPER: dict[str, Any] = {
     "optim": {
         "embedding": {"lr": 1e-4, "l2": 1e-5, "schedule": {"decay": "constant"}},
@@ -18,12 +18,12 @@ _PAPER: dict[str, Any] = {
     "evaluate": {"patience": 0},
 }
 
-# Where its settings for Avazu differ; the bound is that of batches from 4096 on.
+# Different for Avazu; the bound is the paper's for batches from 4096 on.
 _PAPER_ON_AVAZU: dict[str, Any] = {
     "optim": {"embedding": {"clip": {"bound": 1e-4}}, "dense": {"lr": 1e-4}}
 }
 
-# What else is in these depends on their `name` or `optimizer`.
+# The other keys of these depend on `name`, `optimizer` or `kind`.
 _OF_SEVERAL_KINDS = ("model", "embedding", "data")
 
 _RAW_LOGS = ("criteo_kaggle", "criteo_1tb", "avazu", "table")
@@ -32,9 +32,9 @@ _WITHOUT_CLIP = ("helen", "fbgemm_adam", "fbgemm_cowclip", "fbgemm_rowwise_adagr
 
 
 def with_preset(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a configuration file and, below them, those of its `preset`.
+    """The values of a configuration file, completed by those of its `preset`.
 
-    What is no section is left for the check that follows, and so is an unknown preset.
+    An unknown preset and what is not a section are left for the check that follows.
     """
     if values.get("preset", "auto") != "paper":
         return values
@@ -52,22 +52,22 @@ def _paper(values: dict[str, Any]) -> dict[str, Any]:
         del embedding["l2"]
     if optimizer in _WITHOUT_CLIP:
         embedding.pop("clip", None)
-    # A warm-up of the paper is an epoch; in steps the user has to say how many.
+    # The paper's warm-up is an epoch; with steps the user must say how many.
     if _at(values, "optim", "dense", "schedule", "unit") == "steps":
         del below["optim"]["dense"]["schedule"]["warmup"]
     return below
 
 
 def below_old_runs(values: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a saved run, with the paper's values for keys that came later.
+    """The configuration of a saved run, completed by the paper's values for keys that came later.
 
-    A run of a version without a recipe was what is the preset `paper` now.
+    Before there was a recipe, runs were what the preset `paper` is now.
     """
     return _completed(_paper(values), values)
 
 
 def _completed(below: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """The values, and those of `below` that they lack; a section of several kinds is left out."""
+    """The values, completed by `below`, but without a section of several kinds that they lack."""
     found = dict(values)
     for name, value in below.items():
         if not isinstance(value, dict):
@@ -80,7 +80,7 @@ def _completed(below: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Both, section by section; where both have a value, that of `above`. A new dictionary."""
+    """A new dictionary of both, section by section; values of `above` win."""
     found = {
         name: merged(part, {}) if isinstance(part, dict) else part for name, part in below.items()
     }

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.package import update
-from stampede.engine.inference.packaging import PACKAGE, export, save_tensors, sealed
+from stampede.engine.inference.packaging import PACKAGE, export, save_tensors
 from stampede.engine.inference.trained import Trained
-from stampede.files import file_entry, hidden, make_folder, read_file, to_json
+from stampede.files import make_folder, read_file, to_json
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ def export_delta(trained: Trained, base: Path, folder: Path, tolerance: float = 
         raise RunFolderError(f"{folder}: is there already; write another folder")
     try:
         before = json.loads(read_file(base / PACKAGE))
-        kind, fields = before["rows"], [field["name"] for field in before["fields"]]
+        kind, files = before["rows"], dict(before["files"])
+        fields = [field["name"] for field in before["fields"]]
     except (OSError, ValueError, LookupError, TypeError) as failure:
         raise RunFolderError(
             f"{base}: no exported package here ({failure}); write one of `stampede export`, or "
@@ -63,16 +64,29 @@ def export_delta(trained: Trained, base: Path, folder: Path, tolerance: float = 
     found: list[Delta] = []
 
     def fill(unfinished: Path) -> None:
-        whole = hidden(folder, "whole")
-        shutil.rmtree(whole, ignore_errors=True)
+        # Within it, so that a kill leaves nothing beside it.
+        whole, made = unfinished / "whole", unfinished / "made"
+        export(trained, whole, kind, overwrite=False)
+        after = json.loads(read_file(whole / PACKAGE))
+        if [field["name"] for field in after["fields"]] != fields:
+            raise RunFolderError(f"{base}: has other fields; export the whole once")
+        for name, entry in after["files"].items():
+            if name.endswith(".py") and files.get(name) != entry:
+                raise RunFolderError(
+                    f"{base}: its {name} is of another version of stampede, and a delta brings no "
+                    "program; export the whole once"
+                )
+        found.append(_write(base, whole, unfinished, tolerance))
         try:
-            export(trained, whole, kind, overwrite=False)
-            after = json.loads(read_file(whole / PACKAGE))
-            if [field["name"] for field in after["fields"]] != fields:
-                raise RunFolderError(f"{base}: has other fields; export the whole once")
-            found.append(_write(base, whole, unfinished, tolerance))
-        finally:
-            shutil.rmtree(whole, ignore_errors=True)
+            # As a server will. Where rows stay that have moved, what comes out is described anew.
+            update.patch(base, unfinished, made, checked=tolerance == 0.0)
+        except ValueError as failure:
+            raise RunFolderError(
+                f"the delta would not give what a full export is: {failure}"
+            ) from None
+        shutil.copyfile(made / PACKAGE, unfinished / PACKAGE)
+        for done in (whole, made):
+            shutil.rmtree(done)
 
     make_folder(folder, fill, RunFolderError)
     return found[0]
@@ -100,7 +114,7 @@ def _write(base: Path, whole: Path, delta: Path, tolerance: float) -> Delta:
             changed_ids, sizes[name] = changed_ids + len(lines), len(new)
             vocabularies[name] = f"changes/{file}"
             lines.write_parquet(delta / vocabularies[name])
-        else:
+        elif not name.endswith(".py"):
             shutil.copyfile(whole / name, delta / name)
     about = {
         "format": update.FORMAT,
@@ -111,15 +125,6 @@ def _write(base: Path, whole: Path, delta: Path, tolerance: float) -> Delta:
     }
     (delta / update.DELTA).write_text(to_json(about, indent=1), encoding="utf-8")
     shutil.copyfile(whole / PACKAGE, delta / PACKAGE)
-    # As a server will: its files are then those that `package.json` must describe.
-    made = hidden(delta, "made")
-    shutil.rmtree(made, ignore_errors=True)
-    try:
-        update.patch(base, delta, made)
-        entries = [file_entry(made / name, made) for name in after["files"]]
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-    (delta / PACKAGE).write_text(sealed(after, entries), encoding="utf-8")
     return Delta(rows, changed_rows, changed_ids)
 
 

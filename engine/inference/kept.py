@@ -20,7 +20,7 @@ from stampede.engine.config.model import executed_source
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.reading import data_folder
 from stampede.engine.run_folder import RunFolder
-from stampede.files import make_folder, remove, write_file
+from stampede.files import make_folder, read_file, remove, write_file
 from stampede.settings import SettingsError, read_yaml
 
 INPUTS, NETWORK = "inputs", "network.py"
@@ -59,7 +59,8 @@ def keep_inputs(config: Config, run: Path, *, replace: bool) -> None:
 
 def _link(source: str, target: str) -> None:
     try:
-        os.link(source, target)
+        # A link would lead out of the run folder.
+        os.link(os.path.realpath(source), target)
     except OSError:
         shutil.copyfile(source, target)
 
@@ -285,7 +286,7 @@ def check_unexecuted(run: Path, config_file: Path) -> None:
     if not file or not isinstance(file, str) or not copy.is_file():
         return
     try:
-        found = Path(file).read_bytes()
+        found = read_file(Path(file))
     except FileNotFoundError:
         raise RunFolderError(
             f"model.import: {file}, which the network of {run} was made from, is gone; the run has "
@@ -303,7 +304,7 @@ def imported_by(config_file: Path) -> object:
 
 
 def _check(file: str, found: bytes, copy: Path) -> None:
-    if copy.is_file() and copy.read_bytes() != found:
+    if copy.is_file() and read_file(copy) != found:
         raise RunFolderError(
             f"model.import: {file} is not as it was when {copy.parent} was trained, so its network "
             f"may be another one; what it was is in {copy}: copy that there, or train anew "

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import operator
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -33,14 +32,13 @@ from stampede.data.schema.schema import Hashed, IdField, Integers, Quantiles, Ti
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_trained_with, inputs_folder, remedy
 from stampede.engine.inference.package.dense import ARITHMETIC, argument, find_operator
+from stampede.engine.inference.package.update import PACKAGE, sealed
 from stampede.engine.inference.trained import Trained, dense_model
 from stampede.engine.tables import FieldWeights, read_stored_field
-from stampede.files import FileEntry, file_entry, hidden, make_folder, publish_folder, to_json
+from stampede.files import hidden, make_folder, publish_folder, to_json
 from stampede.models import CTRModel
 
 RowType = Literal["fp32", "fp16", "int8"]
-
-PACKAGE = "package.json"
 
 _LOADER = Path(__file__).parent / "package"
 _FORMAT = 2
@@ -94,8 +92,28 @@ def export(trained: Trained, folder: Path, rows: RowType, overwrite: bool) -> No
 
 def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
     kept = inputs_folder(trained.config, trained.run)
-    about = {
-        "format": _FORMAT,
+    about = {"format": _FORMAT, **described_model(trained, kept, rows)}
+    for source in (*_LOADER.glob("*.py"), Path(formulas.__file__)):
+        (folder / source.name).write_bytes(source.read_bytes())
+    graph, weights = describe(export_dense_part(dense_model(trained)))
+    (folder / "dense.json").write_text(to_json(graph) + "\n", encoding="utf-8")
+    save_tensors(weights, folder / "dense.safetensors")
+    _write_vocabularies(folder / "vocabularies", kept)
+    _write_tables(folder / "tables", trained, rows, about)
+    (folder / PACKAGE).write_text(sealed(about, folder), encoding="utf-8")
+
+
+def described_model(trained: Trained, kept: Path | None, rows: RowType) -> dict[str, Any]:
+    """What a model is, and how its inputs are made of columns.
+
+    Args:
+        kept: what `inputs_folder` found.
+        rows: how tables are stored.
+
+    Raises:
+        RunFolderError, DataError: what the run kept is not of this model, or is damaged.
+    """
+    return {
         "stampede": metadata.version("stampede"),
         "torch": torch.__version__,
         "checkpoint": str(trained.checkpoint),
@@ -107,25 +125,6 @@ def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
         "rows": rows,
         **_inputs(trained, kept),
     }
-    for source in (*_LOADER.glob("*.py"), Path(formulas.__file__)):
-        (folder / source.name).write_bytes(source.read_bytes())
-    graph, weights = describe(export_dense_part(dense_model(trained)))
-    (folder / "dense.json").write_text(to_json(graph) + "\n", encoding="utf-8")
-    save_tensors(weights, folder / "dense.safetensors")
-    _write_vocabularies(folder / "vocabularies", kept)
-    _write_tables(folder / "tables", trained, rows, about)
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    text = sealed(about, [file_entry(path, folder) for path in paths])
-    (folder / PACKAGE).write_text(text, encoding="utf-8")
-
-
-def sealed(about: Mapping[str, Any], entries: Sequence[FileEntry]) -> str:
-    """The text of `package.json`: what a package is, its files, and a SHA-256 of the text."""
-    files = {entry.name: {"bytes": entry.bytes, "sha256": entry.sha256} for entry in entries}
-    text = to_json({**about, "files": files, "sha256": ""}, indent=1) + "\n"
-    # Its own is that of the text without it.
-    before, key, after = text.rpartition('"sha256": "')
-    return before + key + hashlib.sha256(text.encode()).hexdigest() + after
 
 
 def _write_vocabularies(folder: Path, kept: Path | None) -> None:
@@ -269,7 +268,7 @@ def describe(program: ExportedProgram) -> tuple[dict[str, Any], dict[str, Tensor
     Raises:
         RunFolderError: it has an operator that packages may not have.
     """
-    weights, known = _weights(program)
+    weights, known = program_weights(program)
 
     def described(given: Any) -> Any:
         if isinstance(given, Node):
@@ -306,7 +305,9 @@ def describe(program: ExportedProgram) -> tuple[dict[str, Any], dict[str, Tensor
     return graph, {name: weight.detach() for name, weight in weights.items()}
 
 
-def _weights(program: ExportedProgram) -> tuple[dict[str, Tensor], dict[str, dict[str, str]]]:
+def program_weights(
+    program: ExportedProgram,
+) -> tuple[dict[str, Tensor], dict[str, dict[str, str]]]:
     """Weights and constants of a program, and how its nodes for them are described."""
     weights, known = {}, {}
     tensors = {**program.constants, **program.state_dict}

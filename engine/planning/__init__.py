@@ -1,1 +1,1 @@
-"""What a run takes: memory, lookups and communication of every rank, known before it starts."""
+"""Memory, lookups and traffic of every rank, known before a run starts."""

@@ -1,4 +1,4 @@
-"""What a row of a table and a sample in the dense layers take: measured, not calculated."""
+"""Bytes of a table row's state and of a sample in the dense layers: measured, not calculated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FLOAT = 4
 # int32, see `optim/waiting_rows.py`.
 _STEP_COUNTER = 4
 
-# Samples of the two passes whose difference is measured.
+# Batch sizes of two passes; the difference in memory gives that of a sample.
 _SAMPLES = (16, 32)
 
 
@@ -38,7 +38,7 @@ class TableStates:
     Attributes:
         optimizer: `optim.embedding.optimizer`.
         dim: columns of a stored row.
-        settings: of its update; None for FBGEMM's own optimizers.
+        settings: of its update; None for an FBGEMM baseline.
     """
 
     optimizer: str
@@ -47,16 +47,16 @@ class TableStates:
 
     @classmethod
     def of(cls, config: Config, columns: int, dim: int) -> TableStates:
-        """The state that a configuration asks for.
+        """The state of a configuration's optimizer.
 
         Args:
-            columns: how many columns of a stored row are the embedding.
-            dim: columns of a stored row.
+            columns: width of the embedding.
+            dim: width of a stored row.
         """
         optimizer = config.optim.embedding.optimizer
         if optimizer in BASELINES:
             return cls(optimizer, dim, None)
-        # Where the tables lie makes no difference to what is kept.
+        # The state is the same on every device.
         kind, arguments = table_optimizer(
             config, scaled_hyperparameters(config).scaled, columns, torch.device("cpu")
         )
@@ -65,24 +65,24 @@ class TableStates:
         return cls(optimizer, dim, kind.update_settings(kind.defaults_with(arguments)))
 
     def per_row(self, columns: int, column_offset: int = 0) -> int:
-        """Bytes of state of a row of a shard.
+        """Bytes of state per row of a shard.
 
         Args:
-            columns, column_offset: width of the shard, and where it begins.
+            columns, column_offset: width of the shard, and its first column.
         """
         if self.settings is None:
-            # FBGEMM's own: a sum a row; that, a counter and a step; two moments a weight.
+            # A sum per row; that, a counter and a step; two moments per weight.
             values = {"fbgemm_rowwise_adagrad": 1, "fbgemm_cowclip": 3, "fbgemm_adam": 2 * columns}
             return FLOAT * values[self.optimizer]
-        # Counted for every device, also for those that have no kernel to make up for missed steps.
-        # Helen's rows take all their steps at once.
+        # Counted on every device, although some have no kernel that makes up for missed steps.
+        # With Helen no row misses a step.
         counts_steps = self.optimizer != "helen" and is_replayable(self.settings)
         own = _state_bytes(self.settings, columns, column_offset, self.dim)
         return own + _STEP_COUNTER * counts_steps
 
     @property
     def values_per_row(self) -> int:
-        """Values of a row that are summed over the shards of its columns; see `RowValues`."""
+        """Values per row that ranks sum if they share its columns; see `RowValues`."""
         if self.settings is None:
             return 0
         clipped = self.settings.clip.columns
@@ -91,13 +91,13 @@ class TableStates:
 
     @property
     def needs_all_rows(self) -> bool:
-        """Whether a step holds these values of every row."""
+        """Whether a step makes these values for every row."""
         return self.settings is not None and self.settings.needs_all_rows
 
 
 @lru_cache(maxsize=256)
 def _state_bytes(settings: UpdateSettings, columns: int, column_offset: int, dim: int) -> int:
-    """As the tables themselves make it, for a table of one row."""
+    """Measured on a table of one row."""
     weights = torch.zeros(1, columns)
     shard = TableShard("planned", 1, column_offset=column_offset)
     array = TableArray.create([shard], weights, settings, dim)
@@ -116,17 +116,17 @@ def _tensors(held: Any) -> Iterator[Tensor]:
 
 
 def activation_bytes_per_sample(model: CTRModel) -> int:
-    """Most bytes that are alive at a time in forward and backward, for each sample.
+    """Peak memory of forward and backward in bytes per sample.
 
-    Forward and backward run for a few samples on the CPU in float32. The looked-up rows are not
-    counted, their gradient is; weights and their gradients are not.
+    Runs a few samples on the CPU in float32. Counts the gradient of the looked-up rows, but not the
+    rows themselves, nor weights and their gradients.
 
     Args:
-        model: its dense layers on the CPU, its tables on `meta`; it is left as it is.
+        model: with dense layers on the CPU and tables on `meta`; it does not change.
     """
     front, count = model.front, len(model.front.fields)
     dense = copy.copy(model)
-    # All but the tables; a module's own state, as running means, is not to change.
+    # A copy of all but the tables, so that running means and the like do not change.
     dense._modules = {
         name: copy.deepcopy(module) if module is not front else front
         for name, module in model._modules.items()
@@ -145,13 +145,13 @@ def activation_bytes_per_sample(model: CTRModel) -> int:
 
 
 class _LiveBytes(TorchDispatchMode):
-    """Adds up the bytes of all tensors that operations make, as long as these are alive.
+    """Counts the bytes of tensors that operations make and that are still alive.
 
     Args:
-        known: tensors that are not counted.
+        known: tensors to leave out.
 
     Attributes:
-        peak: most bytes alive at a time.
+        peak: the most at any time.
     """
 
     def __init__(self, known: Sequence[Tensor]) -> None:

@@ -1,10 +1,11 @@
-"""Where the tables go: TorchRec's planner, with the memory that our tables take."""
+"""Where the tables go: TorchRec's planner, told how much memory our tables take."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,14 +31,14 @@ from stampede.optim.baselines import BASELINE_SHARDING_TYPES, BASELINES
 from stampede.optim.sharded.supported import SHARDING_TYPES
 from stampede.settings import SettingsError
 
-# Columns; FBGEMM needs a multiple of 4. Without a smallest width the planner does not split tables
-# as narrow as a CTR model's.
+# Columns of a shard at least; FBGEMM needs a multiple of 4. Without it the planner would not split
+# tables as narrow as a CTR model's.
 _SMALLEST_PARTITION = 4
 
-# Of a GPU's memory, for CUDA, NCCL and fragments: TorchRec's own default.
+# Share of a GPU's memory kept for CUDA, NCCL and fragmentation: TorchRec's own default.
 _RESERVED_OF_GPU = 0.15
 
-UNITS = {"B": 1} | {
+_UNITS = {"B": 1} | {
     f"{letter}{kind}": base**power
     for power, letter in enumerate("KMGT", 1)
     for kind, base in (("B", 10**3), ("iB", 2**10))
@@ -45,32 +46,32 @@ UNITS = {"B": 1} | {
 
 
 def parse_bytes(text: str, option: str) -> int:
-    """Bytes of `141GB` (10^9 each), `80GiB` (2^30 each), `512MB` and the like.
+    """Bytes of a size such as `141GB` (10^9 each), `80GiB` (2^30 each) or `512MB`.
 
     Args:
-        option: of the command line that it was given with.
+        option: the command line option, for the message.
 
     Raises:
-        SettingsError: it is no size, or none above 0.
+        SettingsError: it is no size above 0.
     """
     parts = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]+)\s*", text)
-    by_lower_case = {unit.lower(): size for unit, size in UNITS.items()}
+    by_lower_case = {unit.lower(): size for unit, size in _UNITS.items()}
     unit = by_lower_case.get(parts[2].lower()) if parts else None
     size = round(float(parts[1]) * unit) if unit else 0
     if size < 1:
         raise SettingsError(
             f"{option}: found {text!r}; write a number above 0 and a unit, such as 141GB (10^9 "
-            f"bytes) or 80GiB (2^30 bytes); units are {', '.join(UNITS)}"
+            f"bytes) or 80GiB (2^30 bytes); units are {', '.join(_UNITS)}"
         )
     return size
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Devices that are alike.
+    """Identical devices.
 
     Attributes:
-        world_size, local_world_size: number of them, and in a node.
+        world_size, local_world_size: how many in all, and in a node.
         device_type: `cuda` or `cpu`.
         memory: bytes of each.
     """
@@ -82,7 +83,7 @@ class Cluster:
 
     @property
     def reserved(self) -> float:
-        """Share of the memory that is kept free."""
+        """Share of the memory kept free."""
         return _RESERVED_OF_GPU if self.device_type == "cuda" else 0.0
 
     @property
@@ -91,19 +92,23 @@ class Cluster:
         return int(self.memory * (1.0 - self.reserved))
 
 
-def sharding_types(plan: str, optimizer: str, world_size: int) -> Sequence[str]:
-    """The sharding types that `sharding.plan` leaves to the planner.
+def sharding_types(
+    plan: str, optimizer: str, world_size: int, *, reproducible: bool = False
+) -> Sequence[str]:
+    """TorchRec's sharding types that the planner may choose from.
 
     Args:
-        plan: `auto` for the planner's own choice, or a TorchRec sharding type.
+        plan: `sharding.plan`.
         optimizer: `optim.embedding.optimizer`.
+        reproducible: `train.reproducible`, which needs each row whole on one rank.
     """
     if plan != "auto":
         return [plan]
     if world_size == 1:
-        # On one rank all types hold the same tables; table-wise has the least overhead.
+        # On one rank they are all the same; table-wise has the least overhead.
         return [ShardingType.TABLE_WISE.value]
-    return BASELINE_SHARDING_TYPES if optimizer in BASELINES else SHARDING_TYPES
+    whole_rows = reproducible or optimizer in BASELINES
+    return BASELINE_SHARDING_TYPES if whole_rows else SHARDING_TYPES
 
 
 def make_plan(
@@ -112,15 +117,17 @@ def make_plan(
     sharding_types: Sequence[str],
     workload: Callable[[], Workload],
     processes: Processes,
+    whole: Collection[str] = (),
 ) -> ShardingPlan:
-    """A plan agreed by all ranks.
+    """The plan of a run, made on rank 0 and the same on all ranks.
 
     Args:
-        sharding_types: TorchRec's sharding types that the planner may choose from.
-        workload: what a step takes; called on rank 0.
+        sharding_types: that the planner may choose from.
+        workload: what a step takes; called on rank 0 only.
+        whole: tables that are table-wise, whatever the others are.
 
     Raises:
-        SettingsError: the tables do not fit, or not in this way.
+        SettingsError: the tables do not fit with these sharding types.
     """
     world_size, node = processes.world_size, processes.local_world_size
     if processes.device.type == "cuda":
@@ -130,19 +137,19 @@ def make_plan(
     cluster = Cluster(world_size, node, processes.device.type, memory)
     try:
         return processes.on_main(
-            lambda: search_plan(model, sharders, sharding_types, workload(), cluster)
+            lambda: search_plan(model, sharders, sharding_types, workload(), cluster, whole)
         )
     except PlannerError as failure:
         raise no_plan(sharding_types, world_size, failure) from None
 
 
 def _machine_memory() -> int:
-    """Bytes of memory of this machine."""
+    """Main memory of this machine in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def no_plan(sharding_types: Sequence[str], world_size: int, failure: PlannerError) -> SettingsError:
-    """What to say where the planner finds none."""
+    """The error if the planner finds no plan."""
     reason = str(failure).strip().splitlines()[0].strip()
     return SettingsError(
         f"sharding.plan: {' or '.join(sharding_types)} gives no plan for {world_size} ranks: "
@@ -152,10 +159,8 @@ def no_plan(sharding_types: Sequence[str], world_size: int, failure: PlannerErro
 
 def describe_plan(plan: ShardingPlan) -> str:
     """How many tables are sharded in which way, e.g. `26 tables table_wise`."""
-    kinds: dict[str, int] = {}
-    for module in plan.plan.values():
-        for parameter in module.values():
-            kinds[parameter.sharding_type] = kinds.get(parameter.sharding_type, 0) + 1
+    modules = plan.plan.values()
+    kinds = Counter(table.sharding_type for module in modules for table in module.values())
     return ", ".join(f"{count} tables {kind}" for kind, count in sorted(kinds.items()))
 
 
@@ -165,19 +170,23 @@ def search_plan(
     sharding_types: Sequence[str],
     workload: Workload,
     cluster: Cluster,
+    whole: Collection[str] = (),
 ) -> ShardingPlan:
     """The planner's choice.
 
     Args:
-        sharding_types: TorchRec's sharding types that the planner may choose from.
+        sharding_types: that it may choose from.
+        whole: see `make_plan`.
 
     Raises:
-        PlannerError: the tables do not fit, or not in this way.
+        PlannerError: the tables do not fit with these sharding types.
     """
     on_gpu = cluster.device_type == "cuda"
     constraints = {
         name: ParameterConstraints(
-            sharding_types=list(sharding_types),
+            sharding_types=(
+                [ShardingType.TABLE_WISE.value] if name in whole else list(sharding_types)
+            ),
             min_partition=_SMALLEST_PARTITION,
             pooling_factors=[table.ids_per_sample],
         )
@@ -189,7 +198,7 @@ def search_plan(
         compute_device=cluster.device_type,
         **{"hbm_cap" if on_gpu else "ddr_cap": cluster.memory},
     )
-    # TorchRec's own estimate of memory knows a closed list of optimizers.
+    # TorchRec's own memory estimate knows a closed list of optimizers.
     estimators = [EmbeddingPerfEstimator(topology, constraints), _Storage(workload, on_gpu)]
     planner = EmbeddingShardingPlanner(
         topology=topology,
@@ -209,10 +218,10 @@ def _storage(size: int, on_gpu: bool) -> Storage:
 
 
 class _Enumerator(EmbeddingEnumerator):
-    """Options in one order in every process: among equals the planner takes the first.
+    """Puts the planner's options in the same order in every process.
 
-    TorchRec's own order comes from a set of strings. A run that is started again is to get the same
-    plan, as another one rounds sums in another order.
+    Among equals the planner takes the first, and TorchRec's order comes from a set of strings. A
+    restarted run must get the same plan: another one would round sums in another order.
     """
 
     def enumerate(
@@ -232,13 +241,13 @@ class _Enumerator(EmbeddingEnumerator):
 
 
 class _Storage(ShardEstimator):
-    """Bytes of the parts of tables, as `Workload` counts them."""
+    """Bytes of shards, as `Workload` counts them."""
 
     def __init__(self, workload: Workload, on_gpu: bool) -> None:
         self._workload, self._on_gpu = workload, on_gpu
 
     def estimate(self, sharding_options: list[ShardingOption], *_: Any, **__: Any) -> None:
-        """Write the bytes into the options; what else is given differs by TorchRec's version."""
+        """Write the bytes into the options; further arguments depend on TorchRec's version."""
         work = self._workload
         for option in sharding_options:
             for shard in option.shards:
@@ -249,14 +258,14 @@ class _Storage(ShardEstimator):
 
 
 class _Reservation(FixedPercentageStorageReservation):
-    """What is kept free, and what every rank needs whatever the plan."""
+    """Keeps memory free, and room for what every rank needs whatever the plan."""
 
     def __init__(self, reserved: float, common: Storage) -> None:
         super().__init__(reserved)
         self._common = common
 
     def reserve(self, *arguments: Any, **named: Any) -> Topology:
-        """The topology with what is left."""
+        """The topology with the memory that is left for tables."""
         topology = super().reserve(*arguments, **named)
         for device in topology.devices:
             device.storage.hbm -= self._common.hbm

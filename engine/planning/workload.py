@@ -1,13 +1,12 @@
 """What a step of training takes: the tables, how often their rows are looked up, and bytes.
 
-Weights and states are exact. Activations are estimates on the safe side: the tensors of a step as
-if all were alive together, and each as large as it can be. Steps on a CPU took a third to two
-thirds.
+Weights and optimizer states are exact. Activations are upper bounds: they count all tensors of a
+step as if they lived at the same time, each at its largest. On a CPU, steps took one to two thirds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,15 +25,15 @@ from stampede.models import CTRModel, table_name
 from stampede.settings import SettingsError
 
 LONG = 8
-# Of the lengths of bags.
+# Lengths of bags are int32.
 INT = 4
 
-# Bytes for each id that is looked up, besides the id: summing by row makes its row and bag, and a
-# sort with its order (see `sum_by_row`), all int64.
+# Bytes per looked-up id, beside the id itself: its row, its bag, and a sort with its order (see
+# `sum_by_row`), all int64.
 _SORTING = 5 * LONG
 
-# Rows of the training part that are looked at: so many stretches of so many rows.
-_STRETCHES, _STRETCH = 64, 1024
+# The sample of the training part from which frequencies are taken: so many runs of so many rows.
+_RUNS, _RUN_ROWS = 64, 1024
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,10 @@ class PlannedTable:
     """The table of an id field.
 
     Attributes:
-        field: its name.
+        field: name of the field.
         rows: of the table.
-        ids_per_sample: mean number of ids.
-        below: share of the lookups that go to rows `0 .. row - 1`.
+        ids_per_sample: mean.
+        below: maps a row to the share of lookups that go to rows before it.
     """
 
     field: str
@@ -56,14 +55,14 @@ class PlannedTable:
 
 @dataclass(frozen=True)
 class PlannedData:
-    """What a plan must know of the data.
+    """What a plan needs to know of the data.
 
     Attributes:
         tables: in the order of the fields.
-        numbers: numeric inputs.
-        id_bytes: bytes of an id in a batch.
+        numbers: how many numeric inputs.
+        id_bytes: size of an id in a batch.
         assumed: how often rows are looked up, in words.
-        rows: of the training part; None where only sizes of tables are known.
+        rows: of the training part; None if only table sizes are known.
     """
 
     tables: tuple[PlannedTable, ...]
@@ -80,13 +79,13 @@ class PlannedData:
 
 @dataclass(frozen=True)
 class PlacedShard:
-    """A table, or a part of one, on a rank.
+    """A shard of a table, on a rank.
 
     Attributes:
-        table: its name.
-        sharding_type: TorchRec's.
-        rank: that holds it.
-        row_offset, rows, column_offset, columns: which part of the table it is.
+        table: name of the table.
+        sharding_type: TorchRec's name.
+        rank: that holds the shard.
+        row_offset, rows, column_offset, columns: the part of the table.
     """
 
     table: str
@@ -99,17 +98,17 @@ class PlacedShard:
 
     @property
     def is_replicated(self) -> bool:
-        """Whether every rank has a copy, and looks up its own part of the batch only."""
+        """Whether each rank has a whole copy, for its own part of the batch."""
         return self.sharding_type == ShardingType.DATA_PARALLEL.value
 
 
 def placed_shards(
-    plan: ShardingPlan, shapes: dict[str, tuple[int, int]], world_size: int
+    plan: ShardingPlan, shapes: Mapping[str, tuple[int, int]], world_size: int
 ) -> Iterator[PlacedShard]:
-    """Every part of every table.
+    """Every shard of a plan.
 
     Args:
-        shapes: rows and columns of the tables, by name.
+        shapes: rows and columns of each table, by name.
     """
     for module in plan.plan.values():
         for table, sharding in module.items():
@@ -120,24 +119,24 @@ def placed_shards(
                     yield PlacedShard(table, kind, rank, 0, rows, 0, columns)
                 continue
             for shard in sharding.sharding_spec.shards:
-                (first_row, first_column), (rows, columns) = shard.shard_offsets, shard.shard_sizes
-                rank = shard.placement.rank()
-                yield PlacedShard(table, kind, rank, first_row, rows, first_column, columns)
+                (row, column), (rows, columns) = shard.shard_offsets, shard.shard_sizes
+                yield PlacedShard(table, kind, shard.placement.rank(), row, rows, column, columns)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A step of training, on so many ranks.
+    """A step of training.
 
     Attributes:
-        data: its tables.
-        columns: stored columns of a row.
+        data: the tables.
+        columns: width of a stored row.
         states: of the tables' optimizer.
-        dense_parameters: number of parameters of the layers that every rank has a copy of.
-        dense_bytes_per_sample: what these keep for a sample in forward and backward.
-        batch_size: global batch.
+        dense_parameters: number of parameters of the dense layers, which every rank copies.
+        dense_bytes_per_sample: their activations.
+        batch_size: global.
         world_size: number of ranks.
         passes: forward and backward passes of a step.
+        bytes_on_the_way: of a number of an embedding, and of its gradient, between two ranks.
     """
 
     data: PlannedData
@@ -148,6 +147,7 @@ class Workload:
     batch_size: int
     world_size: int
     passes: int = 1
+    bytes_on_the_way: tuple[int, int] = (FLOAT, FLOAT)
 
     @property
     def local_batch_size(self) -> int:
@@ -156,24 +156,24 @@ class Workload:
 
     @cached_property
     def tables(self) -> dict[str, PlannedTable]:
-        """By name."""
+        """Tables by name."""
         return {table_name(table.field): table for table in self.data.tables}
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
-        """Rows and columns of the tables, by name."""
+        """Rows and columns by name of the table."""
         return {name: (table.rows, self.columns) for name, table in self.tables.items()}
 
     def weight_bytes(self, shard: PlacedShard) -> int:
-        """Of the part of a table."""
+        """Weights of a shard."""
         return shard.rows * shard.columns * FLOAT
 
     def state_bytes(self, shard: PlacedShard) -> int:
-        """Of its optimizer."""
+        """Optimizer state of a shard."""
         return shard.rows * self.states.per_row(shard.columns, shard.column_offset)
 
     def lookups(self, shard: PlacedShard) -> float:
-        """Ids of a step that are looked up in it, in expectation."""
+        """Expected ids of a step that are looked up in a shard."""
         table = self.tables[shard.table]
         if shard.is_replicated:
             return self.local_batch_size * table.ids_per_sample
@@ -181,59 +181,58 @@ class Workload:
         return self.batch_size * table.ids_per_sample * share
 
     def distinct_rows(self, shard: PlacedShard) -> float:
-        """Rows of it that a step changes, at most."""
+        """Most rows of a shard that a step changes."""
         return min(self.lookups(shard), shard.rows)
 
     def activation_bytes(self, shard: PlacedShard) -> int:
-        """What a step makes for it: ids as they come, the lookup's output, the update."""
-        lookups = self.lookups(shard)
+        """What a step makes for a shard: received ids, the lookup's output, the update."""
+        lookups, states = self.lookups(shard), self.states
         samples = self.local_batch_size if shard.is_replicated else self.batch_size
-        # Ids and lengths come once, and once more in the order of the tables.
+        # Ids and lengths as they arrive, and again in the order of the tables.
         received = 0 if shard.is_replicated else 2 * (lookups * self.data.id_bytes + samples * INT)
-        # With its gradient.
-        output = 2 * samples * shard.columns * FLOAT
         row = shard.columns * FLOAT
-        # Gradient and weights of the rows, once more in Helen's first pass; their states.
-        of_rows = (2 * self.passes) * row + self.states.per_row(shard.columns, shard.column_offset)
-        of_rows += 2 * LONG + self.states.values_per_row * FLOAT
+        # With its gradient.
+        output = 2 * samples * row
+        # Gradient and weights of the rows, twice with Helen's first pass; their states.
+        of_rows = 2 * self.passes * row + states.per_row(shard.columns, shard.column_offset)
+        of_rows += 2 * LONG + states.values_per_row * FLOAT
         update = lookups * _SORTING + self.distinct_rows(shard) * of_rows
-        if self.states.needs_all_rows:
-            update += shard.rows * self.states.values_per_row * FLOAT
+        if states.needs_all_rows:
+            update += shard.rows * states.values_per_row * FLOAT
         return round(received + output + update)
 
     def common_activation_bytes(self) -> int:
         """What a step makes on every rank, wherever the tables are."""
         batch, data, fields = self.local_batch_size, self.data, len(self.data.tables)
-        ids_per_sample = sum(table.ids_per_sample for table in data.tables)
-        ids = ids_per_sample * data.id_bytes + fields * INT
-        # The batch, and its ids sorted by the ranks that they go to; label and weight.
+        ids = sum(t.ids_per_sample for t in data.tables) * data.id_bytes + fields * INT
+        # The batch, its ids sorted by destination, label and weight.
         inputs = batch * (2 * ids + (data.numbers + 2) * FLOAT)
-        # Embeddings as they come, in the order of the fields, and their gradient.
+        # Embeddings as they arrive, in the order of the fields, and their gradient.
         pooled = 3 * batch * fields * self.columns * FLOAT
         layers = batch * self.dense_bytes_per_sample
-        # Gradients, and the buckets in which DDP adds them up.
-        gradients = 2 * self.dense_parameters * FLOAT
+        # Gradients, and the buckets that they are summed in.
+        gradients = 2 * self.dense_weight_bytes()
         return round(inputs + pooled + layers + gradients)
 
     def dense_weight_bytes(self) -> int:
-        """Of the layers that every rank has a copy of."""
+        """Weights of the dense layers."""
         return self.dense_parameters * FLOAT
 
     def dense_state_bytes(self) -> int:
-        """Adam's two moments of them."""
-        return 2 * self.dense_parameters * FLOAT
+        """Adam's two moments of the dense layers."""
+        return 2 * self.dense_weight_bytes()
 
     def table_bytes(self) -> int:
-        """Weights and states of all tables, undivided."""
+        """Weights and states of all tables together."""
         row = self.columns * FLOAT + self.states.per_row(self.columns)
         return sum(table.rows for table in self.data.tables) * row
 
     def even_bytes(self) -> float:
-        """What a rank needs at least where tables are divided evenly."""
+        """What a rank needs if the tables are divided evenly."""
         return self.table_bytes() / self.world_size + self.common_bytes()
 
     def common_bytes(self) -> int:
-        """All that is the same on every rank."""
+        """What every rank needs whatever the plan."""
         return self.dense_weight_bytes() + self.dense_state_bytes() + self.common_activation_bytes()
 
 
@@ -243,7 +242,7 @@ def workload(config: Config, data: PlannedData, model: CTRModel, world_size: int
     Args:
         model: built from it, its tables on `meta`.
     """
-    columns = model.front.columns
+    columns, communication = model.front.columns, config.sharding.communication
     of_tables = {id(parameter) for parameter in model.front.ebc.parameters()}
     return Workload(
         data,
@@ -254,6 +253,10 @@ def workload(config: Config, data: PlannedData, model: CTRModel, world_size: int
         config.train.batch_size,
         world_size,
         passes(config),
+        tuple(
+            FLOAT if precision == "fp32" else FLOAT // 2
+            for precision in (communication.forward, communication.backward)
+        ),
     )
 
 
@@ -263,22 +266,22 @@ def passes(config: Config) -> int:
 
 
 def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
-    """Read from the configuration, or from data that are prepared.
+    """Sizes and frequencies, from the configuration or from prepared data.
 
     Args:
-        dataset: the data, where they are open; else they are opened if need be.
+        dataset: the data if they are open already.
 
     Raises:
-        SettingsError: they do not tell the size of the tables.
+        SettingsError: the sizes of the tables are not given.
         DataError: a file cannot be used.
     """
     section = config.data
     if isinstance(section, SyntheticSection):
         clicks = SyntheticClicks(seed=section.seed, scale=section.scale, zipf=section.zipf)
         sizes = {f"C{i + 1}": rows for i, rows in enumerate(clicks.cardinalities())}
-        return _drawn(sizes, {}, section.zipf, NUMBERS, 8, section.rows)
+        return _from_sizes(sizes, {}, section.zipf, NUMBERS, 8, section.rows)
     if not isinstance(section, SizesSection):
-        return _sampled(open_prepared(data_folder(config)) if dataset is None else dataset)
+        return _from_sample(open_prepared(data_folder(config)) if dataset is None else dataset)
     if not section.tables:
         raise SettingsError(
             "data.tables is not given; write the rows of each id field's table, such as "
@@ -291,18 +294,19 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
             f"{', '.join(section.tables)}"
         )
     id_bytes = 4 if max(section.tables.values()) < 2**31 else 8
-    return _drawn(section.tables, section.ids_per_sample, section.zipf, section.numbers, id_bytes)
+    ids, zipf = section.ids_per_sample, section.zipf
+    return _from_sizes(section.tables, ids, zipf, section.numbers, id_bytes)
 
 
 def uniform(rows: int) -> Callable[[int], float]:
-    """`PlannedTable.below` where rows are looked up equally often, as hashed ids nearly are."""
+    """`PlannedTable.below` of rows that are equally frequent, nearly true of hashed ids."""
     return lambda row: row / rows
 
 
 def zipf(rows: int, exponent: float) -> Callable[[int], float]:
-    """`PlannedTable.below` where row `i` gets the integral of `x^-exponent` over `[i+1, i+2)`.
+    """`PlannedTable.below` if row `i` gets the integral of `x^-exponent` over `[i+1, i+2)`.
 
-    That is how synthetic clicks are drawn; preparation, too, puts the most frequent ids first.
+    So synthetic clicks are drawn; preparation, too, puts the most frequent ids first.
     """
     power = 1.0 - exponent
     return lambda row: (1.0 - (row + 1.0) ** power) / (1.0 - (rows + 1.0) ** power)
@@ -314,21 +318,17 @@ def sampled(ids: np.ndarray) -> Callable[[int], float]:
     return lambda row: float(np.searchsorted(ids, row)) / len(ids)
 
 
-def _drawn(
-    sizes: dict[str, int],
-    ids_per_sample: dict[str, float],
+def _from_sizes(
+    sizes: Mapping[str, int],
+    ids_per_sample: Mapping[str, float],
     exponent: float | None,
     numbers: int,
     id_bytes: int,
     rows: int | None = None,
 ) -> PlannedData:
+    below = uniform if exponent is None else lambda size: zipf(size, exponent)
     tables = tuple(
-        PlannedTable(
-            field,
-            size,
-            ids_per_sample.get(field, 1.0),
-            uniform(size) if exponent is None else zipf(size, exponent),
-        )
+        PlannedTable(field, size, ids_per_sample.get(field, 1.0), below(size))
         for field, size in sizes.items()
     )
     assumed = "every row of a table equally often"
@@ -337,23 +337,23 @@ def _drawn(
     return PlannedData(tables, numbers, id_bytes, assumed, rows)
 
 
-def _sampled(dataset: Dataset) -> PlannedData:
-    rows = torch.from_numpy(_stretches(dataset.train.rows)).to(dataset.train.device)
+def _from_sample(dataset: Dataset) -> PlannedData:
+    rows = torch.from_numpy(_sampled_rows(dataset.train.rows)).to(dataset.train.device)
     samples = dataset.train.read(rows)
     ids_of = [*samples.ids.T, *(bag.values for bag in samples.bags)]
     tables = []
-    for (field, size), of in zip(dataset.vocabulary_sizes.items(), ids_of, strict=True):
-        below = sampled(of.cpu().numpy()) if len(of) else uniform(size)
-        tables.append(PlannedTable(field, size, len(of) / len(rows), below))
+    for (field, size), ids in zip(dataset.vocabulary_sizes.items(), ids_of, strict=True):
+        below = sampled(ids.cpu().numpy()) if len(ids) else uniform(size)
+        tables.append(PlannedTable(field, size, len(ids) / len(rows), below))
     assumed = f"as in {len(rows):,} rows of the training part"
     return PlannedData(
         tuple(tables), dataset.numbers, samples.ids.element_size(), assumed, dataset.train.rows
     )
 
 
-def _stretches(rows: int) -> np.ndarray:
-    """Evenly spaced stretches of rows; all where there are not more."""
-    if rows <= _STRETCHES * _STRETCH:
+def _sampled_rows(rows: int) -> np.ndarray:
+    """Evenly spaced runs of rows; all rows of a small part."""
+    if rows <= _RUNS * _RUN_ROWS:
         return np.arange(rows)
-    starts = np.linspace(0, rows - _STRETCH, _STRETCHES).astype(np.int64)
-    return (starts[:, None] + np.arange(_STRETCH)).ravel()
+    starts = np.linspace(0, rows - _RUN_ROWS, _RUNS).astype(np.int64)
+    return (starts[:, None] + np.arange(_RUN_ROWS)).ravel()

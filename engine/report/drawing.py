@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from stampede.engine.figures import as_written
+from stampede.engine.plots import as_written
 from stampede.engine.report.run_records import RunRecord, Setting
 
 # Inches: on a phone this shrinks to about 3.7, where its text is still as large as a footnote.

@@ -10,7 +10,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined, Template
 
 from stampede.engine.errors import RunFolderError
-from stampede.engine.figures import to_png
+from stampede.engine.plots import to_png
 from stampede.engine.report.drawing import Drawing
 from stampede.engine.report.pictures import all_drawings
 from stampede.engine.report.run_records import RunRecord, by_data

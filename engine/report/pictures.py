@@ -17,8 +17,8 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, NullLocator
 from stampede.engine.checkpoint import read_manifest
 from stampede.engine.console import progress_bar
 from stampede.engine.errors import RunFolderError
-from stampede.engine.figures import as_written, show_small_differences
 from stampede.engine.heartbeat import PHASES
+from stampede.engine.plots import as_written, show_small_differences
 from stampede.engine.report.drawing import (
     Drawing,
     Points,

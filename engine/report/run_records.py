@@ -6,20 +6,19 @@ import json
 import os.path
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from stampede.engine.checkpoint import checkpoint_of, flat_keys, newest, read_manifest
 from stampede.engine.errors import RunFolderError
 from stampede.engine.run_folder import TRIALS, RunFolder
 from stampede.engine.summary import selected_metrics
 from stampede.files import read_file
-from stampede.settings import cut, printable, read_yaml
+from stampede.settings import printable, read_yaml, reading
 
 _HINT = "write a run folder such as runs/quickstart, or a folder of run folders"
 
@@ -374,24 +373,6 @@ def _labels(folders: list[Path]) -> list[str]:
         parts += 1
 
 
-@contextmanager
-def _checked(path: Path, instead: str) -> Iterator[None]:
-    try:
-        yield
-    except ValidationError as failure:
-        first = failure.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        missing = first["type"] == "missing"
-        said = f"no {where!r}" if missing else f"{where}: {first['msg']}"
-    except KeyError as failure:
-        said = f"no {failure}"
-    except (OSError, ValueError, RecursionError) as failure:
-        said = str(failure)
-    else:
-        return
-    raise RunFolderError(f"{path}: is damaged ({cut(said)}); {instead}")
-
-
 def _read(path: Path, label: str) -> RunRecord:
     folder = RunFolder(path)
     config = flat_keys(read_yaml(folder.config_file, _HINT))
@@ -401,14 +382,15 @@ def _read(path: Path, label: str) -> RunRecord:
             f"{folder.config_file}: train.batch_size is absent or no whole number, so no run wrote "
             f"this file; {_HINT}"
         )
-    with _checked(folder.metrics, "repair the line or leave the run out"):
+    with reading(folder.metrics, RunFolderError, "repair the line or leave the run out"):
         lines = folder.lines()
         for line in lines:
             kind = _Line.model_validate(line).kind
             _LINES.get(kind, _Line).model_validate(line)
     summary = {}
     if folder.summary.is_file():
-        with _checked(folder.summary, "delete it to show the run as an unfinished one"):
+        remedy = "delete it to show the run as an unfinished one"
+        with reading(folder.summary, RunFolderError, remedy):
             summary = json.loads(read_file(folder.summary))
             _Summary.model_validate(summary)
             selected_metrics(summary)

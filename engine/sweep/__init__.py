@@ -1,1 +1,1 @@
-"""Sweeps: grids and studies of runs, their tables and pictures."""
+"""Sweeps: grids and Optuna studies of runs, with tables and pictures."""

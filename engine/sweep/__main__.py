@@ -6,7 +6,6 @@ import argparse
 import functools
 import shlex
 import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ quiet_libraries()
 from stampede.engine.errors import INTERRUPTED, exit_status  # noqa: E402
 from stampede.engine.sweep.run import run_sweep, start_trial  # noqa: E402
 from stampede.engine.sweep.spec import SweepSection, load_sweep  # noqa: E402
-from stampede.settings import SettingsError, all_keys  # noqa: E402
+from stampede.settings import SettingsError, keys_help  # noqa: E402
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,13 +30,13 @@ def _sweep(given: argparse.Namespace) -> None:
         raise SettingsError(f"--processes: found {given.processes}; write a number of at least 1")
     sweep = load_sweep(Path(given.sweep), given.overrides, given.small, given.out)
     if given.retry_failed and sweep.study is not None:
-        raise SettingsError("--retry-failed is for grids; a study goes on with other points")
+        raise SettingsError("--retry-failed is for grids; a study continues with other points")
     try:
         files = run_sweep(
             sweep, functools.partial(start_trial, given.processes), given.retry_failed
         )
     except KeyboardInterrupt:
-        print("stopped; the same command continues", file=sys.stderr)
+        print("stopped; give the same command to continue", file=sys.stderr)
         sys.exit(INTERRUPTED)
     print((sweep.folder / "results.md").read_text(encoding="utf-8"))
     print(f"results: {', '.join(map(str, files))}")
@@ -47,10 +46,10 @@ def _sweep(given: argparse.Namespace) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede sweep",
-        description="Run a grid of trainings, or an Optuna study, then write one table (CSV,\n"
-        "Markdown) and pictures. Every trial is a run folder of its own. The same command\n"
-        "continues a sweep that was stopped; a trial that failed is listed, not fatal.",
-        epilog=_keys(),
+        description="Run a grid of trainings, or an Optuna study, then write a table (CSV and\n"
+        "Markdown) and pictures. Every trial has its own run folder. The same command continues\n"
+        "a sweep that was stopped. A failed trial does not stop a sweep; the table lists it.",
+        epilog="\n".join(["keys of a sweep file:", *keys_help(SweepSection, defaults=False)]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
@@ -60,33 +59,24 @@ def _parser() -> argparse.ArgumentParser:
         nargs="*",
         default=[],
         metavar="section.key=value",
-        help="of the configuration, for all trials, such as data.path=train.txt",
+        help="changes the configuration of all trials, such as data.path=train.txt",
     )
-    add("--small", action="store_true", help="the file's small form")
+    add("--small", action="store_true", help="run the file's small form")
     add(
         "--out",
         type=Path,
         metavar="FOLDER",
-        help="for the results; default runs/NAME, or runs/NAME-small",
+        help="folder of the results; default runs/NAME, or runs/NAME-small",
     )
     add(
         "--processes",
         type=int,
         default=1,
         metavar="N",
-        help="of every trial, on this machine; default 1",
+        help="processes of each trial, on this machine; default 1",
     )
-    add("--retry-failed", action="store_true", help="run trials that failed before again")
+    add("--retry-failed", action="store_true", help="run failed trials again")
     return parser
-
-
-def _keys() -> str:
-    lines = ["keys of a sweep file:"]
-    for key in all_keys(SweepSection):
-        indent = " " * 6
-        lines.append(f"  {key.path}")
-        lines += textwrap.wrap(key.description, 92, initial_indent=indent, subsequent_indent=indent)
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Results as pictures: AUC and training time of a grid, or the course of a study."""
+"""Pictures of a sweep: AUC and training time of a grid, or the progress of a study."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from stampede.engine.figures import as_written, to_png
-from stampede.engine.sweep.results import Column, Result, axes_of, columns
+from stampede.engine.plots import as_written, to_png
+from stampede.engine.sweep.results import Column, Result, axes_of, columns, selected_on
 from stampede.engine.sweep.spec import Sweep, shown_as
 from stampede.files import write_file
 
-# Told apart in black and white too.
+# Different in black and white too.
 _STYLES = ("o-", "s--", "^-.", "D:", "v-", "P--", "X-.", "*:", "<-", ">--")
 
 
 def draw(sweep: Sweep, found: Sequence[Result], folder: Path) -> list[Path]:
-    """Draw what there is to see; the PNG files."""
+    """Draw the trials that succeeded; returns the PNG files."""
     found = [one for one in found if one.done]
     if not found:
         return []
@@ -40,21 +40,17 @@ def draw(sweep: Sweep, found: Sequence[Result], folder: Path) -> list[Path]:
     return [folder / name for name in figures]
 
 
-def _selected_on(found: Sequence[Result]) -> str:
-    return " and ".join(sorted({one.selected_on for one in found}))
-
-
 def _draw_grid(sweep: Sweep, found: Sequence[Result], shown: Sequence[Column]) -> Figure:
-    """A panel for each column, side by side; the parts of the data may differ in level."""
+    """A panel per column, side by side: validation and test may differ in level."""
     x = sweep.section.report.x or axes_of(found)[-1]
     figure = Figure(figsize=(1.5 + 6.0 * len(shown), 4.5), layout="constrained")
     panels = figure.subplots(1, len(shown), squeeze=False)[0]
     for panel, column in zip(panels, shown, strict=True):
         _draw_panel(panel, sweep, found, x, column)
     bars = any((mean := one.mean(column)) and mean.error for one in found for column in shown)
-    heading = f"best epoch chosen on the {_selected_on(found)} part"
+    heading = f"best epoch chosen on the {' and '.join(selected_on(found))} part"
     figure.suptitle(heading + ("; bars: standard error" if bars else ""), fontsize=9)
-    # Published figures are of the test part, the last panel.
+    # The legend goes into the last panel, that of the test part, which has published values too.
     if panels[-1].get_legend_handles_labels()[0]:
         title = " / ".join(axis for axis in axes_of(found) if axis != x)
         panels[-1].legend(loc="best", fontsize=8, title=title, title_fontsize=8)
@@ -63,7 +59,7 @@ def _draw_grid(sweep: Sweep, found: Sequence[Result], shown: Sequence[Column]) -
 
 def _draw_panel(axes: Axes, sweep: Sweep, found: Sequence[Result], x: str, column: Column) -> None:
     along = list(dict.fromkeys(one.point.labels[x] for one in found))
-    # A line would say that names such as those of clips have an order.
+    # Lines would suggest that names, such as those of clips, have an order.
     in_order = all(text[:1].isdigit() for text in along)
     lines: dict[str, list[Result]] = {}
     for one in found:
@@ -74,7 +70,7 @@ def _draw_panel(axes: Axes, sweep: Sweep, found: Sequence[Result], x: str, colum
     for number, (title, of_line) in enumerate(lines.items()):
         style = _STYLES[number % len(_STYLES)]
         style = style if in_order else style[0]
-        # Side by side, so that error bars can be told apart.
+        # Side by side, so that error bars do not overlap.
         shift = 0.06 * (number - (len(lines) - 1) / 2)
         places = [along.index(one.point.labels[x]) + shift for one in of_line]
         means = [one.mean(column) for one in of_line]
@@ -86,7 +82,7 @@ def _draw_panel(axes: Axes, sweep: Sweep, found: Sequence[Result], x: str, colum
             capsize=3,
             label=_legend_label(title) if title else None,
         )
-        # A small form is of other data: beside figures of the whole its own would be one line.
+        # The small form has other data, and published values would flatten its curves.
         published = [
             (place, one.published)
             for place, one in zip(places, of_line, strict=True)
@@ -111,19 +107,19 @@ def _legend_label(text: str) -> str:
 
 
 def _draw_study(sweep: Sweep, found: Sequence[Result]) -> Figure:
-    """The metric by number of the trial, and by the value of each parameter."""
+    """The metric by trial, and by each parameter."""
     parameters = sweep.study.parameters
     figure = Figure(figsize=(4 * (len(parameters) + 1), 3.8), layout="constrained")
     course, *scatters = figure.subplots(1, len(parameters) + 1, sharey=True)
-    in_order = sorted((one for one in found if one.sought), key=lambda one: one.point.name)
-    values = [one.sought.value for one in in_order]
+    in_order = sorted((one for one in found if one.objective), key=lambda one: one.point.name)
+    values = [one.objective.value for one in in_order]
     better = max if sweep.study.direction == "maximize" else min
     best = [better(values[: end + 1]) for end in range(len(values))]
     numbers = [int(one.point.name.removeprefix("trial")) for one in in_order]
     course.plot(numbers, values, "ko", markersize=4, label="trial")
     course.step(numbers, best, "k-", where="post", label="best so far")
     metric = shown_as(sweep.study.metric)
-    course.set(xlabel="trial", ylabel=f"{metric} of the {_selected_on(found)} part")
+    course.set(xlabel="trial", ylabel=f"{metric} of the {' and '.join(selected_on(found))} part")
     course.xaxis.get_major_locator().set_params(integer=True)
     course.legend(loc="best", fontsize=8)
     for axes, (name, what) in zip(scatters, parameters.items(), strict=True):

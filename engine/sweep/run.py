@@ -1,4 +1,4 @@
-"""Runs the trials of a sweep that are not done yet, then writes tables and pictures."""
+"""Runs the trials of a sweep that are not done, then writes tables and pictures."""
 
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ from stampede.engine.summary import selected_metrics
 from stampede.engine.sweep.pictures import draw
 from stampede.engine.sweep.results import Outcome, results, to_csv, to_markdown
 from stampede.engine.sweep.spec import Point, Sweep, Trial, label, override, shown_as
-from stampede.files import open_file, read_file, to_json, write_file
-from stampede.settings import SettingsError
+from stampede.files import MOST_TEXT, link_out_of, open_file, read_file, to_json, write_file
+from stampede.settings import SettingsError, reading
 
 if TYPE_CHECKING:
     import optuna
 
-# Runs a trial with these arguments, its output in that file; returns its exit status.
+# Runs a trial with these arguments, writes its output to the file, returns its exit status.
 Start = Callable[[Sequence[str], Path], int]
 
 JOURNAL = "study.log"
 
-# Where a run is and whether it continues is no part of what it computes.
+# These keys do not change what a run computes.
 _NOT_COMPARED = ("run.dir", "run.name", "checkpoint.resume")
 
-# Lines of libraries do not begin so.
+# Only our own lines begin like this.
 _ERROR = re.compile(r"error( on rank \d+)?: ")
 
 
 def run_sweep(sweep: Sweep, start: Start, retry_failed: bool = False) -> list[Path]:
-    """Run all trials that are not done yet, then write tables and pictures.
+    """Run all trials that are not done, then write tables and pictures.
 
     Returns:
-        The files written.
+        The written files.
 
     Raises:
-        SettingsError, DataError, RunFolderError: the user's to mend.
+        SettingsError, DataError, RunFolderError: for the user to mend.
         TrainingStoppedError: every trial failed.
         KeyboardInterrupt: a trial was interrupted.
     """
-    # Those of a study differ in values that Optuna has yet to choose.
+    # The points of a study are not known yet.
     for point in sweep.points or [Point({}, (), name="study")]:
         check_files(sweep.config_of(point.trial(sweep.section.seeds[0])))
     try:
@@ -71,8 +71,8 @@ def run_sweep(sweep: Sweep, start: Start, retry_failed: bool = False) -> list[Pa
     except OSError as failure:
         raise RunFolderError(
             f"{failure.filename or sweep.folder}: cannot be written "
-            f"({failure.strerror or failure}); make room and give the same command again, or "
-            "write another --out"
+            f"({failure.strerror or failure}); make room and repeat the command, or write another "
+            "--out"
         ) from None
     if all(outcome.message for outcome in outcomes):
         again = "" if sweep.study else "; --retry-failed runs them again"
@@ -85,7 +85,7 @@ def run_sweep(sweep: Sweep, start: Start, retry_failed: bool = False) -> list[Pa
 
 @contextmanager
 def _reserved(folder: Path) -> Iterator[None]:
-    """Make the folder and keep other sweeps out of it, until the process ends in any way."""
+    """Make the folder, and lock it until the process ends."""
     folder.mkdir(parents=True, exist_ok=True)
     with open_file(folder / ".lock", os.O_RDWR | os.O_CREAT) as lock:
         try:
@@ -94,6 +94,12 @@ def _reserved(folder: Path) -> Iterator[None]:
             raise RunFolderError(
                 f"{folder} is in use by another sweep; end it first, or write another --out"
             ) from None
+        link = link_out_of(folder)
+        if link is not None:
+            raise RunFolderError(
+                f"{link} leads out of {folder}, and a sweep writes only into its own folder; put "
+                "what it leads to in its place, or write another --out"
+            )
         yield
 
 
@@ -115,7 +121,7 @@ def _run_all(sweep: Sweep, runner: _Runner) -> list[Outcome]:
         return outcomes
 
     for trial in sweep.trials(sweep.points):
-        # A folder of another configuration is found before hours of training, not after them.
+        # Finds folders of another configuration before hours of training.
         runner.known(trial)
     with progress_bar(count * len(sweep.section.seeds), 0, True, "sweep", "trials") as bar:
         if sweep.study is not None:
@@ -143,33 +149,34 @@ def _write_results(sweep: Sweep, outcomes: Sequence[Outcome]) -> list[Path]:
 
 
 class _Runner:
-    """Runs trials in processes of their own, and remembers in `failures.json` which failed."""
+    """Runs trials in their own processes, and records failures in `failures.json`."""
 
     def __init__(self, sweep: Sweep, start: Start, retry_failed: bool) -> None:
         self._sweep, self._start = sweep, start
         self._file = sweep.folder / "failures.json"
-        # By name of the trial: the message, and a digest of the configuration that failed.
+        # Message and digest of the configuration, by trial.
         self._failures: dict[str, dict[str, str]] = {}
         if self._file.exists():
-            with _reading(self._file, "delete it to run the trials that failed again"):
+            remedy = "delete it to run the trials that failed again"
+            with reading(self._file, RunFolderError, remedy):
                 found = json.loads(read_file(self._file))
                 self._failures = {
                     name: {key: one[key] for key in ("message", "config")}
                     for name, one in found.items()
                 }
-        # Each is forgotten when its turn comes, so that a kill loses none.
+        # Forgotten one by one as they run, so that a kill loses none.
         self._retried = set(self._failures) if retry_failed else set()
 
     def known(self, trial: Trial) -> Outcome | None:
-        """What became of a trial; None where it is still to be run, or to be continued.
+        """How a trial ended; None if it must still run.
 
         Raises:
-            RunFolderError: its run folder is of another configuration or network, or damaged.
+            RunFolderError: its run folder has another configuration or network, or is damaged.
         """
         try:
             config = self._sweep.config_of(trial)
         except SettingsError as mistake:
-            # A study may choose values that do not go together.
+            # A study may choose values that contradict each other.
             return Outcome(trial, message=" ".join(str(mistake).split()))
         failure = self._failures.get(trial.name)
         if failure and failure["config"] == _digest(config) and trial.name not in self._retried:
@@ -180,8 +187,8 @@ class _Runner:
         differs = difference(config, folder)
         if differs:
             raise RunFolderError(
-                f"{folder.path} was made with another configuration than this sweep's now "
-                f"({differs}); write another --out, or delete it to train it anew"
+                f"{folder.path} was made with another configuration ({differs}); write another "
+                "--out, or delete the folder to train again"
             )
         check_executed(config, folder.path)
         if not folder.summary.exists():
@@ -207,9 +214,11 @@ class _Runner:
             raise KeyboardInterrupt
         outcome = None if status else self.known(trial)
         if outcome is None:
-            message = why(log.read_bytes()[begins:], status)
+            with open_file(log) as output:
+                output.seek(begins)
+                message = why(output.read(MOST_TEXT), status)
             if self._sweep.study is None:
-                # A sweep resumes by itself.
+                # A sweep resumes its trials.
                 message = message.replace("checkpoint.resume=auto", "--retry-failed")
             config = self._sweep.config_of(trial)
             self._failures[trial.name] = {"message": message, "config": _digest(config)}
@@ -218,15 +227,18 @@ class _Runner:
         return outcome
 
     def _judged(self, found: Outcome) -> Outcome:
-        """The outcome; a failure where a metric that the sweep lives by is undefined."""
+        """The outcome; a failure if a metric that the sweep needs is undefined."""
         study = self._sweep.study
         needed = [("test", "auc", found.summary["auc"])]
         if study is not None:
-            needed.append((found.selected_on, study.metric, found.sought(study.metric)))
+            needed.append((found.selected_on, study.metric, found.objective(study.metric)))
         for part, name, value in needed:
             if value is None:
-                takes = "clicks and others" + (" in a group" if name == "gauc" else "")
-                message = f"the {shown_as(name)} of the {part} part is undefined; it takes {takes}"
+                where = "a group" if name == "gauc" else "the part"
+                message = (
+                    f"the {shown_as(name)} of the {part} part is undefined; {where} must have both "
+                    "clicks and non-clicks"
+                )
                 return replace(found, summary={}, message=message)
         return found
 
@@ -234,19 +246,8 @@ class _Runner:
         write_file(self._file, to_json(self._failures, indent=1) + "\n")
 
 
-@contextmanager
-def _reading(path: Path, instead: str) -> Iterator[None]:
-    """Turns what a damaged file raises into a sentence that ends with what to do instead."""
-    try:
-        yield
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError) as failure:
-        lacks = isinstance(failure, KeyError)
-        said = f"no {failure}" if lacks else str(failure) or type(failure).__name__
-        raise RunFolderError(f"{path}: is damaged ({said.splitlines()[0]}); {instead}") from None
-
-
 def _summary(folder: RunFolder) -> dict[str, Any]:
-    with _reading(folder.summary, f"delete {folder.path} to train it anew"):
+    with reading(folder.summary, RunFolderError, f"delete {folder.path} to train again"):
         summary = json.loads(read_file(folder.summary))
         for key in ("selected_on", "best_epoch", "rows", "train_seconds"):
             summary[key]
@@ -255,7 +256,7 @@ def _summary(folder: RunFolder) -> dict[str, Any]:
 
 
 def _compared(config: Config) -> dict[str, Any]:
-    """What a run computes, by `section.key`."""
+    """The settings that matter to what a run computes, by `section.key`."""
     values = flat_keys(config.model_dump(mode="json"))
     return {key: value for key, value in values.items() if key not in _NOT_COMPARED}
 
@@ -266,14 +267,14 @@ def _digest(config: Config) -> str:
 
 
 def difference(config: Config, folder: RunFolder) -> str:
-    """The first key in which a run folder is not of a configuration; empty where it is.
+    """The first key in which a run folder differs from a configuration; empty if none does.
 
-    Keys that came later have their defaults.
+    Keys that are newer than the run have their defaults.
     """
     try:
         there, here = _compared(load_config_of_run(folder.config_file)), _compared(config)
     except SettingsError as mistake:
-        return f"its configuration cannot be used now: {mistake}"
+        return f"its configuration cannot be used: {mistake}"
     for key in dict.fromkeys([*here, *there]):
         values = [json.dumps(of[key]) if key in of else "absent" for of in (there, here)]
         if values[0] != values[1] and key not in open_keys(config):
@@ -282,17 +283,17 @@ def difference(config: Config, folder: RunFolder) -> str:
 
 
 def why(said: bytes, status: int) -> str:
-    """The sentence of a failed run, or the last line of its output.
+    """The error sentence of a failed run, or the last line of its output.
 
     Args:
-        said: its output, on any number of processes.
-        status: its exit status.
+        said: output of all its processes.
+        status: exit status.
     """
     lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
     for number, line in enumerate(lines):
         begins = _ERROR.match(line)
         if begins:
-            # The first: what other processes say follows from it. Its list is indented.
+            # The first one: other processes' errors follow from it. A list is indented.
             more = []
             for following in lines[number + 1 :]:
                 if not following.startswith(" "):
@@ -304,17 +305,17 @@ def why(said: bytes, status: int) -> str:
 
 
 def start_trial(processes: int, arguments: Sequence[str], log: Path) -> int:
-    """Train on that many processes of this machine."""
+    """Train with that many processes on this machine."""
     command = [sys.executable, "-m", "stampede.engine.sweep.trial", *arguments]
     return start_ranks(processes, command, log)
 
 
 def _run_study(sweep: Sweep, run_point: Callable[[Point], list[Outcome]]) -> list[Outcome]:
-    """Run a study, or what is left of it; what became of all trials, in order.
+    """Run the rest of a study; returns the outcomes of all its trials, in order.
 
-    A point is the mean of its seeds. The sampler begins anew at each trial with the study's seed
-    plus the trial's number, so that a study that was killed while a trial was run goes on as it
-    would have. If Optuna had not chosen all values of a trial, the next number takes its place.
+    A point's value is the mean over its seeds. Each trial has a new sampler, seeded with the
+    study's seed plus the trial's number, so a killed study continues as if nothing had happened. A
+    trial for which Optuna had not chosen all values is replaced by the next number.
     """
     from optuna.samplers import RandomSampler, TPESampler
     from optuna.trial import FrozenTrial, TrialState
@@ -332,7 +333,7 @@ def _run_study(sweep: Sweep, run_point: Callable[[Point], list[Outcome]]) -> lis
         if any(outcome.message for outcome in outcomes):
             study.tell(number, state=TrialState.FAIL)
         else:
-            study.tell(number, statistics.mean(one.sought(settings.metric) for one in outcomes))
+            study.tell(number, statistics.mean(one.objective(settings.metric) for one in outcomes))
 
     for trial in study.get_trials(states=[TrialState.RUNNING]):
         if trial in chosen():
@@ -368,29 +369,29 @@ def _point(number: int, params: dict[str, Any]) -> Point:
 
 
 def _open_study(sweep: Sweep) -> optuna.Study:
-    """Optuna's study in the sweep's folder, which no other process writes."""
+    """Optuna's study in the sweep's folder, which this process has locked."""
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    # Absolute: Optuna's lock is a link to it, which from elsewhere would lead nowhere.
+    # Absolute, because Optuna's lock is a symbolic link to it.
     path = sweep.folder.resolve() / JOURNAL
-    # A lock and half a line that are there are those of a process that was killed.
+    # A killed process may have left a lock and half a line.
     for lock in path.parent.glob(f"{JOURNAL}.lock*"):
         lock.unlink()
     with open_file(path, os.O_RDWR | os.O_CREAT) as file:
         file.truncate(file.readall().rfind(b"\n") + 1)
-    with _reading(path, "repair the line, or write another --out"):
+    with reading(path, RunFolderError, "repair the line, or write another --out"):
         storage = JournalStorage(JournalFileBackend(str(path)))
-        # Its name is not the file's, which may be renamed.
+        # Not named after the file, which may be renamed.
         study = optuna.create_study(
             storage=storage,
             study_name="study",
             direction=sweep.study.direction,
             load_if_exists=True,
         )
-    # More trials may follow; anything else makes another study.
+    # Only the number of trials may change.
     asked = {
         **sweep.study.model_dump(mode="json", exclude={"trials"}),
         "seeds": list(sweep.section.seeds),

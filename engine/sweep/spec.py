@@ -1,4 +1,4 @@
-"""A sweep file: its keys, the trials that it asks for, and what is wrong with it."""
+"""The sweep file: its keys, its trials, and its mistakes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stampede.engine.config.load import load_config
 from stampede.engine.run_folder import TRIALS
 from stampede.settings import Section, Seed, SettingsError, read_yaml, sentences
 
-# By axis: a list of values of that key, or lists of overrides by name.
+# By axis: a list of values of that key, or named lists of overrides.
 Grid = dict[str, Any]
 Metric = Literal[
     "auc", "logloss", "pr_auc", "gauc", "normalized_entropy", "calibration", "best_epoch",
@@ -28,7 +28,7 @@ _Seeds = Annotated[list[Seed], Field(min_length=1)]
 
 _SHOWN = {"auc": "AUC", "pr_auc": "PR-AUC", "gauc": "GAUC", "train_seconds": "seconds"}
 
-# What a sweep sets itself, so that its trials are found again, and what a user writes instead.
+# Keys that a sweep sets, so that it finds its trials again, and what a user does instead.
 _OWN_KEYS = dict.fromkeys(("run.name", "run.overwrite", "checkpoint.resume"), "leave it out") | {
     "run.seed": "write seeds in the file",
     "run.dir": "write --out FOLDER",
@@ -36,12 +36,12 @@ _OWN_KEYS = dict.fromkeys(("run.name", "run.overwrite", "checkpoint.resume"), "l
 
 
 def shown_as(metric: str) -> str:
-    """A metric's name for people."""
+    """A metric's name in tables."""
     return _SHOWN.get(metric, metric)
 
 
 def override(key: str, value: Any) -> str:
-    """`section.key=value`; JSON is YAML."""
+    """`section.key=value`, the value in JSON, which is YAML too."""
     return f"{key}={json.dumps(value)}"
 
 
@@ -59,12 +59,12 @@ def _checked_grid(grid: Grid) -> Grid:
         if not values or not (isinstance(values, list) or named):
             raise ValueError(
                 f"{axis}: found {values!r}; write a list of values of that key, such as "
-                "[1024, 8192], or names that each stand for a list of section.key=value"
+                "[1024, 8192], or names, each with a list of section.key=value"
             )
         if isinstance(values, list) and "." not in axis:
             raise ValueError(
-                f"{axis}: a list is of values of a key, such as train.batch_size; write such a "
-                "key, or names that each stand for a list of section.key=value"
+                f"{axis}: found a list, but no key; write a key, such as train.batch_size, or "
+                "names, each with a list of section.key=value"
             )
     return grid
 
@@ -74,10 +74,10 @@ class ParameterSection(Section):
 
     low: int | float | None = Field(None, description="smallest value")
     high: int | float | None = Field(
-        None, description="largest value; whole numbers where both are"
+        None, description="largest value; if both are whole numbers, so are the values"
     )
-    log: bool = Field(False, description="whether small and large values are equally likely")
-    choices: list[int | float | str | bool] = Field([], description="values, instead of a range")
+    log: bool = Field(False, description="draw on a logarithmic scale")
+    choices: list[int | float | str | bool] = Field([], description="values instead of a range")
 
     @model_validator(mode="after")
     def _check_together(self) -> ParameterSection:
@@ -92,7 +92,7 @@ class ParameterSection(Section):
 
     @property
     def whole(self) -> bool:
-        """Whether it is a range of whole numbers."""
+        """Whether the values are whole numbers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def tried(self) -> list[Any]:
@@ -106,17 +106,17 @@ class StudySection(Section):
     """A search by Optuna."""
 
     parameters: dict[str, ParameterSection] = Field(
-        ..., min_length=1, description="by section.key: what is tried"
+        ..., min_length=1, description="what to try, by section.key"
     )
     metric: Literal["auc", "logloss", "pr_auc", "gauc", "normalized_entropy"] = Field(
-        "auc", description="what is sought, on evaluate.select_on at the best epoch"
+        "auc", description="what to optimize, on evaluate.select_on at the best epoch"
     )
     direction: Literal["maximize", "minimize"] = Field(
-        "maximize", description="whether a large or a small metric is sought"
+        "maximize", description="maximize AUCs; minimize logloss and normalized_entropy"
     )
-    trials: int = Field(20, ge=1, description="points tried, failed ones included")
+    trials: int = Field(20, ge=1, description="points to try, failed ones included")
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(0, description="seed of the sampler")
-    sampler: Literal["tpe", "random"] = Field("tpe", description="how points are chosen")
+    sampler: Literal["tpe", "random"] = Field("tpe", description="Optuna's sampler")
 
     @model_validator(mode="after")
     def _check_direction(self) -> StudySection:
@@ -124,8 +124,8 @@ class StudySection(Section):
         right = "maximize" if larger else "minimize"
         if self.direction != right:
             raise ValueError(
-                f"direction is {self.direction!r}, but {self.metric} is better the "
-                f"{'larger' if larger else 'smaller'}; write direction: {right}"
+                f"direction is {self.direction!r}, but a {'larger' if larger else 'smaller'} "
+                f"{self.metric} is better; write direction: {right}"
             )
         return self
 
@@ -136,28 +136,28 @@ class ReportSection(Section):
     metrics: list[Metric] = Field(
         ["auc", "logloss"],
         min_length=1,
-        description="of the test part at the best epoch, which evaluate.select_on chose",
+        description="of the test part at the best epoch, chosen on evaluate.select_on",
     )
-    x: str = Field("", description="axis of the grid along the picture; '': the last one")
+    x: str = Field("", description="axis of the grid on the x axis of pictures; '': the last one")
 
 
 class PublishedSection(Section):
-    """Figures of others for the same points."""
+    """Results of others for the same points."""
 
-    source: str = Field(..., min_length=1, description="where they stand, and what they are of")
+    source: str = Field(..., min_length=1, description="where they were published, and of what")
     auc: dict[str, Annotated[float, Field(ge=0.5, le=1)]] = Field(
-        ..., min_length=1, description="by the point's labels, such as 'deepfm / 1K'; 0.5 to 1"
+        ..., min_length=1, description="from 0.5 to 1, by the point's labels: 'deepfm / 1K'"
     )
 
 
 class SmallSection(Section):
-    """What `--small` changes: something that a laptop does."""
+    """Changes for `--small`, a form that a laptop can run."""
 
-    overrides: list[str] = Field([], description="section.key=value, after those of the sweep")
-    grid: Grid = Field({}, description="axes instead of those of the same name")
-    seeds: list[Seed] = Field([], description="instead of the sweep's, where any are given")
-    trials: int | None = Field(None, ge=1, description="of the study")
-    published: bool = Field(False, description="whether published figures are shown there too")
+    overrides: list[str] = Field([], description="further section.key=value")
+    grid: Grid = Field({}, description="replaces axes of the same name")
+    seeds: list[Seed] = Field([], description="replaces the seeds of the sweep")
+    trials: int | None = Field(None, ge=1, description="replaces study.trials")
+    published: bool = Field(False, description="show published results too")
 
     _check_grid = field_validator("grid")(_checked_grid)
 
@@ -167,11 +167,11 @@ class SweepSection(Section):
 
     config: str = Field(..., description="the job, relative to the sweep file")
     overrides: list[str] = Field([], description="section.key=value for all trials")
-    grid: Grid = Field({}, description="axes, of which every combination is a point")
+    grid: Grid = Field({}, description="axes; every combination of their values is a point")
     study: StudySection | None = Field(None, description="a search instead of a grid")
-    seeds: _Seeds = Field([1], description="run.seed of the runs of a point")
+    seeds: _Seeds = Field([1], description="run.seed of the trials of a point")
     keep_checkpoints: bool = Field(
-        True, description="false: a trial's checkpoints are deleted when it is done"
+        True, description="false: delete a trial's checkpoints when it is done"
     )
     report: ReportSection = ReportSection()
     published: PublishedSection | None = None
@@ -182,16 +182,16 @@ class SweepSection(Section):
     @model_validator(mode="after")
     def _check_together(self) -> SweepSection:
         if bool(self.grid) == (self.study is not None):
-            raise ValueError("write a grid or a study, one of them")
+            raise ValueError("write either a grid or a study")
         if self.published is not None and self.study is not None:
-            raise ValueError("published: figures are of the points of a grid; leave it out")
+            raise ValueError("published: only for the points of a grid; leave it out")
         axes = ", ".join(self.grid)
         for axis in self.small.grid:
             if axis not in self.grid:
-                raise ValueError(f"small.grid.{axis}: no axis of the grid; write one of {axes}")
+                raise ValueError(f"small.grid.{axis}: not an axis of the grid; write one of {axes}")
         if self.report.x and self.report.x not in self.grid:
             raise ValueError(
-                f"report.x: {self.report.x!r} is no axis of the grid; write one of {axes}"
+                f"report.x: {self.report.x!r} is not an axis of the grid; write one of {axes}"
             )
         for seeds, key in ((self.seeds, "seeds"), (self.small.seeds, "small.seeds")):
             if len(set(seeds)) < len(seeds):
@@ -215,12 +215,12 @@ class SweepSection(Section):
 
 @dataclass(frozen=True)
 class Point:
-    """Settings that are tried, with one seed or several.
+    """Settings to try, with one or more seeds.
 
     Attributes:
-        labels: by axis, the value or its name.
+        labels: value or name, by axis.
         overrides: `section.key=value` each.
-        name: for files; empty for what its labels make.
+        name: for files; empty to use the labels.
     """
 
     labels: Mapping[str, str]
@@ -234,18 +234,18 @@ class Point:
 
     @property
     def values(self) -> list[Any]:
-        """The values that it gives its keys, in full."""
+        """The values of its overrides, with all digits."""
         return [json.loads(text.partition("=")[2]) for text in self.overrides]
 
     def trial(self, seed: int) -> Trial:
-        """Its run with a seed."""
+        """The trial with a seed."""
         parts = [self.name] if self.name else [_plain(text) for text in self.labels.values()]
         return Trial(self, seed, "-".join([*parts, f"seed{seed}"]).lstrip("_-"))
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A run: a point with a seed, and the name of its run folder."""
+    """A run: a point, a seed, and the name of the run folder."""
 
     point: Point
     seed: int
@@ -254,15 +254,15 @@ class Trial:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is run.
+    """A sweep that was read.
 
     Attributes:
         file: the sweep file.
         section: its content, or its small form.
         overrides: for all trials.
-        points: of the grid; none of a study.
-        small: whether it is the file's small form.
-        folder: for the results.
+        points: of the grid; empty for a study.
+        small: whether this is the small form.
+        folder: of the results.
     """
 
     file: Path
@@ -274,12 +274,12 @@ class Sweep:
 
     @property
     def config(self) -> Path:
-        """The job."""
+        """The job's file."""
         return self.file.parent / self.section.config
 
     @property
     def study(self) -> StudySection | None:
-        """The search; None for a grid."""
+        """The study; None for a grid."""
         return self.section.study
 
     @property
@@ -288,11 +288,11 @@ class Sweep:
         return self.folder / TRIALS
 
     def trials(self, points: Sequence[Point]) -> list[Trial]:
-        """The runs of points, all seeds of a point together."""
+        """The trials of points, point by point."""
         return [point.trial(seed) for point in points for seed in self.section.seeds]
 
     def overrides_of(self, trial: Trial) -> list[str]:
-        """Everything that differs from the job's file."""
+        """All changes to the job's file."""
         return [
             *self.overrides,
             *trial.point.overrides,
@@ -303,11 +303,7 @@ class Sweep:
         ]
 
     def config_of(self, trial: Trial) -> Config:
-        """The configuration of a trial.
-
-        Raises:
-            SettingsError: it cannot be used.
-        """
+        """The configuration of a trial; SettingsError if it cannot be used."""
         try:
             return load_config(self.config, self.overrides_of(trial))
         except SettingsError as mistake:
@@ -321,9 +317,9 @@ def load_sweep(
 
     Args:
         path: YAML file.
-        overrides: `section.key=value` of the configuration, for all trials.
-        small: whether its small form is run.
-        folder: for the results; `runs/NAME` or `runs/NAME-small` where none is given.
+        overrides: `section.key=value`, for all trials.
+        small: whether to take the small form.
+        folder: of the results; by default `runs/NAME` or `runs/NAME-small`.
 
     Raises:
         SettingsError: what is wrong, key by key, and what to write instead.
@@ -336,7 +332,7 @@ def load_sweep(
     _check_published(path, section)
     if small:
         if not section.small.model_fields_set:
-            raise SettingsError(f"{path}: has no section `small`; leave --small out")
+            raise SettingsError(f"{path}: no section `small`; leave --small out")
         section = section.as_small()
     sweep = Sweep(
         path,
@@ -366,7 +362,7 @@ def _grid_points(grid: Grid) -> list[Point]:
 
 
 def _choices(axis: str, values: Any) -> list[tuple[str, list[str]]]:
-    """Labels of an axis, and what each overrides."""
+    """The labels of an axis with their overrides."""
     if isinstance(values, dict):
         return list(values.items())
     return [(label(value), [override(axis, value)]) for value in values]
@@ -385,13 +381,13 @@ def _check_published(path: Path, section: SweepSection) -> None:
     for title in section.published.auc if section.published is not None else ():
         if title not in titles:
             raise SettingsError(
-                f"{path}: published.auc: {title!r} is no point of the grid; write labels such as "
-                f"{titles[0]!r}"
+                f"{path}: published.auc: {title!r} is not a point of the grid; write labels such "
+                f"as {titles[0]!r}"
             )
 
 
 def _check_keys(sweep: Sweep) -> None:
-    """Check that no key is set twice, or is the sweep's own."""
+    """Check that no key is set twice or belongs to the sweep."""
     path, study = sweep.file, sweep.study
     varied = {
         axis: {_key(text) for _, overrides in _choices(axis, values) for text in overrides}
@@ -401,20 +397,20 @@ def _check_keys(sweep: Sweep) -> None:
     for text in sweep.overrides:
         if _key(text) in keys:
             raise SettingsError(
-                f"{path}: {text}: the sweep varies {_key(text)}; leave the override out, or "
-                "change the values in the file"
+                f"{path}: {text}: the sweep varies {_key(text)}; leave the override out, or change "
+                "the values in the file"
             )
     for key in [*map(_key, sweep.overrides), *sorted(keys)]:
         if key in _OWN_KEYS:
-            raise SettingsError(f"{path}: {key}: a sweep sets it itself; {_OWN_KEYS[key]}")
+            raise SettingsError(f"{path}: {key}: the sweep sets it; {_OWN_KEYS[key]}")
     for (one, of_one), (other, of_other) in itertools.combinations(varied.items(), 2):
         for pair in itertools.product(sorted(of_one), sorted(of_other)):
             outer, inner = sorted(pair, key=len)
-            # A section that is set replaces what is set in it.
+            # Setting a section replaces all its keys.
             if f"{inner}.".startswith(f"{outer}."):
                 raise SettingsError(
-                    f"{path}: {one!r} and {other!r} both set {inner}, so that one would undo the "
-                    "other; write them as one axis of named points"
+                    f"{path}: {one!r} and {other!r} both set {inner}; write them as one axis of "
+                    "named points"
                 )
 
 
@@ -424,7 +420,7 @@ def _check_trials(sweep: Sweep) -> None:
     for name, times in Counter(trial.name for trial in trials).items():
         if times > 1:
             raise SettingsError(
-                f"{sweep.file}: {times} points would have the run folder {name}; write other names"
+                f"{sweep.file}: {times} points share the run folder {name}; write other names"
             )
     for trial in trials:
         if trial.seed == sweep.section.seeds[0]:
@@ -432,11 +428,11 @@ def _check_trials(sweep: Sweep) -> None:
 
 
 def _check_study(sweep: Sweep, study: StudySection) -> None:
-    """Check the values that a study may choose, and that its metric is computed."""
+    """Check the values that a study may try, and that its metric is computed."""
     for key, what in study.parameters.items():
         for value in what.tried():
             mistake = None
-            # A value may need others beside it: it is wrong if it goes with none of these.
+            # A value may need certain others: it is wrong only if it fails with all of these.
             for at in (None, 0, -1):
                 beside = [
                     override(other, its.tried()[at])
@@ -451,13 +447,12 @@ def _check_study(sweep: Sweep, study: StudySection) -> None:
                     mistake = mistake or failure
             else:
                 raise mistake
-    metric = study.metric
+    metric, instead = study.metric, f"{study.metric} into evaluate.metrics"
+    computed = ["auc", "logloss", *evaluate.metrics]
     if metric == "gauc":
-        computed, instead = bool(evaluate.group_by), "evaluate.group_by=FIELD to the overrides"
-    else:
-        computed = metric in ("auc", "logloss", *evaluate.metrics)
-        instead = f"{metric} into evaluate.metrics"
-    if not computed:
+        instead = "evaluate.group_by=FIELD to the overrides"
+        computed += ["gauc"] * bool(evaluate.group_by)
+    if metric not in computed:
         raise SettingsError(
             f"{sweep.file}: study.metric is {metric!r}, but {shown_as(metric)} is not computed; "
             f"write {instead}"

@@ -20,7 +20,7 @@ from stampede.engine.start_up import launched_world_size  # noqa: E402
 
 
 def main() -> int:
-    """Train; returns the exit status that the launcher has."""
+    """Train; returns the exit status, as the launcher does."""
     if stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
         threading.Thread(target=_end_with_the_sweep, daemon=True).start()
     path, *overrides = sys.argv[1:]
@@ -28,7 +28,7 @@ def main() -> int:
 
 
 def _end_with_the_sweep() -> None:
-    # The sweep holds the other end of the pipe; the system closes it in whatever way it dies.
+    # The sweep holds the other end of the pipe, which closes however the sweep dies.
     while os.read(sys.stdin.fileno(), 1):
         pass
     os._exit(STOPPED)

@@ -1,8 +1,7 @@
-"""ReLU layers, single outputs and stored rows on a CPU, in C++ that is compiled when first needed.
+"""C++ kernels of the dense layers on a CPU, compiled on first use.
 
-Products are computed in AMX's tiles where the CPU has them, and else by torch. Activations and
-their gradients are float32 or bfloat16, contiguous `[rows, columns]`; weights and biases are
-float32.
+Products use AMX tiles if the CPU has them, else torch. Activations and their gradients are float32
+or bfloat16, contiguous `[rows, columns]`; weights and biases are float32.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ available = _DENSE.available
 
 
 def computing_dtype(inputs: Tensor) -> torch.dtype | None:
-    """The dtype that the kernels compute float32 inputs in: float32, or autocast's.
+    """The dtype that the kernels compute in: float32, or autocast's bfloat16.
 
-    None where they cannot: elsewhere than on a CPU, in other dtypes, while a graph is captured or
-    operations are watched, under torch.func, and where they cannot be compiled.
+    None if they cannot be used: not on a CPU, with other dtypes, while a graph is captured or
+    operations are dispatched to Python, under torch.func, or if they do not compile.
     """
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return None
@@ -48,10 +47,10 @@ def computing_dtype(inputs: Tensor) -> torch.dtype | None:
 
 
 def no_double_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates the backward of an autograd function: with `create_graph` it raises an error.
+    """Makes the backward of an autograd function raise an error with `create_graph`.
 
-    torch's own decorator raises one only if the incoming gradient requires a gradient; else the
-    gradients have no graph, and a penalty of gradients would be one of constants.
+    torch's own decorator does so only if the incoming gradient requires a gradient; otherwise the
+    result has no graph, and a gradient penalty would silently be a constant.
     """
     once = function.once_differentiable(backward)
 
@@ -67,16 +66,16 @@ def no_double_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def has_tiles() -> bool:
-    """Whether this CPU has AMX, and the system lets this process use it."""
+    """Whether this CPU has AMX and the system allows it."""
     return torch.ops.stampede_dense.has_tiles()
 
 
 def relu_layers(
     inputs: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]
 ) -> list[Tensor]:
-    """The outputs `relu(x @ weight.T + bias)` of each of several layers, one after the other.
+    """The outputs of all layers, each `relu(x @ weight.T + bias)` of the one before.
 
-    Each is `[rows, outputs]`, of the inputs' dtype.
+    Each is `[rows, outputs]`, in the inputs' dtype.
     """
     if has_tiles():
         operator = torch.ops.stampede_dense.relu_layers
@@ -93,7 +92,7 @@ def relu_layers(
 def _relu_layer(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     dtype = inputs.dtype
     output = functional.linear(inputs, weight.to(dtype), bias.to(dtype))
-    # oneDNN's product with a ReLU within it would turn a NaN into 0, and nobody would see it.
+    # oneDNN's fused ReLU would silently turn NaN into 0.
     if dtype == torch.float32:
         return output.relu_()
     torch.ops.stampede_dense.relu_(output)
@@ -101,7 +100,7 @@ def _relu_layer(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def relu_backward(grad: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient where a ReLU's output is above 0, else 0; and the sums of its columns."""
+    """The gradient of a ReLU's input, and the sums of its columns."""
     return torch.ops.stampede_dense.relu_backward(grad, output, False)
 
 
@@ -113,18 +112,18 @@ def single_output(inputs: Tensor, weight: Tensor) -> Tensor:
 def single_output_backward(
     grad: Tensor, inputs: Tensor, weight: Tensor, *, into_inputs: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of inputs that ReLUs gave: the gradient of the ReLUs' inputs, its sums, the weight's.
+    """Gradient of the ReLUs that made the inputs, the sums of its columns, gradient of the weight.
 
     Args:
         grad: `[rows, 1]` float32.
-        into_inputs: whether the first takes the inputs' memory.
+        into_inputs: whether the first overwrites the inputs.
     """
     operator = torch.ops.stampede_dense.single_output_backward
     return operator(grad, inputs, weight.contiguous(), into_inputs)
 
 
 def inputs_gradient(grad: Tensor, weight: Tensor) -> Tensor:
-    """`grad @ weight`, of the gradient's dtype."""
+    """`grad @ weight`, in the gradient's dtype."""
     if has_tiles():
         return torch.ops.stampede_dense.inputs_gradient(grad, weight.contiguous())
     return grad @ weight.to(grad.dtype)
@@ -133,11 +132,11 @@ def inputs_gradient(grad: Tensor, weight: Tensor) -> Tensor:
 def masked_inputs_gradient(
     grad: Tensor, weight: Tensor, mask: Tensor, *, into_mask: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """`grad @ weight` where the mask is above 0, else 0; and the sums of its columns, float32.
+    """`grad @ weight` where the mask is above 0, else 0; and the float32 sums of its columns.
 
     Args:
-        mask: of the shape of the result, of the gradient's dtype.
-        into_mask: whether the result takes the mask's memory, which spares fetching other.
+        mask: of the result's shape and the gradient's dtype.
+        into_mask: whether the result overwrites the mask, which saves memory traffic.
     """
     if has_tiles():
         operator = torch.ops.stampede_dense.masked_inputs_gradient
@@ -146,5 +145,5 @@ def masked_inputs_gradient(
 
 
 def transposed_product(a: Tensor, b: Tensor) -> Tensor:
-    """`a.T @ b`, `[columns of a, columns of b]`; float32 in tiles, else of the factors' dtype."""
+    """`a.T @ b`, `[columns of a, columns of b]`; float32 with tiles, else the factors' dtype."""
     return torch.ops.stampede_dense.transposed_product(a, b) if has_tiles() else a.t() @ b

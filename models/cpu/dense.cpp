@@ -1,4 +1,4 @@
-// Passes over the activations of the dense layers on a CPU that torch takes several for.
+// Operations on the activations of dense layers on a CPU, in one pass where torch takes several.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
@@ -30,14 +30,14 @@ void relu_backward_of(const Value* grad, const Value* output, int64_t rows, int6
   add_up(sums, (rows + ROWS - 1) / ROWS, columns, sum);
 }
 
-// Of `y = relu(z)` the gradient of z, and its float32 sum over the rows. It is written into y where
-// that is asked for.
+// The gradient of z in `y = relu(z)`, and its float32 sum over the rows. `into_output`: the
+// gradient overwrites y.
 std::tuple<Tensor, Tensor> relu_backward(const Tensor& grad, const Tensor& output,
                                          bool into_output) {
   check_matrix(grad, "the gradient");
   check_matrix(output, "the output");
   TORCH_CHECK(grad.sizes() == output.sizes() && grad.scalar_type() == output.scalar_type(),
-              "the gradient must be like the output");
+              "the gradient must have the shape and dtype of the output");
   const int64_t rows = grad.size(0), columns = grad.size(1);
   Tensor masked = into_output ? output : at::empty_like(grad);
   Tensor sum = at::empty({columns}, at::kFloat);
@@ -53,7 +53,7 @@ std::tuple<Tensor, Tensor> relu_backward(const Tensor& grad, const Tensor& outpu
   return {masked, sum};
 }
 
-// ReLU in place, of bfloat16: torch's takes several times as long. NaN stays NaN.
+// In-place ReLU of bfloat16, several times as fast as torch's. NaN stays NaN.
 void relu_(Tensor values) {
   TORCH_CHECK(values.scalar_type() == at::kBFloat16 && values.is_contiguous(),
               "the values must be contiguous bfloat16");
@@ -82,8 +82,8 @@ void single_output_of(const Value* inputs, const float* weights, int64_t rows, i
   });
 }
 
-// Sums of the columns of the masked gradient and of the inputs weighted by the gradient, for each
-// block of rows.
+// For each block of rows, sums over the columns of the masked gradient, and of the inputs weighted
+// by the gradient.
 template <typename Value>
 void single_output_backward_of(const float* grad, const Value* inputs, const float* weights,
                                int64_t rows, int64_t columns, Value* masked, float* sums) {
@@ -126,9 +126,8 @@ Tensor single_output(const Tensor& inputs, const Tensor& weights) {
   return outputs;
 }
 
-// Of inputs that are the outputs of ReLUs: the gradient of what went into these, its sum over the
-// rows, and the gradient of the weights. The first is written into the inputs where that is asked
-// for.
+// If the inputs are outputs of ReLUs: the gradient of the ReLUs' inputs, its sum over the rows, and
+// the gradient of the weights. `into_inputs`: the first overwrites the inputs.
 std::tuple<Tensor, Tensor, Tensor> single_output_backward(const Tensor& grad, const Tensor& inputs,
                                                           const Tensor& weights,
                                                           bool into_inputs) {

@@ -1,7 +1,7 @@
-// What the kernels of the dense layers share: checks, samples block by block, vectors of numbers.
+// Shared by the kernels of the dense layers: checks, blocks of samples, vectors of numbers.
 //
-// Sums over samples are the same for any number of threads: each block of rows has a sum of its
-// own, and these are added in order.
+// Sums over samples do not depend on the number of threads: each block of rows has its own sum, and
+// these are added in order.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -36,7 +36,7 @@ inline float as_float(uint16_t bits) {
   return value;
 }
 inline void rounded_to(float& to, float value) { to = value; }
-// To the nearest bfloat16, of two as near to the even one.
+// To the nearest bfloat16, ties to even.
 inline void rounded_to(uint16_t& to, float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
@@ -59,7 +59,7 @@ inline void add_up(const float* sums, int64_t blocks, int64_t columns, float* su
     for (int64_t c = 0; c < columns; ++c) sum[c] += sums[block * columns + c];
 }
 
-// Neighbouring numbers that are computed with together, and those of them that are in memory.
+// Width of a vector. `Lanes` is a vector of floats, `Part` masks the lanes that are in memory.
 constexpr int64_t LANES = 16;
 
 #if defined(__AVX512BW__) && defined(__AVX512VL__)

@@ -1,8 +1,8 @@
-// The products of ReLU layers on a CPU with AMX, of float32 or bfloat16 activations with float32
-// weights: see tiles.h.
+// Matrix products of ReLU layers on a CPU with AMX, of float32 or bfloat16 activations and float32
+// weights; see tiles.h.
 //
-// Sums over rows, which are gradients of weights and biases, are of one part for each thread: their
-// last places depend on the number of threads. All else does not.
+// Gradients of weights and biases are sums over rows, of which each thread adds its own part: their
+// last digits depend on the number of threads. Nothing else does.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -42,7 +42,7 @@ struct Packed {
   }
 };
 
-// Weights, or these transposed.
+// Packs weights, or their transpose.
 template <int SPLITS>
 Packed pack(const Tensor& weights, bool transposed) {
   const Matrix<float> from = as_matrix<float>(weights);
@@ -61,7 +61,7 @@ Packed pack(const Tensor& weights, bool transposed) {
   return packed;
 }
 
-// A panel of rows times weights, up to row `end`.
+// Multiplies a panel of rows, which ends at row `end` at the latest, by weights.
 template <int SPLITS, Last LAST, typename Value>
 void multiply_panel(const Matrix<Value>& left, int64_t row, int64_t end, const Packed& right,
                     const Target<Value>& target) {
@@ -71,11 +71,11 @@ void multiply_panel(const Matrix<Value>& left, int64_t row, int64_t end, const P
     if (row + PANEL <= left.rows)
       panel = {packed, left.values + row * left.columns, left.columns, left.columns / DEPTH};
   pack_rows<SPLITS>(left, row, panel.depths, packed);
-  // So many in each depth that all are written when the next products are there.
+  // Rows of the last square to write per depth, so that all are written when the next one is done.
   const int64_t rows_a_depth = parts_of(PANEL, std::max<int64_t>(right.depths, 1));
   alignas(64) float squares[2][PANEL * PANEL];
   Writing<LAST, Value> before;
-  // So that the next panel of rows, and where its product goes, are near when their turn comes.
+  // Prefetches the next panel of rows, and where its product goes.
   const int64_t next = row + PANEL, count = std::clamp<int64_t>(end - next, 0, PANEL);
   const int64_t times = right.depths * parts_of(right.columns, PANEL);
   Ahead rows_ahead(left.values + next * left.columns, count * left.columns, times);
@@ -93,7 +93,7 @@ void multiply_panel(const Matrix<Value>& left, int64_t row, int64_t end, const P
   before.all();
 }
 
-// Rows split among threads, a multiple of some to each.
+// Rows divided among threads; every share but the last is a multiple of some number.
 struct Shares {
   int64_t rows, each, count;
 
@@ -103,7 +103,7 @@ struct Shares {
     count = parts_of(rows, each);
   }
 
-  // `task(share, begin, end)` of every share; there is none without rows.
+  // Runs `task(share, begin, end)` for every share.
   template <typename Do>
   void in_parallel(const Do& task) const {
     at::parallel_for(0, count, 1, [&](int64_t first, int64_t stop) {
@@ -113,7 +113,7 @@ struct Shares {
   }
 };
 
-// What stays in the cache of a core beside other data, in bytes.
+// Bytes that stay in a core's cache beside other data.
 constexpr int64_t CACHE = 1 << 20;
 
 void check_layer(const Tensor& inputs, const Tensor& weights) {
@@ -138,7 +138,7 @@ std::vector<Tensor> relu_layers_of(const Tensor& inputs, const std::vector<Tenso
                        biases[k].const_data_ptr<float>()});
     lefts.push_back(as_matrix<Value>(outputs[k]));
   }
-  // What a layer gives is near when the next one takes it, unless that drives the weights away.
+  // Taking a panel through all layers keeps it in cache, unless the weights are too large for that.
   int64_t bytes = 0;
   for (const Packed& one : packed) bytes += one.memory.nbytes();
   const int64_t together = bytes <= CACHE ? PANEL : std::max(rows, PANEL);
@@ -152,14 +152,14 @@ std::vector<Tensor> relu_layers_of(const Tensor& inputs, const std::vector<Tenso
   return outputs;
 }
 
-// `relu(x @ weights^T + bias)` of one layer after the other, all of them, of the inputs' dtype.
+// The outputs of all layers, each `relu(x @ weights^T + bias)` of the one before, in its dtype.
 std::vector<Tensor> relu_layers(const Tensor& inputs, const std::vector<Tensor>& weights,
                                 const std::vector<Tensor>& biases) {
   TORCH_CHECK(weights.size() == biases.size(), "each layer has weights and a bias");
   for (size_t k = 0; k < weights.size(); ++k) {
     check_layer(inputs, weights[k]);
     TORCH_CHECK(weights[k].size(1) == (k ? weights[k - 1].size(0) : inputs.size(1)),
-                "the factors do not go together");
+                "the shapes of the factors do not match");
     TORCH_CHECK(biases[k].device().is_cpu() && biases[k].scalar_type() == at::kFloat &&
                     biases[k].is_contiguous() && biases[k].dim() == 1 && biases[k].size(0) == weights[k].size(0),
                 "the bias must be float32 and have a number for each output");
@@ -168,7 +168,7 @@ std::vector<Tensor> relu_layers(const Tensor& inputs, const std::vector<Tensor>&
   return relu_layers_of<1, uint16_t>(inputs, weights, biases);
 }
 
-// The gradient times the weights; where there is a mask, masked, and its columns' sums.
+// The gradient times the weights; with a mask, also the sums of the masked product's columns.
 template <int SPLITS, Last LAST, typename Value>
 std::tuple<Tensor, Tensor> inputs_gradient_of(const Tensor& gradient, const Tensor& weights,
                                               const Tensor& mask, bool into_mask) {
@@ -196,7 +196,7 @@ template <Last LAST>
 std::tuple<Tensor, Tensor> inputs_gradient_as(const Tensor& gradient, const Tensor& weights,
                                               const Tensor& mask, bool into_mask) {
   check_layer(gradient, weights);
-  TORCH_CHECK(gradient.size(1) == weights.size(0), "the factors do not go together");
+  TORCH_CHECK(gradient.size(1) == weights.size(0), "the shapes of the factors do not match");
   if (gradient.scalar_type() == at::kFloat)
     return inputs_gradient_of<3, LAST, float>(gradient, weights, mask, into_mask);
   return inputs_gradient_of<1, LAST, uint16_t>(gradient, weights, mask, into_mask);
@@ -207,8 +207,8 @@ Tensor inputs_gradient(const Tensor& gradient, const Tensor& weights) {
   return std::get<0>(inputs_gradient_as<Last::PLAIN>(gradient, weights, {}, false));
 }
 
-// The same where the mask is above 0, else 0, and the float32 sums of the columns. It is written
-// into the mask where that is asked for.
+// The same where the mask is above 0, else 0, and the float32 sums of the columns. `into_mask`:
+// the result overwrites the mask.
 std::tuple<Tensor, Tensor> masked_inputs_gradient(const Tensor& gradient, const Tensor& weights,
                                                   const Tensor& mask, bool into_mask) {
   check_matrix(mask, "the mask");
@@ -218,11 +218,11 @@ std::tuple<Tensor, Tensor> masked_inputs_gradient(const Tensor& gradient, const 
   return inputs_gradient_as<Last::MASKED>(gradient, weights, mask, into_mask);
 }
 
-// Rows of both factors that are packed at a time, so that they and the result stay in cache.
+// Depths of both factors that are packed at a time, few enough to stay in cache with the result.
 template <int SPLITS>
 constexpr int64_t DEPTHS = SPLITS == 1 ? 8 : 3;
 
-// The product of some rows of the factors, the left one transposed, in squares one after the other.
+// The product of some rows of the factors, the left one transposed, as consecutive squares.
 template <int SPLITS, typename Value>
 void multiply_transposed(const Matrix<Value>& left, const Matrix<Value>& right, int64_t begin,
                          int64_t end, float* squares) {
@@ -236,7 +236,7 @@ void multiply_transposed(const Matrix<Value>& left, const Matrix<Value>& right, 
       pack_columns<SPLITS>(left, begin + depth * DEPTH, depth, true, a, size);
       pack_columns<SPLITS>(right, begin + depth * DEPTH, depth, false, b, size);
     }
-    // So that the next rows are near when they are packed.
+    // Prefetches the next rows.
     const int64_t next = begin + ROWS, count = std::clamp<int64_t>(end - next, 0, ROWS);
     const int64_t times = of_left * of_right * depths;
     Ahead a_ahead(left.values + next * left.columns, count * left.columns, times);
@@ -252,7 +252,7 @@ void multiply_transposed(const Matrix<Value>& left, const Matrix<Value>& right, 
   }
 }
 
-// A row of the sum of matrices in squares.
+// A row of the sum over shares; each share's matrix lies in squares.
 void add_up_row(const Tensor& each, int64_t row, int64_t columns, float* sum) {
   for (int64_t first = 0; first < columns; first += PANEL) {
     const int64_t square = row / PANEL * parts_of(columns, PANEL) + first / PANEL;
@@ -269,7 +269,7 @@ void add_up_row(const Tensor& each, int64_t row, int64_t columns, float* sum) {
 template <int SPLITS, typename Value>
 Tensor transposed_product_of(const Tensor& a, const Tensor& b) {
   const Matrix<Value> left = as_matrix<Value>(a), right = as_matrix<Value>(b);
-  // Each thread has rows and a sum of its own, so that none waits for what another has packed.
+  // Each thread has its own rows and its own sum, so that none waits for another.
   const Shares shares(left.rows, DEPTH);
   const int64_t squares = parts_of(left.columns, PANEL) * parts_of(right.columns, PANEL);
   Tensor each = at::empty({shares.count, squares * PANEL * PANEL}, at::kFloat);
@@ -288,12 +288,12 @@ Tensor transposed_product_of(const Tensor& a, const Tensor& b) {
 
 bool has_tiles() { return may_be_used(); }
 
-// `[columns of a, columns of b]` float32, of `a` and `b` with as many rows.
+// `a^T @ b` in float32, `[columns of a, columns of b]`.
 Tensor transposed_product(const Tensor& a, const Tensor& b) {
   check_matrix(a, "the left factor");
   check_matrix(b, "the right factor");
   TORCH_CHECK(a.size(0) == b.size(0) && a.scalar_type() == b.scalar_type(),
-              "the factors do not go together");
+              "the shapes of the factors do not match");
   TORCH_CHECK(may_be_used(), "the system does not let this process use AMX");
   return a.scalar_type() == at::kFloat ? transposed_product_of<3, float>(a, b)
                                        : transposed_product_of<1, uint16_t>(a, b);

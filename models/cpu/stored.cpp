@@ -1,4 +1,4 @@
-// What a network takes of the stored rows of a lookup, and their gradient, on a CPU.
+// From looked-up rows to a network's inputs, and back to the rows' gradient, on a CPU.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -11,7 +11,7 @@ namespace {
 
 using at::Tensor;
 
-// Embeddings as they lie in the rows of a lookup.
+// A view of embeddings within looked-up rows.
 struct Embeddings {
   const float* values;
   int64_t samples, fields, dim, of_sample, of_field;
@@ -28,7 +28,7 @@ struct Embeddings {
 };
 
 // Stored rows of a batch `[samples, fields, stored]`: `dim` columns of an embedding, one of a
-// first-order weight, and others that are zero.
+// first-order weight, and padding of zeros.
 struct StoredRows {
   const float* values;
   int64_t samples, fields, stored, dim;
@@ -45,7 +45,7 @@ struct StoredRows {
   int64_t at(int64_t n, int64_t f) const { return (n * fields + f) * stored; }
 };
 
-// Numbers of a batch `[samples, count]`, with a weight each or none.
+// Numbers of a batch `[samples, count]`; either all have a weight or none has.
 struct Numbers {
   const float *values, *weights;
   int64_t count;
@@ -68,7 +68,7 @@ void join_of(const StoredRows& from, const Numbers& numbers, float scale, Value*
     for (int64_t n = begin; n < end; ++n) {
       Value* to = joined + n * width;
       Lanes first, second;
-      // The first-order weight is in the lane after those of the embedding.
+      // The first-order weight follows the embedding.
       for (int64_t d = 0; d <= dim; d += LANES) {
         const Part embedding(dim - d), both(dim + 1 - d);
         Lanes sum, squares;
@@ -93,7 +93,7 @@ void join_of(const StoredRows& from, const Numbers& numbers, float scale, Value*
   });
 }
 
-// `of_weights` are the gradients of the numbers' weights, for each block of samples.
+// `of_weights` receives the gradient of the numbers' weights from each block of samples.
 template <typename Value>
 void join_backward_of(const StoredRows& from, const Numbers& numbers, float scale,
                       const Value* of_joined, const float* of_orders, const float* total,
@@ -154,7 +154,7 @@ std::tuple<Tensor, Tensor> join_backward(const Tensor& of_joined, const Tensor& 
   TORCH_CHECK(numbers.size(0) == samples && of_joined.size(0) == samples &&
                   of_joined.size(1) == width && of_orders.numel() == samples &&
                   total.numel() == samples * dim,
-              "gradients, sums and numbers must be those of the rows");
+              "gradients, sums and numbers must have the shapes of the rows");
   TORCH_CHECK(of_orders.is_contiguous() && of_orders.scalar_type() == at::kFloat &&
                   total.is_contiguous(),
               "gradient and sums must be contiguous float32");
@@ -174,12 +174,12 @@ std::tuple<Tensor, Tensor> join_backward(const Tensor& of_joined, const Tensor& 
   return {grad, of_weights};
 }
 
-// The gradient of stored rows `[samples, fields, stored]` from that of their embeddings and that of
-// their first-order weights `[samples, fields, 1]`, either of which may be expanded; the rest is 0.
+// The gradient of stored rows `[samples, fields, stored]` from those of their embeddings and their
+// first-order weights `[samples, fields, 1]`, either of which may be expanded; padding gets 0.
 Tensor stored_backward(const Tensor& of_embeddings, const Tensor& of_first_order, int64_t stored) {
   const Embeddings given(of_embeddings);
   TORCH_CHECK(of_first_order.scalar_type() == at::kFloat && stored > given.dim,
-              "first-order gradients are float32, and rows have room for them");
+              "first-order gradients must be float32, and rows must have room for them");
   const float* firsts = of_first_order.const_data_ptr<float>();
   const int64_t of_sample = of_first_order.stride(0), of_field = of_first_order.stride(1);
   Tensor grad = at::empty({given.samples, given.fields, stored}, at::kFloat);

@@ -1,12 +1,11 @@
 // Products of matrices in the tiles of AMX, which multiply bfloat16 and add in float32.
 //
-// A float32 number is exactly the sum of three bfloat16 numbers: its value rounded, what that leaves
-// out, rounded, and the rest. Of the nine products of two such sums the six largest make up a product
-// of float32 numbers to its last place; what is left out of it is below 2^-23 of it (Henry, Tang,
-// Heinecke: Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision
-// Computations, arXiv 1904.06376, section III). That holds for numbers from 1e-31 to 3.39e38: parts
-// below 1.2e-38 count as 0, so that smaller numbers lose places and at last are 0; larger ones, and
-// infinity, give NaN or infinity.
+// A float32 number is exactly the sum of three bfloat16 numbers: the rounded number, the rounded
+// remainder, and what then remains. The six largest of the nine products of two such sums give the
+// product of the float32 numbers with a relative error below 2^-23 (Henry, Tang, Heinecke:
+// Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations, arXiv
+// 1904.06376, section III). That holds from 1e-31 to 3.39e38: parts below 1.2e-38 count as 0, so
+// smaller numbers lose digits and finally become 0; larger ones and infinity give NaN or infinity.
 #pragma once
 
 #include <algorithm>
@@ -19,16 +18,16 @@
 
 namespace tiles {
 
-// Rows and columns of a tile of the result, and how many products a tile adds up.
+// Rows and columns of a tile of the result, and the products summed in each of its numbers.
 constexpr int64_t SIDE = 16, DEPTH = 32;
 // Numbers of a tile of a factor.
 constexpr int64_t TILE = SIDE * DEPTH;
-// The result is computed in squares of two tiles by two: rows, or columns, of a square are a panel.
+// The result is computed in squares of two by two tiles; a panel is the rows or columns of one.
 constexpr int64_t PANEL = 2 * SIDE;
 
 constexpr int64_t parts_of(int64_t size, int64_t part) { return (size + part - 1) / part; }
 
-// The system must be asked once a process.
+// Every process must ask the system once.
 inline bool may_be_used() {
   static const bool may = [] {
     constexpr long request = 0x1023, tile_data = 18;
@@ -37,10 +36,10 @@ inline bool may_be_used() {
   return may;
 }
 
-// The compiler need not know that the instructions for tiles read memory.
+// The compiler may not know that tile instructions read memory.
 inline void written_to_memory() { asm volatile("" ::: "memory"); }
 
-// Tiles are at hand while it lives.
+// Tiles are configured during its lifetime.
 class InUse {
   struct alignas(64) Config {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -63,12 +62,12 @@ inline __m512 as_floats(__m256i bits) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
 
-// What is left of numbers beside their rounded values.
+// What rounding leaves of numbers.
 inline __m512 rest(__m512 values, __m256i rounded) {
   return _mm512_sub_ps(values, as_floats(rounded));
 }
 
-// Two times 16 numbers, one after the other, as sums of bfloat16 numbers.
+// Splits 32 numbers into sums of bfloat16 numbers.
 template <int SPLITS>
 inline void split(__m512 a, __m512 b, __m512i (&to)[SPLITS]) {
   for (int s = 0; s < SPLITS; ++s) {
@@ -94,7 +93,7 @@ inline void store(uint16_t* to, __mmask16 mask, __m512 values) {
   _mm256_mask_storeu_epi16(to, mask, reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values)));
 }
 
-// Of 16 vectors of 16 pairs each.
+// Transposes 16 vectors of 16 pairs.
 inline void transpose(__m512i (&v)[16]) {
   __m512i t[16];
   for (int i = 0; i < 16; i += 2) {
@@ -119,7 +118,7 @@ inline void transpose(__m512i (&v)[16]) {
   }
 }
 
-// A matrix as it lies in memory, of float32 or bfloat16; beyond its edges are zeros.
+// A row-major matrix of float32 or bfloat16; reads beyond its edges give zeros.
 template <typename Value>
 struct Matrix {
   const Value* values;
@@ -163,8 +162,7 @@ struct Matrix {
   }
 };
 
-// Numbers that are fetched into the cache of a core, as many at a time as let all be there after
-// so many times.
+// Prefetches numbers into a core's cache, an equal part at each of `times` calls.
 class Ahead {
  public:
   template <typename Value>
@@ -189,7 +187,7 @@ constexpr int64_t panel_size(int64_t depths) {
   return depths * SPLITS * 2 * TILE;
 }
 
-// Where a row of a tile is in it.
+// Index of a tile's row in a panel.
 template <int SPLITS>
 constexpr int64_t place(int64_t depth, int64_t split, int64_t half, int64_t row) {
   return ((depth * SPLITS + split) * 2 + half) * TILE + row * DEPTH;
@@ -205,7 +203,7 @@ inline void transpose_and_keep(__m512i (&tile)[SPLITS][16], bool transposes, int
   }
 }
 
-// A panel of rows of a left factor, to be multiplied along them, from a depth on.
+// Packs a panel of rows of a left factor, from some depth on.
 template <int SPLITS, typename Value>
 void pack_rows(const Matrix<Value>& from, int64_t first, int64_t depth, uint16_t* panel) {
   for (; depth < parts_of(from.columns, DEPTH); ++depth)
@@ -218,7 +216,7 @@ void pack_rows(const Matrix<Value>& from, int64_t first, int64_t depth, uint16_t
     }
 }
 
-// A panel of rows of a transposed right factor, to be multiplied along them.
+// Packs a panel of rows of a transposed right factor.
 template <int SPLITS, typename Value>
 void pack_transposed(const Matrix<Value>& from, int64_t row, uint16_t* panel) {
   __m512i tile[SPLITS][16];
@@ -233,8 +231,8 @@ void pack_transposed(const Matrix<Value>& from, int64_t row, uint16_t* panel) {
     }
 }
 
-// Of all panels of columns those 32 rows that are multiplied as one depth, to be multiplied along
-// them: of a right factor, or of a transposed left one. Panels are `size` numbers apart.
+// Packs one depth, 32 rows, of all panels of columns: of a right factor, or of a transposed left
+// one. Panels are `size` numbers apart.
 template <int SPLITS, typename Value>
 void pack_columns(const Matrix<Value>& from, int64_t row, int64_t depth, bool is_left,
                   uint16_t* panels, int64_t size) {
@@ -245,10 +243,10 @@ void pack_columns(const Matrix<Value>& from, int64_t row, int64_t depth, bool is
   }
 }
 
-// A panel of a left factor, packed or, of bfloat16, as it lies in memory.
+// A panel of a left factor: packed, or bfloat16 read in place.
 struct LeftPanel {
   const uint16_t* packed;
-  // Those depths that are taken from the matrix itself, whose rows are so many numbers apart.
+  // The first `depths` are read from the matrix itself, whose rows are `stride` numbers apart.
   const uint16_t* rows = nullptr;
   int64_t stride = 0, depths = 0;
 };
@@ -258,7 +256,7 @@ inline void take_left(const uint16_t* tile, const uint16_t* other, int64_t bytes
   _tile_loadd(5, other, bytes);
 }
 inline void take_left(const uint16_t* tile) { take_left(tile, tile + TILE, 64); }
-// Whether right panels are to stay in the nearest cache, or to pass by while a left one stays.
+// Whether right panels stay in the L1 cache, or pass through it while a left one stays.
 enum class Right { STAYS, PASSES };
 template <Right RIGHT>
 inline void take_right(const uint16_t* tile) {
@@ -277,8 +275,8 @@ inline void add_products() {
   _tile_dpbf16ps(3, 5, 7);
 }
 
-// Adds the products of two panels to a square of the result, `[PANEL][PANEL]`. `between` is called
-// in each depth, so that the processor does it while it multiplies tiles.
+// Adds the product of two panels to a square of the result, `[PANEL][PANEL]`. Calls `between` at
+// each depth: the processor does that work while it multiplies tiles.
 template <int SPLITS, Right RIGHT, typename Between>
 inline void multiply(const LeftPanel& left, const uint16_t* right, int64_t depths, bool from_zero,
                      float* square, const Between& between) {
@@ -309,7 +307,7 @@ inline void multiply(const LeftPanel& left, const uint16_t* right, int64_t depth
       take_right<RIGHT>(right);
       add_products();
     } else {
-      // The smallest products first; from one to the next only one factor changes.
+      // Smallest products first; each step changes only one factor.
       take_left(packed + 2 * NEXT);
       take_right<RIGHT>(right);
       add_products();
@@ -333,7 +331,7 @@ inline void multiply(const LeftPanel& left, const uint16_t* right, int64_t depth
   written_to_memory();
 }
 
-// Memory of a thread, which is kept for its next call.
+// A thread's buffer, kept for its next call.
 template <int KEY>
 inline uint16_t* scratch(int64_t numbers) {
   thread_local std::vector<uint16_t> memory;
@@ -342,14 +340,14 @@ inline uint16_t* scratch(int64_t numbers) {
   return reinterpret_cast<uint16_t*>((at + 63) / 64 * 64);
 }
 
-// What becomes of a product's numbers before they are written.
+// What is done to a product before it is written.
 enum class Last {
   PLAIN,   // Nothing.
-  RELU,    // `bias` is added, and what is then at most 0 becomes 0; NaN stays.
-  MASKED,  // Becomes 0 where `mask` is at most 0; each column is added to `sums`.
+  RELU,    // Adds `bias`, then ReLU; NaN stays NaN.
+  MASKED,  // 0 where `mask` is at most 0; adds each column to `sums`.
 };
 
-// Where to, and with what; pointers to columns of the result.
+// Where the result goes, and what is done to it; pointers to columns of the result.
 template <typename Value>
 struct Target {
   Value* to;
@@ -359,7 +357,7 @@ struct Target {
   float* sums;
 };
 
-// A square of a product that is written, some rows at a time, while the next one is multiplied.
+// Writes a square of the product, some rows at a time, while the next square is multiplied.
 template <Last LAST, typename Value>
 class Writing {
  public:
@@ -382,7 +380,7 @@ class Writing {
   }
 
   void rows(int64_t count) {
-    // The compiler cannot know that what is written is not this object.
+    // Local copies: the compiler cannot know that `to` does not alias this object.
     const auto [to, stride, bias, mask, sums] = target_;
     const __m512 more[2] = {more_[0], more_[1]};
     const __mmask16 here[2] = {here_[0], here_[1]};

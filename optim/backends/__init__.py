@@ -1,4 +1,4 @@
-"""Which kernels look up and update an array of tables: PyTorch's, C++ or Triton's."""
+"""The choice of kernels for an array of tables: PyTorch, C++ or Triton."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def choose_backend(
     """Choose the kernels of an array, once, when it is sharded or first updated.
 
     Args:
-        replays: whether steps of rows that are not in the batch may be taken by the kernels that
-            replay them; otherwise a sweep takes them.
-        defers: whether such rows may wait for their steps until they are looked up, so that
-            whoever reads the table must call `catch_up` or `flush` before.
-        flag: where updates are queued on a GPU, what forbids them.
+        replays: whether kernels may replay steps of rows outside of the batch; else each step
+            sweeps them.
+        defers: whether such rows may wait until they are looked up; readers of the table must then
+            call `catch_up` or `flush` first.
+        flag: for updates queued on a GPU: the flag that stops them.
     """
     if flag is not None:
         from stampede.optim.backends.triton import TritonBackend

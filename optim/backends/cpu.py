@@ -18,10 +18,10 @@ _OPS = torch.ops.stampede
 
 
 class CpuBackend(TorchBackend):
-    """The C++ kernels; steps of rules other than Adam, and of rows that need others', in PyTorch.
+    """The C++ kernels; PyTorch for rules other than Adam and for clips over whole tables.
 
     Args:
-        array: its weights are such that `native.handles` is true.
+        array: one for which `native.handles` is true.
         replays, defers: see `choose_backend`.
     """
 
@@ -39,7 +39,7 @@ class CpuBackend(TorchBackend):
         self.pools = True
 
     def is_sound(self, lookup: Lookup) -> bool:
-        """Whether the bags of a lookup follow each other and each id is inside its table."""
+        """Whether the bags of a lookup are consecutive and each id is inside its table."""
         return _OPS.is_sound(*_ids_of(lookup), lookup.rows)
 
     def pool_(self, lookup: Lookup, output: Tensor) -> None:
@@ -64,9 +64,9 @@ class CpuBackend(TorchBackend):
         return self._measured(batch, grads, list(squares))
 
     def can_step_at_once(self, batch: RowGradients) -> bool:
-        """Whether a row needs nothing but itself, and all gradients are finite.
+        """Whether each row's step depends on the row alone, and all gradients are finite.
 
-        Those that are not are left to the passes that tell which rows they are of.
+        Other passes find the rows whose gradients are not.
         """
         array, grads = self.array, batch.grads
         return (
@@ -116,7 +116,7 @@ class CpuBackend(TorchBackend):
         self._end_step(len(batch.rows))
 
     def _begin_step(self, lr: float, step: int) -> tuple[Tensor, Tensor | None]:
-        """The constants of a step, and which step each row is at where rows wait."""
+        """The constants of a step, and the step each row is at if rows wait."""
         if self.waiting is None:
             settings = self.array.settings
             constants = step_constants(settings.rule, lr, step, settings.weight_decay)

@@ -20,7 +20,7 @@ BLOCK_ELEMENTS = 1 << 20
 
 @dataclass
 class RowValues:
-    """What a step must know of rows, as one matrix that can be summed over column shards.
+    """What a step needs to know of rows, as one matrix that sums over column shards.
 
     Attributes:
         matrix: `[3 + row states, n]`: squared norm of the gradient over the clipped columns and
@@ -49,7 +49,7 @@ class RowValues:
         return dict(zip(array.row_state_names, self.matrix[3:], strict=True))
 
     def after_clip(self, factor: Tensor | None, array: TableArray) -> RowGradientSquares:
-        """Squares of the gradients once the clipped columns were multiplied by `factor`."""
+        """Squares of the gradients after the clipped columns are multiplied by `factor`."""
         squares = self.grad_squares if factor is None else self.grad_squares * factor * factor
         return RowGradientSquares(squares, self.rest_squares, array.width, array.local_width)
 
@@ -58,14 +58,14 @@ class RowValues:
 
 
 class ClippedRows(NamedTuple):
-    """The rows of a batch that are to take a step.
+    """The rows of a batch that will take a step.
 
     Attributes:
-        batch: of `TorchBackend.measure`; its gradients are written over.
+        batch: from `TorchBackend.measure`; its gradients are overwritten.
         values: of the batch's rows, over all their columns.
-        factor: `[n]` what the clipped columns of the batch's rows are multiplied by; None for 1.
-        everything: values of all rows; None where the rule and the clip need none.
-        swept_factor: `[rows]` the factor of rows that are not in the batch; None for 1.
+        factor: `[n]` factor of the clipped columns of the batch's rows; None for 1.
+        everything: values of all rows; None if rule and clip need none.
+        swept_factor: `[rows]` factor of rows outside of the batch; None for 1.
     """
 
     batch: RowGradients
@@ -82,23 +82,25 @@ class TorchBackend:
 
     Attributes:
         array: the tables.
-        waiting: where rows that are not in the batch take their steps later; None where a sweep
-            takes them in each step.
-        pools: whether `pool_` is to be used where FBGEMM's lookup could be.
-        needs_checked_ids: whether ids must be inside their tables before `catch_up`.
+        waiting: the rows that take their steps later; None if each step sweeps all rows.
+        pools: whether to use `pool_` instead of FBGEMM's lookup.
+        must_pool: whether FBGEMM's lookup does not know these tables.
+        needs_checked_ids: whether ids must be inside their tables before `catch_up` and `pool_`.
     """
 
     name = "plain PyTorch"
-    needs_checked_ids = False
+    pools = False
 
     def __init__(self, array: TableArray) -> None:
         self.array = array
         self.waiting: WaitingRows | None = None
-        # FBGEMM's lookup knows no bf16 on a CPU.
-        self.pools = array.weights.dtype == torch.bfloat16
+        # FBGEMM's lookup knows no bf16 on a CPU, and on a GPU reads 4 columns at a time.
+        is_odd = array.weights.is_cuda and array.weights.shape[1] % 4 != 0
+        self.must_pool = array.weights.dtype == torch.bfloat16 or is_odd
+        self.needs_checked_ids = self.must_pool
 
     def is_sound(self, lookup: Lookup) -> bool:
-        """Whether bags and ids of a lookup are known to be right; False leaves it to FBGEMM."""
+        """Whether bags and ids of a lookup are valid; False leaves the check to FBGEMM."""
         return True
 
     def pool_(self, lookup: Lookup, output: Tensor) -> None:
@@ -149,7 +151,7 @@ class TorchBackend:
         return batch._replace(grads=grads), values
 
     def measure_all(self) -> RowValues:
-        """Values of every row as if it had no gradient but the L2 term; none of the frozen one."""
+        """Values of every row as if its gradient were the L2 term only; 0 for the frozen row."""
         array, weights = self.array, self.array.weights
         clipped = array.local_width
         matrix = torch.empty(
@@ -173,7 +175,7 @@ class TorchBackend:
         return RowValues(matrix)
 
     def can_step_at_once(self, batch: RowGradients) -> bool:
-        """Whether `step_at_once_` does all of an update; it is not asked for sums first."""
+        """Whether `step_at_once_` can do a whole update, without sums first."""
         return False
 
     def step_at_once_(self, batch: RowGradients, lr: float, step: int) -> int:
@@ -181,7 +183,7 @@ class TorchBackend:
         raise NotImplementedError
 
     def step_(self, clipped: ClippedRows) -> None:
-        """Step all rows: take the batch's out, step them, sweep all, and put the batch's back."""
+        """Step all rows: copy the batch's rows, step them, sweep all, write the copies back."""
         array, settings = self.array, self.array.settings
         (rows, grads, _), values, factor, lr, step, everything, swept_factor = clipped
         if factor is not None:
@@ -194,7 +196,7 @@ class TorchBackend:
         squares = values.after_clip(factor, array)
         settings.rule.step_(RowStep(weights, grads, states, squares, lr, step))
         if settings.moves_untouched_rows:
-            # As if none were in the batch.
+            # As if no row were in the batch.
             with array.keeping_frozen_row():
                 _sweep_(array, everything, swept_factor, lr, step)
         array.weights.index_copy_(0, rows, array.rounded(weights, rows, step))
@@ -213,7 +215,7 @@ class TorchBackend:
             self.waiting.flush()
 
     def rewind(self, step: int) -> None:
-        """The steps after `step` were queued but not taken."""
+        """Note that the steps after `step` were queued but not taken."""
         if self.waiting is not None:
             self.waiting.rewind(step)
 
@@ -226,8 +228,8 @@ class PendingUpdate:
         batch: summed gradients of the batch's rows, of the mean loss over the global batch; its
             rows count from the start of the array.
         step: its number, counted from 1.
-        swept_decay_factor: `[shards]` what the L2 term of rows that are not in the batch is
-            multiplied by, besides the clip; None for 1.
+        swept_decay_factor: `[shards]` factor of the L2 term of rows outside of the batch,
+            besides the clip; None for 1.
     """
 
     backend: TorchBackend
@@ -238,11 +240,11 @@ class PendingUpdate:
 
     @property
     def array(self) -> TableArray:
-        """What is updated."""
+        """The array that is updated."""
         return self.backend.array
 
     def bounds(self) -> list[int]:
-        """Where each shard's rows begin among those of the batch, and one past the last."""
+        """Start of each shard's rows among those of the batch, and their end."""
         return self.array.bounds_of(self.batch.rows)
 
 
@@ -264,7 +266,7 @@ def _by_occurrence(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _owned_states(array: TableArray, rows: Tensor | slice) -> list[Tensor]:
-    """Row states, zero where another column shard's are the ones that count."""
+    """Row states; zero if another column shard holds the ones that count."""
     # Column shards of one array begin at one column, see `CowClipTables.adopt`.
     states = [array.states[name][rows] for name in array.row_state_names]
     if array.shards[0].column_offset:
@@ -279,10 +281,10 @@ def _squares(values: Tensor) -> Tensor:
 def _sweep_(
     array: TableArray, values: RowValues | None, factor: Tensor | None, lr: float, step: int
 ) -> None:
-    """One step of every row as if it were not in the batch; arguments as for `step_`."""
+    """One step of every row as if it were outside of the batch; arguments as for `step_`."""
     settings = array.settings
     element_wise = type(settings.rule) is Adam and factor is None and not array.is_rounded()
-    # The fused kernel would take the L2 term of weights that have decayed already.
+    # The fused kernel would compute the L2 term from decayed weights.
     if element_wise and not (settings.l2 and settings.weight_decay):
         _sweep_elements(array, settings.rule, lr, step)
         return
@@ -294,7 +296,7 @@ def _sweep_(
 
 
 def _sweep_elements(array: TableArray, rule: Adam, lr: float, step: int) -> None:
-    """Adam's step where it is the same for every element: one fused pass, whatever the rows."""
+    """Adam's step if it is the same for every element: one fused pass over all rows."""
     settings = array.settings
     weights, exp_avgs, exp_avg_sqs = (
         whole.view(-1).split(BLOCK_ELEMENTS) for whole in array.adam_tensors()

@@ -1,4 +1,4 @@
-"""Update of an array of tables on a GPU by the Triton kernels, queued without waiting for it."""
+"""Updates an array of tables on a GPU by Triton kernels, queued without waiting."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def why_not(array: TableArray) -> str | None:
     if dim % 4 or not 4 <= dim <= MAX_COLUMNS:
         return f"{dim} columns are no multiple of 4 up to {MAX_COLUMNS}"
     if settings.clip.by_row and array.width != array.local_width:
-        return "their columns are split, so that norms need sums over ranks"
+        return "their columns are split, so norms need sums over ranks"
     if settings.moves_untouched_rows and not is_replayable(settings):
-        return "rows that no sample has move in a way that cannot be replayed"
+        return "rows outside of a batch take steps that cannot be replayed"
     return None
 
 
 class TritonBackend(TorchBackend):
-    """A step is queued in two halves, so that of several arrays all change or none.
+    """Queues a step in two halves, so that either all arrays change or none.
 
-    A step that cannot be queued, of several lookups, is taken in PyTorch.
+    A step over several lookups cannot be queued; PyTorch takes it.
 
     Args:
-        array: `why_not` is None for it.
-        flag: unless it is 0 the kernels write nothing.
+        array: one for which `why_not` is None.
+        flag: the kernels write only while it is 0.
     """
 
     name = "the Triton kernels"
@@ -63,12 +63,12 @@ class TritonBackend(TorchBackend):
     def measure_queued(self, lookup: Lookup, grad: Tensor) -> tuple[SortedRuns, RowSums]:
         """First half: gradients and squared norms of the batch's rows.
 
-        The number of rows whose gradient is not finite is added to the flag.
+        Adds the number of rows with a non-finite gradient to the flag.
         """
         array = self.array
         sums = sum_runs(
             lookup.runs,
-            # Arrays of other widths lie beside this one in a pooled output.
+            # A pooled output holds columns of arrays of other widths, too.
             grad.contiguous().view(-1, array.weights.shape[1]),
             array.weights,
             clipped=array.local_width,
@@ -85,7 +85,7 @@ class TritonBackend(TorchBackend):
         step: int,
         row_counts: Tensor,
     ) -> None:
-        """Second half: clip and step the batch's rows, and others as far as it is their turn.
+        """Second half: clip and step the batch's rows, and those of the others that are due.
 
         Args:
             measured: of `measure_queued`; None for a batch without ids.
@@ -110,7 +110,7 @@ class TritonBackend(TorchBackend):
                 step=step,
             )
         if waiting is not None:
-            # How many rows the batch holds is known on the device only.
+            # Only the device knows how many rows the batch holds.
             waiting.end_step(is_swept=False)
 
     def step_(self, clipped: ClippedRows) -> None:
@@ -127,7 +127,7 @@ class _WaitingRows(WaitingRows):
     """Rows that wait, replayed by the Triton kernels unless the flag is set."""
 
     def __init__(self, array: TableArray, flag: NonFiniteFlag) -> None:
-        # Until it is known that a step was not taken, others have begun.
+        # More steps begin before it is known that one was not taken.
         weights = array.weights
         super().__init__(
             array.settings, len(weights), weights.device, defers=True, known_late=LATE + 1

@@ -27,7 +27,7 @@ from stampede.optim.sharded.reduction import (
     BackwardReduction,
     CollectionGroups,
     CollectionLayout,
-    ProcessGroups,
+    group_of,
 )
 from stampede.optim.sharded.tables import CowClipTables, LookupGradient
 from stampede.optim.update import update_
@@ -76,7 +76,6 @@ class BackwardUpdate:
     def __init__(self, passes: Passes) -> None:
         self.passes = passes
         passes.complete = self._complete
-        self._groups = ProcessGroups()
         self._helen: HelenPasses | None = None
         self._collections: dict[int, _Collection] = {}
         self._next = 0
@@ -115,11 +114,11 @@ class BackwardUpdate:
                 "sharders; call cowclip_sharders() once for each model"
             )
         self._check_passes(helen, settings)
-        groups = CollectionGroups(layout, settings, self._groups, env, device)
+        groups = CollectionGroups(layout, settings, env, device)
         clips_everything = any(s.clip.granularity == "global" for s in settings.values())
         number = self._next
         self._next += 1
-        self._everything = self._groups.of(tuple(range(env.world_size)))
+        self._everything = group_of(tuple(range(env.world_size)))
         unable = why_not_queued(tables, bool(helen))
         is_queued = can_be_queued_everywhere(unable is None, device, self._everything)
         if unable is not None and device.type == "cuda":

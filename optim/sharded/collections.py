@@ -35,8 +35,13 @@ from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.parameters import kept_current
 from stampede.optim.sharded.reduction import CollectionLayout
-from stampede.optim.sharded.supported import keeps_gradient_of_weights
-from stampede.optim.sharded.tables import NOT_COMPILED, VARIABLE_BATCH, CowClipTables
+from stampede.optim.sharded.supported import check_width, keeps_gradient_of_weights
+from stampede.optim.sharded.tables import (
+    NOT_COMPILED,
+    VARIABLE_BATCH,
+    CowClipTables,
+    tables_of_any_width,
+)
 from stampede.optim.sharded.torchrec_optimizer import (
     CowClipFusedOptimizer,
     LookupWithoutDDP,
@@ -111,7 +116,14 @@ class CowClipCollection:
             group = (config.fused_params or {}).pop(GROUP_KEY, None)
             if group is not None:
                 groups[id(config)] = group[0]
-        super()._create_lookups()
+            else:
+                check_width(config)
+        with tables_of_any_width():
+            super()._create_lookups()
+            self._adopt(groups)
+
+    def _adopt(self, groups: dict[int, UpdateSettings]) -> None:
+        """Make the tables of these groups, by the identity of their configs, ones with CowClip."""
         for kernel in self._kernels():
             settings = groups.get(id(kernel.config))
             if settings is None:

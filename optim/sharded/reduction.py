@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -49,22 +50,27 @@ class CollectionLayout:
         return layout
 
 
-class ProcessGroups:
-    """Process groups of our own, so that no collective of ours mixes with TorchRec's.
+# By default group and ranks. A group keeps files, threads and memory of a GPU until the default
+# group ends, so a process that trains one model after the other makes each once.
+_GROUPS: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = (
+    WeakKeyDictionary()
+)
+
+
+def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
+    """A process group of our own, so that no collective of ours mixes with TorchRec's.
 
     Every rank must ask for the same groups in the same order, also for those it is not in.
+
+    Returns:
+        None where there is nothing to communicate.
     """
-
-    def __init__(self) -> None:
-        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-
-    def of(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
-        """The group of these ranks; None where there is nothing to communicate."""
-        if len(ranks) < 2:
-            return None
-        if ranks not in self._groups:
-            self._groups[ranks] = dist.new_group(list(ranks))
-        return self._groups[ranks]
+    if len(ranks) < 2:
+        return None
+    groups = _GROUPS.setdefault(dist.group.WORLD, {})
+    if ranks not in groups:
+        groups[ranks] = dist.new_group(list(ranks))
+    return groups[ranks]
 
 
 class CollectionGroups:
@@ -77,7 +83,6 @@ class CollectionGroups:
         self,
         layout: CollectionLayout,
         settings: dict[str, UpdateSettings],
-        groups: ProcessGroups,
         env: ShardingEnv,
         device: torch.device,
     ) -> None:
@@ -87,11 +92,11 @@ class CollectionGroups:
         for block, ranks in sorted(layout.split_blocks.items()):
             by_ranks[ranks].append(block)
         self._by_ranks = [
-            (blocks, groups.of(ranks), env.rank in ranks)
+            (blocks, group_of(ranks), env.rank in ranks)
             for ranks, blocks in sorted(by_ranks.items())
         ]
         self._world_size = env.world_size
-        self._everyone = groups.of(tuple(range(env.world_size)))
+        self._everyone = group_of(tuple(range(env.world_size)))
         self._tables = [
             table
             for table, setting in sorted(settings.items())

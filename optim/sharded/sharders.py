@@ -28,7 +28,12 @@ from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCol
 from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
-from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingEnv
+from torchrec.distributed.types import (
+    ModuleSharder,
+    ParameterSharding,
+    QuantizedCommCodecs,
+    ShardingEnv,
+)
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
@@ -48,6 +53,7 @@ from stampede.optim.sharded.passes import Passes
 from stampede.optim.sharded.supported import (
     SHARDING_TYPES,
     check_collection,
+    check_communication,
     check_environment,
     check_table,
     compute_kernel,
@@ -78,6 +84,7 @@ def cowclip_sharders(
     fused_params: dict[str, Any] | None = None,
     *,
     backwards_per_step: int | None = 1,
+    qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
 ) -> list[ModuleSharder[nn.Module]]:
     """TorchRec's default sharders, with ours of pooled and sequence embeddings among them.
 
@@ -97,6 +104,8 @@ def cowclip_sharders(
             accumulation: gradients and counts of so many add up, or of fewer if an optimizer of
             the program steps before. More between two steps of the program's optimizers are
             refused. None: each pass is a step of its own.
+        qcomm_codecs_registry: of TorchRec's `get_qcomm_codecs_registry`: embeddings and their
+            gradients are sent in lower precision. Ids are not, so counts stay exact.
 
     Example::
 
@@ -106,8 +115,9 @@ def cowclip_sharders(
         model = DistributedModelParallel(model, device=device, sharders=cowclip_sharders())
     """
     owner = BackwardUpdate(Passes(backwards_per_step))
-    bags = CowClipEmbeddingBagCollectionSharder(init, owner, fused_params)
-    sequences = CowClipEmbeddingCollectionSharder(init, owner, fused_params)
+    of_torchrec = {"fused_params": fused_params, "qcomm_codecs_registry": qcomm_codecs_registry}
+    bags = CowClipEmbeddingBagCollectionSharder(init, owner, **of_torchrec)
+    sequences = CowClipEmbeddingCollectionSharder(init, owner, **of_torchrec)
     ours = [
         bags,
         sequences,
@@ -153,9 +163,9 @@ class _CowClipSharder(_InDeviceMemory):
         self,
         init: TableInit | None,
         owner: BackwardUpdate,
-        fused_params: dict[str, Any] | None = None,
+        **of_torchrec: Any,
     ) -> None:
-        super().__init__(fused_params=fused_params)
+        super().__init__(**of_torchrec)
         self._init = init
         self._owner = owner
 
@@ -200,6 +210,13 @@ class _CowClipSharder(_InDeviceMemory):
         for name, choice in chosen.items():
             check_environment(env)
             check_table(configs[name], params[name], choice.settings, is_weighted)
+            check_communication(
+                configs[name],
+                params[name],
+                self.qcomm_codecs_registry,
+                device or torch.device("cpu"),
+                isinstance(module, EmbeddingBagCollection),
+            )
             _refuse_shared(name, parameters[name])
         if chosen:
             check_collection(configs, params)
@@ -215,6 +232,7 @@ class _CowClipSharder(_InDeviceMemory):
                 table_name_to_parameter_sharding=params,
                 env=env,
                 fused_params=self.fused_params,
+                qcomm_codecs_registry=self.qcomm_codecs_registry,
                 device=device,
                 module_fqn=module_fqn or self.module_fqn,
             )

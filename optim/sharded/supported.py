@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 import torch.distributed as dist
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
+from fbgemm_gpu.split_embedding_configs import SparseType
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig
+from torchrec.distributed.types import (
+    CommOp,
+    ParameterSharding,
+    QuantizedCommCodecs,
+    ShardingEnv,
+    ShardingType,
+)
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, DataType, PoolingType
 
 from stampede.optim.settings import UpdateSettings
@@ -75,20 +83,6 @@ def check_table(
             f"kernel {kernel!r}, in the memory of the device (pass cowclip_sharders() to the "
             "planner too)"
         )
-    if config.embedding_dim % 4:
-        padded = -(-config.embedding_dim // 4) * 4
-        raise ValueError(
-            f"{table}: embedding_dim {config.embedding_dim} is not a multiple of 4, which FBGEMM "
-            f"needs; write embedding_dim={padded} with CowClip(columns={config.embedding_dim}) "
-            f"and use the first {config.embedding_dim} columns"
-        )
-    for shard in plan.sharding_spec.shards if plan.sharding_spec is not None else ():
-        if shard.shard_sizes[1] % 4:
-            raise ValueError(
-                f"{table}: a shard of the plan has {shard.shard_sizes[1]} columns, not a multiple "
-                "of 4, which FBGEMM needs; give the planner "
-                "ParameterConstraints(min_partition=4) or another multiple of 4"
-            )
     if config.data_type not in (DataType.FP32, DataType.FP16, DataType.BF16):
         raise ValueError(
             f"{table}: data type {config.data_type.name} is not supported; write DataType.FP32, "
@@ -99,6 +93,64 @@ def check_table(
             f"{table}: CowClip(columns={settings.clip.columns}) is more than its embedding_dim "
             f"{config.embedding_dim}"
         )
+
+
+def check_communication(
+    config: BaseEmbeddingConfig,
+    plan: ParameterSharding,
+    registry: Mapping[str, QuantizedCommCodecs] | None,
+    device: torch.device,
+    is_pooled: bool,
+) -> None:
+    """Refuse precisions in which TorchRec or FBGEMM cannot send a table's embeddings.
+
+    Args:
+        registry: of the sharder.
+        device: of the tables.
+    """
+    if not registry or plan.sharding_type == ShardingType.DATA_PARALLEL.value:
+        return
+    operation = CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL
+    if is_pooled:
+        is_summed = plan.sharding_type in (*_BY_ROWS, ShardingType.GRID_SHARD.value)
+        operation = CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL
+        if is_summed:
+            operation = CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER
+    codecs = registry.get(operation.name)
+    found = {getattr(c, "_comm_precision", None) for c in (codecs.forward, codecs.backward)}
+    table = f"table {config.name!r} with CowClip"
+    on_gpu = sorted(p.name for p in found & {SparseType.FP8, SparseType.MX4})
+    if on_gpu and device.type == "cpu":
+        raise ValueError(
+            f"{table}: FBGEMM encodes {on_gpu[0]} communication on a GPU only; write "
+            "CommType.FP16, BF16 or INT8 in QCommsConfig"
+        )
+    if SparseType.INT8 not in found:
+        return
+    if operation == CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER:
+        raise ValueError(
+            f"{table}: under sharding type {plan.sharding_type!r} ranks add up parts of bags, "
+            "which TorchRec cannot do in INT8; write CommType.FP16 or BF16 in QCommsConfig, or "
+            "plan the table as table_wise or column_wise"
+        )
+    if not is_pooled and any(s.shard_sizes[1] % 32 for s in plan.sharding_spec.shards):
+        raise ValueError(
+            f"{table}: FBGEMM encodes INT8 communication 32 numbers at a time, and the rows of the "
+            "sequence's parts are no multiple of that; write CommType.FP16 or BF16 in QCommsConfig"
+        )
+
+
+def check_width(group: GroupedEmbeddingConfig) -> None:
+    """Refuse widths of tables without CowClip that FBGEMM does not know."""
+    if group.compute_kernel == EmbeddingComputeKernel.DENSE:
+        return
+    for table in group.embedding_tables:
+        if table.local_cols % 4:
+            raise ValueError(
+                f"table {table.name!r} has {table.local_cols} columns on a rank, not a multiple of "
+                "4, which FBGEMM needs; give it an optimizer with CowClip (CowClip('none') clips "
+                "nothing), whose tables may be of any width, or write another embedding_dim"
+            )
 
 
 def check_collection(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import torch
+from fbgemm_gpu import split_table_batched_embeddings_ops_training as fbgemm
 from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -15,6 +17,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torchrec.distributed import batched_embedding_kernel as torchrec_kernels
 
 from stampede.optim.backends.torch import TorchBackend
 from stampede.optim.lookup import Lookup
@@ -32,6 +35,39 @@ NOT_COMPILED = (
     "tables with CowClip are looked up outside compiled graphs; write fullgraph=False, or compile "
     "the dense part of the model only"
 )
+
+
+@contextmanager
+def tables_of_any_width() -> Iterator[None]:
+    """Within it, FBGEMM makes TBEs of any width, for `CowClipTables`.
+
+    It refuses a width that is no multiple of 4 for its kernels on a GPU; those on a CPU take any.
+    """
+    split = fbgemm.construct_split_state
+    # Not in every version of TorchRec.
+    check = getattr(torchrec_kernels, "_assert_local_cols_divisible_by_4", None)
+
+    def split_any(specs: list[tuple[Any, ...]], *rest: Any, **named: Any) -> fbgemm.SplitState:
+        if all(columns % 4 == 0 for _, columns, *_ in specs):
+            return split(specs, *rest, **named)
+        # As many rows as there are elements, each of which is given the place of 4.
+        elements = [(rows * columns, 4, *place) for rows, columns, *place in specs]
+        state = split(elements, *rest, **named)
+        return fbgemm.SplitState(
+            dev_size=state.dev_size // 4,
+            host_size=state.host_size // 4,
+            uvm_size=state.uvm_size // 4,
+            placements=state.placements,
+            offsets=[offset // 4 for offset in state.offsets],
+        )
+
+    fbgemm.construct_split_state = split_any
+    torchrec_kernels._assert_local_cols_divisible_by_4 = lambda _config: None
+    try:
+        yield
+    finally:
+        fbgemm.construct_split_state = split
+        torchrec_kernels._assert_local_cols_divisible_by_4 = check
 
 
 class ArrayPlace(NamedTuple):
@@ -280,7 +316,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             output = self._output(parts, offsets.device)
             for part in parts:
                 part.backend.pool_(part.lookup, part.of(output))
-            return output
+            return output.to(SparseType.from_int(self.output_dtype).as_dtype())
         if not is_to_check:
             self.bounds_check_mode_int = BoundsCheckMode.NONE.value
         try:
@@ -290,11 +326,12 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
 
     def _is_pooled_here(self) -> bool:
         """Whether our kernels give what FBGEMM's lookup does, which takes longer."""
-        is_bf16 = self._stored().dtype == torch.bfloat16
+        if any(backend.must_pool for backend in self.backends):
+            return True
         is_usual = self.pooling_mode != PoolingMode.NONE and (
             self.output_dtype == SparseType.FP32.as_int()
         )
-        return (is_bf16 or is_usual) and all(backend.pools for backend in self.backends)
+        return is_usual and all(backend.pools for backend in self.backends)
 
     def _check(self, parts: list[ArrayLookup], *inputs: Tensor | None) -> None:
         """Check bags and ids; FBGEMM's slower check says what is wrong, and refuses or mends it."""
@@ -378,12 +415,16 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         return found
 
     def get_optimizer_state(self) -> list[dict[str, Tensor]]:
-        """Element-wise states of each table, views of the tables' shape; the first is momentum1."""
+        """Element-wise states of each table, views of the tables' shape; the first is momentum1.
+
+        TorchRec takes another one of a single number for a state of the whole table, so that those
+        of a part of one row and one column are left out; `CowClipFusedOptimizer` has them.
+        """
         return [
             {
                 "momentum1" if position == 0 else name: state
                 for position, (name, state) in enumerate(states.items())
-                if state.ndim == 2
+                if state.ndim == 2 and (position == 0 or state.numel() > 1)
             }
             for _, states in self.shard_states()
         ]

@@ -71,10 +71,10 @@ class CowClipFusedOptimizer(_UpToDate, EmbeddingFusedOptimizer):
     ) -> None:
         self._tables = tables
         super().__init__(config, tables, pg)
-        row_states = _row_states(config, tables, pg)
+        states = _sharded_states(config, tables, pg)
         for name, weight in self.params.items():
             table = name.removesuffix(".weight")
-            self.state[weight] |= row_states[table]
+            self.state[weight] |= states[table]
             self.state[weight][f"{table}.step"] = tables.step_count
 
 
@@ -121,40 +121,40 @@ def _key(name: str, position: int) -> str:
     return "momentum1" if position == 0 else name
 
 
-def _row_states(
+def _sharded_states(
     config: GroupedEmbeddingConfig, tables: CowClipTables, pg: dist.ProcessGroup | None
 ) -> dict[str, dict[str, ShardedTensor]]:
-    """By table, its states with one value a row."""
-    shards: dict[str, dict[str, list[Shard]]] = {}
+    """By table, its states."""
+    # By table, and by the name of the state and its number of dimensions.
+    shards: dict[str, dict[tuple[str, int], list[Shard]]] = {}
     configs: dict[str, ShardedEmbeddingTable] = {}
     for table, (shard, states) in zip(config.embedding_tables, tables.shard_states(), strict=True):
         configs[table.name] = table
         of_table = shards.setdefault(table.name, {})
         for position, (name, values) in enumerate(states.items()):
-            if values.ndim == 1:
-                local = of_table.setdefault(_key(name, position), [])
-                if shard.column_offset == 0:
-                    local.append(Shard(values, _row_metadata(table.local_metadata)))
+            local = of_table.setdefault((_key(name, position), values.ndim), [])
+            if values.ndim == 2:
+                local.append(Shard(values, table.local_metadata))
+            elif shard.column_offset == 0:
+                local.append(Shard(values, _row_metadata(table.local_metadata)))
     return {
         name: {
-            f"{name}.{key}": _sharded_by_rows(configs[name], local, pg)
-            for key, local in of_table.items()
+            f"{name}.{key}": _sharded(configs[name], local, ndim, pg)
+            for (key, ndim), local in of_table.items()
         }
         for name, of_table in shards.items()
     }
 
 
-def _sharded_by_rows(
-    table: ShardedEmbeddingTable, local: list[Shard], pg: dist.ProcessGroup | None
+def _sharded(
+    table: ShardedEmbeddingTable, local: list[Shard], ndim: int, pg: dist.ProcessGroup | None
 ) -> ShardedTensor:
-    everywhere = [
-        _row_metadata(shard)
-        for shard in table.global_metadata.shards_metadata
-        if shard.shard_offsets[1] == 0
-    ]
+    everywhere = table.global_metadata.shards_metadata
+    if ndim == 1:
+        everywhere = [_row_metadata(shard) for shard in everywhere if shard.shard_offsets[1] == 0]
     metadata = ShardedTensorMetadata(
         shards_metadata=everywhere,
-        size=torch.Size([table.num_embeddings]),
+        size=torch.Size([table.num_embeddings, table.embedding_dim][:ndim]),
         tensor_properties=TensorProperties(dtype=torch.float32),
     )
     return ShardedTensor._init_from_local_shards_and_global_metadata(

@@ -290,3 +290,10 @@ def test_the_share_of_checkpoints_is_that_of_pairs_of_windows():
     assert (found["flush_seconds"], found["stall_seconds"]) == (0.25, 0.5)
     assert found["background_seconds"] == 2
     assert (found["peak_bytes_without"], found["peak_bytes_with"]) == (10, 25)
+
+
+def test_torchrec_features_are_refused_as_the_manual_says():
+    import torchrec_features
+
+    told = json.loads((ROOT / "benchmarks/results/torchrec_features.json").read_text())["refused"]
+    assert {name: torchrec_features.refusal(name) for name in torchrec_features.REFUSED} == told

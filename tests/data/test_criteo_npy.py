@@ -194,7 +194,7 @@ def damage(kind, folder, arrays):
 @pytest.mark.parametrize(
     "kind, sentence",
     [
-        ("negative", "test_sparse.npy: row 7, column 2 (from 0): found -5; write 0 or more"),
+        ("negative", "test_sparse.npy: row 7, column 2 (from 0): found -5; write 0 to"),
         ("too large", "test_sparse.npy: row 3, column 1 (from 0): found 1000;"),
         ("label", "test_labels.npy: row 4 (from 0): found -1; write 0 or 1"),
         ("nan", "test_dense.npy: row 5, column 0 (from 0): found nan; write finite numbers"),
@@ -207,13 +207,13 @@ def damage(kind, folder, arrays):
         ("wide labels", "test_labels.npy: found the shape (10, 2); write [rows, 1]"),
         ("fractions", "test_sparse.npy: found type float32; write int32 or int64"),
         ("text", "test_dense.npy: found type <U"),
-        ("pickled", "test_sparse.npy: no array that can be read"),
-        ("pickle", "test_sparse.npy: no array that can be read"),
-        ("cut", "test_sparse.npy: no array that can be read"),
+        ("pickled", "test_sparse.npy: cannot be read as an array"),
+        ("pickle", "test_sparse.npy: cannot be read as an array"),
+        ("cut", "test_sparse.npy: cannot be read as an array"),
         ("absent", "test_labels.npy is absent"),
-        ("no part", "holdout_dense.npy: its name is none of this layout; write train_dense.npy"),
+        ("no part", "holdout_dense.npy: not a file name of this layout; write train_dense.npy"),
         ("no test", "found train_*.npy; write train_dense.npy"),
-        ("stranger", "weights.npy: its name is none of this layout"),
+        ("stranger", "weights.npy: not a file name of this layout"),
         ("twice", "holds the same rows; keep one of the two"),
     ],
 )

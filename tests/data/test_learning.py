@@ -1,10 +1,13 @@
 """Counts, vocabularies, hashes, ranges and quantiles, each against plain Python."""
 
 import math
+import os
 from collections import Counter
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -21,7 +24,7 @@ from stampede.data.learning.vocabulary import (
     distinct_ids,
     hashed,
     hashes,
-    read_values,
+    read_vocabulary,
     vocabulary,
 )
 from stampede.data.schema.schema import NumberField, Schema, Vocabulary
@@ -309,5 +312,16 @@ def test_a_vocabulary_that_unpacks_to_far_more_is_refused(tmp_path):
     file = tmp_path / "user.parquet"
     pl.DataFrame({"value": ["a" * 5_000_000 + str(i) for i in range(4)]}).write_parquet(file)
     assert file.stat().st_size < 100_000
-    with pytest.raises(ValueError, match=r"user\.parquet unpacks to 20,.* which are no ids"):
-        read_values(file, 4)
+    with pytest.raises(ValueError, match=r"user\.parquet unpacks to more than .* are no ids"):
+        read_vocabulary(file, size=4)
+    # One text that stands there once.
+    ids = pa.DictionaryArray.from_arrays([0] * 100_000, ["a" * 500_000])
+    pq.write_table(pa.table({"value": ids}), file)
+    with pytest.raises(ValueError, match=r"user\.parquet unpacks to more than .* are no ids"):
+        read_vocabulary(file, size=100_000)
+
+
+def test_a_vocabulary_that_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "user.parquet")
+    with pytest.raises(OSError, match="is no file"):
+        read_vocabulary(tmp_path / "user.parquet")

@@ -119,7 +119,7 @@ def test_mistakes_in_files(log, capsys):
     "content, words",
     [
         ("", "is empty; write where"),
-        ("y,user,x\n", "holds a header line and no row; it is 'y,user,x'"),
+        ("y,user,x\n", "has only a header line: 'y,user,x'"),
         ("1,anna,0.5\n", "name the columns in the schema of a table, as in `columns: ["),
         ("y,user,x\r1,anna,0.5\r", "its lines end with \\r alone"),
         ("y,user,x\n1,anna,0.5\n", "1 rows are too few to divide into parts"),

@@ -5,7 +5,16 @@ from functools import cache
 import pytest
 
 from support.parity import run_cases
-from support.parity_cases import PLANS, base_optimizers, corners, drawn, every_plan, family, queued
+from support.parity_cases import (
+    PLANS,
+    base_optimizers,
+    corners,
+    drawn,
+    every_plan,
+    family,
+    odd_widths,
+    queued,
+)
 from support.parity_reference import deviation, state_deviation, train_reference
 from support.ranks import run_ranks
 
@@ -13,7 +22,15 @@ pytestmark = pytest.mark.slow
 
 # The largest deviation, of the largest movement, that float32 may make in 20 steps.
 TOLERANCE = 1e-4
-CASES = [*every_plan(), *family(), *base_optimizers(), *corners(), *drawn(), *queued()]
+CASES = [
+    *every_plan(),
+    *family(),
+    *base_optimizers(),
+    *corners(),
+    *odd_widths(),
+    *drawn(),
+    *queued(),
+]
 CLIPPED = [case for case in CASES if case.arguments.get("granularity") != "none"]
 # Four processes are two nodes of two, or table-row-wise and grid never cross nodes.
 PROCESSES = {1: 1, 2: 2, 4: 2}
@@ -86,6 +103,17 @@ def test_the_plan_is_what_was_asked_for(results, plan):
         assert {found_rows for found_rows, _ in shards} == {rows}
         assert len(set(ranks)) == on_ranks
         assert len({rank // per_node for rank in ranks}) == on_nodes
+
+
+def test_columns_are_split_at_any_width(results):
+    count, found = results
+    for case in odd_widths():
+        for index, table in enumerate(case.tables):
+            shards = [columns for _, columns in found[case]["shards"][f"t{index}"]]
+            if count > 1 and case.sharding_of(f"t{index}") == "column_wise" and table.columns:
+                assert shards == list(table.columns)
+            else:
+                assert set(shards) <= {table.dim}
 
 
 @pytest.mark.parametrize("case", CLIPPED, ids=lambda case: f"{case.plan}-{case.arguments}")

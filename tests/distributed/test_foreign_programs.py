@@ -27,8 +27,14 @@ CASES = [
     for plan in PLANS
     for rows in ("all", "touched")
 ]
+ODD = (Table(1 << 17, dim=10, columns=(5, 5)), Table(40, dim=7, features=2))
 LARGE = [replace(case, steps=3) for case in CASES[:8:2]]
-SMALL = [replace(case, tables=TABLES[1:], way="waiting") for case in CASES]
+CASES += [
+    replace(case, tables=ODD)
+    for case in CASES
+    if (case.plan, case.arguments["rows"]) in (("column_wise", "all"), ("row_wise", "touched"))
+]
+SMALL = [replace(case, tables=case.tables[1:], way="waiting") for case in CASES]
 
 
 @pytest.fixture(scope="module", params=PROCESSES, ids=lambda count: f"{count} processes")

@@ -100,7 +100,7 @@ def test_a_killed_worker_is_replaced(tmp_path, undisturbed):
 def test_a_worker_that_sleeps_is_named_and_replaced(tmp_path, undisturbed):
     done = train(tmp_path, "sleep:1:6", f"run.hang_seconds={PATIENCE}")
     said = next(line for line in done.stderr.splitlines() if "the run hangs" in line)
-    found = re.search(r"rank 1 does not go on: at step 5, between steps, for (\d+)", said)
+    found = re.search(r"rank 1 makes no progress: at step 5, between steps, for (\d+)", said)
     assert int(found[1]) >= PATIENCE
     assert "in sleep_in_python" in said
     assert "its processes end with status 3, and torchrun starts them again" in said
@@ -191,7 +191,7 @@ def test_a_hang_is_found_in_time(tmp_path):
     """From the last step to the end of all processes; without a restart the status is 3's."""
     done = train(tmp_path, "sleep:0:6", f"run.hang_seconds={PATIENCE}", restarts=0)
     assert done.returncode != 0
-    assert "rank 0 does not go on: at step 5" in done.stderr
+    assert "rank 0 makes no progress: at step 5" in done.stderr
     assert "end with status 3; checkpoint.resume=auto continues" in done.stderr
     assert "exitcode  : 3" in done.stderr
     stacks = [tmp_path / f"small/hang_rank_{rank}.txt" for rank in range(2)]

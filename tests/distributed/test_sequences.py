@@ -16,7 +16,9 @@ PLANS = (
     ("row_wise", "column_wise", "table_wise", "data_parallel"),
 )
 CASES = [Case(plan, TABLES, sequence=True, steps=8) for plan in PLANS]
+ODD = tuple(Table(rows, 6, features, columns=(2, 2, 2)) for rows, features in ((40, 1), (23, 2)))
 CASES += [
+    *(Case(plan, ODD, sequence=True, steps=8) for plan in ("row_wise", "column_wise")),
     Case("column_wise", TABLES, rule="rowwise_adam", sequence=True, steps=8),
     Case("row_wise", TABLES, rule="adagrad", sequence=True, steps=8, arguments={"rows": "touched"}),
 ]

@@ -7,7 +7,7 @@ from support.parity import Case, Table
 from support.programs import save_and_load
 from support.ranks import run_ranks
 
-TABLES = (Table(40), Table(23, features=2), Table(60, mean=True))
+TABLES = (Table(40), Table(23, 10, 2, columns=(5, 5)), Table(60, 7, mean=True))
 MIXED = ("row_wise", "column_wise", "data_parallel")
 # Every plan is written and read, and one is kept.
 PLANS = [

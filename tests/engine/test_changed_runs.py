@@ -85,7 +85,7 @@ def test_a_vocabulary_of_the_same_size_is_another_one(tmp_path):
     with pytest.raises(RunFolderError) as refusal:
         train(other, *RESUME)
     said = str(refusal.value)
-    assert "tables have as many rows, but their ids or the ranges of numbers are others" in said
+    assert "the tables have the same sizes, but other ids or ranges of numbers" in said
     hashes = [values_of(newest_of(folder, "small"))["data"]["vocabulary_sha256"]]
     assert said.count("in the checkpoint") == 1 and f"'{hashes[0]}' in the checkpoint" in said
 

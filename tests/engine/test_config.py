@@ -44,6 +44,10 @@ BAD = [
     ("optim:\n  embedding:\n    lr: .inf", ["optim.embedding.lr: found inf", "finite"]),
     ("optim:\n  embedding:\n    lr: .nan", ["optim.embedding.lr: found nan", "finite"]),
     ("sharding:\n  plan: rowwise", ["sharding.plan: found 'rowwise'", "did you mean 'row_wise'?"]),
+    (
+        "sharding:\n  communication: {backward: fp16}",
+        ["sharding.communication.backward: found 'fp16'", "'bf16'"],
+    ),
     ("data:\n  kind: criteo", ["data.kind: found 'criteo'", "'synthetic', 'criteo_kaggle'"]),
     ("model:\n  name: deepmf", ["model.name: found 'deepmf'", "'deepfm'"]),
     (
@@ -86,7 +90,14 @@ BAD = [
         ["optim.dense.schedule.decay is 'cosine'", "train.epochs 1", "below 1"],
     ),
     ("run:\n  seed: 99999999999999999999", ["run.seed", "less than"]),
-    ("data:\n  kind: criteo_kaggle\n  rows: 3", ["data.rows", "with kind: criteo_kaggle"]),
+    (
+        "data:\n  kind: prepared\n  rows: 3\n  split: random\n  cache: x",
+        [
+            "  data.rows: not for kind: prepared; it belongs to kind: synthetic; leave it out",
+            "  data.split, data.cache: not for kind: prepared; they belong to kind: criteo_kaggle, "
+            "criteo_1tb, avazu, table; leave them out, or start from a file without them",
+        ],
+    ),
     ("run:\n  overwrite: true\ncheckpoint:\n  resume: auto", ["only one of them"]),
     ("train: {epochs: 1, epochs: 2}", ["'epochs'", "line 1"]),
     ("3: 4", ["line 1", "key 3"]),

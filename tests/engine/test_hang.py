@@ -56,7 +56,7 @@ def test_the_only_process_ends_itself(tmp_path):
     assert done.returncode == 3
     # What the process had printed is not lost.
     assert "three steps done" in done.stdout
-    assert "error: the run hangs: rank 0 does not go on: at step 3, saving, for " in done.stderr
+    assert "error: the run hangs: rank 0 makes no progress: at step 3, saving, for " in done.stderr
     assert "After run.hang_seconds=5 its processes end with status 3; checkpoint.res" in done.stderr
     assert "in sleep_well" in (tmp_path / "hang_rank_0.txt").read_text()
 
@@ -144,7 +144,7 @@ def test_a_save_that_hangs_ends_the_process(tmp_path):
         capture_output=True, text=True, cwd=ROOT, timeout=HANG,
     )  # fmt: skip
     assert done.returncode == 3
-    assert "rank 0 does not go on: at step 2, saving, for " in done.stderr
+    assert "rank 0 makes no progress: at step 2, saving, for " in done.stderr
     assert "After run.slow_hang_seconds=6 its processes end with status 3" in done.stderr
 
 
@@ -224,10 +224,10 @@ BEHIND = replace(AHEAD, beats=30, stage="computing", place="engine/step.py:9 in 
 @pytest.mark.parametrize(
     "ranks, said",
     [
-        ([AHEAD, BEHIND], "rank 1 does not go on: at step 5, computing, for 60 s (engine"),
-        ([replace(BEHIND, waits=True), BEHIND, AHEAD], "rank 1 does not go on"),
-        ([BEHIND, AHEAD, BEHIND], "ranks 0 and 2 do not go on: rank 0 at step 5, comp"),
-        ([replace(AHEAD, waits=True)] * 2, "ranks 0 and 1 do not go on"),
+        ([AHEAD, BEHIND], "rank 1 makes no progress: at step 5, computing, for 60 s (engine"),
+        ([replace(BEHIND, waits=True), BEHIND, AHEAD], "rank 1 makes no progress"),
+        ([BEHIND, AHEAD, BEHIND], "ranks 0 and 2 make no progress: rank 0 at step 5, comp"),
+        ([replace(AHEAD, waits=True)] * 2, "ranks 0 and 1 make no progress"),
         ([AHEAD, None], "rank 1 is stopped, dead or out of reach: never heard of; the others "
          "wait at step 5, adding up the loss"),
         ([AHEAD, replace(BEHIND, ended=True, hangs=False)], "rank 1 has left the training: at "
@@ -257,7 +257,9 @@ def test_nobody_waits_once_the_training_has_ended():
 
 def test_many_ranks_are_not_all_named():
     reason = stuck_ranks({rank: Seen(BEHIND) for rank in range(20)})
-    assert reason.startswith("ranks 0, 1, 2, 3, 4, 5, 6 and 7; and 12 more do not go on: rank 0 at")
+    assert reason.startswith(
+        "ranks 0, 1, 2, 3, 4, 5, 6 and 7; and 12 more make no progress: rank 0 at"
+    )
     assert "rank 8" not in reason
 
 

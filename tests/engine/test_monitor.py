@@ -223,7 +223,7 @@ def test_the_sentence_for_the_console():
     windows = [window_of(steps_of([0.2], 0.2), 0), window_of(steps_of([0.4]), 0)]
     assert sentence_of({"step": 3, **together(windows)}, 2) == (
         "step 3: p50 500 ms, p90 500 ms, p99 500 ms, max 500 ms; reading 20.0%; "
-        "communication 20.0%; slowest rank 1: 500 ms of its own, the others 300 ms; memory 0 MB"
+        "communication 20.0%; slowest rank 1: 500 ms of its own, the others 300 ms; memory 0 B"
     )
 
 

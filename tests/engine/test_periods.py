@@ -2,17 +2,19 @@
 
 import gzip
 import json
+import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 
 import pytest
 import torch
 
-from stampede.data import DataError
+from stampede.data import DataError, prepare
 from stampede.engine import api, evaluate, incremental, periods, reading, trainer
 from stampede.engine.checkpoint import being_read, newest
 from stampede.engine.config.load import load_config
@@ -231,6 +233,10 @@ def test_what_ends_in_the_middle_goes_on_with_the_same_bits(three, tmp_path, mon
             continue
         break
     assert len(calls) > 5 or place != "step"
+    if place == "step":
+        # What every try printed is kept.
+        printed = (period(folder, 1) / "output.txt").read_text()
+        assert printed.count("training rows") == 3
     found, expected = tensors(folder, 3), tensors(three, 3)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert [{**line, "file": ""} for line in lines(folder)] == [
@@ -360,7 +366,137 @@ def test_a_file_has_one_name_from_wherever_it_is_called(tmp_path, monkeypatch):
     monkeypatch.chdir(folder / "below")
     train(path, ["data.path=../log*.csv"])
     train(path)
+    (tmp_path / "linked").symlink_to(folder)
+    train(path, [f"data.path={tmp_path}/linked/log*.csv"])
     assert len(lines(folder)) == 1
+
+
+def test_a_file_that_grows_while_it_is_read_is_read_again(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "growing"
+    path = write_logs(folder, [0])
+    growing = [prepare, periods]
+
+    def grow(owner):
+        if growing[:1] == [owner]:
+            del growing[0]
+            with (folder / "log1.csv").open("a") as log:
+                log.write("1,u1,a1,s1,0.5\n")
+
+    def growing_before(owner, name):
+        original = getattr(owner, name)
+
+        def called(*arguments, **options):
+            grow(owner)
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, called)
+
+    growing_before(prepare, "write_rows")
+    growing_before(periods, "run_here")
+    with pytest.raises(DataError, match=r"log1\.csv: had .* bytes when reading began and has"):
+        train(path)
+    # Between the ledger and reading it may grow: all of it is read.
+    train(path)
+    assert not growing and [line["rows"] for line in lines(folder)] == [402]
+    train(path)
+    # With --follow it is waited for.
+    growing.append(prepare)
+    write_log(folder / "log1.csv", 0, seed=1)
+    monkeypatch.setattr(periods, "_AT_REST_SECONDS", 0.1)
+    monkeypatch.setattr(periods, "_POLL_SECONDS", 0.05)
+    original = periods._Periods._finish
+
+    def finish_and_end(*arguments):
+        original(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(periods._Periods, "_finish", finish_and_end)
+    with pytest.raises(KeyboardInterrupt):
+        train(path, ["run.name=ads2"], follow=True)
+    found = [json.loads(line) for line in (folder / "runs/ads2/metrics.jsonl").open()]
+    assert not growing and [line["rows"] for line in found] == [401]
+    assert "waiting for files" in capsys.readouterr().out
+
+
+def test_files_may_come_in_the_order_of_their_times(tmp_path, capsys):
+    folder = tmp_path / "timed"
+    path = write_logs(folder, [0, 30, 60], rows=60)
+    schema = (folder / "schema.yaml").read_text()
+    (folder / "schema.yaml").write_text(schema + "time: {column: seconds}\n")
+
+    def set_times(number, first):
+        head, *rows = (folder / f"log{number}.csv").read_text().splitlines()
+        rows = [f"{row},{first + 60 - i}" for i, row in enumerate(rows)]
+        (folder / f"log{number}.csv").write_text("\n".join([f"{head},seconds", *rows, ""]))
+
+    for number, first in ((1, 9000), (2, 700), (3, 8000)):
+        set_times(number, first)
+    whole = (folder / "log1.csv").read_text()
+    train(path, ["data.order_by=time"])
+    assert [line["file"][-8:-4] for line in lines(folder)] == ["log2", "log3", "log1"]
+    (folder / "log4.csv").write_text(whole.replace(",90", ",85"))
+    with pytest.raises(DataError, match=r"log4\.csv: comes before .*log1\.csv"):
+        train(path, ["data.order_by=time"])
+    (folder / "log4.csv").write_text(whole.replace(",90", ",95"))
+    train(path, ["data.order_by=time"])
+    assert len(lines(folder)) == 4
+    (folder / "schema.yaml").write_text(schema)
+    with pytest.raises(SettingsError, match="the schema names no time"):
+        train(path, ["data.order_by=time", "run.name=other"])
+
+
+def test_keys_that_may_change_are_taken_and_others_refused(tmp_path):
+    folder, cache = tmp_path / "keys", tmp_path / "cache"
+    path = write_logs(folder, [0], users=20)
+    train(path)
+    write_log(folder / "log2.csv", 100, seed=2, users=100)
+    schema = (folder / "schema.yaml").read_text()
+    for change, said in (
+        (("buckets: 7", "buckets: 9"), "ids.site.buckets was 7, now 9"),
+        (("[standard]", "[minmax]"), r"numbers.price.transform was \['standard'\], now"),
+        (("label: click", "label: ad"), "label.column was 'click', now 'ad'"),
+    ):
+        (folder / "schema.yaml").write_text(schema.replace(*change))
+        with pytest.raises(DataError, match=f"schema: {said}.* min_count, max_size may change"):
+            train(path)
+    with pytest.raises(SettingsError, match=r"run\.overwrite: found true, but periods go on"):
+        train(path, ["run.overwrite=true"])
+    (folder / "schema.yaml").write_text(
+        schema.replace("user: {min_count: 1}", "user: {min_count: 5}")
+    )
+    used = []
+    original = reading.prepare
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "prepare", lambda *a: used.append(a[2]) or original(*a))
+        train(path, [f"data.cache={cache}"])
+    (file,) = used
+    assert file.parent.parent == cache and not list(cache.iterdir())
+    counts = Counter(row.split(",")[1] for row in (folder / "log2.csv").read_text().splitlines())
+    often = {text for text, count in counts.items() if text != "user" and count >= 5}
+    new = ids_of(folder, 2, "user").keys() - ids_of(folder, 1, "user").keys()
+    assert new == often and 0 < len(often) < 100
+
+
+def _open_files(path):
+    """Files that this rank has open after each period."""
+    counts = []
+    is_trained = periods._Periods._is_trained
+
+    def counting(*arguments):
+        done = is_trained(*arguments)
+        counts.append(len(os.listdir("/proc/self/fd")))
+        return done
+
+    periods._Periods._is_trained = counting
+    train(path)
+    return counts
+
+
+@pytest.mark.slow
+def test_a_process_of_many_periods_keeps_no_files_of_each(tmp_path):
+    path = write_logs(tmp_path / "many", [0, 10, 20], rows=60)
+    for first, *later in run_ranks(2, _open_files, path):
+        assert later == [first] * 2
 
 
 def test_other_fields_than_the_first_periods_are_refused(tmp_path):

@@ -85,7 +85,7 @@ def test_a_continued_run_may_move_its_data_but_not_reorder_them(tmp_path, capsys
     run_prepared(tmp_path, data, [*more, "data.memory_gb=8"])
     more[-1] = "train.epochs=3"
     run_prepared(tmp_path, data, [*more, "data.residence=device"])
-    assert "data.residence: 'auto' in the checkpoint, 'device' now" in capsys.readouterr().out
+    assert "data.residence='device' (was 'auto')" in capsys.readouterr().out
     assert max(line["step"] for line in lines(tmp_path / "small")) == 18
 
 

@@ -36,6 +36,12 @@ def test_what_is_given_stays():
     assert not {"optim.embedding.lr", "train.epochs", "optim.dense.schedule.decay"} & set(choices)
 
 
+def test_without_a_scaling_rule_no_base_batch_size_is_told():
+    config, choices = chosen(105_793, "optim.scaling.rule=none")
+    assert config.optim.scaling.base_batch_size
+    assert "train.batch_size" in choices and "optim.scaling.base_batch_size" not in choices
+
+
 def test_the_paper_leaves_nothing_open():
     config = load_config(CRITEO, ["preset=paper"])
     assert not open_keys(config)

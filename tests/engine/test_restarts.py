@@ -88,14 +88,19 @@ def test_restarts_are_counted(monkeypatch):
     assert launched_by() is None
 
 
-@pytest.mark.parametrize("name", ["small/logs", "small/checkpoints", "small/x", ".small.lock"])
+@pytest.mark.parametrize(
+    "name", ["small/logs", "small/checkpoints/epoch_0001", "small/a/b/x", ".small.lock"]
+)
 def test_a_link_in_the_folder_of_a_run_is_refused(tmp_path, name):
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "small").mkdir()
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "small").mkdir(exist_ok=True)
     (tmp_path / "small/config.yaml").touch()
+    # A link of the user's own, which leads nowhere else.
+    (tmp_path / "small/best").symlink_to("config.yaml")
     (tmp_path / name).symlink_to(tmp_path / "elsewhere" / ("file" if "lock" in name else ""))
     folder = RunFolder(tmp_path / "small")
-    with folder, pytest.raises(RunFolderError, match=r"is a link, (which|and a run writes only)"):
+    with folder, pytest.raises(RunFolderError, match=r"is a link|\w leads out of .*small, and"):
         folder.reserve(small(tmp_path, "checkpoint.resume=auto"))
     assert not list((tmp_path / "elsewhere").iterdir())
 
@@ -111,7 +116,7 @@ def test_too_few_files_are_not_blamed_on_another_rank(tmp_path):
     )
     assert start_ranks(1, [sys.executable, "-c", program], tmp_path / "log") == 1
     said = (tmp_path / "log").read_text()
-    assert said.startswith("error: this process may open 6 files, which are too few; write ulimit")
+    assert said.startswith("error: this process may open only 6 files; write ulimit")
 
 
 LISTENING = """
@@ -152,3 +157,32 @@ def test_ranks_end_with_the_first_that_fails(tmp_path):
     program = "import os, sys, time; os.environ['RANK'] == '1' and os.kill(os.getpid(), 9); " \
               "time.sleep(100_000)"  # fmt: skip
     assert start_ranks(2, [sys.executable, "-c", program], tmp_path / "log") == -9
+
+
+def test_ranks_that_are_all_stopped_are_ended(tmp_path):
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+    assert start_ranks(2, [sys.executable, "-c", program], tmp_path / "log", 0.5) == 3
+    said = (tmp_path / "log").read_text()
+    assert said.startswith("error: signals have stopped all processes of the run (SIGSTOP) for 0.5")
+
+
+ONE_STOPPED = """
+import os, signal, sys, time
+from pathlib import Path
+
+pid = Path(sys.argv[1])
+if os.environ["RANK"] == "0":
+    pid.with_suffix(".tmp").write_text(str(os.getpid()))
+    pid.with_suffix(".tmp").rename(pid)
+    os.kill(os.getpid(), signal.SIGSTOP)
+else:
+    while not pid.exists():
+        time.sleep(0.01)
+    time.sleep(1.5)
+    os.kill(int(pid.read_text()), signal.SIGCONT)
+"""
+
+
+def test_a_stopped_rank_is_left_to_the_others(tmp_path):
+    command = [sys.executable, "-c", ONE_STOPPED, str(tmp_path / "pid")]
+    assert start_ranks(2, command, tmp_path / "log", 0.5) == 0, (tmp_path / "log").read_text()

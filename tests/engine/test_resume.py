@@ -95,7 +95,7 @@ def test_a_checkpoint_of_before_there_were_these_keys_goes_on(tmp_path, capsys):
     assert read_manifest(path).first_order_scale == 1.0
     run_small(parts, ["train.epochs=2", "checkpoint.resume=auto"])
     assert without_times(parts / "small") == without_times(whole / "small")
-    assert "changed since then: model" not in capsys.readouterr().out
+    assert "new setting: model" not in capsys.readouterr().out
 
 
 def test_a_checkpoint_waits_for_the_lines_it_counts(tmp_path, monkeypatch):
@@ -131,7 +131,7 @@ def test_rows_that_are_not_finite_may_be_skipped_from_a_resume_on(tmp_path, caps
     skips = ["optim.embedding.on_nonfinite=skip_row", "train.epochs=2"]
     run_small(tmp_path, ["checkpoint.resume=auto", *skips])
     said = capsys.readouterr().out
-    assert "optim.embedding.on_nonfinite: 'error' in the checkpoint, 'skip_row' now" in said
+    assert "new setting: optim.embedding.on_nonfinite='skip_row' (was 'error')" in said
 
 
 @pytest.mark.slow
@@ -139,8 +139,8 @@ def test_harmless_changes_are_listed(tmp_path, capsys):
     run_small(tmp_path, [])
     run_small(tmp_path, ["checkpoint.resume=auto", "train.epochs=2", "optim.dense.lr=1e-4"])
     printed = capsys.readouterr().out
-    assert "changed since then: train.epochs: 1 in the checkpoint, 2 now" in printed
-    assert "changed since then: optim.dense.lr: 0.001 in the checkpoint, 0.0001 now" in printed
+    assert "new setting: train.epochs=2 (was 1)" in printed
+    assert "new setting: optim.dense.lr=0.0001 (was 0.001)" in printed
     assert "checkpoint.resume" not in printed
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 from stampede.data import DataError
 from stampede.engine.checkpoint import newest
+from stampede.engine.checkpoint.retention import delete_all
 from stampede.engine.errors import RunFolderError
 from stampede.engine.tables import read_field
 from stampede.engine.warm_start import open_source
@@ -224,6 +226,18 @@ def test_links_and_the_folder_of_all_checkpoints(trained, tmp_path):
         assert found == source / "checkpoints/epoch_0002"
 
 
+def test_what_weights_are_read_from_is_not_deleted_meanwhile(trained, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(trained, source)
+    found = open_source(str(source), tmp_path / "run")
+    assert not delete_all(source / "checkpoints")
+    assert [path.name for path in (source / "checkpoints").iterdir()] == ["epoch_0002"]
+    # What other ranks get.
+    assert pickle.loads(pickle.dumps(found)).held is None
+    found.held.close()
+    assert delete_all(source / "checkpoints")
+
+
 def flip(run):
     path = next((run / "checkpoints/epoch_0002").glob("*.distcp"))
     content = bytearray(path.read_bytes())
@@ -244,7 +258,7 @@ BAD = {
     "a flipped bit": (flip, r"epoch_0002: damaged checkpoint \(.*SHA-256 differs.*; copy it"),
     "a damaged manifest": (no_manifest, r"epoch_0002: damaged checkpoint \(.*\); copy it again"),
     "no inputs": (lambda run: shutil.rmtree(run / "inputs"),
-                  r"epoch_0002: what its ids are is not known: .*inputs is absent.*copy it again"),
+                  r"epoch_0002: its vocabularies are missing: .*inputs does not.*copy it again"),
     "other inputs": (lambda run: swap_users(run / "inputs"),
                      "these are not the vocabularies that .*epoch_0002 was"),
     "half the inputs": (no_learned_file, r"learned.json: damaged .*user.parquet.*copy it again"),
@@ -312,7 +326,7 @@ def test_fields_in_another_order(trained, tmp_path):
     found, saved = tensors_of(path), tensors_of(trained / "checkpoints/epoch_0002")
     for field in ("user", "movie"):
         assert torch.equal(found[weights_name(field)], saved[weights_name(field)])
-    assert "have learned of: user, movie, " in " ".join("\n".join(told).split())
+    assert "were trained on: user, movie, " in " ".join("\n".join(told).split())
     assert "in another order" in report["note"]
     _, told, report = begun(movie_folder(tmp_path / "same"), [f"checkpoint.init_from={trained}"])
     assert report["note"] == "" and not any("in another order" in line for line in told)

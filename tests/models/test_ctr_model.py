@@ -196,8 +196,8 @@ def model_of(monkeypatch):
 
 def test_what_cannot_do_without_numbers_is_refused(model_of):
     class Own(DeepFM):
-        def with_first_order(self, stored, dim, numbers, number_weights):
-            return super().with_first_order(stored, dim, numbers, number_weights) + (
+        def with_first_order(self, stored, dim, numbers, number_weights, scale):
+            return super().with_first_order(stored, dim, numbers, number_weights, scale) + (
                 number_weights.sum()
             )
 
@@ -206,14 +206,13 @@ def test_what_cannot_do_without_numbers_is_refused(model_of):
         model_of(Own, numbers=0)
 
 
-def test_a_method_that_knows_no_scale_goes_with_the_scale_1(model_of):
+def test_a_method_that_takes_no_scale_is_refused(model_of):
     class Own(DeepFM):
         def with_first_order(self, stored, dim, numbers, number_weights):
             return super().with_first_order(stored, dim, numbers, number_weights)
 
-    model_of(Own).logits(torch.randn(5, 8), torch.randn(5, 2))
-    with pytest.raises(SettingsError, match=r"with_first_order of the network 'own' takes no sca"):
-        model_of(Own, first_order_scale=2.0)
+    with pytest.raises(SettingsError, match=r"the network 'own' fails for stored .*positional arg"):
+        model_of(Own)
 
 
 def test_a_scale_of_nothing_is_refused(model_of):

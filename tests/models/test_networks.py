@@ -93,7 +93,7 @@ def _has_mlp(name, options):
 @EVERY_VARIANT
 def test_dropout_in_training_only(name, options):
     if not _has_mlp(name, options):
-        with pytest.raises(SettingsError, match=f"model.dropout: found 0.5, .* {name!r} has no "):
+        with pytest.raises(SettingsError, match=f"model.dropout: found 0.5, .* {name!r} ignores "):
             model(name, options, dropout=0.5)
         return
     plain, dropping = model(name, options).eval(), model(name, options, dropout=0.5)
@@ -111,7 +111,7 @@ def test_dropout_in_training_only(name, options):
 def test_layer_norm_before_each_relu(name, options):
     is_normed = options.get("structure") == "serial"
     if not _has_mlp(name, options) or is_normed:
-        with pytest.raises(SettingsError, match=f"normalization: found layer, .* {name!r} has no "):
+        with pytest.raises(SettingsError, match=f"normalization: found .* {name!r} ignores "):
             model(name, options, normalization="layer")
         return
     plain, normed = model(name, options), model(name, options, normalization="layer")
@@ -153,7 +153,7 @@ def test_hidden_layers_with_layer_norm_and_dropout_against_float64():
 def test_a_network_of_the_users_own_that_does_not_ask_for_dropout_is_refused():
     register("mean")(Mean)
     model("mean")
-    with pytest.raises(SettingsError, match=r"'mean' has no layers that heed it \(it never reads"):
+    with pytest.raises(SettingsError, match=r"'mean' ignores it \(it never reads"):
         model("mean", dropout=0.5)
 
     def build(self, shape, generator):

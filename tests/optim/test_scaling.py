@@ -31,6 +31,10 @@ def test_factors_of_a_batch_four_times_the_base(rule, lr, l2, dense):
 @pytest.mark.parametrize("rule, lr, l2, dense", FACTORS)
 def test_the_table_shows_every_setting_before_and_after(rule, lr, l2, dense):
     first, *lines = scale(BASE, rule, 4096, 1024).table().splitlines()
+    if rule == "none":
+        assert first.split() == ["scaling", "rule", "none", "batch", "4096"]
+        assert lines[0].split() == ["embedding_lr", "0.0001"]
+        return
     assert first.split() == [*f"scaling rule {rule} batch 1024 factor batch 4096".split()]
     assert [line.split() for line in lines] == [
         ["embedding_lr", "0.0001", "x", f"{lr}", f"{1e-4 * lr:.3g}"],

@@ -3,7 +3,14 @@
 import torch
 import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import ShardedTensor
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+    PoolingType,
+)
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
     column_wise,
@@ -45,11 +52,25 @@ class Bags(torch.nn.Module):
         return self.ebc(features).to_dict()
 
 
+class Sequences(torch.nn.Module):
+    """Not pooled; `ebc` like that of `Bags`."""
+
+    def __init__(self, **tables):
+        super().__init__()
+        configs = [
+            EmbeddingConfig(
+                name=name, num_embeddings=20, embedding_dim=dim, feature_names=[f"f_{name}"]
+            )
+            for name, dim in tables.items()
+        ]
+        self.ebc = EmbeddingCollection(tables=configs, device=torch.device("meta"))
+
+
 def shard(model, kind=WHOLE, sharders=None, compute_kernel=None):
     sharders = sharders or cowclip_sharders()
     plan = construct_module_sharding_plan(
         model.ebc,
-        {config.name: kind for config in model.ebc.embedding_bag_configs()},
+        {path.split(".")[1]: kind for path, _ in model.ebc.named_parameters()},
         local_size=dist.get_world_size(),
         world_size=dist.get_world_size(),
         device_type="cpu",

@@ -1,10 +1,12 @@
 """Cases, and their training in TorchRec's sharded tables on any plan."""
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
 from torchrec import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
@@ -14,6 +16,11 @@ from torchrec import (
     PoolingType,
 )
 from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs_registry,
+)
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import DataType
@@ -36,12 +43,18 @@ RULES = {
 
 @dataclass(frozen=True)
 class Table:
-    """A table: its rows and width, and how many features look it up."""
+    """A table: its rows and width, and how many features look it up.
+
+    Attributes:
+        columns: widths of its parts where it is sharded by columns; the planner's if empty. On
+            one process they must be equal: TorchRec gives the parts of a rank to one parameter.
+    """
 
     rows: int
     dim: int = 12
     features: int = 1
     mean: bool = False
+    columns: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,6 +84,8 @@ class Case:
     gradient_scale: float = 1.0
     # Where it makes no difference, rows take their steps later; as it is for None.
     way: str | None = "waiting"
+    # Precision in which embeddings and their gradients are sent.
+    communication: tuple[str, str] = ("fp32", "fp32")
 
     def __hash__(self):
         return hash(repr(self))
@@ -130,7 +145,12 @@ def train_sharded(case, local_world_size=None, meanwhile=None, passes=1):
     apply_optimizer_in_backward(
         getattr(optim, RULES[case.rule]), collection.parameters(), {**settings, "clip": clip}
     )
-    sharders = cowclip_sharders(TableInit(std=0.1, seed=case.seed), backwards_per_step=passes)
+    forward, backward = map(CommType, case.communication)
+    sharders = cowclip_sharders(
+        TableInit(std=0.1, seed=case.seed),
+        backwards_per_step=passes,
+        qcomm_codecs_registry=get_qcomm_codecs_registry(QCommsConfig(forward, backward)),
+    )
     plan = plan_of(case, collection, sharders, world, local_world_size)
     model = DistributedModelParallel(
         Holder(collection), device=torch.device("cpu"), plan=plan, sharders=sharders
@@ -175,7 +195,7 @@ def train_sharded(case, local_world_size=None, meanwhile=None, passes=1):
 
 def plan_of(case, collection, sharders, world, local_world_size=None):
     """The planner's plan with the case's sharding types."""
-    return EmbeddingShardingPlanner(
+    plan = EmbeddingShardingPlanner(
         topology=Topology(
             world_size=world,
             local_world_size=local_world_size or min(world, 2),
@@ -187,6 +207,21 @@ def plan_of(case, collection, sharders, world, local_world_size=None):
             for table in case.names
         },
     ).collective_plan(Holder(collection), sharders, dist.group.WORLD)
+    for of_module in plan.plan.values():
+        for table, sharding in of_module.items():
+            spec = case.tables[int(table[1:])]
+            possible = world > 1 or len(set(spec.columns)) == 1
+            if possible and spec.columns and sharding.sharding_type == "column_wise":
+                sharding.ranks = [part % world for part in range(len(spec.columns))]
+                sharding.sharding_spec = EnumerableShardingSpec(
+                    [
+                        ShardMetadata([0, stop - width], [spec.rows, width], f"rank:{rank}/cpu")
+                        for rank, width, stop in zip(
+                            sharding.ranks, spec.columns, accumulate(spec.columns), strict=True
+                        )
+                    ]
+                )
+    return plan
 
 
 class Holder(torch.nn.Module):

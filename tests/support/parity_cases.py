@@ -16,6 +16,13 @@ PLANS = (
 # Sharding types whose mean pooling TorchRec computes wrongly beside tables of other types.
 NO_MEAN = ("grid_shard", "row_wise", "table_row_wise")
 SUMS = (Table(40), Table(23, features=2), Table(1), Table(60))
+# Widths that FBGEMM does not know.
+ODD = (
+    Table(40, dim=10, columns=(3, 4, 3)),
+    Table(23, dim=7, features=2, columns=(6, 1)),
+    Table(1, dim=1),
+    Table(60, dim=10),
+)
 # Constants with which some rows or tables are clipped in some steps, and others not.
 FAMILY = {
     "none": {"granularity": "none"},
@@ -106,6 +113,16 @@ def corners():
             arguments={"ratio": 0.6},
         ),
         Case(plan="grid_shard", tables=SUMS, arguments={"variant": "paper", "bound": 0.3}),
+    ]
+
+
+def odd_widths():
+    """Rows that are no multiple of 4 columns, in parts of any width."""
+    mixed = ("column_wise", "data_parallel", "row_wise", "table_wise")
+    return [
+        Case(plan=plan, tables=ODD, rule=rule, arguments={"rows": rows, "ratio": 0.4}, steps=10)
+        for plan in (*PLANS, mixed)
+        for rows, rule in (("all", "adam"), ("touched", "rowwise_adam"))
     ]
 
 

@@ -10,7 +10,7 @@ from stampede.optim.backends import choose_backend
 from stampede.optim.backends.torch import PendingUpdate
 from stampede.optim.rows import sum_by_row
 from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
-from stampede.optim.sharded.reduction import CollectionGroups, CollectionLayout, ProcessGroups
+from stampede.optim.sharded.reduction import CollectionGroups, CollectionLayout
 from stampede.optim.table_array import TableArray, TableShard
 from stampede.optim.update import update_
 from support.reference import ReferenceTables
@@ -64,7 +64,6 @@ class Parts:
         self.groups = CollectionGroups(
             layout,
             dict.fromkeys(tables, settings),
-            ProcessGroups(),
             ShardingEnv.from_local(1, 0),
             torch.device("cpu"),
         )

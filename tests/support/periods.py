@@ -50,9 +50,9 @@ def write_log(file, first_user, seed, rows=400, users=60):
             log.write(f"{label},u{user},a{ad},s{user % 5},{drawn.random():.3f}\n")
 
 
-def train(path, overrides=(), on_bad_file="error"):
+def train(path, overrides=(), on_bad_file="error", follow=False):
     """Train on all new files; also as a rank of several."""
-    train_incrementally(path, list(overrides), on_bad_file)
+    train_incrementally(path, list(overrides), on_bad_file, follow)
 
 
 def lines(folder, kind="period"):

@@ -65,16 +65,17 @@ class PlainCollection(nn.Module):
 
 
 class Unsharded:
-    """Trains a float64 copy of a model: its tables by `ReferenceTables`, the rest by SGD.
+    """Trains a float64 copy of a model: its tables by `ReferenceTables`, the rest by torch.
 
     Args:
         model: with weights on the CPU, before it is sharded.
         dense_lr: learning rate of everything but tables.
+        dense: torch's optimizer of it.
         force_counts: as if every row of a batch had occurred so often (for negative tests).
         **settings: of `ReferenceTables`.
     """
 
-    def __init__(self, model, dense_lr, force_counts=None, **settings):
+    def __init__(self, model, dense_lr, force_counts=None, dense=torch.optim.SGD, **settings):
         model = copy.deepcopy(model)
         self.parts = {}
         for path, module in list(model.named_modules()):
@@ -88,8 +89,8 @@ class Unsharded:
         self.force_counts = force_counts
         self.reference = ReferenceTables(self.parameters(), **settings)
         tables = {id(table) for table in self.parameters().values()}
-        dense = [p for p in model.parameters() if id(p) not in tables]
-        self.dense = torch.optim.SGD(dense, lr=dense_lr)
+        others = [p for p in model.parameters() if id(p) not in tables]
+        self.dense = dense(others, lr=dense_lr)
 
     def parameters(self):
         """The tables by path."""

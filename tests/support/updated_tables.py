@@ -22,6 +22,7 @@ from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.collections import tell_when_reached
 from stampede.optim.sharded.passes import Passes
 from stampede.optim.sharded.reduction import CollectionLayout
+from stampede.optim.sharded.tables import tables_of_any_width
 from stampede.optim.table_array import TableShard
 
 CLIP = CowClip(ratio=0.5, bound=1e-3)
@@ -81,14 +82,16 @@ class Tables:
         place = (EmbeddingLocation.HOST, ComputeDevice.CPU)
         if self.device.type == "cuda":
             place = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
-        tbe = SplitTableBatchedEmbeddingBagsCodegen(
-            [(shard.rows, columns, *place) for shard, columns in zip(shards, widths, strict=True)],
-            feature_table_map=features,
-            pooling_mode=pooling,
-            weights_precision=precision,
-            device=self.device,
-            learning_rate=lr,
-        )
+        specs = [(part.rows, columns, *place) for part, columns in zip(shards, widths, strict=True)]
+        with tables_of_any_width():
+            tbe = SplitTableBatchedEmbeddingBagsCodegen(
+                specs,
+                feature_table_map=features,
+                pooling_mode=pooling,
+                weights_precision=precision,
+                device=self.device,
+                learning_rate=lr,
+            )
         self.tbe = CowClipTables.adopt(tbe, shards, setting, dim or widths[0])
         self.shards, self.widths, self.features = shards, widths, features
         self.setting = setting

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from types import ModuleType
@@ -89,13 +90,16 @@ class Encoder:
 
     Args:
         folder: of the package.
-        about: its `package.json`.
+        about: its `package.json`; None: it is read.
 
     Attributes:
         columns: that the inputs are made of.
     """
 
-    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
+    def __init__(self, folder: str | Path, about: Mapping[str, Any] | None = None) -> None:
+        folder = Path(folder)
+        if about is None:
+            about = json.loads((folder / "package.json").read_text(encoding="utf-8"))
         self._about = about
         self._vocabularies = {
             field["name"]: _Vocabulary(folder / "vocabularies" / f"{field['name']}.parquet", field)
@@ -120,8 +124,7 @@ class Encoder:
             ValueError: a column is absent, or a value cannot be used.
         """
         bad_values = bad_values or BadValues("error")
-        frame = _table_of(samples, self.columns, self._id_columns, bad_values)
-        frame = _missing_as_null(frame, self._about["missing"])
+        frame = self._frame(samples, self.columns, bad_values)
         found = [self._ids(field, frame, bad_values) for field in self._about["fields"]]
         wanted = self._about["numbers"]
         numbers = np.empty((len(frame), len(wanted)), dtype=np.float32)
@@ -131,6 +134,37 @@ class Encoder:
         # Polars' own memory must not be written, which torch warns of.
         ids = [np.require(ids, requirements="W") for ids, _ in found]
         return Encoded(ids, [lengths for _, lengths in found], numbers)
+
+    def rows(
+        self, samples: Samples, fields: Sequence[str], bad_values: BadValues | None = None
+    ) -> dict[str, np.ndarray]:
+        """Rows of some fields' tables, as a file of `stampede export --format onnx` takes them.
+
+        Returns:
+            By field `[n]` int64; `[n, most]` where samples may have several, -1 beyond the last.
+
+        Raises:
+            ValueError: there is no such field, a column is absent, or a value cannot be used.
+        """
+        bad_values = bad_values or BadValues("error")
+        known = {field["name"]: field for field in self._about["fields"]}
+        if other := [name for name in fields if name not in known]:
+            raise ValueError(f"no field {other[0]!r}; the fields are {', '.join(known)}")
+        columns = [known[name]["column"] or self._about["time"]["column"] for name in fields]
+        frame = self._frame(samples, list(dict.fromkeys(columns)), bad_values)
+        found = {}
+        for name in fields:
+            found[name], lengths = self._ids(known[name], frame, bad_values)
+            if lengths is not None:
+                padded = np.full((len(lengths), lengths.max(initial=0)), -1)
+                padded[np.arange(padded.shape[1]) < lengths[:, None]] = found[name]
+                found[name] = padded
+        return found
+
+    def _frame(self, samples: Samples, columns: list[str], bad_values: BadValues) -> pl.DataFrame:
+        """Some columns, null where a value is missing."""
+        frame = _table_of(samples, columns, self._id_columns, bad_values)
+        return _missing_as_null(frame, self._about["missing"])
 
     def _ids(
         self, field: Mapping[str, Any], frame: pl.DataFrame, bad_values: BadValues

@@ -126,7 +126,7 @@ def _difference(folder: Path, file: tuple[str, Mapping[str, Any]]) -> str:
             size = os.fstat(opened.fileno()).st_size
             if size != entry["bytes"]:
                 return f"{size:,} bytes instead of {entry['bytes']:,}"
-            if _sha256(opened) != entry["sha256"]:
+            if file_sha256(opened) != entry["sha256"]:
                 return "its content has changed (SHA-256 differs)"
     except OSError as failure:
         return failure.strerror or str(failure)
@@ -140,7 +140,8 @@ def _open(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def _sha256(file: BinaryIO) -> str:
+def file_sha256(file: BinaryIO) -> str:
+    """SHA-256 of an open file, in hexadecimal."""
     digest = hashlib.sha256()
     while block := file.read(1 << 20):
         digest.update(block)

@@ -8,8 +8,9 @@
 
 or `python update.py models/day_6 deltas/day_7 --out models/day_7 --publish`.
 
-A package is never changed: `apply` makes a new one beside it, equal to a full export byte for byte,
-and a model that is loaded stays what it is. So a server never scores with half of each.
+A package is never changed: `apply` makes a new one beside it that holds what a full export does,
+and a model that is loaded stays what it is. So a server never scores with half of each. No program
+is taken from a delta: the Python files of the new package are those of the old one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,7 +37,18 @@ from torch import Tensor
 HERE = Path(__file__).resolve().parent
 
 DELTA, PACKAGE, CURRENT = "delta.json", "package.json", "current.json"
-FORMAT = 1
+FORMAT = 2
+
+# What a delta may bring; all else is taken from the package.
+_DATA = re.compile(
+    r"(dense\.json|(dense|tables/[\w.-]+)\.safetensors|vocabularies/[\w.-]+\.parquet)"
+)
+
+
+# What libraries raise of files that are damaged or absent.
+_DAMAGE = (
+    FileNotFoundError, LookupError, RuntimeError, TypeError, SafetensorError, PolarsError,
+)  # fmt: skip
 
 
 def _loader() -> Any:
@@ -71,7 +84,6 @@ def apply(package: str | Path, deltas: Sequence[str | Path], out: str | Path) ->
             shutil.rmtree(made, ignore_errors=True)
             temporary.append(made)
             patch(before, delta, made)
-            _loader().check(made)
             before = made
         if before is package:
             raise ValueError("no delta is given")
@@ -82,8 +94,11 @@ def apply(package: str | Path, deltas: Sequence[str | Path], out: str | Path) ->
     return out
 
 
-def patch(package: Path, delta: Path, out: Path) -> None:
-    """Write the package that a delta makes of another one, without checking what comes out.
+def patch(package: Path, delta: Path, out: Path, checked: bool = True) -> None:
+    """Write the package that a delta makes of another one.
+
+    Args:
+        checked: whether what comes out is compared with what the delta says.
 
     Raises:
         ValueError: the delta is of another package, or damaged.
@@ -92,45 +107,113 @@ def patch(package: Path, delta: Path, out: Path) -> None:
         about, after = (_loader().read_json(delta / name)[0] for name in (DELTA, PACKAGE))
         found, base, names = about["format"], about["base"], [*after["files"], PACKAGE]
         changes = {**about["tables"], **about["vocabularies"]}
+        expected = _contents(after)
         if found != FORMAT:
             raise ValueError(f"format {found}, but this update.py reads {FORMAT}")
         wrong = [name for name in (*names, *changes.values()) if not _loader().NAME.fullmatch(name)]
+        wrong += [name for name in changes if not _DATA.fullmatch(name)]
         if wrong:
             raise ValueError(f"{wrong[0]!r} is no name of a file in a package")
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as failure:
         raise ValueError(f"{delta}: no delta here ({failure})") from None
     if base != package_digest(package):
         raise ValueError(
-            f"{delta}: is of another package than {package} (SHA-256 of its {PACKAGE} differs); "
+            f"{delta}: is of another package than {package} (SHA-256 of its content differs); "
             "apply the deltas in order, each to what the one before it made"
         )
     out.mkdir(parents=True)
-    for name in names:
+    for name in after["files"]:
         target = out / name
         target.parent.mkdir(exist_ok=True)
         try:
             if name not in changes:
-                source = delta / name if (delta / name).is_file() else package / name
-                _link(source, target)
+                # Only a package's own files share their place on the disk.
+                if _DATA.fullmatch(name) and (delta / name).is_file():
+                    shutil.copyfile(delta / name, target)
+                else:
+                    _link(package / name, target)
             elif name in about["tables"]:
                 _patch_table(package / name, delta / changes[name], target)
             else:
                 size = about["sizes"][name]
                 _patch_vocabulary(package / name, delta / changes[name], target, size)
-        except (LookupError, RuntimeError, TypeError, SafetensorError, PolarsError) as failure:
+        except (
+            OSError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            SafetensorError,
+            PolarsError,
+        ) as failure:
             raise ValueError(f"{delta}: {name} cannot be made ({failure})") from None
+    text = sealed(after, out)
+    found = _contents(json.loads(text))
+    differing = [name for name in expected if found.get(name) != expected[name]]
+    if checked and differing:
+        raise ValueError(
+            f"{delta}: {differing[0]} does not come out as it was exported; copy the delta again, "
+            "or export the whole once"
+        )
+    (out / PACKAGE).write_text(text, encoding="utf-8")
+
+
+def _contents(about: Mapping[str, Any]) -> dict[str, str]:
+    """SHA-256 of what each file of a package holds."""
+    return {name: entry.get("content", entry["sha256"]) for name, entry in about["files"].items()}
 
 
 def package_digest(package: Path) -> str:
-    """SHA-256 of a package's `package.json`, which holds those of all its files.
+    """SHA-256 of what a package holds, whatever versions of libraries wrote its files.
 
     Raises:
         ValueError: it is no package.
     """
     try:
-        return hashlib.sha256(_loader().read_json(package / PACKAGE)[1]).hexdigest()
-    except (OSError, ValueError, RecursionError) as failure:
+        about, _ = _loader().read_json(package / PACKAGE)
+        text = json.dumps({**about, "files": _contents(about), "sha256": ""}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+    except (OSError, ValueError, LookupError, AttributeError, RecursionError) as failure:
         raise ValueError(f"{package}: no exported model here ({failure})") from None
+
+
+def sealed(about: Mapping[str, Any], folder: Path) -> str:
+    """The text of `package.json`: what a package is, its files, and a SHA-256 of the text.
+
+    Tables and vocabularies have a SHA-256 of what they hold besides, as other versions of
+    safetensors and polars may write the same in other bytes.
+
+    Args:
+        about: what a package is.
+        folder: with all of its files.
+    """
+    files, file_sha256 = {}, _loader().file_sha256
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder).as_posix()
+        if name == PACKAGE:
+            continue
+        with path.open("rb") as file:
+            entry = {"bytes": path.stat().st_size, "sha256": file_sha256(file)}
+        if name.startswith(("tables/", "vocabularies/")):
+            entry["content"] = content_digest(path)
+        files[name] = entry
+    text = json.dumps({**about, "files": files, "sha256": ""}, indent=1, allow_nan=False) + "\n"
+    # Its own is that of the text without it.
+    before, key, after = text.rpartition('"sha256": "')
+    return before + key + hashlib.sha256(text.encode()).hexdigest() + after
+
+
+def content_digest(path: Path) -> str:
+    """SHA-256 of the tensors or ids that a file holds."""
+    digest = hashlib.sha256()
+    if path.suffix == ".parquet":
+        values = pl.read_parquet(path)["value"]
+        digest.update(values.str.len_bytes().fill_null(-1).cast(pl.Int64).to_numpy().tobytes())
+        digest.update(values.str.join("").item().encode())
+    else:
+        for name, tensor in sorted(load_file(path).items()):
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+            digest.update(tensor.contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _patch_table(before: Path, changes: Path, target: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_prepared_folder_takes_no_options_of_logs(tmp_path, capsys):
     prepared(tmp_path / "prepared")
     folder, out = str(tmp_path / "prepared"), str(tmp_path / "out")
     assert main([folder, "--out", out, "--kind", "avazu"]) == 2
-    assert "is a prepared folder; give it alone" in capsys.readouterr().err
+    assert "is a prepared folder; give it without --kind" in capsys.readouterr().err
     assert main([folder, "--out", out]) == 0
     assert main([folder, "--out", str(tmp_path / "prepared" / "manifest.json")]) == 2
     assert "choose another folder" in capsys.readouterr().err
@@ -101,7 +101,6 @@ def test_a_page_of_many_odd_columns(tmp_path, capsys):
     for i in range(55):
         frame[f"an_id_with_a_long_name_{i}"] = "x" if i else np.nan
         frame[f"number_{i}"] = [np.nan, -(10.0 ** (i % 30)), 0.5, 10.0 ** (i % 30)][i % 4]
-    # Charts of nothing at all were drawn before.
     assert described_in(tmp_path, frame, capsys)
     assert (tmp_path / "out/description.png").stat().st_size > 10_000
     empty = frame[["label", "an_id_with_a_long_name_0", "number_0"]]
@@ -144,10 +143,10 @@ def test_advice(tmp_path, capsys):
     said = " ".join(described_in(tmp_path, frame, capsys).partition("\nadvice\n")[2].split())
     for words in (
         "% of the rows lie in 1 day of 5, from 2020-09-15 00:00 on: a share",
-        "hour 100%, request 100%: so many ids of the test rows are not in the training part; leave",
-        "of a time, hour_of_day and weekday serve instead, as data.features=auto makes them",
+        "hour 100%, request 100%: this share of the test ids is not in the training part; leave it",
+        "for a time, use hour_of_day and weekday, as data.features=auto does",
         "min_count=2 or more trains the row that they share",
-        "landing_page 1.000, number_of_seconds 1.000: alone so large a test AUC, as if it w",
+        "landing_page 1.000, number_of_seconds 1.000: this test AUC alone suggests that",
         "nothing, number_of_nothing: missing in all rows; leave it out",
         "country, number_one: the same in all rows; leave it out",
     ):
@@ -179,7 +178,7 @@ def test_rows_and_click_rates_are_shown(tmp_path, capsys):
     "content, sentence",
     [
         ("label,b\n1,x\n0,y\n".replace("\n", "\r"), "its lines end with \\r alone; write"),
-        ("label,b\n", "holds a header line and no row"),
+        ("label,b\n", "has only a header line"),
         ("label,b\nyes,x\n1,y\n0,z\n", "'yes'; write 1 for a click and 0 for none in the log"),
         ("label,b\n5,x\n1,y\n", "holds 5; write a schema file with `label: {column: label, at_l"),
         ("a" * 10_000_000 + ",b\n1,2\n", "line 1 is longer than 1 MB"),

@@ -152,12 +152,12 @@ def test_files_may_have_their_columns_in_another_order(tmp_path):
     "header, words",
     [
         ("y,user,slot,x,w", "no column 't'"),
-        ("y,y,user,slot,x,w,t", "column 'y' stands twice in the header; give the columns diff"),
+        ("y,y,user,slot,x,w,t", "column 'y' appears twice in the header; give the columns diff"),
         (
             "1,anna,3,0.5,1,2024-01-31",
             r"line 1 seems to be a row.*`columns: \[label, user, ",
         ),
-        ("0,0,anna,3,0.5,1,t", r"column '0' stands twice.*line 1 seems to be a row, not a header"),
+        ("0,0,anna,3,0.5,1,t", r"column '0' appears twice.*line 1 seems to be a row, not a header"),
         ("y;user;slot;x;w;t", 'separated by semicolons: write `separator: ";"` in the schema'),
         ("y\tuser\tslot\tx\tw\tt", r'separated by tabs: write `separator: "\\t"` in the schema'),
     ],

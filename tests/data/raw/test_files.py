@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from stampede.data import DataError
 from stampede.data.raw import files as blocks
-from stampede.data.raw.files import count_lines, expand, read_blocks
+from stampede.data.raw.files import expand, read_blocks
 from support.raw_logs import GOOD, HEADER, log_of, read, write
 
 
@@ -53,7 +53,6 @@ def test_blocks_hold_every_line_once(tmp_path_factory, lines, ended, size):
             first += block.lines
             found += rows
     assert [row.rstrip(b"\r") for row in found] == [row.rstrip(b"\r") for row in expected]
-    assert count_lines(path) == len(expected)
 
 
 def compressed(path, lines, keep):

@@ -28,11 +28,11 @@ BAD = {
     "1,anna,3,0.5,1": ("", "5 columns", "6 columns"),
     "1,anna,3,0.5,1,2024-01-31,": ("", "7 columns", "6 columns"),
     '1,"anna,b",3,0.5,1': ("", "5 columns", "6 columns"),
-    '1,an"na,3,0.5,1,2024-01-31': ("", "a quote without its counterpart", "6 columns"),
+    '1,an"na,3,0.5,1,2024-01-31': ("", "a quote that is not closed", "6 columns"),
     "1,anna,3,1e39,1,2024-01-31": ("x", "1e+39", "finite number up to 3.4e+38"),
     "1,anna,3,0.5,1e39,2024-01-31": ("w", "1e+39", "from 0 to 3.4e+38"),
     "": ("", "1 columns", "6 columns"),
-    "1,an\udcffna,3,0.5,1,2024-01-31": ("", "no UTF-8", "6 columns"),
+    "1,an\udcffna,3,0.5,1,2024-01-31": ("", "not UTF-8", "6 columns"),
 }
 
 

@@ -79,7 +79,7 @@ def test_the_line_has_the_default(changed):
 
 def test_a_harmless_key_that_came_later(changed):
     assert changed(["train.timing_every"], "train.timing_every=7") == [
-        "train.timing_every: 500 in the checkpoint, 7 now"
+        "train.timing_every=7 (was 500)"
     ]
 
 
@@ -100,8 +100,8 @@ def test_a_checkpoint_of_a_version_without_a_key_is_continued(tmp_path, capsys):
         without(values["config"], key)
     sign(path, values)
     run_small(tmp_path, RESUME)
-    told = [line for line in capsys.readouterr().out.splitlines() if "changed since" in line]
-    assert told == ["changed since then: train.epochs: 1 in the checkpoint, 2 now"]
+    told = [line for line in capsys.readouterr().out.splitlines() if "new setting" in line]
+    assert told == ["new setting: train.epochs=2 (was 1)"]
 
 
 OLD = {
@@ -127,8 +127,8 @@ def test_keys_that_are_gone_are_left_out_of_what_was_saved(tmp_path, capsys):
     with pytest.raises(SettingsError, match=r"checkpoint\.force: unknown key"):
         load_config(run / "config.yaml")
     run_small(tmp_path, RESUME)
-    told = [line for line in capsys.readouterr().out.splitlines() if "changed since" in line]
-    assert told == ["changed since then: train.epochs: 1 in the checkpoint, 2 now"]
+    told = [line for line in capsys.readouterr().out.splitlines() if "new setting" in line]
+    assert told == ["new setting: train.epochs=2 (was 1)"]
 
 
 # What becomes of the file, and what is said.

@@ -149,7 +149,7 @@ def test_a_hostile_entry_is_not_executed(checkpoint, tmp_path, form):
     put_into_entry(checkpoint, zipped(weights_of_table() + 1))
     assert torch.equal(read(checkpoint), weights_of_table() + 1)
     put_into_entry(checkpoint, form(Harm(tmp_path / "harm")))
-    refused(checkpoint, "an entry holds something else than a tensor")
+    refused(checkpoint, "an entry is not a tensor")
     assert not (tmp_path / "harm").exists()
 
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from stampede.engine.checkpoint import Checkpoints, Progress, load, newest_whole, saving
 from stampede.engine.checkpoint.tensors import on_cpu, reason
@@ -172,9 +173,7 @@ def test_dense_layers_that_are_not_finite_are_not_saved(tmp_path, bad):
 def test_ranks_wait_long_for_large_files(tmp_path, monkeypatch):
     patience = []
     with small_job(tmp_path) as (here, job, config, data, target):
-        monkeypatch.setattr(
-            saving.dist, "new_group", lambda **keys: patience.append(keys["timeout"])
-        )
+        monkeypatch.setattr(dist, "new_group", lambda **keys: patience.append(keys["timeout"]))
         Checkpoints(target, job, config, data, here)
         newest_whole(target, here)
     assert patience == [timedelta(hours=24)] * 2

@@ -1,7 +1,9 @@
 """Deltas: small folders that make a full package of an earlier one, byte for byte."""
 
 import filecmp
+import hashlib
 import importlib.util
+import json
 import subprocess
 import sys
 import threading
@@ -13,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from stampede.engine import export
-from stampede.engine.inference.delta import _changed_lines
+from stampede.engine.inference import delta as delta_module
 from stampede.engine.inference.package import update
 from support.packages import loaded
 from support.periods import period, train, write_job, write_log
@@ -141,7 +143,7 @@ def test_a_reader_scores_with_the_old_or_the_new_model_only(days, tmp_path):
     reader = threading.Thread(target=serve)
     reader.start()
     # As a server applies it, without stampede.
-    command = [sys.executable, delta / "update.py", full, delta, "--out", models / "day_2"]
+    command = [sys.executable, full / "update.py", full, delta, "--out", models / "day_2"]
     subprocess.run([*command, "--publish"], check=True, capture_output=True)
     done.set()
     reader.join()
@@ -153,7 +155,71 @@ def test_a_reader_scores_with_the_old_or_the_new_model_only(days, tmp_path):
     assert np.array_equal(found[-1], expected["day_2"])
 
 
+def test_other_versions_of_libraries_may_apply_a_delta(days, tmp_path, monkeypatch):
+    """They write the same tensors and ids in other bytes."""
+    full = {n: exported(days, n, tmp_path / f"full{n}") for n in (1, 2, 3)}
+    deltas = [exported(days, n, tmp_path / f"d{n}", "--since", full[n - 1]) for n in (2, 3)]
+    write_parquet, save_file = pl.DataFrame.write_parquet, update.save_file
+    monkeypatch.setattr(
+        pl.DataFrame, "write_parquet", lambda *a: write_parquet(*a, compression="gzip")
+    )
+    monkeypatch.setattr(update, "save_file", lambda *a: save_file(*a, metadata={"by": "another"}))
+    second = update.apply(full[1], deltas[:1], tmp_path / "second")
+    made = update.apply(second, deltas[1:], tmp_path / "made")
+    for name in ("tables/user.safetensors", "vocabularies/user.parquet"):
+        assert not filecmp.cmp(made / name, full[3] / name, shallow=False)
+    log = pl.read_csv(days / "log3.csv", infer_schema=False).drop("click")
+    np.testing.assert_array_equal(loaded(made).score(log), loaded(full[3]).score(log))
+
+
+def test_no_program_is_taken_from_a_delta(days, tmp_path):
+    full = {number: exported(days, number, tmp_path / f"full{number}") for number in (1, 2)}
+    delta = exported(days, 2, tmp_path / "delta", "--since", full[1])
+    assert not list(delta.rglob("*.py"))
+    # Nor from one that somebody has put a program in, with all checksums right.
+    (delta / "load.py").write_text("raise SystemExit('taken')")
+    hidden = "__pycache__/load.cpython-311.pyc"
+    (delta / "__pycache__").mkdir()
+    (delta / hidden).write_text("taken")
+    made = update.apply(full[1], [delta], tmp_path / "made")
+    assert same_files(made, full[2])
+    about = json.loads((delta / "package.json").read_text())
+    about["files"] |= {hidden: {"bytes": 5, "sha256": hashlib.sha256(b"taken").hexdigest()}}
+    (delta / "package.json").write_text(json.dumps(about))
+    with pytest.raises((ValueError, OSError)):
+        update.apply(full[1], [delta], tmp_path / "with_more")
+    about["files"].pop(hidden)
+    (delta / "package.json").write_text(json.dumps(about))
+    text = (delta / "delta.json").read_text()
+    (delta / "delta.json").write_text(text.replace('"tables/user.safetensors"', '"load.py"'))
+    with pytest.raises(ValueError, match=r"'load\.py' is no name of a file in a package"):
+        update.apply(full[1], [delta], tmp_path / "as_table")
+
+
+def test_a_delta_that_would_give_something_else_is_not_written(days, tmp_path, capsys, monkeypatch):
+    base = exported(days, 1, tmp_path / "full1")
+    # As a mistake of ours would leave a row out.
+    changed = delta_module._changed
+    monkeypatch.setattr(delta_module, "_changed", lambda *a: changed(*a)[1:])
+    run, folder = str(period(days, 2)), tmp_path / "delta"
+    assert export.main([run, str(folder), "--since", str(base)]) == 2
+    assert "does not come out as it was exported" in capsys.readouterr().err
+    monkeypatch.undo()
+    # As another version of stampede has it.
+    with (base / "encode.py").open("a") as file:
+        file.write("\n")
+    (base / "package.json").write_text(update.sealed(_about(base), base))
+    assert export.main([run, str(folder), "--since", str(base)]) == 2
+    assert "its encode.py is of another version of stampede" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["full1"]
+
+
+def _about(package):
+    about = json.loads((package / "package.json").read_text())
+    return {key: value for key, value in about.items() if key not in ("files", "sha256")}
+
+
 def test_a_vocabulary_may_get_shorter():
     old, new = pl.Series("value", ["a", "b", "c"]), pl.Series("value", ["a", "x"])
-    changed = _changed_lines(old, new)
+    changed = delta_module._changed_lines(old, new)
     assert update.patched_vocabulary(old, changed, 2).to_list() == ["a", "x"]

@@ -13,6 +13,7 @@ from stampede.engine.inference.package.dense import Dense
 from stampede.engine.inference.packaging import DensePart, describe, export_dense_part
 from stampede.models import CTRModel, network, network_names
 from support.jobs import run_small
+from support.onnx_files import dense_session
 from support.packages import loaded, open_test_part
 from support.predicting import run_command, scores
 
@@ -48,13 +49,20 @@ def test_every_network_is_exported_for_any_number_of_samples(name, numbers, opti
     generator = torch.Generator().manual_seed(1)
     for parameter in model.network.parameters():
         nn.init.normal_(parameter, 0.0, 0.3, generator)
-    program = from_json(export_dense_part(model))
+    exported = export_dense_part(model)
+    program, session = from_json(exported), dense_session(exported, numbers)
     part = DensePart(model)
+    taken = {one.name for one in session.get_inputs()}
     for samples in (1, 2, 33):
         rows = torch.randn(samples, 3, 11, generator=generator)
         given = torch.randn(samples, numbers, generator=generator)
         with torch.no_grad():
-            assert torch.equal(program(rows, given), part(rows, given))
+            expected = part(rows, given)
+            assert torch.equal(program(rows, given), expected)
+        inputs = {"rows": rows.numpy(), "numbers": given.numpy()}
+        found = session.run(None, {key: one for key, one in inputs.items() if key in taken})[0]
+        # Of logits up to 300 the last bits differ.
+        np.testing.assert_allclose(found, expected, atol=2e-6 * expected.abs().amax(), rtol=0)
 
 
 OWN = """
@@ -133,7 +141,7 @@ def test_what_a_network_may_be_written_with():
     model.network = Plain().eval()
     nn.init.normal_(model.network.norm.running_mean)
     exported = export_dense_part(model)
-    program = from_json(exported)
+    program, session = from_json(exported), dense_session(exported, 2)
     for samples in (1, 33):
         rows, given = torch.randn(samples, 2, 11), torch.randn(samples, 2)
         with torch.no_grad():
@@ -141,6 +149,8 @@ def test_what_a_network_may_be_written_with():
             assert torch.equal(found, exported.module()(rows, given))
             # In evaluation nn.MultiheadAttention itself takes a kernel that rounds differently.
             assert torch.allclose(found, DensePart(model)(rows, given), atol=1e-5)
+        written = session.run(None, {"rows": rows.numpy(), "numbers": given.numpy()})[0]
+        np.testing.assert_allclose(written, found, atol=1e-5, rtol=0)
 
 
 class Rare(nn.Module):

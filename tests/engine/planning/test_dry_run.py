@@ -26,13 +26,13 @@ def large():
 
 def test_ten_billion_rows_fit_128_gpus(large):
     assert large.fits
-    memory = large.figures.memory
+    memory = large.costs.memory
     rows = 10**10
     # A copy of each dense layer on every rank, and of tables that the planner replicates.
     copied = sum(
         table.rows
         for name, table in large.work.tables.items()
-        if table.field in getattr(large.figures.groups.get("data_parallel"), "fields", [])
+        if table.field in getattr(large.costs.groups.get("data_parallel"), "fields", [])
     )
     dense = 128 * large.work.dense_weight_bytes()
     assert memory["weights"].sum() == (rows + 127 * copied) * 12 * 4 + dense
@@ -40,7 +40,7 @@ def test_ten_billion_rows_fit_128_gpus(large):
     # And a counter of steps a row: one in each part of a row.
     counters = memory["optimizer_state"].sum() - states
     assert 4 * rows <= counters <= 3 * 4 * (rows + 127 * copied)
-    assert large.figures.lookups.sum() >= 26 * 65536
+    assert large.costs.lookups.sum() >= 26 * 65536
 
 
 def test_tables_beyond_int32_are_split(large):
@@ -60,7 +60,7 @@ def test_the_report_fits_a_terminal(large, capsys):
     assert len(printed.splitlines()) < 40
 
 
-def test_the_figures_as_json(tmp_path, large):
+def test_the_costs_as_json(tmp_path, large):
     out = tmp_path / "plan.json"
     print_dry_run(TEN_BILLION, gpus(128, 141), out)
     written = json.loads(out.read_text())

@@ -18,7 +18,7 @@ from stampede.optim import local_cowclip_tables
 from stampede.optim.sharded.supported import SHARDING_TYPES
 from support.jobs import small_config
 from support.networks import OURS, VARIANTS, variant_id
-from support.planning import figures_of
+from support.planning import costs_of
 from support.ranks import run_ranks
 
 SAMPLES, FIELDS, NUMBERS = 256, 12, 5
@@ -77,7 +77,7 @@ def planned_and_real(folder, overrides, here):
     """Bytes of weights and states on this rank, as planned and as they are."""
     config = small_config(folder, *overrides, world_size=here.world_size)
     job = build(config, open_dataset(config, here), here)
-    work, found = figures_of(config, job.model.plan, here.world_size)
+    work, found = costs_of(config, job.model.plan, here.world_size)
     planned = (
         found.memory["weights"][here.rank] - work.dense_weight_bytes(),
         found.memory["optimizer_state"][here.rank] - work.dense_state_bytes(),
@@ -140,7 +140,7 @@ def test_a_step_takes_no_more_than_its_estimate(tmp_path, optimizer):
     with processes("cpu") as here:
         dataset = open_dataset(config, here)
         job = build(config, dataset, here)
-        _, found = figures_of(config, job.model.plan, 1)
+        _, found = costs_of(config, job.model.plan, 1)
         first, second, *_ = Reader(config, dataset, here).training()
         first, second = (send(batch, job.front, here.device) for batch in (first, second))
         train_step(job, first, 1, here)
@@ -176,7 +176,7 @@ def test_states_of_fbgemm(tmp_path, optimizer):
     config = small_config(tmp_path, f"optim.embedding.optimizer={optimizer}")
     with processes("cpu") as here:
         job = build(config, open_dataset(config, here), here)
-        work, found = figures_of(config, job.model.plan, 1)
+        work, found = costs_of(config, job.model.plan, 1)
         (lookup,) = job.model.module.front.ebc._lookups
         real = sum(
             state.nbytes

@@ -5,8 +5,8 @@ from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.engine.config.load import load_config
+from stampede.engine.console import readable_bytes
 from stampede.engine.planning import planner
-from stampede.engine.planning.dry_run import readable
 from stampede.engine.planning.planner import Cluster, describe_plan, parse_bytes, search_plan
 from stampede.engine.planning.workload import planned_data, workload
 from stampede.engine.processes import processes
@@ -123,4 +123,4 @@ def test_what_is_no_size_is_refused_with_examples(text):
     ],
 )
 def test_sizes_are_shown(count, text):
-    assert readable(count) == text
+    assert readable_bytes(count) == text

@@ -186,9 +186,9 @@ def foreign_config(run):
     [
         (shutil.rmtree, "there is no such run folder; write a run folder such as"),
         (lambda run: (run / "config.yaml").unlink(), "holds no config.yaml, nor does a folder in"),
-        (damaged_summary, "summary.json: is damaged"),
-        (poor_summary, "summary.json: is damaged (no 'auc'); delete it to show"),
-        (damaged_line, "metrics.jsonl: is damaged (no 'loss')"),
+        (damaged_summary, "summary.json: damaged"),
+        (poor_summary, "summary.json: damaged (no 'auc'); delete it to show"),
+        (damaged_line, "metrics.jsonl: damaged (no 'loss')"),
         (foreign_config, "train.batch_size is absent"),
     ],
 )
@@ -254,12 +254,12 @@ def large(run):
         (line(kind="advice", text="\ud800"), "text: Input should be a valid string"),
         (timing(step_seconds={}), "no 'step_seconds.steps'"),
         (timing(slowest_seconds={"rank": [], "own": 0.0, "others": 0.0}), "slowest_seconds.rank: "),
-        (lambda run: (run / "metrics.jsonl").write_text("[" * 100_000 + "\n"), "is damaged ("),
-        (lambda run: (run / "metrics.jsonl").write_text("[]\n"), "is damaged ("),
-        (lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\n"), "is damaged ("),
-        (large, "metrics.jsonl: is damaged"),
+        (lambda run: (run / "metrics.jsonl").write_text("[" * 100_000 + "\n"), "damaged ("),
+        (lambda run: (run / "metrics.jsonl").write_text("[]\n"), "damaged ("),
+        (lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\n"), "damaged ("),
+        (large, "metrics.jsonl: damaged"),
         (pipe("metrics.jsonl"), "is no file"),
-        (summary(auc="0.5"), "summary.json: is damaged (auc: Input should be a valid number"),
+        (summary(auc="0.5"), "summary.json: damaged (auc: Input should be a valid number"),
         (summary(last=[]), "last: Input should be"),
         (summary(last={"test": {"other": 1}}), "no 'other'"),
         (summary(rows={"train": None}), "rows.train: Input should be"),
@@ -290,7 +290,7 @@ def test_nothing_that_a_run_wrote_commands_the_terminal(run_folders, tmp_path, c
         assert not [c for c in text if not c.isprintable() and c != "\n"]
     (run / "summary.json").write_text("{")
     said = report(capsys, run, "--out", out)[1]
-    assert "\x1b" not in said and "summary.json: is damaged" in said
+    assert "\x1b" not in said and "summary.json: damaged" in said
 
 
 def test_a_folder_that_cannot_be_written(run_folders, tmp_path, capsys):

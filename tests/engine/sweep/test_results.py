@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from stampede.engine.figures import to_png
+from stampede.engine.plots import to_png
 from stampede.engine.sweep import pictures
 from stampede.engine.sweep.results import Outcome, mean, results, to_csv, to_markdown
 from stampede.engine.sweep.spec import load_sweep

@@ -153,17 +153,28 @@ RUN = f"trials/{LOW}"
 @pytest.mark.parametrize(
     "damage, sentence",
     [
-        (write("failures.json", "{"), r"failures\.json: is damaged .*; delete it"),
-        (write("failures.json", "[]"), r"failures\.json: is damaged .*; delete it"),
-        (write("failures.json", '{"a": {}}'), r"failures\.json: is damaged \(no 'message'\)"),
-        (write(f"{RUN}/summary.json", "{"), rf"summary\.json: is damaged .*; delete \S*{LOW} to"),
-        (write(f"{RUN}/summary.json", "{}"), r"summary\.json: is damaged \(no 'selected_on'\)"),
+        (write("failures.json", "{"), r"failures\.json: damaged .*; delete it"),
+        (write("failures.json", "[]"), r"failures\.json: damaged .*; delete it"),
+        (write("failures.json", '{"a": {}}'), r"failures\.json: damaged \(no 'message'\)"),
+        (write(f"{RUN}/summary.json", "{"), rf"summary\.json: damaged .*; delete \S*{LOW} to"),
+        (write(f"{RUN}/summary.json", "{}"), r"summary\.json: damaged \(no 'selected_on'\)"),
     ],
 )
 def test_what_is_damaged_gets_a_sentence(moved, damage, sentence):
     damage(moved / "out")
     with pytest.raises(RunFolderError, match=sentence):
         again(moved)
+
+
+def test_a_link_out_of_the_folder_of_a_sweep_is_refused(moved, tmp_path):
+    """Checkpoints of trials that have ended are deleted."""
+    trial = moved / "out/trials" / LOW
+    trial.rename(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/checkpoints").mkdir(exist_ok=True)
+    trial.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunFolderError, match=rf"{LOW} leads out of .*out, and a sweep"):
+        again(moved)
+    assert (tmp_path / "elsewhere/checkpoints").is_dir()
 
 
 def test_an_error_of_a_trial_is_not_one_of_the_folder(moved, monkeypatch):
@@ -347,7 +358,7 @@ def test_a_kill_while_optuna_wrote_neither_hangs_nor_damages(killed, soon):
 def test_a_damaged_journal_gets_a_sentence(killed, line):
     path = killed / "out/study.log"
     path.write_bytes(line.encode("latin1") + path.read_bytes())
-    with pytest.raises(RunFolderError, match=r"study\.log: is damaged \(.*write another --out"):
+    with pytest.raises(RunFolderError, match=r"study\.log: damaged \(.*write another --out"):
         started_again(killed)
 
 

@@ -15,9 +15,9 @@ GRID = "grid: {train.epochs: [1, 2]}\n"
 
 # The file's text besides `config`, and words of the sentence it gets.
 BAD = [
-    ("", ["write a grid or a study"]),
+    ("", ["write either a grid or a study"]),
     ("gird: {}", ["gird: unknown key", "did you mean 'grid'?"]),
-    (GRID + "study: {parameters: {train.epochs: {low: 1, high: 3}}}", ["a grid or a study"]),
+    (GRID + "study: {parameters: {train.epochs: {low: 1, high: 3}}}", ["either a grid or a study"]),
     ("grid: {train.epochs: 3}", ["grid: train.epochs: found 3", "a list of values"]),
     ("grid: {train.epochs: []}", ["grid: train.epochs: found []"]),
     ("grid: {batch: [1, 2]}", ["grid: batch", "such as train.batch_size"]),
@@ -29,10 +29,10 @@ BAD = [
     (GRID + "seeds: []", ["seeds: found []", "a list that is not empty"]),
     (GRID + "seeds: [1, 1]", ["seeds: found [1, 1]", "each seed once"]),
     (GRID + "overrides: [train.epochs=3]", ["train.epochs=3", "the sweep varies train.epochs"]),
-    (GRID + "overrides: [run.name=x]", ["run.name", "a sweep sets it itself"]),
+    (GRID + "overrides: [run.name=x]", ["run.name", "the sweep sets it"]),
     (GRID + "report: {metrics: [acu]}", ["report.metrics", "did you mean 'auc'?"]),
-    (GRID + "report: {x: batch}", ["report.x: 'batch' is no axis", "train.epochs"]),
-    (GRID + "published: {source: a, auc: {'3': 0.8}}", ["'3' is no point", "'1'"]),
+    (GRID + "report: {x: batch}", ["report.x: 'batch' is not an axis", "train.epochs"]),
+    (GRID + "published: {source: a, auc: {'3': 0.8}}", ["'3' is not a point", "'1'"]),
     (GRID + "small: {grid: {batch: {a: []}}}", ["small.grid.batch", "train.epochs"]),
     ("study: {parameters: {}}", ["study.parameters"]),
     ("study: {parameters: {a.b: {low: 1}}}", ["study.parameters.a.b", "low and high, or choices"]),

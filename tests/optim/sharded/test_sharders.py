@@ -4,16 +4,16 @@ import pytest
 import torch
 from torchrec import PoolingType
 from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs_registry,
+)
 from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
 from torchrec.distributed.model_tracker.types import TrackingMode
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.sharding_plan import (
-    column_wise,
-    get_default_sharders,
-    grid_shard,
-    row_wise,
-)
+from torchrec.distributed.sharding_plan import get_default_sharders, grid_shard, row_wise
 from torchrec.distributed.types import BoundsCheckMode, ShardingEnv
 from torchrec.modules.embedding_configs import DataType
 from torchrec.optim import RowWiseAdagrad
@@ -28,7 +28,9 @@ from support.bags import (
     CLIP,
     CPU,
     PLANS,
+    WHOLE,
     Bags,
+    Sequences,
     shard,
     step,
     table_parameter,
@@ -42,12 +44,7 @@ from support.reference import ReferenceTables
 @pytest.mark.parametrize(
     "tables, plan, settings, words",
     [
-        ({"a": 10}, {}, {}, ["'a'", "embedding_dim 10", "12", "CowClip(columns=10)"]),
         ({"a": 8}, {}, {"clip": CowClip(columns=9)}, ["columns=9", "embedding_dim 8"]),
-        (
-            {"a": 12}, {"kind": column_wise(size_per_rank=[6, 6])}, {},
-            ["'a'", "6 columns", "min_partition=4"],
-        ),
         (
             {"a": 8}, {"compute_kernel": "fused_uvm_caching"}, {},
             ["'fused_uvm_caching'", "kernel 'fused'", "cowclip_sharders()"],
@@ -90,6 +87,30 @@ def test_fused_params_of_the_lookup_are_passed_on():
     assert tables.bounds_check_mode_int == BoundsCheckMode.FATAL.value
 
 
+def test_a_width_that_fbgemm_does_not_know_is_refused_with_its_own_optimizers():
+    with pytest.raises(ValueError, match=r"table 'b' has 10 columns.*multiple of 4.*CowClip"):
+        shard(with_cowclip(Bags(a=10, b=10), only="a"))
+
+
+@pytest.mark.parametrize(
+    "precision, plan, pooled, words",
+    [
+        (CommType.FP8, WHOLE, True, "FP8 communication on a GPU only"),
+        (CommType.MX4, WHOLE, False, "MX4 communication on a GPU only"),
+        (CommType.INT8, row_wise(), True, r"'row_wise' ranks add up.*cannot do in INT8"),
+        (CommType.INT8, WHOLE, False, "INT8 communication 32 numbers at a time"),
+    ],
+)
+def test_communication_that_fbgemm_cannot_encode_is_refused(precision, plan, pooled, words):
+    for communication in (QCommsConfig(precision), QCommsConfig(backward_precision=precision)):
+        registry = get_qcomm_codecs_registry(communication)
+        sharders = cowclip_sharders(qcomm_codecs_registry=registry)
+        model = with_cowclip(Bags(a=8) if pooled else Sequences(a=8))
+        with pytest.raises(ValueError, match=f"table 'a' with CowClip: .*{words}.*FP16"):
+            shard(model, plan, sharders)
+    shard(with_cowclip(Bags(a=8)), PLANS["copies"], sharders)
+
+
 def test_an_id_outside_its_table_is_as_fbgemms_check_has_it():
     fatal = {"bounds_check_mode": BoundsCheckMode.FATAL}
     with pytest.raises(RuntimeError, match="idx < num_rows"):
@@ -101,14 +122,18 @@ def test_an_id_outside_its_table_is_as_fbgemms_check_has_it():
     for offsets in ([2, 3, 5], [0, 1, 2]):
         with pytest.raises(RuntimeError, match="num_indices"):
             tables(torch.tensor([1, 1, 3]), torch.tensor(offsets))
-    # By default it is looked up, and updated, as the first row, and counted.
-    model = shard(with_cowclip(Bags(a=8), rows="touched"))
+
+
+@pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16, DataType.BF16])
+def test_by_default_an_id_outside_its_table_is_the_first_row_and_counted(data_type):
+    # In the memory, row 25 of the first table would be one of the second.
+    model = shard(with_cowclip(Bags(a=8, b=8, data_type=data_type), rows="touched"))
     (tables,) = local_cowclip_tables(model)
-    before = weights_of(model)["a"].clone()
-    step(model, [2, 99])
-    moved = (weights_of(model)["a"] != before).any(1)
-    assert tables.bounds_check_warning.item() == 2
-    assert moved.nonzero().flatten().tolist() == [0, 2]
+    before = weights_of(model)
+    step(model, [2, 25])
+    assert tables.bounds_check_warning.item() == 4
+    for name, after in weights_of(model).items():
+        assert (after != before[name]).any(1).nonzero().flatten().tolist() == [0, 2]
 
 
 def test_all_that_torchrecs_default_sharders_know_is_sharded():

@@ -22,7 +22,7 @@ from support.updated_tables import CLIP, WAYS, Tables, assert_follows, computed,
 @settings(max_examples=120, deadline=None)
 @given(
     rows=st.lists(st.integers(1, 7), min_size=1, max_size=3),
-    dim=st.sampled_from([4, 8]),
+    dim=st.sampled_from([1, 4, 7, 8, 10]),
     shared=st.booleans(),
     kind=st.sampled_from(["sum", "mean", "sequence"]),
     weighted=st.booleans(),
@@ -53,18 +53,23 @@ def test_follows_the_equations(rows, dim, shared, kind, weighted, batch, keep, r
 
 @settings(max_examples=45, deadline=None)
 @given(
-    order=st.permutations([("a", 0), ("a", 4), ("b", 0), ("b", 8), ("c", 0)]),
+    order=st.permutations([("a", 0), ("a", 1), ("b", 0), ("b", 1), ("c", 0)]),
+    cuts=st.sampled_from([(4, 8), (3, 7), (5, 11)]),
     columns=st.sampled_from([None, 3, 6]),
     rule=st.sampled_from([Adam(), RowWiseAdam(), RowWiseAdagrad()]),
     way=st.sampled_from(WAYS),
     seed=st.integers(0, 2**31),
 )
-def test_column_shards_of_mixed_widths_and_offsets(order, columns, rule, way, seed):
-    """Tables of 12 columns: `a` in 4 + 8, `b` in 8 + 4, `c` whole, in any order in one TBE."""
+def test_column_shards_of_mixed_widths_and_offsets(order, cuts, columns, rule, way, seed):
+    """Tables of 12 columns: `a` and `b` in two parts, `c` whole, in any order in one TBE."""
     draw = torch.Generator().manual_seed(seed)
-    rows, width = {"a": 5, "b": 3, "c": 6}, {"a": [4, 8], "b": [8, 4], "c": [12]}
-    shards = [TableShard(name, rows[name], column_offset=offset) for name, offset in order]
-    widths = [width[name][offset > 0] for name, offset in order]
+    rows = {"a": 5, "b": 3, "c": 6}
+    first, second = cuts
+    bounds = {"a": [0, first, 12], "b": [0, second, 12], "c": [0, 12]}
+    shards = [
+        TableShard(name, rows[name], column_offset=bounds[name][part]) for name, part in order
+    ]
+    widths = [bounds[name][part + 1] - bounds[name][part] for name, part in order]
     clip = CowClip(ratio=0.5, bound=1e-3, columns=columns)
     setting = UpdateSettings(rule=rule, l2=1e-2, clip=clip)
     with computed(way):
@@ -118,6 +123,21 @@ def test_the_kernel_pools_what_fbgemm_does(pooling, weighted, monkeypatch):
             found.append(made.tbe(ids, offsets, weights))
     assert len(pooled) == 1
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("pooling", PoolingMode)
+@pytest.mark.parametrize("output", [SparseType.FP32, SparseType.FP16])
+def test_plain_torch_looks_up_what_fbgemm_does(pooling, output):
+    """As on a GPU at widths that FBGEMM does not read there."""
+    ids, offsets = torch.tensor([8, 0, 0, 4, 1, 2, 3]), torch.tensor([0, 0, 3, 3, 5, 5, 7])
+    with computed("torch"):
+        tables = Tables(of_rows(9, 5), [10, 10], [0, 1, 1], pooling, UpdateSettings())
+        tables.fill(torch.Generator().manual_seed(0))
+        tables.tbe.output_dtype = output.as_int()
+        expected = tables.tbe(ids, offsets)
+        (backend,) = tables.tbe.backends
+        backend.must_pool = backend.needs_checked_ids = True
+        torch.testing.assert_close(tables.tbe(ids, offsets), expected)
 
 
 def test_a_batch_without_ids_still_decays_all_rows():

@@ -68,7 +68,7 @@ def killed(case):
 @kind("process that hangs", 4, 3)
 def hang(case):
     yield Meeting(
-        "the run hangs: rank 0 does not go on: .*in sleep_in_python",
+        "the run hangs: rank 0 makes no progress: .*in sleep_in_python",
         (f"run.hang_seconds={_PATIENCE}",),
         partial(at_step, case.a_step(3), sleep_in_python),
     )
@@ -77,7 +77,7 @@ def hang(case):
 @kind("rank that hangs", 2, 3, ranks=2)
 def rank_that_hangs(case):
     yield Meeting(
-        "the run hangs: rank 1 does not go on: .*in sleep_in_python",
+        "the run hangs: rank 1 makes no progress: .*in sleep_in_python",
         (f"run.hang_seconds={_PATIENCE}",),
         partial(at_step, case.a_step(3), sleep_in_python),
         rank=1,

@@ -1,4 +1,4 @@
-"""Pictures by matplotlib: what those of runs, reports and sweeps have in common."""
+"""Matplotlib pictures of runs, and what those of reports and sweeps share."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-# Of an axis of AUC: what is drawn beneath the lowest of the best points, at least.
-_BENEATH = 0.01
+# On an axis of AUC, at least so much is shown below the lowest best point.
+_BELOW = 0.01
 
 
 def as_written(texts: Iterable[Text]) -> None:
-    """Show texts as they are: a name with dollar signs is no formula."""
+    """Show texts literally: a name with dollar signs is not a formula."""
     for text in texts:
         text.set_parse_math(False)
 
 
 def to_png(figure: Figure, dpi: int = 120) -> bytes:
-    """A picture as the content of a PNG file."""
+    """The content of a PNG file."""
     file = BytesIO()
     figure.savefig(file, dpi=dpi, format="png", metadata={"Software": None})
     return file.getvalue()
 
 
 def show_small_differences(axes: Axes, curves: Sequence[Sequence[float]]) -> bool:
-    """Scale an axis of AUC so that 0.002 can be seen: early points of curves may be cut off.
+    """Scale an axis of AUC so that 0.002 is visible; this may cut off early points.
 
     Args:
         axes: with the curves.
-        curves: their values, at least one in each.
+        curves: their values, at least one each.
 
     Returns:
         Whether points are cut off.
@@ -41,7 +41,7 @@ def show_small_differences(axes: Axes, curves: Sequence[Sequence[float]]) -> boo
     best = [max(curve) for curve in curves]
     spread = max(best) - min(best)
     lowest = min(min(curve) for curve in curves)
-    bottom = max(lowest - 0.002, min(best) - max(_BENEATH, spread / 2))
+    bottom = max(lowest - 0.002, min(best) - max(_BELOW, spread / 2))
     axes.set_ylim(bottom, max(best) + max(0.002, spread / 10))
     axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4f}"))
@@ -49,14 +49,11 @@ def show_small_differences(axes: Axes, curves: Sequence[Sequence[float]]) -> boo
 
 
 def draw_curve(lines: Sequence[dict[str, Any]], title: str) -> bytes:
-    """Draw the learning curve of a run: losses of training and evaluation, and AUC, over steps.
+    """The learning curve of a run as PNG: training and evaluation losses, and AUC, over steps.
 
     Args:
-        lines: lines of `metrics.jsonl`.
+        lines: of `metrics.jsonl`.
         title: heading.
-
-    Returns:
-        The content of a PNG file.
     """
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -82,7 +79,7 @@ def draw_curve(lines: Sequence[dict[str, Any]], title: str) -> bytes:
         right.set_title("AUC (early points are cut off)")
     attainable = [line["attainable_auc"] for line in lines if line.get("attainable_auc")]
     if attainable:
-        # A line would squeeze the curves beneath it.
+        # A line would flatten the curves.
         right.plot([], [], " ", label=f"attainable: {attainable[-1]:.4f}")
     for axes in (left, right):
         axes.grid(alpha=0.3)
@@ -92,18 +89,15 @@ def draw_curve(lines: Sequence[dict[str, Any]], title: str) -> bytes:
 
 
 def draw_periods(lines: Sequence[dict[str, Any]], title: str) -> bytes:
-    """Draw how well each period of a log was predicted before it was trained on, and the ids.
+    """AUC and logloss of each period before training on it, and the number of ids, as PNG.
 
     Args:
         lines: of the periods, see `stampede.engine.incremental`.
         title: heading.
-
-    Returns:
-        The content of a PNG file.
     """
     figure = Figure(figsize=(12, 4), layout="constrained")
     first, second, third = figure.subplots(1, 3)
-    # The first period is scored by a model that has learned nothing.
+    # The first period is scored by an untrained model.
     scored = [line for line in lines if line["period"] > 1]
     for axes, name in ((first, "auc"), (second, "logloss")):
         for prefix, label, style in (("", "all rows", "o-"), ("new_ids_", "with new ids", "s--")):

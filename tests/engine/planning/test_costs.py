@@ -1,8 +1,8 @@
-"""Figures of a plan made by hand, against arithmetic done here."""
+"""Costs of a plan made by hand, against arithmetic done here."""
 
 import pytest
 
-from stampede.engine.planning.figures import figures
+from stampede.engine.planning.costs import plan_costs
 from stampede.engine.planning.workload import PlacedShard
 from support.planning import planned_config, work_of
 
@@ -23,7 +23,7 @@ SHARDS = [
 def found(*overrides, shards=SHARDS):
     config = planned_config(*TABLES, *overrides, world_size=RANKS, batch_size=BATCH)
     work = work_of(config, RANKS)
-    return work, figures(work, shards)
+    return work, plan_costs(work, shards)
 
 
 def test_weights_and_states():
@@ -77,20 +77,26 @@ def test_lookups():
     ]
 
 
-def test_what_is_sent():
-    work, numbers = found()
+@pytest.mark.parametrize(
+    "forward, backward", [("fp32", "fp32"), ("fp16", "fp32"), ("fp32", "bf16")]
+)
+def test_what_is_sent(forward, backward):
+    at = "sharding.communication"
+    work, numbers = found(f"{at}.forward={forward}", f"{at}.backward={backward}")
     # To rank 1 go the ids of t_a and half of those of t_b, to rank 0 the other half; ranks 2 and 3
     # get only the lengths of t_b's bags.
     length = id_ = 4
     a, half, none = LOCAL * (length + id_), LOCAL * (length + id_ / 2), LOCAL * length
     to = [half, a + half, none, none]
     assert numbers.sent["ids"].tolist() == [sum(to) - own for own in to]
-    row = LOCAL * 12 * 4
+    row, width = LOCAL * 12, {"fp32": 4, "fp16": 2, "bf16": 2}
     holds = [1, 2, 1, 1]
-    assert numbers.sent["pooled_rows"].tolist() == [3 * row * n for n in holds]
+    assert numbers.sent["pooled_rows"].tolist() == [3 * row * width[forward] * n for n in holds]
     # 12 rows of t_c with their numbers and counts, to the three others.
     copies = 3 * 12 * (12 * 4 + 16)
-    assert numbers.sent["gradients"].tolist() == [(5 - n) * row + copies for n in holds]
+    assert numbers.sent["gradients"].tolist() == [
+        (5 - n) * row * width[backward] + copies for n in holds
+    ]
     assert numbers.sent["dense"].tolist() == [2 * 3 / 4 * work.dense_weight_bytes()] * 4
     assert not numbers.sent["row_sums"].any()
     assert numbers.received.sum() == pytest.approx(numbers.total_sent.sum())

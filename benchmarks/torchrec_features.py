@@ -1,0 +1,380 @@
+"""What of TorchRec works with the two changed lines: its models, features, and refusals.
+
+Models and features run on two gloo processes beside plain PyTorch in float64, or beside what is
+named; figures are the largest deviation of a weight, relative to the largest movement. A feature
+that is refused is tried, and the sentence noted. Also communication in lower precision: deviation
+and bytes that a rank hands to collectives.
+
+    python benchmarks/torchrec_features.py
+    python benchmarks/manual_tables.py --write
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from exchanges import Recorder
+from report import Report, parse_options
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torchrec import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig, PoolingType
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding import set_ec_index_dedup
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs_registry,
+)
+from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.sharding_plan import get_default_sharders, grid_shard, row_wise
+from torchrec.distributed.types import ShardingEnv
+from torchrec.modules.embedding_configs import DataType
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from stampede.optim import CowClipAdam, Helen, cowclip_sharders, local_cowclip_tables
+from support import bags, foreign, managed_collision, processors, programs, torchrec_models
+from support import two_tables as two
+from support.golden_dlrm import train_golden
+from support.parity import Case, Table, run_cases, train_sharded
+from support.parity_cases import SUMS, odd_widths
+from support.parity_reference import deviation, train_reference
+from support.ranks import join, run_ranks
+from support.unsharded import process_group
+
+RANKS = 2
+SMALL = Case(("row_wise", "column_wise"), (Table(40, 8), Table(30, 8)), steps=9)
+# Precision forward and backward, and the plan; on so many processes.
+PRECISIONS = (
+    ("fp32", "fp32"),
+    ("fp16", "fp32"),
+    ("fp16", "bf16"),
+    ("bf16", "bf16"),
+    ("fp32", "int8"),
+)
+PLANS = ("table_wise", "row_wise")
+PROCESSES = (2, 4)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = parse_options(parser, "torchrec_features")
+    warnings.simplefilter("ignore")
+    report = Report(options.out, options.quick)
+    models = list(torchrec_models.MODELS)[: 2 if options.quick else None]
+    report.add(models={name: _model(name) for name in tqdm(models, ncols=100)})
+    works = dict(list(WORKS.items())[: 2 if options.quick else None])
+    report.add(works={name: _told(run) for name, run in tqdm(works.items(), ncols=100)})
+    report.add(refused={name: refusal(name) for name in REFUSED})
+    report.add(communication=communication(PROCESSES[:1] if options.quick else PROCESSES))
+    report.close()
+
+
+def _told(run: Callable[[], float]) -> float | str:
+    """What a run gives, or the last line of what it says."""
+    try:
+        return float(run())
+    except Exception as failure:
+        return str(failure).strip().splitlines()[-1]
+
+
+def _model(name: str) -> float | str:
+    return _told(lambda: run_ranks(RANKS, torchrec_models.train_on_ranks, name)[0][0])
+
+
+def _of_case(case: Case, run: Callable[..., Any] = run_cases, **reference: Any) -> float:
+    (found,) = run_ranks(RANKS, run, [case], RANKS)[0]
+    return deviation(
+        case, found["start"], found["weights"], train_reference(case, found["start"], **reference)
+    )
+
+
+def _managed(pooled: bool) -> float:
+    runs = [("waiting", (pooled, 64, "all", False))]
+    return run_ranks(RANKS, managed_collision.train_all, runs)[0][0]["deviation"]
+
+
+def _processors() -> float:
+    case = processors.case_of("row_wise", "all")
+    ours = run_ranks(RANKS, processors.train_all, [case])[0][0][0]["end"]
+    expected = processors.reference(case)["end"]
+    return max(
+        float((ours[n].double() - e).abs().max() / e.abs().max()) for n, e in expected.items()
+    )
+
+
+def _sample_weights() -> float:
+    """Their gradient, relative to the largest, beside TorchRec's unsharded tables."""
+    learnable = partial(torch.ones, requires_grad=True)
+    with process_group():
+        model = two.Model(weighted=True)
+        given = [two.features(weights=learnable) for _ in range(2)]
+        model(given[0]).square().sum().backward()
+        sharded = _planned(model, "table_wise")
+        sharded(given[1]).square().sum().backward()
+        expected, found = (one.weights().grad for one in given)
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def _planned(model: nn.Module, kind: str) -> nn.Module:
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=1, compute_device="cpu"),
+        constraints={name: ParameterConstraints(sharding_types=[kind]) for name in "ab"},
+    )
+    sharders = cowclip_sharders()
+    plan = planner.plan(two.with_optimizer(model), sharders)
+    return DistributedModelParallel(model, device=two.CPU, plan=plan, sharders=sharders)
+
+
+def _checkpoint() -> float:
+    """Weights and states after one more step under another plan, beside those of the first."""
+    tables = (Table(40, 10), Table(30, 8))
+    before, after = ([Case(plan, tables)] for plan in ("row_wise", ("table_wise", "data_parallel")))
+    with tempfile.TemporaryDirectory() as folder:
+        saved, loaded = run_ranks(RANKS, programs.save_and_load, before, folder, after, folder)[0]
+    (_, one), (_, other) = saved[0], loaded[0]
+    return max(float((one["weights"][n] - other["weights"][n]).abs().max()) for n in one["weights"])
+
+
+def _loop(kind: str) -> float:
+    """Beside the plain loop."""
+    name, ranks = "TestSparseNN", 1 if kind == "compiled" else RANKS
+    found = run_ranks(ranks, programs.train_in_pipelines, [kind], [name])[0][name]
+    (tables, dense, _), (others, other_dense, _) = found[None], found[kind]
+    pairs = [(tables[n], others[n]) for n in tables] + [(dense[n], other_dense[n]) for n in dense]
+    return max(float((one - other).abs().max() / one.abs().max()) for one, other in pairs)
+
+
+WORKS: dict[str, Callable[[], float]] = {
+    "TorchRec's golden DLRM example: planner, `TrainPipelineSparseDist`, `KeyedOptimizerWrapper`": (
+        lambda: run_ranks(RANKS, train_golden, ("fp32", "fp32"))[0][0]
+    ),
+    "`TrainPipelineSparseDistLite` (beside a plain loop)": partial(
+        _loop, "TrainPipelineSparseDistLite"
+    ),
+    "`TrainPipelinePT2` (beside a plain loop)": partial(_loop, "TrainPipelinePT2"),
+    "`torch.compile(model)` (beside a plain loop)": partial(_loop, "compiled"),
+    "managed collision (ZCH) with eviction, pooled": partial(_managed, True),
+    "managed collision (ZCH) with eviction, sequences": partial(_managed, False),
+    "feature processors with position weights": _processors,
+    "learnable per-sample weights, `table_wise` on one process: their gradient": _sample_weights,
+    "gradient accumulation, `backwards_per_step=4`": lambda: _of_case(
+        SMALL, foreign.run_accumulated
+    ),
+    "`set_gradient_division(False)`": lambda: _of_case(
+        SMALL, foreign.run_without_division, gradient_factor=RANKS
+    ),
+    "tables read, written and evicted, `set_optimizer_step`": lambda: _of_case(
+        SMALL, foreign.run_foreign, meanwhile=foreign.foreign_in_reference
+    ),
+    "`embedding_dim` 10, 7 and 1": lambda: max(map(_of_case, odd_widths()[-2:])),
+    "per-sample weights and mean pooling": lambda: _of_case(
+        Case("column_wise", weighted=True, steps=9)
+    ),
+    "`EmbeddingCollection`, split by columns": lambda: _of_case(
+        replace(SMALL, plan="column_wise", sequence=True)
+    ),
+    "`torch.distributed.checkpoint` under another plan (beside going on)": _checkpoint,
+}
+
+
+def refusal(name: str) -> str:
+    """The sentence with which it is refused."""
+    with process_group():
+        try:
+            REFUSED[name]()
+        except (ValueError, AttributeError) as failure:
+            return str(failure)
+    raise AssertionError(f"{name} is not refused")
+
+
+def _backward_twice(model: nn.Module, step: Callable[[], Any]) -> None:
+    model(two.features()).sum().backward()
+    step()
+    model(two.features()).sum().backward()
+    model(two.features()).sum().backward()
+
+
+def _accumulation() -> None:
+    model = two.shard(two.Model())
+    _backward_twice(model, two.dense_optimizer(model).step)
+
+
+def _scaler() -> None:
+    model = two.shard(two.Model())
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(model(two.features()).sum()).backward()
+    scaler.step(two.dense_optimizer(model))
+
+
+def _late_lookup() -> None:
+    model = two.shard(two.Model())
+    first, second = model(two.features(1)).sum(), model(two.features(2)).sum()
+    first.backward()
+    second.backward()
+
+
+def _prefetch() -> None:
+    (tables,) = local_cowclip_tables(two.shard(two.Model()))
+    tables.prefetch()
+
+
+def _deduplication() -> None:
+    set_ec_index_dedup(True)
+    try:
+        two.shard(nn.Sequential(EmbeddingCollection(two.tables(kind=EmbeddingConfig))))
+    finally:
+        set_ec_index_dedup(False)
+
+
+def _reentrant() -> None:
+    model = two.shard(two.Model())
+    start = torch.ones(1, requires_grad=True)
+    checkpoint(
+        lambda factor: (model(two.features()) * factor).sum(), start, use_reentrant=True
+    ).backward()
+
+
+def _two_modules() -> None:
+    model = nn.Module()
+    model.first, model.second = (EmbeddingBagCollection(two.tables("a")) for _ in range(2))
+    model.second.embedding_bags["a"].weight = model.first.embedding_bags["a"].weight
+    two.shard(model)
+
+
+def _single_bag() -> None:
+    bag = nn.EmbeddingBag(20, 8, mode="sum", include_last_offset=True)
+    apply_optimizer_in_backward(CowClipAdam, bag.parameters(), {"lr": 0.1})
+    DistributedModelParallel(nn.Sequential(bag), device=two.CPU, sharders=cowclip_sharders())
+
+
+def _variable_batch() -> None:
+    two.shard(two.Model())(
+        KeyedJaggedTensor(
+            keys=["fa", "fb"],
+            values=torch.tensor([1, 2, 3]),
+            lengths=torch.tensor([1, 1, 1]),
+            stride_per_key_per_rank=[[2], [1]],
+            inverse_indices=(["fa", "fb"], torch.tensor([[0, 1], [0, 0]])),
+        )
+    )
+
+
+def _weights_by_rows() -> None:
+    learnable = partial(torch.ones, requires_grad=True)
+    _planned(two.Model(weighted=True), "row_wise")(two.features(weights=learnable))
+
+
+def _helen_behind_collision() -> None:
+    model = managed_collision.SparseArch(pooled=True, rows=64)
+    tables = [p for name, p in model.named_parameters() if "embedding" in name]
+    apply_optimizer_in_backward(Helen, tables, {"lr": 1e-2})
+    DistributedModelParallel(model, device=two.CPU, sharders=cowclip_sharders())
+
+
+def _bags(plan: Any = bags.WHOLE, kernel: str | None = None, **given: Any) -> nn.Module:
+    settings = {key: given.pop(key) for key in ("rows",) if key in given}
+    model = bags.with_cowclip(bags.Bags(**given), **settings)
+    return bags.shard(model, plan, compute_kernel=kernel)
+
+
+def _int8_rows() -> None:
+    registry = get_qcomm_codecs_registry(QCommsConfig(backward_precision=CommType.INT8))
+    sharders = cowclip_sharders(qcomm_codecs_registry=registry)
+    bags.shard(bags.with_cowclip(bags.Bags(a=8)), row_wise(), sharders)
+
+
+def _part_of_the_processes() -> None:
+    from stampede.optim.sharded.supported import check_environment
+
+    check_environment(ShardingEnv.from_local(world_size=2, rank=0))
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "TorchRec's own sharders": lambda: two.shard(two.Model(), get_default_sharders()),
+    "gradient accumulation that is not announced": _accumulation,
+    "`GradScaler`": _scaler,
+    "semi-synchronous pipelines": _late_lookup,
+    "prefetching pipelines": _prefetch,
+    "`set_ec_index_dedup(True)`": _deduplication,
+    "reentrant activation checkpointing of a lookup": _reentrant,
+    "one table in two modules": _two_modules,
+    "a single `nn.EmbeddingBag`": _single_bag,
+    "variable batch size per feature": _variable_batch,
+    "learnable per-sample weights where TorchRec loses their gradient": _weights_by_rows,
+    "Helen behind managed collision": _helen_behind_collision,
+    "delta tracker with `rows: all`": lambda: ModelDeltaTrackerTrec(_bags(a=8, rows="all")),
+    "tables in host memory (`fused_uvm_caching`)": lambda: _bags(a=8, kernel="fused_uvm_caching"),
+    "INT8 tables": lambda: _bags(a=8, data_type=DataType.INT8),
+    "INT8 communication of rows added up by ranks": _int8_rows,
+    "mean pooling under `grid_shard`": lambda: _bags(
+        grid_shard(host_indexes=[0]), a=8, pooling=PoolingType.MEAN
+    ),
+    "2D parallelism, or a part of the processes": _part_of_the_processes,
+    "resharding in place": lambda: _bags(a=8).module.ebc.update_shards({}, None, two.CPU),
+}
+
+
+def communication(processes: tuple[int, ...]) -> dict[str, Any]:
+    """By number of processes, plan and precisions: deviation and bytes, see `_train_and_count`."""
+    found = {}
+    # Of so many columns as FBGEMM encodes in INT8 at a time.
+    tables = tuple(replace(table, dim=32) for table in SUMS)
+    cases = [
+        Case(plan, tables, steps=8, communication=precisions, empty_rank=False)
+        for plan in PLANS
+        for precisions in PRECISIONS
+        if (plan, "int8") != ("row_wise", precisions[1])
+    ]
+    for count in processes:
+        ranks = run_ranks(count, _train_and_count, cases)
+        for case, *each in zip(cases, *ranks, strict=True):
+            start, weights = each[0]["start"], each[0]["weights"]
+            reference = train_reference(case, start)
+            found[f"{count} {case.plan} {' '.join(case.communication)}"] = {
+                "deviation": deviation(case, start, weights, reference),
+                "touched": [each[0]["counts"][0], reference.touched],
+                "bytes": [one["bytes"] for one in each],
+            }
+    return found
+
+
+def _train_and_count(cases: list[Case]) -> list[dict[str, Any]]:
+    """Results on this rank, and what it handed to collectives of embeddings and gradients."""
+    join()
+    results = []
+    for case in cases:
+        recorder = Recorder()
+        with recorder.recording(), mock.patch.object(recorder, "calls", _Nothing()):
+            found = train_sharded(case)
+        exchanged = ("all_to_all_single", "reduce_scatter_tensor", "all_gather_into_tensor")
+        results.append({**found, "bytes": sum(recorder.sent_bytes.get(n, 0) for n in exchanged)})
+    dist.barrier()
+    dist.destroy_process_group()
+    return results
+
+
+class _Nothing(list):
+    """Keeps no call."""
+
+    def append(self, _: Any) -> None:
+        """Forget it."""
+
+
+if __name__ == "__main__":
+    main()

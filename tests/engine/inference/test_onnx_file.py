@@ -1,0 +1,394 @@
+"""A file of ONNX scores columns of the log in onnxruntime as the trainer does."""
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pandas as pd
+import polars as pl
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+
+from stampede.engine import export as command
+from stampede.engine.inference import onnx_graph
+from stampede.engine.inference.onnx_file import Inputs
+from stampede.engine.inference.packaging import export
+from stampede.engine.inference.trained import open_trained
+from support.jobs import run_small
+from support.mixed_log import HEADER, SCHEMA, mixed_rows
+from support.movie_runs import train_on_movies
+from support.onnx_files import onnx_inputs, onnx_session
+from support.packages import loaded, open_test_part
+from support.paths import ROOT
+from support.predicting import run_command, scores
+from support.waiting import HANG
+
+
+def written(run, folder, *options):
+    """The session of what the command wrote, and what it said."""
+    path = folder / "model.onnx"
+    status, said = run_command(command.main, run, path, "--format", "onnx", *options)
+    assert status == 0, said
+    return onnx_session(path), said
+
+
+def logits(session, inputs):
+    """Logits, whose probabilities are the other output."""
+    probability, logit = session.run(["probability", "logit"], inputs)
+    assert probability.dtype == logit.dtype == np.float32
+    np.testing.assert_allclose(probability, 1 / (1 + np.exp(-logit)), atol=1e-6, rtol=0)
+    return logit
+
+
+def seconds(times):
+    """Since 1970."""
+    return (pd.to_datetime(pd.Series(times)).astype("datetime64[s]").astype("int64")).tolist()
+
+
+def as_of_log(columns, model, session):
+    """What a session takes for columns of movies.
+
+    Args:
+        model: a package, which computes rows of tables.
+    """
+    inputs = json.loads(session.get_modelmeta().custom_metadata_map["inputs"])
+    fields = [one["fields"][0] for one in inputs if one["kind"] == "row"]
+    rows = model._encoder.rows(columns, fields)
+    lists = [text.split("|") if isinstance(text, str) else text for text in columns["genres"]]
+    of_log = {**columns, "genres": lists, "when": seconds(columns["when"])}
+    return onnx_inputs(session, of_log, rows)
+
+
+@pytest.fixture(scope="module")
+def model(packages):
+    return loaded(packages / "fp32")
+
+
+@pytest.fixture(scope="module")
+def session(trained_run, tmp_path_factory):
+    return written(trained_run, tmp_path_factory.mktemp("onnx"))[0]
+
+
+def test_scores_are_those_of_predict(session, model, trainers):
+    columns, expected = trainers
+    inputs = as_of_log(columns, model, session)
+    assert inputs["genres"].shape == (60, 3) and inputs["user"].dtype == object
+    np.testing.assert_allclose(logits(session, inputs), expected, atol=1e-6, rtol=0)
+    assert expected.std() > 0.05
+    for rows in (slice(4, 5), slice(0, 0)):
+        some = {name: values[rows] for name, values in inputs.items()}
+        np.testing.assert_allclose(logits(session, some), expected[rows], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["fp16", "int8"])
+def test_narrow_rows_are_those_of_the_package(trained_run, packages, trainers, tmp_path, kind):
+    session, said = written(trained_run, tmp_path, "--rows", kind)
+    assert f"7 tables in {kind}" in said
+    columns, exact = trainers
+    expected = loaded(packages / kind).logits(columns)
+    found = logits(session, as_of_log(columns, loaded(packages / kind), session))
+    np.testing.assert_allclose(found, expected, atol=1e-6, rtol=0)
+    assert abs(found - exact).max() > 1e-6
+
+
+def test_larger_vocabularies_take_rows(trained_run, model, trainers, tmp_path):
+    # Of 26 users, 5 movies and 4 genres.
+    session, said = written(trained_run, tmp_path, "--most-ids", "4")
+    assert "of these rows  user, movie, city" in " ".join(said.split(" ")).replace("   ", " ")
+    types = {one.name: one.type for one in session.get_inputs()}
+    assert types["user"] == types["movie"] == "tensor(int64)"
+    assert types["genres"] == "tensor(string)"
+    columns, expected = trainers
+    inputs = as_of_log(columns, model, session)
+    np.testing.assert_allclose(logits(session, inputs), expected, atol=1e-6, rtol=0)
+    session, _ = written(trained_run, tmp_path, "--most-ids", "3", "--overwrite")
+    inputs = as_of_log(columns, model, session)
+    # Of a bag: padded with -1.
+    assert inputs["genres"].dtype == np.int64 and inputs["genres"].min() == -1
+    np.testing.assert_allclose(logits(session, inputs), expected, atol=1e-6, rtol=0)
+
+
+def test_the_file_says_what_it_is(session, trained_run):
+    about = session.get_modelmeta()
+    said = about.custom_metadata_map
+    checkpoint = trained_run / "checkpoints/epoch_0001"
+    assert (said["checkpoint"], said["network"], said["rows"]) == (
+        str(checkpoint),
+        "deepfm",
+        "fp32",
+    )
+    assert about.producer_name == "stampede"
+    inputs = {one["name"]: one for one in json.loads(said["inputs"])}
+    assert {name: one["kind"] for name, one in inputs.items()} == {
+        "user": "text", "movie": "text", "genres": "text", "city": "row", "slot": "integer",
+        "age": "number", "when": "seconds",
+    }  # fmt: skip
+    assert inputs["age"]["fields"] == ["age_group", "age"] and inputs["genres"]["multi"]
+    fields = {field["name"]: field for field in json.loads(said["fields"])}
+    assert (fields["city"]["buckets"], fields["city"]["seed"], fields["slot"]["rows"]) == (7, 3, 13)
+    assert "edges" not in fields["age_group"] and "nan" in json.loads(said["missing"])
+    shapes = {one.name: one.shape for one in session.get_inputs()}
+    assert shapes["user"] == ["samples"] and shapes["genres"] == ["samples", "ids of genres"]
+
+
+IDS = st.one_of(
+    st.none(), st.integers(0, 70).map(str), st.sampled_from(["", "nan", "never seen", "é", "7.0"])
+)
+NUMBERS = st.one_of(st.none(), st.floats(), st.integers(-5, 100).map(float), st.floats(17, 80))
+SAMPLES = st.lists(
+    st.fixed_dictionaries(
+        {
+            "user": IDS,
+            "movie": IDS,
+            "genres": st.one_of(
+                st.none(),
+                st.lists(st.sampled_from(["comedy", "war", "drama", "", "western", "null"])),
+            ),
+            "city": st.sampled_from([None, "Köln", "Oslo", "", "Rome"]),
+            "slot": st.one_of(st.none(), st.integers(-3, 15), st.just(2**62)),
+            "age": NUMBERS,
+            "when": st.datetimes(pd.Timestamp("1970-01-01"), pd.Timestamp("2050-01-01")).map(
+                lambda time: time.strftime("%Y-%m-%d %H:%M:%S")
+            ),
+        }
+    ),
+    min_size=1,
+    max_size=9,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(samples=SAMPLES)
+def test_any_values_are_scored_as_by_the_package(session, model, samples):
+    """A value that cannot be used is a missing one, as with `--on-bad-value missing`."""
+    columns = {name: [sample[name] for sample in samples] for name in samples[0]}
+    expected = model.logits(columns, on_bad_value="missing")
+    found = logits(session, as_of_log(columns, model, session))
+    np.testing.assert_allclose(found, expected, atol=1e-6, rtol=0)
+
+
+# Bags of every kind, minmax, an hour, and a column that two fields take in different ways.
+MORE = {
+    "tags_row": {"encode": "hash", "buckets": 9, "column": "tags", "separator": "|"},
+    "site_again": {"encode": "hash", "buckets": 7, "seed": 4, "column": "site"},
+    "x_id": {"encode": "vocabulary", "column": "x", "min_count": 1},
+    "slots": {"encode": "integer", "size": 10, "column": "slot", "separator": "+", "max_ids": 3},
+    "weekday": {"encode": "weekday"},
+    "z_bin": {"encode": "quantiles", "buckets": 3, "column": "z"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [["model.name=dcnv2"], ["model.name=autoint", "data.numbers_dtype=float16"]]
+)
+def test_every_kind_of_field_in_other_networks(tmp_path, options):
+    (tmp_path / "schema.yaml").write_text(
+        yaml.safe_dump({**SCHEMA, "ids": {**SCHEMA["ids"], **MORE}})
+    )
+    frame = pd.DataFrame(mixed_rows(200), columns=HEADER)
+    frame["slot"] = [f"{i % 10}+{i % 7}+{i % 3}+9" if i % 4 else "" for i in range(200)]
+    schema = yaml.safe_load((tmp_path / "schema.yaml").read_text())
+    del schema["ids"]["slot"]
+    (tmp_path / "schema.yaml").write_text(yaml.safe_dump(schema))
+    frame.to_csv(tmp_path / "log.csv", index=False)
+    (tmp_path / "movies.yaml").write_text("")
+    run = train_on_movies(tmp_path, *options, "model.init_std=0.3", "optim.dense.lr=0.02")
+    frame = frame[::3].reset_index(drop=True)
+    frame.loc[0, ["user", "tags", "site", "x", "z"]] = ["new", "t0|new|t1", "", "", "NA"]
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    expected = scores(run, [tmp_path / "new.csv"], tmp_path)["score"].to_numpy()
+    export(open_trained(run), tmp_path / "package", "fp32", overwrite=False)
+    session, _ = written(run, tmp_path)
+    # `x` is a number, and text for another field, which cannot have its name.
+    names = {one.name: one.type for one in session.get_inputs()}
+    assert {names["x"], names["x_"]} == {"tensor(double)", "tensor(string)"}
+    columns = {name: frame[name].tolist() for name in frame}
+    rows = loaded(tmp_path / "package")._encoder.rows(columns, ["site", "site_again", "tags_row"])
+    lists = {"tags": "|", "slot": "+"}
+    for name, separator in lists.items():
+        columns[name] = [cell.split(separator) if cell else [] for cell in columns[name]]
+    columns["slot"] = [[int(cell) for cell in cells] for cells in columns["slot"]]
+    columns["t"] = seconds(frame["t"] + ":00")
+    inputs = onnx_inputs(session, columns, rows)
+    assert inputs["tags_row"].shape[1] == 3
+    found = 1 / (1 + np.exp(-logits(session, inputs).astype(np.float64)))
+    np.testing.assert_allclose(found, expected, atol=1e-6, rtol=0)
+    assert expected.std() > 0.02
+
+
+@pytest.mark.slow
+def test_rows_of_tables_without_a_missing_one(tmp_path):
+    run_small(tmp_path, ["model.name=dlrm"])
+    run = tmp_path / "small"
+    expected = scores(run, ["@run"], tmp_path)["score"].to_numpy()[:50]
+    drawn, (session, _) = open_test_part(run), written(run, tmp_path)
+    names = [one.name for one in session.get_inputs()]
+    inputs = {name: drawn.ids[:, i].numpy() for i, name in enumerate(names[: drawn.ids.shape[1]])}
+    numbers = names[drawn.ids.shape[1] :]
+    inputs |= {name: drawn.dense[:, i].double().numpy() for i, name in enumerate(numbers)}
+    (found,) = session.run(["probability"], inputs)
+    np.testing.assert_allclose(found, expected, atol=1e-6, rtol=0)
+    for wrong in (-1, 10**9):
+        with pytest.raises(InvalidArgument, match="indices element out of data bounds"):
+            session.run(None, {**inputs, names[0]: np.full(50, wrong)})
+
+
+def about(rows=10**6, **field):
+    """Of a model with a field of one id."""
+    entry = {
+        "name": "C1", "rows": rows, "missing_row": None, "unseen_row": None, "multi": False,
+        "column": "C1", "separator": None, "max_ids": None, "encode": "rows", "size": rows,
+    }  # fmt: skip
+    return {"fields": [{**entry, **field}], "numbers": [], "missing": [""], "dim": 4, "time": None}
+
+
+def test_many_buckets_take_rows():
+    field = {"name": "age", "encode": "quantiles", "missing_row": 0}
+    kinds = [
+        Inputs(about(**field, edges=[0.5] * edges), {}, 10).described[0]["kind"]
+        for edges in (1024, 1025)
+    ]
+    assert kinds == ["number", "row"]
+
+
+def test_a_column_named_as_an_output():
+    for name in ("logit", "probability"):
+        (described,) = Inputs(about(name=name, column=name), {}, 10).described
+        assert described["name"] == f"{name}_"
+
+
+def refused(tmp_path, run, *arguments):
+    """What the command says; it writes nothing."""
+    before = sorted(path.name for path in tmp_path.iterdir())
+    status, said = run_command(command.main, run, *arguments)
+    assert status == 2 and sorted(path.name for path in tmp_path.iterdir()) == before
+    return said
+
+
+def test_mistakes_are_told_in_a_sentence(trained_run, tmp_path):
+    onnx_format = ("--format", "onnx")
+    said = refused(tmp_path, trained_run, tmp_path / "model", *onnx_format)
+    assert "a file of ONNX is written; write a NAME.onnx" in said
+    (tmp_path / "folder.onnx").mkdir()
+    said = refused(tmp_path, trained_run, tmp_path / "folder.onnx", *onnx_format, "--overwrite")
+    assert "is a folder; write the name of a file" in said
+    path = tmp_path / "model.onnx"
+    path.write_text("mine")
+    assert "is there already; write --over" in refused(tmp_path, trained_run, path, *onnx_format)
+    assert path.read_text() == "mine"
+    said = refused(tmp_path, trained_run, path, *onnx_format, "--since", tmp_path)
+    assert "--since is of packages; leave it out, or --format onnx" in said
+    said = refused(tmp_path, trained_run, tmp_path / "package", "--most-ids", "9")
+    assert "--most-ids is of a file of ONNX; write --format onnx too" in said
+    said = refused(tmp_path, trained_run, tmp_path / "new.onnx", *onnx_format, "--most-ids", "-1")
+    assert "--most-ids: found -1; write a number of at least 0" in said
+    written(trained_run, tmp_path, "--overwrite")
+    onnx.checker.check_model(str(path), full_check=True)
+
+
+@pytest.mark.parametrize("most", [100, 3000, 9000])
+def test_a_file_that_would_be_too_large(trained_run, tmp_path, monkeypatch, most):
+    """A small bound in place of the 2 GB of a protobuf message: of vocabularies and of tables."""
+    monkeypatch.setattr(onnx_graph, "MOST_BYTES", most)
+    said = refused(tmp_path, trained_run, tmp_path / "model.onnx", "--format", "onnx")
+    assert f"have more than {most:,} bytes, and a file of ONNX holds no more" in said
+    assert "write --rows fp16 or int8, or leave --format onnx out" in said
+
+
+@pytest.mark.slow
+def test_a_network_with_an_operator_that_is_not_known(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "from stampede.models import register\n"
+        "@register('determined')\n"
+        "class Determined(nn.Module):\n"
+        "    def __init__(self, shape, generator):\n"
+        "        super().__init__()\n"
+        "        self.weight = nn.Parameter(torch.ones(1))\n"
+        "    def forward(self, embeddings, dense):\n"
+        "        return torch.linalg.det(embeddings[:, :2, :2]) * self.weight\n"
+    )
+    run_small(tmp_path, [f"model.import={tmp_path}/own.py", "model.name=determined"])
+    options = ("--format", "onnx", "--allow-import")
+    said = refused(tmp_path, tmp_path / "small", tmp_path / "model.onnx", *options)
+    assert "cannot be written as ONNX: aten._linalg_det.default has no translation here" in said
+
+
+@pytest.mark.slow
+def test_without_the_package_onnx(trained_run, tmp_path):
+    """In a process where it cannot be imported, which all other commands need not notice."""
+    script = (
+        "import sys; sys.modules['onnx'] = None\n"
+        "from stampede.engine.export import main\n"
+        f"sys.exit(main([{str(trained_run)!r}, {str(tmp_path / 'x.onnx')!r}, '--format', 'onnx']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG
+    )
+    assert done.returncode == 2
+    assert "needs the package onnx, which is not installed; run: pip install onnx" in done.stderr
+
+
+def test_rows_of_fields_that_are_not_there(model):
+    encoder = model._encoder
+    with pytest.raises(ValueError, match="no field 'town'; the fields are user, movie"):
+        encoder.rows({"city": ["Oslo"]}, ["town"])
+    found = encoder.rows(
+        pl.DataFrame({"city": ["Oslo", None], "genres": [["war"], []]}), ["genres"]
+    )
+    assert found.keys() == {"genres"} and found["genres"].shape == (2, 1)
+    assert encoder.rows({"city": [], "genres": []}, ["genres"])["genres"].shape == (0, 0)
+
+
+@pytest.mark.slow
+def test_the_page_shows_how_to_score(tmp_path, monkeypatch):
+    """Its example in Python, with the schema of the page of schemas, and its `config.pbtxt`."""
+    schemas, page = (
+        (ROOT / "docs" / name).read_text("utf-8") for name in ("schema.md", "predict-export.md")
+    )
+    draw, rows = np.random.default_rng(0), 400
+    genres = ["war", "drama", "crime"]
+    frame = pd.DataFrame(
+        {
+            "clicked": draw.integers(0, 2, rows),
+            "user": [f"u{i}" for i in draw.integers(0, 9, rows)],
+            "item": [f"i{i}" for i in draw.integers(0, 9, rows)],
+            "genres": ["|".join(draw.choice(genres, draw.integers(0, 4))) for _ in range(rows)],
+            "price": draw.random(rows).round(3) * 40,
+            "city": draw.choice(["Oslo", "Rome"], rows),
+            "position": draw.integers(0, 20, rows),
+            "day": "2024-03-01",
+            "weight": 1,
+        }
+    )
+    frame.to_csv(tmp_path / "log.csv", sep=";", header=False, index=False)
+    (schema,) = re.findall(r"```yaml\n# shop.yaml\n(.*?)```", schemas, flags=re.S)
+    (tmp_path / "schema.yaml").write_text(schema)
+    (tmp_path / "movies.yaml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    run = train_on_movies(tmp_path, "optim.dense.lr=0.02")
+    (program,) = re.findall(r"```py\n(import json\n.*?)```", page, flags=re.S)
+    for words in re.findall(r"^stampede export runs/shop (\S+)(.*)$", page, flags=re.M):
+        assert run_command(command.main, run, words[0], *words[1].split())[0] == 0
+    found = {}
+    exec(compile(program, "predict-export.md", "exec"), found)
+    new = "0;u7;i3;war|drama;9.5;Oslo;3;;1\n0;;never seen;;;;;;1\n"
+    (tmp_path / "new.csv").write_text(new)
+    expected = scores(run, [tmp_path / "new.csv"], tmp_path)["score"].to_numpy()
+    np.testing.assert_allclose(found["probability"], expected, atol=1e-6, rtol=0)
+    # Types and shapes, of which Triton's lack the samples.
+    types = {"STRING": "string", "FP64": "double", "INT64": "int64", "FP32": "float"}
+    told = re.findall(r'name: "(\w+)" data_type: TYPE_(\w+) dims: \[ (-?1) \]( reshape)?', page)
+    shapes = {(name, f"tensor({types[kind]})", dim == "1") for name, kind, dim, _ in told}
+    both = [*found["session"].get_inputs(), *found["session"].get_outputs()]
+    assert shapes == {(one.name, one.type, len(one.shape) == 1) for one in both}
+    assert all((dim == "1") == bool(reshaped) for *_, dim, reshaped in told)
