@@ -120,14 +120,18 @@ def _processors() -> float:
 
 def _sample_weights() -> float:
     """Their gradient, relative to the largest, beside TorchRec's unsharded tables."""
-    learnable = partial(torch.ones, requires_grad=True)
+    leaves: list[torch.Tensor] = []
+
+    def learnable(count: int) -> torch.Tensor:
+        leaves.append(torch.ones(count, requires_grad=True))
+        return leaves[-1]
+
     with process_group():
         model = two.Model(weighted=True)
-        given = [two.features(weights=learnable) for _ in range(2)]
-        model(given[0]).square().sum().backward()
+        model(two.features(weights=learnable)).square().sum().backward()
         sharded = _planned(model, "table_wise")
-        sharded(given[1]).square().sum().backward()
-        expected, found = (one.weights().grad for one in given)
+        sharded(two.features(weights=learnable)).square().sum().backward()
+    expected, found = (leaf.grad for leaf in leaves)
     return float((found - expected).abs().max() / expected.abs().max())
 
 
