@@ -115,7 +115,8 @@ def torchrec_tables(results: Path) -> str:
     found = json.loads(path.read_text())
     works = {f"model `{name}`": result for name, result in found["models"].items()} | found["works"]
     rows = [[name, f"works, {deviation:.1e}"] for name, deviation in works.items()]
-    rows += [[name, f"refused: {sentence}"] for name, sentence in found["refused"].items()]
+    for name, sentence in found["refused"].items():
+        rows.append([name, f"refused: {sentence.replace('<', '&lt;')}"])
     sent = []
     for name, one in found["communication"].items():
         processes, plan, *precisions = name.split()

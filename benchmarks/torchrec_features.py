@@ -12,6 +12,7 @@ and bytes that a rank hands to collectives.
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
 import tempfile
 import warnings
@@ -120,14 +121,19 @@ def _processors() -> float:
 
 def _sample_weights() -> float:
     """Their gradient, relative to the largest, beside TorchRec's unsharded tables."""
-    learnable = partial(torch.ones, requires_grad=True)
+    leaves: list[torch.Tensor] = []
+
+    def learnable(count: int) -> torch.Tensor:
+        leaves.append(torch.ones(count, requires_grad=True))
+        return leaves[-1]
+
     with process_group():
         model = two.Model(weighted=True)
-        given = [two.features(weights=learnable) for _ in range(2)]
-        model(given[0]).square().sum().backward()
-        sharded = _planned(model, "table_wise")
-        sharded(given[1]).square().sum().backward()
-        expected, found = (one.weights().grad for one in given)
+        sharded = _planned(copy.deepcopy(model), "table_wise")
+        model.load_state_dict(two.whole_tables(sharded), strict=False)
+        for one in (model, sharded):
+            one(two.features(weights=learnable)).square().sum().backward()
+    expected, found = (leaf.grad for leaf in leaves)
     return float((found - expected).abs().max() / expected.abs().max())
 
 

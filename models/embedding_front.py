@@ -20,7 +20,7 @@ from stampede.models import cpu
 class StoredColumns:
     """The columns of a stored row: `dim` of the embedding, one first-order weight, padding.
 
-    FBGEMM needs a width that is a multiple of 4. The padding is always zero.
+    On a GPU the fast kernels need a width that is a multiple of 4. The padding is always zero.
 
     Attributes:
         dim: width of the embedding.

@@ -37,6 +37,17 @@ def test_two_ranks(tmp_path, plan, rows):
         assert together[0][3] == {plan}
 
 
+def test_lower_precision_between_ranks(tmp_path):
+    at = "sharding.communication"
+    overrides = ["data.rows=1024", "model.dim=10", "sharding.plan=row_wise"]
+    exact, rounded = (
+        run_ranks(2, losses_and_weights, tmp_path, [*overrides, *more], 2)[0]
+        for more in ([], [f"{at}.forward=fp16", f"{at}.backward=bf16"])
+    )
+    assert rounded[0] != exact[0]
+    assert rounded[0] == pytest.approx(exact[0], rel=1e-3)
+
+
 # Last batches of 1, ranks - 1 and ranks + 1 samples, in training and evaluation.
 @pytest.mark.parametrize("last", [1, 3, 5])
 def test_four_ranks(tmp_path, last):
