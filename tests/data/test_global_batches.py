@@ -26,6 +26,29 @@ def test_any_number_of_ranks_sees_the_same_batches(rows, shuffle):
     assert global_batches(part, 4, shuffle=shuffle) == alone
 
 
+# Tiles of two samples; of one, some of them padding; all padding but one.
+@pytest.mark.parametrize("rows", [16, 19, 17])
+def test_tiles_hold_the_same_samples_in_the_same_order_on_any_ranks(rows):
+    def tiles(world_size):
+        ranks = [
+            reader(numbered(rows, weight=True), world_size, rank, tiles=4)
+            for rank in range(world_size)
+        ]
+        found = []
+        for batches in zip(*ranks, strict=True):
+            assert {batch.tiles for batch in batches} == {4 // world_size}
+            assert len({batch.global_weight for batch in batches}) == 1
+            found.append(
+                [part.tolist() for b in batches for part in b.dense.chunk(b.tiles)]
+                + [batches[0].global_weight]
+            )
+        return found
+
+    assert tiles(4) == tiles(2) == tiles(1)
+    with pytest.raises(ValueError, match="4 tiles are not a multiple of 8 ranks"):
+        reader(numbered(16), 8, tiles=4)
+
+
 def test_synthetic_batches_do_not_depend_on_the_ranks():
     part = SyntheticClicks(scale=0.0005).dataset(2100, 100).train
 

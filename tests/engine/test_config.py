@@ -112,6 +112,12 @@ BAD = [
         ["train.batch_size: 8193", "number of ranks, 2", "8192 or 8194"],
     ),
     ("evaluate:\n  batch_size: 3", ["evaluate.batch_size: 3", "number of ranks, 2"]),
+    ("train: {reproducible: true, tiles: 1}", ["train.tiles: 1", "number of ranks, 2"]),
+    ("train: {tiles: 12}", ["train.tiles: 12 is not a power of two"]),
+    (
+        "train: {reproducible: true}\nsharding: {plan: column_wise}",
+        ["sharding.plan", "'column_wise'", "write auto, table_wise or row_wise"],
+    ),
 ]
 
 
