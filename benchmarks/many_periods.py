@@ -25,6 +25,15 @@ from stampede.data.synthetic import SyntheticClicks, write_criteo_log
 
 CONFIG = ROOT / "configs/criteo_kaggle.yaml"
 
+# Of Criteo's layout, four fields with many ids.
+SCHEMA = """\
+format: csv
+separator: "\\t"
+columns: [label, {numbers}, {ids}]
+label: label
+ids: [C3, C4, C12, C16]
+"""
+
 # Clock ticks of a second, in which the system counts the time of processes.
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -37,7 +46,13 @@ def main() -> None:
     shutil.rmtree(folder, ignore_errors=True)
     periods, rows = (20, 1000) if options.quick else (100, 5000)
     # One in fifty ids is new every day; a table keeps 2,000 ids.
-    lines = trained(folder / "many", periods, rows, 0.02, "data.max_rows=2000")
+    folder.mkdir()
+    schema = folder / "schema.yaml"
+    names = {what: ", ".join(f"{letter}{i + 1}" for i in range(count))
+             for what, letter, count in (("numbers", "I", 13), ("ids", "C", 26))}  # fmt: skip
+    schema.write_text(SCHEMA.format(**names))
+    keys = ("data.kind=table", f"data.schema_file={schema}", "data.max_rows=2000")
+    lines = trained(folder / "many", periods, rows, 0.02, *keys)
     report.add(many=early_and_late(lines))
     print(f"period {periods // 10} and {periods}: {report.found['many']}")
     rows = 20_000 if options.quick else 1_000_000
