@@ -131,7 +131,8 @@ class GrowthOptions(Section):
         None,
         ge=1,
         description="split: periods. Most ids of a field that have a row; null: no limit. "
-        "Beyond it new ids take the rows of others",
+        "Beyond it new ids take the rows of others. A table never gets smaller: a lower limit "
+        "than before only stops its growth",
     )
     evict: Literal["lru", "lfu"] = Field(
         "lru",

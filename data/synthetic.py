@@ -295,12 +295,18 @@ def _zipf_quantile(uniform: np.ndarray, size: np.ndarray, zipf: float) -> np.nda
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status: 2 for a user's mistake."""
+    given = _parser().parse_args(arguments)
+    return exit_status(lambda: _write(given))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede synthetic",
-        description="Write synthetic clicks as a log in Criteo's layout, in files whose ids drift:"
-        " what\n`stampede incremental configs/criteo_kaggle.yaml` is tried with. Files that are"
-        " there stay.",
-        epilog="example:\n  stampede synthetic logs --files 3",
+        description="Write synthetic clicks as a log in Criteo's layout, a file for each day. From "
+        "day to day some\nids are replaced by new ones. Files that are there stay.",
+        epilog="example:\n"
+        "  stampede synthetic logs --files 3\n"
+        "  stampede incremental configs/criteo_kaggle.yaml data.path='logs/*.tsv' run.name=ads",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
@@ -312,12 +318,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=float,
         default=0.05,
         metavar="X",
-        help="share of the ids of large fields that new ones replace each day; default 0.05",
+        help="share of the ids that are new each day, in fields of more than 1000; default 0.05",
     )
     add("--scale", type=float, default=0.01, help="ids relative to Criteo Kaggle's; default 0.01")
     add("--seed", type=int, default=0, help="of the truth and the rows; default 0")
-    given = parser.parse_args(arguments)
-    return exit_status(lambda: _write(given))
+    return parser
 
 
 def _write(given: argparse.Namespace) -> None:

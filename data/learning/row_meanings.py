@@ -161,20 +161,16 @@ def matched_rows(saved: RowMeanings, now: RowMeanings) -> np.ndarray:
     return found
 
 
-def keys_of_rows(folder: Path, field: str, rows: np.ndarray, remedy: str = REMEDY) -> np.ndarray:
-    """A hash of the ids of some rows of a field's table, `[n]` uint64; see `stable_hashes`.
+def keys_of_rows(meanings: RowMeanings, rows: np.ndarray) -> np.ndarray:
+    """A hash of the ids of some rows of a vocabulary's table, `[n]` uint64; see `stable_hashes`.
 
     Args:
-        folder: a prepared folder, perhaps without rows.
-        field: of a vocabulary.
         rows: `[n]`, none of missing or unseen ids.
-        remedy: what to do where the folder is damaged.
 
     Raises:
-        DataError: it is damaged.
+        DataError: the vocabulary is damaged.
     """
-    ids = row_meanings(folder, remedy)[field].values()
-    return stable_hashes(ids.gather(rows - FIRST_ROW))
+    return stable_hashes(meanings.values().gather(rows - FIRST_ROW))
 
 
 def vocabulary_fingerprint(folder: Path, remedy: str = REMEDY) -> str:
