@@ -16,6 +16,7 @@ is taken from a delta: the Python files of the new package are those of the old 
 from __future__ import annotations
 
 import argparse
+import errno
 import hashlib
 import importlib.util
 import json
@@ -47,7 +48,8 @@ _DATA = re.compile(
 
 # What libraries raise of files that are damaged or absent.
 _DAMAGE = (
-    FileNotFoundError, LookupError, RuntimeError, TypeError, SafetensorError, PolarsError,
+    FileNotFoundError, LookupError, RuntimeError, TypeError, ValueError, SafetensorError,
+    PolarsError,
 )  # fmt: skip
 
 
@@ -137,14 +139,7 @@ def patch(package: Path, delta: Path, out: Path, checked: bool = True) -> None:
             else:
                 size = about["sizes"][name]
                 _patch_vocabulary(package / name, delta / changes[name], target, size)
-        except (
-            OSError,
-            LookupError,
-            RuntimeError,
-            TypeError,
-            SafetensorError,
-            PolarsError,
-        ) as failure:
+        except _DAMAGE as failure:
             raise ValueError(f"{delta}: {name} cannot be made ({failure})") from None
     text = sealed(after, out)
     found = _contents(json.loads(text))
@@ -216,8 +211,15 @@ def content_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
+def _regular(path: Path) -> Path:
+    """A file; to open a pipe would wait for ever."""
+    if not path.is_file():
+        raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+    return path
+
+
 def _patch_table(before: Path, changes: Path, target: Path) -> None:
-    table, changed = load_file(before), load_file(changes)
+    table, changed = load_file(_regular(before)), load_file(_regular(changes))
     rows, size = changed.pop("rows"), int(changed.pop("size"))
     save_file(patched(table, changed, rows, size), target)
 
@@ -234,6 +236,8 @@ def patched(
     """
     found = {}
     for name, values in table.items():
+        if size > len(values) + len(rows):
+            raise ValueError(f"{size:,} rows are more than there are and come")
         whole = torch.zeros(size, *values.shape[1:], dtype=values.dtype)
         kept = min(size, len(values))
         whole[:kept] = values[:kept]
@@ -243,8 +247,8 @@ def patched(
 
 
 def _patch_vocabulary(before: Path, changes: Path, target: Path, size: int) -> None:
-    values, changed = pl.read_parquet(before)["value"], pl.read_parquet(changes)
-    patched_vocabulary(values, changed, size).to_frame().write_parquet(target)
+    values, changed = (pl.read_parquet(_regular(path)) for path in (before, changes))
+    patched_vocabulary(values["value"], changed, size).to_frame().write_parquet(target)
 
 
 def patched_vocabulary(values: pl.Series, changed: pl.DataFrame, size: int) -> pl.Series:
@@ -255,6 +259,8 @@ def patched_vocabulary(values: pl.Series, changed: pl.DataFrame, size: int) -> p
         changed: `line` and `value`.
         size: lines of the whole afterwards.
     """
+    if size > len(values) + len(changed):
+        raise ValueError(f"{size:,} ids are more than there are and come")
     more = pl.Series("value", [None] * max(0, size - len(values)), pl.String)
     return pl.concat([values.head(size), more]).scatter(changed["line"], changed["value"])
 
