@@ -253,7 +253,7 @@ class RunFolder:
             # The next writer replaces the events of repeated steps.
             self._close_events()
             lines = self._whole_lines()[:count]
-            write_file(self.metrics, "".join(lines))
+            write_file(self.metrics, b"".join(lines))
         self.metrics_lines = len(lines)
         if len(lines) == count:
             return []
@@ -267,9 +267,9 @@ class RunFolder:
         if self.metrics.exists():
             self.keep_lines(len(self._whole_lines()))
 
-    def _whole_lines(self) -> list[str]:
-        text = read_file(self.metrics, MOST_LINES).decode() if self.metrics.exists() else ""
-        return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    def _whole_lines(self) -> list[bytes]:
+        content = read_file(self.metrics, MOST_LINES) if self.metrics.exists() else b""
+        return [line for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
 
     def sync(self) -> None:
         """Sync the lines to the disk: a checkpoint relies on them, also after a power loss.
@@ -293,7 +293,11 @@ class RunFolder:
         """Write `summary.json` and `curve.png`."""
         with self.writing():
             write_file(self.summary, to_json(summary, indent=2) + "\n")
-            write_file(self.curve, draw_curve(self.lines(), title))
+            try:
+                write_file(self.curve, draw_curve(self.lines(), title))
+            # A line that was there before the run was continued must not cost its results.
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as failure:
+                tqdm.write(f"{self.metrics}: damaged ({failure!s:.200}): no {self.curve.name}")
 
     def _close_events(self) -> None:
         writer, self._events = self._events, None
