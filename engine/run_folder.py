@@ -21,8 +21,8 @@ from stampede.engine.processes import launched_by
 from stampede.files import (
     MOST_LINES,
     append,
+    check_links,
     delete_folder,
-    link_out_of,
     open_file,
     read_file,
     sync,
@@ -147,12 +147,8 @@ class RunFolder:
                 f"{self.path} exists; write run.overwrite=true to replace it, "
                 "checkpoint.resume=auto to continue it, or another run.name"
             )
-        link = link_out_of(self.path) if self._continued else None
-        if link is not None:
-            raise RunFolderError(
-                f"{link} leads out of {self.path}, and a run writes only into its own folder; "
-                "replace the link by its target, or choose another run.name"
-            )
+        if self._continued:
+            check_links(self.path, RunFolderError, "choose another run.name")
         # A killed run may have left an unfinished file; its name begins with a dot.
         content = [path for path in self.path.iterdir() if not path.name.startswith(".")]
         if content and not self.config_file.is_file():

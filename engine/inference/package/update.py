@@ -48,8 +48,8 @@ _DATA = re.compile(
 
 # What libraries raise of files that are damaged or absent.
 _DAMAGE = (
-    FileNotFoundError, LookupError, RuntimeError, TypeError, ValueError, SafetensorError,
-    PolarsError,
+    FileNotFoundError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
+    SafetensorError, PolarsError,
 )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def patch(package: Path, delta: Path, out: Path, checked: bool = True) -> None:
         wrong += [name for name in changes if not _DATA.fullmatch(name)]
         if wrong:
             raise ValueError(f"{wrong[0]!r} is no name of a file in a package")
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as failure:
+    except (OSError, *_DAMAGE) as failure:
         raise ValueError(f"{delta}: no delta here ({failure})") from None
     if base != package_digest(package):
         raise ValueError(
@@ -167,7 +167,7 @@ def package_digest(package: Path) -> str:
         about, _ = _loader().read_json(package / PACKAGE)
         text = json.dumps({**about, "files": _contents(about), "sha256": ""}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
-    except (OSError, ValueError, LookupError, AttributeError, RecursionError) as failure:
+    except (OSError, *_DAMAGE) as failure:
         raise ValueError(f"{package}: no exported model here ({failure})") from None
 
 
@@ -281,7 +281,10 @@ def publish(folder: str | Path, package: str) -> None:
     """
     file = Path(folder) / CURRENT
     unfinished = file.with_name(f".{CURRENT}.tmp")
-    unfinished.write_text(json.dumps({"package": package}) + "\n", encoding="utf-8")
+    # It may be a link, which would lead elsewhere.
+    unfinished.unlink(missing_ok=True)
+    with unfinished.open("x", encoding="utf-8") as file_of_name:
+        file_of_name.write(json.dumps({"package": package}) + "\n")
     os.replace(unfinished, file)
 
 
@@ -296,7 +299,7 @@ def current(folder: str | Path) -> Path:
         name = _loader().read_json(file)[0]["package"]
         if not isinstance(name, str) or Path(name).name != name:
             raise ValueError(f"found {name!r}, no name of a folder beside it")
-    except (OSError, ValueError, LookupError, TypeError) as failure:
+    except (OSError, *_DAMAGE) as failure:
         raise ValueError(f"{file}: no package is named there ({failure})") from None
     return file.parent / name
 

@@ -222,7 +222,12 @@ def _about(package):
 
 
 def test_a_delta_that_means_harm(days, tmp_path, capsys):
-    """A pipe in place of a file; more rows than there is memory for."""
+    """A planted link, a pipe in place of a file; more rows than there is memory for."""
+    (tmp_path / "theirs").write_text("theirs")
+    (tmp_path / ".current.json.tmp").symlink_to(tmp_path / "theirs")
+    update.publish(tmp_path, "base")
+    assert (tmp_path / "theirs").read_text() == "theirs"
+    assert update.current(tmp_path) == tmp_path / "base"
     base = exported(days, 1, tmp_path / "base")
     delta = exported(days, 2, tmp_path / "delta", "--since", base)
     about = (delta / "delta.json").read_text()
@@ -230,6 +235,9 @@ def test_a_delta_that_means_harm(days, tmp_path, capsys):
     assert sizes != about
     (delta / "delta.json").write_text(sizes)
     with pytest.raises(ValueError, match=r"user\.parquet cannot be made .* more than there are"):
+        update.apply(base, [delta], tmp_path / "made")
+    (delta / "delta.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="no delta here"):
         update.apply(base, [delta], tmp_path / "made")
     (delta / "delta.json").write_text(about)
     changes = next((delta / "changes").glob("*.safetensors"))
