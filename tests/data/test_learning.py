@@ -309,5 +309,5 @@ def test_a_vocabulary_that_unpacks_to_far_more_is_refused(tmp_path):
     file = tmp_path / "user.parquet"
     pl.DataFrame({"value": ["a" * 5_000_000 + str(i) for i in range(4)]}).write_parquet(file)
     assert file.stat().st_size < 100_000
-    with pytest.raises(ValueError, match=r"user\.parquet unpacks to 20,.* which are no ids"):
+    with pytest.raises(ValueError, match=r"user\.parquet unpacks to 20,.* which cannot be ids"):
         read_values(file, 4)

@@ -109,7 +109,7 @@ def test_mistakes_in_files(log, capsys):
     assert main(command(log, "--set", "on_bad_row=skip")) == 0
     assert "1 bad rows left out, see" in capsys.readouterr().out
     assert main(command(log)) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     (log.parent / "schema.yaml").write_text(SCHEMA + "idz: [a]\n")
     assert main(command(log, out="other")) == 2
     assert "idz: unknown key; did you mean 'ids'?" in capsys.readouterr().err
