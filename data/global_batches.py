@@ -138,9 +138,7 @@ class GlobalBatches:
             )
             order = Order(**state["order"]).deciding()
         except (KeyError, TypeError, ValueError) as failure:
-            raise DataError(
-                f"not the state of a reader of batches: {failure!r} in {state!r}"
-            ) from None
+            raise DataError(f"not a state of this reader: {failure!r} in {state!r}") from None
         if order["rows"] != self._order.rows:
             raise DataError(
                 f"the state was taken from a part of {order['rows']:,} rows, this one has "
