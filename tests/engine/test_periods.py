@@ -309,7 +309,7 @@ def test_mistakes_are_told_in_a_sentence(three, tmp_path, capsys):
     assert incremental.main([str(path)]) == 2
     assert "no such file or glob" in capsys.readouterr().err
     assert incremental.main([str(path), "data.test_fraction=0.1"]) == 2
-    assert "test_fraction does not go with split: periods" in capsys.readouterr().err
+    assert "test_fraction: leave it out with split: periods" in capsys.readouterr().err
     damaged = tmp_path / "damaged"
     shutil.copytree(three, damaged)
     (damaged / "runs/ads/periods.json").write_text("{")
