@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stampede.engine.errors import exit_status
+from stampede.engine.errors import exit_status, launched_rank
 from stampede.engine.start_up import (
     keep_freed_memory,
-    launched_rank,
     launched_world_size,
     quiet_libraries,
     stay_on_this_machine,

@@ -1,4 +1,4 @@
-"""Before torch is imported: quiet libraries, kept memory, no open ports, torchrun's ranks."""
+"""Before torch is imported: quiet libraries, kept memory, no open ports, torchrun's processes."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _LEVELS = {
 
 
 def quiet_libraries() -> None:
-    """Show only errors of torch, torchrec and fbgemm, as users can do nothing about the rest."""
+    """Show only errors of torch, torchrec and fbgemm; users can do nothing about the rest."""
     for name, level in _LEVELS.items():
         logging.getLogger(name).setLevel(level)
     warnings.filterwarnings("ignore")
     show = threading.excepthook
 
     def show_others(failure: threading.ExceptHookArgs) -> None:
-        # What fails in TensorBoard's thread is raised again where events are written.
+        # A failure in TensorBoard's thread is raised again when events are written.
         if type(failure.thread).__name__ != "_AsyncWriterThread":
             show(failure)
 
@@ -49,12 +49,12 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def libraries_quiet() -> Iterator[None]:
-    """As `quiet_libraries` for a while, in a process that is the user's, such as a notebook's."""
+    """`quiet_libraries` for a while, for a user's process such as a notebook."""
     before = {name: logging.getLogger(name).level for name in _LEVELS}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, level in _LEVELS.items():
-            # Of stampede the user may want to see more.
+            # The user may have set stampede's level.
             chosen = before[name] or level if name == "stampede" else max(level, before[name])
             logging.getLogger(name).setLevel(chosen)
         try:
@@ -68,8 +68,8 @@ def keep_freed_memory() -> None:
     """Let glibc keep freed blocks for the next step, and torch take big ones in huge pages.
 
     By default glibc returns every big block to the system and gets it back page by page, filled
-    with zeros: a tenth of a step at batch 65,536. The process then holds its peak until it ends.
-    Settings in the environment win, and other C libraries than glibc are left alone.
+    with zeros: a tenth of a step at batch 65,536. With this, a process keeps its peak to the end.
+    Settings in the environment take precedence, and C libraries other than glibc are left alone.
     """
     # torch reads it at its first allocation.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
@@ -77,13 +77,13 @@ def keep_freed_memory() -> None:
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        # -1: never give memory back; 0: no block in a mapping of its own, which would be.
+        # -1: never give memory back; 0: no separate mappings, which are given back too.
         mallopt(_TRIM_THRESHOLD, -1)
         mallopt(_MMAP_MAX, 0)
 
 
 def stay_on_this_machine() -> None:
-    """Let gloo listen on the loopback device only, where all ranks are on one machine."""
+    """Let gloo listen only on the loopback device if all ranks are on one machine."""
     if launched_world_size() == int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
@@ -91,8 +91,3 @@ def stay_on_this_machine() -> None:
 def launched_world_size() -> int:
     """Number of processes that `torchrun` started; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def launched_rank() -> int:
-    """Rank that `torchrun` gave this process; 0 without it."""
-    return int(os.environ.get("RANK", "0"))
