@@ -211,7 +211,7 @@ class CheckpointSection(Section):
     init_state: Literal["weights", "all"] = Field(
         "weights",
         description="what init_from takes. weights: for a new run; all: also the optimizers' "
-        "state, matched by id, and the number of steps, to go on with a new log",
+        "state, matched by id, and the number of steps, to continue with a new log",
     )
     every_steps: int = Field(
         0, ge=0, description="steps between checkpoints within an epoch; 0: none"
@@ -225,7 +225,7 @@ class CheckpointSection(Section):
     keep_every: int = Field(
         0, ge=0, description="epochs between further checkpoints to keep; 0: none"
     )
-    asynchronous: bool = Field(True, description="write a copy of the state while training goes on")
+    asynchronous: bool = Field(True, description="write a copy of the state during training")
 
 
 class CommunicationSection(Section):

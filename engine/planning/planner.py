@@ -53,7 +53,7 @@ def parse_bytes(text: str, option: str) -> int:
         option: the command line option, for the message.
 
     Raises:
-        SettingsError: it is no size above 0.
+        SettingsError: it is not a size above 0.
     """
     parts = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]+)\s*", text)
     by_lower_case = {unit.lower(): size for unit, size in _UNITS.items()}
