@@ -4,14 +4,16 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 
 from support.foreign import (
     foreign_in_reference,
     run_accumulated,
     run_foreign,
+    run_tracked,
     run_without_division,
 )
-from support.parity import Case, Table
+from support.parity import Case, Table, global_batch
 from support.parity_cases import PLANS
 from support.parity_reference import deviation, state_deviation, train_reference
 from support.ranks import run_ranks
@@ -85,3 +87,22 @@ def test_gradients_and_counts_of_several_passes_add_up(count):
     for case, found in zip(cases, results, strict=True):
         assert_follows(case, found)
         assert found["counts"][:2] == [reference(case).touched, reference(case).clipped]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_every_rank_tracks_what_its_rows_add_to_their_squared_gradients(count):
+    cases = [
+        Case(plan, (Table(40, 8), Table(23, 8, features=2)), "rowwise_adagrad", {"rows": "touched"})
+        for plan in ("table_wise", "row_wise")
+    ]
+    for case, *ranks in zip(cases, *run_ranks(count, run_tracked, cases), strict=True):
+        before, after, _ = ranks[0]
+        for table, features in case.features.items():
+            told = [found[table] for _, _, found in ranks if table in found]
+            ids, states = (torch.cat(parts) for parts in zip(*told, strict=True))
+            steps = (global_batch(case, step) for step in (3, 4))
+            used = torch.cat([batch[feature][0] for batch in steps for feature in features])
+            assert torch.equal(ids.sort().values, used.unique())
+            sums = [whole[table]["momentum1"][ids] for whole in (before, after)]
+            torch.testing.assert_close(states.double(), sums[1] - sums[0], rtol=1e-5, atol=1e-6)
+            assert float(states.max()) > 0.01

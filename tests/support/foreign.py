@@ -6,9 +6,13 @@ Each pair is called after every step, with the sharded model and with `Reference
 import torch
 import torch.distributed as dist
 from torchrec.distributed.comm_ops import set_gradient_division
+from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
+from torchrec.distributed.model_tracker.types import TrackingMode
 
 from stampede.optim import local_cowclip_tables
-from support.parity import run_cases
+from support.parity import Holder, build_collection, run_cases
+from support.programs import everything, shard, train
+from support.unsharded import process_group
 
 PASSES = 4
 EVICTED = [0, 3, 7, 11, 20, 21, 22]
@@ -64,10 +68,10 @@ def foreign_in_reference(tables, step):
 def evict(model, rows):
     """Begin rows anew, by their numbers in the whole tables, as TorchRec's eviction does."""
     for tbe in local_cowclip_tables(model):
-        shards = [shard for array in tbe.arrays for shard in array.shards]
-        for position, shard in enumerate(shards):
-            local = [row - shard.row_offset for row in rows]
-            local = torch.tensor([row for row in local if 0 <= row < shard.rows]).long()
+        shards = [part for array in tbe.arrays for part in array.shards]
+        for position, part in enumerate(shards):
+            local = [row - part.row_offset for row in rows]
+            local = torch.tensor([row for row in local if 0 <= row < part.rows]).long()
             tbe.reset_embedding_weight_momentum(
                 local, torch.tensor([0, len(local)]), torch.tensor([position]), torch.tensor([0])
             )
@@ -91,3 +95,28 @@ def run_without_division(cases, local_world_size=None):
     finally:
         set_gradient_division(True)
         assert not dist.is_initialized()
+
+
+def run_tracked(cases):
+    """By case, states before and after steps 3 and 4, and what TorchRec's tracker tells of them.
+
+    It tells of this rank's rows, by table: their numbers in the whole table, and differences.
+    """
+    results = []
+    with process_group():
+        for case in cases:
+            model = shard(Holder(build_collection(case)), case)
+            train(case, model, [1, 2])
+            before = everything(case, model)["states"]
+            tracker = ModelDeltaTrackerTrec(model, mode=TrackingMode.MOMENTUM_DIFF)
+            for step in (3, 4):
+                train(case, model, [step])
+                tracker.step()
+            arrays = [array for tbe in local_cowclip_tables(model) for array in tbe.arrays]
+            shards = {
+                shard.table.split(".")[-1]: shard for array in arrays for shard in array.shards
+            }
+            told = {path.split(".")[-1]: rows for path, rows in tracker.get_unique().items()}
+            told = {n: (r.ids + shards[n].row_offset, r.states) for n, r in told.items()}
+            results.append((before, everything(case, model)["states"], told))
+    return results
