@@ -12,9 +12,10 @@ import statistics
 import sys
 from pathlib import Path
 
-from criteo_log import write_criteo_log
 from machine import describe_machine
 from preparation import POLARS, run_alone
+
+from stampede.data.synthetic import SyntheticClicks, write_criteo_log
 
 REPEATS = 3
 
@@ -30,7 +31,7 @@ def main() -> None:
     try:
         for rows in arguments.rows:
             log = arguments.folder / f"{rows}.tsv"
-            write_criteo_log(log, rows)
+            write_criteo_log(log, rows, SyntheticClicks(scale=1.0))
             out = ["--out", str(arguments.folder / "description")]
             describe = [sys.executable, "-m", "stampede.data.describe", str(log), *out]
             polars = [sys.executable, "-c", POLARS, str(log)]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import json
 import os
 import shutil
 import statistics
@@ -57,16 +56,6 @@ def main() -> None:
             f"{line['new']:,} new ids into {line['kept']:,} rows: {line['seconds']:.2f} s, "
             f"{line['evicting_seconds']:.2f} s where they take rows of others"
         )
-    many = many_periods(
-        options.folder / "drift", 20 if options.quick else 100, 2000 if options.quick else 20_000
-    )
-    report.add(many_periods=many)
-    print(
-        "seconds of a period, early and late: "
-        + ", ".join(f"{seconds:.2f}" for seconds in many["seconds"])
-        + "; memory: "
-        + ", ".join(f"{size / 1e9:.2f} GB" for size in many["peak_memory_bytes"])
-    )
     if options.log is not None:
         folder = options.folder / "incremental"
         shutil.rmtree(folder, ignore_errors=True)
@@ -75,42 +64,6 @@ def main() -> None:
         write_file(picture_path(options.out), picture(report.found["periods"]))
         show(report.found)
     report.close()
-
-
-def many_periods(folder: Path, periods: int, rows: int) -> dict[str, Any]:
-    """Seconds and memory of early and of late periods of a log whose ids drift, with a limit of
-    rows; and the share of a period that is not training.
-    """
-    shutil.rmtree(folder, ignore_errors=True)
-    (folder / "logs").mkdir(parents=True)
-    drawn = np.random.default_rng(0)
-    for number in range(periods):
-        users = drawn.integers(number * rows // 20, number * rows // 20 + rows // 4, rows)
-        ads = drawn.integers(number, number + 1000, rows)
-        clicks = drawn.random(rows) < 0.1 + 0.4 * (users * 7919 % 10 / 10)
-        frame = pl.DataFrame({"click": clicks.astype(int), "user": users, "ad": ads})
-        frame.write_csv(folder / f"logs/{number:04d}.csv")
-    (folder / "schema.yaml").write_text("format: csv\nlabel: click\nids: {user: {}, ad: {}}\n")
-    config = folder / "drift.yaml"
-    config.write_text(f"data: {{kind: table, schema_file: {folder}/schema.yaml}}\n")
-    command(
-        "incremental", f"data.path={folder}/logs/*.csv", f"run.dir={folder}",
-        f"data.max_rows={2 * rows}", config=config,
-    )  # fmt: skip
-    lines = (folder / "drift/metrics.jsonl").read_text().splitlines()
-    found = [one for line in lines if (one := json.loads(line))["kind"] == "period"]
-    tenth = periods // 10
-    early, late = found[tenth : 2 * tenth], found[-tenth:]
-    return {
-        "periods": periods,
-        "rows": rows,
-        "ids": [found[tenth]["ids"], found[-1]["ids"]],
-        "seconds": [statistics.median(one["seconds"] for one in part) for part in (early, late)],
-        "train_seconds": [
-            statistics.median(one["train_seconds"] for one in part) for part in (early, late)
-        ],
-        "peak_memory_bytes": [found[tenth]["peak_memory_bytes"], found[-1]["peak_memory_bytes"]],
-    }
 
 
 def growing(kept: int, new: int) -> dict[str, Any]:

@@ -103,6 +103,7 @@ def incremental_tables(results: Path) -> str:
         _markdown(heads, rows),
         f"Giving new ids their rows takes: {grown}.",
         _measured_on(found["machine"]),
+        *_many_periods(results / "many_periods.json"),
     ]
     return "\n\n".join(parts)
 
@@ -131,6 +132,33 @@ def torchrec_tables(results: Path) -> str:
         _measured_on(found["machine"]),
     ]
     return "\n\n".join(parts)
+
+
+def _many_periods(path: Path) -> list[str]:
+    """What the tenth and the hundredth period cost, and a large one by part."""
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text())
+    rows = [
+        [
+            "{} to {}".format(*part["periods"]),
+            f"{part['cpu_seconds']:.1f}",
+            f"{part['ids']:,.0f}",
+            f"{part['peak_memory_bytes'] / 1e9:.2f} GB",
+        ]
+        for part in found["many"]
+    ]
+    large = found["large"]
+    shares = sorted(large["part_seconds"].items(), key=lambda one: -one[1])
+    busy = found["machine"]["other_processes"]
+    return [
+        f"A hundred files of {found['many'][0]['rows']:,} rows and four fields, one in fifty ids "
+        "new in each, at most 2,000 rows of a field (`benchmarks/many_periods.py`; medians):",
+        _markdown(["period", "processor seconds", "rows of all tables", "memory at most"], rows),
+        f"Of a period of {large['rows']:,} rows with {large['ids']:,} ids in the tables: "
+        + ", ".join(f"{part} {s / large['seconds']:.0%}" for part, s in shares)
+        + f". {_measured_on(found['machine'])} Other programs took {busy:.0%} of the cores' time.",
+    ]
 
 
 def _markdown(heads: list[str], rows: list[list[str]]) -> str:

@@ -20,11 +20,11 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
-from criteo_log import write_criteo_log
 from launched import run_program
 from report import ROOT, Report, parse_options
 
 from stampede.data.prepared.manifest import read_manifest
+from stampede.data.synthetic import SyntheticClicks, write_criteo_log
 
 ROWS, REPEATS = 300_000, 3
 
@@ -45,7 +45,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     log, tenth = folder / f"clicks-{rows}.tsv", folder / f"clicks-{rows}-tenth.tsv"
     if not log.exists():
-        write_criteo_log(log, rows)
+        write_criteo_log(log, rows, SyntheticClicks(scale=1.0))
     with log.open("rb") as whole, tenth.open("wb") as part:
         part.writelines(line for line, _ in zip(whole, range(rows // 10), strict=False))
     report = Report(options.out, options.quick)

@@ -20,10 +20,10 @@ import sys
 import time
 from pathlib import Path
 
-from criteo_log import write_criteo_log
 from machine import describe_machine
 
 from stampede.data.prepared.manifest import read_manifest
+from stampede.data.synthetic import SyntheticClicks, write_criteo_log
 
 # Larger ones take minutes, in which a machine's speed levels out.
 _REPEATED = 5_000_000
@@ -80,7 +80,7 @@ def main() -> None:
     try:
         for rows in sorted(arguments.rows):
             log = arguments.folder / f"{rows}.tsv"
-            write_criteo_log(log, rows)
+            write_criteo_log(log, rows, SyntheticClicks(scale=1.0))
             last = rows == max(arguments.rows)
             repeats = arguments.repeats if rows <= _REPEATED else 1
             pandas = arguments.pandas if rows <= arguments.pandas_rows else []

@@ -1,14 +1,11 @@
-"""Prepare new files with ids and ranges that were learned before.
-
-python -m stampede.data.apply PREPARED FILE... --out FOLDER
-"""
+"""The command `stampede apply`: prepares new files with the ids and ranges of prepared data."""
 
 from __future__ import annotations
 
 import argparse
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +33,7 @@ from stampede.settings import from_key_values, keys_help
 def apply_learned(
     prepared: Path, files: str | Sequence[str], options: WritingOptions, folder: Path
 ) -> bool:
-    """Prepare new data with vocabularies and ranges that were learned before.
+    """Prepare new files with the vocabularies and ranges of a prepared folder.
 
     Args:
         prepared: the folder whose vocabularies and ranges to use.
@@ -48,12 +45,12 @@ def apply_learned(
         Whether the folder is new.
 
     Raises:
-        DataError: nothing was learned or it has changed since, a file cannot be used, or the folder
-            cannot be written.
+        DataError: `prepared` has no vocabularies or has changed, a file cannot be used, or the
+            folder cannot be written.
     """
     manifest = read_manifest(prepared)
     if not (prepared / LEARNED_FOLDER).is_dir():
-        raise DataError(f"{prepared}: nothing was learned for it; prepare a raw log")
+        raise DataError(f"{prepared}: has no vocabularies; give a folder made by stampede prepare")
     check_content(prepared, manifest.learned)
     learned = load(prepared / LEARNED_FOLDER, fields=manifest.fields)
     log = RawLog(learned.schema, expand(files))
@@ -62,22 +59,20 @@ def apply_learned(
         shutil.copytree(prepared / LEARNED_FOLDER, unfinished / LEARNED_FOLDER)
         option = f"{options.written}on_bad_row=skip"
         bad_rows = BadRows(options.on_bad_row, unfinished / BAD_ROWS, option)
+        rows = (
+            RowsOfParts(chunk.frame, np.full(len(chunk.numbers), TEST, np.int8), chunk.position)
+            for chunk in log.chunks(bad_rows)
+        )
         with RowProgress("writing", log.bytes) as progress:
-            parts = write_rows(unfinished, _as_test(log, bad_rows), learned, options, progress)
+            parts = write_rows(unfinished, rows, learned, options, progress)
         source = {"learned_from": str(prepared), "schema": learned.schema.model_dump(mode="json")}
         write_manifest(unfinished, log, learned, options, parts, bad_rows, source)
 
     return make_folder(folder, make, DataError)
 
 
-def _as_test(log: RawLog, bad_rows: BadRows) -> Iterator[RowsOfParts]:
-    for chunk in log.chunks(bad_rows):
-        parts = np.full(len(chunk.numbers), TEST, dtype=np.int8)
-        yield RowsOfParts(chunk.frame, parts, chunk.position)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 2 for a user's mistake."""
+    """Run the command; returns its exit status."""
     given = _parser().parse_intermixed_args(arguments)
     return exit_status(lambda: _run(given))
 
@@ -86,7 +81,7 @@ def _run(given: argparse.Namespace) -> None:
     folder = Path(given.out)
     options = from_key_values(given.set, WritingOptions, "--set")
     if not apply_learned(Path(given.prepared), given.files, options, folder):
-        raise DataError(f"{folder}: is there already; delete it, or write another --out")
+        raise DataError(f"{folder}: exists already; delete it, or write another --out")
     print(prepared_summary(folder))
 
 
@@ -99,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("prepared", metavar="PREPARED", help="a folder made by stampede.data.prepare")
+    add("prepared", metavar="PREPARED", help="a folder made by stampede prepare")
     add("files", nargs="+", metavar="FILE", help="with the same columns; .gz, .zst; or a glob")
     add("--out", required=True, metavar="FOLDER", help="new folder for the result")
     add("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="see below")

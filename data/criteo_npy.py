@@ -113,7 +113,11 @@ def import_criteo_npy(
     manifest = Manifest(
         version=metadata.version("stampede"),
         fields=[
-            FieldEntry(name=f"C{i + 1}", rows=size, unseen_row=_RARE if contiguous else None)
+            FieldEntry(
+                name=f"C{i + 1}",
+                rows=size,
+                unseen_row=_RARE if contiguous and size > _RARE else None,
+            )
             for i, size in enumerate(rows)
         ],
         numbers=[f"I{i + 1}" for i in range(numbers)],

@@ -1,7 +1,7 @@
-"""Formulas that make a model's inputs of a log's values.
+"""Formulas that turn the values of a log into inputs of a model.
 
-A copy of this file goes with every exported model (see `stampede.engine.inference.packaging`): it
-needs polars and numpy, and nothing of stampede.
+Every exported model contains a copy of this file (see `stampede.engine.inference.packaging`), so it
+imports only polars and numpy.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-_HOUR, _DAY, _WEEK = 3600, 86400, 7
+HOUR, DAY, WEEK = 3600, 86400, 7
 # 1970-01-01 was a Thursday; Monday is weekday 0.
-_THURSDAY = 3
+THURSDAY = 3
 
-# Row 0 of a table of buckets is for a missing number.
+# Row 0 of a table of buckets is for missing numbers.
 _FIRST_BUCKET = 1
 
 _FNV_OFFSET, _FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 
 
 def stripped(column: str, kind: pl.DataType) -> pl.Expr:
-    """Text without blanks around it, as the csv parser reads numbers; null where none is left."""
+    """Text without surrounding blanks, as the csv parser reads numbers; null if nothing is left."""
     if kind != pl.String:
         return pl.col(column)
     text = pl.col(column).str.strip_chars()
@@ -30,7 +30,7 @@ def stripped(column: str, kind: pl.DataType) -> pl.Expr:
 
 
 def filled(value: pl.Expr, fill: float, transform: Sequence[str]) -> pl.Expr:
-    """A number with missing values filled, and `ln(1 + max(x, 0))` where `log1p` is asked for."""
+    """A number with missing values filled; with `log1p`, `ln(1 + max(x, 0))` of it."""
     value = value.fill_null(fill)
     return value.clip(lower_bound=0.0).log1p() if "log1p" in transform else value
 
@@ -47,8 +47,8 @@ def scaled(
 
     Args:
         value: see `filled`.
-        transform: may hold `minmax` or `standard`.
-        low, high, mean, deviation: of the training part's filled numbers.
+        transform: may contain `minmax` or `standard`.
+        low, high, mean, deviation: statistics of the filled numbers of the training part.
     """
     if "minmax" in transform:
         width = high - low
@@ -59,7 +59,7 @@ def scaled(
 
 
 def bucket_rows(numbers: pl.Series, edges: Sequence[float]) -> np.ndarray:
-    """Row of each number cut at `edges`: `[n]` int64, 0 where it is missing."""
+    """Row of the bucket of each number: `[n]` int64, 0 for missing numbers."""
     values = numbers.to_numpy()
     rows = np.searchsorted(np.array(edges), values, side="left") + _FIRST_BUCKET
     if numbers.null_count():
@@ -68,7 +68,7 @@ def bucket_rows(numbers: pl.Series, edges: Sequence[float]) -> np.ndarray:
 
 
 def seconds_of_time(column: str, kind: pl.DataType, format: str) -> pl.Expr:
-    """Seconds since 1970, UTC, of a column of times; null where they cannot be read.
+    """A column of times as seconds since 1970, UTC; null where a time cannot be parsed.
 
     Args:
         format: of text, or `seconds`.
@@ -77,7 +77,7 @@ def seconds_of_time(column: str, kind: pl.DataType, format: str) -> pl.Expr:
         return pl.col(column).dt.epoch("s")
     if format == "seconds":
         return stripped(column, kind).cast(pl.Int64, strict=False)
-    # Chrono takes no hour without minutes; the hour alone, as in Avazu, is a full hour.
+    # The parser needs minutes with hours; Avazu has hours alone.
     text = pl.col(column).cast(pl.String)
     if "%H" in format and "%M" not in format:
         text, format = text + ":00", format + ":%M"
@@ -85,10 +85,10 @@ def seconds_of_time(column: str, kind: pl.DataType, format: str) -> pl.Expr:
 
 
 def part_of_time(seconds: pl.Expr, part: str) -> pl.Expr:
-    """`hour_of_day`, 0 to 23, or `weekday`, Monday is 0, of seconds since 1970."""
+    """`hour_of_day` (0 to 23) or `weekday` (Monday is 0) of seconds since 1970."""
     if part == "hour_of_day":
-        return seconds.mod(_DAY) // _HOUR
-    return ((seconds // _DAY) + _THURSDAY).mod(_WEEK)
+        return seconds.mod(DAY) // HOUR
+    return ((seconds // DAY) + THURSDAY).mod(WEEK)
 
 
 def id_texts(
@@ -98,10 +98,10 @@ def id_texts(
     max_ids: int | None,
     missing: Sequence[str],
 ) -> pl.Expr:
-    """Ids as text, a list of them where a cell may hold several; an empty cell is null.
+    """Ids as text; lists of them for multi-valued fields.
 
     Args:
-        missing: texts that are no id among several; a cell that is one of them is null already.
+        missing: texts to leave out of lists; single cells with such a text are null already.
     """
     cells = pl.col(column)
     if separator is None:
@@ -117,23 +117,23 @@ def id_texts(
 
 
 def flattened(cells: pl.Series) -> tuple[np.ndarray, pl.Series]:
-    """Ids of cells that hold several, and how many each has, `[n]` int64.
+    """Number of ids of each multi-valued cell, `[n]` int64, and all ids.
 
-    A cell without an id has one, null.
+    A cell without ids gets one id, null.
     """
     lengths = cells.list.len().fill_null(0).to_numpy().astype(np.int64)
-    # Of an empty list, as of null, explode leaves one null.
+    # Explode turns an empty list, and a null, into one null.
     return np.maximum(lengths, 1), cells.explode()
 
 
 def bucket(ids: pl.Series, buckets: int, seed: int) -> np.ndarray:
-    """A bucket for each text, 0 to `buckets - 1`: `[n]` int64; null gets any.
+    """A bucket for each text, 0 to `buckets - 1`: `[n]` int64; for null, any of them.
 
-    The hash is the same in every version and on every machine: FNV-1a over the UTF-8 bytes, from a
-    start that depends on the seed, then the finalizer of splitmix64, since the low bits of FNV
-    alone are those of the last characters.
+    The hash is the same in every version and on every machine: FNV-1a over the UTF-8 bytes, with a
+    start that depends on the seed, then the finalizer of splitmix64, as the low bits of FNV alone
+    depend on the last characters only.
     """
-    # Polars' own hash may change with its version, and with it the rows of a trained table.
+    # Polars' own hash may change with its version, which would change the rows of trained tables.
     ids = ids.fill_null("")
     distinct = ids.unique()
     position = ids.replace_strict(
@@ -154,7 +154,7 @@ def _fnv(texts: pl.Series, seed: int) -> np.ndarray:
     starts = np.cumsum(lengths) - lengths
     start = _splitmix(np.array([seed], dtype=np.uint64)) ^ _FNV_OFFSET
     hashes = np.full(len(texts), start[0], dtype=np.uint64)
-    # Longest first: the texts with a byte at a place are then the first ones.
+    # Longest first, so that the texts with a byte at a place come first.
     order = np.argsort(-lengths, kind="stable")
     starts, sorted_lengths = starts[order], lengths[order]
     for place in range(int(sorted_lengths[0]) if len(order) else 0):

@@ -18,35 +18,35 @@ from stampede.data.order import Order
 from stampede.data.parallel import computed_ahead, run_tasks
 from stampede.data.samples import Batch, Part, Samples
 
-# Positions whose rows are sorted together. It decides the order within a batch, hence the same on
-# all machines, and short enough that two cores share a batch of 65536.
+# Positions whose rows are sorted together. A constant, as it decides the order within a batch;
+# small enough that two cores share a batch of 65536.
 _SORTED = 1 << 15
 
 
 class GlobalBatches:
-    """One rank's view of a part's global batches; iterating gives what is left of an epoch.
+    """One rank's share of a part's global batches; iterating gives the rest of an epoch.
 
-    Every rank gets the same number of samples in every batch: the last global batch is padded to a
-    multiple of the ranks, or of the tiles, with samples that have no ids and weight 0. A rank's
-    rows of a batch are sorted in stretches, which gradients and metrics depend on in their last
-    bits only; with tiles not even so, as the samples of each tile and their order are the same on
+    Every rank gets the same number of samples of every batch: the last global batch is padded to a
+    multiple of the ranks, or of the tiles, with samples without ids and with weight 0. A rank
+    sorts its rows of a batch in stretches, which changes gradients and metrics in their last bits
+    only. With tiles it changes nothing: the samples of each tile and their order are the same on
     any number of ranks.
 
     The rows of a batch depend only on the order, the epoch and the batch's number. `state_dict`
-    holds how far the consumer has come, whatever was read ahead; after `load_state_dict` any number
-    of ranks goes on from there (torchdata's stateful protocol). Iterating again goes on too: after
-    the last batch with the next epoch, after a break with the next batch. Only the newest iterator
-    counts: an older one raises a RuntimeError.
+    tells what the consumer has received, whatever was read ahead; after `load_state_dict`, any
+    number of ranks continues from there (torchdata's stateful protocol). A new iterator continues,
+    too: with the next epoch after the last batch, with the next batch after a break. Older
+    iterators then raise a RuntimeError.
 
     Args:
         part: where the samples come from.
         fields: names of the id fields, single-valued ones first.
         batch_size: samples of a global batch, a multiple of `world_size`.
         rank, world_size: this process among all.
-        order: of the rows in each epoch; default: as they stand in the part.
+        order: of the rows in each epoch; default: first to last.
         ahead: batches read ahead by a thread.
-        pin: GPU for which batches are put into page-locked memory.
-        before_reading: called with the epoch and the position of every batch before it is read.
+        pin: GPU to put batches into page-locked memory for.
+        before_reading: called with epoch and position of each batch before it is read.
         unknown_rows: see `Dataset`; kept as an attribute.
         tiles: equal parts of a global batch, a multiple of `world_size`, of which each rank has
             as many; 0: none.
@@ -87,19 +87,19 @@ class GlobalBatches:
         self.unknown_rows = unknown_rows or {}
         self._epoch = 0
         self._samples = 0
-        # Of the newest iterator; only that one may move the position.
+        # Number of the newest iterator, the only one that may move the position.
         self._generation = 0
-        # Lengths of the single-valued fields, shared by all batches of a size: filling them takes a
-        # fifth of a batch's time.
+        # Lengths of the single-valued fields, shared by all batches of a size: filling them would
+        # take a fifth of a batch's time.
         self._ones: dict[tuple[int, ...], Tensor] = {}
 
     @property
     def rows(self) -> int:
-        """Samples in an epoch, of all ranks together."""
+        """Samples of an epoch on all ranks together."""
         return self._part.rows
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Batches of an epoch."""
         return -(-self._part.rows // self._batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -112,8 +112,8 @@ class GlobalBatches:
         for batch in computed_ahead(partial(self._read, epoch), starts, self._ahead):
             if generation != self._generation:
                 raise RuntimeError(
-                    "these batches were begun anew, or a state was loaded, since this iterator was "
-                    "made; go on with the newest one"
+                    "this iterator is outdated: a newer one was made, or a state was loaded; use "
+                    "the newest one"
                 )
             self._samples += batch.global_samples
             if self._samples == self._part.rows:
@@ -126,7 +126,7 @@ class GlobalBatches:
         return iter(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the consumer has received: epochs, samples of the next one, and in which order."""
+        """What the consumer has received: epochs, samples of the current one, and their order."""
         return {
             "epoch": self._epoch,
             "samples": self._samples,
@@ -135,11 +135,11 @@ class GlobalBatches:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken, on whatever number of ranks that was.
+        """Continue where `state_dict` was taken, on any number of ranks.
 
         Raises:
-            DataError: it was taken from other data, in another order, or amid an epoch in batches
-                of another size.
+            DataError: the state is of other data or another order, or was taken within an epoch of
+                another batch size.
         """
         try:
             epoch, samples, batch_size = (
@@ -147,7 +147,7 @@ class GlobalBatches:
             )
             order = Order(**state["order"]).deciding()
         except (KeyError, TypeError, ValueError) as failure:
-            raise DataError(f"no state of a reader of batches: {failure!r} in {state!r}") from None
+            raise DataError(f"not a state of this reader: {failure!r} in {state!r}") from None
         if order["rows"] != self._order.rows:
             raise DataError(
                 f"the state was taken from a part of {order['rows']:,} rows, this one has "
@@ -167,7 +167,7 @@ class GlobalBatches:
                 "change it at the beginning of an epoch"
             )
         if not (epoch >= 0 and 0 <= samples < max(self._part.rows, 1)):
-            raise DataError(f"no state of this reader: epoch {epoch}, {samples} samples")
+            raise DataError(f"not a state of this reader: epoch {epoch}, {samples} samples")
         self._generation += 1
         self._epoch, self._samples = epoch, samples
 
@@ -200,7 +200,7 @@ class GlobalBatches:
         )
         if self._pin is None:
             return batch
-        # A thread that names no device would open the first GPU beside that of this rank.
+        # Without a device, this thread would also open the first GPU.
         with torch.cuda.device(self._pin):
             return batch.pin_memory()
 
@@ -210,7 +210,7 @@ class GlobalBatches:
         if device.type != "cpu":
             rows = order.rows_at(epoch, start, stop, partial(torch.arange, device=device))
             return torch.cat([part.sort().values for part in rows.split(stretch)])
-        # numpy permutes and sorts faster than torch, the faster the narrower the numbers are.
+        # numpy permutes and sorts faster than torch, and narrow integers faster than wide ones.
         rows = np.empty(stop - start, np.int64)
         narrow = np.int32 if self._part.rows < 2**31 else np.int64
 
@@ -224,14 +224,14 @@ class GlobalBatches:
     def _global_weight(
         self, epoch: int, start: int, samples: int, read: Samples, stretch: int
     ) -> float | Tensor:
-        """Every rank reads all weights of a global batch, which spares an exchange."""
+        """Sum of all weights; each rank reads them all, which saves a collective."""
         weights = read.weight
         if weights is None:
             return float(samples)
         if self._world_size > 1:
             weights = self._part.weight(self._rows(epoch, start, start + samples, stretch))
         if weights.device.type == "cpu":
-            # OpenMP's threads would wait for each other on a busy machine, far longer than this.
+            # With numpy: torch's threads would wait for each other on a busy machine.
             return float(weights.numpy().sum(dtype=np.float64))
         return weights.double().sum()  # without waiting for the GPU
 
@@ -251,7 +251,7 @@ class GlobalBatches:
             values=values,
             lengths=lengths.reshape(-1),
             stride=rows + padding,
-            # TorchRec would otherwise wait for a GPU to count them.
+            # Without it, TorchRec would wait for the GPU to count them.
             length_per_key=[rows] * len(ids) + [len(bag.values) for bag in read.bags],
         )
 
@@ -259,7 +259,7 @@ class GlobalBatches:
 def _ones(count: int, device: torch.device) -> Tensor:
     """`[count]` float32."""
     if device.type == "cpu":
-        # Not with torch's threads, which spin while others gather.
+        # With numpy: torch's threads would spin while others gather.
         return torch.from_numpy(np.ones(count, dtype=np.float32))
     return torch.ones(count, device=device)
 

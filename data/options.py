@@ -1,4 +1,4 @@
-"""Keys of a preparation: how a log is divided into parts, and how it is written."""
+"""Keys of `stampede prepare`: how to divide a log into parts, learn from it and write it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pydantic import BeforeValidator, Field, model_validator
 from stampede.data.errors import OnBadRow
 from stampede.settings import Section, Seed
 
-# Criteo: 440 MB of ids in a file. Checksums of whole files are made while the next are written.
+# 440 MB of ids per file for Criteo. A file's checksum is computed while the next is written.
 _SHARD_ROWS = 1 << 22
 
 
 def _as_text(value: Any) -> Any:
-    """Whole numbers as text; YAML reads them as numbers."""
+    """Turn integers, which YAML reads from values such as 2024, back into text."""
     if isinstance(value, list):
         return [_as_text(one) for one in value]
     return str(value) if type(value) is int else value
@@ -25,10 +25,10 @@ _Texts = Annotated[list[str], BeforeValidator(_as_text)]
 
 
 class Split(Section):
-    """How the rows of a log are divided.
+    """How to divide the rows of a log into parts.
 
     Attributes:
-        written: what stands before a key in a message that says how to set it.
+        written: what messages put before a key, so that users can copy it.
     """
 
     written: ClassVar[str] = "--set "
@@ -36,37 +36,37 @@ class Split(Section):
     split: Literal["sequential", "random", "highfreq", "by_column", "files", "periods"] = Field(
         "sequential",
         description="sequential: the last rows are the test part; random: random rows; highfreq: "
-        "random, and only the most frequent ids of a field keep a row; by_column: by the values of "
-        "a column; files: by file; periods: all rows are scored, then trained on, as `stampede "
-        "incremental` does with file after file",
+        "random rows, and only a field's most frequent ids get their own row; by_column: by the "
+        "values of a column; files: by file; periods: all rows are scored, then trained on, as "
+        "`stampede incremental` does file by file",
     )
     test_fraction: _Share | None = Field(
         None,
-        description="share of all rows for the test part; null: with split sequential the last "
-        "day (1/7 of Criteo Kaggle, the last file of Criteo 1TB, 1/10 of Avazu and tables), with "
-        "random 1/10 (Avazu 1/5)",
+        description="test part's share of all rows; null: with split sequential the last day (1/7 "
+        "of Criteo Kaggle, the last file of Criteo 1TB, 1/10 of Avazu and tables), with random "
+        "1/10 (Avazu 1/5)",
     )
     validation_fraction: _Share = Field(
         0.1,
-        description="share of the remaining rows for the validation part: the last ones with split "
+        description="validation part's share of the remaining rows: the last ones with split "
         "sequential, else random ones",
     )
-    seed: Seed = Field(0, description="seed that random rows are drawn with")
+    seed: Seed = Field(0, description="seed of random splits")
     keep_ids: int = Field(
         3,
         ge=1,
-        description="split highfreq: how many of a field's most frequent ids keep their own row",
+        description="split highfreq: how many of a field's most frequent ids get their own row",
     )
     split_column: str = Field(
-        "", description="split by_column: the column that decides, read as text"
+        "", description="split by_column: the column to split by, read as text"
     )
     test_values: _Texts = Field(
         [], description="split by_column: values of that column in the test part"
     )
     test_from: Annotated[str | None, BeforeValidator(_as_text)] = Field(
         None,
-        description="split by_column: this value and all that sort after it, as text, are in the "
-        "test part; for dates",
+        description="split by_column: rows with this value or one that sorts after it as text are "
+        "in the test part; for dates",
     )
     validation_values: _Texts = Field(
         [], description="split by_column: values in the validation part; empty: validation_fraction"
@@ -100,8 +100,8 @@ class Split(Section):
             )
         if self.split == "periods" and self.test_fraction is not None:
             raise ValueError(
-                "test_fraction does not go with split: periods, which has no test part: all rows "
-                "are scored before they are trained on; leave it out"
+                "test_fraction: leave it out with split: periods, which has no test part: all "
+                "rows are scored before they are trained on"
             )
         if self.split != "files" and (self.test_path or self.validation_path):
             raise ValueError(
@@ -110,7 +110,7 @@ class Split(Section):
         return self
 
     def needs_counts(self) -> bool:
-        """Whether rows must be counted before the first one can be given a part."""
+        """Whether rows must be counted before any of them can be assigned to a part."""
         if self.split == "periods":
             return False
         named = self.validation_values or self.validation_path
@@ -119,40 +119,41 @@ class Split(Section):
 
 
 class GrowthOptions(Section):
-    """Which new ids get a row in a period, and which rows are given up for them."""
+    """Which new ids get a row in a period, and which ids lose theirs."""
 
     admission_periods: int = Field(
         7,
         ge=1,
         description="split: periods. A new id gets a row once it occurs min_count times within "
-        "so many periods, the current one included",
+        "this many periods, including the current one",
     )
     max_rows: int | None = Field(
         None,
         ge=1,
-        description="split: periods. Most ids of a field that have a row; null: no limit. "
-        "Beyond it new ids take the rows of others",
+        description="split: periods. Largest number of a field's ids with a row; null: no limit. "
+        "Beyond it, new ids take the rows of others. A table never gets smaller: a lower limit "
+        "than before only stops its growth",
     )
     evict: Literal["lru", "lfu"] = Field(
         "lru",
-        description="split: periods. Whose row a new id takes beyond max_rows, among ids that "
-        "the period lacks: lru: of the id not seen for longest; lfu: of the one seen least often",
+        description="split: periods. Whose row a new id takes beyond max_rows, among ids absent "
+        "from the period. lru: the id not seen for longest; lfu: the id seen least often",
     )
 
 
 class WritingOptions(Section):
-    """How prepared data are written.
+    """How to write prepared data.
 
     Attributes:
-        written: what a user writes before a key to set it.
+        written: see `Split`.
     """
 
     written: ClassVar[str] = "--set "
 
     on_bad_row: OnBadRow = Field(
         "error",
-        description="what a row that cannot be read does. error: stop; skip: leave it out and list "
-        "it in a file",
+        description="what to do with a bad row. error: stop; skip: leave it out and list it in a "
+        "file",
     )
     numbers_dtype: Literal["float32", "float16"] = Field(
         "float32", description="type of the numbers on disk"
@@ -161,25 +162,25 @@ class WritingOptions(Section):
 
 
 class PreparationOptions(WritingOptions, GrowthOptions, Split):
-    """How a log is prepared."""
+    """How to prepare a log."""
 
     features: Literal["auto", "paper"] = Field(
         "auto",
-        description="what the schema leaves open. auto: ids seen once share a row, numbers are "
-        "standardised, their logarithm where they are skewed, with their quantile bins as ids "
-        "besides, hour of the day and weekday of times; paper: a row for each id, numbers from 0 "
-        "to 1",
+        description="how to choose what the schema leaves open. auto: rare ids share a row, "
+        "numbers are standardised, after a logarithm if they are skewed, and their quantile bins "
+        "are ids, too, as are hour of the day and weekday; paper: every id has a row, numbers are "
+        "scaled to [0, 1]",
     )
     period_before: str = Field(
         "",
-        description="split: periods. Prepared folder of the period before, perhaps without rows, "
-        "as a run keeps in `inputs/`: its ids keep their rows; empty: this is the first period",
+        description="split: periods. Prepared folder of the period before, or its copy in a run's "
+        "`inputs/`: its ids keep their rows; empty: this is the first period",
     )
     counts_gb: float = Field(
-        2.0, gt=0, description="memory for counting ids, in 10^9 bytes; counts beyond it go to disk"
+        2.0, gt=0, description="memory for counting ids, in 10^9 bytes; further counts go to disk"
     )
     spool: bool = Field(
         True,
-        description="keep the parsed rows on disk between the two passes, beside the result, about "
-        "half the size of the plain log; false: parse the log twice",
+        description="keep the parsed rows on disk between the two passes, beside the result, in "
+        "about half the size of the plain log; false: parse the log twice",
     )

@@ -12,18 +12,18 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-# More cores would wait for each other, and for memory.
+# More threads would wait for memory.
 _MOST_CORES = 4
 
 
 def computed_ahead(
     function: Callable[[T], R], arguments: Iterable[T], count: int, threads: int = 1
 ) -> Iterator[R]:
-    """`map(function, arguments)`, with up to `count` results computed before they are asked for.
+    """`map(function, arguments)` with up to `count` results computed ahead, in threads.
 
-    Results come in order, and so do the calls of a single thread. Exceptions are raised where their
-    result is asked for. The threads end with the iterator: at its end, when it is closed, or when
-    it is garbage-collected, as after a break. With a `count` of 0 there is no thread.
+    Results come in order; a single thread also makes its calls in order. An exception is raised in
+    place of its result. The threads end with the iterator: when it is exhausted, closed or
+    garbage-collected. With a `count` of 0 there are no threads.
     """
     if count == 0:
         yield from map(function, arguments)
@@ -44,11 +44,11 @@ def computed_ahead(
 def run_tasks(function: Callable[[T], None], arguments: Sequence[T]) -> None:
     """Call a function that releases the GIL, as numpy's do, for each argument.
 
-    The calls are shared by as many threads as torch uses, at most 4, this one among them. Unlike
-    OpenMP's they do not spin while they wait, which a busy machine would pay for. After a call that
-    fails no other begins; its exception is raised when all have ended.
+    This thread and helpers share the calls, as many as torch uses and at most 4. Unlike OpenMP's
+    threads they do not spin while they wait. After a call fails, no other begins; its exception is
+    raised when all calls have ended.
     """
-    import torch  # here, as preparing data needs no torch
+    import torch  # here: preparing data must not import torch
 
     left = deque(arguments)
 
@@ -69,7 +69,7 @@ def run_tasks(function: Callable[[T], None], arguments: Sequence[T]) -> None:
     try:
         work()
     finally:
-        # A helper that other callers have kept busy until now has nothing left to do.
+        # A helper that was busy for other callers until now is not needed any more.
         begun = [helper for helper in helping if not helper.cancel()]
         wait(begun)
     for helper in begun:
@@ -81,5 +81,5 @@ def _helpers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_MOST_CORES - 1, thread_name_prefix="stampede-gather")
 
 
-# A forked process has the pool but not its threads.
+# A forked process inherits the pool without its threads.
 os.register_at_fork(after_in_child=_helpers.cache_clear)

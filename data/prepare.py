@@ -1,6 +1,6 @@
-"""Prepare a click log: `python -m stampede.data.prepare KIND FILE... --out FOLDER`.
+"""The command `stampede prepare`: turns a click log into a prepared folder.
 
-Pass 1 learns on the training part, pass 2 writes all parts.
+Pass 1 learns from the training part, pass 2 writes all parts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import get_args
 import polars as pl
 
 from stampede.data.errors import DataError, exit_status
-from stampede.data.learning.learned import Learned, Learner
+from stampede.data.learning.learned import Learner
 from stampede.data.learning.vocabulary import Distinct, distinct_ids, hashed, hashes
 from stampede.data.options import PreparationOptions
 from stampede.data.parallel import computed_ahead
@@ -32,20 +32,24 @@ from stampede.data.sources import TRAIN, Assignment, Kind, Source, open_source
 from stampede.files import make_folder
 from stampede.settings import from_key_values, keys_help
 
-# With fewer rows, a part may be empty.
+# With fewer rows, a part could be empty.
 _FEWEST_ROWS = 10
 
 _PART, _POSITION = "#part", "#position"
 
+_EXAMPLE = """example:
+  stampede prepare criteo_kaggle train.txt --out prepared \\
+      --set split=random --set on_bad_row=skip"""
+
 
 def prepare(source: Source, options: PreparationOptions, folder: Path) -> bool:
-    """Prepare a log unless the folder exists; it appears only when it is complete.
+    """Prepare a log unless the folder exists. The folder appears only when it is complete.
 
     Returns:
         Whether the folder is new.
 
     Raises:
-        DataError: the log cannot be used or the folder cannot be written.
+        DataError: the log cannot be used, or the folder cannot be written.
     """
     return make_folder(folder, lambda unfinished: _prepare(source, options, unfinished), DataError)
 
@@ -56,12 +60,15 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path) -> None:
     bad_rows = BadRows(options.on_bad_row, folder / BAD_ROWS, f"{options.written}on_bad_row=skip")
     spool = Spool(folder / "spool", log.schema) if options.spool else None
     counted = time.perf_counter()
-    learned = _learn(source, assignment, options, folder, bad_rows, spool)
+    learner = _learn(source, assignment, options, folder, bad_rows, spool)
     learnt = time.perf_counter()
+    learned = learner.save(folder / LEARNED_FOLDER)
+    shutil.rmtree(folder / "counts", ignore_errors=True)
+    saved = time.perf_counter()
     if spool is not None and learned.takes_hashes:
         rows = iter(spool)
     else:
-        # Bad rows were reported in the first pass.
+        # Pass 1 has reported the bad rows.
         again = log.chunks(BadRows(options.on_bad_row))
         rows = (RowsOfParts(c.frame, assignment.parts(c), c.position) for c in again)
     with RowProgress("pass 2 of 2, writing", log.bytes) as progress:
@@ -71,7 +78,8 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path) -> None:
     seconds = {
         "counting": counted - started,
         "learning": learnt - counted,
-        "writing": time.perf_counter() - learnt,
+        "vocabularies": saved - learnt,
+        "writing": time.perf_counter() - saved,
     }
     about = {**source.described(), "features": described(learned.schema), "seconds": seconds}
     write_manifest(folder, log, learned, options, parts, bad_rows, about, source.growth)
@@ -85,8 +93,8 @@ def _assignment(source: Source) -> Assignment:
         log.check_rows()
         if sum(counts) < _FEWEST_ROWS:
             raise DataError(
-                f"{log.files[0]}: {sum(counts)} rows are too few to divide into parts; need "
-                f"{_FEWEST_ROWS} or more"
+                f"{log.files[0]}: {sum(counts)} rows are too few to divide into parts; give at "
+                f"least {_FEWEST_ROWS}"
             )
     return Assignment(source.split, counts, source.test_share, source.file_parts)
 
@@ -98,7 +106,7 @@ def _learn(
     folder: Path,
     bad_rows: BadRows,
     spool: Spool | None,
-) -> Learned:
+) -> Learner:
     log, budget = source.log, int(options.counts_gb * 1e9)
     learner = Learner(log.schema, budget, folder / "counts", source.growth)
     with RowProgress("pass 1 of 2, learning", log.bytes) as progress:
@@ -116,26 +124,24 @@ def _learn(
                 spool.append(RowsOfParts(frame, parts, chunk.position, distinct))
             progress.advance_to(chunk.position, len(chunk.numbers))
 
-        # In a thread, while the next rows are parsed.
+        # In a thread, while this one parses the next rows.
         for _ in computed_ahead(learn, log.chunks(bad_rows), 1):
             pass
     if learner.rows == 0:
         log.check_rows()
         written = options.written
         raise DataError(
-            f"{log.files[0]}: the training part has no row ({bad_rows.count:,} bad rows were left "
+            f"{log.files[0]}: the training part has no rows ({bad_rows.count:,} bad rows were left "
             f"out); write {written}split=random or another split, or {written}on_bad_row=error to "
             "see what is wrong with the rows"
         )
-    learned = learner.save(folder / LEARNED_FOLDER)
-    shutil.rmtree(folder / "counts", ignore_errors=True)
-    return learned
+    return learner
 
 
 class Spool:
     """Keeps parsed rows on disk between the two passes, so that a log is parsed once.
 
-    A new folder with two files for each chunk; each is deleted once it has been read.
+    Each chunk is two files of a new folder, deleted when read.
     """
 
     def __init__(self, folder: Path, schema: Schema) -> None:
@@ -149,7 +155,7 @@ class Spool:
         folder.mkdir()
 
     def append(self, rows: RowsOfParts) -> None:
-        """Keep some typed rows, with `distinct` as `distinct_ids` gives it."""
+        """Store typed rows, with the columns of `distinct_ids` in `distinct`."""
         kept = self._narrowed(hashed(rows.frame, self._schema)).with_columns(
             *(pl.Series(name, column.codes) for name, column in rows.distinct.items()),
             pl.Series(_PART, rows.parts),
@@ -179,7 +185,7 @@ class Spool:
                 yield RowsOfParts(rows, frame[_PART].to_numpy(), once[_POSITION][0], distinct)
 
     def _narrowed(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Store a column of numbers as Float32 where that changes none of them."""
+        """Store numbers as Float32 if that is exact for the whole column."""
         narrow = {name: pl.col(name).cast(pl.Float32) for name in self._numbers}
         same = frame.select(
             (column.cast(pl.Float64) == pl.col(name)).all() for name, column in narrow.items()
@@ -191,9 +197,9 @@ class Spool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 2 for a user's mistake."""
+    """Run the command; returns its exit status."""
     parser = _parser()
-    # Files may stand on either side of the options.
+    # Intermixed: files may come before and after the options.
     given = parser.parse_intermixed_args(arguments)
     if given.verify is not None:
         return exit_status(lambda: _verify(Path(given.verify)))
@@ -206,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _verify(folder: Path) -> None:
     verify(folder)
-    print(f"{folder}: all files are as they were written, and hold what they should")
+    print(f"{folder}: all files are unchanged and valid")
 
 
 def _run(given: argparse.Namespace) -> None:
@@ -223,55 +229,30 @@ def _run(given: argparse.Namespace) -> None:
     )
     folder = Path(given.out)
     if not prepare(source, options, folder):
-        raise DataError(f"{folder}: is there already; delete it, or write another --out")
+        raise DataError(f"{folder}: exists already; delete it, or write another --out")
     print(prepared_summary(folder))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede prepare",
-        description="Turn a raw click log into arrays that are ready to train on.\nIds and ranges "
-        "are learned from the training part only.",
-        epilog=_keys(),
+        description="Turn a raw click log into arrays to train on.\nIds and ranges are learned "
+        "from the training part only.",
+        epilog="\n".join(["options, with defaults:", *keys_help(PreparationOptions), "", _EXAMPLE]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add(
-        "kind",
-        nargs="?",
-        metavar="KIND",
-        help="criteo_kaggle, criteo_1tb, avazu, or table: any log, with --schema",
-    )
+    kinds = "criteo_kaggle, criteo_1tb, avazu, or table: any log, with --schema"
+    add("kind", nargs="?", metavar="KIND", help=kinds)
     add("files", nargs="*", metavar="FILE", help="csv, tsv or parquet; .gz, .zst; or a glob")
     add("--out", metavar="FOLDER", help="new folder for the prepared data")
     add("--schema", metavar="FILE.yaml", help="what the columns of a table mean")
-    add(
-        "-s",
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an option, see below; may be repeated",
-    )
-    add(
-        "--split-hour",
-        action="store_true",
-        help="avazu: hour of the day and weekday instead of the hour as an id",
-    )
-    add("--verify", metavar="PREPARED", help="check the files of a prepared folder; nothing else")
+    option = "an option, see below; may be repeated"
+    add("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help=option)
+    hour = "avazu: hour of the day and weekday as ids instead of the hour"
+    add("--split-hour", action="store_true", help=hour)
+    add("--verify", metavar="PREPARED", help="only check the files of a prepared folder")
     return parser
-
-
-def _keys() -> str:
-    lines = [
-        "options, with defaults:",
-        *keys_help(PreparationOptions),
-        "",
-        "example:",
-        "  stampede prepare criteo_kaggle train.txt --out prepared \\",
-        "      --set split=random --set on_bad_row=skip",
-    ]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where a prepared data set is while it is read: on disk, in memory or on the training device."""
+"""Keeps a prepared data set on disk, in memory or on the training device while it is read."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from stampede.data.samples import Dataset, Part
 
 Residence = Literal["disk", "memory", "device"]
 
-# Of the memory that is free on a GPU when training begins: activations need the rest.
+# Share of the GPU memory that is free when training begins; activations need the rest.
 DEVICE_SHARE = 0.5
 
-# Four windows are in memory at a time: the one before the last, the last, this and the next one.
+# Four windows are in memory at a time: this one, the next and the two before.
 _WINDOW_SHARE = 1 / 4
 
-# The next window is asked for before the whole of this one is used.
+# The next window is requested a quarter faster than this one is used.
 _LEAD = 1.25
 
 _CHUNK = 1 << 24
 
-# Linux reads no more of a request than the device takes at a time; this is its default.
+# Linux truncates larger readahead requests to what the device takes at a time; its default.
 _REQUEST = 128 << 10
 
 
 def dataset_bytes(dataset: Dataset) -> int:
-    """Size of all arrays; 0 for data that are drawn when they are read."""
+    """Size of all arrays; 0 for synthetic data."""
     return sum(part_bytes(part) for part in dataset.parts().values())
 
 
 def part_bytes(part: Part) -> int:
-    """Size of a part's arrays; 0 for data that are drawn when they are read."""
+    """Size of a part's arrays; 0 for synthetic data."""
     return part.bytes if isinstance(part, ShardedPart) else 0
 
 
 def choose_residence(wanted: str, dataset: Dataset, memory: float, device: torch.device) -> str:
-    """The residence that is meant by `wanted`; it changes the speed, never the batches.
+    """Resolve `auto`. The residence changes the speed, never the batches.
 
     Args:
         wanted: `auto` or a residence.
@@ -61,13 +61,11 @@ def choose_residence(wanted: str, dataset: Dataset, memory: float, device: torch
 
 
 def make_order(part: Part, wanted: str, memory: float, seed: int) -> Order:
-    """The order of a part's rows; the same on all machines, so that a run can be repeated anywhere.
+    """The order of a part's rows; the same on all machines, so that runs are reproducible.
 
     Args:
-        wanted: a `Shuffle`, or `auto`: `block` where the part is larger than `memory`, else
-            `global`.
-        memory: bytes that the data may take in main memory; decides how many rows a window of the
-            block shuffle has.
+        wanted: a `Shuffle`, or `auto`: `block` if the part is larger than `memory`, else `global`.
+        memory: bytes that the data may take in main memory; decides the size of the windows.
         seed: of the order.
     """
     size = part_bytes(part)
@@ -82,11 +80,11 @@ def make_order(part: Part, wanted: str, memory: float, seed: int) -> Order:
 
 
 def place(dataset: Dataset, residence: str, device: torch.device) -> Dataset:
-    """The data set where `residence` wants it: read once into the page cache, or copied.
+    """Load the data set: `memory` reads it into the page cache, `device` copies it.
 
     Raises:
         DataError: a file cannot be read.
-        torch.OutOfMemoryError: it does not fit on the device.
+        torch.OutOfMemoryError: the data do not fit on the device.
     """
     parts = {n: p for n, p in dataset.parts().items() if isinstance(p, ShardedPart)}
     if residence == "memory":
@@ -98,11 +96,11 @@ def place(dataset: Dataset, residence: str, device: torch.device) -> Dataset:
 
 
 class Readahead:
-    """Has the disk fetch the next window while this one is used, and forgets those before.
+    """Reads the next window from disk while this one is used, and drops old windows from memory.
 
-    Call it before every batch is read. A block shuffle then waits for the disk only where it is
-    slower than the training. The last window is kept until the one after it begins: another rank
-    of this machine may be a few batches behind.
+    Call it before reading each batch. Training then waits for the disk only if the disk is slower.
+    The window before this one stays in memory, as another rank of this machine may be a few
+    batches behind.
 
     Args:
         part: with memory-mapped shards.
@@ -112,18 +110,18 @@ class Readahead:
     def __init__(self, part: ShardedPart, order: Order) -> None:
         self._part = part
         self._order = order
-        # Windows in memory, the last of them in use, as (epoch, number).
+        # Windows in memory as (epoch, number); the last one is in use.
         self._used: list[tuple[int, int]] = []
-        # Ranges of rows of the next window, and how many of them the disk was asked for.
+        # Ranges of rows of the next window, and how many of them were requested.
         self._next = np.empty((0, 2), np.int64)
         self._asked = 0
 
     def __call__(self, epoch: int, position: int) -> None:
-        """Be ready for the batch that begins at this position of the epoch."""
+        """Prepare for the batch at this position of the epoch."""
         number = self._order.window_at(position)
         if (epoch, number) not in self._used[-1:]:
             self._enter(epoch, number)
-        # Bit by bit: a long queue of requests would block this process.
+        # Little by little: a long queue of requests would block this process.
         share = _LEAD * (position / self._order.window - number)
         wanted = min(math.ceil(share * len(self._next)), len(self._next))
         self._advise(self._next[self._asked : wanted], os.POSIX_FADV_WILLNEED)
@@ -131,14 +129,14 @@ class Readahead:
 
     def _enter(self, epoch: int, number: int) -> None:
         if len(self._used) > 1:
-            # Mapped pages are not forgotten, and a page brings its neighbours along.
+            # Unmap first: the kernel does not drop mapped pages.
             for shard in self._part.shards:
                 for array in shard.maps.values():
                     array.base.madvise(mmap.MADV_DONTNEED)
             forgotten = self._order.window_ranges(*self._used.pop(0))
             self._advise(forgotten, os.POSIX_FADV_DONTNEED)
         self._used.append((epoch, number))
-        # What was not asked for yet; at the beginning that is everything.
+        # Request what was not requested yet; in the first window that is everything.
         self._advise(self._order.window_ranges(epoch, number), os.POSIX_FADV_WILLNEED)
         last = self._order.window_at(self._order.rows - 1)
         after = (epoch, number + 1) if number < last else (epoch + 1, 0)
@@ -152,7 +150,7 @@ class Readahead:
 
 
 def _array_ranges(shard: Shard, start: int, stop: int) -> Iterator[tuple[np.memmap, int, int]]:
-    """Elements of a shard's arrays, along their first dimension, that some of its rows need."""
+    """The array elements, along the first dimension, that rows of a shard need."""
     for name, array in shard.maps.items():
         if name.startswith("values_"):
             offsets = shard.maps[f"offsets_{name.split('_')[1]}"]
@@ -169,7 +167,7 @@ def _advise_file(array: np.memmap, start: int, stop: int, advice: int) -> None:
     try:
         handle = os.open(array.filename, os.O_RDONLY)
     except OSError:
-        return  # Deleted: the map still has its content, and this is only advice.
+        return  # The file was deleted; the map still works, and this is only advice.
     step = _REQUEST if advice == os.POSIX_FADV_WILLNEED else end - begin
     try:
         for first in range(begin, end, step):

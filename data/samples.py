@@ -1,4 +1,4 @@
-"""The training data: parts of a data set, samples read from them, a rank's batch."""
+"""Data types of training: a data set and its parts, samples, and a rank's batch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Bag:
-    """Ids of one multi-valued field, sample after sample.
+    """Ids of a multi-valued field for some samples.
 
     Attributes:
-        values: `[ids]` integer, rows of the field's table.
-        lengths: `[n]` integer, ids of each sample.
+        values: `[ids]` integer, rows of the field's table, sample after sample.
+        lengths: `[n]` integer, number of ids of each sample.
     """
 
     values: Tensor
@@ -38,8 +38,8 @@ class Samples:
         dense: `[n, numbers]` float32.
         label: `[n]`, 0 or 1.
         bags: ids of each multi-valued field.
-        weight: `[n]` float32, weight of each sample; None where all weigh the same.
-        true_probability: `[n]` float32, known for synthetic clicks only; else None.
+        weight: `[n]` float32, weight of each sample; None if all weights are 1.
+        true_probability: `[n]` float32, of synthetic clicks; else None.
     """
 
     ids: Tensor
@@ -51,7 +51,7 @@ class Samples:
 
 
 class Part(Protocol):
-    """Rows 0 to `rows - 1` of one part of a data set; `device` is where rows and samples are."""
+    """Rows 0 to `rows - 1` of one part of a data set; rows and samples are on `device`."""
 
     rows: int
     device: torch.device
@@ -65,7 +65,7 @@ class Part(Protocol):
         ...
 
     def weight(self, rows: Tensor) -> Tensor | None:
-        """Weights of the given rows, `[n]` float32; None where all weigh the same."""
+        """Weights of the given rows, `[n]` float32; None if all weights are 1."""
         ...
 
 
@@ -78,22 +78,20 @@ class Dataset:
             the order of `Samples.ids`, then the multi-valued ones in the order of `Samples.bags`.
         numbers: number of numeric inputs.
         train, test: parts.
-        validation: part on which the best epoch is chosen, or None.
+        validation: part that the best epoch is chosen on, or None.
         multi: names of the multi-valued fields.
         has_weight: whether samples have weights.
         unknown_rows: by field name, the rows of its table that belong to no single id: the row
             of missing values, and the row that rare and unseen ids share.
-        unseen_rows: by field name, the row of rare and unseen ids, where the field has one.
-        shuffle: whether each epoch visits the training rows in a new order; not needed where
-            they were drawn independently.
-        vocabulary_sha256: of what ids and numbers mean, see `vocabulary_fingerprint`; empty for
-            synthetic clicks, whose ids are rows of their tables.
-        features: in words, how the log became ids and numbers; may be empty.
-        period: number of a period of a log, from 1: its rows are scored, as `test`, before they are
-            trained on; 0 of data without periods.
+        unseen_rows: by field name, the row of rare and unseen ids, if the field has one.
+        shuffle: whether each epoch shuffles the training rows; False for samples that were drawn
+            independently.
+        vocabulary_sha256: `vocabulary_fingerprint` of the data; empty for synthetic clicks.
+        features: how the log became ids and numbers, in words; may be empty.
+        period: number of the period of a log, from 1; 0 for data without periods. The rows of a
+            period are scored, as `test`, before they are trained on.
         rows_before: training rows of the periods before.
-        rows_of_new_ids: rows of a field's table that went to new ids in this period, by field name;
-            of fields whose vocabulary grows.
+        rows_of_new_ids: by field name, rows of its table that went to new ids in this period.
     """
 
     vocabulary_sizes: Mapping[str, int]
@@ -133,7 +131,7 @@ class Slice:
 
     @property
     def device(self) -> torch.device:
-        """Where the other part is."""
+        """Device of the other part."""
         return self.part.device
 
     def read(self, rows: Tensor) -> Samples:
@@ -154,20 +152,19 @@ class Batch(Pipelineable):
     """One rank's part of a global batch: samples, then padding.
 
     Attributes:
-        sparse: ids of every field, single-valued ones first; a padding sample has none. Batches
-            may share the lengths: do not write to them.
+        sparse: ids of every field, single-valued ones first; none for padding. Batches may share
+            the lengths: do not modify them.
         dense: `[n, numbers]` float32.
         label: `[n]` float32, 0 or 1.
-        weight: `[n]` float32, weight of each sample in the loss: 1 where the data have no
-            weights, 0 for padding.
-        global_samples: samples of the whole global batch, without padding.
-        global_weight: sum of the weights of the whole global batch, a float64 scalar where the
+        weight: `[n]` float32, weight of each sample in the loss: 1 if the data have no weights, 0
+            for padding.
+        global_samples: samples of the global batch, without padding.
+        global_weight: sum of the weights of the global batch, a float64 scalar tensor if the
             weights are on a GPU; default: `global_samples`.
-        samples: this rank's samples without padding; default: all.
-        true_probability: `[n]` float32, the probability that the label was drawn with, where the
-            data know it.
+        samples: this rank's samples, without padding; default: all.
+        true_probability: `[n]` float32, the probability of a click, for synthetic clicks.
         tiles: equal parts of these samples that are computed one by one, see `GlobalBatches`; 0:
-            as it is fastest.
+            none.
     """
 
     sparse: KeyedJaggedTensor
@@ -191,7 +188,7 @@ class Batch(Pipelineable):
         return self._each(lambda held: held.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
-        """A copy in page-locked memory, from which a GPU can copy without blocking."""
+        """A copy in page-locked memory, for asynchronous copies to a GPU."""
         return self._each(lambda held: held.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:

@@ -1,15 +1,28 @@
-"""Criteo-shaped clicks from a known truth, so that the attainable AUC is known too."""
+"""Criteo-shaped clicks from a known truth, so that the attainable AUC is known too.
+
+`python -m stampede.data.synthetic FOLDER` writes them as a log in files whose ids drift.
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import polars as pl
+import pyarrow as pa
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
+from stampede.data.errors import DataError, exit_status
 from stampede.data.samples import Dataset, Samples, Slice
+from stampede.files import new_file
 
 # Distinct ids of the 26 id columns of Criteo Kaggle (display advertising challenge).
 CRITEO_CARDINALITIES = (
@@ -21,7 +34,14 @@ NUMBERS = 13
 # Rows drawn from one random stream; any row is reached by drawing its block.
 BLOCK_ROWS = 1024
 
-_TRAIN, _TEST, _TRUTH, _CALIBRATION = range(4)
+_TRAIN, _TEST, _TRUTH, _CALIBRATION, _DRIFT = range(5)
+
+# Fields of more ids than this have new ones in later files of a log.
+_STABLE = 1000
+
+# Of a log: rows written together, share of missing values of every third column.
+_CHUNK, _MISSING = 1 << 18, 0.1
+_HEX = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 
 
 @dataclass(frozen=True)
@@ -122,6 +142,27 @@ class _Truth:
         self.vectors *= np.sqrt(self.clicks.interactions_std / interactions.std())
         self.number_mean = self.parts(ids, dense)[0].mean()
 
+    def drifted(self, replaced: float) -> tuple[_Truth, np.ndarray]:
+        """The truth after some of the ids were replaced by new ones with weights of their own.
+
+        Args:
+            replaced: how often each id was, on average.
+
+        Returns:
+            The truth, and how often each id was: `[ids of all fields]` int64.
+        """
+        draw = np.random.default_rng([self.clicks.seed, _DRIFT])
+        times = np.floor(draw.random(len(self.weights)) + replaced).astype(np.int64)
+        sizes = np.repeat(self.sizes, self.sizes)
+        starts = np.repeat(self.offsets, self.sizes)
+        times[sizes <= _STABLE] = 0
+        ids = np.arange(len(times)) - starts
+        # The weights are those of another id; a prime far from the sizes leads to all in turn.
+        others = (ids + times * 7919) % sizes + starts
+        after = copy(self)
+        after.weights, after.vectors = self.weights[others], self.vectors[others]
+        return after, times
+
     def draw_inputs(self, draw: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Ids `[rows, fields]` int64 and numbers `[rows, 13]` float32 in [0, 1]."""
         uniform = draw.random((rows, len(self.sizes)), dtype=np.float64)
@@ -192,6 +233,53 @@ class _SyntheticPart:
         return self.truth.draw_samples(np.random.Generator(np.random.Philox(key)), BLOCK_ROWS)
 
 
+def write_criteo_log(
+    path: Path, rows: int, clicks: SyntheticClicks, number: int = 0, drift: float = 0.0
+) -> None:
+    """Write a file of a log in Criteo's layout, tab separated without a header.
+
+    Label, 13 whole numbers, 26 ids of 8 hexadecimal digits; some are missing.
+
+    Args:
+        path: appears when it is whole.
+        rows: of it.
+        number: of the file in its log, from 0: it has the rows after those of the files before.
+        drift: share of the ids of large fields that are replaced by new ones from file to file.
+    """
+    truth, times = _Truth(clicks).drifted(drift * number)
+    part = _SyntheticPart(truth, _TRAIN, (number + 1) * rows)
+    with new_file(path) as unfinished, unfinished.open("wb") as file:
+        starts = range(number * rows, part.rows, _CHUNK)
+        for start in tqdm(starts, desc=f"writing {path.name}", mininterval=10, disable=None):
+            read = part.read(torch.arange(start, min(start + _CHUNK, part.rows)))
+            draw = np.random.default_rng([clicks.seed, start])
+            columns = {"label": read.label.numpy().astype(np.int8)}
+            for i, values in enumerate(read.dense.numpy().T):
+                whole = (values * 10.0 ** (i % 4 + 1)).astype(np.int64)
+                columns[f"I{i + 1}"] = _with_missing(pl.Series(whole), draw, i)
+            for i, ids in enumerate(read.ids.numpy().T):
+                ids = ids + truth.sizes[i] * times[truth.offsets[i] + ids]
+                columns[f"C{i + 1}"] = _with_missing(_hex(ids, i), draw, i)
+            frame = pl.DataFrame(columns)
+            frame.write_csv(file, separator="\t", include_header=False, null_value="")
+
+
+def _with_missing(values: pl.Series, draw: np.random.Generator, column: int) -> pl.Series:
+    if column % 3:
+        return values
+    return values.set(pl.Series(draw.random(len(values)) < _MISSING), None)
+
+
+def _hex(ids: np.ndarray, field: int) -> pl.Series:
+    """Eight digits for an id, other ones in every field."""
+    mixed = (ids.astype(np.uint64) * 2654435761 + field * 40503) & 0xFFFFFFFF
+    shifts = np.arange(28, -1, -4, dtype=np.uint64)
+    digits = _HEX[((mixed[:, None] >> shifts) & 15).astype(np.uint8)]
+    offsets = np.arange(0, 8 * len(ids) + 1, 8, dtype=np.int32)
+    text = pa.StringArray.from_buffers(len(ids), pa.py_buffer(offsets), pa.py_buffer(digits))
+    return pl.from_arrow(text)
+
+
 def _zipf_distribution(ids: np.ndarray, size: np.ndarray | int, zipf: float) -> np.ndarray:
     """Share of samples below each id: a power law `x^-zipf` over [1, size + 1), cut into ids."""
     exponent = 1.0 - zipf
@@ -203,3 +291,61 @@ def _zipf_quantile(uniform: np.ndarray, size: np.ndarray, zipf: float) -> np.nda
     exponent = 1.0 - zipf
     x = (1.0 - uniform * (1.0 - (size + 1.0) ** exponent)) ** (1.0 / exponent)
     return np.minimum(x.astype(np.int64) - 1, size - 1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status: 2 for a user's mistake."""
+    given = _parser().parse_args(arguments)
+    return exit_status(lambda: _write(given))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="stampede synthetic",
+        description="Write synthetic clicks as a log in Criteo's layout, a file for each day. From "
+        "day to day some\nids are replaced by new ones. Files that are there stay.",
+        epilog="example:\n"
+        "  stampede synthetic logs --files 3\n"
+        "  stampede incremental configs/criteo_kaggle.yaml data.path='logs/*.tsv' run.name=ads",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("folder", metavar="FOLDER", type=Path, help="for day_1.tsv, day_2.tsv, ...")
+    add("--files", type=int, default=3, metavar="N", help="days; default 3")
+    add("--rows", type=int, default=20_000, metavar="N", help="rows of a file; default 20000")
+    add(
+        "--drift",
+        type=float,
+        default=0.05,
+        metavar="X",
+        help="share of the ids that are new each day, in fields of more than 1000; default 0.05",
+    )
+    add("--scale", type=float, default=0.01, help="ids relative to Criteo Kaggle's; default 0.01")
+    add("--seed", type=int, default=0, help="of the truth and the rows; default 0")
+    return parser
+
+
+def _write(given: argparse.Namespace) -> None:
+    wrong = min(given.files, given.rows) < 1 or given.drift < 0 or not 0 < given.scale <= 1
+    if wrong or given.seed < 0:
+        raise DataError(
+            "--files and --rows must be at least 1, --drift and --seed at least 0, and --scale "
+            "above 0 and at most 1"
+        )
+    clicks = SyntheticClicks(seed=given.seed, scale=given.scale)
+    try:
+        given.folder.mkdir(parents=True, exist_ok=True)
+        for number in range(given.files):
+            path = given.folder / f"day_{number + 1}.tsv"
+            if not path.exists():
+                write_criteo_log(path, given.rows, clicks, number, given.drift)
+    except OSError as failure:
+        raise DataError(
+            f"{given.folder}: cannot be written ({failure.strerror or failure}); choose another "
+            "folder"
+        ) from None
+    print(f"{given.files} files of {given.rows:,} rows in {given.folder}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -66,7 +66,11 @@ def tell(sentences: Sequence[str], step: int, folder: RunFolder, processes: Proc
 
 def told(folder: RunFolder) -> list[str]:
     """The sentences that the run has said so far."""
-    return [line["text"] for line in folder.lines() if line["kind"] == ADVICE]
+    try:
+        return [line["text"] for line in folder.lines() if line["kind"] == ADVICE]
+    except DAMAGE:
+        # By somebody else, before the run was continued.
+        return []
 
 
 def on_batch_size(batch_size: int, rows: int, world_size: int = 1) -> list[str]:

@@ -203,10 +203,8 @@ class Run:
         Raises:
             RunFolderError: `metrics.jsonl` is damaged.
         """
-        try:
+        with reading(self._folder.metrics, RunFolderError, "repair the line"):
             return _history(self._folder.lines())
-        except (OSError, ValueError, KeyError, TypeError) as failure:
-            raise RunFolderError(f"{self._folder.metrics}: is damaged ({failure})") from None
 
     @property
     def config(self) -> Config:

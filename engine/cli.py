@@ -9,14 +9,12 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stampede.engine.errors import exit_status
+from stampede.engine.errors import exit_status, launched_rank
 from stampede.engine.start_up import (
     keep_freed_memory,
-    launched_rank,
     launched_world_size,
     quiet_libraries,
     stay_on_this_machine,
@@ -34,6 +32,10 @@ _COMMANDS = {
     "incremental": (
         "stampede.engine.incremental",
         "train on each new file of a log, after scoring it",
+    ),
+    "synthetic": (
+        "stampede.data.synthetic",
+        "write synthetic clicks as a log in files whose ids drift",
     ),
     "describe": ("stampede.data.describe", "show what is in a click log or a prepared folder"),
     "prepare": ("stampede.data.prepare", "turn a click log into arrays, or check such a folder"),
@@ -54,21 +56,6 @@ _OF_THE_PLAN = (
     "--compute-device",
     "--plan-out",
 )
-
-
-@dataclass(frozen=True)
-class Command:
-    """A parsed command line of `train`.
-
-    Attributes:
-        config: of the run.
-        cluster: the devices to plan for; None to train.
-        plan_out: file for the plan's costs.
-    """
-
-    config: Config
-    cluster: Cluster | None = None
-    plan_out: Path | None = None
 
 
 def stampede(arguments: Sequence[str] | None = None) -> int:
@@ -127,20 +114,23 @@ def main(arguments: Sequence[str] | None = None, program: str = "launch.py") -> 
 
 
 def _train(arguments: Sequence[str], program: str) -> None:
-    command = parse_command_line(arguments, program)
-    if command is None:
+    parsed = parse_command_line(arguments, program)
+    if parsed is None:
         return
-    if command.cluster is None:
+    config, cluster, plan_out = parsed
+    if cluster is None:
         from stampede.engine.run import run
 
-        run(command.config)
+        run(config)
     elif launched_rank() == 0:
         from stampede.engine.planning.dry_run import print_dry_run
 
-        print_dry_run(command.config, command.cluster, command.plan_out)
+        print_dry_run(config, cluster, plan_out)
 
 
-def parse_command_line(arguments: Sequence[str], program: str = "launch.py") -> Command | None:
+def parse_command_line(
+    arguments: Sequence[str], program: str = "launch.py"
+) -> tuple[Config, Cluster | None, Path | None] | None:
     """Parse the arguments of `train`.
 
     Args:
@@ -148,7 +138,8 @@ def parse_command_line(arguments: Sequence[str], program: str = "launch.py") -> 
         program: its name in the help.
 
     Returns:
-        None if the arguments only ask to print something; it is printed.
+        The configuration, the devices to plan for (None to train), and the file for the plan's
+        costs. None if the arguments only ask to print something; it is printed.
 
     Raises:
         SettingsError: the configuration or an option cannot be used.
@@ -174,7 +165,7 @@ def parse_command_line(arguments: Sequence[str], program: str = "launch.py") -> 
         if launched_rank() == 0:
             sys.stdout.write(to_yaml(config))
         return None
-    return Command(config, cluster, parsed.plan_out)
+    return config, cluster, parsed.plan_out
 
 
 def _cluster(parsed: argparse.Namespace) -> Cluster | None:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 
 from stampede.data.errors import DataError
-from stampede.engine.start_up import launched_rank
 from stampede.settings import SettingsError, printable
 
 # Exit statuses: a user's mistake, a failed run, Ctrl-C, a hanging run (`hang.py`).
@@ -81,6 +80,11 @@ class InterruptedRunError(Exception):
     def __init__(self, message: str, signal: int) -> None:
         super().__init__(message)
         self.signal = signal
+
+
+def launched_rank() -> int:
+    """Rank that `torchrun` gave this process; 0 without it."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def exit_status(action: Callable[[], None]) -> int:

@@ -24,6 +24,7 @@ from stampede.engine.job import TrainingRun
 from stampede.engine.metrics import PartMetrics
 from stampede.engine.processes import Processes
 from stampede.engine.reading import Reader
+from stampede.engine.step import aligned
 
 T = TypeVar("T")
 
@@ -110,11 +111,11 @@ def evaluate(
 
 def _logits(model: nn.Module, batch: Batch) -> Tensor:
     """`[n]` float32, tile by tile where the batch has tiles."""
-    if batch.tiles < 2:
+    if not batch.tiles:
         return model(batch.sparse, batch.dense).float()
     rows = model.module.front.lookup(batch.sparse)
-    tiles = (values.split(len(rows) // batch.tiles) for values in (rows, batch.dense))
-    return torch.cat([model.module.logits(*tile).float() for tile in zip(*tiles, strict=True)])
+    tiles = zip(*(values.chunk(batch.tiles) for values in (rows, batch.dense)), strict=True)
+    return torch.cat([model.module.logits(*map(aligned, tile)).float() for tile in tiles])
 
 
 class _Scores:

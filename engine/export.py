@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
@@ -81,13 +82,12 @@ def _export_onnx(given: argparse.Namespace, trained: Trained, path: Path) -> Non
         ) from None
     most_ids = MOST_IDS if given.most_ids is None else given.most_ids
     about = export_onnx(trained, path, given.rows, given.overwrite, most_ids)
-    as_rows = [one["name"] for one in about["inputs"] if one["kind"] == "row"]
+    kinds = Counter(one["kind"] for one in about["inputs"])
     rows = [
         ("file", str(path)),
         ("model", f"{about['network']} of {trained.run}, epoch {trained.epoch}"),
         ("tables", f"{len(about['fields'])} tables in {given.rows}"),
-        ("inputs", ", ".join(one["name"] for one in about["inputs"])),
-        ("of these rows", ", ".join(as_rows) or "none: all are values of the log"),
+        ("inputs", ", ".join(f"{count} {kind}" for kind, count in kinds.items())),
         ("size", readable_bytes(path.stat().st_size)),
     ]
     print(table(rows))

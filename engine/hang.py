@@ -39,7 +39,7 @@ _SILENT_ROUNDS = 8
 # Ranks start to read the others this many rounds before they judge.
 _ROUNDS_READ = _SILENT_ROUNDS + 3
 
-# At most so many ranks are named.
+# At most this many ranks are named.
 _NAMED = 8
 
 _PROJECT = Path(__file__).parents[1]

@@ -9,8 +9,9 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import redirect_stdout, suppress
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
@@ -27,12 +28,13 @@ from stampede.engine.config.load import load_config
 from stampede.engine.console import readable_metric
 from stampede.engine.errors import InterruptedRunError, RunFolderError
 from stampede.engine.evaluate import NEW_IDS
+from stampede.engine.heartbeat import PHASES, Heartbeat
 from stampede.engine.inference.kept import INPUTS
 from stampede.engine.plots import draw_periods
 from stampede.engine.processes import Processes, processes
 from stampede.engine.reading import first_time
 from stampede.engine.run import run_here
-from stampede.engine.run_folder import RunFolder
+from stampede.engine.run_folder import PERIODS, RunFolder, period_folder
 from stampede.engine.start_up import launched_world_size
 from stampede.engine.stop import Agreement, StopSignals
 from stampede.files import append, delete_folder, read_file, sync, write_file
@@ -40,7 +42,7 @@ from stampede.settings import Section, SettingsError, reading
 
 OnBadFile = Literal["error", "skip"]
 
-LEDGER, PICTURE = "periods.json", "periods.png"
+PICTURE = "periods.png"
 
 # What `train` would have printed, in a period's run folder.
 OUTPUT = "output.txt"
@@ -50,6 +52,16 @@ _AT_REST_SECONDS, _POLL_SECONDS = 5.0, 1.0
 
 # Of a file whose time cannot be read, yet or at all: later than any.
 _LATEST = 1 << 62
+
+# Parts of a period by stage of the heartbeat; what is in none of them is `other`.
+_PARTS = {
+    **dict.fromkeys(PHASES, "training"),
+    "preparing data": "preparing",
+    "loading": "loading",
+    "evaluating": "scoring",
+    "computing metrics": "scoring",
+    "saving": "saving",
+}
 
 # What a period's line has of the scores of its rows.
 _METRICS = ("auc", "logloss", "normalized_entropy", "calibration", "samples")
@@ -77,7 +89,7 @@ class Period(Section):
     @property
     def name(self) -> str:
         """Of its run folder, in that of the whole."""
-        return f"period_{self.number:04d}"
+        return period_folder(self.number)
 
 
 class Ledger(Section):
@@ -157,7 +169,7 @@ class _Periods:
         self._folder = folder
         self._here = here
         self._on_bad_file = on_bad_file
-        self._ledger_file = folder.path / LEDGER
+        self._ledger_file = folder.path / PERIODS
         self._cache = folder.path / "cache"
         if "cache" in whole.data.model_fields_set:
             # It is deleted after each period, and others may use that folder.
@@ -190,12 +202,13 @@ class _Periods:
                     continue
             if period is None:
                 break
-            told, began = False, time.perf_counter()
+            told = False
             # Training has its own way to stop.
-            if self._is_trained(period, follow):
+            with _timed(self._here.heartbeat) as seconds:
+                is_trained = self._is_trained(period, follow)
+            if is_trained:
                 taken += 1
                 with signals.watched():
-                    seconds = time.perf_counter() - began
                     self._here.on_main(lambda one=period, took=seconds: self._finish(one, took))
         if self._here.is_main:
             self._draw()
@@ -358,18 +371,18 @@ class _Periods:
             "checkpoint.resume": "auto",
         }
         if period.number > 1:
-            before = self._folder.path / f"period_{period.number - 1:04d}"
+            before = self._folder.path / period_folder(period.number - 1)
             own["data.period_before"] = str(before / INPUTS)
             own["checkpoint.init_from"] = str(before)
             own["checkpoint.init_state"] = "all"
         given = [f"{key}={json.dumps(value)}" for key, value in own.items()]
         return load_config(self._path, [*self._overrides, *given], self._here.world_size)
 
-    def _finish(self, period: Period, seconds: float) -> None:
+    def _finish(self, period: Period, seconds: Mapping[str, float]) -> None:
         """Note a period's result and delete what no later one needs; may be done again.
 
         Args:
-            seconds: that it took in this process, training among them.
+            seconds: that it took in this process, by part.
         """
         run = self._folder.path / period.name
         summary = json.loads(read_file(run / "summary.json"))
@@ -385,7 +398,8 @@ class _Periods:
                 "ids": summary["ids"],
                 **{name: scored[name] for name in names if name in scored},
                 "train_seconds": summary["train_seconds"],
-                "seconds": seconds,
+                "seconds": sum(seconds.values()),
+                "part_seconds": dict(seconds),
                 "peak_memory_bytes": summary["peak_memory_bytes"],
             }
             self._folder.log(line)
@@ -396,7 +410,7 @@ class _Periods:
         self._draw()
         shutil.rmtree(self._cache, ignore_errors=True)
         last = period.number - self._whole.checkpoint.keep
-        for older in (self._folder.path / f"period_{number:04d}" for number in range(1, last + 1)):
+        for older in (self._folder.path / period_folder(number) for number in range(1, last + 1)):
             # What somebody reads now, and the vocabularies with it, goes after a later period.
             if (older / INPUTS).exists() and delete_all(older / "checkpoints"):
                 delete_folder(older / INPUTS)
@@ -441,6 +455,23 @@ class _Periods:
             # After a power failure the ledger must say what the lines and checkpoints do.
             sync(path)
             sync(path.parent)
+
+
+@contextmanager
+def _timed(heartbeat: Heartbeat) -> Iterator[Mapping[str, float]]:
+    """Seconds within it by part, as they are when it ends."""
+    seconds: dict[str, float] = defaultdict(float)
+    part, since = "other", time.perf_counter()
+
+    def begin(stage: str) -> None:
+        nonlocal part, since
+        now = time.perf_counter()
+        seconds[part] += now - since
+        part, since = _PARTS.get(stage, "other"), now
+
+    with heartbeat.listening(begin):
+        yield seconds
+        begin("")
 
 
 def _shown(line: dict[str, Any]) -> str:

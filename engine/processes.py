@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import default_pg_timeout
 
-from stampede.engine.errors import HUNG, TrainingStoppedError
+from stampede.engine.errors import HUNG, TrainingStoppedError, launched_rank
 from stampede.engine.heartbeat import Heartbeat
-from stampede.engine.start_up import launched_rank, launched_world_size
+from stampede.engine.start_up import launched_world_size
 from stampede.files import APPEND, open_file
 from stampede.settings import SettingsError
 

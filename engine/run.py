@@ -41,11 +41,13 @@ def run_here(config: Config, here: Processes) -> None:
             print(f"model.import: {config.model.import_file} was executed")
         found = find_beginning(config, folder, continued, here)
         is_new = found.newest is None
+        here.heartbeat.beat("preparing data")
         dataset = open_dataset(config, here)
         rows, fields = dataset.train.rows, len(dataset.vocabulary_sizes)
         # A period continues those before, as one log of all their rows.
         known = rows + dataset.rows_before
         config, choices = with_recipe(config, known, fields, here.world_size, found.saved)
+        here.heartbeat.beat("loading")
         job = build(config, dataset, here)
         begun = begin(found, config, job, dataset, here)
         here.on_main(lambda: folder.claim(config) if is_new else folder.write_config(config))

@@ -21,8 +21,8 @@ from stampede.engine.processes import launched_by
 from stampede.files import (
     MOST_LINES,
     append,
+    check_links,
     delete_folder,
-    link_out_of,
     open_file,
     read_file,
     sync,
@@ -30,8 +30,16 @@ from stampede.files import (
     write_file,
 )
 
+# File of a run folder of `stampede incremental`, which holds a run folder for each period.
+PERIODS = "periods.json"
+
 # Subfolder of a sweep for its run folders.
 TRIALS = "trials"
+
+
+def period_folder(number: int) -> str:
+    """Name of the run folder of a period."""
+    return f"period_{number:04d}"
 
 
 class RunFolder:
@@ -147,12 +155,8 @@ class RunFolder:
                 f"{self.path} exists; write run.overwrite=true to replace it, "
                 "checkpoint.resume=auto to continue it, or another run.name"
             )
-        link = link_out_of(self.path) if self._continued else None
-        if link is not None:
-            raise RunFolderError(
-                f"{link} leads out of {self.path}, and a run writes only into its own folder; "
-                "replace the link by its target, or choose another run.name"
-            )
+        if self._continued:
+            check_links(self.path, RunFolderError, "choose another run.name")
         # A killed run may have left an unfinished file; its name begins with a dot.
         content = [path for path in self.path.iterdir() if not path.name.startswith(".")]
         if content and not self.config_file.is_file():
@@ -253,7 +257,7 @@ class RunFolder:
             # The next writer replaces the events of repeated steps.
             self._close_events()
             lines = self._whole_lines()[:count]
-            write_file(self.metrics, "".join(lines))
+            write_file(self.metrics, b"".join(lines))
         self.metrics_lines = len(lines)
         if len(lines) == count:
             return []
@@ -267,9 +271,9 @@ class RunFolder:
         if self.metrics.exists():
             self.keep_lines(len(self._whole_lines()))
 
-    def _whole_lines(self) -> list[str]:
-        text = read_file(self.metrics, MOST_LINES).decode() if self.metrics.exists() else ""
-        return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    def _whole_lines(self) -> list[bytes]:
+        content = read_file(self.metrics, MOST_LINES) if self.metrics.exists() else b""
+        return [line for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
 
     def sync(self) -> None:
         """Sync the lines to the disk: a checkpoint relies on them, also after a power loss.
@@ -293,7 +297,11 @@ class RunFolder:
         """Write `summary.json` and `curve.png`."""
         with self.writing():
             write_file(self.summary, to_json(summary, indent=2) + "\n")
-            write_file(self.curve, draw_curve(self.lines(), title))
+            try:
+                write_file(self.curve, draw_curve(self.lines(), title))
+            # A line that was there before the run was continued must not cost its results.
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as failure:
+                tqdm.write(f"{self.metrics}: damaged ({failure!s:.200}): no {self.curve.name}")
 
     def _close_events(self) -> None:
         writer, self._events = self._events, None

@@ -91,8 +91,3 @@ def stay_on_this_machine() -> None:
 def launched_world_size() -> int:
     """Number of processes that `torchrun` started; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def launched_rank() -> int:
-    """Rank that `torchrun` gave this process; 0 without it."""
-    return int(os.environ.get("RANK", "0"))

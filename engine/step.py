@@ -27,6 +27,9 @@ from stampede.optim import NonFiniteGradientError, local_cowclip_tables
 # `train.reproducible` the batch's own tiles count.
 TILE_ROWS = 8192
 
+# Bytes, of torch's allocator.
+_ALIGNED = 64
+
 
 class SentBatch(NamedTuple):
     """This rank's part of a global batch on its device, its ids on their way to their rows.
@@ -307,8 +310,10 @@ def _dense_pass(
                 _seed_draws(job.seed, step, place, rows.device)
                 job.dense_optimizer.zero_grad(set_to_none=True)
             tile = slice(first, first + size)
-            part = rows[tile].requires_grad_()
-            logits = job.ctr_model.logits(part, batch.dense[tile]).float()
+            part, dense = rows[tile], batch.dense[tile]
+            if batch.tiles:
+                part, dense = aligned(part), aligned(dense)
+            logits = job.ctr_model.logits(part.requires_grad_(), dense).float()
             losses = functional.binary_cross_entropy_with_logits(
                 logits, batch.label[tile], reduction="none"
             )
@@ -338,6 +343,14 @@ def _tile_rows(batch: Batch, rows: Tensor) -> int:
     if batch.tiles:
         return len(rows) // batch.tiles
     return TILE_ROWS if rows.device.type == "cpu" else max(len(rows), 1)
+
+
+def aligned(values: Tensor) -> Tensor:
+    """Contiguous values as memory begins that was just allocated, a copy if need be.
+
+    A product of a part of a batch is otherwise rounded as the part happens to lie in memory.
+    """
+    return values.clone() if values.data_ptr() % _ALIGNED else values
 
 
 def _grad(parameter: Tensor) -> Tensor:

@@ -203,16 +203,22 @@ def draw_rows_of_new_ids(
         rows: rows of new ids, by field.
     """
     state = job.model.state_dict()
+    # On rank 0; to find the folder, all vocabularies of the period before are hashed.
+    meanings: dict[str, RowMeanings] = {}
+
+    def keys(field: str, places: np.ndarray) -> np.ndarray:
+        if not meanings:
+            meanings.update(row_meanings(data_folder(config)))
+        return keys_of_rows(meanings[field], places)
+
     init = TableInit(config.model.init_std, job.front.columns.dim, config.run.seed)
     for field, places in rows.items():
-        keys = processes.on_main(
-            lambda field=field, places=places: keys_of_rows(data_folder(config), field, places)
-        )
+        found = processes.on_main(lambda field=field, places=places: keys(field, places))
         table = state.get(weights_name(field))
         if table is None or not len(places):
             continue
         dim = table.size()[1]
-        drawn = torch.from_numpy(drawn_by_id(keys, init, table=table_name(field), dim=dim))
+        drawn = torch.from_numpy(drawn_by_id(found, init, table=table_name(field), dim=dim))
         order = torch.full((table.size()[0],), -1, dtype=torch.int64)
         order[torch.from_numpy(places)] = torch.arange(len(places))
         _copy_rows_(table, drawn, order)

@@ -1,7 +1,7 @@
 # ruff: noqa: ANN001, ANN002, ANN201, ANN202
-"""Set up .venv for this checkout, once for each state of the requirements; `make setup` runs it.
+"""Set up .venv for this checkout, again whenever the requirements change; `make setup` runs it.
 
-Annotations are left out, so that a Python that is too old gets a sentence instead of a traceback.
+Without annotations, so that a Python that is too old gets a sentence and no traceback.
 """
 
 import hashlib
@@ -12,15 +12,16 @@ import sys
 from pathlib import Path
 
 OLDEST, NEWEST = (3, 10), (3, 13)
+VERSION = "{}.{}".format(*sys.version_info)
 
 STAMP = ".stampede-installed"
 
-# What pip says when it could not reach an index; its closing error then is a misleading
-# "No matching distribution found".
+# What pip says if it cannot reach an index; it then ends with a misleading "No matching
+# distribution found".
 NO_CONNECTION = ("Retrying (", "ConnectionError", "NewConnection", "Could not fetch URL")
 
 LOOK_INTO_VENV = """
-import json
+import json, sys
 from importlib import metadata
 
 def version(name):
@@ -31,17 +32,18 @@ def version(name):
 
 found = {name: version(name) for name in ("pip", "torch", "fbgemm-gpu", "fbgemm-gpu-cpu")}
 files = metadata.files("fbgemm-gpu") or [] if found["fbgemm-gpu"] else []
+found["python"] = "{}.{}".format(*sys.version_info)
 found["shim"] = bool(found["fbgemm-gpu"]) and not any(f.parts[0] == "fbgemm_gpu" for f in files)
 print(json.dumps(found))
 """
 
 
 class SetUpError(Exception):
-    """The set-up cannot go on; the message is one sentence for the user."""
+    """The set-up failed; the message is one sentence for the user."""
 
 
 def complaint_about(version):
-    """Return the sentence for a Python this project cannot use, or None."""
+    """Return a sentence if this project cannot use a version of Python, else None."""
     if OLDEST <= tuple(version[:2]) <= NEWEST:
         return None
     found = ".".join(str(part) for part in version[:3])
@@ -62,13 +64,13 @@ def main(root):
         print(f"error: {failure}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("error: the set-up was interrupted; the next make starts it again", file=sys.stderr)
+        print("error: the set-up was interrupted; run make again", file=sys.stderr)
         return 130
     return 0
 
 
 def set_up(root):
-    """Set up `root`/.venv unless its stamp says that nothing has changed since the last time."""
+    """Set up `root`/.venv unless its stamp says that nothing has changed."""
     venv = root / ".venv"
     python, stamp = venv / "bin/python", venv / STAMP
     gpu = has_gpu()
@@ -84,9 +86,9 @@ def set_up(root):
 
 
 def fingerprint(root, gpu):
-    """Return a hash of everything the installation depends on."""
-    # The editable install holds the checkout's path, so a moved checkout installs again.
-    facts = [str(root), f"Python {_version()}", f"GPU {gpu}"]
+    """Return a hash of everything that the installation depends on."""
+    # The editable install contains the checkout's path.
+    facts = [str(root), f"Python {VERSION}", f"GPU {gpu}"]
     files = [root / "pyproject.toml", root / "install/fbgemm-gpu-shim/pyproject.toml"]
     files += sorted((root / "install").glob("requirements*.txt"))
     facts += [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
@@ -94,7 +96,7 @@ def fingerprint(root, gpu):
 
 
 def has_gpu():
-    """Say whether the NVIDIA driver lists a GPU."""
+    """Return whether the NVIDIA driver lists a GPU."""
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.SubprocessError):
@@ -106,23 +108,18 @@ def _is_usable(venv):
     """Whether there is a virtual environment of this Python, with pip."""
     if not venv.exists():
         return False
-    try:
-        lines = (venv / "pyvenv.cfg").read_text().splitlines()
-    except OSError:
-        raise SetUpError(
-            f"{venv} is in the way: it is not a virtual environment; move it"
-        ) from None
-    made_with = [line.partition("=")[2].strip() for line in lines if line.startswith("version")]
-    if not any(version.startswith(_version() + ".") for version in made_with):
-        say(f".venv was made with another Python: making it anew with {_version()}")
-        return False
-    return bool(look_into(venv / "bin/python").get("pip"))
+    if not (venv / "pyvenv.cfg").is_file():
+        raise SetUpError(f"{venv} is not a virtual environment, and in the way; move it")
+    found = look_into(venv / "bin/python")
+    if found.get("python") != VERSION:
+        say(f".venv has another Python: making it anew with {VERSION}")
+    return found.get("python") == VERSION and bool(found["pip"])
 
 
 def _create(venv):
-    # The base interpreter, because the running one may be the .venv that --clear removes.
+    # The base interpreter: the running one may be in the .venv that --clear removes.
     python = getattr(sys, "_base_executable", None) or sys.executable
-    say(f"creating .venv with Python {_version()}")
+    say(f"creating .venv with Python {VERSION}")
     made = subprocess.run(
         [python, "-m", "venv", "--clear", str(venv)], capture_output=True, text=True
     )
@@ -130,23 +127,23 @@ def _create(venv):
         said = last_line(made.stdout + made.stderr)
         raise SetUpError(
             f"could not create .venv with pip ({said}): install the venv and ensurepip modules of "
-            f"Python {_version()} (on Debian and Ubuntu the package python{_version()}-venv) and "
-            "run make again"
+            f"Python {VERSION} (on Debian and Ubuntu the package python{VERSION}-venv) and run "
+            "make again"
         )
 
 
 def _install(root, python, gpu):
-    # Whose dry run reads a wheel's metadata without the whole wheel.
+    # A pip whose dry run reads a wheel's metadata without the whole wheel.
     _pip(python, root, "install", "--quiet", "--no-input", "--upgrade", "pip>=23.3")
     found = look_into(python)
     lines = (root / "install/requirements-cpu.txt").read_text().splitlines()
     pinned = next(line.strip() for line in lines if line.startswith("torch=="))
     torch = found.get("torch")
-    # A CPU build that was installed before a GPU appeared is not taken as the answer.
+    # A CPU build may be from before there was a GPU.
     present = torch and torch.split("+")[0] == pinned.split("==")[1]
     if not present or (gpu and "+cpu" in torch):
         torch = _asked_for(python, root, pinned, gpu)
-    # A user with a GPU may still choose the CPU build of torch; FBGEMM has to match it.
+    # With a GPU, pip's settings may still choose a CPU build; FBGEMM must match it.
     variant = "cuda" if gpu and "+cpu" not in torch else "cpu"
     unfit = unfit_packages(found, variant, torch)
     if unfit:
@@ -157,7 +154,7 @@ def _install(root, python, gpu):
 
 
 def _asked_for(python, root, pinned, gpu):
-    """Version of torch that pip would install; tells the user which build that is."""
+    """The version of torch that pip would install; tells the user which build it is."""
     say(f"asking pip which build of {pinned} it would install")
     options = ["--dry-run", "--ignore-installed", "--no-deps", "--no-input", "--quiet"]
     report = _pip(python, root, "install", *options, "--report", "-", pinned, quiet=True)
@@ -175,19 +172,18 @@ def tell(version, nvidia_packages, gpu):
         say("this machine has a GPU, but pip's settings choose a CPU build: training runs on CPU")
     if not gpu and is_cuda:
         say(
-            "note: this machine has no NVIDIA GPU, yet pip's settings choose the CUDA build of\n"
-            f"  torch. It works, but brings {nvidia_packages} more packages of CUDA libraries:\n"
-            "  gigabytes to download. For the CPU build stop this, let pip's own setting\n"
-            "  (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS or pip.conf) point to where PyTorch publishes\n"
-            "  its CPU wheels, and run make again."
+            "note: this machine has no NVIDIA GPU, but pip's settings choose the CUDA build of\n"
+            f"  torch. It works, but downloads {nvidia_packages} CUDA packages of some gigabytes.\n"
+            "  For the CPU build stop this, point pip (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS or\n"
+            "  pip.conf) to PyTorch's CPU wheels, and run make again."
         )
 
 
 def unfit_packages(found, variant, torch):
-    """List the installed packages that must go before `variant` is installed.
+    """List the installed packages to remove before installing `variant`.
 
-    The two FBGEMM packages have the same files, so one must be gone before the other comes. pip
-    would also take the shim for the real fbgemm-gpu, and a CPU build of torch for any build.
+    The two FBGEMM packages have the same files, so one must go before the other comes. pip cannot
+    tell the shim from the real fbgemm-gpu, nor a CPU build of torch from a CUDA build.
     """
     unfit = []
     if variant == "cuda" and (found["shim"] or found["fbgemm-gpu-cpu"]):
@@ -200,7 +196,7 @@ def unfit_packages(found, variant, torch):
 
 
 def look_into(python):
-    """Versions of packages that `python` has, None for absent ones; empty if it does not run."""
+    """Versions of `python` and its packages, None if absent; empty if it does not run."""
     try:
         looked = subprocess.run([str(python), "-c", LOOK_INTO_VENV], capture_output=True, text=True)
         return json.loads(looked.stdout)
@@ -209,8 +205,8 @@ def look_into(python):
 
 
 def _pip(python, root, *arguments, quiet=False):
-    """Run pip before the user's eyes, or return what it says; raises SetUpError if it fails."""
-    # All of the user's settings hold except `user`, with which pip refuses to work in a venv.
+    """Run pip and show or return its output; raises SetUpError if it fails."""
+    # Overrides only the user's setting `user`, with which pip refuses to work in a venv.
     environment = {**os.environ, "PIP_USER": "0"}
     done = subprocess.run(
         [str(python), "-m", "pip", *arguments],
@@ -230,21 +226,17 @@ def _pip(python, root, *arguments, quiet=False):
             "pip could not reach its package index: check the network or pip's settings "
             f"(`pip config list`) and run make again (pip said: {said})"
         )
-    raise SetUpError(f"pip failed, so the set-up is not done: {said}")
+    raise SetUpError(f"pip failed: {said}")
 
 
 def say(text):
-    """Print a line of the set-up at once."""
+    """Print a line of the set-up."""
     print(f"setup: {text}", flush=True)
 
 
 def last_line(text):
     """Return the last line of a program's output."""
     return (text.strip().splitlines() or ["no message"])[-1]
-
-
-def _version():
-    return f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 if __name__ == "__main__":

@@ -147,10 +147,6 @@ class EmbeddingFront(nn.Module):
         embeddings, first_order = self.columns.split(self.stored(rows))
         return embeddings, first_order.squeeze(-1)
 
-    def forward(self, sparse: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
-        """Look up a batch; see `lookup` and `split`."""
-        return self.split(self.lookup(sparse))
-
 
 @torch.fx.wrap  # TorchRec's pipelines trace the model and must not see the branch.
 def _in_order(pooled: KeyedTensor, fields: list[str]) -> Tensor:

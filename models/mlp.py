@@ -109,7 +109,7 @@ class MLP(nn.Module):
 
 
 class NumberEmbedding(nn.Module):
-    """Gives number m a vector v_m of its own and the embedding `x_m * v_m` (AutoInt, eq. 4).
+    """Gives number m its own vector v_m and the embedding `x_m * v_m` (AutoInt, eq. 4).
 
     Args:
         numbers: how many there are; with 0 nothing is added and nothing learned.

@@ -202,7 +202,7 @@ def network(name: str) -> Network:
     """The network of that name.
 
     Raises:
-        KeyError: there is none; the message lists those that exist.
+        KeyError: there is none; the message lists all names.
     """
     if name not in _NETWORKS:
         raise KeyError(f"no network {name!r}; there are {', '.join(network_names())}")

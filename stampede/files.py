@@ -147,14 +147,20 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
-def link_out_of(folder: Path) -> Path | None:
-    """A link anywhere in a folder that leads out of it: what is written there would be elsewhere.
+def check_links(folder: Path, error: type[Exception], other: str) -> None:
+    """Refuse a folder with a link anywhere that leads out of it: what is written would be there.
 
-    None where there is none. A link to another place in the folder is none.
+    Args:
+        error: raised with a sentence.
+        other: what the user may write to choose another folder.
     """
     own = os.path.realpath(folder)
-    links = (path for path in folder.rglob("*") if path.is_symlink())
-    return next((one for one in links if not Path(os.path.realpath(one)).is_relative_to(own)), None)
+    for path in folder.rglob("*"):
+        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(own):
+            raise error(
+                f"{path} leads out of {folder}, and nothing is written elsewhere; replace the link "
+                f"by its target, or {other}"
+            )
 
 
 def make_folder(

@@ -514,21 +514,25 @@ def read_ids(folder: Path, saved: Saved, field: str, size: int, remedy: str = _R
         return read_vocabulary(folder / _plain(saved.vocabularies[field]), size=size)[VALUE]
 
 
-def rows_of_new_ids(folder: Path, remedy: str = _REMEDY) -> dict[str, np.ndarray]:
+def rows_of_new_ids(
+    folder: Path, fields: Sequence[FieldEntry], remedy: str = _REMEDY
+) -> dict[str, np.ndarray]:
     """Rows that went to new ids in the newest period, by field of a vocabulary.
 
     Args:
         folder: of a log in periods.
+        fields: of its manifest.
         remedy: what the user can do if the folder is damaged.
 
     Raises:
         DataError: the folder is damaged.
     """
     saved = read_saved(folder, remedy)
-    found = {}
+    rows, found = {entry.name: entry.rows for entry in fields}, {}
     with reading(folder / LEARNED, DataError, remedy):
         for name, file in saved.vocabularies.items():
-            since = read_vocabulary(folder / _plain(file), {ROW_SINCE: pl.Int32})[ROW_SINCE]
+            size, column = rows[name] - FIRST_ROW, {ROW_SINCE: pl.Int32}
+            since = read_vocabulary(folder / _plain(file), column, size)[ROW_SINCE]
             found[name] = np.flatnonzero((since == saved.period).to_numpy()) + FIRST_ROW
     return found
 

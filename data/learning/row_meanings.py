@@ -1,4 +1,4 @@
-"""The meaning of a table's rows: which rows of two tables mean the same, a hash of all meanings."""
+"""What the rows of a table stand for: matches rows of two tables, and hashes all meanings."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from stampede.data.learning.learned import LEARNED, NumberRange, Saved, read_ids
 from stampede.data.learning.vocabulary import FIRST_ROW, UNSEEN_ROW, RowsOfIds
 from stampede.data.prepared.manifest import (
     LEARNED_FOLDER,
-    MANIFEST,
     REMEDY,
     FieldEntry,
+    Manifest,
     read_manifest,
 )
 from stampede.data.schema.schema import Hashed, IdField, Quantiles, Vocabulary
 
 _FIRST_BUCKET = 1
 
-# Ids that are joined to one text at a time.
+# Ids that are hashed at a time.
 _PIECE = 1 << 20
 
-# The ids of a vocabulary show what these options do.
+# Options whose effect the ids of a vocabulary show.
 _SHOWS_IN_THE_IDS = {"min_count", "max_size"}
 
 
 class OtherMeaningError(ValueError):
-    """No row of one table means what a row of the other does."""
+    """No row of one table means the same as a row of the other."""
 
 
 @dataclass(frozen=True)
 class RowMeanings:
-    """The meaning of the rows of a field's table.
+    """What the rows of a field's table stand for.
 
     Attributes:
         entry: the table.
-        field: how ids become rows; None where they are rows already.
+        field: how ids become rows; None if they are rows already.
         edges: inner edges of a field cut at quantiles.
         values: reads the ids of a vocabulary, String, in the order of their rows.
     """
@@ -59,61 +59,54 @@ class RowMeanings:
 
     @property
     def encode(self) -> str:
-        """Name of how ids become rows; `rows` where they are rows already."""
+        """The encoding of the ids; `rows` if they are rows already."""
         return "rows" if self.field is None else self.field.encode
 
     @property
     def buckets(self) -> list[tuple[float, float]]:
-        """Both edges of each bucket, of a field cut at quantiles."""
+        """Lower and upper edge of each bucket of a field cut at quantiles."""
         return list(pairwise((-inf, *self.edges, inf)))
 
 
 def row_meanings(folder: Path, remedy: str) -> dict[str, RowMeanings]:
-    """Of all fields of a prepared folder, by name; vocabularies are read when they are needed.
+    """Meanings of the rows of all fields of a prepared folder; vocabularies are read when needed.
 
     Args:
-        remedy: what to do where the folder is damaged.
+        remedy: what the user can do if the folder is damaged.
 
     Raises:
-        DataError: it is.
+        DataError: the folder is damaged.
     """
-    saved = _learned_of(folder, remedy)
-    found = {}
-    for entry in read_manifest(folder, remedy).fields:
-        if any(row >= entry.rows for row in entry.unknown_rows):
-            raise _damaged(folder / MANIFEST, f"{entry.name!r} has fewer rows", remedy)
-        found[entry.name] = _meanings(folder, entry, saved, remedy)
+    manifest, saved = _read(folder, remedy)
+    learned, found = folder / LEARNED_FOLDER, {}
+    for entry in manifest.fields:
+        name = entry.name
+        found[name] = RowMeanings(entry)
+        if saved is None:
+            continue
+        field, edges = saved.schema_.ids.get(name), tuple(saved.quantiles.get(name, ()))
+        if field is None or (isinstance(field, Quantiles) and len(edges) + 2 != entry.rows):
+            raise _damaged(learned / LEARNED, f"it does not fit the field {name!r}", remedy)
+        values = None
+        if isinstance(field, Vocabulary):
+            values = partial(_values, learned, saved, entry, remedy)
+        found[name] = RowMeanings(entry, field, edges, values)
     return found
 
 
-def _learned_of(folder: Path, remedy: str) -> Saved | None:
-    """What was learned for prepared data; None where nothing was, as of imported arrays."""
-    learned = folder / LEARNED_FOLDER
-    if not read_manifest(folder, remedy).learned and not learned.is_dir():
-        return None
-    return read_saved(learned, remedy)
+def _read(folder: Path, remedy: str) -> tuple[Manifest, Saved | None]:
+    """The manifest, and what was learned; None for imported arrays, which are rows already."""
+    manifest, learned = read_manifest(folder, remedy), folder / LEARNED_FOLDER
+    is_learned = manifest.learned or learned.is_dir()
+    return manifest, read_saved(learned, remedy) if is_learned else None
 
 
-def _meanings(folder: Path, entry: FieldEntry, saved: Saved | None, remedy: str) -> RowMeanings:
-    if saved is None:
-        return RowMeanings(entry)
-    field = saved.schema_.ids.get(entry.name)
-    edges = tuple(saved.quantiles.get(entry.name, ()))
-    if field is None or (isinstance(field, Quantiles) and len(edges) + 2 != entry.rows):
-        learned = folder / LEARNED_FOLDER / LEARNED
-        raise _damaged(learned, f"it does not fit the field {entry.name!r}", remedy)
-    values = None
-    if isinstance(field, Vocabulary):
-        values = partial(_values, folder, entry, saved, remedy)
-    return RowMeanings(entry, field, edges, values)
-
-
-def _values(folder: Path, entry: FieldEntry, saved: Saved, remedy: str) -> pl.Series:
+def _values(learned: Path, saved: Saved, entry: FieldEntry, remedy: str) -> pl.Series:
     rows = entry.rows - FIRST_ROW
-    values = read_ids(folder / LEARNED_FOLDER, saved, entry.name, rows, remedy)
+    values = read_ids(learned, saved, entry.name, rows, remedy)
     if not values.is_unique().all():
         what = f"the vocabulary of {entry.name!r} does not hold {rows:,} different ids"
-        raise _damaged(folder / LEARNED_FOLDER, what, remedy)
+        raise _damaged(learned, what, remedy)
     return values
 
 
@@ -122,18 +115,18 @@ def _damaged(path: Path, what: str, remedy: str) -> DataError:
 
 
 def matched_rows(saved: RowMeanings, now: RowMeanings) -> np.ndarray:
-    """The row of `saved` that means the same as each row of `now`.
+    """For each row of `now`, the row of `saved` that means the same.
 
-    Ids of a vocabulary are compared as texts, so that it may have grown or been re-ordered. An id
-    that is a row, or a whole number, stays that row. A bucket of a quantile field is matched where
-    the other has one with the same two edges; hashes where both have as many buckets and one seed.
-    Of one vocabulary the texts are in memory, of the other a hash of each.
+    Ids of vocabularies match by text, so a vocabulary may have grown or changed its order. Ids that
+    are rows or integers keep their row. Buckets of a quantile field match if both edges are equal;
+    hashes match if both tables have the same buckets and seed. Memory holds the texts of one
+    vocabulary and a hash of each text of the other.
 
     Returns:
-        `[rows of now]` int64, -1 where there is none; no row of `saved` is there twice.
+        `[rows of now]` int64, -1 if no row matches; no row of `saved` appears twice.
 
     Raises:
-        OtherMeaningError: the rows are made in different ways.
+        OtherMeaningError: the tables encode ids in different ways.
         DataError: a vocabulary is damaged.
     """
     if saved.encode != now.encode:
@@ -156,7 +149,7 @@ def matched_rows(saved: RowMeanings, now: RowMeanings) -> np.ndarray:
                 )
         common = min(saved.entry.rows, now.entry.rows)
         found[:common] = np.arange(common)
-    # Rows of missing and of unseen values match each other, wherever they are.
+    # Rows of missing and unseen values match by their kind, wherever they are.
     found[np.isin(found, saved.entry.unknown_rows)] = -1
     found[list(now.entry.unknown_rows)] = -1
     for kind in ("missing_row", "unseen_row"):
@@ -166,44 +159,40 @@ def matched_rows(saved: RowMeanings, now: RowMeanings) -> np.ndarray:
     return found
 
 
-def keys_of_rows(folder: Path, field: str, rows: np.ndarray, remedy: str = REMEDY) -> np.ndarray:
-    """A hash of the ids of some rows of a field's table, `[n]` uint64; see `stable_hashes`.
+def keys_of_rows(meanings: RowMeanings, rows: np.ndarray) -> np.ndarray:
+    """A hash of the ids of some rows of a vocabulary's table, `[n]` uint64; see `stable_hashes`.
 
     Args:
-        folder: a prepared folder, perhaps without rows.
-        field: of a vocabulary.
         rows: `[n]`, none of missing or unseen ids.
-        remedy: what to do where the folder is damaged.
 
     Raises:
-        DataError: it is damaged.
+        DataError: the vocabulary is damaged.
     """
-    ids = row_meanings(folder, remedy)[field].values()
-    return stable_hashes(ids.gather(rows - FIRST_ROW))
+    return stable_hashes(meanings.values().gather(rows - FIRST_ROW))
 
 
 def vocabulary_fingerprint(folder: Path, remedy: str = REMEDY) -> str:
-    """SHA-256 of the meaning of the inputs of prepared data, in hexadecimal.
+    """SHA-256 of what the inputs of prepared data mean, in hexadecimal.
 
-    Of each field, in order: the id of every row, or the rule that gives an id its row; of each
-    number its transforms, and its statistics to six digits, as sums of floats differ in their last
-    bits between machines. Names, places and bytes of files do not matter. One vocabulary is in
-    memory at a time.
+    It covers, for each field in order, the id of every row, or the rule that gives an id its row;
+    for each number, its transforms and its statistics to six digits, as the last bits of sums
+    differ between machines. File names and bytes do not matter. One vocabulary at a time is in
+    memory.
 
     Args:
-        folder: a prepared folder, perhaps without rows.
-        remedy: what to do where it is damaged.
+        folder: a prepared folder; its samples are not needed.
+        remedy: what the user can do if the folder is damaged.
 
     Raises:
-        DataError: it is damaged.
+        DataError: the folder is damaged.
     """
     meanings = row_meanings(folder, remedy).values()
-    saved = _learned_of(folder, remedy)
+    manifest, saved = _read(folder, remedy)
     described = {
         "fields": [
             [f.entry.model_dump(exclude_defaults=True), _rule(f.field), f.edges] for f in meanings
         ],
-        "numbers": read_manifest(folder, remedy).numbers if saved is None else _numbers(saved),
+        "numbers": manifest.numbers if saved is None else _numbers(saved),
     }
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
     for found in meanings:
@@ -212,7 +201,7 @@ def vocabulary_fingerprint(folder: Path, remedy: str = REMEDY) -> str:
         texts = found.values()
         for start in range(0, len(texts), _PIECE):
             piece = texts.slice(start, _PIECE)
-            # With their lengths, so that "a", "bc" is not "ab", "c".
+            # With the lengths, so that "a", "bc" differs from "ab", "c".
             digest.update(piece.str.len_bytes().to_numpy().astype("<u8").tobytes())
             digest.update(piece.str.join("").item().encode())
     return digest.hexdigest()
@@ -222,8 +211,7 @@ def _rule(field: IdField | None) -> dict[str, Any] | None:
     if field is None:
         return None
     hidden = _SHOWS_IN_THE_IDS if isinstance(field, Vocabulary) else set()
-    # Without defaults, so that an option that is added later does not change it; `encode` may be a
-    # default.
+    # Without defaults, so that options added later do not change it. `encode` may be a default.
     told = field.model_dump(mode="json", exclude=hidden, exclude_defaults=True)
     return {**told, "encode": field.encode}
 
@@ -236,7 +224,7 @@ def _numbers(saved: Saved) -> list[Any]:
         shown = [f"{value:.6g}" for value in statistics]
         told = field.model_dump(mode="json", exclude_defaults=True, exclude={"bins"})
         if field.transform == ["minmax"]:
-            # It was the default once, and left out.
+            # Left out, as it was the default when the fingerprint was introduced.
             del told["transform"]
         found.append([name, told, shown])
     return found

@@ -1,4 +1,4 @@
-"""How often the values of a column occur, in bounded memory, and the rows that ids get."""
+"""Counts the values of columns in bounded memory, and gives ids their rows."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ VALUE, COUNT = "value", "count"
 # The column that every vocabulary has.
 IDS = {VALUE: pl.String}
 
-# First rows of a table; the vocabulary follows.
+# The first rows of a table; the ids of the vocabulary follow.
 MISSING_ROW, UNSEEN_ROW, FIRST_ROW = 0, 1, 2
 
-# Tables of a column that are smaller than this wait to be merged.
+# Counts of fewer rows wait before they are merged.
 _PENDING_ROWS = 200_000
 _PARTITIONS = 32
 
 _KEY_BYTES = 8
 
-# Bytes of ids that a byte of a file may hold: different texts cannot be packed as densely.
+# Largest ratio of unpacked to packed bytes: different ids cannot be packed more densely.
 _MOST_UNPACKED = 200
 _SEED = 0
 
 
 class Distinct(NamedTuple):
-    """A column without its repetitions, so that work on a value is done once.
+    """The distinct values of a column, so that work on each value is done once.
 
     Attributes:
-        values: each value once, in any order; null is one where the column has it.
-        codes: `[n]` unsigned, as narrow as they can be: place of each row's value.
+        values: each value once, in any order; null is one of them if the column has nulls.
+        codes: `[n]` index of each row's value, of the narrowest unsigned type.
     """
 
     values: pl.Series
     codes: np.ndarray
 
     def take(self, mask: np.ndarray) -> Distinct:
-        """The rows where `mask` holds; all values stay."""
+        """The rows where `mask` is true; keeps all values."""
         return self if mask.all() else Distinct(self.values, self.codes[mask])
 
     def counts(self) -> np.ndarray:
@@ -57,7 +57,7 @@ class Distinct(NamedTuple):
 
 
 def distinct_ids(frame: pl.DataFrame, schema: Schema) -> dict[str, Distinct]:
-    """The fields of typed rows with one id of a vocabulary each, by name."""
+    """Distinct values of the single-valued vocabulary fields of typed rows, by name."""
     return {
         name: distinct(frame[name])
         for name, field in schema.ids.items()
@@ -66,7 +66,7 @@ def distinct_ids(frame: pl.DataFrame, schema: Schema) -> dict[str, Distinct]:
 
 
 def distinct(texts: pl.Series) -> Distinct:
-    """Of a String column."""
+    """Distinct values of a String column."""
     found = _of_short_texts(texts)
     if found is None:
         encoded = texts.to_arrow().dictionary_encode(null_encoding="encode")
@@ -76,12 +76,12 @@ def distinct(texts: pl.Series) -> Distinct:
 
 
 def _of_short_texts(texts: pl.Series) -> tuple[pl.Series, np.ndarray] | None:
-    """Values and codes of texts of one length up to 8 bytes, as those of the public logs are.
+    """Values and codes of texts of one length up to 8 bytes, as in the public logs.
 
-    They are compared as whole numbers, in a third of the time. None for other texts.
+    Compares them as integers, in a third of the time. None for other texts.
     """
     array = texts.to_arrow(compat_level=pl.CompatLevel.newest())
-    # 16 bytes of a text: its length in 4, and where that is at most 12 the text and zeros.
+    # 16 bytes per text: 4 bytes of length, then, up to 12 bytes of it, the text and zeros.
     views = np.frombuffer(array.buffers()[1] or b"", dtype=np.uint32).reshape(-1, 4)
     views = views[array.offset : array.offset + len(array)]
     missing = texts.is_null().to_numpy() if texts.null_count() else np.False_
@@ -91,7 +91,7 @@ def _of_short_texts(texts: pl.Series) -> tuple[pl.Series, np.ndarray] | None:
         return None
     keys = views[:, 1:3].copy().view(np.uint64).ravel()
     if ((keys == 0) & ~missing).any():
-        return None  # A text of zeros; zero stands for null.
+        return None  # A text of NUL bytes; here 0 stands for null.
     keys[missing] = 0
     codes, uniques = pd.factorize(keys)
     characters = np.ascontiguousarray(uniques.view(np.uint8).reshape(-1, _KEY_BYTES)[:, :length])
@@ -102,17 +102,17 @@ def _of_short_texts(texts: pl.Series) -> tuple[pl.Series, np.ndarray] | None:
 
 
 class ValueCounts:
-    """Counts of the values of several columns, a chunk at a time.
+    """Counts the values of several columns, a chunk at a time.
 
-    A column's counts are one merged table and some younger ones. They are merged when the younger
-    ones together have as many rows, so a row is merged a logarithmic number of times. Above a
-    budget the largest columns go to disk, divided by a hash of the value, and are merged there,
-    one part after the other, at the end.
+    A column's counts are one merged table and newer ones. When the newer ones have as many rows as
+    the merged one, all are merged, so each row is merged a logarithmic number of times. Beyond a
+    budget, the largest columns move to disk, partitioned by a hash of the value, and are merged at
+    the end, one partition after the other.
 
     Args:
         columns: their names.
         budget: bytes of all tables in memory.
-        folder: where counts go above it; made when needed.
+        folder: for counts beyond the budget; made when needed.
     """
 
     def __init__(self, columns: Sequence[str], budget: int, folder: Path) -> None:
@@ -123,14 +123,14 @@ class ValueCounts:
 
     @property
     def spills(self) -> int:
-        """How often a column went to disk."""
+        """How often a column was moved to disk."""
         return sum(self._spilled.values())
 
     def add(self, chunk: pl.DataFrame, distinct: Mapping[str, Distinct] | None = None) -> None:
-        """Count the values of some rows; null is no value, a list counts each of its values.
+        """Count the values of some rows, without nulls; lists count value by value.
 
         Args:
-            distinct: the columns that `chunk` lacks.
+            distinct: columns that `chunk` lacks.
         """
         if not self._tables:
             return
@@ -150,7 +150,7 @@ class ValueCounts:
                 table.columns = [VALUE, COUNT]
             if len(table):
                 tables.append(table)
-            if tables.younger_rows > max(_PENDING_ROWS, tables.merged_rows):
+            if tables.newer_rows > max(_PENDING_ROWS, tables.merged_rows):
                 tables.merge()
         if self._bytes() > self._budget:
             self._shrink()
@@ -158,7 +158,7 @@ class ValueCounts:
     def tables(self, name: str) -> Iterator[pl.DataFrame]:
         """A column's counts, released from memory: tables of `value` and `count`.
 
-        Each value is in one table, once.
+        Each value appears once, in one of the tables.
         """
         if self._spilled[name]:
             self._spill(name)
@@ -176,7 +176,7 @@ class ValueCounts:
         return sum(tables.bytes for tables in self._tables.values())
 
     def _shrink(self) -> None:
-        """Bring memory to half the budget: merge what can be merged, then the largest to disk."""
+        """Halve the memory: merge tables, then move the largest columns to disk."""
         sizes = {name: tables.bytes for name, tables in self._tables.items()}
         for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
             self._tables[name].merge()
@@ -203,37 +203,32 @@ class _Tables:
     """Tables of one column, the merged one first.
 
     Attributes:
-        merged_rows: rows of that one.
-        younger_rows: rows of the others.
-        bytes: of all, added up: to ask Polars every time takes longer than to count.
+        merged_rows: rows of the merged table.
+        newer_rows: rows of the others.
+        bytes: of all; added up here, as asking Polars each time takes longer than counting.
     """
 
     def __init__(self) -> None:
         self._tables: list[pl.DataFrame] = []
-        self.merged_rows = self.younger_rows = self.bytes = 0
+        self.merged_rows = self.newer_rows = self.bytes = 0
 
     def append(self, table: pl.DataFrame) -> None:
-        """Add a table."""
         if self._tables:
-            self.younger_rows += len(table)
+            self.newer_rows += len(table)
         else:
             self.merged_rows = len(table)
         self._tables.append(table)
         self.bytes += int(table.estimated_size())
 
     def merge(self) -> None:
-        """Make one table of all."""
-        merged = self.release()
-        if merged is not None:
-            self.append(merged)
+        if len(self._tables) > 1:
+            self.append(self.release())
 
     def release(self) -> pl.DataFrame | None:
-        """All as one table, None of none; the column has none then."""
+        """Give all tables away as one; None if there are none."""
         tables = self._tables
-        self._tables, self.merged_rows, self.younger_rows, self.bytes = [], 0, 0, 0
-        if len(tables) > 1:
-            return _summed(tables)
-        return tables[0] if tables else None
+        self._tables, self.merged_rows, self.newer_rows, self.bytes = [], 0, 0, 0
+        return _summed(tables) if len(tables) > 1 else next(iter(tables), None)
 
 
 def _values(chunk: pl.DataFrame, name: str) -> pl.Expr:
@@ -253,13 +248,13 @@ def _summed(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
 
 
 def vocabulary(counts: Iterable[pl.DataFrame], field: Vocabulary) -> pl.DataFrame:
-    """The ids that get a row: the most frequent first, ties by their text.
+    """The ids that get a row: most frequent first, ties in the order of their text.
 
     Args:
         counts: tables of `value` and `count`; each value in one of them.
 
     Returns:
-        `value` String and `count` Int64; the id in line i has row `FIRST_ROW + i`.
+        `value` String and `count` Int64; the id at index i has row `FIRST_ROW + i`.
     """
     kept = pl.DataFrame(schema={VALUE: pl.String, COUNT: pl.Int64})
     for table in counts:
@@ -320,7 +315,7 @@ def _bytes_of_repeated(path: Path, about: pq.FileMetaData) -> int:
 
 
 def hashed(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
-    """Typed rows with `hashes` for the ids of vocabularies in cells that may hold several."""
+    """Typed rows with hashes in place of the ids of multi-valued vocabulary fields."""
     return frame.with_columns(
         pl.col(name).list.eval(pl.element().hash(_SEED))
         for name, field in schema.ids.items()
@@ -336,19 +331,18 @@ def hashes(ids: pl.Series) -> pl.Series:
 class RowsOfIds:
     """Finds the row of an id.
 
-    Holds a 64-bit hash of each id in a hash table, not the texts. The hashes of the vocabulary's
-    ids are known to differ; an id that is not in it has the hash of one that is with a chance of
-    size / 2^64.
+    It keeps a 64-bit hash of each id, not the text. No two ids of the vocabulary share a hash; an
+    unseen id shares one with a probability of size / 2^64.
 
     Args:
         values: String, the vocabulary.
 
     Raises:
-        ValueError: an id stands there twice.
+        ValueError: an id appears twice.
 
     Attributes:
-        takes_hashes: whether `hashes` will do instead of texts. Not where two ids of the vocabulary
-            have the same, whose chance is size^2 / 2^65.
+        takes_hashes: whether it accepts `hashes` in place of texts. False if two ids of the
+            vocabulary had the same hash, so that another seed is used.
     """
 
     def __init__(self, values: pl.Series) -> None:
@@ -356,7 +350,7 @@ class RowsOfIds:
         self._seed = _SEED
         self._index = pd.Index(values.hash(self._seed).to_numpy())
         if not self._index.is_unique and not values.is_unique().all():
-            raise ValueError("an id stands twice in a vocabulary")
+            raise ValueError("an id appears twice in a vocabulary")
         while not self._index.is_unique:
             self._seed += 1
             self._index = pd.Index(values.hash(self._seed).to_numpy())
@@ -365,7 +359,7 @@ class RowsOfIds:
     def __call__(self, ids: pl.Series) -> np.ndarray:
         """Row of each id, String or its hash, or null: `[n]` int64."""
         hashes = ids.fill_null(0) if ids.dtype == pl.UInt64 else ids.hash(self._seed)
-        # -1 stands for what is not in the index, which makes UNSEEN_ROW of it.
+        # Ids that are not in the index get -1, which becomes UNSEEN_ROW.
         rows = self._index.get_indexer(hashes.to_numpy()) + FIRST_ROW
         if ids.null_count():
             rows[ids.is_null().to_numpy()] = MISSING_ROW

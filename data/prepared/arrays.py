@@ -9,7 +9,7 @@ import numpy as np
 
 from stampede.data.errors import DataError
 from stampede.data.prepared.manifest import Manifest, ShardEntry
-from stampede.files import FileEntry, file_size
+from stampede.files import FileEntry, difference
 
 _PIECE_BYTES = 1 << 24
 
@@ -76,14 +76,9 @@ def _expected(manifest: Manifest, name: str) -> tuple[str, int | None, int]:
 
 
 def _map(path: Path, entry: FileEntry) -> np.memmap:
-    try:
-        found = file_size(path)
-    except FileNotFoundError:
-        raise damaged(path, "is absent") from None
-    except OSError as failure:
-        raise damaged(path, f"cannot be read ({failure.strerror or failure})") from None
-    if found != entry.bytes:
-        raise damaged(path, f"has {found:,} bytes instead of {entry.bytes:,}")
+    what = difference(path, entry, content=False)
+    if what:
+        raise damaged(path, what)
     try:
         # Never unpickles, unlike np.load; a header that promises more than the file holds fails.
         return np.lib.format.open_memmap(path, mode="r")

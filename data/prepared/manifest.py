@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from stampede.data.errors import DataError
+from stampede.data.schema.schema import MOST_ROWS, FieldName
 from stampede.files import FileEntry, read_file
 from stampede.settings import Section, reading
 
@@ -24,13 +25,6 @@ BAD_ROWS = "bad_rows.jsonl"
 
 PartName = Literal["train", "validation", "test"]
 PARTS: tuple[PartName, ...] = ("train", "validation", "test")
-
-# Names of fields and numbers: parts of the names of files, metrics and tables.
-FIELD_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
-FieldName = Annotated[str, Field(pattern=FIELD_NAME)]
-
-# Of a table. Its bytes are then less than 2**63, as torch counts them, whatever its columns.
-MOST_ROWS = 2**48
 
 # Larger numbers are refused, so that the product of two counts stays a reasonable number.
 Count = Annotated[int, Field(ge=0, lt=2**62)]
@@ -55,6 +49,12 @@ class FieldEntry(Section):
     missing_row: Count | None = None
     unseen_row: Count | None = None
     multi: bool = False
+
+    @model_validator(mode="after")
+    def _unknown_rows_are_rows(self) -> FieldEntry:
+        if any(row >= self.rows for row in self.unknown_rows):
+            raise ValueError(f"{self.name!r} has fewer rows")
+        return self
 
     @property
     def unknown_rows(self) -> tuple[int, ...]:

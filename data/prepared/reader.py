@@ -59,7 +59,7 @@ def open_prepared(folder: Path) -> Dataset:
     entries = {entry.name: entry for entry in manifest.fields}
     train = open_part(folder, manifest, "train")
     if manifest.period:
-        new = rows_of_new_ids(folder / LEARNED_FOLDER, REMEDY)
+        new = rows_of_new_ids(folder / LEARNED_FOLDER, manifest.fields, REMEDY)
         test = BeforePeriod(train, manifest.fields, new)
     else:
         new, test = {}, open_part(folder, manifest, "test")
@@ -179,7 +179,7 @@ class BeforePeriod:
 
 
 def _row_before(entry: FieldEntry, new: np.ndarray | None) -> Tensor | None:
-    if new is None:
+    if new is None or entry.unseen_row is None:
         return None
     before = torch.arange(entry.rows)
     before[torch.from_numpy(new)] = entry.unseen_row

@@ -1,14 +1,14 @@
-"""Features that a schema leaves open: what `data.features` makes of them.
+"""Fills in what a schema leaves open, as `data.features` says.
 
-`auto` looks at the training part; `paper` is what the CowClip paper's code does (arXiv 2204.06240):
-every id has a row, numbers are scaled to [0, 1].
+`auto` decides by the training part; `paper` does as the CowClip paper's code (arXiv 2204.06240):
+every id gets a row, numbers are scaled to [0, 1].
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from stampede.data.schema.schema import IdField, Quantiles, Schema, TimePart, Transform, Vocabulary
 from stampede.settings import SettingsError
@@ -19,24 +19,24 @@ Features = Literal["auto", "paper"]
 BINS = 40
 _BIN = "_bin"
 
-# `min_count` by rows of the training part below which it holds. An id that is seen once is
-# memorised, not learned: 0.01 AUC less on 16 thousand rows of Avazu; with fewer rows most ids are
-# seen once. BARS has 2 for Avazu_x4 and 10 for Criteo_x4 (36.7 million training rows).
+# `min_count` for fewer training rows than this. A row of its own for an id that is seen once
+# overfits: 0.01 AUC less on 16 thousand rows of Avazu; with fewer rows most ids are seen once.
+# BARS uses 2 for Avazu_x4 and 10 for Criteo_x4 (36.7 million training rows).
 _MIN_COUNTS = ((10_000, 1), (10_000_000, 2), (math.inf, 10))
 
-# A tail to the right that is so many times as long as the one to the left asks for a logarithm.
+# A number is skewed, and gets a logarithm, if its right tail is this many times its left one.
 _SKEWED = 4.0
 
 
 def with_features(schema: Schema, features: Features) -> Schema:
     """The schema with the fields that `features` adds, before any row is read.
 
-    `auto` adds the quantile bin of each number as an id, and hour of the day and weekday where the
-    schema names a time and no part of it. `min_count` and `transform` may stay open until the
-    training part was read, see `settled`.
+    `auto` adds the quantile bin of each number as an id, and hour of the day and weekday if the
+    schema names a time and no part of it. `min_count` and `transform` may stay open until `settled`
+    knows the training part.
 
     Raises:
-        SettingsError: the name of a field that is added is taken.
+        SettingsError: the name of an added field is taken.
     """
     numbers, ids = {}, dict(schema.ids)
     for name, field in schema.numbers.items():
@@ -44,11 +44,17 @@ def with_features(schema: Schema, features: Features) -> Schema:
         if bins is None:
             bins = BINS if features == "auto" else 0
         if bins:
-            column = field.column or name
-            _add(ids, schema, name + _BIN, Quantiles(column=column, buckets=bins), name)
-        open_ones = {"transform": ["minmax"]} if features == "paper" else {}
-        kept = {} if field.transform is not None else open_ones
-        numbers[name] = field.model_copy(update={"bins": 0, **kept})
+            bin = name + _BIN
+            if bin in ids or bin in schema.numbers:
+                raise SettingsError(
+                    f"numbers.{name}: its bins would be the field {bin!r}, which the schema has "
+                    f"already; rename that one (with `column:`), or write numbers.{name}.bins: 0"
+                )
+            ids[bin] = Quantiles(column=field.column or name, buckets=bins)
+        update: dict[str, Any] = {"bins": 0}
+        if features == "paper" and field.transform is None:
+            update["transform"] = ["minmax"]
+        numbers[name] = field.model_copy(update=update)
     if features == "paper":
         ids = {name: _with_min_count(field, 1) for name, field in ids.items()}
     elif schema.time and not any(isinstance(field, TimePart) for field in ids.values()):
@@ -59,11 +65,11 @@ def with_features(schema: Schema, features: Features) -> Schema:
 
 
 def settled(schema: Schema, rows: int, tails: dict[str, tuple[float, float, float]]) -> Schema:
-    """The schema with what was left open, by what the training part shows.
+    """The schema with everything that was open decided by the training part.
 
     Args:
         rows: of the training part.
-        tails: smallest and largest value and mean of each number whose transform is open.
+        tails: minimum, maximum and mean of each number whose transform is open.
     """
     least = next(count for most, count in _MIN_COUNTS if rows < most)
     ids = {name: _with_min_count(field, least) for name, field in schema.ids.items()}
@@ -77,7 +83,7 @@ def settled(schema: Schema, rows: int, tails: dict[str, tuple[float, float, floa
 
 
 def described(schema: Schema) -> str:
-    """How ids and numbers are encoded, in a sentence, of a schema with nothing left open."""
+    """How a settled schema encodes ids and numbers, in one sentence."""
     parts = []
     counts = sorted({f.min_count for f in schema.ids.values() if isinstance(f, Vocabulary)})
     if counts and counts != [1]:
@@ -101,15 +107,6 @@ def _shortened(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) < 4 else f"{names[0]}, {names[1]} .. {names[-1]}"
 
 
-def _add(ids: dict[str, IdField], schema: Schema, name: str, field: Quantiles, number: str) -> None:
-    if name in ids or name in schema.numbers:
-        raise SettingsError(
-            f"numbers.{number}: its bins would be the field {name!r}, which the schema has "
-            f"already; rename that one (with `column:`), or write numbers.{number}.bins: 0"
-        )
-    ids[name] = field
-
-
 def _with_min_count(field: IdField, least: int) -> IdField:
     if not isinstance(field, Vocabulary) or field.min_count is not None:
         return field
@@ -117,6 +114,6 @@ def _with_min_count(field: IdField, least: int) -> IdField:
 
 
 def _transform(low: float, high: float, mean: float) -> list[Transform]:
-    # log1p takes what is below 0 for 0: that must be little beside the rest.
+    # log1p maps negative numbers to 0, so they must be small beside the rest.
     is_skewed = mean > 0 and low > -mean and high - mean > _SKEWED * (mean - low)
     return ["log1p", "standard"] if is_skewed else ["standard"]

@@ -1,4 +1,4 @@
-"""The schema of a click log: its columns, the inputs made of them, and its YAML form."""
+"""The schema of a click log: its columns, and the inputs of a model made of them."""
 
 from __future__ import annotations
 
@@ -8,32 +8,38 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from stampede.data.prepared.manifest import FIELD_NAME, MOST_ROWS
 from stampede.settings import Section, Seed, SettingsError, read_yaml, sentences
 
+# Names of fields and numbers become parts of the names of files, metrics and tables.
+_FIELD_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
+FieldName = Annotated[str, Field(pattern=_FIELD_NAME)]
+
+# Of a table; torch counts its bytes in 63 bits.
+MOST_ROWS = 2**48
+
 _COLUMN = Field("", description="column it is made from; default: the column of the same name")
-# One more is for a missing value.
+# One row more is for missing values.
 _Rows = Annotated[int, Field(ge=1, lt=MOST_ROWS)]
 
 
 class _ManyIds(Section):
-    """Keys of fields whose cells may hold several ids."""
+    """Keys of fields that may be multi-valued."""
 
     column: str = _COLUMN
     separator: str | None = Field(
-        None, min_length=1, description="text between the ids of one cell; none: one id per cell"
+        None, min_length=1, description="text between the ids of a cell; none: one id per cell"
     )
     max_ids: int | None = Field(
         None,
         ge=1,
         lt=2**31,
-        description="how many ids of a cell are kept, from its start; needs a separator",
+        description="keep only the first ids of a cell, at most this many; needs a separator",
     )
 
     @model_validator(mode="after")
     def _only_cells_of_many_are_cut(self) -> _ManyIds:
         if self.max_ids is not None and self.separator is None:
-            raise ValueError("max_ids is given but no separator; write both or neither")
+            raise ValueError("found max_ids without separator; write both or neither")
         return self
 
 
@@ -53,7 +59,7 @@ class Vocabulary(_ManyIds):
 
 
 class Hashed(_ManyIds):
-    """Ids share a given number of rows by a hash of their text."""
+    """A hash of its text gives each id one of a fixed number of rows."""
 
     encode: Literal["hash"] = Field("hash", description="how ids become rows")
     buckets: _Rows = Field(description="rows that ids share")
@@ -61,14 +67,14 @@ class Hashed(_ManyIds):
 
 
 class Integers(_ManyIds):
-    """Whole numbers that are rows already: id i has row i."""
+    """Integers that are rows already: id i has row i."""
 
     encode: Literal["integer"] = Field("integer", description="how ids become rows")
     size: _Rows = Field(description="rows; ids are 0 to size - 1")
 
 
 class Quantiles(Section):
-    """A number cut into buckets that hold the same share of the training part."""
+    """A number cut into buckets with equal shares of the training part."""
 
     encode: Literal["quantiles"] = Field("quantiles", description="how numbers become rows")
     column: str = _COLUMN
@@ -111,7 +117,7 @@ class NumberField(Section):
         None,
         ge=0,
         le=1_000_000,
-        description="quantile bins that are ids besides, in a field NAME_bin; 0: none; none: "
+        description="also make an id field NAME_bin with this many quantile bins; 0: none; none: "
         "chosen by data.features",
     )
 
@@ -119,7 +125,9 @@ class NumberField(Section):
     @classmethod
     def _more_than_one(cls, bins: int | None) -> int | None:
         if bins == 1:
-            raise ValueError("found 1, which tells nothing apart; write 0 for none, or 2 and more")
+            raise ValueError(
+                "found 1, but one bin holds all numbers; write 0 for none, or 2 and more"
+            )
         return bins
 
     @model_validator(mode="after")
@@ -134,16 +142,16 @@ class NumberField(Section):
 
 
 class Label(Section):
-    """The label: a column of 0 and 1, or a number compared with a threshold."""
+    """The label: a column of 0 and 1, or a number with a threshold."""
 
     column: str = Field(min_length=1, description="its column")
     at_least: float | None = Field(
-        None, description="numbers from here on are 1, lower ones 0; none: the column has 0 and 1"
+        None, description="label 1 for numbers of at least this; none: the column holds 0 and 1"
     )
 
 
 class Time(Section):
-    """When a sample was seen."""
+    """The time of a sample."""
 
     column: str = Field(min_length=1, description="its column")
     format: str = Field(
@@ -152,7 +160,7 @@ class Time(Section):
 
 
 def _names_alone(value: Any) -> Any:
-    """`[C1, C2]` is `{C1: {}, C2: {}}`, and so is a key without a value."""
+    """Read `[C1, C2]`, and keys without values, as `{C1: {}, C2: {}}`."""
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
         value = dict.fromkeys(value)
     if isinstance(value, dict):
@@ -161,7 +169,7 @@ def _names_alone(value: Any) -> Any:
 
 
 def _ids(value: Any) -> Any:
-    """Encoding `vocabulary` where none is given."""
+    """Fill in the default encoding, `vocabulary`."""
     value = _names_alone(value)
     if isinstance(value, dict):
         value = {
@@ -180,7 +188,7 @@ _Ids = Annotated[
 ]
 
 
-# What databases, R, pandas and spreadsheets write for a missing value.
+# How databases, R, pandas and spreadsheets write missing values.
 MISSING = ["", "NA", "N/A", "n/a", "<NA>", "NaN", "nan", "NULL", "Null", "null", "None", "\\N", "-"]
 
 
@@ -192,18 +200,18 @@ class Schema(Section):
     )
     separator: str = Field(
         "auto",
-        description="one character between the columns of a csv file; auto: tab for .tsv and .txt, "
+        description="one character between columns of a csv file; auto: tab for .tsv and .txt, "
         "else comma",
     )
     quote: str = Field('"', description="character around cells with separators; empty: none")
     columns: list[str] = Field(
-        [], description="names of the columns in order, where csv files have no header line"
+        [], description="names of the columns in order, if csv files have no header line"
     )
     missing: list[str] = Field(
-        MISSING, min_length=1, description="texts of a cell that mean that the value is missing"
+        MISSING, min_length=1, description="texts of a cell that mean a missing value"
     )
     label: Annotated[Label | None, BeforeValidator(_label)] = Field(
-        description="the label's column; none only where samples are scored"
+        description="the label's column; none only for a log to score"
     )
     ids: _Ids = Field(min_length=1, description="id fields by name")
     numbers: Annotated[dict[str, NumberField], BeforeValidator(_names_alone)] = Field(
@@ -217,13 +225,13 @@ class Schema(Section):
     @model_validator(mode="after")
     def _columns_fit_together(self) -> Schema:
         if self.columns and len(set(self.columns)) != len(self.columns):
-            raise ValueError("columns: a name stands twice; names must differ")
+            raise ValueError("columns: a name appears twice; names must differ")
         if self.separator != "auto" and len(self.separator.encode()) != 1:
             raise ValueError(f"separator: found {self.separator!r}; write one character, or auto")
         if len(self.quote.encode()) > 1:
             raise ValueError(f"quote: found {self.quote!r}; write one character, or '' for none")
         for name in (*self.ids, *self.numbers):
-            if not re.fullmatch(FIELD_NAME, name):
+            if not re.fullmatch(_FIELD_NAME, name):
                 raise ValueError(
                     f"field {name!r}: write letters, digits, '_' and '-' only, and the column's "
                     "name after `column:`"
@@ -231,25 +239,27 @@ class Schema(Section):
         twice = sorted(set(self.ids) & set(self.numbers))
         if twice:
             raise ValueError(
-                f"{twice[0]!r} is an id field and a number; give one another name, with `column:`"
+                f"{twice[0]!r} is an id field and a number; rename one, with `column:`"
             )
         timed = [name for name, field in self.ids.items() if isinstance(field, TimePart)]
         if timed and self.time is None:
-            raise ValueError(f"ids.{timed[0]}: a part of the time needs the section `time`")
+            raise ValueError(
+                f"ids.{timed[0]}: encode: {self.ids[timed[0]].encode} needs the section `time`"
+            )
         absent = sorted(self.used_columns() - set(self.columns)) if self.columns else []
         if absent:
             raise ValueError(
-                f"column {absent[0]!r} is used but not among columns: {', '.join(self.columns)}"
+                f"column {absent[0]!r} is used but not in columns: {', '.join(self.columns)}"
             )
         return self
 
     def used_columns(self) -> set[str]:
-        """Columns of the file that anything is made of."""
+        """Columns of the file that are read."""
         others = (self.label and self.label.column, self.weight, self.time and self.time.column)
         return {*self.sources().values(), *(column for column in others if column)}
 
     def numeric_columns(self) -> set[str]:
-        """Columns of the file whose cells are read as numbers only."""
+        """Columns of the file that are read as numbers only."""
         columns = self.sources()
         numbers = {columns[name] for name in self.numbers}
         numbers |= {self.label.column} if self.label else set()
@@ -258,7 +268,7 @@ class Schema(Section):
         return numbers - texts - {self.time.column if self.time else ""}
 
     def sources(self) -> dict[str, str]:
-        """Column of each id field and number, by name, without fields made of the time."""
+        """Column of each id field and number by name, except parts of the time."""
         fields = {**self.ids, **self.numbers}
         return {
             name: field.column or name
@@ -271,7 +281,7 @@ def load_schema(path: Path) -> Schema:
     """Read and check a schema file.
 
     Raises:
-        SettingsError: what is wrong, key by key, and what to write instead.
+        SettingsError: names each wrong key and what to write instead.
     """
     values = read_yaml(path, "write a schema as docs/schema.md shows")
     try:
@@ -279,11 +289,11 @@ def load_schema(path: Path) -> Schema:
     except ValidationError as failure:
         raise SettingsError(f"{path}:\n" + "\n".join(sentences(failure, Schema))) from None
     if schema.label is None:
-        raise SettingsError(f"{path}:\n  label: found nothing; write the name of its column")
+        raise SettingsError(f"{path}:\n  label: not given; write the name of its column")
     return schema
 
 
-# Criteo's and Avazu's logs as they are distributed.
+# Criteo's and Avazu's logs, as distributed.
 _CRITEO_NUMBERS = [f"I{i}" for i in range(1, 14)]
 _CRITEO_IDS = [f"C{i}" for i in range(1, 27)]
 
@@ -309,8 +319,8 @@ def avazu(split_hour: bool) -> Schema:
     """Avazu's log, CSV with a header.
 
     Args:
-        split_hour: make hour of the day and weekday of `hour` (YYMMDDHH) instead of taking it as
-            an id, as the CowClip paper's authors do; no later day has such an id again.
+        split_hour: replace `hour` (YYMMDDHH) by hour of the day and weekday. The CowClip paper's
+            authors use it as an id, which no later day has again.
     """
     hours = {"hour_of_day": {"encode": "hour_of_day"}, "weekday": {"encode": "weekday"}}
     return Schema.model_validate(

@@ -13,6 +13,7 @@ from stampede.engine.config.model import ModelSection, registered_networks, sect
 from stampede.engine.config.optim import (
     BASELINE_SHARDING_TYPES,
     BASELINES,
+    IN_ORDER_SHARDING_TYPES,
     SHARDING_TYPES,
     OptimSection,
     ScheduleSection,
@@ -210,7 +211,7 @@ class CheckpointSection(Section):
     init_state: Literal["weights", "all"] = Field(
         "weights",
         description="what init_from takes. weights: for a new run; all: also the optimizers' "
-        "state, matched by id, and the number of steps, to go on with a new log",
+        "state, matched by id, and the number of steps, to continue with a new log",
     )
     every_steps: int = Field(
         0, ge=0, description="steps between checkpoints within an epoch; 0: none"
@@ -224,7 +225,7 @@ class CheckpointSection(Section):
     keep_every: int = Field(
         0, ge=0, description="epochs between further checkpoints to keep; 0: none"
     )
-    asynchronous: bool = Field(True, description="write a copy of the state while training goes on")
+    asynchronous: bool = Field(True, description="write a copy of the state during training")
 
 
 class CommunicationSection(Section):
@@ -270,11 +271,11 @@ class Config(Section):
         tiles, plan = self.train.tiles, self.sharding.plan
         if tiles & (tiles - 1):
             raise ValueError(f"train.tiles: {tiles} is not a power of two; write 8 or 16")
-        if self.train.reproducible and plan not in ("auto", *BASELINE_SHARDING_TYPES):
+        if self.train.reproducible and plan not in ("auto", *IN_ORDER_SHARDING_TYPES):
             raise ValueError(
                 f"sharding.plan: with {plan!r} the bits of a run depend on the number of ranks, "
                 "which train.reproducible forbids; write auto, "
-                f"{' or '.join(BASELINE_SHARDING_TYPES)}"
+                f"{' or '.join(IN_ORDER_SHARDING_TYPES)}"
             )
         return self
 

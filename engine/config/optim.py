@@ -18,6 +18,8 @@ OnNonfinite = Literal["error", "skip_row"]
 
 BASELINES = ("fbgemm_rowwise_adagrad", "fbgemm_adam", "fbgemm_cowclip")
 BASELINE_SHARDING_TYPES = ("table_wise", "row_wise", "table_row_wise")
+# Those that add up a row's gradients in the order of the global batch, whatever the ranks.
+IN_ORDER_SHARDING_TYPES = ("table_wise", "row_wise")
 SHARDING_TYPES = (
     "data_parallel",
     "table_wise",

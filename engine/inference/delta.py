@@ -13,10 +13,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from stampede.engine.errors import RunFolderError
-from stampede.engine.inference.package import update
+from stampede.engine.inference.package import load, update
 from stampede.engine.inference.packaging import PACKAGE, export, save_tensors
 from stampede.engine.inference.trained import Trained
 from stampede.files import make_folder, read_file, to_json
+from stampede.settings import reading
 
 
 @dataclass(frozen=True)
@@ -52,15 +53,12 @@ def export_delta(trained: Trained, base: Path, folder: Path, tolerance: float = 
     """
     if folder.exists():
         raise RunFolderError(f"{folder}: is there already; write another folder")
-    try:
+    remedy = "write one of `stampede export`, or what update.py made of it"
+    with reading(base, RunFolderError, remedy, "no exported package here"):
+        load.check(base)
         before = json.loads(read_file(base / PACKAGE))
         kind, files = before["rows"], dict(before["files"])
         fields = [field["name"] for field in before["fields"]]
-    except (OSError, ValueError, LookupError, TypeError) as failure:
-        raise RunFolderError(
-            f"{base}: no exported package here ({failure}); write one of `stampede export`, or "
-            "what update.py made of it"
-        ) from None
     found: list[Delta] = []
 
     def fill(unfinished: Path) -> None:

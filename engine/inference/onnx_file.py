@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from stampede.data.formulas import DAY, HOUR, THURSDAY, WEEK
 from stampede.data.learning.row_meanings import RowMeanings, row_meanings
 from stampede.data.learning.vocabulary import FIRST_ROW
 from stampede.data.raw.log import LARGEST
@@ -34,10 +35,6 @@ _KINDS = {
     "integer": "integer", "hour_of_day": "seconds", "weekday": "seconds", "hash": "row",
     "rows": "row",
 }  # fmt: skip
-
-_HOUR, _DAY, _WEEK = 3600, 86400, 7
-# 1970-01-01 was a Thursday; Monday is weekday 0.
-_THURSDAY = 3
 
 # Of an id in a file, its text aside.
 _BYTES_BESIDES = 12
@@ -76,8 +73,8 @@ def export_onnx(
             raise RunFolderError(f"{path}: is a folder; write the name of a file")
         if path.exists() and not overwrite:
             raise RunFolderError(f"{path}: is there already; write --overwrite, or another name")
-        path.parent.mkdir(parents=True, exist_ok=True)
         model, about = _model(trained, rows, most_ids)
+        path.parent.mkdir(parents=True, exist_ok=True)
         with new_file(path) as unfinished:
             unfinished.write_bytes(model.SerializeToString())
     except OSError as failure:
@@ -191,19 +188,16 @@ class Inputs:
         columns = add("Concat", *(self._input(one, "number") for one in wanted), axis=0)
         shape = constant([len(wanted), -1], np.int64)
         given = add("Transpose", add("Reshape", columns, shape), perm=[1, 0])
-
-        def of_each(values: list[Any], kind: type[np.generic] = np.float64) -> str:
-            return constant(values, kind)
-
-        value = add("Where", self._is_number(given), given, of_each([n["fill"] for n in wanted]))
+        fills = constant([one["fill"] for one in wanted], np.float64)
+        value = add("Where", self._is_number(given), given, fills)
         logged = ["log1p" in one["transform"] for one in wanted]
         if any(logged):
             positive = add("Max", value, constant(0, np.float64))
             logs = add("Log", add("Add", positive, constant(1, np.float64)))
-            value = add("Where", of_each(logged, np.bool_), logs, value)
-        shifts, widths, lows, highs = zip(*map(_scale, wanted), strict=True)
-        value = add("Div", add("Sub", value, of_each(shifts)), of_each(widths))
-        value = add("Min", add("Max", value, of_each(lows)), of_each(highs))
+            value = add("Where", constant(logged, np.bool_), logs, value)
+        scales = zip(*map(_scale, wanted), strict=True)
+        for kind, numbers in zip(("Sub", "Div", "Max", "Min"), scales, strict=True):
+            value = add(kind, value, constant(numbers, np.float64))
         narrow = self.graph.cast(value, np.dtype(self._about["numbers_dtype"]).type)
         return self.graph.cast(narrow, np.float32)
 
@@ -299,9 +293,9 @@ class Inputs:
             return self.graph.constant(value, np.int64)
 
         if part == "hour_of_day":
-            return add("Div", add("Mod", seconds, number(_DAY)), number(_HOUR))
-        days = add("Add", add("Div", seconds, number(_DAY)), number(_THURSDAY))
-        return add("Mod", days, number(_WEEK))
+            return add("Div", add("Mod", seconds, number(DAY)), number(HOUR))
+        days = add("Add", add("Div", seconds, number(DAY)), number(THURSDAY))
+        return add("Mod", days, number(WEEK))
 
     def _weights(self, table: dict[str, np.ndarray], rows: str) -> str:
         """Embedding and first-order weight of rows, `[..., dim + 1]` float32."""

@@ -26,7 +26,7 @@ _NUMPY = {
 
 
 class _UnknownError(Exception):
-    """An operator that cannot be written."""
+    """An operator that cannot be written; perhaps says with which arguments."""
 
 
 def add_program(graph: Graph, program: ExportedProgram, inputs: Sequence[str]) -> str:
@@ -71,9 +71,9 @@ class _Translation:
                     self._values[node] = self._written(node)
                 except _UnknownError as failure:
                     raise RunFolderError(
-                        f"the network cannot be written as ONNX: {failure} is not known for "
-                        f"{node.target}; write its forward with other functions of torch, or leave "
-                        "--format onnx out"
+                        f"the network cannot be written as ONNX: {node.target}{failure} has no "
+                        "translation here; write its forward with other functions of torch, or "
+                        "leave --format onnx out"
                     ) from None
         return self.value(output, torch.float32)
 
@@ -89,7 +89,7 @@ class _Translation:
         schema = getattr(node.target, "_schema", None)
         name = str(node.target).removeprefix("aten.").partition(".")[0]
         if schema is None or name not in _OPERATORS:
-            raise _UnknownError("an operator")
+            raise _UnknownError
         names = [one.name for one in schema.arguments]
         defaults = {one.name: one.default_value for one in schema.arguments}
         given = {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}
@@ -155,7 +155,7 @@ def _type_of(given: Node) -> torch.dtype:
 
 def _numpy(kind: torch.dtype | None) -> type[np.generic]:
     if kind not in _NUMPY:
-        raise _UnknownError(f"the type {kind}")
+        raise _UnknownError(f" of {kind}")
     return _NUMPY[kind]
 
 
@@ -202,13 +202,13 @@ def _unary(kind: str) -> Callable[[_Call], str]:
 def _check_bits(call: _Call, kind: str) -> None:
     """ONNX has these of truth values only."""
     if kind in ("Not", "And", "Or", "Xor") and call.result.dtype != torch.bool:
-        raise _UnknownError(f"the type {call.result.dtype}")
+        raise _UnknownError(f" of {call.result.dtype}")
 
 
 def _binary(kind: str) -> Callable[[_Call], str]:
     def write(call: _Call) -> str:
         if call.given.get("rounding_mode") is not None:
-            raise _UnknownError(f"rounding_mode={call['rounding_mode']!r}")
+            raise _UnknownError(f" with rounding_mode={call['rounding_mode']!r}")
         _check_bits(call, kind)
         one, other = (call.like(value) for value in list(call.given.values())[:2])
         if call.given.get("alpha", 1) != 1:
@@ -231,7 +231,7 @@ def _comparison(kind: str, negated: bool) -> Callable[[_Call], str]:
 def _reduction(kind: str) -> Callable[[_Call], str]:
     def write(call: _Call) -> str:
         if call.given.get("ord", 2) != 2:
-            raise _UnknownError(f"ord={call['ord']}")
+            raise _UnknownError(f" with ord={call['ord']}")
         return _reduced(call, kind, call.like("self"))
 
     return write
@@ -329,7 +329,7 @@ def _var(call: _Call) -> str:
     dims = range(len(shape)) if call["dim"] is None else call["dim"]
     count = math.prod(shape[dim] for dim in dims)
     if not isinstance(count, int):
-        raise _UnknownError("a variance of samples")
+        raise _UnknownError(" over samples")
     correction = 1 if call["correction"] is None else call["correction"]
     mean = call.add("ReduceMean", value, call.sizes(dims), keepdims=1)
     squares = _reduced(call, "ReduceSumSquare", call.add("Sub", value, mean))
@@ -348,7 +348,7 @@ def _clamp(call: _Call) -> str:
 @_writes("elu")
 def _elu(call: _Call) -> str:
     if call["input_scale"] != 1:
-        raise _UnknownError(f"input_scale={call['input_scale']}")
+        raise _UnknownError(f" with input_scale={call['input_scale']}")
     found = call.add("Elu", call.value("self"), alpha=float(call["alpha"]))
     return call.add("Mul", found, call.like("scale"))
 
@@ -357,7 +357,7 @@ def _elu(call: _Call) -> str:
 def _gelu(call: _Call) -> str:
     """`x * (1 + erf(x / sqrt(2))) / 2`."""
     if call["approximate"] != "none":
-        raise _UnknownError(f"approximate={call['approximate']!r}")
+        raise _UnknownError(f" with approximate={call['approximate']!r}")
     value = call.value("self")
     error = call.add("Erf", call.add("Mul", value, call.like(0.5**0.5)))
     return call.add(
@@ -445,10 +445,10 @@ def _index(call: _Call) -> str:
     at = {dim: one for dim, one in enumerate(call["indices"]) if one is not None}
     dims, first = list(at), min(at)
     if {_type_of(one) for one in at.values()} - {torch.int64, torch.int32}:
-        raise _UnknownError("an index that is no whole number")
+        raise _UnknownError(" with an index that is no whole number")
     shapes = {tuple(one.meta["val"].shape) for one in at.values()}
     if len(shapes) > 1 or len(*shapes) != 1 or dims != list(range(first, first + len(dims))):
-        raise _UnknownError("an index of several dimensions")
+        raise _UnknownError(" with an index of several dimensions")
     others = [dim for dim in range(len(call.shape("self"))) if dim not in at]
     last = call.sizes([-1])
     places = [

@@ -33,6 +33,7 @@ from stampede.engine.config import Config
 from stampede.engine.config.load import load_config_of_run
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_unexecuted, imported_by
+from stampede.engine.recipe import open_keys
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.step import TILE_ROWS
 from stampede.models import CTRModel
@@ -96,6 +97,10 @@ def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = F
         )
     check_unexecuted(run.path, run.config_file)
     config = load_config_of_run(run.config_file)
+    if lacking := sorted(open_keys(config)):
+        raise RunFolderError(
+            f"{run.config_file}: no run wrote it ({lacking[0]} is absent); copy the run again"
+        )
     if imported:
         print(f"model.import: {config.model.import_file} was executed", file=sys.stderr)
     return Trained(

@@ -25,6 +25,7 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
 
+from stampede.engine.config.optim import IN_ORDER_SHARDING_TYPES
 from stampede.engine.planning.workload import PlacedShard, Workload
 from stampede.engine.processes import Processes
 from stampede.optim.baselines import BASELINE_SHARDING_TYPES, BASELINES
@@ -52,7 +53,7 @@ def parse_bytes(text: str, option: str) -> int:
         option: the command line option, for the message.
 
     Raises:
-        SettingsError: it is no size above 0.
+        SettingsError: it is not a size above 0.
     """
     parts = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]+)\s*", text)
     by_lower_case = {unit.lower(): size for unit, size in _UNITS.items()}
@@ -100,15 +101,16 @@ def sharding_types(
     Args:
         plan: `sharding.plan`.
         optimizer: `optim.embedding.optimizer`.
-        reproducible: `train.reproducible`, which needs each row whole on one rank.
+        reproducible: `train.reproducible`.
     """
     if plan != "auto":
         return [plan]
     if world_size == 1:
         # On one rank they are all the same; table-wise has the least overhead.
         return [ShardingType.TABLE_WISE.value]
-    whole_rows = reproducible or optimizer in BASELINES
-    return BASELINE_SHARDING_TYPES if whole_rows else SHARDING_TYPES
+    if reproducible:
+        return IN_ORDER_SHARDING_TYPES
+    return BASELINE_SHARDING_TYPES if optimizer in BASELINES else SHARDING_TYPES
 
 
 def make_plan(

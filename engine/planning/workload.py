@@ -32,7 +32,7 @@ INT = 4
 # `sum_by_row`), all int64.
 _SORTING = 5 * LONG
 
-# The sample of the training part from which frequencies are taken: so many runs of so many rows.
+# Frequencies are sampled from the training part: this many runs of this many rows.
 _RUNS, _RUN_ROWS = 64, 1024
 
 
@@ -290,7 +290,7 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
     unknown = sorted(set(section.ids_per_sample) - set(section.tables))
     if unknown:
         raise SettingsError(
-            f"data.ids_per_sample: {unknown[0]!r} is no field of data.tables; these are "
+            f"data.ids_per_sample: {unknown[0]!r} is not a field of data.tables; write one of "
             f"{', '.join(section.tables)}"
         )
     id_bytes = 4 if max(section.tables.values()) < 2**31 else 8

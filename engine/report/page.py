@@ -17,6 +17,7 @@ from stampede.engine.report.run_records import RunRecord, by_data
 from stampede.engine.report.tables import (
     about_table,
     configuration_table,
+    period_tables,
     result_tables,
     step_table,
 )
@@ -67,7 +68,11 @@ def write_report(
     every = [one for of_data in drawings.values() for one in of_data]
     pictures = {one.name: to_png(one.figure, _DPI) for one in every if one.figure is not None}
     steps, about = step_table(runs), about_table(runs)
-    above = [*result_tables(groups, baseline), *(t for t in (about, steps) if t.rows)]
+    above = [
+        *period_tables(runs),
+        *result_tables(groups, baseline),
+        *(t for t in (about, steps) if t.rows),
+    ]
     below = configuration_table(runs)
     text = _template().render(
         title=f"stampede: {runs[0].label if len(runs) == 1 else f'{len(runs)} runs'}",
@@ -76,7 +81,7 @@ def write_report(
         below=below,
         groups=drawings,
         images={name: base64.b64encode(png).decode("ascii") for name, png in pictures.items()},
-        absent=[one for one in every if one.figure is None],
+        absent=[one for one in every if one.left_out and one.figure is None],
     )
     try:
         folder.mkdir(parents=True, exist_ok=True)

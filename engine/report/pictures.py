@@ -72,6 +72,7 @@ def all_drawings(runs: Sequence[RunRecord], drawn: Sequence[RunRecord]) -> list[
     """
     settings = settings_of(drawn)
     return [
+        *draw_periods(settings),
         draw_auc(settings, "validation"),
         draw_auc(settings, "test"),
         draw_loss(settings),
@@ -83,6 +84,40 @@ def all_drawings(runs: Sequence[RunRecord], drawn: Sequence[RunRecord]) -> list[
         draw_by_field(settings),
         draw_embedding_norms(settings),
         draw_phases(drawn),
+    ]
+
+
+def draw_periods(settings: Sequence[Setting]) -> list[Drawing]:
+    """AUC of a log's periods, of all rows and of those with new ids, and the rows of tables."""
+    shown = [
+        ("auc", "AUC of each period", "Exact AUC of each period before it was trained on."),
+        (
+            "new_ids_auc",
+            "AUC of rows with new ids",
+            "The same for rows with an id that the model did not know.",
+        ),
+        ("ids", "Rows of all tables", "Ids with a row of their own after each period."),
+    ]
+
+    def points(run: RunRecord, name: str) -> Points:
+        # The first is scored by a model that has learned nothing.
+        lines = [line for line in run.periods if name == "ids" or line["period"] > 1]
+        values = {line["period"]: line.get(name) for line in lines}
+        return {n: (n, value) for n, value in values.items() if value is not None}
+
+    # Where there is no such run, nobody misses it.
+    settings = [one for one in settings if any(run.periods for run in one.runs)] and settings
+    return [
+        _draw_lines(
+            settings,
+            Drawing(f"periods_{name}", title, caption),
+            lambda run, name=name: points(run, name),
+            "there is no such period",
+            "period",
+            title,
+            is_auc=name != "ids",
+        )
+        for name, title, caption in shown
     ]
 
 

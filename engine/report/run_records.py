@@ -7,7 +7,7 @@ import os.path
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from stampede.engine.checkpoint import checkpoint_of, flat_keys, newest, read_manifest
 from stampede.engine.errors import RunFolderError
-from stampede.engine.run_folder import TRIALS, RunFolder
+from stampede.engine.run_folder import PERIODS, TRIALS, RunFolder, period_folder
 from stampede.engine.summary import selected_metrics
 from stampede.files import read_file
 from stampede.settings import printable, read_yaml, reading
@@ -154,9 +154,20 @@ class _Summary(_Metrics):
     end_time: _Text = ""
 
 
+class _Period(_Line, _Metrics):
+    period: Annotated[int, Field(ge=1, lt=1 << 31)]
+    file: _Text
+    rows: _Count
+    ids: _Count
+    seconds: _Number
+    train_seconds: _Number
+    new_ids_auc: _Number | None = None
+    new_ids_samples: _Count | None = None
+
+
 _LINES = {
     "train": _Train, "evaluation": _Evaluation, "clipping": _Clipping, "stopped": _Stopped,
-    "advice": _Advice, "timing": _Timing,
+    "advice": _Advice, "timing": _Timing, "period": _Period,
 }  # fmt: skip
 
 
@@ -170,6 +181,7 @@ class RunRecord:
         config: values of `config.yaml` by dotted key.
         lines: lines of `metrics.jsonl`.
         summary: `summary.json`; empty where the run has not ended, or was continued since.
+        periods: of a log that comes in files, the line of each; all else is of the newest one.
     """
 
     path: Path
@@ -177,6 +189,7 @@ class RunRecord:
     config: dict[str, Any]
     lines: list[dict[str, Any]]
     summary: dict[str, Any] = field(default_factory=dict)
+    periods: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def batch_size(self) -> int:
@@ -375,6 +388,12 @@ def _labels(folders: list[Path]) -> list[str]:
 
 def _read(path: Path, label: str) -> RunRecord:
     folder = RunFolder(path)
+    if (path / PERIODS).is_file():
+        periods = [line for line in _lines(folder) if line["kind"] == "period"]
+        if not periods:
+            raise RunFolderError(f"{path}: no period has ended yet, so there is nothing to show")
+        newest_one = _read(path / period_folder(periods[-1]["period"]), label)
+        return replace(newest_one, periods=periods)
     config = flat_keys(read_yaml(folder.config_file, _HINT))
     batch_size = config.get("train.batch_size")
     if type(batch_size) is not int or not 0 < batch_size < _MOST_BATCH:
@@ -382,12 +401,7 @@ def _read(path: Path, label: str) -> RunRecord:
             f"{folder.config_file}: train.batch_size is absent or no whole number, so no run wrote "
             f"this file; {_HINT}"
         )
-    with reading(folder.metrics, RunFolderError, "repair the line or leave the run out"):
-        lines = folder.lines()
-        for line in lines:
-            kind = _Line.model_validate(line).kind
-            _LINES.get(kind, _Line).model_validate(line)
-    summary = {}
+    lines, summary = _lines(folder), {}
     if folder.summary.is_file():
         remedy = "delete it to show the run as an unfinished one"
         with reading(folder.summary, RunFolderError, remedy):
@@ -397,3 +411,12 @@ def _read(path: Path, label: str) -> RunRecord:
     if summary and lines and lines[-1]["step"] > summary["steps"]:
         summary = {}
     return RunRecord(path, label, config, lines, summary)
+
+
+def _lines(folder: RunFolder) -> list[dict[str, Any]]:
+    with reading(folder.metrics, RunFolderError, "repair the line or leave the run out"):
+        lines = folder.lines()
+        for line in lines:
+            kind = _Line.model_validate(line).kind
+            _LINES.get(kind, _Line).model_validate(line)
+    return lines

@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from stampede.engine.console import readable_bytes
@@ -183,6 +184,40 @@ def _about(run: RunRecord) -> list[str]:
         str(summary.get("version", "")),
         f"{ended} UTC" if ended else "",
         f"{summary.get('world_size', '')} x {summary.get('device', '')}",
+    ]
+
+
+def period_tables(runs: Sequence[RunRecord]) -> list[Table]:
+    """How each file of a log was predicted before it was trained on; a table for each run."""
+    header = ("period", "file", "rows", "AUC", "logloss", "norm. entropy", "calibration",
+              "rows with new ids", "their AUC", "ids", "seconds", "of training")  # fmt: skip
+    note = (
+        "Metrics before the period was trained on; the first is scored by a model that has learned "
+        "nothing. What else this page shows of the run is of its newest period."
+    )
+    return [
+        Table(f"Periods of {run.label}", note, header, [_period(line) for line in run.periods])
+        for run in runs
+        if run.periods
+    ]
+
+
+def _period(line: dict[str, Any]) -> list[str]:
+    def number(name: str, form: str) -> str:
+        value = line.get(name)
+        # Of a model that has learned nothing.
+        unscored = line["period"] == 1 and form == ".4f"
+        return "" if value is None or unscored else format(value, form)
+
+    return [
+        str(line["period"]),
+        Path(line["file"]).name,
+        number("rows", ","),
+        *(number(name, ".4f") for name in ("auc", "logloss", "normalized_entropy", "calibration")),
+        number("new_ids_samples", ","),
+        number("new_ids_auc", ".4f"),
+        number("ids", ","),
+        *(number(name, ",.1f") for name in ("seconds", "train_seconds")),
     ]
 
 

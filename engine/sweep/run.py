@@ -32,7 +32,7 @@ from stampede.engine.summary import selected_metrics
 from stampede.engine.sweep.pictures import draw
 from stampede.engine.sweep.results import Outcome, results, to_csv, to_markdown
 from stampede.engine.sweep.spec import Point, Sweep, Trial, label, override, shown_as
-from stampede.files import MOST_TEXT, link_out_of, open_file, read_file, to_json, write_file
+from stampede.files import MOST_TEXT, check_links, open_file, read_file, to_json, write_file
 from stampede.settings import SettingsError, reading
 
 if TYPE_CHECKING:
@@ -94,12 +94,7 @@ def _reserved(folder: Path) -> Iterator[None]:
             raise RunFolderError(
                 f"{folder} is in use by another sweep; end it first, or write another --out"
             ) from None
-        link = link_out_of(folder)
-        if link is not None:
-            raise RunFolderError(
-                f"{link} leads out of {folder}, and a sweep writes only into its own folder; put "
-                "what it leads to in its place, or write another --out"
-            )
+        check_links(folder, RunFolderError, "write another --out")
         yield
 
 

@@ -19,7 +19,10 @@ from torchrec.distributed.batched_embedding_kernel import (
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, KJTList
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
-from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTracker
+from torchrec.distributed.model_tracker.model_delta_tracker import (
+    ModelDeltaTracker,
+    ModelDeltaTrackerTrec,
+)
 from torchrec.distributed.model_tracker.types import TrackingMode
 from torchrec.distributed.types import Awaitable
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
@@ -196,16 +199,15 @@ class CowClipCollection:
 
     def _record_states(self, lookup: nn.Module, record_fn: Callable[..., None]) -> None:
         """Have states of the optimizer recorded; TorchRec finds those of one table a lookup."""
-        tracker = self._refuse_tracking(record_fn)
-        if tracker is not None:
-            record_fn = partial(_record_states, tracker, record_fn)
-        type(lookup).register_optim_state_tracker_fn(lookup, record_fn)
+        self._refuse_tracking(record_fn)
+        lookup_class = type(lookup)
+        lookup_class.register_optim_state_tracker_fn(lookup, partial(_record_states, record_fn))
 
-    def _refuse_tracking(self, record_fn: Callable[..., None]) -> ModelDeltaTracker | None:
-        """The tracker, if TorchRec's delta tracker asks and sees all that it is to see."""
+    def _refuse_tracking(self, record_fn: Callable[..., None]) -> None:
+        """Refuse TorchRec's delta tracker where it would not see all that it is to see."""
         tracker = getattr(record_fn, "__self__", None)
         if not isinstance(tracker, ModelDeltaTracker):
-            return None
+            return
         moving = [t for t, settings in self._settings.items() if settings.moves_untouched_rows]
         if moving:
             raise ValueError(
@@ -214,9 +216,9 @@ class CowClipCollection:
                 "would not be all that changed; write rows='touched', or leave the table out "
                 "(fqns_to_skip) and publish it whole"
             )
+        mode = getattr(tracker, "_mode", None)
         for table, settings in self._settings.items():
-            _check_tracked_state(table, settings.rule, tracker._mode)
-        return tracker
+            _check_tracked_state(table, settings.rule, mode)
 
     def _refuse_what_is_lost(self, features: KeyedJaggedTensor) -> None:
         weights = features.weights_or_none()
@@ -328,7 +330,7 @@ def _current_parameters(kernel: _Fused | _Dense) -> Iterator[tuple[str, nn.Param
         yield name, kept_current(parameter, kernel.emb_module.flush)
 
 
-def _check_tracked_state(table: str, rule: Rule, mode: TrackingMode) -> None:
+def _check_tracked_state(table: str, rule: Rule, mode: TrackingMode | None) -> None:
     """Refuse to track a state that a rule does not keep."""
     needed = None
     if mode in (TrackingMode.MOMENTUM_DIFF, TrackingMode.ROWWISE_ADAGRAD):
@@ -343,15 +345,14 @@ def _check_tracked_state(table: str, rule: Rule, mode: TrackingMode) -> None:
 
 
 def _record_states(
-    tracker: ModelDeltaTracker,
     record_fn: Callable[..., None],
     features: KeyedJaggedTensor,
     output: Tensor,
     kernel: _Fused | _Dense,
 ) -> None:
     """Hand the first state of looked-up rows, or its norm, to a tracker, table by table."""
-    tables = kernel.emb_module
-    if not isinstance(tables, CowClipTables):
+    tables, tracker = kernel.emb_module, getattr(record_fn, "__self__", None)
+    if not (isinstance(tables, CowClipTables) and isinstance(tracker, ModelDeltaTrackerTrec)):
         record_fn(features, output, kernel)
         return
     states = [states[0] for states in tables.split_optimizer_states()]

@@ -284,16 +284,6 @@ def test_codes_are_narrow(count, bits):
     assert codes.max() == count - 1
 
 
-def test_counts_of_distinct_columns_are_those_of_their_rows(tmp_path):
-    texts = pl.Series("a", ["x", None, "y", "x", "z"])
-    column = distinct(texts).take((texts != "z").fill_null(True).to_numpy())
-    counts = ValueCounts(["a"], 10**9, tmp_path)
-    counts.add(pl.DataFrame(), {"a": column})
-    counts.add(pl.DataFrame(), {"a": column})
-    (table,) = counts.tables("a")
-    assert dict(table.rows()) == {"x": 4, "y": 2}
-
-
 def test_fields_with_one_id_of_a_vocabulary(tmp_path):
     ids = {"a": {}, "many": {"separator": "|"}, "hash": {"encode": "hash", "buckets": 3}}
     schema = Schema.model_validate({"label": "y", "ids": ids})

@@ -80,13 +80,6 @@ def test_impossible_blocks_and_windows():
         Order(10, "block", 0, 24, 16)
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.integers(1, 2000), st.lists(st.integers(0, 2**63), min_size=1, max_size=3))
-def test_every_number_comes_once(size, key):
-    permuted = Permutation(size, key)(np.arange(size))
-    assert sorted(permuted.tolist()) == list(range(size))
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 2**62), st.integers(0, 100), st.data())
 def test_torch_and_numpy_agree_at_any_size_and_no_two_positions_meet(size, key, data):

@@ -73,7 +73,7 @@ def test_states_of_something_else_are_refused():
     with pytest.raises(DataError, match=r"seed 5 .* 6"):
         other.load_state_dict(state)
     for broken in ({}, {**state, "epoch": "x"}, {**state, "samples": 40}, {**state, "epoch": -1}):
-        with pytest.raises(DataError, match="no state"):
+        with pytest.raises(DataError, match="not a state"):
             reader(numbered(40)).load_state_dict(broken)
     # At the beginning of an epoch any batch size will do.
     for _ in loader:
@@ -121,7 +121,7 @@ def test_only_the_newest_iterator_moves_the_position(ahead, superseded_by):
         "load_state_dict": lambda: loader.load_state_dict(loader.state_dict()),
     }[superseded_by]()
     position = loader.state_dict()
-    with pytest.raises(RuntimeError, match="go on with the newest one"):
+    with pytest.raises(RuntimeError, match="use the newest one"):
         next(old)
     assert loader.state_dict() == position
     left = [rows_of(batch) for batch in (loader if new is None else new)]

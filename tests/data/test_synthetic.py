@@ -3,13 +3,14 @@
 from types import SimpleNamespace
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import OneHotEncoder
 
-from stampede.data import SyntheticClicks
+from stampede.data import SyntheticClicks, synthetic
 from stampede.engine.config.load import load_config
 from stampede.engine.reading import open_dataset
 from support.paths import ROOT
@@ -122,3 +123,46 @@ def test_quickstart_needs_ids_and_their_interactions(quickstart):
     ):
         fitted = LogisticRegression(max_iter=200, C=0.1).fit(inputs, train.label)
         assert ratio(fitted.decision_function(tested)) < 0.8 * 0.9
+
+
+def test_a_log_whose_ids_drift(tmp_path, capsys):
+    """Some ids of large fields are new each day; what the others mean does not change."""
+    command = [str(tmp_path), "--rows", "3000", "--drift", "0.1", "--scale", "0.0005"]
+    assert synthetic.main([*command, "--files", "1"]) == 0
+    before = (tmp_path / "day_1.tsv").stat().st_mtime_ns
+    assert synthetic.main([*command, "--files", "3"]) == 0
+    assert "3 files of 3,000 rows in" in capsys.readouterr().out
+    assert (tmp_path / "day_1.tsv").stat().st_mtime_ns == before
+    days = [
+        pl.read_csv(tmp_path / f"day_{n}.tsv", separator="\t", has_header=False, infer_schema=False)
+        for n in (1, 2, 3)
+    ]
+    assert all(day.shape == (3000, 40) for day in days)
+    # C3 has thousands of ids, C20 four.
+    large, small = (
+        [set(day[name].drop_nulls()) for day in days] for name in ("column_17", "column_34")
+    )
+    assert small[0] == small[1] == small[2]
+    # The same rows without any drift: what differs was replaced.
+    still = tmp_path / "still"
+    assert synthetic.main([str(still), *command[1:3], "--drift", "0", *command[5:]]) == 0
+    plain = pl.read_csv(still / "day_3.tsv", separator="\t", has_header=False, infer_schema=False)
+    assert plain["column_2"].equals(days[2]["column_2"])
+    replaced = set(plain["column_17"].drop_nulls()) - large[2]
+    assert 0.1 < len(replaced) / plain["column_17"].n_unique() < 0.3
+    assert synthetic.main([str(tmp_path / "none"), "--files", "0"]) == 2
+    assert "must be at least 1" in capsys.readouterr().err
+
+
+def test_an_id_that_is_replaced_gets_another_weight():
+    truth = synthetic._Truth(SMALL)
+    after, times = truth.drifted(0.3)
+    sizes = np.repeat(truth.sizes, truth.sizes)
+    assert not times[sizes <= 1000].any() and 0.25 < times[sizes > 1000].mean() < 0.35
+    kept = times == 0
+    assert np.array_equal(after.weights[kept], truth.weights[kept])
+    assert (after.weights[~kept] != truth.weights[~kept]).mean() > 0.99
+    # Once replaced, an id stays what it is until it is replaced again.
+    later, more = truth.drifted(0.5)
+    same = more == times
+    assert np.array_equal(later.vectors[same], after.vectors[same]) and (more >= times).all()

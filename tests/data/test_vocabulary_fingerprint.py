@@ -38,27 +38,18 @@ def test_it_is_the_same_wherever_and_however_often_the_data_are_prepared(folder,
     assert vocabulary_fingerprint(again) == found
 
 
-def test_two_ids_that_change_places(folder):
-    data = prepare(folder)
-    before = vocabulary_fingerprint(data)
-    path = data / "learned/user.parquet"
-    frame = pl.read_parquet(path)
-    frame[[1, 0, *range(2, len(frame))]].write_parquet(path)
-    assert vocabulary_fingerprint(data) != before
-
-
-def test_the_same_letters_in_other_ids(folder):
+def test_the_same_letters_in_other_ids_and_ids_in_another_order(folder):
     data = prepare(folder)
     path = data / "learned/movie.parquet"
     found = set()
-    for first, second in (("a", "bc"), ("ab", "c"), ("abc", "")):
+    for first, second in (("a", "bc"), ("ab", "c"), ("c", "ab"), ("abc", "")):
         frame = pl.read_parquet(path)
         frame = frame.with_columns(
             value=pl.Series([first, second, *(f"x{i}" for i in range(len(frame) - 2))])
         )
         frame.write_parquet(path)
         found.add(vocabulary_fingerprint(data))
-    assert len(found) == 3
+    assert len(found) == 4
 
 
 @pytest.mark.parametrize("change", [

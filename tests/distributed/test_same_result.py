@@ -1,12 +1,20 @@
-"""Any number of ranks and any plan give the losses and weights of one process."""
+"""Any number of ranks and any plan give the losses and weights of one process.
+
+With `train.reproducible` to the last bit, in float64 to 1e-10, and else nearly.
+"""
 
 import json
 
 import pytest
 import torch
 
+from stampede.engine.checkpoint import newest
+from support.float64 import run_in_float64, stopped_in_float64
 from support.jobs import losses_and_weights, run_small
 from support.ranks import run_ranks
+from support.reading import OVERRIDES, prepared
+from support.soak.runs import everything, same_end
+from support.stopping import stopped_on_last_rank
 
 pytestmark = pytest.mark.slow
 
@@ -69,3 +77,92 @@ def test_resume_on_another_number_of_ranks_and_plan(tmp_path):
     assert one["steps"] == other["steps"]
     assert other["auc"] == pytest.approx(one["auc"], abs=1e-3)
     assert other["logloss"] == pytest.approx(one["logloss"], rel=1e-4)
+
+
+# The last batch has 5 samples, so that some tiles are empty.
+REPRODUCIBLE = [
+    "data.rows=3333", "model.hidden=[64,64]", "evaluate.every=5", "evaluate.compare_with_lr=false",
+    "train.clip_stats_every=4", "train.reproducible=true",
+]  # fmt: skip
+DROPOUT = "model.dropout=0.2"
+OFF = "train.reproducible=false"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A function that gives the run folder of one process by further overrides."""
+    made = {}
+
+    def run(*overrides):
+        if overrides not in made:
+            folder = tmp_path_factory.mktemp("alone")
+            run_ranks(1, run_small, folder, [*REPRODUCIBLE, *overrides])
+            made[overrides] = folder / "small"
+        return made[overrides]
+
+    return run
+
+
+@pytest.mark.parametrize("ranks, nodes, plan, overrides", [
+    (2, 1, "table_wise", ()), (4, 2, "row_wise", ()), (4, 1, "table_wise", (DROPOUT,)),
+    (2, 1, "row_wise", (DROPOUT,)),
+])  # fmt: skip
+def test_reproducible_runs_end_with_the_same_bits(tmp_path, alone, ranks, nodes, plan, overrides):
+    given = [*REPRODUCIBLE, *overrides, f"sharding.plan={plan}"]
+    run_ranks(ranks, run_small, tmp_path, given, ranks, ranks_per_node=ranks // nodes)
+    same_end(tmp_path / "small", alone(*overrides))
+
+
+@pytest.mark.parametrize("overrides", [(OFF,), (OFF, DROPOUT)])
+def test_other_runs_do_not(tmp_path, alone, overrides):
+    run_ranks(4, run_small, tmp_path, [*REPRODUCIBLE, *overrides, "sharding.plan=table_wise"], 4)
+    with pytest.raises(AssertionError):
+        same_end(tmp_path / "small", alone(*overrides))
+
+
+def test_reproducible_runs_go_on_with_other_ranks(tmp_path, alone):
+    for ranks, step in ((2, 4), (1, 7), (4, 9)):
+        given = [*REPRODUCIBLE, "checkpoint.resume=auto"]
+        said = run_ranks(ranks, stopped_on_last_rank, tmp_path, given, ranks, step)
+        assert len(set(said)) == 1 and f"after step {step}" in said[0]
+    run_ranks(2, run_small, tmp_path, [*given, "sharding.plan=row_wise"], 2)
+    same_end(tmp_path / "small", alone())
+
+
+def test_weights_and_bags_are_reproducible_too(tmp_path):
+    data = prepared(tmp_path / "data", single=3, multi=2, weight=True)
+    given = [*OVERRIDES, "data.kind=prepared", f"data.path={data}", "train.reproducible=true"]
+    for ranks in (1, 4):
+        folder = tmp_path / str(ranks)
+        folder.mkdir()
+        run_ranks(ranks, run_small, folder, [*given, "sharding.plan=row_wise"], ranks)
+    same_end(tmp_path / "4/small", tmp_path / "1/small")
+
+
+# Of the largest value of a tensor.
+EXACT = 1e-10
+
+
+@pytest.mark.parametrize("rows", [3333, pytest.param(80_000, marks=pytest.mark.soak)])
+def test_in_float64_all_ranks_agree(tmp_path, rows):
+    """Whatever float32 rounds is no fault of the exchange: nothing is lost or counted twice."""
+    given = [*REPRODUCIBLE, OFF, f"data.rows={rows}", "data.scale=1e-4", "checkpoint.resume=auto"]
+    ends = {}
+    for name, stops, ranks, plan in (
+        ("alone", [], 1, "table_wise"), ("two", [], 2, "row_wise"), ("four", [], 4, "table_wise"),
+        ("stopped", [(2, 3), (4, 8)], 1, "table_wise"),
+    ):  # fmt: skip
+        folder = tmp_path / name
+        folder.mkdir()
+        for before, step in stops:
+            said = run_ranks(before, stopped_in_float64, folder, given, before, step)
+            assert f"after step {step}" in said[0]
+        run_ranks(ranks, run_in_float64, folder, [*given, f"sharding.plan={plan}"], ranks)
+        ends[name] = everything(newest(folder / "small/checkpoints"))
+    alone = ends.pop("alone")
+    assert all(tensor.dtype == torch.float64 for name, tensor in alone.items() if "exp_avg" in name)
+    for name, end in ends.items():
+        assert end.keys() == alone.keys()
+        for key, tensor in alone.items():
+            bound = EXACT * float(tensor.abs().max())
+            assert torch.allclose(end[key], tensor, rtol=0, atol=bound), (name, key)

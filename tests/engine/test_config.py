@@ -24,18 +24,14 @@ BAD = [
     ("trian:\n  epochs: 3", ["trian: unknown key", "did you mean 'train'?", "checkpoint"]),
     ("train:\n  epoch: 3", ["train.epoch: unknown key", "'epochs'", "batch_size"]),
     ("batch_size: 3", ["batch_size: unknown key", "'train.batch_size'"]),
-    ("data:\n  rosw: 3", ["data.rosw: unknown key", "did you mean 'rows'?"]),
     ("data:\n  kind: criteo_kaggle\n  splt: random", ["data.splt", "did you mean 'split'?"]),
     ("optim:\n  embedding:\n    clip:\n      rato: 1", ["optim.embedding.clip.rato", "'ratio'"]),
     ("train:\n  epochs: many", ["train.epochs: found 'many'", "a whole number"]),
     ("train:\n  epochs: '3'", ["train.epochs: found '3'", "a whole number"]),
     ("train:\n  batch_size: 1.5", ["train.batch_size: found 1.5", "a whole number"]),
-    ("train:\n  batch_size: true", ["train.batch_size: found True", "a whole number"]),
     ("train:\n  timing_every: -1", ["train.timing_every: found -1", "greater than or equal to 0"]),
-    ("train:\n  profile: {start: 0}", ["train.profile.start: found 0", "equal to 1"]),
     ("train:\n  profile: {steps: 5000}", ["train.profile.steps: found 5000", "equal to 1000"]),
     ("train:\n  profile: {step: 5}", ["train.profile.step: unknown key", "did you mean 'steps'"]),
-    ("train:\n  profile: 5", ["train.profile: found 5", "a section with keys"]),
     ("train:\n  epochs: 0", ["train.epochs: found 0", "greater than or equal to 1"]),
     ("run:\n  overwrite: 1", ["run.overwrite: found 1", "true or false"]),
     ("model:\n  hidden: 400", ["model.hidden: found 400", "a list"]),
@@ -99,19 +95,20 @@ BAD = [
         ],
     ),
     ("run:\n  overwrite: true\ncheckpoint:\n  resume: auto", ["only one of them"]),
-    ("train: {epochs: 1, epochs: 2}", ["'epochs'", "line 1"]),
-    ("3: 4", ["line 1", "key 3"]),
     ("train: 3", ["train: found 3", "a section with keys"]),
-    ("- a", ["found list", "sections"]),
-    ("train:\n  epochs: 1\ntrain:\n  epochs: 2", ["'train'", "line 1", "line 3"]),
     ("a: [", ["line 1", "not valid YAML"]),
-    ("x: !!python/object/apply:os.system ['true']", ["not valid YAML"]),
     ("run:\n  name: ../x", ["run.name: found '../x'"]),
     (
         "train:\n  batch_size: 8193",
         ["train.batch_size: 8193", "number of ranks, 2", "8192 or 8194"],
     ),
     ("evaluate:\n  batch_size: 3", ["evaluate.batch_size: 3", "number of ranks, 2"]),
+    ("train: {reproducible: true, tiles: 1}", ["train.tiles: 1", "number of ranks, 2"]),
+    ("train: {tiles: 12}", ["train.tiles: 12 is not a power of two"]),
+    (
+        "train: {reproducible: true}\nsharding: {plan: column_wise}",
+        ["sharding.plan", "'column_wise'", "write auto, table_wise or row_wise"],
+    ),
 ]
 
 
@@ -131,12 +128,9 @@ def test_bad_overrides(override):
         load_config(CONFIGS[0], [override])
 
 
-def test_absent_and_binary_files(tmp_path):
+def test_absent_files(tmp_path):
     with pytest.raises(SettingsError, match=r"no such file.*--help"):
         load_config(tmp_path / "absent.yaml")
-    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SettingsError, match="cannot be read"):
-        load_config(tmp_path / "binary.yaml")
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)

@@ -65,7 +65,7 @@ def test_one_file_that_vanished_between_runs(tmp_path):
     data = prepared(tmp_path / "data")
     train(tmp_path, data)
     (data / "train-0-ids.npy").unlink()
-    with pytest.raises(DataError, match=r"train-0-ids.npy: is absent"):
+    with pytest.raises(DataError, match=r"train-0-ids.npy: No such file"):
         train(tmp_path, data, "checkpoint.resume=auto", "train.epochs=2")
     assert json.loads((tmp_path / "runs/small/summary.json").read_text())["epochs"] == 1
 

@@ -1,5 +1,6 @@
 """Lines and checkpoints of a run that are lost."""
 
+import json
 import shutil
 
 import pytest
@@ -59,3 +60,17 @@ def test_lines_that_are_missing_are_told(tmp_path, capsys):
     # What is lost is told once.
     run_small(tmp_path, [*RESUME, "train.epochs=3"])
     assert "of them are missing" not in capsys.readouterr().out and lines(run) == kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line", [b"[]", b"\xff", b"[" * 100_000, b'{"kind": "train", "step": "x"}']
+)
+def test_lines_that_somebody_damaged_do_not_cost_the_results(tmp_path, capsys, line):
+    run_small(tmp_path, ALIKE)
+    run = tmp_path / "small"
+    (run / "metrics.jsonl").write_bytes((line + b"\n") * len(lines(run)))
+    (run / "summary.json").unlink()
+    run_small(tmp_path, [*RESUME, "train.epochs=2"])
+    assert "metrics.jsonl: damaged" in capsys.readouterr().out
+    assert json.loads((run / "summary.json").read_text())["epochs"] == 2

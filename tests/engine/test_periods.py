@@ -178,15 +178,22 @@ def test_the_first_period_is_a_run_of_train(three, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", ["table_wise", "row_wise", "data_parallel"])
-def test_any_number_of_ranks_and_another_one_tomorrow(three, tmp_path, plan):
-    folder = tmp_path / plan
+@pytest.mark.parametrize(
+    ("plan", "max_rows"), [("table_wise", None), ("row_wise", 60), ("data_parallel", None)]
+)
+def test_any_number_of_ranks_and_another_one_tomorrow(three, tmp_path, plan, max_rows):
+    """Two, four and one; where a table is full, new ids take rows on whatever rank they are."""
+    folder, keys = tmp_path / plan, ["checkpoint.keep=3"]
+    if max_rows is not None:
+        keys.append(f"data.max_rows={max_rows}")
+        three = tmp_path / "three"
+        train(write_logs(three, [0, 30, 60]), keys)
     path = write_logs(folder, [0, 30, 60])
     waiting = []
     for number in (3, 2):
         log = folder / f"log{number}.csv"
         waiting.insert(0, (log.rename(folder / f"{number}"), log))
-    overrides = [f"sharding.plan={plan}", "checkpoint.keep=3"]
+    overrides = [f"sharding.plan={plan}", *keys]
     for ranks, (kept, log) in zip((2, 4), [*waiting], strict=True):
         run_ranks(ranks, train, path, overrides)
         kept.rename(log)
@@ -302,7 +309,7 @@ def test_mistakes_are_told_in_a_sentence(three, tmp_path, capsys):
     assert incremental.main([str(path)]) == 2
     assert "no such file or glob" in capsys.readouterr().err
     assert incremental.main([str(path), "data.test_fraction=0.1"]) == 2
-    assert "test_fraction does not go with split: periods" in capsys.readouterr().err
+    assert "test_fraction: leave it out with split: periods" in capsys.readouterr().err
     damaged = tmp_path / "damaged"
     shutil.copytree(three, damaged)
     (damaged / "runs/ads/periods.json").write_text("{")

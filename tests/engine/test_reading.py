@@ -150,7 +150,8 @@ def test_ids_of_a_sample_are_summed(tmp_path):
         reader = Reader(config, dataset, here)
         (batch, *_) = reader.evaluation(reader.dataset.test)
         with torch.no_grad():
-            embeddings, _ = job.model.module.front(batch.sparse)
+            front = job.model.module.front
+            embeddings, _ = front.split(front.lookup(batch.sparse))
         for field, name in enumerate(dataset.vocabulary_sizes):
             table = gather_field(job.model, name, config.model.dim, here).embedding
             for row in range(batch.samples):

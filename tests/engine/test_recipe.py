@@ -99,7 +99,7 @@ def test_the_batch_divides_by_the_ranks(world_size):
     config = load_config(CRITEO, ["evaluate.batch_size=84"], world_size)
     settled, _ = with_recipe(config, 105_793, 39, world_size)
     assert settled.train.batch_size % world_size == 0
-    with pytest.raises(SettingsError, match=r"train\.batch_size: 1000 does not divide"):
+    with pytest.raises(SettingsError, match=r"train\.batch_size: 1000 is global"):
         with_recipe(load_config(CRITEO, ["train.batch_size=1000"]), 105_793, 39, 3)
 
 

@@ -27,31 +27,10 @@ CASES = [60, pytest.param(10_000, marks=pytest.mark.soak)]
 
 _draw = np.random.default_rng(0)
 _AVAZU = [
-    "id",
-    "click",
-    "hour",
-    "C1",
-    "banner_pos",
-    "site_id",
-    "site_domain",
-    "site_category",
-    "app_id",
-    "app_domain",
-    "app_category",
-    "device_id",
-    "device_ip",
-    "device_model",
-    "device_type",
-    "device_conn_type",
-    "C14",
-    "C15",
-    "C16",
-    "C17",
-    "C18",
-    "C19",
-    "C20",
-    "C21",
-]
+    "id", "click", "hour", "C1", "banner_pos", "site_id", "site_domain", "site_category", "app_id",
+    "app_domain", "app_category", "device_id", "device_ip", "device_model", "device_type",
+    "device_conn_type", "C14", "C15", "C16", "C17", "C18", "C19", "C20", "C21",
+]  # fmt: skip
 
 # By kind of log: the separator, and the cells line by line.
 LOGS = {

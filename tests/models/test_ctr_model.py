@@ -194,25 +194,41 @@ def model_of(monkeypatch):
     return make
 
 
-def test_what_cannot_do_without_numbers_is_refused(model_of):
-    class Own(DeepFM):
-        def with_first_order(self, stored, dim, numbers, number_weights, scale):
-            return super().with_first_order(stored, dim, numbers, number_weights, scale) + (
-                number_weights.sum()
-            )
-
-    model_of(Own)
-    with pytest.raises(SettingsError, match=r"the network 'own' fails for stored \["):
-        model_of(Own, numbers=0)
+class NeedsNumbers(DeepFM):
+    def with_first_order(self, stored, dim, numbers, number_weights, scale):
+        found = super().with_first_order(stored, dim, numbers, number_weights, scale)
+        return found + number_weights.sum()
 
 
-def test_a_method_that_takes_no_scale_is_refused(model_of):
-    class Own(DeepFM):
-        def with_first_order(self, stored, dim, numbers, number_weights):
-            return super().with_first_order(stored, dim, numbers, number_weights)
+class TakesNoScale(DeepFM):
+    def with_first_order(self, stored, dim, numbers, number_weights):
+        return super().with_first_order(stored, dim, numbers, number_weights)
 
-    with pytest.raises(SettingsError, match=r"the network 'own' fails for stored .*positional arg"):
-        model_of(Own)
+
+class Broadcasts(DeepFM):
+    def with_first_order(self, *given):
+        return super().with_first_order(*given).unsqueeze(1)
+
+
+class ChangesRows(DeepFM):
+    def with_first_order(self, stored, *given):
+        return super().with_first_order(stored.mul_(2), *given)
+
+
+@pytest.mark.parametrize(
+    "kind, numbers, words",
+    [
+        (NeedsNumbers, 0, r"the network 'own' fails for stored \["),
+        (TakesNoScale, 2, r"the network 'own' fails for stored .*positional arg"),
+        (Broadcasts, 2, r"returns \[2, 1\] .* its with_first_order must return"),
+        (ChangesRows, 2, r"`x = stored \* 2` instead of `stored.mul_\(2\)`"),
+    ],
+)
+def test_a_wrong_method_for_the_first_order_is_refused(model_of, kind, numbers, words):
+    if kind is NeedsNumbers:
+        model_of(kind)
+    with pytest.raises(SettingsError, match=words):
+        model_of(kind, numbers=numbers)
 
 
 def test_a_scale_of_nothing_is_refused(model_of):
@@ -222,26 +238,6 @@ def test_a_scale_of_nothing_is_refused(model_of):
     assert model_of(Own, first_order_scale=2.0).first_order_scale == 2.0
     with pytest.raises(SettingsError, match=r"first_order_scale: found 2, but the network 'own' h"):
         model_of(Own, first_order=False, first_order_scale=2.0)
-
-
-def test_logits_that_would_broadcast_are_refused(model_of):
-    class Own(DeepFM):
-        def with_first_order(self, *given):
-            return super().with_first_order(*given).unsqueeze(1)
-
-    with pytest.raises(
-        SettingsError, match=r"returns \[2, 1\] .* its with_first_order must return"
-    ):
-        model_of(Own)
-
-
-def test_stored_rows_that_are_changed_are_refused(model_of):
-    class Own(DeepFM):
-        def with_first_order(self, stored, *given):
-            return super().with_first_order(stored.mul_(2), *given)
-
-    with pytest.raises(SettingsError, match=r"`x = stored \* 2` instead of `stored.mul_\(2\)`"):
-        model_of(Own)
 
 
 def test_terms_that_were_not_asked_for_are_not_added(model_of):

@@ -25,6 +25,9 @@ LONG = [
 # Of a round: once in each stage, and at any time.
 ROUND = [*STAGES, None, None]
 
+# Of one start after the other, again and again.
+RANKS = (2, 1, 4)
+
 RESULTS = {}
 
 
@@ -95,11 +98,26 @@ def test_under_torchrun(tmp_path, undisturbed, ranks, count, what):
         if what == "a worker":
             return killed_workers(said, arguments(folder), run, ranks, moments)
         goes_on = arguments(folder, "checkpoint.resume=auto")
-        return killed_trees(said, goes_on, run, ranks, moments)
+        return killed_trees(said, goes_on, run, [ranks], moments)
 
     left = [(draw.randrange(ranks), moment) for moment in moments(draw, count, 4)]
     found = in_rounds(tmp_path, undisturbed(ranks), kill, left)
     check(f"{ranks} processes of torchrun, {what} killed", found, True)
+
+
+@pytest.mark.soak
+def test_other_ranks_go_on(tmp_path, tmp_path_factory):
+    reproducible = "train.reproducible=true"
+    alone = undisturbed_runs(tmp_path_factory, [*LONG, reproducible])(1)
+    draw = Random(8)
+
+    def kill(folder, moments):
+        goes_on = arguments(folder, "checkpoint.resume=auto", reproducible)
+        return killed_trees(tmp_path / "torchrun", goes_on, folder / "small", RANKS, moments)
+
+    left = [(draw.randrange(4), moment) for moment in moments(draw, 12, 4)]
+    found = in_rounds(tmp_path, alone, kill, left)
+    check("another number of processes after each kill, reproducible", found, True)
 
 
 def in_rounds(folder, undisturbed, kill, left):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stampede.engine.config import Config
 from stampede.engine.processes import processes
-from stampede.engine.step import average_gradients_
+from stampede.engine.step import _TileSums, average_gradients_, sum_over_ranks
 from stampede.models import network, network_names
 from support.jobs import Trained, small_config, train_an_epoch_in
 
@@ -78,3 +78,20 @@ def averaged_gradients() -> list[Tensor]:
         (parameters[here.rank].sum() * 4).backward()
         average_gradients_(parameters, here.world_size)
     return [parameter.grad for parameter in parameters]
+
+
+def sums_in_order() -> tuple[Tensor, Tensor]:
+    """Sums over 8 tiles on some ranks, in their tree and one after the other."""
+    # No multiple of the ranks.
+    tiles = torch.randn(8, 1001, generator=torch.Generator().manual_seed(3))
+    with processes("cpu") as here:
+        sums = _TileSums()
+        for tile in tiles.clone().chunk(here.world_size)[here.rank]:
+            sums.add([tile])
+        (mine,) = sums.sums
+        if here.world_size > 1:
+            mine = sum_over_ranks(mine, here.world_size, in_order=True)
+    one_by_one = torch.zeros(1001)
+    for tile in tiles:
+        one_by_one += tile
+    return mine, one_by_one

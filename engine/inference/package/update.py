@@ -16,6 +16,7 @@ is taken from a delta: the Python files of the new package are those of the old 
 from __future__ import annotations
 
 import argparse
+import errno
 import hashlib
 import importlib.util
 import json
@@ -47,7 +48,8 @@ _DATA = re.compile(
 
 # What libraries raise of files that are damaged or absent.
 _DAMAGE = (
-    FileNotFoundError, LookupError, RuntimeError, TypeError, SafetensorError, PolarsError,
+    FileNotFoundError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
+    SafetensorError, PolarsError,
 )  # fmt: skip
 
 
@@ -114,7 +116,7 @@ def patch(package: Path, delta: Path, out: Path, checked: bool = True) -> None:
         wrong += [name for name in changes if not _DATA.fullmatch(name)]
         if wrong:
             raise ValueError(f"{wrong[0]!r} is no name of a file in a package")
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as failure:
+    except (OSError, *_DAMAGE) as failure:
         raise ValueError(f"{delta}: no delta here ({failure})") from None
     if base != package_digest(package):
         raise ValueError(
@@ -137,14 +139,7 @@ def patch(package: Path, delta: Path, out: Path, checked: bool = True) -> None:
             else:
                 size = about["sizes"][name]
                 _patch_vocabulary(package / name, delta / changes[name], target, size)
-        except (
-            OSError,
-            LookupError,
-            RuntimeError,
-            TypeError,
-            SafetensorError,
-            PolarsError,
-        ) as failure:
+        except _DAMAGE as failure:
             raise ValueError(f"{delta}: {name} cannot be made ({failure})") from None
     text = sealed(after, out)
     found = _contents(json.loads(text))
@@ -172,7 +167,7 @@ def package_digest(package: Path) -> str:
         about, _ = _loader().read_json(package / PACKAGE)
         text = json.dumps({**about, "files": _contents(about), "sha256": ""}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
-    except (OSError, ValueError, LookupError, AttributeError, RecursionError) as failure:
+    except (OSError, *_DAMAGE) as failure:
         raise ValueError(f"{package}: no exported model here ({failure})") from None
 
 
@@ -216,8 +211,15 @@ def content_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
+def _regular(path: Path) -> Path:
+    """A file; to open a pipe would wait for ever."""
+    if not path.is_file():
+        raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+    return path
+
+
 def _patch_table(before: Path, changes: Path, target: Path) -> None:
-    table, changed = load_file(before), load_file(changes)
+    table, changed = load_file(_regular(before)), load_file(_regular(changes))
     rows, size = changed.pop("rows"), int(changed.pop("size"))
     save_file(patched(table, changed, rows, size), target)
 
@@ -234,6 +236,8 @@ def patched(
     """
     found = {}
     for name, values in table.items():
+        if size > len(values) + len(rows):
+            raise ValueError(f"{size:,} rows are more than there are and come")
         whole = torch.zeros(size, *values.shape[1:], dtype=values.dtype)
         kept = min(size, len(values))
         whole[:kept] = values[:kept]
@@ -243,8 +247,8 @@ def patched(
 
 
 def _patch_vocabulary(before: Path, changes: Path, target: Path, size: int) -> None:
-    values, changed = pl.read_parquet(before)["value"], pl.read_parquet(changes)
-    patched_vocabulary(values, changed, size).to_frame().write_parquet(target)
+    values, changed = (pl.read_parquet(_regular(path)) for path in (before, changes))
+    patched_vocabulary(values["value"], changed, size).to_frame().write_parquet(target)
 
 
 def patched_vocabulary(values: pl.Series, changed: pl.DataFrame, size: int) -> pl.Series:
@@ -255,6 +259,8 @@ def patched_vocabulary(values: pl.Series, changed: pl.DataFrame, size: int) -> p
         changed: `line` and `value`.
         size: lines of the whole afterwards.
     """
+    if size > len(values) + len(changed):
+        raise ValueError(f"{size:,} ids are more than there are and come")
     more = pl.Series("value", [None] * max(0, size - len(values)), pl.String)
     return pl.concat([values.head(size), more]).scatter(changed["line"], changed["value"])
 
@@ -275,7 +281,10 @@ def publish(folder: str | Path, package: str) -> None:
     """
     file = Path(folder) / CURRENT
     unfinished = file.with_name(f".{CURRENT}.tmp")
-    unfinished.write_text(json.dumps({"package": package}) + "\n", encoding="utf-8")
+    # It may be a link, which would lead elsewhere.
+    unfinished.unlink(missing_ok=True)
+    with unfinished.open("x", encoding="utf-8") as file_of_name:
+        file_of_name.write(json.dumps({"package": package}) + "\n")
     os.replace(unfinished, file)
 
 
@@ -290,7 +299,7 @@ def current(folder: str | Path) -> Path:
         name = _loader().read_json(file)[0]["package"]
         if not isinstance(name, str) or Path(name).name != name:
             raise ValueError(f"found {name!r}, no name of a folder beside it")
-    except (OSError, ValueError, LookupError, TypeError) as failure:
+    except (OSError, *_DAMAGE) as failure:
         raise ValueError(f"{file}: no package is named there ({failure})") from None
     return file.parent / name
 

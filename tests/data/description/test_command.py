@@ -174,39 +174,6 @@ def test_rows_and_click_rates_are_shown(tmp_path, capsys):
     assert sum(line.split()[:1] == ["site"] and "1.0000" in line for line in said) == 1
 
 
-@pytest.mark.parametrize(
-    "content, sentence",
-    [
-        ("label,b\n1,x\n0,y\n".replace("\n", "\r"), "its lines end with \\r alone; write"),
-        ("label,b\n", "has only a header line"),
-        ("label,b\nyes,x\n1,y\n0,z\n", "'yes'; write 1 for a click and 0 for none in the log"),
-        ("label,b\n5,x\n1,y\n", "holds 5; write a schema file with `label: {column: label, at_l"),
-        ("a" * 10_000_000 + ",b\n1,2\n", "line 1 is longer than 1 MB"),
-        ("a" * 900_000 + ",b\n1,2\n", "cannot tell which column is the label: found 'aaaa"),
-        ("label,b\n1,2\n0," + "b" * 10_000_000 + "\nx,3\n", "line 4, column label: found 'x'"),
-        ("label,b\n1," + "x\0y\n", "line 2: found a NUL byte"),
-    ],
-    ids=[
-        "CR",
-        "header only",
-        "text label",
-        "number label",
-        "long header",
-        "long name",
-        "long cell",
-        "NUL",
-    ],
-)
-def test_what_cannot_be_described(tmp_path, content, sentence, capsys):
-    path = tmp_path / "log.csv"
-    path.write_bytes(content.encode())
-    assert main([str(path), "--out", str(tmp_path / "out")]) == 2
-    error = capsys.readouterr().err
-    assert "error: " in error and sentence in error and len(error) < 5000
-    # Not half of an output either.
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_reader_that_has_enough(log, tmp_path):
     command = [sys.executable, "-m", "stampede.data.describe", str(log[0] / "log_0.csv")]
     reading, writing = os.pipe()

@@ -99,7 +99,7 @@ def test_what_was_learned_is_checked(mixed, change):
 @pytest.mark.parametrize(
     "values, reason",
     [
-        (["u1", "u1", "u2", "u3"], "an id stands twice"),
+        (["u1", "u1", "u2", "u3"], "an id appears twice"),
         (["u1", None, "u2", "u3"], "1 of them null"),
         ([1, 2, 3, 4], "holds Int64"),
         (["u1"], "holds 1 ids instead of 4"),

@@ -68,15 +68,6 @@ def test_forms_of_time(tmp_path, format, text, seconds):
     assert frame["hour"].to_list() == [seconds % 86400 // 3600]
 
 
-def test_missing_values_and_other_words_for_them(tmp_path):
-    lines = [HEADER, "1,,,,1,2024-01-31", "1,NA,NA,NA,1,2024-01-31"]
-    path = write(tmp_path / "log.csv", lines)
-    with pytest.raises(DataError, match=r"line 3, column (x|slot): found 'NA'"):
-        read(log_of(path, missing=[""]))
-    frame, _, _ = read(log_of(path))
-    assert frame.select("user", "slot", "x").null_count().row(0) == (2, 2, 2)
-
-
 @pytest.mark.usefixtures("block_bytes")
 @pytest.mark.parametrize("mark", [mark for mark in MISSING if mark])
 @pytest.mark.parametrize("quoted", [False, True])

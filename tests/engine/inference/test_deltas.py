@@ -4,6 +4,8 @@ import filecmp
 import hashlib
 import importlib.util
 import json
+import os
+import re
 import subprocess
 import sys
 import threading
@@ -217,6 +219,38 @@ def test_a_delta_that_would_give_something_else_is_not_written(days, tmp_path, c
 def _about(package):
     about = json.loads((package / "package.json").read_text())
     return {key: value for key, value in about.items() if key not in ("files", "sha256")}
+
+
+def test_a_delta_that_means_harm(days, tmp_path, capsys):
+    """A planted link, a pipe in place of a file; more rows than there is memory for."""
+    (tmp_path / "theirs").write_text("theirs")
+    (tmp_path / ".current.json.tmp").symlink_to(tmp_path / "theirs")
+    update.publish(tmp_path, "base")
+    assert (tmp_path / "theirs").read_text() == "theirs"
+    assert update.current(tmp_path) == tmp_path / "base"
+    base = exported(days, 1, tmp_path / "base")
+    delta = exported(days, 2, tmp_path / "delta", "--since", base)
+    about = (delta / "delta.json").read_text()
+    sizes = re.sub(r'("vocabularies/user.parquet": )\d+', r"\g<1>1000000000000", about)
+    assert sizes != about
+    (delta / "delta.json").write_text(sizes)
+    with pytest.raises(ValueError, match=r"user\.parquet cannot be made .* more than there are"):
+        update.apply(base, [delta], tmp_path / "made")
+    (delta / "delta.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="no delta here"):
+        update.apply(base, [delta], tmp_path / "made")
+    (delta / "delta.json").write_text(about)
+    changes = next((delta / "changes").glob("*.safetensors"))
+    changes.unlink()
+    os.mkfifo(changes)
+    with pytest.raises(ValueError, match=r"cannot be made .*no such file"):
+        update.apply(base, [delta], tmp_path / "made")
+    table = base / "tables/user.safetensors"
+    table.unlink()
+    os.mkfifo(table)
+    run = str(period(days, 2))
+    assert export.main([run, str(tmp_path / "other"), "--since", str(base)]) == 2
+    assert "here (tables/user.safetensors: is no file" in capsys.readouterr().err
 
 
 def test_a_vocabulary_may_get_shorter():

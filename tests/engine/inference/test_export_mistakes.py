@@ -78,6 +78,13 @@ def test_a_disk_that_is_full_for_tables_and_vocabularies_alone(trained_run, tmp_
         assert raised.value.errno == errno.EFBIG
 
 
+def test_a_disk_that_is_full_for_a_file_of_onnx(trained_run, tmp_path):
+    with no_file_beyond(5000):
+        status, said = export(trained_run, tmp_path / "model.onnx", "--format", "onnx")
+    assert status == 2 and f"{tmp_path}/model.onnx: cannot be written (File too large)" in said
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_vocabulary_that_is_damaged(trained_run, tmp_path):
     run = shutil.copytree(trained_run, tmp_path / "run")
     for path in (run / "inputs/learned").glob("*.parquet"):

@@ -13,7 +13,8 @@ from stampede.engine.inference.package.dense import Dense
 from stampede.engine.inference.packaging import DensePart, describe, export_dense_part
 from stampede.models import CTRModel, network, network_names
 from support.jobs import run_small
-from support.packages import dense_session, loaded, open_test_part
+from support.onnx_files import dense_session
+from support.packages import loaded, open_test_part
 from support.predicting import run_command, scores
 
 # Another option of each network that has some.

@@ -1,6 +1,7 @@
 """What cannot be scored is refused with a sentence; nothing half-written is left."""
 
 import io
+import os
 import shutil
 import struct
 from pathlib import Path
@@ -119,6 +120,21 @@ def test_inputs_that_cannot_be_used(trained_run, tmp_path, log):
     for part in ("train", "test"):
         said = refused(tmp_path, trained_run, log, out, "--part", part)
         assert f"--part {part}: raw files such as {log} have no parts; leave it out" in said
+
+
+def test_a_configuration_that_no_run_wrote(trained_run, tmp_path, log):
+    run = shutil.copytree(trained_run, tmp_path / "run")
+    (run / "config.yaml").write_text("")
+    said = refused(tmp_path, run, log, tmp_path / "s.parquet")
+    assert "config.yaml: no run wrote it (model.dropout is absent)" in said
+
+
+@pytest.mark.parametrize("name", ["learned/learned.json", "learned/user.parquet", "manifest.json"])
+def test_what_a_run_kept_is_no_file(trained_run, tmp_path, log, name):
+    run = shutil.copytree(trained_run, tmp_path / "run")
+    (run / "inputs" / name).unlink()
+    os.mkfifo(run / "inputs" / name)
+    assert "is no file" in refused(tmp_path, run, log, tmp_path / "s.parquet")
 
 
 def test_what_a_run_kept_is_damaged(trained_run, tmp_path, log):

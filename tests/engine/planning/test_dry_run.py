@@ -149,7 +149,7 @@ def test_a_log_that_is_not_prepared_says_how_to(tmp_path):
     "overrides, words",
     [
         (["data.tables={}"], "data.tables is not given"),
-        (["data.ids_per_sample={use: 3.0}"], "'use' is no field of data.tables"),
+        (["data.ids_per_sample={use: 3.0}"], "'use' is not a field of data.tables"),
     ],
 )
 def test_sizes_that_cannot_be_planned(overrides, words):

@@ -21,7 +21,7 @@ ROWS = 1_000_000
 TWO_TABLES = [f"data.tables={{C1: {ROWS}, C2: {ROWS}}}", "model.hidden=[4]", "train.batch_size=8"]
 
 
-def make_plan(sharding_type):
+def make_plan(sharding_type, whole=()):
     config = load_config(ROOT / "configs/plan_10b.yaml", TWO_TABLES)
     model = CTRModel("deepfm", {"C1": ROWS, "C2": ROWS}, 13, 10, [4], 0)
     apply_optimizer_in_backward(CowClipAdam, model.front.ebc.parameters(), {})
@@ -33,6 +33,7 @@ def make_plan(sharding_type):
             types,
             lambda: workload(config, planned_data(config), model, 1),
             here,
+            whole,
         )
         return made
 
@@ -82,9 +83,17 @@ def test_tables_that_do_not_fit_this_machine_are_refused(monkeypatch):
         make_plan("auto")
 
 
+def test_some_tables_stay_whole():
+    assert (
+        describe_plan(make_plan("row_wise", ["t_C2"])) == "1 tables row_wise, 1 tables table_wise"
+    )
+
+
 def test_auto_leaves_to_the_planner_what_is_exact():
     assert planner.sharding_types("auto", "adam", 2) == SHARDING_TYPES
     assert planner.sharding_types("auto", "fbgemm_cowclip", 2) == BASELINE_SHARDING_TYPES
+    in_order = planner.sharding_types("auto", "adam", 2, reproducible=True)
+    assert in_order == ("table_wise", "row_wise")
 
 
 @pytest.mark.parametrize(

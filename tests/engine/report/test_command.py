@@ -299,3 +299,32 @@ def test_a_folder_that_cannot_be_written(run_folders, tmp_path, capsys):
     assert status == 2 and "choose another folder with --out" in said
     status, said = report(capsys, tmp_path / "file", "--out", tmp_path / "out")
     assert status == 2 and "is a file; write a run folder" in said
+
+
+def test_periods_of_a_log_have_a_table_and_pictures(run_folders, tmp_path, capsys):
+    run, out = tmp_path / "ads", tmp_path / "report"
+    run.mkdir()
+    shutil.copytree(run_folders / "b256", run / "period_0003")
+    shutil.copy(run_folders / "b256/config.yaml", run / "config.yaml")
+    (run / "periods.json").write_text("{}")
+    (run / "metrics.jsonl").touch()
+    status, said = report(capsys, run, "--out", out)
+    assert status == 2 and "no period has ended yet" in said
+    lines = [
+        {"kind": "period", "period": n, "step": 7 * n, "file": f"/logs/day_{n}.csv", "rows": 400,
+         "auc": 0.5 + n / 10, "logloss": 0.65, "new_ids_auc": 0.55, "new_ids_samples": 40 * n,
+         "ids": 1000 + n, "seconds": 8.0, "train_seconds": 5.0}
+        for n in (1, 2, 3)
+    ]  # fmt: skip
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    status, _ = report(capsys, run, "--out", out)
+    text = (out / "report.html").read_text(encoding="utf-8")
+    assert status == 0 and "Periods of ads" in text and "epoch" in text
+    # The first was scored by a model that has learned nothing.
+    assert "<td>day_2.csv</td>" in text and "0.7000" in text and "0.6000" not in text
+    pictures = {f"periods_{name}.png" for name in ("auc", "new_ids_auc", "ids")}
+    assert pictures < {path.name for path in out.iterdir()}
+    # A later report without them leaves none behind, and does not speak of them.
+    report(capsys, run_folders / "b256", "--out", out)
+    assert not pictures & {path.name for path in out.iterdir()}
+    assert "AUC of each period" not in (out / "report.html").read_text(encoding="utf-8")

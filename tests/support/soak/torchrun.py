@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import cycle
 from pathlib import Path
 
 from support.paths import ROOT
@@ -123,11 +124,13 @@ def killed_workers(folder, arguments, run, ranks, moments):
 def killed_trees(folder, arguments, run, ranks, moments):
     """Kill torchrun with all its workers at each moment, then start it anew.
 
-    Arguments as above, but the launcher's must say to go on from what is there.
+    Arguments as above, but the launcher's must say to go on from what is there, and `ranks` are
+    the numbers of workers of the starts, again and again.
     """
     kills = []
-    for rank, moment in [*moments, (0, None)]:
-        torchrun = Torchrun(folder, arguments, ranks)
+    for (rank, moment), count in zip([*moments, (0, None)], cycle(ranks), strict=False):
+        rank %= count
+        torchrun = Torchrun(folder, arguments, count)
         try:
             place = _reached(torchrun, run, rank, moment, ()) if moment is not None else None
             if place is None:

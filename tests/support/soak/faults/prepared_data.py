@@ -11,7 +11,7 @@ def data_file_vanished(case):
     with mended(case.data):
         path = case.a_file(case.data)
         path.unlink()
-        yield Meeting(rf"({re.escape(path.name)}: is absent|no prepared data here)")
+        yield Meeting(rf"({re.escape(path.name)}: No such file|no prepared data here)")
 
 
 @kind("data shard changed", 14, 2, begun=True)

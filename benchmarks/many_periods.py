@@ -1,0 +1,126 @@
+"""What periods cost: the hundredth beside the tenth, and how much of one is training.
+
+The logs are synthetic clicks whose ids drift, in Criteo's layout.
+
+    python benchmarks/many_periods.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from machine import CORES
+from report import ROOT, Report, parse_options
+
+from stampede.data.synthetic import SyntheticClicks, write_criteo_log
+
+CONFIG = ROOT / "configs/criteo_kaggle.yaml"
+
+# Of Criteo's layout, four fields with many ids.
+SCHEMA = """\
+format: csv
+separator: "\\t"
+columns: [label, {numbers}, {ids}]
+label: label
+ids: [C3, C4, C12, C16]
+"""
+
+# Clock ticks of a second, in which the system counts the time of processes.
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = parse_options(parser, "many_periods")
+    report = Report(options.out, options.quick)
+    folder = options.folder / "many_periods"
+    shutil.rmtree(folder, ignore_errors=True)
+    periods, rows = (20, 1000) if options.quick else (100, 5000)
+    # One in fifty ids is new every day; a table keeps 2,000 ids.
+    folder.mkdir()
+    schema = folder / "schema.yaml"
+    names = {what: ", ".join(f"{letter}{i + 1}" for i in range(count))
+             for what, letter, count in (("numbers", "I", 13), ("ids", "C", 26))}  # fmt: skip
+    schema.write_text(SCHEMA.format(**names))
+    keys = ("data.kind=table", f"data.schema_file={schema}", "data.max_rows=2000")
+    lines = trained(folder / "many", periods, rows, 0.02, *keys)
+    report.add(many=early_and_late(lines))
+    print(f"period {periods // 10} and {periods}: {report.found['many']}")
+    rows = 20_000 if options.quick else 1_000_000
+    lines = trained(folder / "large", 2, rows, 0.05)
+    report.add(large=lines[-1])
+    print(f"a period of {rows:,} rows: {lines[-1]['part_seconds']}")
+    report.close()
+
+
+def early_and_late(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Medians of the periods after the first tenth, and of the last tenth."""
+    tenth = len(lines) // 10
+    names = ("cpu_seconds", "seconds", "ids", "peak_memory_bytes")
+    return [
+        {
+            "periods": [part[0]["period"], part[-1]["period"]],
+            "rows": part[0]["rows"],
+            **{name: statistics.median(line[name] for line in part) for name in names},
+        }
+        for part in (lines[tenth - 1 : 2 * tenth - 1], lines[-tenth:])
+    ]
+
+
+def trained(
+    folder: Path, periods: int, rows: int, drift: float, *overrides: str
+) -> list[dict[str, Any]]:
+    """Lines of the periods of a log, with the processor seconds that each took."""
+    (folder / "logs").mkdir(parents=True)
+    for number in range(periods):
+        path = folder / f"logs/day_{number + 1}.tsv"
+        write_criteo_log(path, rows, SyntheticClicks(), number, drift)
+    log, metrics = folder / "output.txt", folder / "run/metrics.jsonl"
+    command = [
+        sys.executable, "-m", "stampede.engine.incremental", CONFIG,
+        f"data.path={folder}/logs/*.tsv", f"run.dir={folder}", "run.name=run", *overrides,
+    ]  # fmt: skip
+    ends: list[float] = []
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
+        while process.poll() is None:
+            time.sleep(0.05)
+            done = _periods(metrics)
+            ends += [_cpu_seconds(process.pid)] * (len(done) - len(ends))
+    if process.returncode:
+        sys.exit(log.read_text(errors="replace")[-2000:])
+    lines = _periods(metrics)
+    starts = [0.0, *ends]
+    return [
+        {**line, "cpu_seconds": end - start}
+        for line, start, end in zip(lines, starts, ends, strict=False)
+    ]
+
+
+def _periods(metrics: Path) -> list[dict[str, Any]]:
+    text = metrics.read_text() if metrics.exists() else ""
+    lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return [line for line in lines if line["kind"] == "period"]
+
+
+def _cpu_seconds(process: int) -> float:
+    """Of all threads, which other programs on the machine do not change much."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return float("nan")
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", str(CORES))
+    main()

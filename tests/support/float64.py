@@ -1,0 +1,59 @@
+"""Whole runs in float64, where a difference is a fault; as ranks, whose processes are new."""
+
+import torch
+from torch import Tensor, nn
+from torchrec.distributed import embeddingbag
+
+from stampede.data import Batch
+from stampede.engine import build
+from stampede.optim import CowClipTables
+from support.jobs import run_small
+from support.stopping import stopped_on_last_rank
+
+
+def run_in_float64(*arguments):
+    """See `run_small`."""
+    _compute_in_float64()
+    return run_small(*arguments)
+
+
+def stopped_in_float64(*arguments):
+    """See `stopped_on_last_rank`."""
+    _compute_in_float64()
+    return stopped_on_last_rank(*arguments)
+
+
+def _compute_in_float64():
+    """Make this process compute what it reads as float32 in float64; initial weights are the same.
+
+    Tables are updated by the kernels in PyTorch, and layers computed by torch. All else is as ever.
+    """
+    Tensor.float = Tensor.double
+    move_dense, adopt, output, to = (
+        build.move_dense, CowClipTables.adopt, CowClipTables._output, Batch.to,
+    )  # fmt: skip
+
+    def moved(model, device):
+        for child in model.children():
+            if child is not model.front:
+                child.double()
+        model.bias.data = model.bias.data.double()
+        move_dense(model, device)
+
+    def adopted(tbe, *rest):
+        for weights in (tbe.weights_host, tbe.weights_dev):
+            if isinstance(weights, nn.Parameter | Tensor):
+                weights.data = weights.data.double()
+        return adopt(tbe, *rest)
+
+    def sent(batch, *arguments, **options):
+        batch = to(batch, *arguments, **options)
+        for name in ("dense", "label", "weight"):
+            setattr(batch, name, getattr(batch, name).double())
+        return batch
+
+    build.move_dense, Batch.to, CowClipTables.adopt = moved, sent, adopted
+    # FBGEMM's lookup gives float32.
+    CowClipTables._is_pooled_here = lambda tbe: True
+    CowClipTables._output = lambda tbe, *given: output(tbe, *given).double()
+    embeddingbag.data_type_to_dtype = lambda _: torch.float64
