@@ -110,14 +110,16 @@ def check_communication(
     """
     if not registry or plan.sharding_type == ShardingType.DATA_PARALLEL.value:
         return
-    operation = CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL
+    is_summed = is_pooled and plan.sharding_type in (*_BY_ROWS, ShardingType.GRID_SHARD.value)
+    operations = [CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL]
     if is_pooled:
-        is_summed = plan.sharding_type in (*_BY_ROWS, ShardingType.GRID_SHARD.value)
-        operation = CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL
-        if is_summed:
-            operation = CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER
-    codecs = registry.get(operation.name)
-    found = {getattr(c, "_comm_precision", None) for c in (codecs.forward, codecs.backward)}
+        operations = [CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL]
+    if is_summed:
+        # Between nodes what a node has added up goes on from rank to rank.
+        operations.append(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER)
+    known = [registry[operation.name] for operation in operations if operation.name in registry]
+    codecs = [codec for both in known for codec in (both.forward, both.backward)]
+    found = {getattr(codec, "_comm_precision", None) for codec in codecs}
     table = f"table {config.name!r} with CowClip"
     on_gpu = sorted(p.name for p in found & {SparseType.FP8, SparseType.MX4})
     if on_gpu and device.type == "cpu":
@@ -127,7 +129,7 @@ def check_communication(
         )
     if SparseType.INT8 not in found:
         return
-    if operation == CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER:
+    if is_summed:
         raise ValueError(
             f"{table}: under sharding type {plan.sharding_type!r} ranks add up parts of bags, "
             "which TorchRec cannot do in INT8; write CommType.FP16 or BF16 in QCommsConfig, or "
