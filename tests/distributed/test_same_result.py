@@ -13,7 +13,7 @@ from support.float64 import run_in_float64, stopped_in_float64
 from support.jobs import losses_and_weights, run_small
 from support.ranks import run_ranks
 from support.reading import OVERRIDES, prepared
-from support.soak.runs import everything, same_end
+from support.soak.runs import same_end, weights_and_moments
 from support.stopping import stopped_on_last_rank
 
 pytestmark = pytest.mark.slow
@@ -143,10 +143,16 @@ def test_weights_and_bags_are_reproducible_too(tmp_path):
 EXACT = 1e-10
 
 
-@pytest.mark.parametrize("rows", [3333, pytest.param(80_000, marks=pytest.mark.soak)])
-def test_in_float64_all_ranks_agree(tmp_path, rows):
+@pytest.mark.parametrize("samples", [3333, pytest.param(80_000, marks=pytest.mark.soak)])
+def test_in_float64_all_ranks_agree(tmp_path, samples):
     """Whatever float32 rounds is no fault of the exchange: nothing is lost or counted twice."""
-    given = [*REPRODUCIBLE, OFF, f"data.rows={rows}", "data.scale=1e-4", "checkpoint.resume=auto"]
+    given = [
+        *REPRODUCIBLE,
+        OFF,
+        f"data.rows={samples}",
+        "data.scale=1e-4",
+        "checkpoint.resume=auto",
+    ]
     ends = {}
     for name, stops, ranks, plan in (
         ("alone", [], 1, "table_wise"), ("two", [], 2, "row_wise"), ("four", [], 4, "table_wise"),
@@ -155,10 +161,11 @@ def test_in_float64_all_ranks_agree(tmp_path, rows):
         folder = tmp_path / name
         folder.mkdir()
         for before, step in stops:
-            said = run_ranks(before, stopped_in_float64, folder, given, before, step)
+            rows = [*given, "sharding.plan=row_wise"]
+            said = run_ranks(before, stopped_in_float64, folder, rows, before, step)
             assert f"after step {step}" in said[0]
         run_ranks(ranks, run_in_float64, folder, [*given, f"sharding.plan={plan}"], ranks)
-        ends[name] = everything(newest(folder / "small/checkpoints"))
+        ends[name] = weights_and_moments(newest(folder / "small/checkpoints"))
     alone = ends.pop("alone")
     assert all(tensor.dtype == torch.float64 for name, tensor in alone.items() if "exp_avg" in name)
     for name, end in ends.items():

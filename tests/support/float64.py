@@ -1,7 +1,7 @@
 """Whole runs in float64, where a difference is a fault; as ranks, whose processes are new."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchrec.distributed import embeddingbag
 
 from stampede.data import Batch
@@ -42,8 +42,7 @@ def _compute_in_float64():
 
     def adopted(tbe, *rest):
         for weights in (tbe.weights_host, tbe.weights_dev):
-            if isinstance(weights, nn.Parameter | Tensor):
-                weights.data = weights.data.double()
+            weights.data = weights.data.double()
         return adopt(tbe, *rest)
 
     def sent(batch, *arguments, **options):

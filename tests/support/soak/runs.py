@@ -35,10 +35,9 @@ def same_end(run, undisturbed):
     assert without_times(run) == without_times(undisturbed)
     summaries = [{**_summary(folder), "world_size": None} for folder in (run, undisturbed)]
     assert summaries[0] == summaries[1]
-    states = [everything(newest(folder / "checkpoints")) for folder in (run, undisturbed)]
-    if _summary(run)["world_size"] != _summary(undisturbed)["world_size"]:
-        # What ranks have drawn last; each step draws anew.
-        states = [{n: t for n, t in s.items() if "random.rank" not in n} for s in states]
+    same_ranks = _summary(run)["world_size"] == _summary(undisturbed)["world_size"]
+    read = _everything if same_ranks else weights_and_moments
+    states = [read(newest(folder / "checkpoints")) for folder in (run, undisturbed)]
     assert states[0].keys() == states[1].keys()
     for name, tensor in states[0].items():
         assert torch.equal(tensor, states[1][name]), name
@@ -46,7 +45,13 @@ def same_end(run, undisturbed):
     assert progress[0] == progress[1]
 
 
-def everything(checkpoint):
+def weights_and_moments(checkpoint):
+    """All tensors of a checkpoint by name, but what each rank has drawn last."""
+    found = _everything(checkpoint)
+    return {name: tensor for name, tensor in found.items() if not name.startswith("random.")}
+
+
+def _everything(checkpoint):
     """Weights, moments, random state: all tensors of a checkpoint by name."""
     tensors = read_manifest(checkpoint).tensors
     state = {
