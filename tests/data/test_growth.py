@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from stampede.data.formulas import stable_hashes
 from stampede.data.learning.growth import grown, nothing_known
-from stampede.data.learning.learned import vocabulary_encoder
 from stampede.data.learning.row_meanings import RowMeanings, matched_rows
-from stampede.data.learning.vocabulary import FIRST_ROW, UNSEEN_ROW, RowsOfIds
+from stampede.data.learning.vocabulary import FIRST_ROW, MISSING_ROW, UNSEEN_ROW, RowsOfIds
 from stampede.data.options import GrowthOptions
+from stampede.data.prepared.manifest import FieldEntry
 from stampede.data.schema.schema import Vocabulary
 from stampede.optim import TableInit, drawn_by_id
 
@@ -111,7 +111,13 @@ def test_weights_stay_with_their_ids(periods, window, most, evict, min_count):
         return drawn_by_id(stable_hashes(pl.Series(ids, dtype=pl.String)), init, table="t", dim=2)
 
     def meanings(ids):
-        return RowMeanings(vocabulary_encoder("id", ids, False).entry, field, values=lambda: ids)
+        entry = FieldEntry(
+            name="id",
+            rows=FIRST_ROW + len(ids),
+            missing_row=MISSING_ROW,
+            unseen_row=UNSEEN_ROW,
+        )
+        return RowMeanings(entry, field, values=lambda: ids)
 
     # By id, and that of all that have no row.
     weights, unseen = {}, np.zeros(2)
