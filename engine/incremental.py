@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="stampede incremental",
         usage="stampede incremental CONFIG.yaml data.path='logs/*.gz' [section.key=value ...]\n"
         "       [--follow] [--on-bad-file skip]",
-        description="Train on a log that comes in files, one after the other by name or time. Each\n"
+        description="Train on a log that comes in files, in the order of names or times. Each\n"
         "is scored with the model so far, then trained on once; new ids get rows, weights and\n"
         "moments are kept. Started again, it takes the files that are new.",
         epilog="results, in the run folder:\n"
