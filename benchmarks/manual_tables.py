@@ -148,17 +148,21 @@ def _many_periods(path: Path) -> list[str]:
         ]
         for part in found["many"]
     ]
-    large = found["large"]
-    shares = sorted(large["part_seconds"].items(), key=lambda one: -one[1])
     busy = found["machine"]["other_processes"]
-    return [
+    parts = [
         f"A hundred files of {found['many'][0]['rows']:,} rows and four fields, one in fifty ids "
         "new in each, at most 2,000 rows of a field (`benchmarks/many_periods.py`; medians):",
         _markdown(["period", "processor seconds", "rows of all tables", "memory at most"], rows),
-        f"Of a period of {large['rows']:,} rows with {large['ids']:,} ids in the tables: "
-        + ", ".join(f"{part} {s / large['seconds']:.0%}" for part, s in shares)
-        + f". {_measured_on(found['machine'])} Other programs took {busy:.0%} of the cores' time.",
     ]
+    if large := found.get("large"):
+        shares = sorted(large["part_seconds"].items(), key=lambda one: -one[1])
+        parts.append(
+            f"Of the time of a period of {large['rows']:,} rows with {large['ids']:,} ids: "
+            + ", ".join(f"{part} {s / large['seconds']:.0%}" for part, s in shares)
+            + "."
+        )
+    measured = _measured_on(found["machine"])
+    return [*parts, f"{measured} Other programs took {busy:.0%} of the cores' time."]
 
 
 def _markdown(heads: list[str], rows: list[list[str]]) -> str:

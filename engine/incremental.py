@@ -37,15 +37,16 @@ def _parser() -> argparse.ArgumentParser:
         prog="stampede incremental",
         usage="stampede incremental CONFIG.yaml data.path='logs/*.gz' [section.key=value ...]\n"
         "       [--follow] [--on-bad-file skip]",
-        description="Train on a log that comes in files, one after the other by name. Each is\n"
-        "scored with the model so far, then trained on once; new ids get rows, weights and\n"
+        description="Train on a log that comes in files, in the order of names or times. Each\n"
+        "is scored with the model so far, then trained on once; new ids get rows, weights and\n"
         "moments are kept. Started again, it takes the files that are new.",
         epilog="results, in the run folder:\n"
         "  metrics.jsonl      a line for each file: AUC and logloss before it was trained on\n"
         "  periods.png        the same as a picture\n"
         "  period_0001, ...   a run folder for each file, for predict and export\n\n"
-        "keys that matter here (launch.py --help has all): data.admission_periods, data.max_rows,\n"
-        "data.evict, and min_count in the schema; checkpoint.keep: periods whose checkpoints stay",
+        "keys that matter here (launch.py --help has all): data.order_by, data.admission_periods,\n"
+        "data.max_rows, data.evict, and min_count in the schema; checkpoint.keep: periods whose\n"
+        "checkpoints stay",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("config", metavar="CONFIG.yaml", help="a job on a raw log")

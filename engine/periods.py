@@ -124,7 +124,8 @@ def train_incrementally(
     if not isinstance(whole.data, RawSection):
         raise SettingsError(
             f"{path}: data.kind is {whole.data.kind!r}, which has no files that come one after the "
-            "other; write criteo_kaggle, criteo_1tb, avazu or table"
+            "other; write criteo_kaggle, criteo_1tb, avazu or table (`stampede synthetic FOLDER` "
+            "writes files for criteo_kaggle)"
         )
     if whole.run.overwrite:
         raise SettingsError(

@@ -208,7 +208,8 @@ def draw_rows_of_new_ids(
 
     def keys(field: str, places: np.ndarray) -> np.ndarray:
         if not meanings:
-            meanings.update(row_meanings(data_folder(config)))
+            folder = data_folder(config)
+            meanings.update(row_meanings(folder, remedy(folder)))
         return keys_of_rows(meanings[field], places)
 
     init = TableInit(config.model.init_std, job.front.columns.dim, config.run.seed)
