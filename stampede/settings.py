@@ -73,8 +73,8 @@ def printable(text: str) -> str:
 # YAML.
 
 
-# Bytes of a file, and aliases in it.
-_MOST_YAML, _MOST_ALIASES = 4 << 20, 100
+# Bytes of a file, aliases in it, and characters of a number.
+_MOST_YAML, _MOST_ALIASES, _MOST_DIGITS = 4 << 20, 100, 400
 
 
 class _Loader(yaml.SafeLoader):
@@ -118,6 +118,21 @@ _Loader.add_implicit_resolver(
     ),
     _DIGITS,
 )
+
+
+def _short_number(loader: _Loader, node: yaml.Node) -> int | float:
+    # Python's time grows with the square of the length.
+    if len(node.value) > _MOST_DIGITS:
+        raise SettingsError(
+            f"line {node.start_mark.line + 1}: found a number of {len(node.value):,} characters; "
+            f"{_MOST_DIGITS} are the most"
+        )
+    is_int = node.tag == "tag:yaml.org,2002:int"
+    return (loader.construct_yaml_int if is_int else loader.construct_yaml_float)(node)
+
+
+for _tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
+    _Loader.add_constructor(_tag, _short_number)
 
 
 def _mapping_without_repeats(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:

@@ -39,7 +39,9 @@ def test_an_alias_still_works():
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("a: " + "1" * 5000, "job.yaml: not valid YAML: Exceeds the limit"),
+        ("!!int 0x" + "f" * 900_000, "line 1: found a number of 900,002 characters"),
+        ("a: 1\nb: !!float " + "1:" * 450_000 + "1", "line 2: found a number of"),
+        ("1" * 401, "line 1: found a number of 401 characters; 400 are the most"),
         ("a: &a [1]\nb: &b [*a, *a]\nc: [*b]", "line 2: at most 100 aliases"),
         ("a: &a [*a]", "line 1: at most 100 aliases"),
         ("a: &a 1\nb: [" + "*a, " * 101 + "]", "line 2: at most 100 aliases"),
