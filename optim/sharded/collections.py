@@ -297,7 +297,7 @@ def tell_when_reached(
 
     The output stays one that may be changed in place.
     """
-    if not output.requires_grad:
+    if not (output.requires_grad and torch.is_grad_enabled()):
         return output
     if output.grad_fn is None:
         # A rank without tables may give a leaf, which no pass goes through.
