@@ -17,6 +17,8 @@ from support.movies import MOVIES, movies, write_movies
 from support.paths import shared
 from support.prepared_arrays import arrays_of, manifest_of, vocabulary_of
 from support.preparing import (
+    IDS,
+    NUMBERS,
     PARTS,
     check_criteo,
     dated,
@@ -209,6 +211,16 @@ def test_criteo_sequential(made_up, tmp_path, validation):
     path = write(tmp_path / "log.tsv", made_up)
     folder = prepared(tmp_path / "out", "criteo_kaggle", path, validation_fraction=validation)
     check_criteo(folder, made_up, sequential_parts(3000, 1 / 7, validation))
+
+
+@pytest.mark.slow
+def test_real_criteo_rows(tmp_path):
+    log = shared("data/criteo_kaggle_137k.tsv.gz")
+    frame = pd.read_csv(
+        log, sep="\t", names=["label", *NUMBERS, *IDS], dtype=dict.fromkeys(IDS, "str")
+    )
+    folder = prepared(tmp_path / "out", "criteo_kaggle", str(log))
+    check_criteo(folder, frame, sequential_parts(len(frame), 1 / 7, 0.1))
 
 
 @pytest.mark.parametrize("split_hour", [False, True])
