@@ -128,18 +128,20 @@ def _sharded_states(
     # By table, and by the name of the state and its number of dimensions.
     shards: dict[str, dict[tuple[str, int], list[Shard]]] = {}
     configs: dict[str, ShardedEmbeddingTable] = {}
+    dtype = torch.float32
     for table, (shard, states) in zip(config.embedding_tables, tables.shard_states(), strict=True):
         configs[table.name] = table
         of_table = shards.setdefault(table.name, {})
         for position, (name, values) in enumerate(states.items()):
             local = of_table.setdefault((_key(name, position), values.ndim), [])
+            dtype = values.dtype
             if values.ndim == 2:
                 local.append(Shard(values, table.local_metadata))
             elif shard.column_offset == 0:
                 local.append(Shard(values, _row_metadata(table.local_metadata)))
     return {
         name: {
-            f"{name}.{key}": _sharded(configs[name], local, ndim, pg)
+            f"{name}.{key}": _sharded(configs[name], local, ndim, dtype, pg)
             for (key, ndim), local in of_table.items()
         }
         for name, of_table in shards.items()
@@ -147,7 +149,11 @@ def _sharded_states(
 
 
 def _sharded(
-    table: ShardedEmbeddingTable, local: list[Shard], ndim: int, pg: dist.ProcessGroup | None
+    table: ShardedEmbeddingTable,
+    local: list[Shard],
+    ndim: int,
+    dtype: torch.dtype,
+    pg: dist.ProcessGroup | None,
 ) -> ShardedTensor:
     everywhere = table.global_metadata.shards_metadata
     if ndim == 1:
@@ -155,7 +161,7 @@ def _sharded(
     metadata = ShardedTensorMetadata(
         shards_metadata=everywhere,
         size=torch.Size([table.num_embeddings, table.embedding_dim][:ndim]),
-        tensor_properties=TensorProperties(dtype=torch.float32),
+        tensor_properties=TensorProperties(dtype=dtype),
     )
     return ShardedTensor._init_from_local_shards_and_global_metadata(
         local_shards=local, sharded_tensor_metadata=metadata, process_group=pg
