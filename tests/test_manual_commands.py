@@ -26,7 +26,11 @@ BEFORE = {
         "python launch.py configs/quickstart.yaml run.name=criteo-1024",
         "python launch.py configs/quickstart.yaml run.name=criteo-8192",
     ],
-    "predict-export.md": ["python launch.py configs/criteo_kaggle.yaml data.path=train.txt"],
+    "predict-export.md": [
+        "python launch.py configs/criteo_kaggle.yaml data.path=train.txt",
+        "python launch.py configs/table.yaml 'data.path=log/*.csv.gz' data.schema_file=shop.yaml "
+        "run.name=shop",
+    ],
 }
 # What other tests run: make's targets are checked by name, a sweep takes minutes.
 ELSEWHERE = ("make ", ". .venv", "stampede sweep")
