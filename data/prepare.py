@@ -51,7 +51,16 @@ def prepare(source: Source, options: PreparationOptions, folder: Path) -> bool:
     Raises:
         DataError: the log cannot be used, or the folder cannot be written.
     """
-    return make_folder(folder, lambda unfinished: _prepare(source, options, unfinished), DataError)
+
+    def fill(unfinished: Path) -> None:
+        try:
+            _prepare(source, options, unfinished)
+        except DataError:
+            # A file that is still being written looks damaged.
+            source.log.check_unchanged()
+            raise
+
+    return make_folder(folder, fill, DataError)
 
 
 def _prepare(source: Source, options: PreparationOptions, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -34,10 +35,22 @@ def _export(given: argparse.Namespace) -> None:
     if given.since is not None:
         if given.format == "onnx":
             raise RunFolderError("--since is of packages; leave it out, or --format onnx")
+        unused = {
+            "--rows": given.rows,
+            "--most-ids": given.most_ids,
+            "--overwrite": given.overwrite,
+        }
+        for name in (name for name, value in unused.items() if value):
+            raise RunFolderError(
+                f"{name} does not go with --since, whose package decides; leave it out"
+            )
+        if not 0.0 <= given.tolerance < math.inf:
+            raise RunFolderError(f"--tolerance: found {given.tolerance}; write a number from 0 on")
         _export_delta(given, trained, folder)
         return
     if given.tolerance:
         raise RunFolderError("--tolerance is of a delta; write --since PACKAGE too")
+    given.rows = given.rows or "fp32"
     if given.format == "onnx":
         _export_onnx(given, trained, folder)
         return
@@ -118,7 +131,6 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--rows",
         choices=get_args(RowType),
-        default="fp32",
         help="how the tables' rows are stored: fp32 (default), exact; fp16; int8 with a scale per "
         "row",
     )

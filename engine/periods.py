@@ -223,7 +223,9 @@ class _Periods:
         if ledger.trained and not self._is_told(ledger.trained[-1]):
             return self._begun_before(ledger, follow)
         for period in self._new_files(ledger, follow):
-            last = ledger.trained[-1] if ledger.trained else None
+            # A file without a time says nothing of those that follow.
+            known = [one for one in ledger.trained if one.time != _LATEST]
+            last = known[-1] if known else None
             if last is not None and self._place(period) < self._place(last):
                 remedy = "give it a later name to train on it now, or leave it out"
                 if self._by_time:
@@ -252,13 +254,13 @@ class _Periods:
         size = file.stat().st_size
         if follow and size != period.bytes and not self._is_at_rest(file, size):
             return None
-        return self._with_bytes(ledger, period, size)
+        return self._noted(ledger, period, bytes=size, time=self._time(file, size))
 
-    def _with_bytes(self, ledger: Ledger, period: Period, size: int) -> Period:
-        """Note another size of a file."""
-        if period.bytes == size:
+    def _noted(self, ledger: Ledger, period: Period, **found: int | None) -> Period:
+        """Note another size or time of a file."""
+        changed = period.model_copy(update=found)
+        if changed == period:
             return period
-        changed = period.model_copy(update={"bytes": size})
         periods = [changed if one.file == period.file else one for one in ledger.periods]
         self._write(Ledger(periods=periods))
         return changed
@@ -388,6 +390,9 @@ class _Periods:
         run = self._folder.path / period.name
         summary = json.loads(read_file(run / "summary.json"))
         if not self._is_told(period):
+            # It may have grown between the ledger and its reading.
+            read = read_manifest(run / INPUTS).source.get("bytes", period.bytes)
+            self._noted(self._read(), period, bytes=read)
             scored = summary["last"]["test"]
             names = [prefix + name for prefix in ("", NEW_IDS) for name in _METRICS]
             line = {
@@ -405,9 +410,6 @@ class _Periods:
             }
             self._folder.log(line)
             print(_shown(line), flush=True)
-        # It may have grown between the ledger and its reading.
-        read = read_manifest(run / INPUTS).source.get("bytes", period.bytes)
-        self._with_bytes(self._read(), period, read)
         self._draw()
         shutil.rmtree(self._cache, ignore_errors=True)
         last = period.number - self._whole.checkpoint.keep

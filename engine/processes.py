@@ -259,7 +259,11 @@ def start_ranks(
 def _is_stopped(process: subprocess.Popen[bytes]) -> bool:
     """Whether a child is stopped by a signal; not by a debugger."""
     options = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-    return os.waitid(os.P_PID, process.pid, options) is not None
+    try:
+        return os.waitid(os.P_PID, process.pid, options) is not None
+    # It has just ended.
+    except ChildProcessError:
+        return False
 
 
 def _rendezvous() -> tuple[dist.Store, int, int]:

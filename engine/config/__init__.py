@@ -271,12 +271,39 @@ class Config(Section):
         tiles, plan = self.train.tiles, self.sharding.plan
         if tiles & (tiles - 1):
             raise ValueError(f"train.tiles: {tiles} is not a power of two; write 8 or 16")
-        if self.train.reproducible and plan not in ("auto", *IN_ORDER_SHARDING_TYPES):
-            raise ValueError(
-                f"sharding.plan: with {plan!r} the bits of a run depend on the number of ranks, "
-                "which train.reproducible forbids; write auto, "
-                f"{' or '.join(IN_ORDER_SHARDING_TYPES)}"
-            )
+        if not self.train.reproducible:
+            return self
+        table = self.optim.embedding
+        clip = getattr(getattr(table, "clip", None), "granularity", "none")
+        sent = self.sharding.communication
+        optimizers = {"helen", *BASELINES}
+        # By key: the value, whether it keeps the bits, what does.
+        keys = {
+            "sharding.plan": (
+                plan,
+                plan in ("auto", *IN_ORDER_SHARDING_TYPES),
+                f"auto, {' or '.join(IN_ORDER_SHARDING_TYPES)}",
+            ),
+            "sharding.communication.forward": (sent.forward, sent.forward == "fp32", "fp32"),
+            "sharding.communication.backward": (sent.backward, sent.backward == "fp32", "fp32"),
+            "optim.embedding.optimizer": (
+                table.optimizer,
+                table.optimizer not in optimizers,
+                "adam, rowwise_adam, adagrad, rowwise_adagrad or sgd",
+            ),
+            "optim.embedding.clip.granularity": (
+                clip,
+                clip in ("none", "row", "cowclip"),
+                "none, row or cowclip",
+            ),
+            "train.compile": (self.train.compile, self.train.compile == "none", "none"),
+        }
+        for key, (value, keeps, instead) in keys.items():
+            if not keeps:
+                raise ValueError(
+                    f"{key}: with {value!r} the bits of a run depend on the number of ranks, which "
+                    f"train.reproducible forbids; write {instead}"
+                )
         return self
 
     @model_validator(mode="after")

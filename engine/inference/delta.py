@@ -86,7 +86,8 @@ def export_delta(trained: Trained, base: Path, folder: Path, tolerance: float = 
         for done in (whole, made):
             shutil.rmtree(done)
 
-    make_folder(folder, fill, RunFolderError)
+    if not make_folder(folder, fill, RunFolderError):
+        raise RunFolderError(f"{folder}: is there already; write another folder")
     return found[0]
 
 

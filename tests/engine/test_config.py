@@ -109,6 +109,17 @@ BAD = [
         "train: {reproducible: true}\nsharding: {plan: column_wise}",
         ["sharding.plan", "'column_wise'", "write auto, table_wise or row_wise"],
     ),
+    *(
+        (f"train: {{reproducible: true}}\n{section}: {values}", [key, "train.reproducible forbids"])
+        for section, values, key in (
+            ("sharding", "{communication: {forward: bf16}}", "sharding.communication.forward"),
+            ("sharding", "{communication: {backward: bf16}}", "sharding.communication.backward"),
+            ("optim", "{embedding: {optimizer: helen}}", "optim.embedding.optimizer: with 'helen'"),
+            ("optim", "{embedding: {optimizer: fbgemm_cowclip}}", "with 'fbgemm_cowclip'"),
+            ("optim", "{embedding: {clip: {granularity: global, threshold: 1}}}", "with 'global'"),
+        )
+    ),
+    ("train: {reproducible: true, compile: default}", ["train.compile: with 'default'"]),
 ]
 
 

@@ -447,6 +447,16 @@ def test_files_may_come_in_the_order_of_their_times(tmp_path, capsys):
     (folder / "log4.csv").write_text(whole.replace(",90", ",95"))
     train(path, ["data.order_by=time"])
     assert len(lines(folder)) == 4
+    # Its time is not known before it is mended.
+    later = whole.replace(",90", ",97")
+    (folder / "log5.csv").write_text(later.replace("click", "klick", 1))
+    with pytest.raises(DataError, match=r"log5\.csv"):
+        train(path, ["data.order_by=time"])
+    (folder / "log5.csv").write_text(later)
+    train(path, ["data.order_by=time"])
+    (folder / "log6.csv").write_text(whole.replace(",90", ",98"))
+    train(path, ["data.order_by=time"])
+    assert len(lines(folder)) == 6
     (folder / "schema.yaml").write_text(schema)
     with pytest.raises(SettingsError, match="the schema names no time"):
         train(path, ["data.order_by=time", "run.name=other"])

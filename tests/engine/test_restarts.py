@@ -1,11 +1,14 @@
 """Starts of the same torchrun find each other, and continue what they began."""
 
+import os
+import subprocess
 import sys
 import threading
 
 import pytest
 import torch.distributed as dist
 
+from stampede.engine import processes
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.processes import agree_on_name, launched_by, restarts, start_ranks
@@ -157,6 +160,13 @@ def test_ranks_end_with_the_first_that_fails(tmp_path):
     program = "import os, sys, time; os.environ['RANK'] == '1' and os.kill(os.getpid(), 9); " \
               "time.sleep(100_000)"  # fmt: skip
     assert start_ranks(2, [sys.executable, "-c", program], tmp_path / "log") == -9
+
+
+def test_a_rank_that_has_just_ended_is_not_stopped():
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    assert not processes._is_stopped(ended)
+    ended.wait()
 
 
 def test_ranks_that_are_all_stopped_are_ended(tmp_path):

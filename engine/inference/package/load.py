@@ -95,16 +95,25 @@ def check(folder: str | Path) -> None:
     _check_files(Path(folder), *read_json(Path(folder) / "package.json"))
 
 
+def check_about(about: Mapping[str, Any], text: bytes) -> None:
+    """Compare `package.json` with its own SHA-256.
+
+    Raises:
+        ValueError: they differ.
+    """
+    digest = str(about["sha256"]).encode()
+    # A file cannot hold its own: it is that of the file without it.
+    if hashlib.sha256(text.replace(digest, b"", 1)).hexdigest() != digest.decode():
+        raise ValueError("package.json: its content has changed (SHA-256 differs)")
+
+
 def _check_files(folder: Path, about: Mapping[str, Any], text: bytes) -> None:
     """Compare `package.json` with its own SHA-256, and all files with theirs.
 
     Raises:
         ValueError: names the first that differs.
     """
-    digest = str(about["sha256"]).encode()
-    # A file cannot hold its own: it is that of the file without it.
-    if hashlib.sha256(text.replace(digest, b"", 1)).hexdigest() != digest.decode():
-        raise ValueError("package.json: its content has changed (SHA-256 differs)")
+    check_about(about, text)
     files = about["files"]
     with ThreadPoolExecutor() as threads:
         found = threads.map(_difference, [folder] * len(files), files.items())

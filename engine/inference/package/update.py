@@ -106,7 +106,8 @@ def patch(package: Path, delta: Path, out: Path, checked: bool = True) -> None:
         ValueError: the delta is of another package, or damaged.
     """
     try:
-        about, after = (_loader().read_json(delta / name)[0] for name in (DELTA, PACKAGE))
+        about, _ = _loader().read_json(delta / DELTA)
+        after, text = _loader().read_json(delta / PACKAGE)
         found, base, names = about["format"], about["base"], [*after["files"], PACKAGE]
         changes = {**about["tables"], **about["vocabularies"]}
         expected = _contents(after)
@@ -116,6 +117,7 @@ def patch(package: Path, delta: Path, out: Path, checked: bool = True) -> None:
         wrong += [name for name in changes if not _DATA.fullmatch(name)]
         if wrong:
             raise ValueError(f"{wrong[0]!r} is no name of a file in a package")
+        _loader().check_about(after, text)
     except (OSError, *_DAMAGE) as failure:
         raise ValueError(f"{delta}: no delta here ({failure})") from None
     if base != package_digest(package):

@@ -8,10 +8,13 @@ import polars as pl
 import pytest
 
 from stampede.data import DataError
+from stampede.data.errors import UnfinishedFileError
 from stampede.data.learning.vocabulary import distinct_ids, hashes
-from stampede.data.prepare import Spool
+from stampede.data.options import PreparationOptions, Split
+from stampede.data.prepare import Spool, prepare
 from stampede.data.prepared.writer import RowsOfParts
 from stampede.data.schema.schema import Schema
+from stampede.data.sources import open_source
 from stampede.settings import SettingsError
 from support.movies import MOVIES, movies, write_movies
 from support.paths import shared
@@ -211,6 +214,16 @@ def test_criteo_sequential(made_up, tmp_path, validation):
     path = write(tmp_path / "log.tsv", made_up)
     folder = prepared(tmp_path / "out", "criteo_kaggle", path, validation_fraction=validation)
     check_criteo(folder, made_up, sequential_parts(3000, 1 / 7, validation))
+
+
+def test_half_a_line_of_a_file_that_grows(made_up, tmp_path):
+    path = write(tmp_path / "log.tsv", made_up)
+    source = open_source("criteo_kaggle", str(path), Split())
+    with (tmp_path / "log.tsv").open("a") as file:
+        file.write("1\t2")
+    with pytest.raises(UnfinishedFileError, match="wait until it is whole"):
+        prepare(source, PreparationOptions(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

@@ -112,6 +112,11 @@ def test_a_wrong_or_damaged_delta_leaves_nothing(days, tmp_path):
     (delta / "delta.json").write_text(text.replace("changes/user", "../full1/user"))
     with pytest.raises(ValueError, match="no name of a file in a package"):
         update.apply(full[2], [delta], out)
+    (delta / "delta.json").write_text(text)
+    about = (delta / "package.json").read_text()
+    (delta / "package.json").write_text(about.replace('"rows": "fp32"', '"rows": "fp16"'))
+    with pytest.raises(ValueError, match=r"package\.json: its content has changed"):
+        update.apply(full[2], [delta], out)
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == ["delta", "full1", "full2"]
 
@@ -122,6 +127,13 @@ def test_mistakes_of_the_command_are_told_in_a_sentence(days, tmp_path, capsys):
     assert "no exported package here" in capsys.readouterr().err
     assert export.main([run, str(folder), "--tolerance", "0.1"]) == 2
     assert "--tolerance is of a delta; write --since PACKAGE too" in capsys.readouterr().err
+    for option, said in (
+        (("--tolerance", "nan"), "--tolerance: found nan; write a number from 0 on"),
+        (("--rows", "int8"), "--rows does not go with --since"),
+        (("--overwrite",), "--overwrite does not go with --since"),
+    ):
+        assert export.main([run, str(folder), "--since", str(tmp_path), *option]) == 2
+        assert said in capsys.readouterr().err
     assert not folder.exists()
 
 
@@ -132,15 +144,18 @@ def test_a_reader_scores_with_the_old_or_the_new_model_only(days, tmp_path):
     update.publish(models, "day_1")
     log = pl.read_csv(days / "log2.csv", infer_schema=False).drop("click")
     expected = {"day_1": loaded(full).score(log)}
-    found, done = [], threading.Event()
+    found, failed, done = [], [], threading.Event()
     # Of the package: it reads what its own folder has.
     spec = importlib.util.spec_from_file_location("served", full / "update.py")
     served = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(served)
 
     def serve():
-        while not done.is_set() or len(found) < 3:
-            found.append(served.load_current(models).score(log))
+        try:
+            while not done.is_set() or len(found) < 3:
+                found.append(served.load_current(models).score(log))
+        except Exception as failure:
+            failed.append(failure)
 
     reader = threading.Thread(target=serve)
     reader.start()
@@ -149,6 +164,7 @@ def test_a_reader_scores_with_the_old_or_the_new_model_only(days, tmp_path):
     subprocess.run([*command, "--publish"], check=True, capture_output=True)
     done.set()
     reader.join()
+    assert not failed and len(found) >= 3
     expected["day_2"] = loaded(models / "day_2").score(log)
     found.append(served.load_current(models).score(log))
     assert not np.array_equal(*expected.values())
