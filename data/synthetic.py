@@ -11,18 +11,19 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import polars as pl
-import pyarrow as pa
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from stampede.data.errors import DataError, exit_status
 from stampede.data.samples import Dataset, Samples, Slice
 from stampede.files import new_file
+
+# A GPU machine without Polars reads synthetic clicks too: files need it, batches do not.
+if TYPE_CHECKING:
+    import polars as pl
 
 # Distinct ids of the 26 id columns of Criteo Kaggle (display advertising challenge).
 CRITEO_CARDINALITIES = (
@@ -246,6 +247,9 @@ def write_criteo_log(
         number: of the file in its log, from 0: it has the rows after those of the files before.
         drift: share of the ids of large fields that are replaced by new ones from file to file.
     """
+    import polars as pl
+    from tqdm import tqdm
+
     truth, times = _Truth(clicks).drifted(drift * number)
     part = _SyntheticPart(truth, _TRAIN, (number + 1) * rows)
     with new_file(path) as unfinished, unfinished.open("wb") as file:
@@ -265,6 +269,8 @@ def write_criteo_log(
 
 
 def _with_missing(values: pl.Series, draw: np.random.Generator, column: int) -> pl.Series:
+    import polars as pl
+
     if column % 3:
         return values
     return values.set(pl.Series(draw.random(len(values)) < _MISSING), None)
@@ -272,6 +278,9 @@ def _with_missing(values: pl.Series, draw: np.random.Generator, column: int) -> 
 
 def _hex(ids: np.ndarray, field: int) -> pl.Series:
     """Eight digits for an id, other ones in every field."""
+    import polars as pl
+    import pyarrow as pa
+
     mixed = (ids.astype(np.uint64) * 2654435761 + field * 40503) & 0xFFFFFFFF
     shifts = np.arange(28, -1, -4, dtype=np.uint64)
     digits = _HEX[((mixed[:, None] >> shifts) & 15).astype(np.uint8)]
