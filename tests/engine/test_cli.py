@@ -10,6 +10,7 @@ import pytest
 from stampede.data.apply import main as apply
 from stampede.data.describe import main as describe
 from stampede.data.prepare import main as prepare
+from stampede.data.synthetic import main as synthetic
 from stampede.engine import cli
 from stampede.engine.export import main as export
 from stampede.engine.incremental import main as incremental
@@ -29,6 +30,7 @@ COMMANDS = {
     "prepare": prepare,
     "report": report,
     "sweep": sweep,
+    "synthetic": synthetic,
     "train": lambda arguments: cli.main(arguments, "stampede train"),
 }
 

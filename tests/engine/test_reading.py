@@ -94,7 +94,7 @@ def test_a_state_of_other_data_is_refused(tmp_path):
     other = reader_of(prepared_config(tmp_path, prepared(tmp_path / "other", train=300)))
     with pytest.raises(RunFolderError, match="use the same data"):
         other.load_state_dict(other.training(), reader.state_dict(reader.training()))
-    with pytest.raises(DataError, match="no state"):
+    with pytest.raises(DataError, match="not a state"):
         other.load_state_dict(other.training(), {})
 
 
