@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Variant = Literal["reference", "paper"]
-Granularity = Literal["none", "global", "field", "row", "field_adaptive", "cowclip"]
+Granularity = Literal["none", "global", "field", "row", "quantile", "field_adaptive", "cowclip"]
 
 # Rules with a constant threshold, which the user gives.
 _CONSTANT = ("global", "field", "row")
@@ -30,12 +30,15 @@ class CowClip:
     | `global` | the gradients of all tables with this granularity | threshold |
     | `field` | the gradient of a table | threshold |
     | `row` | the gradient of a row | threshold * max(count, 1) |
+    | `quantile` | the gradient of a row | quantile of its table * max(count, 1) |
     | `field_adaptive` | the gradient of a table | ratio * norm of its weights |
     | `cowclip` | the gradient of a row | ratio * max(norm of its weights, bound) * max(count, 1) |
 
     Gradients include the L2 term. Norms run over the rows that take part in the step: all, or
-    those of the batch. The count is how often an id occurs in the global batch; a repeat within
-    one bag counts, whatever the pooling and the weights of samples.
+    those of the batch. The quantile is that of norm / max(count, 1) over the rows of the batch, to
+    within 4 %; rows outside of the batch are not clipped by it. The count is how often an id occurs
+    in the global batch; a repeat within one bag counts, whatever the pooling and the weights of
+    samples.
 
     Args:
         granularity: see the table.
@@ -43,6 +46,7 @@ class CowClip:
         bound: lower bound of the weight norm in the threshold (`zeta`), so that small rows
             can still grow. 1e-5 on Criteo.
         threshold: the constant of `global`, `field` and `row`.
+        quantile: of `quantile`, between 0 and 1: the share of the rows that are not clipped.
         variant: `reference` is the authors' code, where the bound is scaled by
             `ratio * sqrt(columns)`; `paper` compares with the bare bound.
         columns: only the first `columns` columns of a row are clipped and give its norms; the
@@ -58,6 +62,7 @@ class CowClip:
     threshold: float | None = None
     variant: Variant = "reference"
     columns: int | None = None
+    quantile: float | None = None
 
     def __post_init__(self) -> None:
         if self.granularity not in get_args(Granularity):
@@ -85,6 +90,15 @@ class CowClip:
                 f"{self.granularity!r} has none; leave it out, or choose one of "
                 f"{', '.join(_CONSTANT)}"
             )
+        if (self.quantile is not None) != (self.granularity == "quantile"):
+            raise ValueError(
+                f"CowClip: quantile is {self.quantile!r} and granularity {self.granularity!r}; "
+                "write both, or neither: granularity='quantile', quantile=0.9"
+            )
+        if self.quantile is not None and not 0 < self.quantile < 1:
+            raise ValueError(
+                f"CowClip: quantile is {self.quantile!r}; write a number between 0 and 1"
+            )
         if self.variant not in get_args(Variant):
             raise ValueError(f"CowClip: variant is {self.variant!r}; write 'reference' or 'paper'")
         whole = isinstance(self.columns, int) and not isinstance(self.columns, bool)
@@ -96,17 +110,22 @@ class CowClip:
     @property
     def by_row(self) -> bool:
         """Whether each row has a threshold of its own."""
-        return self.granularity in ("row", "cowclip")
+        return self.granularity in ("row", "quantile", "cowclip")
 
     @property
     def by_table(self) -> bool:
         """Whether all rows of a table are scaled alike."""
         return self.granularity in ("global", "field", "field_adaptive")
 
+    @property
+    def needs_tables(self) -> bool:
+        """Whether a row's threshold depends on other rows."""
+        return self.by_table or self.granularity == "quantile"
+
     def row_bounds(self, width: int) -> tuple[float, float]:
         """`relative` and `least` of the threshold `max(relative * ||w||, least) * max(count, 1)`.
 
-        Only where each row has one, see `by_row`.
+        Only for `row` and `cowclip`.
 
         Args:
             width: number of clipped columns of the whole table, never a padded one.
@@ -119,7 +138,7 @@ class CowClip:
 
     def may_clip_decay(self, l2: float) -> bool:
         """Whether the L2 term of a row without other gradient, `2*l2*w`, can exceed a threshold."""
-        if self.granularity == "none" or l2 == 0:
+        if self.granularity in ("none", "quantile") or l2 == 0:
             return False
         if self.granularity == "cowclip":
             return 2.0 * l2 > self.ratio
@@ -132,7 +151,8 @@ class TableSums:
 
     Attributes:
         nonfinite: float64 scalar, above 0 where a non-finite gradient forbids the step.
-        by_table: float64 `[2]` by table: squared norms of the gradient and of the weights.
+        by_table: float64 by table: `[2]`, squared norms of the gradient and of the weights, or the
+            histogram of the rows' norms, see `norm_histogram`.
         everything: float64 `[2]`, the same over all tables clipped together, or None.
     """
 
@@ -152,7 +172,9 @@ def row_factor(
         counts: `[n]` occurrences of each id in the global batch.
         width: number of clipped columns of the whole table, never a padded one.
     """
-    return _factor(grad_squares.sqrt(), row_threshold(weight_squares.sqrt(), counts, width, clip))
+    return threshold_factor(
+        grad_squares.sqrt(), row_threshold(weight_squares.sqrt(), counts, width, clip)
+    )
 
 
 def row_threshold(weight_norm: Tensor, counts: Tensor, width: int, clip: CowClip) -> Tensor:
@@ -172,6 +194,37 @@ def row_threshold(weight_norm: Tensor, counts: Tensor, width: int, clip: CowClip
     return threshold * counts.clamp_min(1).to(threshold.dtype)
 
 
+# Norms that a histogram tells apart, as powers of 2, and its bins for each doubling.
+_LEAST_POWER, _MOST_POWER, _BINS = -64, 32, 16
+HISTOGRAM_SIZE = (_MOST_POWER - _LEAST_POWER) * _BINS + 2
+
+
+def norm_histogram(norms: Tensor) -> Tensor:
+    """How many of the norms `[n]` are near each power of 2: `[HISTOGRAM_SIZE]` float64.
+
+    Each counts for the two nearest bins, the more the nearer. So the histogram changes little
+    where norms do, as by rounding, and those of several ranks add up.
+    """
+    import torch
+
+    powers = norms.double().log2().clamp(_LEAST_POWER, _MOST_POWER)
+    position = (powers - _LEAST_POWER) * _BINS
+    lower = position.floor()
+    upper_share = position - lower
+    histogram = torch.zeros(HISTOGRAM_SIZE, dtype=torch.float64, device=norms.device)
+    histogram.index_add_(0, lower.long(), 1.0 - upper_share)
+    return histogram.index_add_(0, lower.long() + 1, upper_share)
+
+
+def quantile_of(histogram: Tensor, quantile: float) -> Tensor:
+    """The norm below which that share of a histogram's norms are: float64 scalar."""
+    total = histogram.cumsum(0)
+    wanted = quantile * total[-1]
+    bin_ = (total < wanted).sum().clamp_max(len(total) - 1)
+    above = (total[bin_] - wanted) / histogram[bin_].clamp_min(1e-300)
+    return 2.0 ** (_LEAST_POWER + (bin_ - above) / _BINS)
+
+
 def table_factor(grad_squares: Tensor, weight_squares: Tensor, clip: CowClip) -> Tensor:
     """The factor of a table's whole gradient under `global`, `field` and `field_adaptive`.
 
@@ -183,9 +236,10 @@ def table_factor(grad_squares: Tensor, weight_squares: Tensor, clip: CowClip) ->
         threshold = clip.ratio * weight_squares.sqrt()
     else:
         threshold = grad_squares.new_full(grad_squares.shape, clip.threshold)
-    return _factor(grad_squares.sqrt(), threshold)
+    return threshold_factor(grad_squares.sqrt(), threshold)
 
 
-def _factor(norm: Tensor, threshold: Tensor) -> Tensor:
+def threshold_factor(norm: Tensor, threshold: Tensor) -> Tensor:
+    """The factor that brings a norm down to a threshold, at most 1."""
     # A zero norm with a zero threshold would divide 0 by 0; that gradient stays zero.
     return (threshold / norm).where(norm > threshold, 1.0)

@@ -206,7 +206,7 @@ class CowClipOptimizer(torch.optim.Optimizer):
         """The table with its state, which is made at the first step."""
         dim = param.shape[1]
         width, local_width = clipped_columns(settings, dim, 0, dim)
-        shapes = settings.rule.state_shapes(len(param), dim, has_rest=width < dim)
+        shapes = settings.state_shapes(len(param), dim, has_rest=width < dim)
         state = self.state[param]
         if "step" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32)
@@ -278,6 +278,8 @@ class CowClipAdam(CowClipOptimizer):
         padding_idx: plain PyTorch: a row that is never changed; found by itself where the table
             belongs to an `nn.Embedding` or `nn.EmbeddingBag`.
         seed: of the stochastic rounding of fp16 and bf16 tables.
+        ar_alpha, min_shrinkage: adaptive regularisation (arXiv 2511.06374), which decays a row by
+            the steps since it was last seen, see `UpdateSettings`; needs `rows="touched"`.
 
     Raises:
         ValueError: a setting is out of range.
@@ -307,6 +309,8 @@ class CowClipAdam(CowClipOptimizer):
         on_nonfinite: OnNonfinite = "error",
         padding_idx: int | None = None,
         seed: int = 0,
+        ar_alpha: float = 0.0,
+        min_shrinkage: float = 0.1,
     ) -> None:
         super().__init__(params, lr, locals())
 
@@ -326,8 +330,8 @@ class CowClipAdagrad(CowClipOptimizer):
 
     Args:
         eps: added to the denominator.
-        params, lr, l2, clip, rows, weight_decay, on_nonfinite, padding_idx, seed: see
-            `CowClipAdam`.
+        params, lr, l2, clip, rows, weight_decay, on_nonfinite, padding_idx, seed, ar_alpha,
+            min_shrinkage: see `CowClipAdam`.
     """
 
     rule_type = Adagrad
@@ -345,6 +349,8 @@ class CowClipAdagrad(CowClipOptimizer):
         on_nonfinite: OnNonfinite = "error",
         padding_idx: int | None = None,
         seed: int = 0,
+        ar_alpha: float = 0.0,
+        min_shrinkage: float = 0.1,
     ) -> None:
         super().__init__(params, lr, locals())
 
@@ -363,8 +369,8 @@ class CowClipSGD(CowClipOptimizer):
 
     Args:
         momentum: from 0 up to below 1.
-        params, lr, l2, clip, rows, weight_decay, on_nonfinite, padding_idx, seed: see
-            `CowClipAdam`.
+        params, lr, l2, clip, rows, weight_decay, on_nonfinite, padding_idx, seed, ar_alpha,
+            min_shrinkage: see `CowClipAdam`.
     """
 
     rule_type = SGD
@@ -382,5 +388,7 @@ class CowClipSGD(CowClipOptimizer):
         on_nonfinite: OnNonfinite = "error",
         padding_idx: int | None = None,
         seed: int = 0,
+        ar_alpha: float = 0.0,
+        min_shrinkage: float = 0.1,
     ) -> None:
         super().__init__(params, lr, locals())

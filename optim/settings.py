@@ -12,6 +12,9 @@ from stampede.optim.rules import Adam, Rule
 Rows = Literal["all", "touched"]
 OnNonfinite = Literal["error", "skip_row"]
 
+# The state of adaptive regularisation: the step in which a row was last in a batch, 0 for none.
+LAST_STEP = "last_step"
+
 
 @dataclass(frozen=True)
 class UpdateSettings:
@@ -23,6 +26,12 @@ class UpdateSettings:
         l2: coefficient of `||w||^2` in the loss; adds `2*l2*w` to the gradient, inside the clip.
         weight_decay: decoupled decay, `w = w * (1 - lr*weight_decay)` before the step, outside the
             clip (AdamW).
+        ar_alpha: adaptive regularisation (Li and Lyu, arXiv 2511.06374, algorithm 2, as FBGEMM's
+            ROWWISE_RMSPROP_AR): a row of the batch is first multiplied by
+            `max(min_shrinkage, 1 - min(1, lr*ar_alpha*gap))`, `gap` being the steps since it was
+            last in a batch, 1 for its first. So rare ids decay as much in time as frequent ones.
+            Only with `rows="touched"`; 0 for none.
+        min_shrinkage: see `ar_alpha`.
         rows: `all`, every row takes a step (momentum, L2 and decay), or `touched`, only the rows
             of the batch.
         on_nonfinite: what a NaN or an infinity in a row's gradient does: `error` refuses the whole
@@ -37,9 +46,11 @@ class UpdateSettings:
     rows: Rows = "all"
     on_nonfinite: OnNonfinite = "error"
     seed: int = 0
+    ar_alpha: float = 0.0
+    min_shrinkage: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("l2", "weight_decay"):
+        for name in ("l2", "weight_decay", "ar_alpha"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is {value!r}; write a number of at least 0")
@@ -47,10 +58,22 @@ class UpdateSettings:
             if getattr(self, name) not in get_args(allowed):
                 one, other = get_args(allowed)
                 raise ValueError(f"{name} is {getattr(self, name)!r}; write {one!r} or {other!r}")
+        if not 0 <= self.min_shrinkage <= 1:
+            raise ValueError(f"min_shrinkage is {self.min_shrinkage!r}; write a number from 0 to 1")
+        if self.ar_alpha and self.rows != "touched":
+            raise ValueError(
+                f"ar_alpha is {self.ar_alpha!r}, but rows is {self.rows!r}; write rows='touched': "
+                "it replaces the decay of rows that no batch holds"
+            )
         if not isinstance(self.clip, CowClip):
             raise ValueError(f"clip is {self.clip!r}; write CowClip(...) or None")
         if not isinstance(self.seed, int) or self.seed < 0:
             raise ValueError(f"seed is {self.seed!r}; write an integer of at least 0")
+
+    def state_shapes(self, rows: int, dim: int, has_rest: bool) -> dict[str, tuple[int, ...]]:
+        """Shape of every state by name, see `Rule.state_shapes`."""
+        own = {LAST_STEP: (rows,)} if self.ar_alpha else {}
+        return {**self.rule.state_shapes(rows, dim, has_rest), **own}
 
     @property
     def moves_untouched_rows(self) -> bool:

@@ -63,7 +63,7 @@ class TableArray:
         width, local_width = clipped_columns(
             settings, dim, shards[0].column_offset, weights.shape[1]
         )
-        shapes = settings.rule.state_shapes(*weights.shape, has_rest=width < dim)
+        shapes = settings.state_shapes(*weights.shape, has_rest=width < dim)
         states = {
             name: torch.zeros(shape, dtype=state_dtype(weights), device=weights.device)
             for name, shape in shapes.items()

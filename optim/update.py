@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from stampede.optim.backends.torch import ClippedRows, PendingUpdate, RowValues
-from stampede.optim.clip import TableSums, row_factor, table_factor
+from stampede.optim.clip import (
+    TableSums,
+    norm_histogram,
+    quantile_of,
+    row_factor,
+    table_factor,
+    threshold_factor,
+)
 from stampede.optim.nonfinite import NonFiniteGradientError
 from stampede.optim.rows import RowGradients
 from stampede.optim.table_array import TableArray
@@ -174,9 +181,10 @@ def _table_sums(measured: Sequence[_Measured], device: torch.device) -> TableSum
         settings, array = one.array.settings, one.array
         if settings.on_nonfinite == "error" and array.counts_rows:
             sums.nonfinite += one.skipped
-        if one.share is None:
+        if not settings.clip.needs_tables:
             continue
-        for shard, total in zip(array.shards, _shard_sums(one), strict=True):
+        parts = _shard_sums(one) if settings.clip.by_table else _shard_histograms(one)
+        for shard, total in zip(array.shards, parts, strict=True):
             if not shard.counted:
                 total = torch.zeros_like(total)
             if settings.clip.granularity == "global":
@@ -205,6 +213,20 @@ def _shard_sums(one: _Measured) -> list[Tensor]:
     return sums
 
 
+def _times(counts: Tensor, dtype: torch.dtype) -> Tensor:
+    return counts.clamp_min(1).to(dtype)
+
+
+def _shard_histograms(one: _Measured) -> list[Tensor]:
+    """Of the norms of each shard's rows, per occurrence; the first column shard has them."""
+    norms = one.values.grad_squares.sqrt()
+    norms = norms / _times(one.batch.counts, norms.dtype)
+    if one.array.shards[0].column_offset:
+        norms = norms[:0]
+    bounds = [min(bound, len(norms)) for bound in one.update.bounds()]
+    return [norm_histogram(norms[a:b]) for a, b in pairwise(bounds)]
+
+
 def _step_at_once(update: PendingUpdate) -> Outcome:
     clipped = update.backend.step_at_once_(update.batch, update.lr, update.step)
     counted = int(update.array.counts_rows)
@@ -230,6 +252,11 @@ def _factors(one: _Measured, sums: TableSums) -> tuple[Tensor | None, Tensor | N
     if clip.granularity == "none":
         return None, _by_row(array, one.update.swept_decay_factor, grads.dtype)
     values, everything = one.values, one.everything
+    if clip.granularity == "quantile":
+        norms = values.grad_squares.sqrt()
+        held = [quantile_of(sums.by_table[shard.table], clip.quantile) for shard in array.shards]
+        each = _of_rows(one, torch.stack(held).to(norms.dtype))
+        return threshold_factor(norms, each * _times(counts, norms.dtype)), None
     if clip.by_row:
         factor = row_factor(values.grad_squares, values.weight_squares, counts, array.width, clip)
         if not clip.may_clip_decay(array.settings.l2) or everything is None:
@@ -243,10 +270,13 @@ def _factors(one: _Measured, sums: TableSums) -> tuple[Tensor | None, Tensor | N
     else:
         held = [sums.by_table[shard.table] for shard in array.shards]
     by_shard = table_factor(*torch.stack(held).T, clip).to(grads.dtype)
-    factor = by_shard.repeat_interleave(
-        torch.tensor(one.update.bounds()).diff().to(by_shard.device)
-    )
+    factor = _of_rows(one, by_shard)
     return factor, None if everything is None else _by_row(array, by_shard, by_shard.dtype)
+
+
+def _of_rows(one: _Measured, by_shard: Tensor) -> Tensor:
+    """Repeat one value per shard for each of the batch's rows."""
+    return by_shard.repeat_interleave(torch.tensor(one.update.bounds()).diff().to(by_shard.device))
 
 
 def _by_row(array: TableArray, by_shard: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -23,7 +23,9 @@ def why_not(array: TableArray) -> str | None:
     settings, dim = array.settings, array.weights.shape[1]
     if type(settings.rule) is not Adam:
         return f"the rule is {type(settings.rule).__name__}, not Adam"
-    if settings.clip.by_table:
+    if settings.ar_alpha:
+        return "ar_alpha shrinks rows by the steps since they were last seen"
+    if settings.clip.needs_tables:
         return f"granularity {settings.clip.granularity!r} needs sums over whole tables"
     if settings.on_nonfinite != "error":
         return f"on_nonfinite is {settings.on_nonfinite!r}"

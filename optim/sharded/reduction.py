@@ -13,7 +13,7 @@ from torch import Tensor
 from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
 
-from stampede.optim.clip import TableSums
+from stampede.optim.clip import HISTOGRAM_SIZE, TableSums
 from stampede.optim.rows import RowGradients, merge_rows
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray
@@ -97,11 +97,12 @@ class CollectionGroups:
         ]
         self._world_size = env.world_size
         self._everyone = group_of(tuple(range(env.world_size)))
-        self._tables = [
-            table
+        sizes = {"field": 2, "field_adaptive": 2, "quantile": HISTOGRAM_SIZE}
+        self._tables = {
+            table: sizes[setting.clip.granularity]
             for table, setting in sorted(settings.items())
-            if setting.clip.granularity in ("field", "field_adaptive")
-        ]
+            if setting.clip.granularity in sizes
+        }
         self._refuses_nonfinite = any(s.on_nonfinite == "error" for s in settings.values())
 
     def exchange(self, rows: RowGradients) -> RowGradients:
@@ -183,12 +184,15 @@ class CollectionGroups:
         """See `Reduction.sum_tables_`; without the sum over everything."""
         if self._everyone is None or not (self._tables or self._refuses_nonfinite):
             return
-        zero = sums.nonfinite.new_zeros(2)
-        whole = torch.stack([sums.by_table.get(table, zero) for table in self._tables] + [zero])
-        whole[-1, 0] = sums.nonfinite
+        parts = [
+            sums.by_table.get(table, sums.nonfinite.new_zeros(size))
+            for table, size in self._tables.items()
+        ]
+        whole = torch.cat([*parts, sums.nonfinite[None]])
         dist.all_reduce(whole, group=self._everyone)
-        sums.by_table.update(zip(self._tables, whole[:-1], strict=True))
-        sums.nonfinite = whole[-1, 0]
+        *parts, nonfinite = whole.split([*self._tables.values(), 1])
+        sums.by_table.update(zip(self._tables, parts, strict=True))
+        sums.nonfinite = nonfinite[0]
 
 
 class BackwardReduction:

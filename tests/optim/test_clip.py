@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stampede.optim import CowClip
-from stampede.optim.clip import row_factor, row_threshold, table_factor
+from stampede.optim.clip import norm_histogram, quantile_of, row_factor, row_threshold, table_factor
 
 CONSTANTS = ("global", "field", "row")
 WITHOUT_CONSTANT = ("none", "field_adaptive", "cowclip")
@@ -100,6 +100,23 @@ def test_no_rows(clip):
     assert row_factor(none, none, torch.zeros(0, dtype=torch.int64), 4, clip).shape == (0,)
 
 
+@pytest.mark.parametrize("quantile", [0.05, 0.5, 0.95])
+def test_a_quantile_of_the_histogram_is_that_of_the_norms(quantile):
+    draw = torch.Generator().manual_seed(0)
+    norms = 10.0 ** torch.empty(10_000).uniform_(-8, 2, generator=draw)
+    halves = norm_histogram(norms[:3000]) + norm_histogram(norms[3000:])
+    found = quantile_of(halves, quantile)
+    torch.testing.assert_close(found, quantile_of(norm_histogram(norms), quantile))
+    expected = norms.double().quantile(quantile)
+    torch.testing.assert_close(found, expected, rtol=2 ** (1 / 16) - 1, atol=0)
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e-30, 1.0, 1e30])
+def test_a_quantile_of_one_norm_is_near_it_within_the_bins(norm):
+    found = quantile_of(norm_histogram(torch.tensor([norm])), 0.5).item()
+    assert found == pytest.approx(min(max(norm, 2.0**-64), 2.0**32), rel=0.05)
+
+
 @pytest.mark.parametrize("weights", [0.0, 1.0])
 def test_a_zero_gradient_is_not_clipped(weights):
     zero, weights = torch.zeros(1), torch.tensor([weights])
@@ -116,6 +133,7 @@ def test_a_zero_gradient_is_not_clipped(weights):
         (CowClip("none"), 100.0, False),
         (CowClip("row", threshold=100.0), 1e-9, True),
         (CowClip("row", threshold=100.0), 0.0, False),
+        (CowClip("quantile", quantile=0.1), 100.0, False),
         (CowClip("field_adaptive"), 1e-9, True),
         # ||2*l2*w|| <= r*||w|| up to 2*l2 = r.
         (CowClip(ratio=0.5), 0.25, False),
@@ -138,6 +156,9 @@ def test_whether_the_decay_alone_can_be_clipped(clip, l2, expected):
         ({"columns": 2.5}, "columns is 2.5; write a whole number"),
         ({"columns": 2.0}, "columns is 2.0"),
         ({"columns": True}, "columns is True"),
+        ({"quantile": 0.5}, "write both, or neither"),
+        ({"granularity": "quantile"}, "write both, or neither"),
+        ({"granularity": "quantile", "quantile": 1.0}, "a number between 0 and 1"),
         ({"granularity": "column"}, "granularity is 'column'.*field_adaptive"),
     ],
 )

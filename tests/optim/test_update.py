@@ -27,6 +27,7 @@ CLIPS = [
     CowClip("global", threshold=0.05),
     CowClip("field", threshold=0.05),
     CowClip("row", threshold=0.02),
+    CowClip("quantile", quantile=0.5),
     CowClip("field_adaptive", ratio=0.1),
     CowClip("cowclip", ratio=0.1, bound=1e-3),
 ]
@@ -45,17 +46,22 @@ def clips(draw):
         threshold=draw(st.sampled_from([1e-3, 0.1, 10.0]))
         if granularity in ("global", "field", "row")
         else None,
+        quantile=draw(st.sampled_from([0.1, 0.9])) if granularity == "quantile" else None,
     )
 
 
 all_settings = st.builds(
-    UpdateSettings,
+    lambda ar_alpha, rows, **others: UpdateSettings(
+        ar_alpha=ar_alpha if rows == "touched" else 0.0, rows=rows, **others
+    ),
     rule=st.sampled_from(EVERY_RULE),
     clip=clips(),
     # With 1e-2 and ratio 0.01, and with 3, the decay itself is clipped, also in absent rows.
     l2=st.sampled_from([0.0, 1e-5, 1e-2, 3.0]),
     weight_decay=st.sampled_from([0.0, 0.5]),
     rows=st.sampled_from(["all", "touched"]),
+    # With 1e3 a row is shrunk to the least share after some steps.
+    ar_alpha=st.sampled_from([0.0, 1.0, 1e3]),
 )
 
 
@@ -84,6 +90,10 @@ def assert_follows(setting, tables, cuts, spread, draw, occurrences):
         "exp_avg": first, "momentum_buffer": first, "exp_avg_sq": second, "sum": second
     }  # fmt: skip
     for name, state in parts.arrays[0].states.items():
+        if name == "last_step":
+            last = {n: seen[:, None].expand(tables[n].shape) for n, seen in reference.last.items()}
+            assert_same(parts.gathered(lambda array: array.states["last_step"]), last)
+            continue
         target = expected[name.removesuffix("_rest")]
         if state.ndim == 1:
             column = -1 if name.endswith("_rest") else 0
@@ -162,7 +172,7 @@ def test_a_row_that_is_skipped_is_absent(rows, clip, column, bad):
     """A NaN in one column shard takes the row out of all of them."""
     draw = torch.Generator().manual_seed(0)
     tables = random_tables(draw, [9, 6], 4)
-    clip = CowClip(clip.granularity, clip.ratio, clip.bound, clip.threshold, columns=3)
+    clip = replace(clip, columns=3)
     setting = UpdateSettings(
         clip=clip, l2=1e-2, rule=RowWiseAdam(), rows=rows, on_nonfinite="skip_row"
     )

@@ -29,6 +29,7 @@ FAMILY = {
     "global": {"granularity": "global", "threshold": 30.0},
     "field": {"granularity": "field", "threshold": 8.0},
     "row": {"granularity": "row", "threshold": 0.2},
+    "quantile": {"granularity": "quantile", "quantile": 0.5},
     "field_adaptive": {"granularity": "field_adaptive", "ratio": 5.0},
     "cowclip": {},
 }
@@ -40,6 +41,7 @@ STRENGTHS = (
     *(5.7, 5.7, 0.076, 14.0, 0.42),
     14.0,
 )
+ADAPTIVE = {"rows": "touched", "ar_alpha": 30.0, "ratio": 2.0}
 RULES = ("adam", "rowwise_adam", "adagrad", "rowwise_adagrad", "sgd")
 
 
@@ -113,6 +115,16 @@ def corners():
             arguments={"ratio": 0.6},
         ),
         Case(plan="grid_shard", tables=SUMS, arguments={"variant": "paper", "bound": 0.3}),
+        *(
+            # Some gaps shrink a row by a part, some to the least share.
+            Case(plan=plan, rule=rule, tables=SUMS, arguments=ADAPTIVE)
+            for plan, rule in (
+                ("grid_shard", "adam"),
+                ("column_wise", "rowwise_adam"),
+                ("data_parallel", "rowwise_adagrad"),
+                ("row_wise", "sgd"),
+            )
+        ),
     ]
 
 

@@ -28,7 +28,7 @@ def reference_of(weights, settings):
     rule, clip = settings.rule, settings.clip
     name = next(name for name, rules in RULES.items() if type(rule) is type(rules[0]))
     arguments = {**vars(rule), **vars(clip), "rule": name}
-    for key in ("l2", "weight_decay", "rows"):
+    for key in ("l2", "weight_decay", "rows", "ar_alpha", "min_shrinkage"):
         arguments[key] = getattr(settings, key)
     return ReferenceTables(weights, **arguments)
 
