@@ -62,7 +62,8 @@ def table_optimizer(
         SettingsError: the device has no such optimizer.
     """
     section = config.optim.embedding
-    arguments = section.model_dump(exclude={"optimizer", "schedule", "plateau", "clip"})
+    others = {"optimizer", "schedule", "plateau", "clip", "begin_again"}
+    arguments = section.model_dump(exclude=others)
     arguments["lr"] = scaled.embedding_lr
     if "l2" in arguments:
         arguments["l2"] = scaled.embedding_l2

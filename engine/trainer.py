@@ -34,6 +34,7 @@ from stampede.engine.reading import Reader
 from stampede.engine.step import SentBatch, flush_tables, prefetch, train_step
 from stampede.engine.stop import Agreement, StopSignals
 from stampede.engine.summary import clipped_share
+from stampede.optim import begin_tables_again
 
 # So many batches in a row whose losses are not finite are not a fault of the batches.
 _MOST_SKIPPED = 10
@@ -93,6 +94,7 @@ class Trainer:
                 for epoch in range(progress.epoch, epochs):
                     if stops_early(progress, self._config.evaluate):
                         break
+                    self._begin_tables_again_if_due(epoch)
                     for sent in self._batches_left(epoch):
                         loss = self._step(sent, epoch)
                         bar.update(sent.batch.global_samples)
@@ -108,6 +110,16 @@ class Trainer:
                     self._evaluate()
             except _StopRequestedError as stop:
                 self._stop(*stop.args)
+
+    def _begin_tables_again_if_due(self, epoch: int) -> None:
+        """Have the tables begin again before an epoch, once."""
+        run, progress, table = self._run, self._progress, self._config.optim.embedding
+        if getattr(table, "begin_again", "never") == "never" or epoch <= progress.tables_epoch:
+            return
+        flush_tables(run.job, progress.step, run.processes.device)
+        # No seed of a run is as large.
+        begin_tables_again(run.job.model, self._config.run.seed + (epoch << 64))
+        progress.tables_epoch, progress.tables_start = epoch, progress.updates
 
     def _batches_left(self, epoch: int) -> Iterator[SentBatch]:
         """The batches of an epoch that are still to be trained on."""

@@ -244,13 +244,13 @@ def progress_after(manifest: Manifest) -> Progress:
         skipped_batches=before.skipped_batches,
         plateau=before.plateau,
         table_plateau=before.table_plateau,
+        tables_start=before.tables_start,
     )
 
 
 def _go_on_counting(job: Job, manifest: Manifest) -> None:
     # FBGEMM's Adam keeps its step count outside of its state.
-    before = manifest.progress
-    job.model.fused_optimizer.set_optimizer_step(before.step - before.skipped_batches)
+    job.model.fused_optimizer.set_optimizer_step(manifest.progress.table_steps)
 
 
 class _Filling:

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from stampede.optim.scaling import Hyperparameters, Scaled, ScalingRule, scale
     from stampede.optim.schedules import Schedule, learning_rate
     from stampede.optim.sharded.backward_update import BackwardUpdate
-    from stampede.optim.sharded.collections import local_cowclip_tables, table_update
+    from stampede.optim.sharded.collections import (
+        begin_tables_again,
+        local_cowclip_tables,
+        table_update,
+    )
     from stampede.optim.sharded.sharders import cowclip_sharders
     from stampede.optim.sharded.tables import CowClipTables
     from stampede.optim.table_init import TableInit, drawn_by_id
@@ -40,6 +44,7 @@ __all__ = [
     "ScalingRule",
     "Schedule",
     "TableInit",
+    "begin_tables_again",
     "cowclip_sharders",
     "drawn_by_id",
     "learning_rate",
@@ -70,6 +75,7 @@ _MODULES = {
     "cowclip_sharders": "sharded.sharders",
     "drawn_by_id": "table_init",
     "learning_rate": "schedules",
+    "begin_tables_again": "sharded.collections",
     "local_cowclip_tables": "sharded.collections",
     "scale": "scaling",
     "table_update": "sharded.collections",

@@ -77,8 +77,7 @@ def load(path: Path, job: Job, dataset: Dataset) -> Progress:
     read_tensors(path, state)
     job.model.load_state_dict(state["model"])
     # FBGEMM's own Adam counts its steps outside of its state.
-    taken = manifest.progress.step - manifest.progress.skipped_batches
-    job.model.fused_optimizer.set_optimizer_step(taken)
+    job.model.fused_optimizer.set_optimizer_step(manifest.progress.table_steps)
     for generator_state in state.get("random", {}).values():
         torch.set_rng_state(generator_state)
     return manifest.progress

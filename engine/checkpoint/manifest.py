@@ -82,6 +82,9 @@ class Progress:
         last: newest evaluations, by part.
         evaluated_step: the step of those evaluations.
         metrics_lines: lines of `metrics.jsonl` so far.
+        tables_epoch: epoch before which tables last began again, from 0, see
+            `optim.embedding.begin_again`.
+        tables_start: updates of the model before that.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
@@ -109,6 +112,18 @@ class Progress:
     last: Evaluations = field(default_factory=dict)
     evaluated_step: Count = 0
     metrics_lines: Count = 0
+    tables_epoch: Count = 0
+    tables_start: Count = 0
+
+    @property
+    def updates(self) -> int:
+        """Updates of the model so far: steps whose batch was not skipped."""
+        return self.step - self.skipped_batches
+
+    @property
+    def table_steps(self) -> int:
+        """Steps of the tables since they last began."""
+        return self.updates - self.tables_start
 
     @property
     def is_epoch_end(self) -> bool:

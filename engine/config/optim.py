@@ -187,6 +187,11 @@ class _Clipped(_TableOptimizer, _L2, _Decoupled, _Rows):
         "it was last seen; 0: none; never scaled",
     )
     min_shrinkage: float = Field(0.1, ge=0, le=1, description="see ar_alpha")
+    begin_again: Literal["never", "each_epoch"] = Field(
+        "never",
+        description="each_epoch: tables begin each epoch with new initial values and without "
+        "moments, the dense layers go on (MEDA, arXiv 2305.19531)",
+    )
     clip: ClipSection | None = Field(ClipSection(), description="null for no clipping")
     on_nonfinite: OnNonfinite = Field(
         "error",

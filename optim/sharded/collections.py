@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -162,6 +163,14 @@ class CowClipCollection:
                     high=table.get_weight_init_max(),
                 )
 
+    def begin_again(self, seed: int) -> None:
+        """See `begin_tables_again`."""
+        self._flush()
+        self._table_init = replace(self._table_init or TableInit(), seed=seed)
+        self.reset_parameters()
+        for tbe in self.cowclip_tables():
+            tbe.begin_again()
+
     def input_dist(
         self, ctx: Any, features: KeyedJaggedTensor, *rest: Any
     ) -> Awaitable[Awaitable[KJTList]]:
@@ -314,6 +323,21 @@ def local_cowclip_tables(model: nn.Module) -> list[CowClipTables]:
         if isinstance(module, CowClipCollection)
         for tables in module.cowclip_tables()
     ]
+
+
+def begin_tables_again(model: nn.Module, seed: int) -> None:
+    """Give tables new initial values and no state, as before the first step.
+
+    That is for MEDA (arXiv 2305.19531), between epochs; the dense layers go on. Learning rates
+    stay as they are. All ranks must call it.
+
+    Args:
+        model: sharded; all tables of its collections with CowClip begin again.
+        seed: of the initial values, instead of `TableInit.seed`.
+    """
+    for module in model.modules():
+        if isinstance(module, CowClipCollection):
+            module.begin_again(seed)
 
 
 def table_update(model: nn.Module) -> BackwardUpdate | None:

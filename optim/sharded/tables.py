@@ -465,6 +465,16 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             for values in array.all_tensors():
                 values.index_fill_(0, rows.long() + first, 0)
 
+    @torch.no_grad()
+    def begin_again(self) -> None:
+        """Forget all state; the caller has given the rows their initial values."""
+        for array in self.arrays:
+            for state in array.states.values():
+                state.zero_()
+        self.set_optimizer_step(0)
+        # Rows that were looked up before are not those of now.
+        self.version += 1
+
     def set_optimizer_step(self, step: int) -> None:
         """The tables have taken `step` steps: bias corrections and rounding go on from there."""
         self.flush()
