@@ -22,7 +22,6 @@ from stampede.engine.planning.workload import passes, planned_data, workload
 from stampede.engine.precision import choose_precision, compile_network
 from stampede.engine.processes import Processes
 from stampede.models import CTRModel, cpu
-from stampede.models.embedding_front import table_name
 from stampede.optim import (
     TableInit,
     cowclip_sharders,
@@ -64,8 +63,6 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
         ),
         lambda: workload(config, planned_data(config, dataset), model, processes.world_size),
         processes,
-        # A bag's rows are added up rank by rank where its table is split by rows.
-        [table_name(field) for field in dataset.multi] if config.train.reproducible else (),
     )
     move_dense(model, processes.device)
     compile_network(model.network, config.train.compile, processes.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,14 +119,12 @@ def make_plan(
     sharding_types: Sequence[str],
     workload: Callable[[], Workload],
     processes: Processes,
-    whole: Collection[str] = (),
 ) -> ShardingPlan:
     """The plan of a run, made on rank 0 and the same on all ranks.
 
     Args:
         sharding_types: that the planner may choose from.
         workload: what a step takes; called on rank 0 only.
-        whole: tables that are table-wise, whatever the others are.
 
     Raises:
         SettingsError: the tables do not fit with these sharding types.
@@ -139,7 +137,7 @@ def make_plan(
     cluster = Cluster(world_size, node, processes.device.type, memory)
     try:
         return processes.on_main(
-            lambda: search_plan(model, sharders, sharding_types, workload(), cluster, whole)
+            lambda: search_plan(model, sharders, sharding_types, workload(), cluster)
         )
     except PlannerError as failure:
         raise no_plan(sharding_types, world_size, failure) from None
@@ -172,13 +170,11 @@ def search_plan(
     sharding_types: Sequence[str],
     workload: Workload,
     cluster: Cluster,
-    whole: Collection[str] = (),
 ) -> ShardingPlan:
     """The planner's choice.
 
     Args:
         sharding_types: that it may choose from.
-        whole: see `make_plan`.
 
     Raises:
         PlannerError: the tables do not fit with these sharding types.
@@ -186,8 +182,11 @@ def search_plan(
     on_gpu = cluster.device_type == "cuda"
     constraints = {
         name: ParameterConstraints(
+            # Where rows are split, a bag is added up rank by rank.
             sharding_types=(
-                [ShardingType.TABLE_WISE.value] if name in whole else list(sharding_types)
+                [ShardingType.TABLE_WISE.value]
+                if workload.reproducible and table.has_bags
+                else list(sharding_types)
             ),
             min_partition=_SMALLEST_PARTITION,
             pooling_factors=[table.ids_per_sample],

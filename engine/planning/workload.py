@@ -45,12 +45,14 @@ class PlannedTable:
         rows: of the table.
         ids_per_sample: mean.
         below: maps a row to the share of lookups that go to rows before it.
+        has_bags: whether a sample may have any number of ids.
     """
 
     field: str
     rows: int
     ids_per_sample: float
     below: Callable[[int], float]
+    has_bags: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,7 @@ class Workload:
         world_size: number of ranks.
         passes: forward and backward passes of a step.
         bytes_on_the_way: of a number of an embedding, and of its gradient, between two ranks.
+        reproducible: whether the bits may not depend on the number of ranks.
     """
 
     data: PlannedData
@@ -148,6 +151,7 @@ class Workload:
     world_size: int
     passes: int = 1
     bytes_on_the_way: tuple[int, int] = (FLOAT, FLOAT)
+    reproducible: bool = False
 
     @property
     def local_batch_size(self) -> int:
@@ -257,6 +261,7 @@ def workload(config: Config, data: PlannedData, model: CTRModel, world_size: int
             FLOAT if precision == "fp32" else FLOAT // 2
             for precision in (communication.forward, communication.backward)
         ),
+        config.train.reproducible,
     )
 
 
@@ -328,7 +333,9 @@ def _from_sizes(
 ) -> PlannedData:
     below = uniform if exponent is None else lambda size: zipf(size, exponent)
     tables = tuple(
-        PlannedTable(field, size, ids_per_sample.get(field, 1.0), below(size))
+        PlannedTable(
+            field, size, ids_per_sample.get(field, 1.0), below(size), field in ids_per_sample
+        )
         for field, size in sizes.items()
     )
     assumed = "every row of a table equally often"
@@ -344,7 +351,8 @@ def _from_sample(dataset: Dataset) -> PlannedData:
     tables = []
     for (field, size), ids in zip(dataset.vocabulary_sizes.items(), ids_of, strict=True):
         below = sampled(ids.cpu().numpy()) if len(ids) else uniform(size)
-        tables.append(PlannedTable(field, size, len(ids) / len(rows), below))
+        has_bags = field in dataset.multi
+        tables.append(PlannedTable(field, size, len(ids) / len(rows), below, has_bags))
     assumed = f"as in {len(rows):,} rows of the training part"
     return PlannedData(
         tuple(tables), dataset.numbers, samples.ids.element_size(), assumed, dataset.train.rows

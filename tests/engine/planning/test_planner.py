@@ -21,8 +21,8 @@ ROWS = 1_000_000
 TWO_TABLES = [f"data.tables={{C1: {ROWS}, C2: {ROWS}}}", "model.hidden=[4]", "train.batch_size=8"]
 
 
-def make_plan(sharding_type, whole=()):
-    config = load_config(ROOT / "configs/plan_10b.yaml", TWO_TABLES)
+def make_plan(sharding_type, *overrides):
+    config = load_config(ROOT / "configs/plan_10b.yaml", [*TWO_TABLES, *overrides])
     model = CTRModel("deepfm", {"C1": ROWS, "C2": ROWS}, 13, 10, [4], 0)
     apply_optimizer_in_backward(CowClipAdam, model.front.ebc.parameters(), {})
     with processes("cpu") as here:
@@ -33,7 +33,6 @@ def make_plan(sharding_type, whole=()):
             types,
             lambda: workload(config, planned_data(config), model, 1),
             here,
-            whole,
         )
         return made
 
@@ -83,10 +82,11 @@ def test_tables_that_do_not_fit_this_machine_are_refused(monkeypatch):
         make_plan("auto")
 
 
-def test_some_tables_stay_whole():
-    assert (
-        describe_plan(make_plan("row_wise", ["t_C2"])) == "1 tables row_wise, 1 tables table_wise"
-    )
+def test_bags_stay_whole_where_bits_may_not_depend_on_the_ranks():
+    bags = "data.ids_per_sample={C2: 3}"
+    assert describe_plan(make_plan("row_wise", bags)) == "2 tables row_wise"
+    plan = make_plan("row_wise", bags, "train.reproducible=true", "train.tiles=2")
+    assert describe_plan(plan) == "1 tables row_wise, 1 tables table_wise"
 
 
 def test_auto_leaves_to_the_planner_what_is_exact():
