@@ -109,13 +109,18 @@ class CowClip:
 
     @property
     def by_row(self) -> bool:
-        """Whether each row has a threshold of its own."""
-        return self.granularity in ("row", "quantile", "cowclip")
+        """Whether a row and its count alone give its threshold."""
+        return self.granularity in ("row", "cowclip")
 
     @property
     def by_table(self) -> bool:
         """Whether all rows of a table are scaled alike."""
         return self.granularity in ("global", "field", "field_adaptive")
+
+    @property
+    def needs_counts(self) -> bool:
+        """Whether a threshold depends on how often an id occurs."""
+        return self.by_row or self.granularity == "quantile"
 
     @property
     def needs_tables(self) -> bool:

@@ -203,7 +203,7 @@ def row_gradients(param: Tensor, settings: UpdateSettings, counts: Tensor | None
         summed = sum_by_row(grad._indices()[0], values)
     if counts is not None:
         return summed._replace(counts=counts[summed.rows])
-    if not settings.clip.by_row:
+    if not settings.clip.needs_counts:
         return summed
     ids = ids_behind(param)
     if ids is None:
@@ -228,8 +228,8 @@ def _dense(
         # A penalty in the loss reaches rows that did not occur.
         rows = ((counts > 0) | (grad != 0).any(1)).nonzero().flatten()
         return RowGradients(rows, grad[rows], counts[rows])
-    if settings.clip.by_row or settings.rows == "touched":
-        needed = "" if settings.clip.by_row else ", which rows='touched' needs"
+    if settings.clip.needs_counts or settings.rows == "touched":
+        needed = "" if settings.clip.needs_counts else ", which rows='touched' needs"
         raise ValueError(
             f"the gradient of {name} is dense and does not tell how often each id "
             f"occurred{needed}; "

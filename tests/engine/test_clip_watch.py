@@ -82,7 +82,12 @@ def test_training_is_the_same_to_the_last_bit(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "option", ["optim.embedding.optimizer=helen", "optim.embedding.clip={granularity: none}"]
+    "option",
+    [
+        "optim.embedding.optimizer=helen",
+        "optim.embedding.clip={granularity: none}",
+        "optim.embedding.clip={granularity: quantile, quantile: 0.5}",
+    ],
 )
 def test_without_a_clip_by_row_there_is_nothing_to_count(tmp_path, option):
     with pytest.raises(SettingsError, match=r"train\.clip_stats_every is 5, but"):
