@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from stampede.data import DataError, Dataset, GlobalBatches, Order, Part, SyntheticClicks
+from stampede.data import DataError, Dataset, GlobalBatches, Order, Part
 from stampede.data.learning.row_meanings import vocabulary_fingerprint
 from stampede.data.prepare import prepare
 from stampede.data.prepared.manifest import FORMAT, MANIFEST
@@ -235,7 +235,7 @@ def _check_groups(field: str, fields: Iterable[str], multi: Collection[str]) -> 
 
 
 def _synthetic(section: SyntheticSection, selects: bool) -> Dataset:
-    clicks = SyntheticClicks(seed=section.seed, scale=section.scale, zipf=section.zipf)
+    clicks = section.clicks()
     fraction = section.validation_fraction if selects else 0.0
     return clicks.dataset(section.rows, section.test_rows, int(section.rows * fraction))
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
 from stampede.data.options import PreparationOptions
 from stampede.data.prepared.manifest import MOST_ROWS, FieldName
 from stampede.settings import Section, Seed
+
+if TYPE_CHECKING:
+    # A configuration is checked without importing torch.
+    from stampede.data.synthetic import SyntheticClicks
 
 
 class ReadingSection(Section):
@@ -45,6 +50,18 @@ class SyntheticSection(Section):
         0.01, gt=0, le=1, description="number of ids relative to Criteo Kaggle's 33.8 million"
     )
     zipf: float = Field(1.2, gt=1, le=3, description="exponent of the ids' Zipf distribution")
+    numbers_std: float = Field(
+        0.4, gt=0, description="standard deviation of the numbers' part of the true logit"
+    )
+    first_order_std: float = Field(1.0, gt=0, description="of the sum of the ids' weights")
+    interactions_std: float = Field(1.1, gt=0, description="of the interactions between ids")
+
+    def clicks(self) -> SyntheticClicks:
+        """The hidden model."""
+        from stampede.data.synthetic import SyntheticClicks
+
+        same = {field.name for field in fields(SyntheticClicks)} & type(self).model_fields.keys()
+        return SyntheticClicks(**{name: getattr(self, name) for name in same})
 
 
 class RawSection(ReadingSection, PreparationOptions):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torchrec.distributed.types import ShardingPlan, ShardingType
 
-from stampede.data import Dataset, SyntheticClicks
+from stampede.data import Dataset
 from stampede.data.prepared.reader import open_prepared
 from stampede.data.synthetic import NUMBERS
 from stampede.engine.config import Config
@@ -282,8 +282,8 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
     """
     section = config.data
     if isinstance(section, SyntheticSection):
-        clicks = SyntheticClicks(seed=section.seed, scale=section.scale, zipf=section.zipf)
-        sizes = {f"C{i + 1}": rows for i, rows in enumerate(clicks.cardinalities())}
+        cardinalities = section.clicks().cardinalities()
+        sizes = {f"C{i + 1}": rows for i, rows in enumerate(cardinalities)}
         return _from_sizes(sizes, {}, section.zipf, NUMBERS, 8, section.rows)
     if not isinstance(section, SizesSection):
         return _from_sample(open_prepared(data_folder(config)) if dataset is None else dataset)

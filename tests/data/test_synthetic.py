@@ -74,6 +74,16 @@ def test_labels_are_drawn_with_the_true_probability():
         assert abs(samples.label[here].mean() - expected) < 4 * error
 
 
+def test_the_parts_of_the_logit_have_the_spread_that_is_asked_for():
+    stds = {"numbers_std": 0.6, "first_order_std": 1.35, "interactions_std": 0.7}
+    overrides = ["data.scale=0.0005", *(f"data.{name}={std}" for name, std in stds.items())]
+    part = open_dataset(load_config(ROOT / "configs/quickstart.yaml", overrides), None).test
+    samples = read(part, np.arange(50_000))
+    parts = part.truth.parts(samples.ids, samples.dense)
+    found = dict(zip(stds, (float(part.std()) for part in parts), strict=True))
+    assert found == pytest.approx(stds, rel=0.05)
+
+
 @pytest.fixture(scope="module")
 def quickstart():
     config = load_config(ROOT / "configs/quickstart.yaml")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from stampede.data import SyntheticClicks, click_share
+from stampede.data import click_share
 from stampede.engine.checkpoint import newest
 from support.jobs import lines, run_small, small_config
 from support.movie_runs import ROWS, train_on_movies
@@ -27,7 +27,7 @@ def bias_of(run):
 def test_log_odds_of_the_training_part(tmp_path, capsys):
     run_small(tmp_path, FROZEN)
     data = small_config(tmp_path).data
-    dataset = SyntheticClicks(seed=data.seed, scale=data.scale, zipf=data.zipf).dataset(
+    dataset = data.clicks().dataset(
         data.rows, data.test_rows, int(data.rows * data.validation_fraction)
     )
     label = dataset.train.read(torch.arange(dataset.train.rows)).label.double()
