@@ -51,7 +51,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
         raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(errno.EINVAL, "is no file", str(path))
+        raise OSError(errno.EINVAL, "is not a file", str(path))
     return os.fdopen(handle, "r+b" if follow else "rb", buffering=0)
 
 
@@ -337,7 +337,7 @@ def file_size(path: Path) -> int:
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "is no file", str(path))
+        raise OSError(errno.EINVAL, "is not a file", str(path))
     return status.st_size
 
 

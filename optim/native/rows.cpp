@@ -67,9 +67,9 @@ struct Source {
 
 // Adds gradients to the sums of their rows, which it prefetches.
 template <int WIDTH>
-class GradientAdder {
+class RowAdder {
  public:
-  GradientAdder(const Lookup& lookup, const Source& source, const uint64_t* words, const int32_t* before,
+  RowAdder(const Lookup& lookup, const Source& source, const uint64_t* words, const int32_t* before,
          float* sums, int64_t* counts)
       : lookup_(lookup),
         source_(source),
@@ -191,7 +191,7 @@ std::tuple<Tensor, Tensor, Tensor> sum_by_row(const Tensor& ids, const Tensor& o
   with_width(dim, [&](auto width) {
     with_types(lookup, [&](auto ids, auto offsets) {
       in_parallel(groups * parts, [&](int64_t task) {
-        GradientAdder<width.value> adder(lookup, source, marks.words, counted, sums.data_ptr<float>(),
+        RowAdder<width.value> adder(lookup, source, marks.words, counted, sums.data_ptr<float>(),
                                    counts.data_ptr<int64_t>());
         const int64_t group = task / parts, first = firsts[group * tables / groups],
                       stop = firsts[(group + 1) * tables / groups];

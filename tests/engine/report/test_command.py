@@ -258,7 +258,7 @@ def large(run):
         (lambda run: (run / "metrics.jsonl").write_text("[]\n"), "damaged ("),
         (lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\n"), "damaged ("),
         (large, "metrics.jsonl: damaged"),
-        (pipe("metrics.jsonl"), "is no file"),
+        (pipe("metrics.jsonl"), "is not a file"),
         (summary(auc="0.5"), "summary.json: damaged (auc: Input should be a valid number"),
         (summary(last=[]), "last: Input should be"),
         (summary(last={"test": {"other": 1}}), "no 'other'"),
