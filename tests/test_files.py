@@ -292,5 +292,5 @@ def test_what_a_manifest_says_of_files(tmp_path):
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../a", "a/../../b", ".a", "a/b/c", ""])
 def test_names_outside_of_the_folder(name):
-    with pytest.raises(ValueError, match="is no name of a file in this folder"):
+    with pytest.raises(ValueError, match="is not the name of a file in this folder"):
         FileEntry(name=name, bytes=0, sha256="")

@@ -128,11 +128,13 @@ def test_mistakes_of_the_command_are_told_in_a_sentence(days, tmp_path, capsys):
     assert export.main([run, str(folder), "--since", str(tmp_path)]) == 2
     assert "no exported package here" in capsys.readouterr().err
     assert export.main([run, str(folder), "--tolerance", "0.1"]) == 2
-    assert "--tolerance is of a delta; write --since PACKAGE too" in capsys.readouterr().err
+    assert (
+        "--tolerance works with --since only; write --since PACKAGE too" in capsys.readouterr().err
+    )
     for option, said in (
         (("--tolerance", "nan"), "--tolerance: found nan; write a number from 0 on"),
-        (("--rows", "int8"), "--rows does not go with --since"),
-        (("--overwrite",), "--overwrite does not go with --since"),
+        (("--rows", "int8"), "--rows cannot be combined with --since"),
+        (("--overwrite",), "--overwrite cannot be combined with --since"),
     ):
         assert export.main([run, str(folder), "--since", str(tmp_path), *option]) == 2
         assert said in capsys.readouterr().err

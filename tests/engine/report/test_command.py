@@ -185,7 +185,10 @@ def foreign_config(run):
     "damage, sentence",
     [
         (shutil.rmtree, "there is no such run folder; write a run folder such as"),
-        (lambda run: (run / "config.yaml").unlink(), "holds no config.yaml, nor does a folder in"),
+        (
+            lambda run: (run / "config.yaml").unlink(),
+            "there is no config.yaml in it or in a folder in",
+        ),
         (damaged_summary, "summary.json: damaged"),
         (poor_summary, "summary.json: damaged (no 'auc'); delete it to show"),
         (damaged_line, "metrics.jsonl: damaged (no 'loss')"),
