@@ -147,14 +147,14 @@ class _LookUp(torch.autograd.Function):
         if ctx.version != tbe.version:
             raise ValueError(
                 "tables with CowClip: these rows were looked up before the last update, so their "
-                "gradient is not that of the current weights. Semi-synchronous and prefetching "
-                "pipelines, and a second backward of one forward, are not supported; use "
-                "TrainPipelineSparseDist, or look up again after each backward"
+                "gradient does not belong to the current weights. Semi-synchronous and "
+                "prefetching pipelines, and a second backward of one forward, are not supported; "
+                "use TrainPipelineSparseDist, or look up again after each backward"
             )
         if ctx.is_within_backward:
             # The inner pass would update its rows separately from the outer pass.
             raise ValueError(
-                "tables with CowClip: a lookup was repeated in a backward pass of its own; write "
+                "tables with CowClip: a lookup was recomputed in a nested backward pass; write "
                 "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
             )
         per_sample_weights = ctx.saved_tensors[2]
