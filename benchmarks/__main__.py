@@ -1,6 +1,6 @@
 """All benchmarks of training speed, one after the other: `make bench`.
 
-Each is a process of its own, prints its tables and writes its results when a part of it is done. A
+Each has its own process, prints its tables and writes its results after each part. A
 benchmark that fails or takes too long does not stop the others; the exit status is then 1.
 
     python benchmarks --quick
@@ -21,7 +21,7 @@ from bf16_auc import DATA
 from machine import CORES, describe_machine
 from report import RESULTS, ROOT
 
-# In this order, with the minutes after which something must be wrong.
+# In this order, each with its time limit in minutes.
 BENCHMARKS = {
     "update_kernel": 6,
     "waiting_rows": 10,
@@ -32,13 +32,15 @@ BENCHMARKS = {
     "bf16_auc": 15,
 }
 
-# Seconds in which an interrupted benchmark removes what it has written aside.
+# Seconds for an interrupted benchmark to remove its temporary files.
 _GRACE = 20
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a minute; the figures mean little")
+    parser.add_argument(
+        "--quick", action="store_true", help="takes a minute; the figures mean little"
+    )
     names = list(BENCHMARKS)
     parser.add_argument(
         "--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names)
@@ -53,7 +55,7 @@ def main() -> None:
         "--folder",
         type=Path,
         default=ROOT / "cache/benchmarks",
-        help="drawn clicks, which are kept, and unfinished runs",
+        help="folder for drawn clicks, which are kept, and unfinished runs",
     )
     parser.add_argument("--data", type=Path, default=DATA, help="Criteo sample of bf16_auc")
     options = parser.parse_args()
@@ -61,7 +63,7 @@ def main() -> None:
     failed, start = [], time.perf_counter()
     for name in options.only:
         if name == "bf16_auc" and not options.data.exists():
-            print(f"\n== {name}: left out, {options.data} is not there (--data FILE)", flush=True)
+            print(f"\n== {name}: left out, {options.data} does not exist (--data FILE)", flush=True)
             continue
         if name == "bf16_auc" and not describe_machine()["bf16_instructions"]:
             print(f"\n== {name}: left out, this CPU has no instructions for bf16", flush=True)
@@ -81,8 +83,8 @@ def main() -> None:
 
 
 def _run(command: list[str], seconds: float) -> str:
-    """Run a benchmark; says what went wrong, or nothing."""
-    # A group of its own, so that what it started ends with it.
+    """Run a benchmark; return what went wrong, or an empty string."""
+    # In its own process group, so that its children end with it.
     process = subprocess.Popen(
         command, env={**os.environ, "OMP_NUM_THREADS": str(CORES)}, start_new_session=True
     )
@@ -91,7 +93,7 @@ def _run(command: list[str], seconds: float) -> str:
     except subprocess.TimeoutExpired:
         return f"was stopped after {seconds / 60:.0f} minutes"
     finally:
-        # Also where this process is interrupted.
+        # Also if this process is interrupted.
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGINT)
             try:

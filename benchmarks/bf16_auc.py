@@ -1,8 +1,8 @@
 """Best test AUC with the dense layers in bf16 and in fp32, on the real Criteo sample.
 
 CowClip at batch 1024, five seeds, best epoch on the test part as in criteo_137k.py; means with
-their standard errors, and the paired differences of the seeds. No speed is measured: runs go side
-by side, one for each core.
+standard errors, and the paired differences of the seeds. Speed is not measured: one run per core at
+a time.
 
     python benchmarks/bf16_auc.py --data ../shared/data/criteo_kaggle_137k.tsv.gz
 """
@@ -39,7 +39,7 @@ def main() -> None:
     if not options.data.exists():
         sys.exit(f"error: {options.data}: no such file; name the Criteo sample with --data")
     if not describe_machine()["bf16_instructions"]:
-        sys.exit("error: this CPU has no instructions for bf16, and launch.py would take fp32")
+        sys.exit("error: this CPU has no instructions for bf16, so launch.py would use fp32")
     seeds, epochs = (SEEDS[:2], 1) if options.quick else (SEEDS, EPOCHS)
     report = Report(options.out, options.quick)
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
@@ -52,7 +52,7 @@ def main() -> None:
 def measure(
     data: Path, scratch: Path, seeds: tuple[int, ...], epochs: int
 ) -> dict[str, list[dict]]:
-    """The summaries of all runs, by precision, in the order of the seeds."""
+    """Summaries of all runs by precision, in the order of the seeds."""
 
     def train(precision: str, seed: int) -> dict:
         overrides = [
@@ -95,7 +95,7 @@ def summarize(runs: dict[str, list[dict]]) -> dict:
 
 
 def _standard_error(values: list[float]) -> float:
-    """Of the mean of independent values."""
+    """The standard error of the mean of independent values."""
     return statistics.stdev(values) / math.sqrt(len(values))
 
 

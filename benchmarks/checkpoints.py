@@ -1,10 +1,10 @@
-"""What checkpoints take from training: one at the beginning of every other half minute.
+"""Cost of checkpoints for training, with one at the start of every second half minute.
 
-launch.py's steps within one process, in windows of as many steps as take half a minute. Every other
-window begins with a checkpoint and ends when that is written; the ratio of a pair of windows is
-what a checkpoint every 30 s costs. Configurations: the quickstart with its 0.35 million ids, and
-clicks with 1.3 and 2.6 million ids. Each is a process of its own, so that the peak memory of a
-window is that of training alone.
+launch.py's steps in one process, in windows of about half a minute with equal numbers of steps.
+Every second window begins with a checkpoint and ends when it is written; the ratio of a pair of
+windows is the cost of a checkpoint every 30 s. Configurations: the quickstart with its 0.35 million
+ids, and clicks with 1.3 and 2.6 million ids. Each has its own process, so that a window's peak
+memory is that of training alone.
 
     python benchmarks/checkpoints.py
 """
@@ -29,14 +29,14 @@ from training import DEEPFM, Training, training
 from stampede.engine.checkpoint import Checkpoints
 from stampede.engine.checkpoint.manifest import Progress
 
-# Seconds between two checkpoints, and the share of the training time that they may take.
+# Seconds between two checkpoints, and their largest share of the training time.
 WINDOW, BAR = 30.0, 0.03
 
 PAIRS = 5
 BATCH, ROWS = 8192, 1 << 20
 IDS = (1_300_000, 2_600_000)
 
-# Before the first window: memory is touched, caches are warm.
+# Steps before the first window, to touch memory and warm caches.
 _WARM_UP = 20
 
 
@@ -44,10 +44,10 @@ class Window(NamedTuple):
     """Some steps in a row, with or without a checkpoint.
 
     Attributes:
-        seconds: of all.
-        flush: of them, in which rows took the steps that they had missed.
-        stall: of them, in which training stood still for the checkpoint, the flush included.
-        background: from then on, until it was written.
+        seconds: in total.
+        flush: seconds to bring rows up to date.
+        stall: seconds that training stood still for the checkpoint, with the flush.
+        background: seconds from then until it was written.
         peak: largest resident set, in bytes.
     """
 
@@ -89,14 +89,14 @@ def _jobs(folder: Path, quick: bool) -> list[tuple[str, Path, list[str]]]:
 
 
 def measure(file: Path, overrides: list[str], folder: Path, window: float, pairs: int) -> dict:
-    """Seconds of pairs of windows, and what a checkpoint takes.
+    """Seconds of pairs of windows, and costs of a checkpoint.
 
     Args:
         file: configuration.
         overrides: of it.
         folder: for checkpoints; deleted afterwards.
         window: seconds of a window without a checkpoint.
-        pairs: of windows, besides one that does not count.
+        pairs: of windows, besides a first one that does not count.
     """
     torch.set_num_threads(CORES)
     shutil.rmtree(folder, ignore_errors=True)
@@ -120,14 +120,14 @@ def measure(file: Path, overrides: list[str], folder: Path, window: float, pairs
 
 
 def _window(job: Training, steps: int, checkpoints: Checkpoints | None) -> Window:
-    """So many steps, after a checkpoint is begun if one is to be; it is written at their end."""
-    # The largest resident size from here on (proc(5)).
+    """Run `steps` steps; begin a checkpoint before them and wait for it after them, if given."""
+    # Reset the peak resident size (proc(5)).
     Path("/proc/self/clear_refs").write_text("5")
     watch, flush, stall = Stopwatch(), 0.0, 0.0
     with watch.watching(Checkpoints, "_try_to_write", "background"):
         start = time.perf_counter()
         if checkpoints is not None:
-            # What the training loop does for a checkpoint within an epoch.
+            # As the training loop does for a checkpoint within an epoch.
             flush = seconds_of(job.flush)
             stall = flush + seconds_of(lambda: _save(job, checkpoints))
         for _ in range(steps):
@@ -165,7 +165,7 @@ def summarize(taken: list[tuple[Window, Window]], steps: int, ids: int, size: in
 
 
 def line(name: str, found: dict) -> str:
-    """What a person wants to know of it."""
+    """A readable line of the results."""
     more = found["peak_bytes_with"] - found["peak_bytes_without"]
     stall = f"{found['stall_seconds']:.2f} s (flush {found['flush_seconds']:.2f} s)"
     return (

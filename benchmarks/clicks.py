@@ -1,4 +1,4 @@
-"""Prepared clicks shaped as Criteo's: id fields and 13 numbers, ids by a power law."""
+"""Prepared Criteo-like clicks: id fields and 13 numbers, ids by a power law."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from stampede.data.synthetic import NUMBERS, SyntheticClicks
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.prepared import write_prepared
 
-# Exponent of the ids' frequencies. A batch of 8192 then holds some 36,000 distinct ids of 2.6
-# million and one of 65536 some 150,000, as on the real log (issue 5).
+# Exponent of the ids' frequencies. With it, a batch of 8192 has some 36,000 distinct ids of 2.6
+# million, and one of 65536 some 150,000, as in the real log (issue 5).
 EXPONENT = 1.02
 
 IDS, FIELDS = 2_600_000, 26
 
 
 def cardinalities(ids: int = IDS, fields: int = FIELDS) -> list[int]:
-    """Ids of each field for so many in all, in the proportions of Criteo Kaggle's.
+    """Ids of each field for `ids` in total, in the proportions of Criteo Kaggle.
 
-    Fewer than 26 fields are its first ones; more are its fields again.
+    Fewer than 26 fields are the first ones; more repeat them.
     """
     low, high = 0.0, 1.0
     for _ in range(40):
@@ -39,7 +39,7 @@ def _sizes(scale: float, fields: int) -> list[int]:
 def write_clicks(
     folder: Path, rows: int, ids: int = IDS, fields: int = FIELDS, seed: int = 0
 ) -> Path:
-    """Write a prepared folder, unless it is there already.
+    """Write a prepared folder, unless it exists.
 
     Args:
         rows: training rows; the test part has 1000.
@@ -68,7 +68,7 @@ def drawn(rows: int, sizes: list[int], seed: int) -> dict[str, np.ndarray]:
 
 
 def drawn_ids(draw: np.random.Generator, rows: int, sizes: list[int]) -> np.ndarray:
-    """Ids `[rows, fields]` int32; 0 is the most frequent one of a field."""
+    """Ids `[rows, fields]` int32; 0 is the most frequent id of a field."""
     ids = np.empty((rows, len(sizes)), np.int32)
     for field, size in enumerate(sizes):
         # The inverse of a power law over [1, size + 1), cut into ids.

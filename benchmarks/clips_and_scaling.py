@@ -1,7 +1,7 @@
 """Test AUC on the Criteo sample: six clips, and six scaling rules, each at three batch sizes.
 
-Best epoch on the test part, two seeds. The constant of the clips that have one is chosen at
-batch 8192 with a seed of its own. Finished runs in --runs are not done again.
+Best epoch on the test part, two seeds. Clips with a constant choose it at batch 8192 with a
+separate seed. Finished runs in --runs are not repeated.
 
     python benchmarks/clips_and_scaling.py --data FILE --out benchmarks/results/X.json
 """
@@ -21,7 +21,7 @@ from stampede.optim import ScalingRule
 from stampede.optim.clip import Granularity
 
 BATCHES = (1024, 8192, 32768)
-# Without a clip the best epoch comes before the last, except at 32768, where it is the last.
+# Without a clip the best epoch comes before the last, except at batch 32768.
 EPOCHS = {1024: 4, 8192: 6, 32768: 10}
 SEEDS = (1, 2)
 CHOOSING_SEED = 100
@@ -54,7 +54,7 @@ class Runs:
         return self._train(clip, threshold, rule, batch, seed)["best_auc"]
 
     def latest_best_epochs(self) -> dict[int, int]:
-        """By batch size, the latest of the best epochs of all runs."""
+        """The latest best epoch of all runs, by batch size."""
         return {batch: max(epochs) for batch, epochs in self._best_epochs.items()}
 
     def _choose(self, clip: str) -> dict:

@@ -1,10 +1,10 @@
-"""Share of a training step that several gloo processes of one machine spend in communication.
+"""Share of a training step that gloo processes on one machine spend in communication.
 
 Two figures, for ranks with one thread each. "waiting": the time a rank is blocked in a collective,
 from timers around `Work.wait`, which all calls of torch.distributed go through; it includes waiting
 for ranks that compute longer and, where there are more ranks than cores, for a core. "exchange":
-the time of the same collectives on buffers of the same sizes with nothing between them. Both are
-shares of the time of the steps with the last flush; means over the ranks.
+the time of the same collectives on buffers of the same sizes without other work. Both are shares of
+the time of the steps with the last flush; means over the ranks.
 
     python benchmarks/communication.py
 """
@@ -42,7 +42,7 @@ def main() -> None:
     report = Report(options.out, options.quick)
     found: dict[str, dict] = {}
     points = [(n, plan, batch) for n in ranks for batch in steps for plan in plans]
-    # How rows are split matters less where the dense layers take most of the step.
+    # The plan matters less where the dense layers take most of the step.
     points = [point for point in points if point[1:] != ("row_wise", max(STEPS))]
     for world_size, plan, batch in tqdm(points, desc="communication", unit="run", ncols=100):
         overrides = [f"train.batch_size={batch}", f"sharding.plan={plan}"]

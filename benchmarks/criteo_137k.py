@@ -1,8 +1,8 @@
-"""AUC on the 137,139-row Criteo sample beside the authors' TensorFlow code: same rows and split.
+"""AUC on the 137,139-row Criteo sample, against the authors' TensorFlow code on the same rows.
 
 Best epoch of 10 on the test part, the paper's way. Three settings: baseline Adam without clipping
-at batch 1024, CowClip at 1024, CowClip with its scaling rule at 8192. Runs that are finished in
---runs with the same configuration are not done again.
+at batch 1024, CowClip at 1024, CowClip with its scaling rule at 8192. Finished runs in --runs with
+the same configuration are not repeated.
 
     python benchmarks/criteo_137k.py --data FILE --reference JSON --out benchmarks/results/X.json
 """

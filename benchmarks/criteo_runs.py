@@ -1,4 +1,4 @@
-"""Runs of the launcher on a Criteo file, done once for each configuration."""
+"""Runs of the launcher on a Criteo file, once for each configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONFIG = ROOT / "configs/criteo_kaggle.yaml"
 
 
 def train(name: str, overrides: list[str], data: Path, runs: Path) -> dict:
-    """Train, best epoch on the test part; a run that is finished already is only read.
+    """Train and choose the best epoch on the test part; read the result of a finished run.
 
     Args:
         name: of the run.
@@ -25,7 +25,7 @@ def train(name: str, overrides: list[str], data: Path, runs: Path) -> dict:
         runs: folder of the run folders.
 
     Returns:
-        The run's summary, with its smallest logloss.
+        The run's summary and its smallest logloss.
     """
     overrides = [
         "preset=paper",

@@ -1,4 +1,4 @@
-"""Seconds and memory of `stampede.data.describe` on raw Criteo logs, beside one parse with Polars.
+"""Seconds and memory of `stampede.data.describe` on raw Criteo logs, against a parse with Polars.
 
 python benchmarks/description.py --folder /tmp/logs --out benchmarks/results/description.json
 """

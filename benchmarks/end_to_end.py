@@ -1,11 +1,11 @@
-"""Training samples/s of launch.py beside plain PyTorch, data loading included, and the floors.
+"""Training samples/s of launch.py and of plain PyTorch, with data loading, and the floors.
 
 DeepFM, 26 tables of 10 columns, 2.6 million ids, MLP 400-400-400. launch.py trains with CowClip,
-`rows: all` or `touched`; the time is its own (`train_seconds`), which includes the steps that rows
-had missed. The peers (peers/plain_pytorch.py) do not clip, and SparseAdam leaves untouched rows
-alone. Each run is a process of its own; contenders take turns, and floors are measured in the same
-turns. Medians. The launcher has glibc keep freed memory, in huge pages, instead of returning it to
-the system; "keeps memory" gives that setting to a peer.
+`rows: all` or `touched`; the time is its own `train_seconds`, including the steps that rows had
+missed. The peers (peers/plain_pytorch.py) do not clip, and SparseAdam skips untouched rows. Each
+run has its own process. Contenders and floors take turns; results are medians. The launcher makes
+glibc keep freed memory in huge pages instead of returning it to the system; "keeps memory" gives a
+peer this setting.
 
     python benchmarks/end_to_end.py
 """
@@ -39,20 +39,20 @@ EPOCHS = {1024: 1, 8192: 4, 65536: 4}
 
 BATCHES = (1024, 8192, 65536)
 
-# Dense Adam passes through the whole table in every step, each time alike.
+# Dense Adam steps the whole table every time, so few steps suffice.
 DENSE_STEPS = {1024: 100, 8192: 40, 65536: 8}
 
 
 @dataclass(frozen=True)
 class Contender:
-    """What is trained, and how often.
+    """A trainer and its number of runs.
 
     Attributes:
         batch: global batch size.
         trainer: `fp32` or `bf16` of launch.py; or a peer's optimizer.
         rows: which rows take a step.
-        keeps_memory: whether a peer's allocator is told to, as the launcher's is.
-        repeats: at most so many runs.
+        keeps_memory: whether a peer's allocator keeps memory like the launcher's.
+        repeats: most runs.
     """
 
     batch: int
@@ -76,7 +76,7 @@ class Contender:
 
 
 def contenders(batch: int) -> list[Contender]:
-    """All of a batch size; those that no bar is about run once."""
+    """All contenders of a batch size; those without a bar run once."""
     found = [Contender(batch, "sparse_adam"), Contender(batch, "fp32"), Contender(batch, "bf16")]
     if batch != 8192:
         found.append(Contender(batch, "fp32", rows="touched"))
@@ -96,7 +96,8 @@ def main() -> None:
         "--again",
         type=int,
         default=10,
-        help=f"do so many runs again where other processes took more than {QUIET:.0%} of the cores",
+        help="repeat up to this many runs during which other processes took more than "
+        f"{QUIET:.0%} of the cores",
     )
     parser.add_argument(
         "--wait", type=float, default=0.0, help="seconds to wait for a quiet machine before a run"
@@ -131,7 +132,7 @@ class Run:
 
     Attributes:
         samples_per_second: of training.
-        other_processes: share of the cores that they took meanwhile.
+        other_processes: their share of the cores during the run.
     """
 
     samples_per_second: float
@@ -147,7 +148,7 @@ def measure(
         clicks: prepared folder.
         scratch: for the runs.
         turns: who runs, in this order.
-        again: how many runs are done again, at the end, where the machine was not quiet.
+        again: most runs to repeat at the end because the machine was not quiet.
         wait: seconds to wait for a quiet machine before a run.
 
     Returns:
@@ -162,7 +163,7 @@ def measure(
         while waiting:
             one = waiting.pop(0)
             wait_for_quiet(wait)
-            # At the beginning of each round.
+            # Once per round.
             if one == turns[0] or not measured_floors:
                 measured_floors.append(floors.measure(quick=report.quick))
             before = report.others.seconds()
@@ -190,7 +191,7 @@ def measure(
 
 
 def quiet_median(runs: list[Run]) -> float:
-    """Median samples/s of the runs that no other process disturbed; of all where there is none."""
+    """Median samples/s of undisturbed runs; of all runs if there is none."""
     quiet = [run for run in runs if run.other_processes <= QUIET]
     return statistics.median(run.samples_per_second for run in quiet or runs)
 
@@ -199,7 +200,7 @@ def train(one: Contender, clicks: Path, scratch: Path) -> float:
     """Samples/s of one run.
 
     Raises:
-        RuntimeError: it failed, or did not compute as asked.
+        RuntimeError: it failed, or did not compute as requested.
     """
     epochs = EPOCHS[one.batch]
     if one.is_ours:

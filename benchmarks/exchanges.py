@@ -1,4 +1,4 @@
-"""The collectives of a training step on one of several ranks: how long it waits, and what for."""
+"""The collectives of a training step on one of several ranks: waits and traffic."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ COLLECTIVES = (
     "reduce_scatter_tensor",
 )
 
-# What a rank hands in is called so in one or the other.
+# Names of a rank's input in the different collectives.
 _INPUTS = ("input", "tensor", "input_tensor", "input_list")
 
 
 class Recorder:
-    """Notes the collectives of a step, to run them again without what is between them.
+    """Records the collectives of a step, to run them again without other work between them.
 
     Attributes:
-        calls: the exchanges, to be made again.
-        sent_bytes: what this rank handed in, by collective.
+        calls: repeat the collectives.
+        sent_bytes: of this rank, by collective.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Within it all collectives are noted."""
+        """Record all collectives inside the context."""
         with ExitStack() as stack:
             for name in COLLECTIVES:
                 stack.enter_context(self._noted(name))
@@ -70,7 +70,7 @@ class Recorder:
             setattr(dist, name, collective)
 
     def run_again(self) -> None:
-        """All of them, one after the other."""
+        """Run all recorded collectives, one after the other."""
         for call in self.calls:
             call()
 
@@ -85,7 +85,7 @@ def train_and_wait(clicks: Path, overrides: list[str], steps: int) -> dict[str, 
 
     Returns:
         Seconds of the steps with the last flush, seconds in which this rank waited in collectives,
-        seconds that the collectives take with nothing between them, bytes sent in a step, and the
+        seconds of the collectives alone, bytes sent in a step, and the
         processor time of this process.
     """
     watch, recorder = Stopwatch(), Recorder()

@@ -1,4 +1,4 @@
-"""What the machine does with torch alone: memory bandwidth, matrix products, the MLP.
+"""Speed of torch alone on this machine: memory bandwidth, matrix products, the MLP.
 
 python benchmarks/floors.py
 """
@@ -21,7 +21,7 @@ from stampede.native_library import switched_off
 # DeepFM's MLP over 26 fields of 10 columns and 13 numbers.
 INPUTS, HIDDEN = 26 * 10 + 13, (400, 400, 400)
 
-# Samples that pass through the layers at a time: the smallest batch, and what stays in cache.
+# Samples of a tile: the smallest batch, and the most that stay in cache.
 ROWS = (1024, 2048)
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -66,13 +66,13 @@ def measure(quick: bool = False) -> dict:
 
 
 def mlp_samples_per_second(found: dict, precision: str, batch: int) -> float:
-    """The MLP alone at a batch size; larger batches go through it in tiles."""
+    """The MLP alone at a batch size; larger batches are tiled."""
     by_rows = found["mlp_samples_per_second"][precision]
     return by_rows[str(min(batch, max(ROWS)))]
 
 
 def _flops() -> int:
-    """Of a sample's forward pass in the hidden layers."""
+    """Operations of a sample's forward pass in the hidden layers."""
     widths = (INPUTS, *HIDDEN)
     return sum(2 * a * b for a, b in pairwise(widths))
 
@@ -83,7 +83,7 @@ def _copy(size: int) -> Callable[[], float]:
 
 
 def _products(rows: int, precision: str, passes: int) -> Callable[[], float]:
-    """The products of the hidden layers' forward pass, and nothing else."""
+    """Only the products of the hidden layers' forward pass."""
     dtype = PRECISIONS[precision]
     widths = (INPUTS, *HIDDEN)
     factors = [
@@ -100,7 +100,7 @@ def _products(rows: int, precision: str, passes: int) -> Callable[[], float]:
 
 
 def _mlp(rows: int, precision: str, passes: int) -> Callable[[], float]:
-    """Forward and backward in plain torch, in bf16 as autocast has it."""
+    """Forward and backward in plain torch; bf16 uses autocast."""
     mlp = MLP(INPUTS, HIDDEN, torch.Generator().manual_seed(0))
     batch = torch.randn(rows, INPUTS, requires_grad=True)
 

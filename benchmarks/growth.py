@@ -1,8 +1,8 @@
 """How a training step grows with the batch, with ids and with fields, and memory per id.
 
-launch.py's steps with CowClip and `rows: all` in fp32, the last flush included, and the same after
-many steps, when the moments of rows that no batch holds have decayed. Each point is a process of
-its own: its peak memory is that of training alone.
+launch.py's steps with CowClip and `rows: all` in fp32, with the last flush; also after many steps,
+when moments of untouched rows have decayed. Each point has its own process, so its peak memory is
+that of training alone.
 
     python benchmarks/growth.py
 """
@@ -26,8 +26,8 @@ from stampede.optim import local_cowclip_tables
 BATCH = 8192
 ROWS = 1 << 18
 
-# What is changed, the others staying at BATCH, IDS and FIELDS; `trained` are steps before those
-# that are measured.
+# The varied sizes; others stay at BATCH, IDS and FIELDS. `trained` are steps before the measured
+# ones.
 SERIES = {
     "batch": (1024, 4096, 16_384, 65_536, 131_072),
     "ids": (1_000_000, 3_000_000, 10_000_000, 30_000_000),
@@ -63,14 +63,14 @@ def in_a_process(clicks: Path, batch: int, steps: int, trained: int) -> dict:
     """`measure` in a new process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         result = pool.apply(measure, (clicks, batch, steps, trained))
-        # Ended and waited for, so that its processor time counts as this benchmark's.
+        # Wait for its end, so that its processor time counts as this benchmark's.
         pool.close()
         pool.join()
     return result
 
 
 def measure(clicks: Path, batch: int, steps: int, trained: int = 0) -> dict:
-    """Seconds a step, and memory; of steps after those `trained`."""
+    """Seconds a step, and memory, after `trained` steps."""
     torch.set_num_threads(CORES)
     before, _ = memory_of_this_process()
     overrides = [f"train.batch_size={batch}"]
@@ -93,7 +93,7 @@ def measure(clicks: Path, batch: int, steps: int, trained: int = 0) -> dict:
 
 
 def bytes_per_id(by_ids: dict[str, dict]) -> float:
-    """What each further id takes of the peak, from the fewest ids to the most."""
+    """Growth of the peak memory per id, from the fewest ids to the most."""
     fewest, most = (by_ids[key] for key in (min(by_ids, key=int), max(by_ids, key=int)))
     return (most["peak_bytes"] - fewest["peak_bytes"]) / (most["ids"] - fewest["ids"])
 

@@ -1,8 +1,8 @@
-"""Training period after period beside training once and beside training anew; the cost of growing.
+"""Incremental training against training once and training anew; the cost of growing tables.
 
-The log is cut into twelve files in its order. Each file but those of the first half is scored by
-three models that have not seen it: that of `stampede incremental`; one trained on the first half;
-one trained anew on all files before it.
+The log is cut into twelve files, in its order. Three models that have not seen a file score each
+file of the second half: that of `stampede incremental`, one trained on the first half, and one
+trained anew on all earlier files.
 
     python benchmarks/incremental.py --log ../shared/data/criteo_kaggle_137k.tsv.gz
 """
@@ -39,7 +39,7 @@ CONFIG = ROOT / "configs/criteo_kaggle.yaml"
 PERIODS, FIRST_HALF = 12, 6
 NAMES = {"incremental": "period after period", "once": "first half only", "anew": "anew each time"}
 
-# Ids that have a row, and ids that get one in a period.
+# Ids with a row, and ids that get one in a period.
 SIZES = ((1_000_000, 100_000), (10_000_000, 1_000_000))
 
 
@@ -67,8 +67,8 @@ def main() -> None:
 
 
 def growing(kept: int, new: int) -> dict[str, Any]:
-    """Seconds to give new ids rows, with and without taking those of others; half of the ids that
-    have a row occur in the period.
+    """Seconds to give new ids rows, with and without evicting others; half of the ids with a row
+    occur in the period.
     """
     numbers = pl.int_range(kept, eager=True)
     before = grown(nothing_known(), [_counted(numbers)], 1, 1, GrowthOptions())
@@ -90,7 +90,7 @@ def _counted(numbers: pl.Series) -> pl.DataFrame:
 
 
 def cut(log: Path, folder: Path, rows: int | None) -> list[Path]:
-    """The log in files of as many rows each, in its order."""
+    """Cut the log into files of equal size, in its order."""
     folder.mkdir(parents=True)
     opened = gzip.open if log.suffix == ".gz" else open
     with opened(log, "rb") as file:
@@ -104,7 +104,7 @@ def cut(log: Path, folder: Path, rows: int | None) -> list[Path]:
 
 
 def compared(files: list[Path], folder: Path) -> dict[str, Any]:
-    """AUC and logloss of every period of the second half, and seconds, of the three ways."""
+    """AUC, logloss and seconds of the three ways, for every period of the second half."""
     periods: list[dict[str, Any]] = []
     seconds = dict.fromkeys(NAMES, 0.0)
     once = folder / "once"
@@ -120,7 +120,7 @@ def compared(files: list[Path], folder: Path) -> dict[str, Any]:
             runs = {"incremental": _period(folder, number - 1), "once": once, "anew": anew}
             scored = {way: score(run, file) for way, run in runs.items()}
             periods.append({"period": number, **scored})
-        # One file at a time, so that the model before it can be asked.
+        # One file at a time, so that the model before it can be scored.
         os.link(file, given / file.name)
         took = command("incremental", f"data.path={given}/*.tsv", f"run.dir={folder}")
         seconds["incremental"] += took if number > FIRST_HALF else 0.0
@@ -137,9 +137,9 @@ def _period(folder: Path, number: int) -> Path:
 
 
 def train(files: list[Path], run: Path) -> float:
-    """Train the shipped configuration on some files, the last tenth for the choice of the epoch."""
+    """Train the shipped configuration on some files; the last tenth chooses the epoch."""
     paths = "[" + ", ".join(map(str, files)) + "]"
-    # The test part, of which nothing is used here, must have a row.
+    # The test part is unused here, but must not be empty.
     keys = ("data.test_fraction=0.001", "evaluate.compare_with_lr=false", "run.overwrite=true")
     where = (f"run.dir={run.parent}", f"run.name={run.name}", f"data.cache={run.parent}/cache")
     return command("train", f"data.path={paths}", *keys, *where)

@@ -1,4 +1,4 @@
-"""Processes of their own: the launcher, and other programs that are measured."""
+"""Starts the launcher and other measured programs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Any
 from machine import CORES
 from report import ROOT
 
-# What the launcher asks for by `stampede.engine.start_up`, for other programs (mallopt(3)).
+# The launcher's settings in `stampede.engine.start_up`, for other programs (mallopt(3)).
 KEEP_MEMORY = {
     "THP_MEM_ALLOC_ENABLE": "1",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     "MALLOC_MMAP_MAX_": "0",
 }
 
-# Of the shell that the benchmark was started in; programs are to have glibc's own defaults.
+# Variables to remove, so that programs start with glibc's defaults.
 _ALLOCATORS = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "THP_MEM_ALLOC_ENABLE")
 
-# The launcher measures whether bf16 is faster; on a busy machine that may come out wrong.
+# The launcher times bf16 against fp32, which may go wrong on a busy machine.
 ATTEMPTS = 3
 
 
@@ -34,9 +34,9 @@ def run_program(
     environment: dict[str, str] | None = None,
     python: str = sys.executable,
 ) -> str:
-    """What a Python program printed.
+    """Run a Python program and return its output.
 
-    The shell's settings of an allocator do not reach it.
+    The shell's allocator settings are removed.
 
     Args:
         command: the program and its arguments.
@@ -74,13 +74,13 @@ def launch(
         config: YAML file.
         precision: of the dense layers.
         overrides: of the configuration.
-        folder: for the run folder; only one run at a time may use it.
+        folder: for the run folder; for one run at a time.
 
     Returns:
         The summary.
 
     Raises:
-        RuntimeError: training failed, or did not compute in that precision.
+        RuntimeError: training failed, or used another precision.
     """
     for _ in range(ATTEMPTS):
         said, summary = _train(
@@ -89,7 +89,9 @@ def launch(
         computed = re.search(r"dense layers in (.*)", said).group(1)
         if computed.startswith(precision):
             return summary
-    raise RuntimeError(f"train.precision={precision} was asked for, the launcher took {computed}")
+    raise RuntimeError(
+        f"train.precision={precision} was requested, but the launcher used {computed}"
+    )
 
 
 def _train(
@@ -105,5 +107,5 @@ def _train(
         said = run_program(command, threads)
         return said, json.loads((folder / name / "summary.json").read_text())
     finally:
-        # At once: what was never written back to disk then costs no time.
+        # Delete at once, before the system spends time on writing it back.
         shutil.rmtree(folder / name, ignore_errors=True)

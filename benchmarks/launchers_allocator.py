@@ -1,4 +1,4 @@
-"""Sets this process's allocator as the launcher does; to be imported before torch."""
+"""Sets this process's allocator as the launcher does; import it before torch."""
 
 from stampede.engine.start_up import keep_freed_memory
 

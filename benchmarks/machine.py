@@ -1,4 +1,4 @@
-"""What a benchmark ran on, and what else ran there meanwhile."""
+"""The machine of a benchmark, and the load of other processes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-# Cores that this process may use; every timed process has as many threads.
+# Cores of this process, and threads of every timed process.
 CORES = len(os.sched_getaffinity(0))
 
-# Above this share of other processes timings are worth little.
+# Above this share of other processes timings are unreliable.
 QUIET = 0.05
 
 # Instructions that decide how fast bf16 is.
@@ -31,14 +31,14 @@ def describe_machine() -> dict[str, str | int | list[str]]:
             flags = set(line.split(":")[1].split())
             break
     root = Path(__file__).resolve().parents[1]
-    # A copy on another machine may know neither.
+    # A copy on another machine may have neither.
     commit = os.environ.get("COMMIT", "")
     if not commit and shutil.which("git"):
         commit = _git(root, "describe", "--always")
-        # Results that were just written change nothing that is measured.
+        # New results do not affect measurements.
         if _git(root, "status", "--porcelain", "--", ".", ":!benchmarks/results", ":!README.md"):
             commit += "-dirty"
-    # FBGEMM goes by another name in its build for CPUs.
+    # FBGEMM's CPU build has another name.
     named = ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "numpy")
     versions = {d.name: d.version for name in named for d in metadata.distributions(name=name)}
     return {
@@ -58,10 +58,10 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 class OtherProcesses:
-    """How much of the machine other processes took since this object was made.
+    """Measures the load of other processes since this object was made.
 
-    What children use is known once they have ended; of processes that are no children of this one,
-    it must be told with `mine`.
+    The time of children counts once they have ended; add the time of processes that are not
+    children with `mine`.
     """
 
     def __init__(self) -> None:
@@ -69,11 +69,11 @@ class OtherProcesses:
         self._mine = 0.0
 
     def mine(self, seconds: float) -> None:
-        """Processor time of a process that belongs to this benchmark."""
+        """Add processor time of a process that belongs to this benchmark."""
         self._mine += seconds
 
     def seconds(self) -> tuple[float, float]:
-        """Seconds since then, and the processor time of others in them, of all cores together."""
+        """Seconds since the start, and the others' processor time on all cores."""
         wall, busy, own = (now - then for now, then in zip(self._now(), self._start, strict=True))
         return wall, max(busy - own - self._mine, 0.0)
 
@@ -81,7 +81,7 @@ class OtherProcesses:
         """Share of all cores' time, 0 to 1.
 
         Args:
-            since: what `seconds` said earlier.
+            since: an earlier result of `seconds`.
         """
         wall, others = (now - then for now, then in zip(self.seconds(), since, strict=True))
         return max(others, 0.0) / (wall * (os.cpu_count() or 1))
@@ -99,10 +99,10 @@ class OtherProcesses:
 
 
 def wait_for_quiet(limit: float, period: float = 2.0) -> None:
-    """Wait until other processes leave the cores alone for a while.
+    """Wait until other processes are idle for a while.
 
     Args:
-        limit: seconds to wait at most.
+        limit: most seconds to wait.
         period: how long it must be quiet.
     """
     end = time.monotonic() + limit
@@ -114,9 +114,9 @@ def wait_for_quiet(limit: float, period: float = 2.0) -> None:
 
 
 def memory_of_this_process() -> tuple[int, int]:
-    """Resident set now and its largest so far, in bytes.
+    """Resident set and its peak, in bytes.
 
-    `ru_maxrss` would count the memory of the process that started this one.
+    `ru_maxrss` would include the memory of the parent process.
     """
     lines = Path("/proc/self/status").read_text().splitlines()
     values = dict(line.split(":", 1) for line in lines)

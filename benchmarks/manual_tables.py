@@ -1,4 +1,4 @@
-"""The tables of the manual that are made from results, on the pages of `PAGES`.
+"""Makes the manual's tables from results, for the pages of `PAGES`.
 
 python benchmarks/manual_tables.py            # prints them
 python benchmarks/manual_tables.py --write    # replaces those in the manual
@@ -20,10 +20,10 @@ from report import RESULTS, ROOT
 
 from stampede.files import write_file
 
-# The tables stand between these.
+# The tables are between these lines.
 BEGIN, END = "<!-- benchmarks/manual_tables.py -->", "<!-- end -->"
 
-# What the series of growth.py count, where their names do not say it.
+# Units of growth.py's series, if not their names.
 GROWN = {"batch": "samples", "trained": "steps trained before"}
 
 NOTHING = "Not measured yet: `make bench`, then `python benchmarks/manual_tables.py --write`."
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def tables(results: Path) -> str:
-    """What `make bench` measured, as far as its results are there."""
+    """The available results of `make bench`."""
     parts = []
     for name, make in (
         ("end_to_end", _end_to_end),
@@ -68,7 +68,7 @@ def tables(results: Path) -> str:
 
 
 def quality_tables(results: Path) -> str:
-    """How good the models are, from quality.py."""
+    """Model quality, from quality.py."""
     path = results / "quality.json"
     if not path.exists():
         return "Not measured yet: `python benchmarks/quality.py`."
@@ -77,7 +77,7 @@ def quality_tables(results: Path) -> str:
 
 
 def incremental_tables(results: Path) -> str:
-    """What going on from period to period is worth, from incremental.py."""
+    """The value of incremental training, from incremental.py."""
     path = results / "incremental.json"
     if not path.exists():
         return "Not measured yet: `python benchmarks/incremental.py --log LOG`."
@@ -109,7 +109,7 @@ def incremental_tables(results: Path) -> str:
 
 
 def torchrec_tables(results: Path) -> str:
-    """What of TorchRec works with the two changed lines, from torchrec_features.py."""
+    """TorchRec features with the two changed lines, from torchrec_features.py."""
     path = results / "torchrec_features.json"
     if not path.exists():
         return "Not measured yet: `python benchmarks/torchrec_features.py`."
@@ -135,7 +135,7 @@ def torchrec_tables(results: Path) -> str:
 
 
 def _many_periods(path: Path) -> list[str]:
-    """What the tenth and the hundredth period cost, and a large one by part."""
+    """Cost of the tenth and the hundredth period, and of a large one by part."""
     if not path.exists():
         return []
     found = json.loads(path.read_text())
@@ -349,7 +349,7 @@ def _bf16_auc(found: dict) -> str:
     return f"{said}\n\n{_markdown(['', 'each seed', 'mean', 'standard error'], rows)}"
 
 
-# What makes the tables of a page.
+# The function that makes the tables of each page.
 PAGES = {
     "docs/speed.md": tables,
     "docs/choices.md": quality_tables,

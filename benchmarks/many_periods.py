@@ -1,6 +1,6 @@
-"""What periods cost: the hundredth beside the tenth, and how much of one is training.
+"""Cost of periods: the hundredth against the tenth, and the share of training.
 
-The logs are synthetic clicks whose ids drift, in Criteo's layout.
+The logs are synthetic clicks with drifting ids, in Criteo's layout.
 
     python benchmarks/many_periods.py
 """
@@ -25,7 +25,7 @@ from stampede.data.synthetic import SyntheticClicks, write_criteo_log
 
 CONFIG = ROOT / "configs/criteo_kaggle.yaml"
 
-# Of Criteo's layout, four fields with many ids.
+# Criteo's layout with four of its id fields, which have many ids.
 SCHEMA = """\
 format: csv
 separator: "\\t"
@@ -34,7 +34,7 @@ label: label
 ids: [C3, C4, C12, C16]
 """
 
-# Clock ticks of a second, in which the system counts the time of processes.
+# Clock ticks per second; the system counts processor time in ticks.
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def early_and_late(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Medians of the periods after the first tenth, and of the last tenth."""
+    """Medians of the second tenth of the periods, and of the last tenth."""
     tenth = len(lines) // 10
     names = ("cpu_seconds", "seconds", "ids", "peak_memory_bytes")
     return [
@@ -79,7 +79,7 @@ def early_and_late(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def trained(
     folder: Path, periods: int, rows: int, drift: float, *overrides: str
 ) -> list[dict[str, Any]]:
-    """Lines of the periods of a log, with the processor seconds that each took."""
+    """Lines of a log's periods, with the processor seconds of each."""
     (folder / "logs").mkdir(parents=True)
     for number in range(periods):
         path = folder / f"logs/day_{number + 1}.tsv"
@@ -113,7 +113,7 @@ def _periods(metrics: Path) -> list[dict[str, Any]]:
 
 
 def _cpu_seconds(process: int) -> float:
-    """Of all threads, which other programs on the machine do not change much."""
+    """Processor seconds of all threads, which other programs hardly change."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:

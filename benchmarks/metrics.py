@@ -1,9 +1,9 @@
-"""Seconds and memory of exact metrics beside scikit-learn's AUC.
+"""Seconds and memory of exact metrics, against scikit-learn's AUC.
 
-Scores as a model's, one click in five samples; groups as users are, Zipf-distributed over a million
-ids. `ranking` is AUC, PR-AUC, logloss, normalized entropy and calibration in one; `groups` is GAUC
-on top of them. Every case is a process of its own; samples come 131072 at a time, and making them
-is not counted. Cases take turns; the fastest of them is reported, with the processor time it took.
+Scores are like a model's, with one click in five samples; groups are like users, Zipf-distributed
+over a million ids. `ranking` is AUC, PR-AUC, logloss, normalized entropy and calibration; `groups`
+adds GAUC. Each case has its own process; samples come 131072 at a time, and making them is not
+counted. Cases take turns; the fastest repeat is reported, with its processor time.
 
     OMP_NUM_THREADS=1 python benchmarks/metrics.py --out benchmarks/results/metrics.json
 """
@@ -26,7 +26,7 @@ from stampede.engine.metrics import PartMetrics
 AT_A_TIME = 1 << 17
 REPEATS = 2
 FURTHER = ["pr_auc", "normalized_entropy", "calibration", "calibration_buckets"]
-# By name: whether they are ours, and whether there are groups.
+# By name: whether it is ours, and whether it has groups.
 CASES = {"ranking": (True, False), "groups": (True, True), "scikit-learn's AUC": (False, False)}
 
 
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 class Stopwatch:
-    """Seconds and processor seconds within its contexts."""
+    """Adds up seconds and processor seconds inside its contexts."""
 
     def __init__(self) -> None:
         self.seconds = self.processor = 0.0
@@ -76,7 +76,7 @@ class Stopwatch:
 
 
 def measure(rows: int, ours: bool, grouped: bool) -> dict:
-    """Seconds, what memory the metrics take beside the samples of a piece, and the AUC."""
+    """Seconds, memory of the metrics without the samples of a piece, and the AUC."""
     watch, pieces = Stopwatch(), samples(rows, grouped)
     if not ours:
         pieces = list(pieces)

@@ -1,11 +1,11 @@
-"""What it costs to watch a run: time by phase, waits, percentiles, the slowest rank, the logs.
+"""Cost of monitoring a run: time by phase, waits, percentiles, the slowest rank, the logs.
 
-Steps of the quickstart, watched and not, take turns in the same processes, of one thread each. All
-times are processor time, which other processes change far less than the clock's; watching waits
-for nothing but the disk. "steps": the median of (watched / not watched - 1) over pairs of steps,
-with its standard error. "calls": what is called in a step, without anything between. "look": what
-all ranks do every `train.timing_every` steps, with the lines in all logs and TensorBoard. "all":
-calls and a share of a look, as a share of a step.
+Steps of the quickstart, monitored and not, take turns in the same processes of one thread. All
+times are processor time, which other processes change far less than wall time; monitoring only
+waits for the disk. "steps": the median of (watched / not watched - 1) over pairs of steps, with its
+standard error. "calls": the calls of a step alone. "look": the work of all ranks every
+`train.timing_every` steps, including lines in all logs and TensorBoard. "all": calls and a step's
+share of a look, as a share of a step.
 
     python benchmarks/monitoring.py
 """
@@ -36,7 +36,7 @@ QUICKSTART = ROOT / "configs/quickstart.yaml"
 
 PAIRS = 100
 
-# Steps before the first that count.
+# Warm-up steps.
 _FIRST = 4
 
 
@@ -64,7 +64,7 @@ def watched_and_not(job: Path, overrides: list[str], pairs: int) -> dict[str, An
         Processor seconds: of steps, `watched` and `not watched`; of `looks`; of `calls` in a step;
         of this process. And the batch size.
     """
-    # Looks are asked for, as at an epoch's end, so that none is printed.
+    # Looks are requested below, as at an epoch's end; none is printed.
     overrides = [*overrides, "train.timing_every=1000000"]
     seconds: dict[str, list[float]] = {"watched": [], "not watched": [], "looks": []}
     with tempfile.TemporaryDirectory() as folder, training(None, overrides, job) as trained:
@@ -72,7 +72,7 @@ def watched_and_not(job: Path, overrides: list[str], pairs: int) -> dict[str, An
             trained.step()
         with RunFolder(Path(folder)) as run:
             for pair in range(pairs):
-                # Each goes first in every other pair.
+                # Alternate which one goes first.
                 for watched in (True, False) if pair % 2 else (False, True):
                     if watched:
                         step, look = _watched(trained, run)
@@ -91,7 +91,7 @@ def watched_and_not(job: Path, overrides: list[str], pairs: int) -> dict[str, An
 
 
 def _watched(trained: Training, run: RunFolder) -> tuple[float, float]:
-    """A step that is watched as `Trainer` does it, and a look at all ranks."""
+    """Seconds of a step monitored as by `Trainer`, and of a look at all ranks."""
     step = trained.steps + 1
     with Monitor(trained.config, trained.processes, run.path, trained.steps) as monitor:
         start = time.process_time()
@@ -104,7 +104,7 @@ def _watched(trained: Training, run: RunFolder) -> tuple[float, float]:
 
 
 def _waits(trained: Training) -> int:
-    """Waits in a step."""
+    """Number of waits in a step."""
     times = PhaseTimes(clock_of(trained.processes.device))
     with trained.processes.heartbeat.listening(times.begin), waits_counted(times):
         trained.step()
@@ -112,7 +112,7 @@ def _waits(trained: Training) -> int:
 
 
 def _calls(trained: Training, waits: int, steps: int = 2000) -> float:
-    """Processor seconds a step of what watching calls in it."""
+    """Processor seconds of the monitoring calls in a step."""
     times, heartbeat = PhaseTimes(clock_of(trained.processes.device)), trained.processes.heartbeat
     with heartbeat.listening(times.begin):
         start = time.process_time()
@@ -127,7 +127,7 @@ def _calls(trained: Training, waits: int, steps: int = 2000) -> float:
 
 
 def summarize(rank: dict[str, Any]) -> dict[str, Any]:
-    """Of rank 0, which writes the lines of all."""
+    """Costs of rank 0, which writes the lines of all ranks."""
     pairs = zip(rank["watched"], rank["not watched"], strict=True)
     costs = [on / off - 1 for on, off in pairs]
     step, look = statistics.median(rank["not watched"]), statistics.median(rank["looks"])
@@ -136,7 +136,7 @@ def summarize(rank: dict[str, Any]) -> dict[str, Any]:
     return {
         "seconds_per_step": step,
         "steps_cost": statistics.median(costs),
-        # Of a median, from the quartiles of what is about normal.
+        # Standard error of a median, from the quartiles of a nearly normal distribution.
         "standard_error": 1.25 * (high - low) / 1.35 / len(costs) ** 0.5,
         "calls_seconds": rank["calls"],
         "look_seconds": look,

@@ -1,7 +1,7 @@
-"""Training speed and peak memory of another checkout's launch.py and of this one's, in turns.
+"""Compares training speed and peak memory of another checkout's launch.py with this one's.
 
-The other checkout is set up by its own `make setup`; it needs benchmarks/deepfm.yaml. Both train
-DeepFM on clicks that its own clicks.py writes, as end_to_end.py does, and the quickstart.
+The other checkout needs benchmarks/deepfm.yaml and its own `make setup`. Both take turns to train
+the quickstart, and DeepFM on clicks from the checkout's own clicks.py, as end_to_end.py does.
 
     git worktree add ../old COMMIT && make -C ../old setup
     python benchmarks/old_and_new.py ../old
@@ -38,7 +38,7 @@ print(write_clicks(Path(sys.argv[1]), *map(int, sys.argv[2:])))
 
 @dataclass(frozen=True)
 class Point:
-    """What is measured: a configuration and its overrides; `{clicks}` is the prepared folder."""
+    """A configuration and its overrides; `{clicks}` is the prepared folder."""
 
     name: str
     config: str
@@ -87,7 +87,7 @@ def measure(checkout: Path, point: Point, clicks: str, folder: Path) -> dict[str
             said.seek(0)
             raise RuntimeError(f"{checkout}: {point.name} failed:\n{said.read()[-2000:]}")
     summary = json.loads((folder / "run/summary.json").read_text())
-    # At once: what was never written back to disk then costs no time.
+    # Delete at once, before the system spends time on writing it back.
     shutil.rmtree(folder / "run")
     return {
         "samples_per_second": summary["samples_per_second"],

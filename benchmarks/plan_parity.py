@@ -1,7 +1,7 @@
 """Largest deviation from float64 plain PyTorch, by sharding plan and number of processes.
 
 The runs are those of tests/distributed/test_every_plan.py: 20 steps of CowClip with Adam.
-Deviations are relative to the largest movement of any weight. Also the state of each optimizer.
+Deviations are relative to the largest movement of any weight. Also reports each optimizer's state.
 
     python benchmarks/plan_parity.py --out benchmarks/results/plan_parity.json
 """
@@ -27,7 +27,7 @@ from support.parity_cases import PLANS, every_plan
 from support.parity_reference import deviation, state_deviation, train_reference
 from support.ranks import run_ranks
 
-# Processes, and how many of them one simulated node has.
+# Number of processes: processes of a simulated node.
 PROCESSES = {1: 1, 2: 2, 4: 2}
 RULES = {
     "adam": Adam(),

@@ -1,11 +1,11 @@
-"""Prediction beside training: rows for each second of processor time, on synthetic clicks.
+"""Prediction against training: rows per second of processor time, on synthetic clicks.
 
 DeepFM on a raw Criteo log, batch 8192. launch.py trains one epoch and three; the processor time of
-the two more, their evaluations included, gives the samples a second of training.
-stampede.engine.predict scores a tenth of the raw log and all of it, and the parts of the prepared
-data; the differences leave out starting and loading. Processor time is told rather than a clock's,
-which other processes on the machine would change; the wall-clock rows/s that predict itself prints
-stand in the results too. Contenders take turns. Medians.
+the two further epochs, with evaluations, gives training's samples a second. stampede.engine.predict
+scores a tenth of the raw log, the whole log, and the parts of the prepared data; the differences
+exclude starting and loading. Processor time is reported because other processes change wall time;
+the wall-clock rows/s that predict prints are in the results too. Contenders take turns; results are
+medians.
 
     python benchmarks/prediction.py
 """

@@ -1,9 +1,9 @@
 """Preparation of raw Criteo logs of several sizes: seconds, rows/s and memory.
 
-Beside it, in the same run: parsing the file once with Polars, and at the smaller sizes, since it
-holds everything in memory, the preparation of the paper's authors (pandas, LabelEncoder and
-MinMaxScaler; data_utils.py of bytedance/LargeBatchCTR). Each is a process of its own; the raw logs
-and the results are deleted afterwards.
+For comparison, in the same run: one parse of the file with Polars, and the preparation of the
+paper's authors (pandas, LabelEncoder and MinMaxScaler; data_utils.py of bytedance/LargeBatchCTR).
+The latter holds everything in memory and runs at the smaller sizes only. Each has its own process.
+The raw logs and the results are deleted afterwards.
 
     python benchmarks/preparation.py --rows 1000000 5000000 20000000 --folder /tmp/logs \\
         --out benchmarks/results/preparation.json
@@ -25,7 +25,7 @@ from machine import describe_machine
 from stampede.data.prepared.manifest import read_manifest
 from stampede.data.synthetic import SyntheticClicks, write_criteo_log
 
-# Larger ones take minutes, in which a machine's speed levels out.
+# Larger sizes take minutes, which averages out the machine's speed.
 _REPEATED = 5_000_000
 
 _NAMES = "['label'] + [f'I{i}' for i in range(1, 14)] + [f'C{i}' for i in range(1, 27)]"
@@ -38,7 +38,7 @@ types = {{n: pl.Int8 if n == "label" else pl.Float64 if n[0] == "I" else pl.Stri
 pl.read_csv(sys.argv[1], has_header=False, separator="\\t", schema=types, quote_char=None)
 """
 
-# As in the authors' repository, up to writing the result.
+# As in the authors' repository, except for writing the result.
 PANDAS = f"""
 import sys
 import pandas as pd
@@ -103,7 +103,7 @@ def _measure(log: Path, rows: int, repeats: int, pandas: list[str]) -> dict:
     found = {"rows": rows, "raw_bytes": log.stat().st_size}
     seconds: dict[str, list[float]] = {"polars": [], "ours": []}
     peaks: dict[str, int] = {}
-    # One after the other, so that a change of the machine's speed meets both.
+    # Take turns, so that a change of the machine's speed affects all.
     for _ in range(repeats):
         shutil.rmtree(prepared, ignore_errors=True)
         for name, command in (
@@ -119,7 +119,7 @@ def _measure(log: Path, rows: int, repeats: int, pandas: list[str]) -> dict:
         seconds[name] = [taken]
         for file in log.parent.glob("*.feather"):
             file.unlink()
-    # Ids of the training part: all of them have a row, besides two of every field.
+    # All ids of the training part have a row; every field has two more.
     manifest = read_manifest(prepared)
     found["distinct_ids"] = sum(entry.rows - 2 for entry in manifest.fields)
     found["phases"] = manifest.source["seconds"]
@@ -137,8 +137,8 @@ def _version(python: str) -> str:
     ).stdout.strip()
 
 
-# A process counts the memory of the one that started it as its own until it is another program:
-# a small one starts the command and asks for the memory of its children.
+# Until exec, a process counts its parent's memory as its own. So a small process starts the command
+# and asks for its children's memory.
 STARTER = """
 import resource, subprocess, sys
 status = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode
@@ -148,7 +148,7 @@ sys.exit(status)
 
 
 def run_alone(command: list[str]) -> tuple[float, int]:
-    """Seconds, start of the process included, and its largest resident set in bytes."""
+    """Seconds including the start of the process, and its peak resident set in bytes."""
     start = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-S", "-c", STARTER, *command], capture_output=True, text=True
@@ -160,7 +160,7 @@ def run_alone(command: list[str]) -> tuple[float, int]:
 
 
 def table(runs: list[dict]) -> str:
-    """For the manual; how many times faster than pandas in the last column."""
+    """The manual's table; the last column is the speed-up over pandas."""
     lines = [
         "| rows | raw GB | distinct ids | seconds | rows/s | peak RSS GB | allowed GB | Polars | "
         "pandas |",

@@ -1,10 +1,10 @@
-"""How good the models are: every shipped configuration of a real log beside other people's models.
+"""Model quality: every shipped configuration of a real log against other projects' models.
 
-Ours are launched as a user would, `python launch.py CONFIG data.path=LOG`, unchanged but for paths,
-the seed and the network's name. The others are scikit-learn's logistic regression, LightGBM and
+Ours are launched as a user would, `python launch.py CONFIG data.path=LOG`, changing only paths, the
+seed and the network's name. The others are scikit-learn's logistic regression, LightGBM and
 FuxiCTR's DeepFM (peers/raw_logs.py). All read the same file and have the same training, validation
-and test rows; what is chosen is chosen on the validation part. Seconds are those of the whole
-process, from the raw file to the scores, tuning included.
+and test rows; choices are made on the validation part. Seconds are of the whole process from the
+raw file to the scores, including tuning.
 
     python benchmarks/quality.py --data ../shared/data
     python benchmarks/quality.py --logs criteo --subsets whole --peers lr --models lr fm --resume
@@ -43,18 +43,18 @@ from stampede.engine.config.load import load_config
 PEER_PROGRAM = ROOT / "benchmarks/peers/raw_logs.py"
 TABLE = ROOT / "configs/table.yaml"
 
-# Packages that are not the project's: installed into an environment of their own.
+# Packages outside the project, installed into a separate environment.
 PACKAGES = {"lightgbm": "lightgbm>=4,<5", "fuxictr": "fuxictr==2.3.10"}
 PEERS = {"lr": "scikit-learn LR", "lightgbm": "LightGBM", "fuxictr": "FuxiCTR DeepFM"}
 
-# Networks of the log's own configuration on the whole first log; elsewhere the configuration's own.
+# Networks for the whole first log; elsewhere only the configuration's own.
 MODELS = ("lr", "fm", "deepfm", "dcnv2", "wide_deep", "dcn")
 MAIN = ("criteo", "whole")
 
 SUBSETS = {"whole": 1, "half": 2, "fifth": 5}
 QUICK_ROWS = 3000
 
-# What tells one measurement from another.
+# Fields that identify a measurement.
 _KEY = ("log", "rows", "contender", "seed", "data", "made_by")
 
 
@@ -63,11 +63,11 @@ class Log:
     """A real log.
 
     Attributes:
-        name: for the table.
+        name: in the table.
         file: its name in `--data`.
         config: the configuration shipped for it.
         header: whether its first line names the columns.
-        schema: what its columns mean, for `configs/table.yaml`.
+        schema: of its columns, for `configs/table.yaml`.
     """
 
     name: str
@@ -123,12 +123,12 @@ CONFIGS = [*(log.config.stem for log in LOGS.values()), TABLE.stem]
 
 @dataclass(frozen=True)
 class Contender:
-    """What is measured on some rows.
+    """A model to measure on some rows.
 
     Attributes:
-        name: for the table.
-        peer: its name among `PEERS`; empty for one of ours.
-        config: of one of ours.
+        name: in the table.
+        peer: its key in `PEERS`; empty for one of ours.
+        config: if one of ours.
         overrides: of the configuration, without paths and seed.
     """
 
@@ -139,7 +139,7 @@ class Contender:
 
     @property
     def seeded(self) -> bool:
-        """Whether another seed gives another result."""
+        """Whether the result depends on the seed."""
         return self.peer != "lr"
 
 
@@ -153,7 +153,7 @@ class Rows:
         file: the file, not compressed.
         parts_file: part of each row, .npy.
         counts: rows of the training, the validation and the test part.
-        split: overrides with which any configuration divides the rows alike.
+        split: overrides that make any configuration split the rows in this way.
         digest: of the file and the parts.
     """
 
@@ -184,16 +184,17 @@ def main() -> None:
     )
     parser.add_argument("--subsets", nargs="+", choices=SUBSETS, default=list(SUBSETS))
     parser.add_argument(
-        "--draws", type=int, default=1, help="random halves and fifths, of each so many"
+        "--draws", type=int, default=1, help="number of random halves and of random fifths"
     )
     parser.add_argument(
-        "--seeds", type=int, default=3, help="how many, from 1 on; LR has no randomness"
+        "--seeds", type=int, default=3, help="number of seeds, from 1; LR has no randomness"
     )
     parser.add_argument(
         "--models",
         nargs="*",
         help=f"networks of the log's own configuration everywhere; default: {', '.join(MODELS)} on "
-        "the whole Criteo sample, elsewhere the configuration's own; without a name: the own one",
+        "the whole Criteo sample, elsewhere the configuration's own; without a name: only the "
+        "configuration's own",
     )
     parser.add_argument(
         "--split",
@@ -204,7 +205,7 @@ def main() -> None:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="keep what --out holds of this commit (of the peers: of this program of theirs)",
+        help="keep results in --out of this commit (for peers: of the same peer program)",
     )
     options = parse_options(parser, "quality")
     if options.quick:
@@ -227,11 +228,11 @@ def main() -> None:
 
 
 class Found:
-    """The measurements, written anew after each of them.
+    """The measurements; the file is rewritten after each.
 
     Args:
-        report: where to.
-        earlier: results whose measurements are kept where they are of the same code.
+        report: to write to.
+        earlier: results to keep if they are of the same code.
 
     Attributes:
         rows: a dictionary for each run.
@@ -239,7 +240,7 @@ class Found:
 
     def __init__(self, report: Report, earlier: Path | None = None) -> None:
         self._report = report
-        # Code that is not committed has no name.
+        # Uncommitted code has no name.
         commit = describe_machine()["commit"]
         self._ours = "" if commit.endswith("-dirty") else commit
         self._peers = hashlib.sha256(PEER_PROGRAM.read_bytes()).hexdigest()[:12]
@@ -250,15 +251,15 @@ class Found:
             self.rows = [row for row in rows if row["made_by"] in kept and "failed" not in row]
 
     def made_by(self, contender: Contender) -> str:
-        """Name of the code that a measurement of it is of; empty where it has none."""
+        """Name of the measured code; empty if it has none."""
         return self._peers if contender.peer else self._ours
 
     def has(self, row: dict[str, Any]) -> bool:
-        """Whether it is there already."""
+        """Whether the measurement exists."""
         return any(all(old[name] == row[name] for name in _KEY) for old in self.rows)
 
     def add(self, row: dict[str, Any]) -> None:
-        """Take in a measurement and write the file."""
+        """Add a measurement and write the file."""
         self.rows.append(row)
         self._report.add(runs=self.rows)
 
@@ -270,12 +271,12 @@ def measure(
     pythons: dict[str, str | Exception],
     scratch: Path,
 ) -> None:
-    """Measure all that is asked for and not there yet.
+    """Make all requested measurements that are missing.
 
     Args:
         options: of the command line.
         logs: file of each log.
-        found: takes the measurements in.
+        found: collects the measurements.
         pythons: interpreter of each peer, or why there is none.
         scratch: folder for rows and runs.
     """
@@ -299,7 +300,7 @@ def measure_one(
     pythons: dict[str, str | Exception],
     scratch: Path,
 ) -> None:
-    """Measure one contender, unless it is there already; a failure is a result, too."""
+    """Measure one contender unless done; a failure is also recorded."""
     row = {
         "log": rows.log.name,
         "rows": rows.name,
@@ -328,7 +329,7 @@ def measure_one(
 def contenders(
     rows: Rows, peers: list[str], configs: list[str], models: list[str] | None
 ) -> list[Contender]:
-    """Who is measured on some rows: logistic regression, ours, the other peers.
+    """The contenders on some rows: logistic regression, ours, the other peers.
 
     Args:
         rows: on which.
@@ -378,14 +379,14 @@ def write_subsets(
 
 
 def divided(log: Log, name: str, file: Path, count: int, split: str) -> Rows:
-    """Rows in a file, divided as the log's configuration does.
+    """Rows in a file, split as in the log's configuration.
 
     Args:
         log: the log.
         name: which rows.
         file: the file.
         count: its rows.
-        split: `config`, or `sequential` or `random` whatever the configuration says.
+        split: `config`, or `sequential` or `random` to override the configuration.
     """
     overrides = [] if split == "config" else [f"data.split={split}"]
     data = load_config(log.config, [f"data.path={file}", *overrides]).data
@@ -407,10 +408,10 @@ def divided(log: Log, name: str, file: Path, count: int, split: str) -> Rows:
 
 
 def train_ours(rows: Rows, contender: Contender, seed: int, scratch: Path) -> dict[str, Any]:
-    """What a run of the launcher reached in the epoch that it chose on the validation part.
+    """Results of a launcher's run in the epoch chosen on the validation part.
 
     Raises:
-        RuntimeError: it failed, or divided the rows otherwise.
+        RuntimeError: it failed, or split the rows differently.
     """
     overrides = [
         f"data.path={rows.file}",
@@ -448,7 +449,7 @@ def train_ours(rows: Rows, contender: Contender, seed: int, scratch: Path) -> di
 def run_peer(
     rows: Rows, peer: str, seed: int, python: str | Exception, scratch: Path
 ) -> dict[str, Any]:
-    """What another model reached.
+    """Results of a peer.
 
     Raises:
         RuntimeError: it failed or is not installed.
@@ -461,16 +462,16 @@ def run_peer(
 
 
 def environment(folder: Path, peers: list[str]) -> dict[str, str | Exception]:
-    """Interpreter of each peer; packages that the project lacks are installed into a folder.
+    """Interpreter of each peer; installs missing packages into a folder.
 
-    The environment there sees the project's own packages, torch among them.
+    The environment also sees the project's packages, such as torch.
 
     Args:
         folder: of the environment; kept.
         peers: names of the peers.
 
     Returns:
-        The interpreter, or what pip said against it.
+        The interpreter, or pip's error.
     """
     pythons: dict[str, str | Exception] = {peer: sys.executable for peer in peers}
     python = folder / "bin/python"
@@ -503,9 +504,9 @@ def _run(*command: str | Path) -> None:
 def summarize(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Means over seeds and draws, in the order of the logs, the subsets and the contenders.
 
-    `above_lr` is the mean over the draws of what a contender is above scikit-learn's logistic
-    regression on the same rows. The standard error is that of this mean; where there is one draw,
-    that of the mean AUC over the seeds.
+    `above_lr` is the mean over the draws of a contender's AUC minus scikit-learn's logistic
+    regression's on the same rows. The standard error is that of this mean; with one draw, that of
+    the mean AUC over the seeds.
     """
     groups: dict[tuple[str, str], dict[str, dict[str, list[dict[str, Any]]]]] = {}
     for run in runs:

@@ -1,9 +1,9 @@
-"""Speed of the reader beside plain numpy gathering of the same rows, in one process.
+"""Speed of the reader against plain numpy gathering of the same rows, in one process.
 
-Files as Criteo's, 26 ids and 13 numbers a row, in the page cache; batches of 65536 in the order of
-a global shuffle, ready to train on. Two readers also have weights, one of them a field of bags with
-up to three ids. numpy gathers the same rows of the same arrays and does nothing
-with them. The epochs of all readers take turns, so that what else the machine does meets all alike.
+Files are like Criteo's, 26 ids and 13 numbers a row, in the page cache; batches of 65536 in the
+order of a global shuffle, ready to train on. Two readers also have weights, and one of these a
+field with up to three ids. numpy only gathers the same rows of the same arrays. The epochs of all
+readers take turns, so that other load affects all alike.
 
     OMP_NUM_THREADS=2 python benchmarks/reading.py --out benchmarks/results/reading.json
 """
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rows", type=int, nargs="+", default=[2_000_000, 16_000_000])
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="where the files are made, and removed again")
+    parser.add_argument("--folder", type=Path, help="folder for temporary files")
     arguments = parser.parse_args()
     found = {}
     for rows in arguments.rows:
@@ -93,7 +93,7 @@ def measure(folder: Path, rows: int, epochs: int) -> dict[str, float]:
 
 
 def _epochs(read_epoch: Callable[[int], None]) -> Callable[[], float]:
-    """Each call reads the next epoch."""
+    """A function that reads the next epoch at each call."""
     numbers = count()
     return lambda: seconds_of(lambda: read_epoch(next(numbers)))
 
@@ -113,7 +113,7 @@ def loader(part: ShardedPart, shuffle: str, ahead: int = 0, bags: int = 0) -> Ca
 
 
 def numpy_loader(part: ShardedPart, gather: Callable) -> Callable[[int], None]:
-    """Gathers the rows of an epoch that are drawn beforehand."""
+    """Gathers the rows of an epoch, drawn beforehand."""
     maps = [np.asarray(part.shards[0].maps[name]) for name in ARRAYS]
     order = np.random.default_rng(0).permutation(part.rows)
     edges = [*range(0, part.rows, BATCH), part.rows]

@@ -1,4 +1,4 @@
-"""Short runs whose weights and metrics were recorded: does the code still compute the same bits?
+"""Compares weights and metrics of short runs with recorded ones, bit for bit.
 
 python benchmarks/recorded_runs.py            # compare with results/recorded_runs.json
 python benchmarks/recorded_runs.py --record   # write that file, on the commit to compare with
@@ -26,7 +26,7 @@ from stampede.engine.inference.trained import open_trained, whole_model
 
 RECORD = ROOT / "benchmarks/results/recorded_runs.json"
 SAME_MACHINE = ("cpu", "bf16_instructions", "torch", "torchrec")
-# What the names of figures end in that no two runs have in common.
+# Endings of metrics that differ between equal runs.
 TIMED = ("_per_second", "_seconds", "_bytes", "time")
 
 SMALL = ["train.log_every=4", "train.timing_every=0", "evaluate.batch_size=512"]
@@ -35,7 +35,7 @@ RUNS = {
         str(ROOT / "configs/quickstart.yaml"), *SMALL, "data.rows=20000", "data.test_rows=2000",
         "data.scale=0.01", "train.batch_size=1024", "evaluate.every=8", "train.epochs=2",
     ],
-    # A log with bags, numbers and sample weights; the clip works on columns of two shards.
+    # A log with bags, numbers and sample weights; two column shards are clipped together.
     "bags": [
         str(ROOT / "configs/table.yaml"), *SMALL, "data.path=log.csv",
         "data.schema_file=schema.yaml", "data.cache=cache", "data.validation_fraction=0.2",
@@ -76,7 +76,7 @@ def weights_of(run: Path) -> str:
 
 
 def differences(recorded: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """What of a run is not as recorded, in words."""
+    """Differences between a run and its record, in words."""
     said = [] if recorded["weights"] == found["weights"] else ["the weights differ"]
     if len(recorded["metrics"]) != len(found["metrics"]):
         said.append(f"{len(found['metrics'])} lines, not {len(recorded['metrics'])}")

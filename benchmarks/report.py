@@ -1,4 +1,4 @@
-"""What all benchmarks of `make bench` share: their options, and their results as JSON."""
+"""Options and JSON results, shared by all benchmarks of `make bench`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESULTS = ROOT / "benchmarks/results"
 
 
 def parse_options(parser: argparse.ArgumentParser, name: str) -> argparse.Namespace:
-    """Add the options that all benchmarks have, and parse.
+    """Add the common options, and parse.
 
     Args:
         name: of the benchmark's results.
@@ -28,10 +28,10 @@ def parse_options(parser: argparse.ArgumentParser, name: str) -> argparse.Namesp
         "--folder",
         type=Path,
         default=ROOT / "cache/benchmarks",
-        help="drawn clicks, which are kept, and unfinished runs",
+        help="folder for drawn clicks, which are kept, and unfinished runs",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="some seconds; the figures mean little"
+        "--quick", action="store_true", help="takes seconds; the figures mean little"
     )
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -41,15 +41,15 @@ def parse_options(parser: argparse.ArgumentParser, name: str) -> argparse.Namesp
 
 
 class Report:
-    """Results of a benchmark, written anew whenever a part of it is done.
+    """Results of a benchmark; the file is rewritten after each part.
 
     Args:
         out: JSON file.
         quick: whether sizes were cut.
 
     Attributes:
-        quick: the same.
-        others: what else runs on the machine.
+        quick: as given.
+        others: the load of other processes.
         found: results so far, by name.
     """
 
@@ -61,7 +61,7 @@ class Report:
         self.found: dict[str, Any] = {}
 
     def add(self, **found: Any) -> None:
-        """Take in results under their names, and write the file."""
+        """Add named results, and write the file."""
         self.found.update(found)
         report = {
             "machine": {**self._machine, "other_processes": round(self.others.share(), 4)},
@@ -71,11 +71,11 @@ class Report:
         write_file(self._out, json.dumps(report, indent=1) + "\n")
 
     def close(self) -> None:
-        """Say how quiet the machine was."""
+        """Print the load of other processes."""
         share = self.others.share()
         print(f"\nother processes took {share:.1%} of the cores' time; results in {self._out}")
         if share > QUIET:
-            print(f"above {QUIET:.0%} timings are not to be trusted", file=sys.stderr)
+            print(f"above {QUIET:.0%} timings are unreliable", file=sys.stderr)
 
 
 def picture_path(out: Path) -> Path:

@@ -1,7 +1,7 @@
-"""What `train.reproducible` costs: steps of one DeepFM with it and without take turns in a process.
+"""Cost of `train.reproducible`: steps of DeepFM with and without it take turns in a process.
 
-The median of (with / without) over pairs of steps, of the clock and of processor time, which other
-processes change less, on one thread and on all cores.
+The median of (with / without) over pairs of steps, of wall time and of processor time, which other
+processes change less; on one thread and on all cores.
 
     python benchmarks/reproducible.py
 """
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def measure(batch: int, threads: int, pairs: int) -> dict[str, float]:
-    """Medians of the ratios, and seconds of a step without."""
+    """Medians of the ratios, and seconds of a step without it."""
     torch.set_num_threads(threads)
     overrides = [f"train.batch_size={batch}", f"data.rows={max(4 * batch, 100_000)}"]
     given = ["data.kind=synthetic", "data.zipf=1.3", "data.test_rows=1000", *overrides]
@@ -61,7 +61,7 @@ def measure(batch: int, threads: int, pairs: int) -> dict[str, float]:
 
 
 def _seconds(one: Training) -> tuple[float, float]:
-    """Of a step: of the clock and of the processors."""
+    """Wall seconds and processor seconds of a step."""
     start = time.perf_counter(), time.process_time()
     one.step()
     return time.perf_counter() - start[0], time.process_time() - start[1]

@@ -22,16 +22,16 @@ BARS = {
 
 
 class Line(NamedTuple):
-    """A contender beside its peer and its floor.
+    """A contender, its peer and its floor.
 
     Attributes:
         batch: global batch size.
-        trainer: what trains, for people.
+        trainer: readable name.
         speed: samples/s.
-        to_peer: ratio to SparseAdam with the default allocator, where that was measured.
-        bar: smallest ratio asked for, where there is one.
-        to_floor: share of what the MLP alone reaches in that precision.
-        floor_to_peer: the ratio that the MLP alone would reach.
+        to_peer: ratio to SparseAdam with the default allocator, if measured.
+        bar: smallest required ratio, if any.
+        to_floor: share of the MLP's speed alone in that precision.
+        floor_to_peer: ratio of the MLP alone to the peer.
     """
 
     batch: int
@@ -63,7 +63,7 @@ def lines(speeds: dict[str, float], measured_floors: dict) -> Iterator[Line]:
 
 
 def table(speeds: dict[str, float], measured_floors: dict) -> str:
-    """What is reached, beside the bars and beside what the MLP alone takes."""
+    """Speeds, with the bars and the speed of the MLP alone."""
     shown = [
         f"{'batch':>6}  {'trainer':<30}{'samples/s':>10}{'/ SparseAdam':>14}{'bar':>5}"
         f"{'/ MLP alone':>13}{'MLP alone / SparseAdam':>24}"
@@ -80,7 +80,7 @@ def table(speeds: dict[str, float], measured_floors: dict) -> str:
 
 
 def all_beside_touched(speeds: dict[str, float]) -> list[str]:
-    """What `rows: all` costs, a sentence for each batch size where both were measured."""
+    """The cost of `rows: all`, a sentence for each batch size with both measured."""
     found = []
     for name, touched in speeds.items():
         batch, precision, *rows = name.split()
@@ -94,7 +94,7 @@ def all_beside_touched(speeds: dict[str, float]) -> list[str]:
 
 
 def beside_our_allocator(speeds: dict[str, float]) -> list[str]:
-    """Ratios to SparseAdam with the allocator's setting of our launcher, which set no bar."""
+    """Ratios to SparseAdam with our launcher's allocator setting; they have no bar."""
     found = []
     for name, peer in speeds.items():
         batch, trainer, *setting = name.split()
@@ -109,7 +109,7 @@ def beside_our_allocator(speeds: dict[str, float]) -> list[str]:
 
 
 def cell(value: float | None, digits: int = 2) -> str:
-    """A figure, or nothing."""
+    """A formatted number; empty for None."""
     return "" if value is None else f"{value:.{digits}f}"
 
 

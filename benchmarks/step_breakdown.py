@@ -1,10 +1,10 @@
 """Where the time of a training step goes: data, lookup, dense layers, update, and the rest.
 
-Timers around what a step calls, in this process, as launch.py trains: the next batch; the lookup,
-with the sending of ids and the steps that its rows had missed; the dense layers forward, backward
-and their Adam; the backward of the lookup, which updates the tables, with the last flush. The rest
-is the loss, gradients copied tile by tile, learning rates, finiteness and Python. One batch size is
-also measured with the network handed to torch.compile, which takes the place of the C++ kernels.
+Timers around the calls of a step, in this process, as launch.py trains: the next batch; the lookup,
+with sending ids and catching up rows; the dense layers' forward, backward and Adam; the backward of
+the lookup, which updates the tables, with the last flush. The rest is the loss, copying gradients
+tile by tile, learning rates, finiteness checks and Python. One batch size is also measured with
+torch.compile instead of the C++ kernels of the network.
 
     python benchmarks/step_breakdown.py
 """
@@ -34,7 +34,7 @@ STEPS = {1024: 512, 8192: 64, 65536: 16}
 
 ROWS = 1 << 19
 
-# Samples of the steps that are also compiled.
+# Batch size that is also measured compiled.
 COMPILED = 8192
 
 
@@ -76,7 +76,7 @@ def measure(clicks: Path, overrides: list[str], batch: int, steps: int) -> dict[
 
 
 def watch_parts(watch: Stopwatch, stack: ExitStack, job: Training) -> None:
-    """Have the parts of a step watched until the stack is closed."""
+    """Time the parts of a step until the stack is closed."""
 
     def kind(tensor: Tensor, *_: object, **__: object) -> str:
         # The loss is a scalar; the looked-up rows are not.

@@ -1,4 +1,4 @@
-"""Seconds of contenders that take turns, and of parts of what they do."""
+"""Times contenders that take turns, and parts of their work."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from unittest import mock
 def interleaved(
     contenders: Mapping[str, Callable[[], float]], repeats: int
 ) -> dict[str, list[float]]:
-    """Let contenders take turns, so that what else the machine does meets all alike.
+    """Let contenders take turns, so that other load affects all alike.
 
     Args:
         contenders: calls by name; each returns its own seconds.
-        repeats: how many of them count; one more goes before, which also sets things up.
+        repeats: counted calls of each, after one warm-up call.
 
     Returns:
         Seconds of the counted calls.
@@ -41,7 +41,7 @@ def seconds_of(call: Callable[[], Any]) -> float:
 class Stopwatch:
     """Adds up the time of functions while a program runs.
 
-    Time within a watched function that another watched one calls is counted for both.
+    Time in nested watched functions counts for both.
 
     Attributes:
         seconds: by name.
@@ -56,11 +56,11 @@ class Stopwatch:
     def watching(
         self, owner: Any, attribute: str, name: str | Callable[..., str]
     ) -> Iterator[None]:
-        """Within it `owner.attribute` is watched.
+        """Time `owner.attribute` inside the context.
 
         Args:
             owner: module, class or object.
-            name: what its time counts for, or a function that says it from the arguments.
+            name: under which its time is added, or a function of the arguments that returns it.
         """
         watched = getattr(owner, attribute)
 

@@ -1,9 +1,9 @@
-"""What of TorchRec works with the two changed lines: its models, features, and refusals.
+"""TorchRec with the two changed lines: models, features and refusals.
 
-Models and features run on two gloo processes beside plain PyTorch in float64, or beside what is
-named; figures are the largest deviation of a weight, relative to the largest movement. A feature
-that is refused is tried, and the sentence noted. Also communication in lower precision: deviation
-and bytes that a rank hands to collectives.
+Models and features run on two gloo processes and are compared with plain PyTorch in float64, or
+with the named reference. Numbers are the largest deviation of a weight, relative to the largest
+movement. For refused features, the sentence is recorded. Also communication in lower precision:
+deviation and bytes that a rank sends.
 
     python benchmarks/torchrec_features.py
     python benchmarks/manual_tables.py --write
@@ -60,7 +60,7 @@ from support.unsharded import process_group
 
 RANKS = 2
 SMALL = Case(("row_wise", "column_wise"), (Table(40, 8), Table(30, 8)), steps=9)
-# Precision forward and backward, and the plan; on so many processes.
+# Precision of forward and of backward.
 PRECISIONS = (
     ("fp32", "fp32"),
     ("fp16", "fp32"),
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def _told(run: Callable[[], float]) -> float | str:
-    """What a run gives, or the last line of what it says."""
+    """The result of a run, or the last line of its error."""
     try:
         return float(run())
     except Exception as failure:
@@ -120,7 +120,7 @@ def _processors() -> float:
 
 
 def _sample_weights() -> float:
-    """Their gradient, relative to the largest, beside TorchRec's unsharded tables."""
+    """Deviation of their gradient from TorchRec's unsharded tables, relative to the largest."""
     leaves: list[torch.Tensor] = []
 
     def learnable(count: int) -> torch.Tensor:
@@ -148,7 +148,7 @@ def _planned(model: nn.Module, kind: str) -> nn.Module:
 
 
 def _checkpoint() -> float:
-    """Weights and states after one more step under another plan, beside those of the first."""
+    """Deviation of weights and states after one more step under another plan."""
     tables = (Table(40, 10), Table(30, 8))
     before, after = ([Case(plan, tables)] for plan in ("row_wise", ("table_wise", "data_parallel")))
     with tempfile.TemporaryDirectory() as folder:
@@ -158,7 +158,7 @@ def _checkpoint() -> float:
 
 
 def _loop(kind: str) -> float:
-    """Beside the plain loop."""
+    """Deviation from the plain loop."""
     name, ranks = "TestSparseNN", 1 if kind == "compiled" else RANKS
     found = run_ranks(ranks, programs.train_in_pipelines, [kind], [name])[0][name]
     (tables, dense, _), (others, other_dense, _) = found[None], found[kind]
@@ -200,7 +200,7 @@ WORKS: dict[str, Callable[[], float]] = {
 
 
 def refusal(name: str) -> str:
-    """The sentence with which it is refused."""
+    """The sentence of the refusal."""
     with process_group():
         try:
             REFUSED[name]()
@@ -337,9 +337,9 @@ REFUSED: dict[str, Callable[[], Any]] = {
 
 
 def communication(processes: tuple[int, ...]) -> dict[str, Any]:
-    """By number of processes, plan and precisions: deviation and bytes, see `_train_and_count`."""
+    """Deviation and bytes by processes, plan and precisions; see `_train_and_count`."""
     found = {}
-    # Of so many columns as FBGEMM encodes in INT8 at a time.
+    # FBGEMM encodes INT8 in blocks of 32 columns.
     tables = tuple(replace(table, dim=32) for table in SUMS)
     cases = [
         Case(plan, tables, steps=8, communication=precisions, empty_rank=False)
@@ -361,7 +361,7 @@ def communication(processes: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _train_and_count(cases: list[Case]) -> list[dict[str, Any]]:
-    """Results on this rank, and what it handed to collectives of embeddings and gradients."""
+    """Results on this rank, and the bytes it sent of embeddings and gradients."""
     join()
     results = []
     for case in cases:
@@ -376,7 +376,7 @@ def _train_and_count(cases: list[Case]) -> list[dict[str, Any]]:
 
 
 class _Nothing(list):
-    """Keeps no call."""
+    """Discards recorded calls."""
 
     def append(self, _: Any) -> None:
         """Forget it."""

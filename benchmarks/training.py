@@ -68,12 +68,12 @@ class Training:
         train_step(self.job, sent, self.steps, self.processes)
 
     def flush(self) -> None:
-        """Let all rows take the steps they have missed."""
+        """Bring all rows up to date."""
         for tables in local_cowclip_tables(self.job.model):
             tables.flush()
 
     def seconds(self, steps: int) -> float:
-        """Seconds of so many steps, and of the flush of all rows after them."""
+        """Seconds of `steps` steps and the flush of all rows after them."""
         start = time.perf_counter()
         for _ in range(steps):
             self.step()

@@ -1,9 +1,9 @@
-"""The update of tables alone: ours beside FBGEMM's fused EXACT_ADAGRAD and plain PyTorch.
+"""The update of tables alone: ours against FBGEMM's fused EXACT_ADAGRAD and plain PyTorch.
 
 26 tables, 2.6 million ids, 12 columns, the same ids and gradients for all. First the backward pass
-of one lookup with `rows: touched`, and which part of ours its kernels take (timed within it). Then
-`rows: all` over many steps, forward, backward and the last flush together: rows that take their
-steps later, and a sweep of all rows in each step.
+of one lookup with `rows: touched`, and the share of our kernels in it. Then `rows: all` over many
+steps, forward, backward and the last flush together: with waiting rows, and with a sweep of all
+rows in each step.
 
     python benchmarks/update_kernel.py
 """
@@ -45,7 +45,7 @@ BATCHES = (1024, 8192, 65536)
 
 # Steps of a window of `rows: all`, those of an epoch in `end_to_end.py`.
 STEPS = {1024: 512, 8192: 256, 65536: 32}
-# Plain PyTorch sweeps the whole table in every step, each time alike.
+# Plain PyTorch sweeps the whole table in every step, so few steps suffice.
 TORCH_STEPS = 6
 
 KERNELS = {
@@ -98,7 +98,7 @@ class Lookups:
 
 
 def ours(sizes: list[int], rows: str) -> nn.Module:
-    """Tables that are updated in their backward by CowClip with Adam."""
+    """Tables updated in their backward by CowClip with Adam."""
     settings = UpdateSettings(l2=1e-5, clip=CowClip(columns=CLIPPED), rows=rows)
     shards = [TableShard(f"t{i}", size) for i, size in enumerate(sizes)]
     tables = Tables(shards, [DIM] * len(sizes), list(range(len(sizes))), setting=settings)
@@ -106,7 +106,7 @@ def ours(sizes: list[int], rows: str) -> nn.Module:
 
 
 def fbgemms(sizes: list[int]) -> nn.Module:
-    """Tables that FBGEMM's fused Adagrad updates."""
+    """Tables updated by FBGEMM's fused Adagrad."""
     specs = [(size, DIM, EmbeddingLocation.HOST, ComputeDevice.CPU) for size in sizes]
     return _filled(
         SplitTableBatchedEmbeddingBagsCodegen(
@@ -123,7 +123,7 @@ def _filled(tables: SplitTableBatchedEmbeddingBagsCodegen) -> nn.Module:
 
 
 def measure_backward(batch: int, ids: int, repeats: int) -> dict:
-    """Seconds of the backward pass alone, the forward before each one not counted."""
+    """Seconds of the backward pass without the forward before it."""
     sizes = cardinalities(ids)
     lookups = Lookups(batch, sizes, repeats + 1)
     mine = ours(sizes, "touched")
@@ -159,7 +159,7 @@ def measure_backward(batch: int, ids: int, repeats: int) -> dict:
         "distinct_ids": lookups.distinct,
         "seconds": {name: statistics.median(taken) for name, taken in seconds.items()},
         "all_seconds": seconds,
-        # The first backward, which sets things up, is in none of the others either.
+        # Leave out the first backward, a warm-up, as everywhere.
         "parts": {name: statistics.median(taken[1:]) for name, taken in parts.items()},
     }
 
@@ -177,7 +177,7 @@ def _backwards(tables: nn.Module, lookups: Lookups) -> Callable[[], float]:
 
 
 def measure_all_rows(batch: int, ids: int, steps: int, repeats: int) -> dict:
-    """Seconds a step, forward and backward, of windows that end with a flush of all rows."""
+    """Seconds a step, forward and backward, over windows that end with a flush of all rows."""
     sizes = cardinalities(ids)
     lookups = Lookups(batch, sizes, min(steps, 64))
     contenders = {"touched": window(ours(sizes, "touched"), lookups, steps)}
@@ -207,7 +207,7 @@ def measure_all_rows(batch: int, ids: int, steps: int, repeats: int) -> dict:
 
 
 def window(tables: nn.Module, lookups: Lookups, steps: int) -> Callable[[], float]:
-    """Gives the seconds of so many steps, forward and backward, and of the flush after them."""
+    """A function that returns the seconds of `steps` steps and the final flush."""
 
     def run() -> float:
         start = time.perf_counter()

@@ -1,8 +1,8 @@
-"""Where a sweep of all rows in each step is cheaper than rows that take their steps later.
+"""Sweeping all rows in each step against letting rows wait: where each is cheaper.
 
-`rows: all`, forward and backward of 26 tables of 12 columns and the flush after them, by number of
-ids and of samples. Which of the two is chosen in training depends on how many rows there are for
-each distinct one of a batch (`stampede.optim.waiting_rows`).
+`rows: all`, forward and backward of 26 tables of 12 columns with the final flush, by numbers of ids
+and samples. Training chooses by the ratio of all rows to distinct rows of a batch
+(`stampede.optim.waiting_rows`).
 
     python benchmarks/waiting_rows.py
 """
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def measure(ids: int, batch: int, repeats: int) -> dict:
-    """Seconds a step, either way, and which way is chosen."""
+    """Seconds a step of both ways, and the chosen way."""
     sizes = cardinalities(ids)
     steps = max(32, min(512, SAMPLES // batch))
     lookups = Lookups(batch, sizes, min(steps, 64))
@@ -87,7 +87,7 @@ def measure(ids: int, batch: int, repeats: int) -> dict:
 
 
 def chosen_to_better(point: dict) -> float:
-    """Time of what is chosen, of the better one's; 1 where that is chosen."""
+    """Time of the chosen way relative to the better one; 1 if the better one is chosen."""
     seconds = point["seconds_per_step"]
     return seconds[point["chosen"]] / min(seconds.values())
 

@@ -1,4 +1,4 @@
-"""What a run says when something is off: a sentence each, with what was found and what to do."""
+"""Advice that a run prints when something looks wrong: what was found, and what to do."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ _LARGEST_LOSS_TO_LR = 0.002
 _MOST_TRAINING_ROWS = 1_000_000
 _MOST_TABLE_ROWS = 100_000_000
 
-# Of validation rows; and so much more of them than of training rows, which have rare ids, too.
+# Largest share of validation rows with unseen ids, and its excess over training rows with rare ids.
 _MOST_UNSEEN = 0.2
 _MOST_BEYOND_RARE = 0.1
 
-# Rows of a part that are looked at: so many stretches, evenly over the part, of so many rows.
+# The sample of a part: this many stretches, evenly spread, of this many rows.
 _STRETCHES = 25
 _STRETCH_ROWS = 4096
 
 
 def tell(sentences: Sequence[str], step: int, folder: RunFolder, processes: Processes) -> None:
-    """Print and log the sentences that the run has not said yet; all ranks must call it.
+    """Print and log sentences that are new for this run; all ranks must call it.
 
     Args:
         step: the newest one.
@@ -69,7 +69,7 @@ def told(folder: RunFolder) -> list[str]:
     try:
         return [line["text"] for line in folder.lines() if line["kind"] == ADVICE]
     except DAMAGE:
-        # By somebody else, before the run was continued.
+        # The log was damaged before the run was continued.
         return []
 
 
@@ -79,7 +79,7 @@ def on_batch_size(batch_size: int, rows: int, world_size: int = 1) -> list[str]:
     Args:
         batch_size: samples of a global batch.
         rows: of the training part.
-        world_size: number of processes, of which a batch size is a multiple.
+        world_size: number of processes; batch sizes are a multiple of it.
     """
     steps = -(-rows // batch_size)
     if steps >= _FEWEST_STEPS:
@@ -101,10 +101,10 @@ def on_batch_size(batch_size: int, rows: int, world_size: int = 1) -> list[str]:
 def on_data(dataset: Dataset) -> list[str]:
     """Whether a part has one class only, and which columns have ids unseen in training.
 
-    Some 100,000 rows of each part are looked at.
+    Samples some 100,000 rows of each part.
 
     Args:
-        dataset: whose parts are on the CPU.
+        dataset: its parts must be on the CPU.
     """
     parts = {"training": dataset.train, "validation": dataset.validation, "test": dataset.test}
     sentences, unseen = [], {}
@@ -113,7 +113,7 @@ def on_data(dataset: Dataset) -> list[str]:
             continue
         rows, labels, counts = _look(part, dataset, counts_ids=name != "test")
         if len(labels) == 1:
-            which = "all" if rows == part.rows else "all that were looked at,"
+            which = "all" if rows == part.rows else "all sampled"
             sentences.append(
                 f"the {name} part has one class only, the label is {labels.pop()} in {which} "
                 f"{rows:,} rows: check the label column, or split the data otherwise"
@@ -130,14 +130,14 @@ def on_data(dataset: Dataset) -> list[str]:
             for field, (share, rare) in found.items()
         )
         sentences.append(
-            f"validation rows have ids that the training part lacks: {columns}; leave such a "
-            "column out, or encode what recurs in it, as the hour of the day"
+            f"validation rows have ids that the training part lacks: {columns}; leave such columns "
+            "out, or encode what recurs in them, such as the hour of the day"
         )
     return sentences
 
 
 def _look(part: Part, dataset: Dataset, counts_ids: bool) -> tuple[int, set[int], dict[str, int]]:
-    """Rows looked at, their labels, and how many have an unseen or rare id, by field."""
+    """Rows sampled, their labels, and how many have an unseen or rare id, by field."""
     fields = list(dataset.vocabulary_sizes)
     counts = dict.fromkeys(dataset.unseen_rows, 0) if counts_ids else {}
     rows, labels = 0, set()
@@ -159,7 +159,7 @@ def _stretches(part: Part) -> Iterator[Samples]:
 
 
 def _rows_with(samples: Samples, field: int, row: int) -> int:
-    """Samples that have a row of a field's table; multi-valued fields are the last ones."""
+    """Number of samples with a row of a field's table; multi-valued fields come last."""
     single = samples.ids.shape[1]
     if field < single:
         return int((samples.ids[:, field] == row).sum())
@@ -172,9 +172,9 @@ def on_first_epoch(part: str, score: float | None, epoch: int) -> list[str]:
     """Whether nothing was learned.
 
     Args:
-        part: that chooses the best epoch.
+        part: on which the best epoch is chosen.
         score: its AUC.
-        epoch: the first that was evaluated.
+        epoch: the first evaluated one.
     """
     if score is None or score >= _LEAST_AUC:
         return []
@@ -188,7 +188,7 @@ def on_regression(part: str, progress: Progress, regression: Mapping[str, Any]) 
     """Whether logistic regression is better.
 
     Args:
-        part: that chose the best epoch.
+        part: on which the best epoch was chosen.
         regression: see `logistic_regression`.
     """
     ours, other = progress.best_score, regression.get(f"{part}_auc")
@@ -214,12 +214,12 @@ def compare_with_lr(
     SIGTERM or SIGINT ends the fit, not the run.
 
     Args:
-        dataset: whose parts are on the CPU.
-        progress: of the run, which has ended.
-        same_data: whether a summary in the folder is of the same data.
+        dataset: its parts must be on the CPU.
+        progress: of the finished run.
+        same_data: whether an existing summary in the folder is about the same data.
 
     Returns:
-        See `logistic_regression`; None where there is nothing to compare with.
+        See `logistic_regression`; None without a comparison.
     """
     if not _compares(config, dataset):
         return None
@@ -240,7 +240,7 @@ def compare_with_lr(
 def _compares(config: Config, dataset: Dataset) -> bool:
     wanted = config.evaluate.compare_with_lr
     if dataset.period:
-        # It would be fitted to the rows that it is compared on.
+        # The regression would be fitted to the rows it is compared on.
         return False
     if wanted != "auto":
         return wanted
@@ -249,7 +249,7 @@ def _compares(config: Config, dataset: Dataset) -> bool:
 
 
 def _earlier(folder: RunFolder) -> dict[str, Any] | None:
-    """What the run had found when it ended before it was continued."""
+    """The result of the run before it was continued."""
     try:
         return json.loads(read_file(folder.summary))["logistic_regression"]
     except DAMAGE:
@@ -274,6 +274,6 @@ def _fitted(dataset: Dataset, signals: StopSignals) -> dict[str, Any] | None:
             name = signal.Signals(signals.received).name
             tqdm.write(f"{name}: the comparison with logistic regression is left out")
         except ValueError:
-            # One class only, which was told before the training.
+            # One class only; the run said so before training.
             pass
         return None

@@ -249,7 +249,7 @@ class Run:
                 scores, missing = score(self._trained, scorer, names, on_bad_value)
         if missing:
             told = ", ".join(f"{count:,} of {column}" for column, count in missing.items())
-            warnings.warn(f"bad values taken for missing ones: {told}", stacklevel=2)
+            warnings.warn(f"bad values treated as missing: {told}", stacklevel=2)
         return scores
 
     def embeddings(self, field: str) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""The commands: `stampede COMMAND ...`, and `train`, which is `launch.py` as well."""
+"""The commands: `stampede COMMAND ...`; `launch.py` is `train`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from stampede.engine.start_up import (
 )
 from stampede.settings import SettingsError, keys_help
 
-# Slow imports are within functions.
+# Slow imports are inside functions.
 if TYPE_CHECKING:
     from stampede.engine.config import Config
     from stampede.engine.planning.planner import Cluster
 
-# Modules with `main(arguments)`, and what each command does.
+# The module of each command, with `main(arguments)`, and its help.
 _COMMANDS = {
     "train": ("stampede.engine.cli", "train a model, or plan it for a cluster (--plan)"),
     "incremental": (
@@ -38,11 +38,14 @@ _COMMANDS = {
         "write synthetic clicks as a log in files whose ids drift",
     ),
     "describe": ("stampede.data.describe", "show what is in a click log or a prepared folder"),
-    "prepare": ("stampede.data.prepare", "turn a click log into arrays, or check such a folder"),
-    "apply": ("stampede.data.apply", "give new data the ids and ranges that were learned"),
+    "prepare": (
+        "stampede.data.prepare",
+        "turn a click log into arrays, or check a prepared folder",
+    ),
+    "apply": ("stampede.data.apply", "encode new data with learned ids and ranges"),
     "predict": ("stampede.engine.predict", "score rows with a trained model"),
     "export": ("stampede.engine.export", "write a model as a folder that scores without stampede"),
-    "report": ("stampede.engine.report.__main__", "write a page of tables and pictures on runs"),
+    "report": ("stampede.engine.report.__main__", "write a page with tables and pictures of runs"),
     "sweep": (
         "stampede.engine.sweep.__main__",
         "run a grid or a search, write tables and pictures",
@@ -59,7 +62,7 @@ _OF_THE_PLAN = (
 
 
 def stampede(arguments: Sequence[str] | None = None) -> int:
-    """The command `stampede`; returns the exit status of the subcommand."""
+    """Run the command `stampede`; return the exit status of the subcommand."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     name, *rest = given or ["--help"]
     if name in ("-h", "--help"):
@@ -100,10 +103,10 @@ def _overview() -> str:
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "launch.py") -> int:
-    """Train or plan; returns the exit status: 2 for a user's mistake, 1 for a failed run.
+    """Train or plan; return the exit status: 2 for a user's mistake, 1 for a failed run.
 
     Args:
-        arguments: by default those of this process.
+        arguments: by default this process's.
         program: its name in the help.
     """
     # Before torch is imported.
@@ -175,7 +178,7 @@ def _cluster(parsed: argparse.Namespace) -> Cluster | None:
     if not parsed.plan:
         useless = [name for name, value in given.items() if value is not None]
         if useless:
-            raise SettingsError(f"{useless[0]} is for the dry run; write --plan too")
+            raise SettingsError(f"{useless[0]} works with --plan only; write --plan too")
         return None
     from stampede.engine.planning.planner import Cluster, parse_bytes
 
@@ -246,7 +249,10 @@ def _parser(program: str) -> argparse.ArgumentParser:
         "--compute-device", choices=["cuda", "cpu"], help="kind of the devices; default cuda"
     )
     plan.add_argument(
-        "--plan-out", type=Path, metavar="FILE.json", help="write the costs of every rank there"
+        "--plan-out",
+        type=Path,
+        metavar="FILE.json",
+        help="write the costs of every rank to this file",
     )
     return parser
 

@@ -16,7 +16,7 @@ _ABSENT, _SEVERAL = -1, -2
 
 
 class ClipWatch:
-    """Counts clipped rows in single steps, from what the step has computed anyway.
+    """Counts clipped rows of single steps, from values that the step computes anyway.
 
     A sample's embedding of a field with one id is the row of that id, and the gradient of the row
     is the sum of those of its samples. So neither the tables nor their update are touched. Fields
@@ -38,11 +38,11 @@ class ClipWatch:
         self._found: dict[str, Any] | None = None
 
     def watches(self, step: int) -> bool:
-        """Whether a step, counted from 1, is one to watch."""
+        """Whether to watch a step, counted from 1."""
         return self._every > 0 and step % self._every == 0
 
     def __call__(self, batch: Batch, rows: Tensor, grad: Tensor) -> None:
-        """Look at a step before it updates the tables; all ranks must call it.
+        """Count a step's rows before it updates the tables; all ranks must call it.
 
         Args:
             batch: this rank's part of the global batch.
@@ -54,7 +54,7 @@ class ClipWatch:
         fields, left_out = {}, []
         by_count: dict[int, list[int]] = {}
         for index, field in enumerate(self._front.fields):
-            # Field by field, so that rank 0 holds one of the global batch at a time.
+            # Field by field, so that rank 0 holds only one field of the global batch at a time.
             ids = self._gathered(_one_id(batch, field))
             values = self._gathered(torch.cat([embeddings[:, index], grads[:, index]], 1))
             if ids is None:
@@ -78,10 +78,10 @@ class ClipWatch:
         }
 
     def take(self) -> dict[str, Any] | None:
-        """What was found since the last call, complete on rank 0: `fields`, `counts`, `left_out`.
+        """The counts since the last call, complete on rank 0: `fields`, `counts`, `left_out`.
 
-        `counts` has the rows of all fields by the occurrences of their ids in the global batch,
-        `from` a power of two to below the next one.
+        `counts` groups the rows of all fields by the occurrences of their ids in the global batch:
+        `from` a power of two up to the next.
         """
         found, self._found = self._found, None
         return found

@@ -22,8 +22,8 @@ def progress_bar(
     """A bar with ETA and units per second.
 
     Args:
-        total, done: units in all, None if unknown, and those done before.
-        enabled: whether anything is shown.
+        total, done: units in total (None if unknown), and units done before.
+        enabled: whether to show the bar.
         what: the activity.
         unit: what is counted.
         delay: seconds before the bar appears; a delayed bar is removed at its end.
@@ -49,7 +49,7 @@ def table(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def readable_metric(value: float | None) -> str:
-    """Four digits, or `undefined`, as an AUC is without both classes."""
+    """Four digits; `undefined` for None, such as an AUC with one class."""
     return "undefined" if value is None else f"{value:.4f}"
 
 

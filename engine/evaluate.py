@@ -1,4 +1,4 @@
-"""Evaluation of the parts over all ranks, and what a run decides by it."""
+"""Evaluates the parts over all ranks; picks the best epoch and reduces rates."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from stampede.engine.step import aligned
 
 T = TypeVar("T")
 
-# What names of metrics of samples with new ids begin with.
+# Prefix of metrics over samples with new ids.
 NEW_IDS = "new_ids_"
 
-# Samples of all ranks that are sent to rank 0 at a time, at least.
+# The least samples of all ranks that are sent to rank 0 at a time.
 _TOGETHER = 1 << 17
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics of one part, weighted where its samples have weights.
+    """Metrics of one part, weighted if its samples have weights.
 
     Attributes:
-        auc: exact area under the ROC curve; None where one class is absent.
+        auc: exact area under the ROC curve; None if one class is absent.
         logloss: mean binary cross-entropy.
-        attainable_auc: AUC of the true probabilities, where the data know them.
-        samples: number of samples, those of weight 0 among them.
-        further: what else `evaluate.metrics` and `evaluate.group_by` ask for, by name.
+        attainable_auc: AUC of the true probabilities, if the data have them.
+        samples: number of samples, including those of weight 0.
+        further: the metrics of `evaluate.metrics` and `evaluate.group_by`, by name.
     """
 
     auc: float | None
@@ -70,18 +70,17 @@ def evaluate(
 ) -> Evaluation:
     """Score every sample once and compute the metrics; the same result on every rank.
 
-    Scores are brought to rank 0 some batches at a time, which keeps and sorts them: see
-    `PartMetrics` for its memory; that of the others does not grow with the part. As rank 0 takes
-    the samples in the order of the part, whatever the number of ranks, equal scores give metrics
-    that are equal to the last bit.
+    Rank 0 collects and sorts the scores, see `PartMetrics` for its memory; that of other ranks does
+    not grow with the part. Rank 0 takes the samples in the order of the part, so equal scores give
+    bit-equal metrics on any number of ranks.
 
-    Some sample must have a weight above 0.
+    At least one sample must have a weight above 0.
 
     Args:
-        settings: default: those of the configuration.
+        settings: by default the configuration's.
         on_batch: called after every batch with its number, counted from 1; may raise on all ranks.
-        unseen_rows: row of unseen ids, by field; then `further` has the metrics of samples with
-            such an id apart, as `new_ids_auc` and so on.
+        unseen_rows: row of unseen ids, by field; `further` then also has metrics of the samples
+            with such an id, as `new_ids_auc` etc.
 
     Raises:
         TrainingStoppedError: rank 0 has no memory for the scores.
@@ -110,7 +109,7 @@ def evaluate(
 
 
 def _logits(model: nn.Module, batch: Batch) -> Tensor:
-    """`[n]` float32, tile by tile where the batch has tiles."""
+    """`[n]` float32, tile by tile if the batch has tiles."""
     if not batch.tiles:
         return model(batch.sparse, batch.dense).float()
     rows = model.module.front.lookup(batch.sparse)
@@ -119,7 +118,7 @@ def _logits(model: nn.Module, batch: Batch) -> Tensor:
 
 
 class _Scores:
-    """Scores on their way to rank 0; each rank must make the same calls."""
+    """Sends scores to rank 0; each rank must make the same calls."""
 
     def __init__(
         self,
@@ -135,7 +134,7 @@ class _Scores:
         self._unseen_rows = unseen_rows
         self._metrics: PartMetrics | None = None
         self._metrics_of_new_ids = PartMetrics(settings.metrics) if unseen_rows else None
-        # Scores of some batches on this rank, and samples of the global batches they are of.
+        # Unsent scores of this rank, and the number of samples in their global batches.
         self._floats: list[Tensor] = []
         self._groups: list[Tensor] = []
         self._samples: list[int] = []
@@ -150,7 +149,7 @@ class _Scores:
         self._floats.append(torch.stack(columns).cpu())
         if self._settings.group_by:
             ids = batch.sparse[self._settings.group_by].values().cpu()
-            # Padding has no id.
+            # Padding gets group 0.
             groups = torch.zeros(1, len(logits), dtype=torch.int64)
             groups[0, : len(ids)] = ids
             self._groups.append(groups)
@@ -178,7 +177,7 @@ class _Scores:
         self._floats, self._groups, self._samples = [], [], []
 
     def _gathered(self, local: list[Tensor]) -> np.ndarray | None:
-        """`[columns, n]` of some batches from all ranks, on rank 0 only, in the part's order."""
+        """`[columns, n]` of some batches of all ranks in the part's order, on rank 0 only."""
         joined = torch.cat(local, 1)
         world_size = self._processes.world_size
         received = None
@@ -187,7 +186,7 @@ class _Scores:
         dist.gather(joined, received)
         if received is None:
             return None
-        # What pads a global batch stands at the end of the last ranks' parts of it.
+        # Padding is at the end of the last ranks' parts of each global batch.
         sizes = [piece.shape[1] for piece in local]
         batches = zip(*(of_rank.split(sizes, 1) for of_rank in received), strict=True)
         real = [
@@ -229,7 +228,7 @@ class _Scores:
 
 
 def _have_unseen_ids(batch: Batch, unseen_rows: Mapping[str, int]) -> Tensor:
-    """Whether each sample of a batch has an id in the row of unseen ones: `[n]` float32."""
+    """`[n]` float32: whether each sample of a batch has an unseen id."""
     found = torch.zeros(len(batch.label), device=batch.label.device)
     for name, row in unseen_rows.items():
         ids = batch.sparse[name]
@@ -241,10 +240,10 @@ def _have_unseen_ids(batch: Batch, unseen_rows: Mapping[str, int]) -> Tensor:
 def evaluate_run(
     run: TrainingRun, reader: Reader, on_batch: Callable[[int], None]
 ) -> dict[str, Evaluation]:
-    """Evaluate the validation and the test part, log it, and reduce rates that it asks to reduce.
+    """Evaluate the validation and the test part, log the results, reduce rates if due.
 
-    Tables must be up to date. An evaluation that is broken off has changed nothing but lines of
-    the log, see `Progress.metrics_lines`.
+    Tables must be up to date. An interrupted evaluation changes only the log, see
+    `Progress.metrics_lines`.
 
     Args:
         on_batch: see `evaluate`.
@@ -269,7 +268,7 @@ def evaluate_run(
             "train_seconds": progress.train_seconds,
             **result.as_dict(),
         }
-        # It counts once all parts are evaluated.
+        # The line is valid once all parts are evaluated.
         run.processes.on_main(lambda line=line: run.folder.log(line))
         if not math.isfinite(result.logloss):
             raise DivergedError(
@@ -279,13 +278,13 @@ def evaluate_run(
     progress.last = {part: result.as_dict() for part, result in results.items()}
     progress.evaluated_step = progress.step
     progress.metrics_lines = run.folder.metrics_lines
-    # A period of a log has no validation part.
+    # Periods have no validation part.
     _reduce_rates(run, results.get(settings.select_on, results["test"]).auc)
     return results
 
 
 def finish_epoch(run: TrainingRun, results: Mapping[str, Evaluation]) -> None:
-    """Count an epoch as finished and remember it if it is the best so far.
+    """Finish an epoch; remember it if it is the best so far.
 
     Args:
         results: its evaluations.
@@ -327,12 +326,12 @@ def _reduce_rates(run: TrainingRun, score: float | None) -> None:
 class Plateau:
     """State of a rate that is reduced when the AUC no longer rises.
 
-    As torch's `ReduceLROnPlateau` with `mode="max"` and `threshold_mode="abs"`, but of a fraction,
-    since the rate itself follows a schedule.
+    Like torch's `ReduceLROnPlateau` with `mode="max"` and `threshold_mode="abs"`, but for a
+    fraction of the rate, which itself follows a schedule.
 
     Attributes:
         best: highest AUC so far.
-        waited: evaluations since that were no better.
+        waited: evaluations since then without improvement.
         fraction: of the scheduled rate.
     """
 
@@ -341,7 +340,7 @@ class Plateau:
     fraction: float = 1.0
 
     def after(self, score: float | None, settings: PlateauSection) -> Plateau:
-        """The state after an evaluation; an AUC that is undefined changes nothing."""
+        """The state after an evaluation; an undefined AUC changes nothing."""
         if score is None:
             return self
         if self.best is None or score > self.best + settings.threshold:
@@ -360,7 +359,7 @@ def is_evaluated(epoch: int, config: Config) -> bool:
 def choose(progress: Progress, results: Mapping[str, Evaluation], select_on: str) -> None:
     """Remember the epoch just finished if it is the best so far."""
     score, best = results[select_on].auc, progress.best_score
-    # Where the part holds one class only, its AUC is undefined and the last epoch counts.
+    # If the part has one class only, its AUC is undefined and the last epoch is the best.
     if best is None or score > best:
         progress.best_epoch = progress.epoch
         progress.best_score = score
@@ -372,5 +371,5 @@ def choose(progress: Progress, results: Mapping[str, Evaluation], select_on: str
 
 
 def stops_early(progress: Progress, settings: EvaluateSection) -> bool:
-    """Whether training is to stop, as the last epochs were no better than the best one."""
+    """Whether training should stop, as the last epochs brought no improvement."""
     return 0 < settings.patience <= progress.waited

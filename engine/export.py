@@ -23,18 +23,20 @@ from stampede.engine.inference.trained import Trained, open_trained  # noqa: E40
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 2 for a user's mistake."""
+    """Run the command; return its exit status: 2 for a user's mistake."""
     given = _parser().parse_args(arguments)
     return exit_status(lambda: _export(given), RunFolderError)
 
 
 def _export(given: argparse.Namespace) -> None:
     trained = open_trained(Path(given.checkpoint), given.epoch, allow_import=given.allow_import)
-    # Absolute: the working folder itself may be replaced.
+    # Absolute, as the working folder itself may be replaced.
     folder = Path(given.out).resolve()
     if given.since is not None:
         if given.format == "onnx":
-            raise RunFolderError("--since is of packages; leave it out, or --format onnx")
+            raise RunFolderError(
+                "--since works with packages only; leave out --since or --format onnx"
+            )
         unused = {
             "--rows": given.rows,
             "--most-ids": given.most_ids,
@@ -42,20 +44,20 @@ def _export(given: argparse.Namespace) -> None:
         }
         for name in (name for name, value in unused.items() if value):
             raise RunFolderError(
-                f"{name} does not go with --since, whose package decides; leave it out"
+                f"{name} cannot be combined with --since, which uses the package's; leave it out"
             )
         if not 0.0 <= given.tolerance < math.inf:
             raise RunFolderError(f"--tolerance: found {given.tolerance}; write a number from 0 on")
         _export_delta(given, trained, folder)
         return
     if given.tolerance:
-        raise RunFolderError("--tolerance is of a delta; write --since PACKAGE too")
+        raise RunFolderError("--tolerance works with --since only; write --since PACKAGE too")
     given.rows = given.rows or "fp32"
     if given.format == "onnx":
         _export_onnx(given, trained, folder)
         return
     if given.most_ids is not None:
-        raise RunFolderError("--most-ids is of a file of ONNX; write --format onnx too")
+        raise RunFolderError("--most-ids works with --format onnx only; write --format onnx too")
     export(trained, folder, given.rows, given.overwrite)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     rows = [
@@ -137,9 +139,9 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--allow-import",
         action="store_true",
-        help="execute the Python file with the network, where the run was trained on one's own",
+        help="execute the Python file of the network, if the run was trained with your own",
     )
-    add("--overwrite", action="store_true", help="replace what was exported to OUT")
+    add("--overwrite", action="store_true", help="replace an earlier export at OUT")
     add(
         "--format",
         choices=["package", "onnx"],
@@ -150,20 +152,20 @@ def _parser() -> argparse.ArgumentParser:
         "--most-ids",
         type=int,
         metavar="N",
-        help="with --format onnx: of a vocabulary with more ids the input is rows of its table; "
-        "default 1,000,000",
+        help="with --format onnx: a vocabulary with more ids is left out, and its input takes rows "
+        "of the table; default 1,000,000",
     )
     add(
         "--since",
         metavar="PACKAGE",
-        help="write only what differs from this package, for its update.py to apply",
+        help="write only the differences from this package, to apply with its update.py",
     )
     add(
         "--tolerance",
         type=float,
         default=0.0,
         metavar="X",
-        help="with --since: leave rows of which no value moved by more than this; default 0",
+        help="with --since: leave out rows whose values moved by no more than this; default 0",
     )
     return parser
 

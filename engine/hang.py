@@ -157,7 +157,7 @@ class Watchdog:
         self._publish()
 
     def _count(self, seconds: float) -> None:
-        # Before the beats, so that the end of a slow stage is seen with its last beat.
+        # Read before the beats, so that the end of a slow stage comes with its last beat.
         is_slow = self._heartbeat.slow
         beats = self._heartbeat.beats
         if beats == self._beats:

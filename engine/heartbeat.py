@@ -57,14 +57,14 @@ class Heartbeat:
         if step is not None:
             self.step = step
             self.first_step = self.first_step or step
-        # Last, so that who sees the new beat sees its stage.
+        # Last, so that a reader who sees the new beat also sees its stage.
         self.beats += 1
         for listener in self._listeners:
             listener(stage)
 
     @contextmanager
     def listening(self, listener: Callable[[str], object]) -> Iterator[None]:
-        """Within it, every beat calls `listener` with the stage that begins."""
+        """While active, every beat calls `listener` with the stage that begins."""
         self._listeners = (*self._listeners, listener)
         try:
             yield
@@ -79,6 +79,6 @@ class Heartbeat:
         try:
             yield
         finally:
-            # First, so that who sees the end of the slow stage sees this beat.
+            # First, so that a reader who sees the end of the slow stage also sees this beat.
             self.beat(f"going on after {stage}")
             self.slow = False

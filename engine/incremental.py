@@ -1,7 +1,7 @@
 """Train on a log that comes in files: `stampede incremental CONFIG.yaml data.path='logs/*.gz'`.
 
-Each file is scored with the model so far, then trained on once. Started again, the command takes
-the files that are new.
+Each file is scored with the current model, then trained on once. Run the command again to train on
+new files.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from stampede.engine.start_up import keep_freed_memory, quiet_libraries, stay_on
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 2 for a user's mistake."""
-    # All before torch is imported.
+    """Run the command; return its exit status: 2 for a user's mistake."""
+    # Before torch is imported.
     quiet_libraries()
     keep_freed_memory()
     stay_on_this_machine()
-    # Files may stand on either side of the options.
+    # Overrides may come before or after the options.
     given = _parser().parse_intermixed_args(arguments)
 
     def train() -> None:
@@ -58,7 +58,8 @@ def _parser() -> argparse.ArgumentParser:
         "--on-bad-file",
         choices=["error", "skip"],
         default="error",
-        help="a file that cannot be read, or comes too late: stop, or leave it out; default error",
+        help="a file that cannot be read or comes too late: error (default) stops, skip leaves it "
+        "out",
     )
     return parser
 

@@ -1,4 +1,4 @@
-"""Logistic regression on a data set's features: what a network has to beat."""
+"""Logistic regression on a data set's features, a baseline for networks."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from torch.nn import functional
 from stampede.data import Dataset, Part, Samples
 from stampede.engine.metrics import auc, logloss
 
-# L2 is this over the training rows, which is C = 0.1 in scikit-learn's terms.
+# L2 is this over the number of training rows: C = 0.1 in scikit-learn.
 _L2_ROWS = 5.0
 
-# Passes over the training part; a preconditioned fit of a click log needs some 30.
+# Most passes over the training part; a preconditioned fit of a click log needs some 30.
 _MOST_ITERATIONS = 200
 
-# Of the mean loss: below it an iteration changes the fourth digit of no AUC.
+# Smallest gain of the mean loss; below it, an AUC's first four digits no longer change.
 _LEAST_GAIN = 1e-8
 
 _CHUNK_ROWS = 1 << 16
 
-# Chunks of the training part that stay in memory; the others are read in every pass.
+# Bytes of training chunks kept in memory; others are read in every pass.
 _KEPT_BYTES = 1e9
 
 
 class _Chunk(NamedTuple):
-    """Some rows; an id is its place among all ids that the training part holds.
+    """Some rows; ids are places among the ids of the training part.
 
     Attributes:
         ids: `[single-valued fields, n]` int32.
-        bag_ids: `[k]` int32, those of the multi-valued fields.
-        bag_rows: `[k]` int32, the row that each of them belongs to.
+        bag_ids: `[k]` int32, ids of multi-valued fields.
+        bag_rows: `[k]` int32, the row of each.
         numbers: `[n, numbers]` float32.
         label, weight: `[n]` float32.
     """
@@ -56,31 +56,30 @@ class LogisticRegression:
     """A weight for each id and number, and a bias, on the CPU of this process.
 
     It minimises `sum(w * BCE) / sum(w) + 5 / n * ||weights||^2` over the n training rows by L-BFGS,
-    with the samples' weights w and without a penalty of the bias: scikit-learn's
-    `LogisticRegression(C=0.1)` where the weights have the mean 1. An id that stands twice in a
-    sample counts twice. Memory: 5 bytes for each row of the tables, some 110 for each id that the
-    training part holds, and up to a gigabyte for training rows, of which more are read in every
-    pass.
+    with sample weights w and without a penalty on the bias. If the weights have mean 1, this is
+    scikit-learn's `LogisticRegression(C=0.1)`. An id that occurs twice in a sample counts twice.
+    Memory: 5 bytes for each row of the tables, some 110 for each id of the training part, and up to
+    a gigabyte for training rows; further rows are read in every pass.
 
     Args:
         dataset: whose parts are on the CPU.
-        on_chunk: called for every 65,536 rows or fewer; what it raises ends the fit.
+        on_chunk: called at least every 65,536 rows; an exception from it ends the fit.
     """
 
     def __init__(self, dataset: Dataset, on_chunk: Callable[[], object] = lambda: None) -> None:
         self._dataset = dataset
         self._on_chunk = on_chunk
         sizes = list(dataset.vocabulary_sizes.values())
-        # Ids of all fields stand in one array, field after field.
+        # Ids of all fields share one array, field after field.
         self._first_rows = np.cumsum([0, *sizes]).tolist()
         self._kept: list[_Chunk] = []
         self._places = self._placed()
-        # Ids, the one that stands for unseen ids and stays 0, numbers, bias.
+        # Weights of ids, of unseen ids (always 0), of numbers, and the bias.
         self._weights = torch.zeros(self._known + 1 + dataset.numbers + 1)
         self.iterations = 0
 
     def _placed(self) -> Tensor:
-        """The place of every row of the tables among those that the training part holds."""
+        """The place of every table row among the rows of the training part."""
         seen = torch.zeros(self._first_rows[-1], dtype=torch.bool)
         for samples, _ in self._read(self._dataset.train):
             for ids in self._flat(samples):
@@ -91,7 +90,7 @@ class LogisticRegression:
 
     @property
     def bias(self) -> float:
-        """The logit of a sample without anything."""
+        """The logit of an empty sample."""
         return float(self._weights[-1])
 
     @property
@@ -100,7 +99,7 @@ class LogisticRegression:
         return self._weights[self._known + 1 : -1]
 
     def id_weights(self, field: str) -> Tensor:
-        """`[rows of the field's table]` float32; 0 for an id that the training part lacks."""
+        """`[rows of the field's table]` float32; 0 for ids outside the training part."""
         index = list(self._dataset.vocabulary_sizes).index(field)
         rows = slice(self._first_rows[index], self._first_rows[index + 1])
         return self._weights[self._places[rows]]
@@ -110,15 +109,15 @@ class LogisticRegression:
         """Fit the training part.
 
         Raises:
-            ValueError: it has one class only, so that the bias has no end.
+            ValueError: it has one class only, so the bias would be infinite.
         """
         penalty = _L2_ROWS / self._dataset.train.rows
         total, positive, squares = self._moments()
         if not 0 < positive < total:
             raise ValueError("the training part has one class only")
         rate = positive / total
-        # In these units the curvature of every weight is near 1, that of a frequent id and that of
-        # a rare one: a third of the passes.
+        # Scaled like this, weights of frequent and rare ids have a curvature near 1, which saves
+        # two thirds of the passes.
         curvature = rate * (1 - rate) * squares / total
         curvature[:-1] += 2 * penalty
         scale = curvature.rsqrt()
@@ -144,7 +143,7 @@ class LogisticRegression:
         self.iterations = optimizer.state[scaled]["n_iter"]
 
     def scores(self, part: Part) -> dict[str, float | None]:
-        """`auc` and `logloss` of a part, weighted; None for an AUC where one class is absent."""
+        """Weighted `auc` and `logloss` of a part; the AUC is None if one class is absent."""
         found = [
             torch.stack([self._logits(chunk), chunk.label, chunk.weight])
             for chunk in self._chunks(part)
@@ -157,7 +156,7 @@ class LogisticRegression:
         }
 
     def _moments(self) -> tuple[float, float, Tensor]:
-        """Weight of all samples, that of the positive ones, and of each input's squares."""
+        """Total weight, weight of positives, and weighted sum of squares of each input."""
         total = positive = 0.0
         squares = torch.zeros_like(self._weights)
         for chunk in self._training():
@@ -167,7 +166,7 @@ class LogisticRegression:
         return total, positive, squares
 
     def _loss(self, total: float, penalty: float) -> tuple[Tensor, Tensor]:
-        """The loss, a float64 scalar, and its gradient by the weights."""
+        """The loss, a float64 scalar, and its gradient."""
         gradient = torch.zeros_like(self._weights)
         value = torch.zeros((), dtype=torch.float64)
         for chunk in self._training():
@@ -192,7 +191,7 @@ class LogisticRegression:
         return logits.index_add_(0, chunk.bag_rows, weights.index_select(0, chunk.bag_ids))
 
     def _add(self, chunk: _Chunk, values: Tensor, sums: Tensor, numbers: Tensor) -> None:
-        """Add a value of each row to the sums of what the row has."""
+        """Add each row's value to the sums of the row's ids and numbers."""
         for ids in chunk.ids:
             sums.index_add_(0, ids, values)
         sums.index_add_(0, chunk.bag_ids, values.index_select(0, chunk.bag_rows))
@@ -215,7 +214,7 @@ class LogisticRegression:
             yield chunk
 
     def _chunks(self, part: Part, first: int = 0) -> Iterator[_Chunk]:
-        """The rows of a part, from a row on."""
+        """Chunks of a part, starting at row `first`."""
         for samples, weight in self._read(part, first):
             single, *bags = self._flat(samples)
             lengths = [bag.lengths for bag in samples.bags]
@@ -231,7 +230,7 @@ class LogisticRegression:
             )
 
     def _flat(self, samples: Samples) -> list[Tensor]:
-        """Rows of all tables together: `[single-valued fields, n]`, then `[ids]` of each bag."""
+        """Row numbers over all tables: `[single-valued fields, n]`, then `[ids]` of each bag."""
         single = samples.ids.shape[1]
         first = torch.tensor(self._first_rows[:single], dtype=torch.int64)
         further = self._first_rows[single:-1]
@@ -241,7 +240,7 @@ class LogisticRegression:
         ]
 
     def _read(self, part: Part, first: int = 0) -> Iterator[tuple[Samples, Tensor]]:
-        """The rows of a part with their weights, from a row on."""
+        """Samples of a part with their weights, starting at row `first`."""
         for start in range(first, part.rows, _CHUNK_ROWS):
             self._on_chunk()
             samples = part.read(torch.arange(start, min(start + _CHUNK_ROWS, part.rows)))
@@ -252,14 +251,14 @@ class LogisticRegression:
 def logistic_regression(
     dataset: Dataset, on_chunk: Callable[[], object] = lambda: None
 ) -> dict[str, Any]:
-    """Fit the training part and score the others.
+    """Fit the training part and score the other parts.
 
     Args:
         dataset, on_chunk: see `LogisticRegression`.
 
     Returns:
-        `test_auc`, `test_logloss`, the same of `validation` where there is that part, `iterations`
-        and `seconds`. An AUC is None where one class is absent.
+        `test_auc`, `test_logloss`, the same for `validation` if there is such a part, `iterations`
+        and `seconds`. An AUC is None if one class is absent.
 
     Raises:
         ValueError: the training part has one class only.

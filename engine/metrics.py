@@ -1,7 +1,7 @@
-"""Metrics of predicted clicks: exact, of samples that come in piece by piece.
+"""Exact metrics of predicted clicks, from samples that arrive in pieces.
 
-A sample becomes a 64-bit key that sorts by score. Sorted keys become distinct scores with the
-clicks and the others at each, and all that is ranked is computed from these.
+A sample becomes a 64-bit key that sorts by score. Sorted keys become distinct scores with their
+numbers of clicks and non-clicks, from which the ranking metrics are computed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Sorted samples are looked at so many at a time: what is computed of them stays in the caches.
+# Sorted samples per chunk, so that intermediate results stay in the caches.
 CHUNK = 1 << 17
 
 _LABEL = np.uint64(31)
@@ -24,23 +24,23 @@ _BELOW_SIGN = np.uint32(0x7FFFFFFF)
 
 
 class PartMetrics:
-    """Takes the samples of a part in any pieces; the metrics are exact.
+    """Computes exact metrics of a part whose samples arrive in pieces.
 
-    AUC and all else that is ranked does not depend on the pieces; sums such as logloss do, in their
-    last bits.
+    Ranking metrics such as AUC do not depend on the pieces; sums such as logloss do, in their last
+    bits.
 
-    All scores are kept in memory, 8 bytes a sample and 8 more with true probabilities; groups take
-    16 more, and 28 while they are sorted.
+    All scores are kept in memory: 8 bytes a sample, 8 more with true probabilities, and 16 more
+    with groups (28 while sorting).
 
     Args:
         chosen: names of metrics; AUC and logloss are computed in any case.
         grouped: whether the samples have groups.
         with_truth: whether the samples have true probabilities.
-        samples: how many will come, if that is known.
-        unknown_groups: groups whose samples are left out of GAUC, as they are of several groups.
+        samples: how many will be added, if known.
+        unknown_groups: groups that stand for several real ones, such as rare ids; left out of GAUC.
 
     Raises:
-        MemoryError: there is not enough memory; also by the methods.
+        MemoryError: there is not enough memory; the methods may raise it too.
     """
 
     def __init__(
@@ -70,16 +70,16 @@ class PartMetrics:
         groups: np.ndarray | None = None,
         truth: np.ndarray | None = None,
     ) -> None:
-        """Take samples.
+        """Add samples.
 
         Args:
             logits, weights: `[n]` float32.
             labels: `[n]`, 0 or 1.
-            groups: `[n]` integers, not negative.
+            groups: `[n]` non-negative integers.
             truth: `[n]` float32, the probabilities that the labels were drawn with.
         """
         self._samples += len(logits)
-        # Without weights pairs are counted in integers.
+        # Without weights, pairs are counted as integers.
         self._weighted = self._weighted or bool((weights != 1).any())
         self._loss.add(logits, labels, weights)
         keys = _keys(logits, labels, weights)
@@ -94,15 +94,15 @@ class PartMetrics:
 
     @property
     def samples(self) -> int:
-        """Samples taken so far."""
+        """Samples added so far."""
         return self._samples
 
     def result(self) -> dict[str, Any]:
-        """The metrics by name, once; None for what is undefined.
+        """The metrics by name; None if undefined. Call it once.
 
-        `auc`, `logloss`, `attainable_auc` and `samples` are always there. With groups, so are
-        `gauc`; `gauc_groups`, how many it is the mean of; `gauc_left_out`, groups of one class;
-        and `gauc_unknown_samples`, those in `unknown_groups`.
+        Always `auc`, `logloss`, `attainable_auc` and `samples`. With groups also `gauc`, the number
+        `gauc_groups` of groups it averages, the number `gauc_left_out` of groups of one class, and
+        the number `gauc_unknown_samples` of samples in `unknown_groups`.
         """
         ranking, buckets = _RankingSums(), _CalibrationBuckets(self._samples)
         for scores in self._scores.distinct(self._weighted):
@@ -136,7 +136,7 @@ class PartMetrics:
                 "gauc_left_out": sums.left_out,
                 "gauc_unknown_samples": self._unknown_samples,
             }
-        # A logloss that is not finite is to be seen as what it is.
+        # Show a non-finite logloss as it is.
         return {
             name: None if name != "logloss" and _is_nan(value) else value
             for name, value in found.items()
@@ -179,18 +179,18 @@ def logloss(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None =
 
 def probability(logits: np.ndarray) -> np.ndarray:
     """The logistic function in float64, `[n]`."""
-    # exp of nothing positive, which does not overflow.
+    # exp of a negative number cannot overflow.
     small = np.exp(-np.abs(logits.astype(np.float64)))
     return np.where(logits >= 0, 1.0, small) / (1.0 + small)
 
 
 def _keys(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
-    """Keys of samples, `[n]` uint64, that ascend where scores descend.
+    """Keys of samples, `[n]` uint64, in the reverse order of their scores.
 
     From the highest bit on: 32 bits of the score as float32; the label; 31 bits of the weight as
-    float32, whose sign is not needed. -0 is 0, and NaN the highest score.
+    float32 without its sign. -0 counts as 0, and NaN as the highest score.
     """
-    # Adding 0 makes +0 of -0.
+    # Adding 0 turns -0 into +0.
     bits = (np.asarray(scores, np.float32) + np.float32(0)).view(np.uint32)
     keys = _reversed(bits).astype(np.uint64) << _SCORE
     keys |= np.asarray(labels).astype(np.uint64) << _LABEL
@@ -201,7 +201,7 @@ def _keys(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) ->
 
 
 def _reversed(bits: np.ndarray) -> np.ndarray:
-    """Bits of floats so that they ascend where the floats descend, and back."""
+    """Map float bits to integers in the reverse order of the floats, and back."""
     return np.where(bits & _SIGN, bits, bits ^ _BELOW_SIGN)
 
 
@@ -226,8 +226,8 @@ class _Records:
     """Keys of samples, or groups and keys, kept in memory and sorted.
 
     Args:
-        columns: 1 for keys, 2 for groups and keys.
-        expected: how many will come; if it is known no memory is lost to growing.
+        columns: 1 for keys; 2 for groups and keys.
+        expected: number of records, if known, to avoid growing.
     """
 
     def __init__(self, columns: int, expected: int = 0) -> None:
@@ -235,7 +235,7 @@ class _Records:
         self._held = 0
 
     def add(self, records: np.ndarray) -> None:
-        """Take records, `[columns, n]` uint64."""
+        """Add records, `[columns, n]` uint64."""
         columns, capacity = self._array.shape
         held = self._held + records.shape[1]
         if held > capacity:
@@ -246,7 +246,7 @@ class _Records:
         self._held = held
 
     def distinct(self, weighted: bool) -> Iterator[_Scores]:
-        """All scores in chunks, each with all samples of its scores and of its groups.
+        """All scores in chunks; a score or a group is never split between chunks.
 
         Args:
             weighted: whether samples count for their weights.
@@ -259,7 +259,7 @@ class _Records:
             for column in records:
                 column[:] = column[order]
             del order
-        # Equal first columns stay together: all samples of a group, or of a score.
+        # Keep equal first columns together: all samples of a group or a score.
         first, same = records[0], np.uint64(0) if len(records) == 2 else _BELOW_SCORE
         start = 0
         while start < self._held:
@@ -270,10 +270,10 @@ class _Records:
 
 
 def _order(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """As `numpy.lexsort((second, first))`, in 0.6 of its time if ids take up to 32 bits."""
+    """Like `numpy.lexsort((second, first))`, in 0.6 of its time for ids of up to 32 bits."""
     order = np.argsort(second)
     largest = int(first.max(initial=0))
-    # numpy sorts 16 bits by radix.
+    # numpy radix-sorts 16-bit integers.
     for shift in range(0, largest.bit_length(), 16):
         digits = (first >> np.uint64(shift)).astype(np.uint16)[order]
         order = order[np.argsort(digits, kind="stable")]
@@ -301,10 +301,10 @@ def _distinct(chunk: np.ndarray, weighted: bool) -> _Scores:
 
 
 class _RankingSums:
-    """Pairs of a positive and a negative sample, counted over distinct scores that descend.
+    """Counts pairs of a positive and a negative sample over descending distinct scores.
 
-    Exact: in integers without weights, else in float64; a pair then counts for the product of its
-    weights.
+    Without weights it counts in integers, exactly. With weights it adds the product of a pair's
+    weights in float64.
     """
 
     def __init__(self) -> None:
@@ -315,12 +315,12 @@ class _RankingSums:
         self._precisions = 0.0
 
     def add(self, scores: _Scores) -> None:
-        """Take further scores, below those before."""
+        """Add scores below all earlier ones."""
         positives, negatives = scores.positives, scores.negatives
         total_positives = positives.sum().item()
         total_negatives = negatives.sum().item()
         up_to = np.cumsum(positives)
-        # In a chunk int64 is wide enough; over all of them Python's integers are.
+        # int64 is wide enough for a chunk; totals are Python integers.
         within = (negatives * (2 * up_to - positives)).sum().item()
         self._twice += within + 2 * self._positives * total_negatives
         found = self._positives + up_to
@@ -341,7 +341,7 @@ class _RankingSums:
     def average_precision(self) -> float:
         """Area under the precision-recall curve: the sum over scores of precision x recall gained.
 
-        As scikit-learn's `average_precision_score`; NaN if no sample is positive.
+        Like scikit-learn's `average_precision_score`; NaN without positive samples.
         """
         return self._precisions / self._positives if self._positives else float("nan")
 
@@ -366,7 +366,7 @@ class _GroupedSums:
         self._weighted = 0.0
 
     def add(self, scores: _Scores) -> None:
-        """Take further groups, whole; scores descend in each."""
+        """Add complete groups; scores descend in each."""
         starts = np.flatnonzero(np.diff(scores.group, prepend=scores.group[:1] + np.uint64(1)))
         positives = np.add.reduceat(scores.positives, starts)
         negatives = np.add.reduceat(scores.negatives, starts)
@@ -385,7 +385,7 @@ class _GroupedSums:
 
     @property
     def gauc(self) -> float:
-        """NaN if every group has one class only."""
+        """The weighted mean; NaN if every group has one class only."""
         return self._weighted / self._impressions if self._impressions else float("nan")
 
 
@@ -399,9 +399,9 @@ class _LossSums:
         self._predicted = 0.0
 
     def add(self, logits: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> None:
-        """Take samples: logits, labels 0 or 1, weights not negative, `[n]` each."""
+        """Add samples: logits, labels 0 or 1, non-negative weights, `[n]` each."""
         logits, labels, weights = (array.astype(np.float64) for array in (logits, labels, weights))
-        # The trainer tells of logits that are not finite.
+        # The trainer reports logits that are not finite.
         with np.errstate(invalid="ignore"):
             losses = np.logaddexp(0.0, (1.0 - 2.0 * labels) * logits)
         self._weight += float(weights.sum())
@@ -427,15 +427,15 @@ class _LossSums:
 
     @property
     def calibration(self) -> float:
-        """Mean prediction over mean label; NaN if there is no click."""
+        """Mean prediction over mean label; NaN without clicks."""
         return self._predicted / self._positive if self._positive else float("nan")
 
 
 class _CalibrationBuckets:
     """Mean prediction and mean label in ten buckets of about equally many samples.
 
-    Equal scores share a bucket, that of the first of them, so that it does not depend on the order
-    of the samples; a bucket of which nothing is left does not exist.
+    Equal scores share the bucket of the first of them, so the order of samples does not matter.
+    Empty buckets are left out.
 
     Args:
         samples: how many there are.
@@ -448,7 +448,7 @@ class _CalibrationBuckets:
         self._sums = np.zeros((4, 10))
 
     def add(self, scores: _Scores) -> None:
-        """Take further scores, logits, below those before."""
+        """Add scores (logits) below all earlier ones."""
         buckets = self._sums.shape[1]
         position = self._before + np.cumsum(scores.samples) - scores.samples
         bucket = position * buckets // self._samples

@@ -43,7 +43,7 @@ class HostClock:
     mark = staticmethod(time.perf_counter)
 
     def seconds(self, first: Any, last: Any) -> float:
-        """Between two marks that are settled."""
+        """Seconds between two settled marks."""
         return last - first
 
     def is_settled(self, mark: Any) -> bool:
@@ -51,7 +51,7 @@ class HostClock:
         return True
 
     def settle(self, mark: Any) -> None:
-        """Wait until it is."""
+        """Wait until the time of a mark is known."""
 
 
 class StreamClock(HostClock):
@@ -179,7 +179,7 @@ class PhaseTimes:
 
 @contextmanager
 def waits_counted(times: PhaseTimes) -> Iterator[None]:
-    """Within it, measures how long this thread and its backward passes wait for collectives.
+    """While active, measures how long this thread and its backward passes wait for collectives.
 
     All collectives of torch.distributed and TorchRec end in `Work.wait`, which this replaces: torch
     has no hook for it on gloo. On a CPU the wait ends when the data arrive, so it includes the time
@@ -433,7 +433,7 @@ class Monitor:
             self._log.write("failed", **at, reason=str(failure), traceback="".join(lines))
 
     def after_step(self, step: int) -> None:
-        """To be called after each step."""
+        """Call it after each step."""
         self._step = step
         if self._times is not None:
             self._times.end_step()

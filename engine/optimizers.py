@@ -1,4 +1,4 @@
-"""From the configuration to both optimizers and their learning rates."""
+"""Builds both optimizers and their learning rates from the configuration."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _WITH_CLIP: dict[str, type[torch.optim.Optimizer]] = {
 
 
 def scaled_hyperparameters(config: Config) -> Scaled:
-    """Settings as configured for the base batch size, and for the actual one."""
+    """Settings for the base batch size, as configured, and for the actual one."""
     base = Hyperparameters(
         embedding_lr=config.optim.embedding.lr,
-        # FBGEMM's Adam has none.
+        # FBGEMM's Adam has no l2.
         embedding_l2=getattr(config.optim.embedding, "l2", 0.0),
         dense_lr=config.optim.dense.lr,
     )
@@ -55,7 +55,7 @@ def table_optimizer(
 
     Args:
         scaled: the settings for the actual batch size.
-        columns: how many columns of a stored row are the embedding; the clip looks at these.
+        columns: how many columns of a stored row are the embedding; these are clipped.
         device: of the tables.
 
     Raises:
@@ -112,10 +112,10 @@ def dense_optimizer(
 
 
 def _decays(name: str, parameter: Tensor) -> bool:
-    """Whether `optim.dense.weight_decay` applies: to matrices of the network.
+    """Whether `optim.dense.weight_decay` applies: only to the network's matrices.
 
-    The names of biases and norms tell those that are matrices. The numbers' first-order weights
-    decay as those of ids do.
+    Biases and norms that are matrices are recognised by name. Numbers' first-order weights decay
+    like those of ids.
     """
     is_other = re.search(r"(^number_weights\.)|(^|[._])(bias|norm)([._]|$)", name)
     return parameter.ndim > 1 and is_other is None
@@ -136,11 +136,11 @@ class LearningRates(NamedTuple):
 def learning_rates(
     config: Config, full: Hyperparameters, step: int, steps_per_epoch: float, total_steps: int
 ) -> LearningRates:
-    """The rates of the step after `step` steps: they depend on nothing else in the run.
+    """The rates of the step after `step` steps; they depend only on these arguments.
 
     Args:
         config: has the schedules.
-        full: has the rates that the schedules are fractions of, at the configured batch size.
+        full: the rates at the configured batch size; schedules are fractions of them.
         step, steps_per_epoch, total_steps: see `stampede.optim.learning_rate`.
     """
     embedding = config.optim.embedding.schedule.as_schedule()

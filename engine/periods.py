@@ -44,16 +44,16 @@ OnBadFile = Literal["error", "skip"]
 
 PICTURE = "periods.png"
 
-# What `train` would have printed, in a period's run folder.
+# File in a period's run folder with what `train` prints.
 OUTPUT = "output.txt"
 
-# A file that another program writes is taken when its size has not changed for so long.
+# A file is complete once its size has not changed for this long.
 _AT_REST_SECONDS, _POLL_SECONDS = 5.0, 1.0
 
-# Of a file whose time cannot be read, yet or at all: later than any.
+# Time of a file whose time cannot be read (yet): later than all others.
 _LATEST = 1 << 62
 
-# Parts of a period by stage of the heartbeat; what is in none of them is `other`.
+# Parts of a period's time by stage of the heartbeat; all other stages are `other`.
 _PARTS = {
     **dict.fromkeys(PHASES, "training"),
     "preparing data": "preparing",
@@ -63,7 +63,7 @@ _PARTS = {
     "saving": "saving",
 }
 
-# What a period's line has of the scores of its rows.
+# Metrics of a period's rows in its line.
 _METRICS = ("auc", "logloss", "normalized_entropy", "calibration", "samples")
 
 
@@ -71,12 +71,12 @@ class Period(Section):
     """A file of the log, or one that was left out.
 
     Attributes:
-        number: from 1; 0 of a file that was left out.
+        number: from 1; 0 for a file that was left out.
         file: its absolute path.
-        leads_to: the path without links, by which a file is known as well.
+        leads_to: the path with links resolved; it identifies the file as well.
         bytes: its size.
-        time: where files are ordered by it, its smallest time, seconds since 1970.
-        reason: why it was left out; else empty.
+        time: its smallest time in seconds since 1970, if files are ordered by time.
+        reason: why it was left out; otherwise empty.
     """
 
     number: int = Field(ge=0)
@@ -88,7 +88,7 @@ class Period(Section):
 
     @property
     def name(self) -> str:
-        """Of its run folder, in that of the whole."""
+        """Name of its run folder inside the whole run's folder."""
         return period_folder(self.number)
 
 
@@ -99,7 +99,7 @@ class Ledger(Section):
 
     @property
     def trained(self) -> list[Period]:
-        """Without those left out."""
+        """The periods without files that were left out."""
         return [period for period in self.periods if period.number]
 
 
@@ -111,26 +111,26 @@ def train_incrementally(
     Args:
         path: YAML file; `data.path` names the files of the log.
         overrides: `section.key=value`.
-        on_bad_file: a file that cannot be read, or that comes before one that was trained on:
-            error, or skip: noted and left out.
+        on_bad_file: for a file that cannot be read, or comes before a trained one: `error`, or
+            `skip` to note it and leave it out.
         follow: whether to wait for more files, until SIGTERM or SIGINT.
 
     Raises:
-        SettingsError, DataError, RunFolderError: the user's to mend.
-        TrainingStoppedError: training cannot go on.
+        SettingsError, DataError, RunFolderError: a mistake that the user can fix.
+        TrainingStoppedError: training cannot continue.
         InterruptedRunError: a signal asked to stop.
     """
     whole = load_config(path, overrides, launched_world_size())
     if not isinstance(whole.data, RawSection):
         raise SettingsError(
-            f"{path}: data.kind is {whole.data.kind!r}, which has no files that come one after the "
-            "other; write criteo_kaggle, criteo_1tb, avazu or table (`stampede synthetic FOLDER` "
-            "writes files for criteo_kaggle)"
+            f"{path}: data.kind is {whole.data.kind!r}, which is not a log of several files; write "
+            "criteo_kaggle, criteo_1tb, avazu or table (`stampede synthetic FOLDER` writes files "
+            "for criteo_kaggle)"
         )
     if whole.run.overwrite:
         raise SettingsError(
-            "run.overwrite: found true, but periods go on where they stopped; leave it out, and to "
-            "begin anew delete the run folder or choose another run.name"
+            "run.overwrite: found true, but periods always continue where they stopped; leave it "
+            "out; to start anew, delete the run folder or choose another run.name"
         )
     given = [*overrides, "checkpoint.resume=auto", "data.split=periods"]
     whole = load_config(path, given, launched_world_size())
@@ -173,16 +173,16 @@ class _Periods:
         self._ledger_file = folder.path / PERIODS
         self._cache = folder.path / "cache"
         if "cache" in whole.data.model_fields_set:
-            # It is deleted after each period, and others may use that folder.
+            # The cache is deleted after each period, so it must not be shared with other runs.
             own = hashlib.sha256(os.path.realpath(folder.path).encode()).hexdigest()[:8]
             self._cache = Path(whole.data.cache) / f"{whole.run.name}-{own}"
-        # Sizes of new files, and since when they are so large.
+        # Sizes of new files, and since when they have had them.
         self._sizes: dict[Path, tuple[int, float]] = {}
         # Times of new files, by path and size.
         self._times: dict[tuple[Path, int], int] = {}
 
     def train(self, follow: bool) -> None:
-        """Train on all new files, and where `follow` says so on those to come."""
+        """Train on all new files and, if `follow`, wait for more."""
         signals = StopSignals()
         agreement = Agreement(self._here, signals, 0)
         taken, told = 0, False
@@ -193,7 +193,7 @@ class _Periods:
                 if asked:
                     name = signal.Signals(asked).name
                     raise InterruptedRunError(
-                        f"stopped by {name} between two periods; the same command goes on", asked
+                        f"stopped by {name} between two periods; the same command continues", asked
                     )
                 if period is None and follow:
                     if not told and self._here.is_main:
@@ -204,7 +204,7 @@ class _Periods:
             if period is None:
                 break
             told = False
-            # Training has its own way to stop.
+            # Training handles signals itself.
             with _timed(self._here.heartbeat) as seconds:
                 is_trained = self._is_trained(period, follow)
             if is_trained:
@@ -219,11 +219,11 @@ class _Periods:
     def _next(self, follow: bool) -> Period | None:
         """The period to train, noted in the ledger; None if there is no new file."""
         ledger = self._read()
-        # It may have been killed in the middle, or before its line was written.
+        # The last period may have been killed before its line was written.
         if ledger.trained and not self._is_told(ledger.trained[-1]):
             return self._begun_before(ledger, follow)
         for period in self._new_files(ledger, follow):
-            # A file without a time says nothing of those that follow.
+            # A file without a time does not limit later ones.
             known = [one for one in ledger.trained if one.time != _LATEST]
             last = known[-1] if known else None
             if last is not None and self._place(period) < self._place(last):
@@ -244,8 +244,8 @@ class _Periods:
         return None
 
     def _begun_before(self, ledger: Ledger, follow: bool) -> Period | None:
-        """The last period of the ledger, whose file may have been mended since; None while it is
-        still being written.
+        """The last period of the ledger, whose file may have changed since; None while it is still
+        being written.
         """
         period = ledger.trained[-1]
         run, file = RunFolder(self._folder.path / period.name), Path(period.file)
@@ -257,7 +257,7 @@ class _Periods:
         return self._noted(ledger, period, bytes=size, time=self._time(file, size))
 
     def _noted(self, ledger: Ledger, period: Period, **found: int | None) -> Period:
-        """Note another size or time of a file."""
+        """Note a file's new size or time."""
         changed = period.model_copy(update=found)
         if changed == period:
             return period
@@ -270,7 +270,7 @@ class _Periods:
         return self._whole.data.order_by == "time"
 
     def _place(self, period: Period) -> tuple[int, list[Any]]:
-        """What periods are sorted by."""
+        """The sort key of periods."""
         return period.time or 0, naturally(Path(period.file))
 
     def _time(self, file: Path, size: int) -> int | None:
@@ -289,7 +289,7 @@ class _Periods:
         """Files that are not in the ledger, in order, up to one that is still being written.
 
         Raises:
-            DataError: there is no file, or one that was trained on has changed.
+            DataError: there is no file, or a trained file has changed.
         """
 
         taken = {path: one for one in ledger.periods for path in (one.file, one.leads_to)}
@@ -327,13 +327,13 @@ class _Periods:
         return time.monotonic() - since >= _AT_REST_SECONDS
 
     def _is_trained(self, period: Period, follow: bool) -> bool:
-        """Train a period to its end; False if it is left out, or has to wait for its file."""
+        """Train a period; False if it is left out or its file is not complete."""
         run = self._folder.path / period.name
         if self._here.on_main(lambda: (run / "summary.json").exists()):
             return True
         printed = StringIO()
         try:
-            # Forty lines for each file would hide what is new.
+            # Forty lines per file would hide the news.
             with redirect_stdout(printed):
                 run_here(self._config(period), self._here)
         except UnfinishedFileError:
@@ -341,7 +341,7 @@ class _Periods:
                 raise
             return False
         except DataError as failure:
-            # Of the file itself; a full disk is no fault of it.
+            # Leave a file out only for its own errors, not for a full disk.
             of_file = str(failure).startswith(f"{period.file}:")
             known = getattr(failure, "known_to_all_ranks", False)
             if self._on_bad_file == "error" or not (of_file and known):
@@ -354,7 +354,7 @@ class _Periods:
         return True
 
     def _keep_output(self, run: Path, printed: str) -> None:
-        """Append what a run printed to its file, also where it failed; no run fails for that."""
+        """Append a run's output to its file, even if the run failed; errors here are ignored."""
         if not self._here.is_main:
             return
         if run.is_dir():
@@ -382,15 +382,15 @@ class _Periods:
         return load_config(self._path, [*self._overrides, *given], self._here.world_size)
 
     def _finish(self, period: Period, seconds: Mapping[str, float]) -> None:
-        """Note a period's result and delete what no later one needs; may be done again.
+        """Note a period's result and delete what later ones do not need; safe to repeat.
 
         Args:
-            seconds: that it took in this process, by part.
+            seconds: spent in this process, by part.
         """
         run = self._folder.path / period.name
         summary = json.loads(read_file(run / "summary.json"))
         if not self._is_told(period):
-            # It may have grown between the ledger and its reading.
+            # The file may have grown since it was noted in the ledger.
             read = read_manifest(run / INPUTS).source.get("bytes", period.bytes)
             self._noted(self._read(), period, bytes=read)
             scored = summary["last"]["test"]
@@ -414,7 +414,7 @@ class _Periods:
         shutil.rmtree(self._cache, ignore_errors=True)
         last = period.number - self._whole.checkpoint.keep
         for older in (self._folder.path / period_folder(number) for number in range(1, last + 1)):
-            # What somebody reads now, and the vocabularies with it, goes after a later period.
+            # Checkpoints that are being read, and their vocabularies, are deleted later.
             if (older / INPUTS).exists() and delete_all(older / "checkpoints"):
                 delete_folder(older / INPUTS)
 
@@ -445,7 +445,7 @@ class _Periods:
     def _read(self) -> Ledger:
         if not self._ledger_file.exists():
             return Ledger()
-        remedy = "without it nobody knows which files were trained on; write another run.name"
+        remedy = "it lists the files already trained on; restore it, or write another run.name"
         with reading(self._ledger_file, RunFolderError, remedy):
             return Ledger.model_validate_json(read_file(self._ledger_file))
 
@@ -455,14 +455,14 @@ class _Periods:
     def _write_file(self, path: Path, content: str | bytes) -> None:
         with self._folder.writing():
             write_file(path, content)
-            # After a power failure the ledger must say what the lines and checkpoints do.
+            # After a power failure the ledger must agree with the lines and checkpoints.
             sync(path)
             sync(path.parent)
 
 
 @contextmanager
 def _timed(heartbeat: Heartbeat) -> Iterator[Mapping[str, float]]:
-    """Seconds within it by part, as they are when it ends."""
+    """Yield the seconds by part, filled in when the context ends."""
     seconds: dict[str, float] = defaultdict(float)
     part, since = "other", time.perf_counter()
 
@@ -478,7 +478,7 @@ def _timed(heartbeat: Heartbeat) -> Iterator[Mapping[str, float]]:
 
 
 def _shown(line: dict[str, Any]) -> str:
-    """A period in a line of at most 100 columns where its file's name is short."""
+    """A period's line, at most 100 columns if its file's name is short."""
     new = ""
     if line["period"] == 1:
         scores = "not scored: the first"

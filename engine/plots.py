@@ -1,4 +1,4 @@
-"""Matplotlib pictures of runs, and what those of reports and sweeps share."""
+"""Matplotlib pictures of runs, and helpers that reports and sweeps share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-# On an axis of AUC, at least so much is shown below the lowest best point.
+# Least span of an AUC axis below the lowest best point.
 _BELOW = 0.01
 
 

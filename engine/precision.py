@@ -19,7 +19,7 @@ class DensePrecision:
     """The precision of the dense layers.
 
     Attributes:
-        is_bf16: whether matrix products take bfloat16 inputs; sums and weights are float32.
+        is_bf16: whether matrix products use bfloat16 inputs; sums and weights are float32.
         reason: for the log.
         is_tf32: whether a GPU rounds the inputs of float32 products to TF32.
     """
@@ -43,19 +43,19 @@ class DensePrecision:
 
 
 def choose_precision(asked: str, device: torch.device) -> DensePrecision:
-    """What is asked for, `fp32`, `tf32` or `bf16`, if the device has it and is not slower so.
+    """The requested `fp32`, `tf32` or `bf16` if the device supports it and is not slower with it.
 
-    On a CPU without instructions for it, bf16 is many times slower than float32; so there the
-    two are measured on a layer's products.
+    Without CPU instructions for it, bf16 is many times slower than float32, so both are timed on a
+    layer's products.
     """
     if asked == "fp32":
         return DensePrecision(False, "fp32")
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        return DensePrecision(False, f"fp32 instead of {asked}, which this GPU does not know")
+        return DensePrecision(False, f"fp32 instead of {asked}, which this GPU does not support")
     if device.type == "cuda":
         return DensePrecision(asked == "bf16", asked, is_tf32=asked == "tf32")
     if asked == "tf32":
-        return DensePrecision(False, "fp32 instead of tf32, which a CPU does not know")
+        return DensePrecision(False, "fp32 instead of tf32, which a CPU does not support")
     ratio = _speed_of_bf16()
     if ratio > 1.0:
         return DensePrecision(True, f"bf16, {ratio:.1f} times as fast as fp32 on this CPU")
@@ -65,7 +65,7 @@ def choose_precision(asked: str, device: torch.device) -> DensePrecision:
 
 
 def _speed_of_bf16(rows: int = 2048, width: int = 400, repeats: int = 3) -> float:
-    """How many times as fast as in float32 a layer's forward and backward are in bf16."""
+    """Speed of a layer's forward and backward in bf16, relative to float32."""
     with torch.random.fork_rng():
         layer, batch = nn.Linear(width, width), torch.randn(rows, width, requires_grad=True)
     seconds = {}
@@ -77,23 +77,23 @@ def _speed_of_bf16(rows: int = 2048, width: int = 400, repeats: int = 3) -> floa
                 out = functional.relu(layer(batch))
             out.float().sum().backward()
             found.append(time.perf_counter() - start)
-        # The first one also sets the libraries up.
+        # The first repeat also sets up libraries.
         seconds[bf16] = min(found[1:])
     return seconds[False] / seconds[True]
 
 
 def compile_network(network: nn.Module, how: str, device: torch.device) -> None:
-    """Let `torch.compile` take over a network's forward and backward, from its first call on.
+    """Compile a network's forward and backward with `torch.compile` at its first call.
 
-    Names of parameters stay what they are. Every size of a batch is compiled by itself: there are
-    few (training and evaluation have a whole one and a last one each), and the last one of an epoch
-    must not slow the others down. After 8 sizes torch compiles no more.
+    Names of parameters do not change. Every batch size is compiled separately: there are few (full
+    and last batches of training and evaluation), and an epoch's last batch must not slow down the
+    others. After 8 sizes torch compiles no more.
 
     Args:
-        how: `train.compile`; `cuda_graphs` also records the launches for each size as one.
+        how: `train.compile`; `cuda_graphs` also records each size's launches as one graph.
 
     Raises:
-        SettingsError: CUDA graphs are asked for on a CPU.
+        SettingsError: CUDA graphs were requested on a CPU.
     """
     if how == "none":
         return

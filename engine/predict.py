@@ -28,7 +28,7 @@ from stampede.engine.inference.trained import Trained, open_trained  # noqa: E40
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 2 for a user's mistake."""
+    """Run the command; return its exit status: 2 for a user's mistake."""
     parser = _parser()
     given = parser.parse_intermixed_args(arguments)
     if given.batch_size < 1:
@@ -62,11 +62,11 @@ def _described(done: Prediction, trained: Trained, output: Path) -> str:
         rows.append(("bad rows", f"{done.bad_rows:,} left out, see {done.bad_rows_file}"))
     if done.bad_values:
         told = ", ".join(f"{column} {count:,}" for column, count in done.bad_values.items())
-        rows.append(("bad values", f"taken for missing ones: {told}"))
+        rows.append(("bad values", f"treated as missing: {told}"))
     if done.metrics:
         rows.append(("AUC", readable_metric(done.metrics["auc"])))
         logloss = done.metrics["logloss"]
-        # Without any weight it is no number.
+        # NaN if all weights are 0.
         rows.append(("logloss", "undefined" if math.isnan(logloss) else f"{logloss:.4f}"))
     return table(rows)
 
@@ -89,8 +89,8 @@ def _parser() -> argparse.ArgumentParser:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help="raw files as the run was trained on (csv, tsv, parquet; .gz, .zst; globs), label or "
-        f"not; or a prepared folder; or {OWN_DATA}, the run's own data",
+        help="raw files like those the run was trained on (csv, tsv, parquet; .gz, .zst; globs), "
+        f"with or without label; or a prepared folder; or {OWN_DATA}, the run's own data",
     )
     add("output", metavar="OUTPUT.parquet", help="file for the scores")
     add(
@@ -113,22 +113,22 @@ def _parser() -> argparse.ArgumentParser:
         "--on-bad-value",
         choices=get_args(OnBadValue),
         default="error",
-        help="a number, id or time that cannot be used: error (default) makes its row a bad one, "
-        "missing takes it for a missing value, and the row is scored",
+        help="a number, id or time that cannot be used: error (default) makes its row a bad one; "
+        "missing treats the value as missing and scores the row",
     )
     add(
         "--ignore-label",
         action="store_true",
-        help="do not look at label and weight, where they are there but mean nothing",
+        help="ignore label and weight columns",
     )
     add("--batch-size", type=int, default=8192, metavar="N", help="samples at a time; 8192")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="default auto")
     add(
         "--allow-import",
         action="store_true",
-        help="execute the Python file with the network, where the run was trained on one's own",
+        help="execute the Python file of the network, if the run was trained with your own",
     )
-    add("--overwrite", action="store_true", help="replace OUTPUT.parquet if it is there")
+    add("--overwrite", action="store_true", help="replace an existing OUTPUT.parquet")
     return parser
 
 

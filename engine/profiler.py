@@ -24,13 +24,13 @@ def trace_file(folder: Path, rank: int) -> Path:
 class StepTrace:
     """Traces the steps that `train.profile` asks for, with their phases.
 
-    Each rank traces the same steps. A trace that cannot be written is given up with a sentence.
+    Each rank traces the same steps. If a trace cannot be written, a sentence says so.
 
     Args:
         settings: which steps.
         processes: this rank among all, whose heartbeat names the phases.
         folder: of the run.
-        step: the last one that earlier starts of the run have taken.
+        step: the last one of earlier starts of the run.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class StepTrace:
         self._step = step
         self._profile: profile | None = None
         self._phase, self._of_step, self._listening = ExitStack(), ExitStack(), ExitStack()
-        # It is over when the trace is written or given up, or there is nothing to trace.
+        # True once the trace is written or given up, or if there is nothing to trace.
         self._over = settings.steps == 0 or self._last <= step
         self._was_asked = settings.steps > 0
 
@@ -66,10 +66,10 @@ class StepTrace:
         self._begin_if_due()
 
     def close(self, well: bool) -> None:
-        """The run ends here; what was traced so far is written.
+        """End the run; write the trace so far.
 
         Args:
-            well: whether it has not failed.
+            well: whether the run succeeded.
         """
         if self._profile is not None and self._step >= self._first:
             self._write(" only, as training ended there")
@@ -97,7 +97,7 @@ class StepTrace:
         self._listening.enter_context(heartbeat.listening(self._begin_phase))
 
     def _begin_phase(self, stage: str) -> None:
-        """Let the trace show it, and the step that begins with it."""
+        """Show a phase, and a step that begins with it, in the trace."""
         self._phase.close()
         if stage == LOOKING_UP:
             self._of_step.close()
@@ -122,7 +122,7 @@ class StepTrace:
             except (OSError, RuntimeError) as failure:
                 self._give_up(failure)
                 return
-        # It holds all events.
+        # Free its events.
         self._profile, self._over = None, True
         self._say(f"steps {self._first:,} to {self._step:,} are traced{remark}: {self._file}")
 

@@ -1,7 +1,7 @@
-"""The recipe: settings that are not given, chosen by what the training part shows.
+"""The recipe: chooses settings that are not given, from the training part.
 
-Every rule is a function of the rows of the training part and of what is given.
-`benchmarks/quality.py` sets what they give beside logistic regression.
+Every rule is a function of the number of training rows and of given settings.
+`benchmarks/quality.py` compares the results with logistic regression.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from stampede.engine.config.presets import below_old_runs
 from stampede.engine.console import table
 from stampede.models import network
 
-# Steps of an epoch below which batches get smaller: AUC was the same from 50 to 200 steps.
+# With fewer steps in an epoch, batches get smaller: AUC was the same from 50 to 200 steps.
 _STEPS_PER_EPOCH = 100
 _LARGEST_BASE, _SMALLEST_BATCH = 1024, 16
-# Larger batches are faster, and where there are many steps they lose nothing.
+# Larger batches are faster and, with many steps, equally good.
 _STEPS_OF_LARGE_BATCHES, _LARGEST_BATCH = 400, 8192
 
-# Times fields, over rows. That of first-order weights, which is this over the square of the scale,
-# is what scikit-learn's best C is on samples of Criteo and Avazu, 0.03 to 0.3, as l2 = 1 / (2 C n).
+# Times fields, over rows. For first-order weights, divided by the square of the scale, it matches
+# scikit-learn's best C on samples of Criteo and Avazu, 0.03 to 0.3, as l2 = 1 / (2 C n).
 _L2, _FIRST_ORDER_SCALE = 4.0, 4.0
 
-# Rows of the log that a plan is for where nobody knows them.
+# Rows that a plan assumes if the log's are unknown.
 LARGE_LOG = 10_000_000
 
 # Large batches on a small log need more epochs: 137 thousand rows of Criteo at batch 8192 reach the
 # AUC of batch 1024 after 150 steps with the rates of `sqrt_star`.
 _FEWEST_STEPS, _MOST_EPOCHS = 160, 50
 
-# Epochs by rows below which they hold.
+# Epochs for logs with fewer rows than this.
 _EPOCHS = ((1_000_000, 6), (10_000_000, 3), (math.inf, 2))
 
 _WARMUP = 0.2
@@ -43,7 +43,7 @@ _WITHOUT_HIDDEN_LAYERS = ("lr", "fm")
 _WITH_HIDDEN_LAYERS = ("deepfm", "wide_deep", "dcn", "dcnv2", "xdeepfm", "dlrm", "finalmlp")
 
 _LR = 1e-3
-# Steps up to which the rate stays as it is; beyond it falls with their root, at the most to the
+# Up to this many steps the rate is constant; above it falls with their square root, at most to the
 # paper's rate of 1e-4 for 400,000 steps.
 _STEPS_AT_FULL_RATE, _LEAST_LR = 600, 1e-4
 
@@ -54,7 +54,7 @@ class Choice:
 
     Attributes:
         key: of the configuration, such as `train.batch_size`.
-        value: what was chosen.
+        value: the chosen one.
         reason: why, in a few words.
     """
 
@@ -66,24 +66,24 @@ class Choice:
 def with_recipe(
     config: Config, rows: int, fields: int, world_size: int, saved: Mapping[str, Any] | None = None
 ) -> tuple[Config, list[Choice]]:
-    """The configuration with a value for every key that was left to the recipe.
+    """Fill in every key of a configuration that was left to the recipe.
 
     Args:
         rows: of the training part.
         fields: number of id fields.
-        world_size: number of ranks, which the batch divides by.
-        saved: configuration of the checkpoint that the run continues, whose values count.
+        world_size: number of ranks; the batch is a multiple of it.
+        saved: configuration of the checkpoint that the run continues; its values are kept.
 
     Returns:
-        The configuration, and what the recipe chose; nothing where `saved` or the user did.
+        The configuration, and the recipe's own choices, without those of `saved` or the user.
 
     Raises:
-        SettingsError: the whole does not fit together.
+        SettingsError: the resulting settings contradict each other.
     """
     values = config.model_dump(mode="json")
     choices = []
     for choice in _choices(values, rows, fields, world_size):
-        # What a run of a version without a recipe lacks it had by the paper.
+        # A run of a version before the recipe used the paper's values for missing keys.
         before = _at(below_old_runs(dict(saved)), choice.key) if saved else None
         # Without a scaling rule, the base batch size only sets the recipe's own rates.
         is_base = choice.key == "optim.scaling.base_batch_size"
@@ -97,14 +97,14 @@ def with_recipe(
 
 
 def described(choices: Sequence[Choice]) -> str:
-    """What the recipe chose and why, a line for each setting."""
+    """A line for each chosen setting, with its reason."""
     rows = [
         (f"{choice.key}={choice.value:.3g}", choice.reason)
         if isinstance(choice.value, float)
         else (f"{choice.key}={choice.value}", choice.reason)
         for choice in choices
     ]
-    return "chosen by the recipe, to be changed by these keys:\n" + table(rows)
+    return "chosen by the recipe; change them with these keys:\n" + table(rows)
 
 
 def open_keys(config: Config) -> set[str]:
@@ -130,7 +130,7 @@ _KEYS = (
 
 
 def _choices(values: dict[str, Any], rows: int, fields: int, world_size: int) -> Iterator[Choice]:
-    """Choices in an order in which each depends on those before it only."""
+    """Choices in order; each depends only on earlier ones."""
     for key in _KEYS:
         if _is_open(values, key):
             value, reason = _RULES[key](_Log(values, rows, fields, world_size))
@@ -139,10 +139,10 @@ def _choices(values: dict[str, Any], rows: int, fields: int, world_size: int) ->
 
 @dataclass(frozen=True)
 class _Log:
-    """What rules look at.
+    """The inputs of the rules.
 
     Attributes:
-        values: of the configuration, those chosen so far included.
+        values: of the configuration, including those chosen so far.
         rows: of the training part.
         fields: number of id fields.
         world_size: number of ranks.
@@ -222,7 +222,7 @@ def _first_order_scale(log: _Log) -> tuple[float, str]:
 
 def _dropout(log: _Log) -> tuple[float, str]:
     if log.at("model.name") not in _WITH_HIDDEN_LAYERS:
-        return 0.0, f"no hidden layers are known of {log.at('model.name')}"
+        return 0.0, f"{log.at('model.name')} is not known to have hidden layers"
     if log.rows >= _DROPOUT_BELOW:
         return 0.0, f"{_DROPOUT_BELOW:,} rows and more"
     return _DROPOUT, f"fewer than {_DROPOUT_BELOW:,} rows"

@@ -1,4 +1,4 @@
-"""One training step, and the batch that is on its way meanwhile."""
+"""One training step, and the prefetch of the next batch."""
 
 from __future__ import annotations
 
@@ -22,22 +22,21 @@ from stampede.models import EmbeddingFront
 from stampede.models.embedding_front import SentIds
 from stampede.optim import NonFiniteGradientError, local_cowclip_tables
 
-# Samples of a batch that pass through the dense layers at a time on a CPU. Memory that is freed
-# after each tile is there for the next one, and is nearer than that of a whole batch. With
-# `train.reproducible` the batch's own tiles count.
+# Samples of a tile that passes through the dense layers on a CPU. Tiles reuse freed memory, which
+# is more likely in cache than a whole batch's. `train.reproducible` uses the batch's own tiles.
 TILE_ROWS = 8192
 
-# Bytes, of torch's allocator.
+# Alignment of torch's allocator, in bytes.
 _ALIGNED = 64
 
 
 class SentBatch(NamedTuple):
-    """This rank's part of a global batch on its device, its ids on their way to their rows.
+    """This rank's part of a global batch on its device, with its ids being sent to their rows.
 
     Attributes:
         batch: the part.
-        ids: to be looked up once.
-        ready: on a GPU, when the batch is there.
+        ids: for one lookup.
+        ready: on a GPU, the event after which the batch can be used.
         position: of the batches after this one.
     """
 
@@ -47,7 +46,7 @@ class SentBatch(NamedTuple):
     position: Any = None
 
     def received(self) -> Batch:
-        """The batch, for the current stream."""
+        """The batch, for use on the current stream."""
         if self.ready is not None:
             here = torch.cuda.current_stream()
             here.wait_event(self.ready)
@@ -72,14 +71,14 @@ def prefetch(
     """Send the ids of each batch while the one before it is trained on.
 
     Args:
-        position: tells how far `batches` have come; they are a batch further than their consumer.
-        heartbeat: is told of reading and of sending.
+        position: returns the position of `batches`, which is one batch ahead of the consumer.
+        heartbeat: beats when reading and when sending.
     """
     source, ahead = iter(batches), None
     heartbeat = heartbeat or Heartbeat()
-    # On a GPU all this happens on a stream of its own: TorchRec waits for the device when it sends
-    # ids, and there it need not wait for the steps that are queued. These launches are small and
-    # go before those of the steps.
+    # On a GPU this uses its own stream: TorchRec waits for the device when it sends ids, and on
+    # this stream it does not wait for queued steps. These small launches have priority over the
+    # steps.
     aside = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
     while True:
         with torch.cuda.stream(aside):
@@ -111,16 +110,16 @@ def train_step(
     Args:
         sent: this rank's part of the global batch.
         step: number of this step, counted from 1.
-        watch: is shown the batch, its looked-up rows and their gradient before these are updated.
+        watch: called with the batch, its looked-up rows and their gradient before the update.
 
     Returns:
-        Mean loss over the global batch, float64 scalar on the device, weighted where samples have
-        weights, the same on every rank; 0 where all weights are. It is not finite where the job
-        skips such a batch, of which nothing was updated.
+        Mean loss over the global batch, weighted if samples have weights, a float64 scalar on the
+        device, the same on every rank. It is 0 if all weights are 0. It is not finite if the job
+        skipped the batch for that, without an update.
 
     Raises:
-        DivergedError: a loss or a gradient is not finite; nothing was updated in that step
-            and since. Where updates are queued on a GPU it is raised some steps later.
+        DivergedError: a loss or a gradient is not finite; nothing was updated in that step or
+            since. If updates are queued on a GPU, it is raised some steps later.
     """
     heartbeat = processes.heartbeat
     heartbeat.beat("looking up", step)
@@ -167,7 +166,7 @@ def average_gradients_(
 ) -> None:
     """Replace the gradients by their means over the ranks, in one exchange, in place.
 
-    A parameter without gradient has one of zeros: the samples of another rank may give it one.
+    A missing gradient counts as zeros, since other ranks may have one.
 
     Args:
         in_order: see `sum_over_ranks`.
@@ -188,14 +187,14 @@ def sum_over_ranks(values: Tensor, world_size: int, *, in_order: bool) -> Tensor
     """The sum of the ranks' values, the same on every rank.
 
     Args:
-        in_order: whether they are added in a binary tree over the ranks, of which there must be a
-            power of two. That continues the tree of each rank's tiles, see `_TileSums`; otherwise
-            the order is that of the backend, which depends on the place in the tensor.
+        in_order: whether to add in a binary tree over the ranks, a power of two of them, which
+            continues the tree of each rank's tiles (`_TileSums`). Otherwise the backend chooses the
+            order, which depends on the place in the tensor.
     """
     if not in_order:
         dist.all_reduce(values)
         return values
-    # Each rank adds up its share of the values, which takes no more traffic than `all_reduce`.
+    # Each rank adds up its share of the values: no more traffic than `all_reduce`.
     flat = values.flatten()
     flat = functional.pad(flat, (0, -len(flat) % world_size))
     parts = torch.empty_like(flat)
@@ -215,7 +214,7 @@ class _TileSums:
         self._tiles = 0
 
     def add(self, values: list[Tensor]) -> None:
-        """Add those of the next tile, which are written over."""
+        """Add the values of the next tile, which are overwritten."""
         self._waiting.append(values)
         self._tiles += 1
         tiles = self._tiles
@@ -226,14 +225,14 @@ class _TileSums:
 
     @property
     def sums(self) -> list[Tensor]:
-        """Of all tiles."""
+        """The sums over all tiles."""
         (sums,) = self._waiting
         return sums
 
 
 @contextmanager
 def stopping(step: int) -> Iterator[None]:
-    """Within it a gradient that is not finite stops the training, with what the user can do.
+    """Turn a non-finite gradient into an error that ends training and advises the user.
 
     Args:
         step: the newest one.
@@ -249,9 +248,9 @@ def stopping(step: int) -> Iterator[None]:
 
 
 def flush_tables(job: Job, step: int, device: torch.device) -> None:
-    """Let all rows take the steps they have missed, and wait until they have.
+    """Bring all rows up to date, and wait until they are.
 
-    All ranks must call it, whether they have tables or not.
+    All ranks must call it, with or without tables.
 
     Args:
         step: the newest one.
@@ -269,16 +268,16 @@ def flush_tables(job: Job, step: int, device: torch.device) -> None:
 
 
 def _seed_draws(seed: int, step: int, place: int, device: torch.device) -> None:
-    """Let what a network draws, as for dropout, depend on these alone.
+    """Seed a network's random numbers, as for dropout, from these arguments alone.
 
-    A run that goes on from a checkpoint then draws what it would have drawn. It costs some 30 us.
+    So a run that continues from a checkpoint draws the same numbers. Takes about 30 us.
 
     Args:
-        place: of the samples in the global batch: number of their tile, or of their rank.
+        place: of the samples in the global batch: the number of their tile or rank.
     """
     drawn = np.random.SeedSequence([seed, step, place]).generate_state(1, np.uint64)
     torch.default_generator.manual_seed(int(drawn[0]))
-    # `torch.manual_seed` would also note it for GPUs that are not used, far more slowly.
+    # `torch.manual_seed` also seeds unused GPUs, which is far slower.
     if device.type == "cuda":
         torch.cuda.manual_seed(int(drawn[0]))
 
@@ -286,16 +285,15 @@ def _seed_draws(seed: int, step: int, place: int, device: torch.device) -> None:
 def _dense_pass(
     job: Job, batch: Batch, rows: Tensor, step: int, processes: Processes
 ) -> tuple[Tensor, Tensor]:
-    """Forward and backward of the dense layers, whose gradients are left in the parameters.
+    """Forward and backward of the dense layers; leaves gradients in the parameters.
 
     Args:
         rows: looked-up rows, see `EmbeddingFront.lookup`.
 
     Returns:
-        This rank's share of the weighted mean loss over the global batch, float64 scalar, and the
-        gradient of the rows. Gradients are still to be averaged over the ranks: they are those of
-        the share times the number of ranks, which makes their mean that of the whole loss,
-        whatever the padding.
+        This rank's share of the weighted mean loss over the global batch, a float64 scalar, and the
+        gradient of the rows. Gradients are of the share times the number of ranks, so their mean
+        over the ranks is the gradient of the whole loss, whatever the padding.
     """
     parameters = list(job.dense_parameters.values())
     weight = _sample_weights(batch)
@@ -319,7 +317,7 @@ def _dense_pass(
             )
             loss = (losses * weight[tile]).sum()
             (loss * processes.world_size).backward()
-            # A network need not use its embeddings.
+            # A network may leave its embeddings unused.
             found = torch.zeros_like(part) if part.grad is None else part.grad
             if size >= len(rows):
                 grad = found
@@ -339,31 +337,31 @@ def _dense_pass(
 
 
 def _tile_rows(batch: Batch, rows: Tensor) -> int:
-    """Samples that pass through the dense layers at a time."""
+    """Samples of a tile."""
     if batch.tiles:
         return len(rows) // batch.tiles
     return TILE_ROWS if rows.device.type == "cpu" else max(len(rows), 1)
 
 
 def aligned(values: Tensor) -> Tensor:
-    """Contiguous values as memory begins that was just allocated, a copy if need be.
+    """Contiguous values, aligned as freshly allocated memory; copied if necessary.
 
-    A product of a part of a batch is otherwise rounded as the part happens to lie in memory.
+    Otherwise the rounding of matrix products depends on where a slice lies in memory.
     """
     return values.clone() if values.data_ptr() % _ALIGNED else values
 
 
 def _grad(parameter: Tensor) -> Tensor:
-    """The gradient, zeros where the loss does not depend on the parameter."""
+    """The gradient; zeros if the loss does not depend on the parameter."""
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def _sample_weights(batch: Batch) -> Tensor:
-    """What each sample's loss counts for in the weighted mean over the global batch, `[n]`."""
-    # Weights are brought to a mean of 1 first, as a loss times a very large or a very small one is
-    # no float32. A batch without any weight teaches nothing: its loss is 0.
+    """`[n]`: factor of each sample's loss in the weighted mean over the global batch."""
+    # First scale weights to a mean of 1: a loss times an extreme weight would overflow or
+    # underflow. A batch without weight has a loss of 0.
     total = batch.global_weight
-    # On a GPU it stays there.
+    # Do not read it from a GPU.
     total = torch.where(total == 0, 1.0, total) if isinstance(total, Tensor) else total or 1.0
     scale = batch.global_samples / total
     return (batch.weight.double() * scale).float() / batch.global_samples

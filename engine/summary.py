@@ -16,7 +16,7 @@ from stampede.engine.monitor import peak_memory_bytes
 from stampede.engine.processes import Processes
 from stampede.engine.run_folder import RunFolder
 
-# Metrics that are one number, as they are shown.
+# Metrics of one number, and how they are shown.
 METRICS = {
     "auc": "AUC",
     "logloss": "logloss",
@@ -29,13 +29,13 @@ PARTS = ("validation", "test")
 
 
 def summarize(run: TrainingRun) -> dict[str, Any]:
-    """What goes into `summary.json`; all ranks must call it.
+    """The content of `summary.json`; all ranks must call it.
 
     `auc`, `logloss` and the other metrics are those of the test part after `best_epoch`, whose
-    weights `predict` and `export` take, and `validation` holds the same metrics of the validation
-    part after that epoch. `selected_on` names the part that the epoch was chosen on, and `last`
-    holds the metrics of both parts at the newest evaluation. `best_auc` is `auc` once more.
-    The run adds `logistic_regression`, see there, or None, and the sentences of `advice`.
+    weights `predict` and `export` use. `validation` has the same metrics of the validation part
+    after that epoch, and `last` has both parts' metrics at the newest evaluation. `selected_on`
+    names the part that the epoch was chosen on. `best_auc` equals `auc`. The run adds
+    `logistic_regression`, see there, or None, and the sentences of `advice`.
     """
     config, progress, dataset = run.config, run.progress, run.dataset
     selected = _selected(progress)
@@ -43,7 +43,7 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
     rows = {name: part.rows for name, part in parts.items() if part is not None}
     ids = sum(dataset.vocabulary_sizes.values())
     if dataset.period:
-        # The same rows, scored before they are trained on.
+        # A period's test rows are its training rows, scored before training.
         del rows["test"]
     return {
         **_metrics(selected["test"]),
@@ -68,7 +68,7 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
         "rows": rows,
         "ids": ids,
         "parameters": {
-            # An embedding and a first-order weight for each id.
+            # Each id has an embedding and a first-order weight.
             "tables": ids * (config.model.dim + 1),
             "dense": sum(parameter.numel() for parameter in run.job.dense_parameters.values()),
         },
@@ -81,10 +81,10 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
 
 
 def _selected(progress: Progress) -> dict[str, dict[str, Any]]:
-    """Evaluations of the best epoch; where no epoch was finished, the newest ones."""
+    """Evaluations of the best epoch; the newest ones if no epoch was finished."""
     if progress.selected or not progress.best_epoch:
         return progress.selected or progress.last
-    # A checkpoint of an earlier version says no more of its best epoch than these.
+    # Checkpoints of earlier versions have only these scores of the best epoch.
     known = {"validation": progress.best_score, "test": progress.best_auc}
     return {
         part: {**dict.fromkeys(found), "auc": known[part]} for part, found in progress.last.items()
@@ -96,7 +96,7 @@ def _metrics(evaluation: dict[str, Any]) -> dict[str, Any]:
 
 
 def clipped_share(progress: Progress) -> float | None:
-    """Share of the batches' rows that were clipped; None where the optimizer does not count."""
+    """Share of the batches' rows that were clipped; None if the optimizer does not count."""
     if not progress.touched_rows:
         return None
     return progress.clipped_rows / progress.touched_rows
@@ -147,7 +147,7 @@ def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
 
 
 def _metric_table(summary: dict[str, Any]) -> str:
-    """Metrics of the selected epoch, and beside them those of the last one where it is another."""
+    """Metrics of the selected epoch, and beside them those of the last one if it differs."""
     best, last = summary["best_epoch"], summary["last"]
     blocks = [selected_metrics(summary)]
     if summary.get("period"):

@@ -36,19 +36,19 @@ from stampede.engine.stop import Agreement, StopSignals
 from stampede.engine.summary import clipped_share
 from stampede.optim import begin_tables_again
 
-# So many batches in a row whose losses are not finite are not a fault of the batches.
+# After this many non-finite losses in a row, single batches are not the cause.
 _MOST_SKIPPED = 10
 
 
 class _StopRequestedError(Exception):
-    """All ranks have agreed to stop, for a signal."""
+    """All ranks have agreed to stop because of a signal."""
 
 
 class Trainer:
     """Trains a run to its end, from wherever its progress is.
 
     Args:
-        run: changed as it goes on.
+        run: updated while training.
     """
 
     def __init__(self, run: TrainingRun) -> None:
@@ -66,11 +66,11 @@ class Trainer:
         self._checkpoints = Checkpoints(
             run.folder.checkpoints, run.job, config, run.dataset, run.processes
         )
-        # The newest loss, if it was not compared with those before it.
+        # The newest loss, if not yet compared with earlier ones.
         self._unchecked: Tensor | None = None
 
     def fit(self) -> None:
-        """Train all epochs that are not done yet.
+        """Train the remaining epochs.
 
         Raises:
             TrainingStoppedError: the run diverged, or a file cannot be written.
@@ -88,7 +88,7 @@ class Trainer:
         ):
             try:
                 if self._run.dataset.period and not progress.last:
-                    # Before the rows are trained on, and not again.
+                    # Once, before these rows are trained on.
                     self._clock.pause()
                     self._evaluate()
                 for epoch in range(progress.epoch, epochs):
@@ -98,7 +98,7 @@ class Trainer:
                     for sent in self._batches_left(epoch):
                         loss = self._step(sent, epoch)
                         bar.update(sent.batch.global_samples)
-                        # To read a GPU's loss is to wait for it.
+                        # Reading a loss on a GPU waits for the GPU.
                         if self._unchecked is None or not loss.is_cuda:
                             bar.set_postfix(
                                 loss=f"{loss.item():.4f}", epoch=epoch + 1, refresh=False
@@ -106,26 +106,26 @@ class Trainer:
                         self._evaluate_and_save_if_due(epoch)
                     self._finish_epoch(epoch)
                 if not progress.last:
-                    # The run goes on with fewer epochs than it had begun, and evaluated none.
+                    # A continued run with fewer epochs than already trained has not evaluated yet.
                     self._evaluate()
             except _StopRequestedError as stop:
                 self._stop(*stop.args)
 
     def _begin_tables_again_if_due(self, epoch: int) -> None:
-        """Have the tables begin again before an epoch, once."""
+        """Reset the tables before an epoch, once."""
         run, progress, table = self._run, self._progress, self._config.optim.embedding
         if getattr(table, "begin_again", "never") == "never" or epoch <= progress.tables_epoch:
             return
         flush_tables(run.job, progress.step, run.processes.device)
-        # No seed of a run is as large.
+        # Larger than any seed of a run.
         begin_tables_again(run.job.model, self._config.run.seed + (epoch << 64))
         progress.tables_epoch, progress.tables_start = epoch, progress.updates
 
     def _batches_left(self, epoch: int) -> Iterator[SentBatch]:
-        """The batches of an epoch that are still to be trained on."""
+        """The batches of an epoch that are left."""
         if self._has_ended(epoch):
             return
-        # A run that was stopped in this evaluation had not finished it.
+        # Repeat an evaluation during which the run was stopped.
         self._evaluate_if_due()
         self._clock.go_on()
         yield from prefetch(
@@ -137,11 +137,11 @@ class Trainer:
         )
 
     def _has_ended(self, epoch: int) -> bool:
-        """Whether all batches of an epoch were trained on."""
+        """Whether an epoch has no batches left."""
         return self._progress.reader.get("epoch", epoch) > epoch
 
     def _step(self, sent: SentBatch, epoch: int) -> Tensor:
-        """Take a step and log what is due after it; its loss."""
+        """Take a step, log what is due, and return the loss."""
         run, progress, train = self._run, self._progress, self._config.train
         rates = self._learning_rates()
         run.job.set_learning_rates(rates)
@@ -168,7 +168,7 @@ class Trainer:
 
     def _evaluate_and_save_if_due(self, epoch: int) -> None:
         if self._has_ended(epoch) and is_evaluated(epoch + 1, self._config):
-            # The epoch's end does both.
+            # The end of the epoch does both.
             return
         self._evaluate_if_due()
         step, every = self._progress.step, self._config.checkpoint.every_steps
@@ -187,7 +187,7 @@ class Trainer:
     def _finish_epoch(self, epoch: int) -> None:
         run, progress, config = self._run, self._progress, self._config
         if not is_evaluated(epoch + 1, config):
-            # The next one follows at once: rows need not be brought up to date between them.
+            # The next epoch follows at once, without bringing rows up to date.
             progress.epoch = epoch + 1
             return
         self._clock.pause()
@@ -195,7 +195,7 @@ class Trainer:
             progress.epoch = epoch + 1
             self._save()
             return
-        # Nothing is saved unseen: weights may have diverged in the last step.
+        # Evaluate before saving: weights may have diverged in the last step.
         results = self._evaluate()
         finish_epoch(run, results)
         if progress.epoch == min(config.evaluate.every_epochs, config.train.epochs):
@@ -224,7 +224,7 @@ class Trainer:
                 check_loss(self._unchecked, self._progress, self._config.train.on_divergence)
             run.add_row_counts()
             run.processes.on_main(run.folder.sync)
-            # The one before may still be written.
+            # The previous save may still be running.
             with heartbeat.slowly("saving"):
                 self._checkpoints.save(self._progress)
             self._agreement.saved()
@@ -240,7 +240,7 @@ class Trainer:
                 f"not saved, as {failure.reason}; checkpoint.resume=auto continues from the newest "
                 "checkpoint"
             )
-        # No process ends while another still uses a connection to it.
+        # Other processes may still use a connection to this one.
         dist.barrier()
         raise InterruptedRunError(
             f"stopped by {signal.Signals(number).name} after step {self._progress.step:,}, which "
@@ -250,7 +250,7 @@ class Trainer:
 
     @contextmanager
     def _noting_a_stop(self) -> Iterator[None]:
-        """Log why the training within it stops."""
+        """Log why training inside the context stops."""
         try:
             yield
         except TrainingStoppedError as stop:
@@ -293,9 +293,9 @@ class Trainer:
 
 
 class _TrainingClock:
-    """Adds the seconds of training to the progress; evaluations and saves do not count.
+    """Adds the seconds of training to the progress, without evaluations and saves.
 
-    Steps that rows have still to take when training pauses are taken then, and their time counts.
+    Pausing brings waiting rows up to date, which counts as training.
     """
 
     def __init__(self, run: TrainingRun) -> None:
@@ -304,13 +304,13 @@ class _TrainingClock:
         self._since_rate = (0.0, 0)
 
     def go_on(self) -> None:
-        """Training goes on, unless it does already."""
+        """Start the clock if it is paused."""
         if self._since is None:
             self._since = time.perf_counter()
             self._since_rate = (self._since, self._run.progress.samples)
 
     def pause(self) -> None:
-        """Training pauses, unless it does already, with all rows up to date."""
+        """Bring all rows up to date and pause the clock, unless it is paused."""
         if self._since is None:
             return
         run = self._run
@@ -321,7 +321,7 @@ class _TrainingClock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Within it no time counts; after a failure training does not go on."""
+        """Pause inside the context; a failure leaves the clock paused."""
         running = self._since is not None
         self.pause()
         yield
@@ -329,17 +329,17 @@ class _TrainingClock:
             self.go_on()
 
     def samples_per_second(self) -> float:
-        """Of the training since the last call, or since training went on."""
+        """The rate since the last call, or since the clock started."""
         since, samples = self._since_rate
         self._since_rate = now, trained = time.perf_counter(), self._run.progress.samples
         return (trained - samples) / (now - since)
 
 
 def count_if_skipped(loss: Tensor, progress: Progress) -> bool:
-    """Count the batch of the newest step if its loss was not finite; whether it was not.
+    """Count the newest batch as skipped if its loss is not finite; return whether it is.
 
     Raises:
-        DivergedError: so were too many before it.
+        DivergedError: too many losses in a row were not finite.
     """
     if math.isfinite(loss):
         progress.skipped_in_a_row = 0
@@ -356,7 +356,7 @@ def count_if_skipped(loss: Tensor, progress: Progress) -> bool:
 
 
 def check_logged_loss(loss: float, progress: Progress, settings: DivergenceSection) -> None:
-    """Compare a loss that was logged with those logged before it, and note it.
+    """Compare a logged loss with earlier ones, then remember it.
 
     Raises:
         DivergedError: it is too high.
@@ -367,23 +367,23 @@ def check_logged_loss(loss: float, progress: Progress, settings: DivergenceSecti
 
 
 def check_loss(loss: Tensor | float, progress: Progress, settings: DivergenceSection) -> None:
-    """Compare a loss with those logged before it.
+    """Compare a loss with earlier logged ones.
 
     All ranks have the same losses, so they decide alike.
 
     Args:
-        loss: of the newest step; a GPU is waited for only if losses are compared.
+        loss: of the newest step; it is read from a GPU only if losses are compared.
 
     Raises:
         DivergedError: it is too high.
     """
-    # One that is not finite is found by the step itself.
+    # The step itself checks that the loss is finite.
     if not settings.loss_factor or not math.isfinite(loss):
         return
     before = progress.logged_losses[-settings.window :]
     if len(before) == settings.window:
         usual = statistics.median(before)
-        # Batches without any weight have a loss of 0, which no other can be compared with.
+        # Batches without weight have a loss of 0, which is not a reference.
         if usual and loss > settings.loss_factor * usual:
             raise DivergedError(
                 f"the loss {loss:.4g} of step {progress.step} is more than {settings.loss_factor:g}"

@@ -54,7 +54,7 @@ def complaint_about(version):
 
 
 def main(root):
-    """Set up `root`/.venv unless that is done; returns the exit status."""
+    """Set up `root`/.venv unless it is up to date; return the exit status."""
     try:
         complaint = complaint_about(sys.version_info)
         if complaint:
@@ -109,7 +109,7 @@ def _is_usable(venv):
     if not venv.exists():
         return False
     if not (venv / "pyvenv.cfg").is_file():
-        raise SetUpError(f"{venv} is not a virtual environment, and in the way; move it")
+        raise SetUpError(f"{venv} exists but is not a virtual environment; move it")
     found = look_into(venv / "bin/python")
     if found.get("python") != VERSION:
         say(f".venv has another Python: making it anew with {VERSION}")
@@ -133,7 +133,7 @@ def _create(venv):
 
 
 def _install(root, python, gpu):
-    # A pip whose dry run reads a wheel's metadata without the whole wheel.
+    # From this version on, pip's dry run does not download whole wheels.
     _pip(python, root, "install", "--quiet", "--no-input", "--upgrade", "pip>=23.3")
     found = look_into(python)
     lines = (root / "install/requirements-cpu.txt").read_text().splitlines()
@@ -182,8 +182,9 @@ def tell(version, nvidia_packages, gpu):
 def unfit_packages(found, variant, torch):
     """List the installed packages to remove before installing `variant`.
 
-    The two FBGEMM packages have the same files, so one must go before the other comes. pip cannot
-    tell the shim from the real fbgemm-gpu, nor a CPU build of torch from a CUDA build.
+    The two FBGEMM packages have the same files, so one must be removed before the other is
+    installed. pip cannot tell the shim from the real fbgemm-gpu, or a CPU build of torch from a
+    CUDA build.
     """
     unfit = []
     if variant == "cuda" and (found["shim"] or found["fbgemm-gpu-cpu"]):

@@ -43,11 +43,11 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Who takes the optimizer alone, or prepares data, need not wait for all the rest.
+    # Import lazily: using only the optimizer or preparing data must not import the rest.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with warnings.catch_warnings():
-        # Of tqdm, in a notebook without ipywidgets: its bars are plain then.
+        # tqdm warns in a notebook without ipywidgets, where its bars are plain.
         warnings.filterwarnings("ignore", message="IProgress not found")
         return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 

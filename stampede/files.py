@@ -1,7 +1,7 @@
-"""Files and folders that appear whole or not at all; lines appended; checksums; strict JSON.
+"""Atomic files and folders, appended lines, checksums, strict JSON.
 
-Folders may come from elsewhere: what is written there follows no link, and what is read is a
-regular file of a size that memory has room for.
+Folders may come from elsewhere. So writing never follows links, and reading takes only regular
+files of a limited size.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from typing import Annotated, Any, BinaryIO
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from tqdm.auto import tqdm
 
-# To write lines to the end of a file; to write a file that is not there.
+# Flags to append lines, and to write a new file.
 APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
-# Bytes of a text, of the manifest of a checkpoint with many tensors, and of lines of months.
+# Most bytes of a text, of a large checkpoint's manifest, and of a log of lines.
 MOST_TEXT, MOST_MANIFEST, MOST_LINES = 16 << 20, 256 << 20, 1 << 30
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
-    """Open a regular file, without a buffer and without waiting for anything.
+    """Open a regular file, unbuffered and without blocking.
 
     Args:
-        flags: of `os.open`; what may write follows no link, which would lead out of the folder.
+        flags: of `os.open`; writing does not follow links, which may lead out of the folder.
 
     Raises:
         OSError: it is a link, a pipe or a device, or cannot be opened.
@@ -51,7 +51,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
         raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(errno.EINVAL, "is no file", str(path))
+        raise OSError(errno.EINVAL, "is not a file", str(path))
     return os.fdopen(handle, "r+b" if follow else "rb", buffering=0)
 
 
@@ -59,7 +59,7 @@ def read_file(path: Path, most: int = MOST_TEXT) -> bytes:
     """The content of a file.
 
     Raises:
-        OSError: it is no regular file, is larger than `most` bytes, or cannot be read.
+        OSError: it is not a regular file, is larger than `most` bytes, or cannot be read.
     """
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -70,7 +70,7 @@ def read_file(path: Path, most: int = MOST_TEXT) -> bytes:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A hidden path beside `path` to write to, renamed to `path` when the block ends well."""
+    """Yield a hidden path beside `path` to write to; rename it to `path` if the block succeeds."""
     unfinished = hidden(path, "tmp")
     try:
         # Left by a process that was killed, or planted.
@@ -83,19 +83,19 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file, text in UTF-8, so that nobody ever sees half of it."""
+    """Write a file atomically; text is UTF-8."""
     with new_file(path) as unfinished, open_file(unfinished, NEW) as file:
         _write(file, content.encode() if isinstance(content, str) else content)
 
 
 def append(path: Path, content: bytes) -> None:
-    """Append to a file, or leave it as it is where the disk is full."""
+    """Append to a file, or leave it unchanged if the disk is full."""
     with open_file(path, APPEND) as file:
         before = file.seek(0, os.SEEK_END)
         try:
             _write(file, content)
         except OSError:
-            # The first reason is the one to tell.
+            # Report the first error, not this one.
             with suppress(OSError):
                 file.truncate(before)
             raise
@@ -134,12 +134,12 @@ def _finite(values: Any) -> Any:
 
 
 def hidden(path: Path, kind: str) -> Path:
-    """`.NAME.kind` beside a path, for what is unfinished or about to be deleted."""
+    """`.NAME.kind` beside a path, for files that are unfinished or about to be deleted."""
     return path.with_name(f".{path.name}.{kind}")
 
 
 def remove(path: Path) -> None:
-    """Delete a file, a folder or a link, not what it leads to; nothing is said where it stays."""
+    """Delete a file, a folder or a link (not its target); ignore errors."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -148,18 +148,18 @@ def remove(path: Path) -> None:
 
 
 def check_links(folder: Path, error: type[Exception], other: str) -> None:
-    """Refuse a folder with a link anywhere that leads out of it: what is written would be there.
+    """Refuse a folder with a link that leads out of it, since writes would go there.
 
     Args:
         error: raised with a sentence.
-        other: what the user may write to choose another folder.
+        other: how the user can choose another folder.
     """
     own = os.path.realpath(folder)
     for path in folder.rglob("*"):
         if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(own):
             raise error(
-                f"{path} leads out of {folder}, and nothing is written elsewhere; replace the link "
-                f"by its target, or {other}"
+                f"{path} leads out of {folder}, where stampede does not write; replace the "
+                f"link by its target, or {other}"
             )
 
 
@@ -169,14 +169,14 @@ def make_folder(
     error: type[Exception],
     remedy: str = "choose another folder",
 ) -> bool:
-    """Make a folder unless it is there.
+    """Make a folder unless it exists.
 
-    It is filled under a hidden name beside it and renamed when it is whole. Leftovers of a process
-    that was killed are removed; a second process waits for the first.
+    It is filled under a hidden name beside it and renamed once complete. Leftovers of a killed
+    process are removed; a second process waits for the first.
 
     Args:
-        fill: is given an empty folder.
-        error: raised where the folder cannot be written, with a sentence.
+        fill: called with an empty folder.
+        error: raised with a sentence if the folder cannot be written.
         remedy: what the sentence suggests.
 
     Returns:
@@ -204,7 +204,7 @@ def make_folder(
             + remedy
         ) from None
     finally:
-        # Where nothing was made, as of a log that cannot be read, no empty folder is left.
+        # After a failure, such as an unreadable log, leave no empty folders.
         with suppress(OSError):
             for parent in absent:
                 parent.rmdir()
@@ -224,9 +224,9 @@ def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
 
 @contextmanager
 def _locked(unfinished: Path, folder: Path) -> Iterator[Callable[[], bool]]:
-    """Hold the lock of an unfinished folder; the system releases it however the process ends.
+    """Hold the lock of an unfinished folder; the system releases it whenever the process ends.
 
-    Gives a function that says whether the unfinished folder is still at its place.
+    Yields a function that tells whether the unfinished folder is still in place.
     """
     handle = os.open(unfinished, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
@@ -240,7 +240,7 @@ def _locked(unfinished: Path, folder: Path) -> Iterator[Callable[[], bool]]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            tqdm.write(f"waiting for another process that makes {folder}", file=sys.stderr)
+            tqdm.write(f"waiting for another process that is making {folder}", file=sys.stderr)
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield is_still_there
     finally:
@@ -248,7 +248,7 @@ def _locked(unfinished: Path, folder: Path) -> Iterator[Callable[[], bool]]:
 
 
 def delete_folder(folder: Path) -> None:
-    """Delete a folder, which loses its name first: a kill must not leave half of it.
+    """Delete a folder; hide it first, so that a killed process does not leave half of it.
 
     Raises:
         OSError: it cannot be renamed.
@@ -260,15 +260,15 @@ def delete_folder(folder: Path) -> None:
 
 
 def publish_folder(unfinished: Path, folder: Path) -> None:
-    """Give a whole folder its name; where another one has it, that one goes.
+    """Rename a complete folder, replacing an existing one.
 
-    After a kill the folder is there, old or new, or `recover_folders` brings the old one back.
+    If killed, the old or the new folder is there, or `recover_folders` restores the old one.
 
     Raises:
         OSError: it cannot be renamed.
     """
     replaced = hidden(folder, "replaced")
-    # A failure of power must not leave a name without its files.
+    # A power failure must not leave the name without the files.
     sync(unfinished)
     if folder.exists():
         remove(replaced)
@@ -279,10 +279,10 @@ def publish_folder(unfinished: Path, folder: Path) -> None:
 
 
 def recover_folders(parent: Path, name: re.Pattern[str]) -> None:
-    """Bring back folders that a kill left between two names, and remove what is half-written.
+    """Restore folders that a killed process left hidden, and remove half-written ones.
 
     Args:
-        name: of the folders; what has another one is somebody else's.
+        name: pattern of the folders; others are left alone.
     """
     for path in parent.glob(".*.*"):
         folder, kind = parent / path.stem[1:], path.suffix
@@ -298,7 +298,7 @@ def recover_folders(parent: Path, name: re.Pattern[str]) -> None:
 
 
 class FileEntry(BaseModel):
-    """What a manifest says of a file of its folder: name, length in bytes and SHA-256."""
+    """A manifest's entry for a file of its folder: name, length in bytes and SHA-256."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -310,7 +310,7 @@ class FileEntry(BaseModel):
     @classmethod
     def _inside_the_folder(cls, name: str) -> str:
         if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith(".") or ".." in name:
-            raise ValueError(f"{name!r} is no name of a file in this folder")
+            raise ValueError(f"{name!r} is not the name of a file in this folder")
         return name
 
 
@@ -333,19 +333,19 @@ def file_size(path: Path) -> int:
     """Length of a file in bytes.
 
     Raises:
-        OSError: it is absent, or no file: opening a pipe would wait for ever.
+        OSError: it is absent, or not a regular file: opening a pipe would wait forever.
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "is no file", str(path))
+        raise OSError(errno.EINVAL, "is not a file", str(path))
     return status.st_size
 
 
 def difference(path: Path, entry: FileEntry, content: bool = True) -> str:
-    """What is wrong with a file; empty where it is as described.
+    """What is wrong with a file; empty if it matches its entry.
 
     Args:
-        content: whether the checksum is compared, not only the length.
+        content: whether to compare the checksum, not only the length.
     """
     try:
         length = file_size(path)
@@ -359,10 +359,10 @@ def difference(path: Path, entry: FileEntry, content: bool = True) -> str:
 
 
 def check_files(folder: Path, entries: Sequence[FileEntry], content: bool = True) -> None:
-    """Compare files of a folder with what its manifest says, several at a time.
+    """Compare files of a folder with its manifest, several at a time.
 
     Raises:
-        ValueError: names the first that differs.
+        ValueError: a file differs; names the first.
     """
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         found = threads.map(lambda one: difference(folder / one.name, one, content), entries)

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-# Fuse a product and a sum only where the source says so: a formula must give the same bits wherever
-# it stands.
+# Fuse a product and a sum only where the source says so: a formula must give the same bits
+# everywhere.
 _FLAGS = [
     "-O3",
     "-march=native",
@@ -74,12 +74,11 @@ class Library:
             return False
         try:
             torch.ops.load_library(self._built())
-        except Exception as failure:  # Whatever a user's compiler does, training goes on.
+        except Exception as failure:  # Training continues, whatever the user's compiler does.
             reason = str(failure).strip().splitlines()
             _LOG.warning(
-                "the CPU kernels of %s could not be compiled, so plain PyTorch does their work, "
-                "more slowly (%s: %s); a C++17 compiler (g++ or clang++) in PATH is "
-                "needed",
+                "the CPU kernels of %s could not be compiled, so slower plain PyTorch does their "
+                "work (%s: %s); a C++17 compiler (g++ or clang++) in PATH is needed",
                 self._name,
                 type(failure).__name__,
                 reason[-1] if reason else "no reason given",
@@ -94,8 +93,8 @@ class Library:
         if library.exists():
             return str(library)
         folder.mkdir(parents=True, exist_ok=True)
-        # One process compiles and the others of this machine wait. The system frees the lock of a
-        # process that is killed; torch's own is a file, which would stay and stop all later runs.
+        # One process compiles while the machine's others wait. The system frees this lock if the
+        # process is killed. torch's own lock is a file, which would stay and block all later runs.
         with open(folder / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not library.exists():
@@ -109,7 +108,7 @@ class Library:
         build = Path(tempfile.mkdtemp(dir=folder))
         path = os.environ["PATH"]
         try:
-            # ninja lies beside this Python, whose environment need not be activated.
+            # ninja is beside this Python, whose environment may not be activated.
             os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), path])
             cpp_extension.load(
                 library.stem,

@@ -78,7 +78,7 @@ _MOST_YAML, _MOST_ALIASES, _MOST_DIGITS = 4 << 20, 100, 400
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML with unique keys, in which numbers are what looks like numbers.
+    """Safe YAML with unique keys and unsurprising numbers.
 
     YAML 1.1 reads 010 as 8, 12:00 as 720 and 2024-03-01 as a date; here they are text. It reads
     1e-4 as text, because it has no dot; here that is a number.
@@ -221,7 +221,7 @@ def from_key_values(given: Sequence[str], model: type[Model], option: str) -> Mo
         raise SettingsError(f"{option}:\n" + "\n".join(sentences(failure, model))) from None
 
 
-# What reading a file raises that is not as it was written.
+# Errors from reading a damaged file.
 DAMAGE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError
 )  # fmt: skip
@@ -231,13 +231,13 @@ DAMAGE = (
 def reading(
     path: Path, error: type[Exception], remedy: str, what: str = "damaged"
 ) -> Iterator[None]:
-    """Within it, what a damaged file raises becomes one sentence.
+    """Turn errors from reading a damaged file into one sentence.
 
     Args:
-        path: the file, or the folder of which it says what is in it.
+        path: the file, or the folder that it describes.
         error: raised with the sentence.
         remedy: what to do.
-        what: is wrong.
+        what: what is wrong.
     """
     try:
         yield

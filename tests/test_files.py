@@ -266,7 +266,7 @@ def test_what_is_read_is_a_regular_file_of_a_size(tmp_path):
         read_file(path, 10)
     os.mkfifo(tmp_path / "pipe")
     for other in (tmp_path / "pipe", tmp_path, "/dev/zero"):
-        with pytest.raises(OSError, match="is no file"):
+        with pytest.raises(OSError, match="is not a file"):
             read_file(other)
 
 
@@ -287,10 +287,10 @@ def test_what_a_manifest_says_of_files(tmp_path):
     (tmp_path / "sub/a").unlink()
     assert difference(tmp_path / "sub/a", entry) == "No such file or directory"
     os.mkfifo(tmp_path / "sub/a")
-    assert difference(tmp_path / "sub/a", entry) == "is no file"
+    assert difference(tmp_path / "sub/a", entry) == "is not a file"
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../a", "a/../../b", ".a", "a/b/c", ""])
 def test_names_outside_of_the_folder(name):
-    with pytest.raises(ValueError, match="is no name of a file in this folder"):
+    with pytest.raises(ValueError, match="is not the name of a file in this folder"):
         FileEntry(name=name, bytes=0, sha256="")

@@ -56,7 +56,7 @@ def test_files_that_are_no_files_or_too_large(tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
     with (tmp_path / "large.yaml").open("wb") as file:
         file.truncate(1 << 40)
-    for name, words in (("pipe.yaml", "is no file"), ("large.yaml", "are the most")):
+    for name, words in (("pipe.yaml", "is not a file"), ("large.yaml", "are the most")):
         with pytest.raises(SettingsError, match=f"{name}: cannot be read as text .*{words}"):
             read_yaml(tmp_path / name, "")
 

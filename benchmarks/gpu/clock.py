@@ -1,4 +1,4 @@
-"""Seconds on a device that works through a queue."""
+"""Timing on a device with a queue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def seconds_until_done(call: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of a call and of everything that it queued; nothing else is queued before."""
+    """Seconds of a call and everything it queued; the queue is emptied first."""
     _drain(device)
     start = time.perf_counter()
     call()
@@ -21,9 +21,9 @@ def seconds_until_done(call: Callable[[], Any], device: torch.device) -> float:
 
 
 def device_seconds(calls: list[Callable[[], Any]], device: torch.device) -> list[float]:
-    """Seconds from the end of one call to that of the next, as the device sees it.
+    """Seconds from the end of one call to the end of the next on the device.
 
-    Where it is faster than the host it waits, and that counts.
+    This includes waiting for a slower host.
     """
     if device.type != "cuda":
         return [seconds_until_done(call, device) for call in calls]
@@ -40,9 +40,9 @@ def device_seconds(calls: list[Callable[[], Any]], device: torch.device) -> list
 def kernel_times(
     calls: list[Callable[[], Any]], device: torch.device
 ) -> list[tuple[str, int, float]]:
-    """What some calls launch: name, how often, and seconds, of all calls together.
+    """Kernels of some calls: name, number of launches, and seconds, over all calls.
 
-    On a CPU operators stand for kernels.
+    On a CPU, operators instead of kernels.
     """
     on_gpu = device.type == "cuda"
     _drain(device)

@@ -1,4 +1,4 @@
-"""Whether the device computes what float64 on the CPU computes."""
+"""Compares results of the device with float64 on the CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stampede.optim.settings import UpdateSettings
 from support.reference import ReferenceTables
 from support.updated_tables import Tables, assert_follows, of_rows
 
-# Rows, so that the steps of some wait; and few, so that ids repeat.
+# Table rows: many, so that some rows wait; few, so that ids repeat.
 SIZES = {"large": (100_000, 50_000), "small": (300, 41, 1)}
 SETTINGS = {
     "cowclip": UpdateSettings(l2=1e-4, clip=CowClip(ratio=0.5, bound=1e-3)),
@@ -39,11 +39,11 @@ POOLINGS = {
 
 
 def check(device: torch.device, quick: bool = False) -> dict[str, str]:
-    """By name of a check, `ok` or what was wrong."""
+    """`ok` or the error, by name of the check."""
     wrong = {}
     for setting in SETTINGS:
         wrong[f"tables: {setting}"] = _outcome(_follows, device, setting, "small", "sum", 12)
-    # Rows wait for longer than the window; in `small` an id comes up hundreds of times.
+    # More steps than the window; in `small`, ids repeat hundreds of times.
     steps = 12 if quick else 90
     for size, pooling in [("large", "sum"), ("small", "mean"), ("small", "sequence")]:
         name = f"tables: {size}, {pooling}"
@@ -66,7 +66,7 @@ def _outcome(check: Callable[..., None], *arguments: Any) -> str:
 
 
 def _follows(device: torch.device, setting: str, size: str, pooling: str, steps: int) -> None:
-    """Steps of random batches, with the float64 equations on the CPU."""
+    """Steps of random batches agree with the float64 equations on the CPU."""
     settings, sizes, draw = SETTINGS[setting], SIZES[size], torch.Generator().manual_seed(1)
     tables = Tables(
         of_rows(*sizes), [12] * len(sizes), list(range(len(sizes))), setting=settings,
@@ -96,7 +96,7 @@ def _equations(settings: UpdateSettings) -> dict:
 
 
 def _undone(device: torch.device) -> None:
-    """A gradient that is not finite is found, and the tables are as before it."""
+    """A gradient that is not finite is noticed and leaves the tables unchanged."""
     tables = Tables(of_rows(300), [12], [0], device=device)
     tables.fill(torch.Generator().manual_seed(1))
     ids, offsets = (t.to(device) for t in (torch.tensor([3, 7]), torch.tensor([0, 1, 2])))
@@ -113,7 +113,7 @@ def _undone(device: torch.device) -> None:
 
 
 def _goes_on(device: torch.device) -> None:
-    """The steps after one that was not finite, which is left out, follow the equations."""
+    """A step that is not finite is left out; those after it follow the equations."""
     draw = torch.Generator().manual_seed(1)
     tables = Tables(of_rows(300, 41), [12, 12], [0, 1], device=device)
     reference = ReferenceTables(tables.fill(draw), **_equations(tables.setting))
@@ -132,7 +132,7 @@ def _goes_on(device: torch.device) -> None:
 
 
 def _two_lookups(device: torch.device, steps: int) -> None:
-    """Two lookups of a table in one step are one update, as on the CPU."""
+    """Two lookups of a table in one step make one update, as on the CPU."""
     weights = []
     for kind in (torch.device("cpu"), device):
         draw = torch.Generator().manual_seed(1)
@@ -151,7 +151,7 @@ def _two_lookups(device: torch.device, steps: int) -> None:
 
 
 def _as_on_cpu(device: torch.device, steps: int) -> None:
-    """Losses of whole training steps on the device and on the CPU."""
+    """Losses of training steps agree between the device and the CPU."""
     sizes = cardinalities(20_000)
     clicks = ResidentClicks(256 * steps, sizes, torch.device("cpu"))
     losses = {}

@@ -1,4 +1,4 @@
-"""Training of DeepFM on clicks that lie on the device, and what the device can do at best."""
+"""Training of DeepFM on clicks in device memory, and upper bounds of the device."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ FLOAT = 4
 
 
 def measure(device: torch.device, quick: bool = False) -> Iterator[dict]:
-    """Samples a second by batch size, precision and rows, beside floors of the same run.
+    """Samples a second by batch size, precision and rows, with floors of the same run.
 
-    A window of steps ends with a flush of all rows, which counts. `share_of_gemm` is the time that
-    the MLP's matrix products alone would take at the measured rate, of a step's; `share_of_copy`
-    the same for the bytes that lookup and update must move, at the measured bandwidth. `failed` has
-    what could not be compiled. Yielded as it grows.
+    A window of steps ends with a flush of all rows, which counts. `share_of_gemm` is the share of a
+    step that the MLP's matrix products would take at the measured rate; `share_of_copy` is the same
+    for the bytes that lookup and update must move, at the measured bandwidth. `failed` lists failed
+    compilations. Yielded as it grows.
     """
     sizes = cardinalities(20_000 if quick else IDS)
     batches, steps, rows = ((256,), 6, 4096) if quick else (BATCHES, STEPS, 1 << 25)
@@ -57,7 +57,7 @@ def measure(device: torch.device, quick: bool = False) -> Iterator[dict]:
         clicks = ResidentClicks(rows, sizes, device)
         kinds = [kind for kind in KINDS if kind[2] != "cuda_graphs" or here.device.type == "cuda"]
         for precision, rows_moved, compilation in kinds:
-            # It compiles for so many sizes and no more.
+            # torch limits the number of compiled sizes.
             torch._dynamo.reset()
             counters.clear()
             job = deepfm(
@@ -70,7 +70,7 @@ def measure(device: torch.device, quick: bool = False) -> Iterator[dict]:
                 except Exception as failure:
                     if compilation == "none":
                         raise
-                    # What is compiled stands beside what is not; the rest goes on without it.
+                    # Continue without a kind that cannot be compiled.
                     found["failed"].append(kind | {"batch": batch, "why": repr(failure)[:500]})
                     print(found["failed"][-1], flush=True)
                     yield found
@@ -78,7 +78,7 @@ def measure(device: torch.device, quick: bool = False) -> Iterator[dict]:
                 found["runs"].append(run | _shares(run, batch, precision, floors, sum(sizes)))
                 print(_line(found["runs"][-1]), flush=True)
                 yield found
-            # It holds itself, by its hooks.
+            # The job's hooks form a reference cycle.
             del job
             gc.collect()
 
@@ -101,7 +101,7 @@ def _run(
             tables.flush()
 
     if here.device.type == "cuda":
-        # What others have left is not this one's; what graphs keep, which are recorded now, is.
+        # Exclude memory of earlier runs, but include that of graphs recorded now.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     train(min(WARM_UP, steps))
@@ -116,7 +116,7 @@ def _run(
         "samples_per_second": speed,
         "seconds_for_413_million": PAPER_SAMPLES / speed,
         "distinct_rows_a_step": touched,
-        # Of the network, one for each size of a batch so far; 0 where it is not compiled.
+        # Of the network, one for each batch size so far; 0 if not compiled.
         "compiled_graphs": counters["stats"]["unique_graphs"],
     }
     if here.device.type == "cuda":
@@ -140,7 +140,7 @@ def _floors(device: torch.device, quick: bool) -> dict:
                 torch.randn(samples, before, device=device, dtype=dtype),
                 torch.randn(before, after, device=device, dtype=dtype),
             )
-            # Rows that begin at multiples of 16 bytes are multiplied faster.
+            # Products are faster if rows begin at multiples of 16 bytes.
             for before, after in pairwise([-(-width // 8) * 8 for width in _widths()])
         ]
         allowed = torch.get_float32_matmul_precision()
@@ -165,13 +165,13 @@ def _copy_seconds(size: int, device: torch.device) -> float:
 
 def _shares(run: dict, batch: int, precision: str, floors: dict, ids: int) -> dict[str, float]:
     step = batch / run["samples_per_second"]
-    # Backward has two products for each of forward.
+    # Backward has two products for each product of forward.
     products = 3 * batch * _flops() / floors["gemm_flops"][precision]
     row = 12 * FLOAT
     lookups = 26 * batch
-    # Lookup: an id and a row are read, the row is written; its gradient is written and read. Of
-    # each distinct row weights and two moments are read and written, and so are those of the part
-    # of the table that is brought up to date.
+    # Lookup reads an id and a row and writes the row; its gradient is written and read. The update
+    # reads and writes weights and two moments of each distinct row, and of the rows brought up to
+    # date.
     waiting = ids / WINDOW if run["rows"] == "all" else 0
     moved = lookups * (8 + 4 * row) + (run["distinct_rows_a_step"] + waiting) * 6 * row
     copies = moved / floors["copy_bytes_per_second"]

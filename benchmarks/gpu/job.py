@@ -28,7 +28,7 @@ from stampede.optim import (
 
 DIM, HIDDEN = 10, (400, 400, 400)
 
-# Nothing is scaled here.
+# Without a scaling rule.
 RATES, BATCH = Hyperparameters(embedding_lr=1e-3, embedding_l2=1e-5, dense_lr=1e-3), 1024
 
 
@@ -41,7 +41,7 @@ def deepfm(
     rows: str = "all",
     hidden: Sequence[int] = HIDDEN,
 ) -> Job:
-    """A job on one device; a process group of one process must be there.
+    """A job on one device; needs a process group of one process.
 
     Args:
         sizes: rows of each field's table.

@@ -1,4 +1,4 @@
-"""Which kernels a training step spends its time in."""
+"""Time of a training step by kernel."""
 
 from __future__ import annotations
 

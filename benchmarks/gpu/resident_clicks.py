@@ -1,4 +1,4 @@
-"""Clicks shaped as Criteo's that lie on the device."""
+"""Criteo-like clicks in device memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _PIECE = 1 << 20
 
 
 class ResidentClicks:
-    """Rows of one part, drawn on the device that they stay on.
+    """Rows of one part, drawn on the device and kept there.
 
     Args:
         rows: how many.
         sizes: rows of each field's table.
-        device: where they lie.
+        device: of the rows.
         seed: of the draw.
     """
 
@@ -37,13 +37,13 @@ class ResidentClicks:
         return Samples(self._ids[rows], self._numbers[rows], self._label[rows])
 
     def weight(self, rows: Tensor) -> None:
-        """All count alike."""
+        """None: samples have no weights."""
 
 
 def drawn_ids(rows: int, sizes: list[int], draw: torch.Generator) -> Tensor:
-    """`[rows, fields]` ids by a power law, as `clicks.drawn` has them."""
+    """`[rows, fields]` ids by a power law, like those of `clicks.drawn`."""
     size = torch.tensor(sizes, dtype=torch.float64, device=draw.device)
-    # The inverse of a Zipf distribution that is cut off at the size.
+    # The inverse of a Zipf distribution, cut off at the table's size.
     power = 1.0 - EXPONENT
     unit = torch.rand(rows, len(sizes), generator=draw, device=draw.device, dtype=torch.float64)
     ids = (1.0 + unit * (size**power - 1.0)) ** (1.0 / power) - 1.0

@@ -1,6 +1,7 @@
-"""The parts of `benchmarks/gpu.sh`: correctness, unless it was checked, then what is asked for.
+"""Runs the parts of `benchmarks/gpu.sh`: correctness, unless checked before, then the requested
+ones.
 
-Started by `benchmarks/gpu.sh`, which says where everything lies.
+Started by `benchmarks/gpu.sh`, which sets the paths.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def main() -> int:
     parser.add_argument(
         "--checked",
         action="store_true",
-        help="OUT holds what correctness said of this code and machine: go on with it",
+        help="continue with OUT, which holds the correctness of this code and machine",
     )
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -49,8 +50,8 @@ def main() -> int:
     found = {"machine": _machine(device), "quick": options.quick}
     earlier = _earlier(options.out, found)
     if options.checked and "correctness" not in earlier:
-        parser.error(f"--checked: {options.out} holds no correctness of this code and machine")
-    # Parts may be measured one by one.
+        parser.error(f"--checked: {options.out} has no correctness of this code and machine")
+    # Keep parts that were measured earlier.
     found |= earlier
     try:
         if not options.checked:
@@ -80,7 +81,7 @@ def main() -> int:
 
 
 def _earlier(out: Path, found: dict) -> dict:
-    """What the file holds of the same code on the same machine."""
+    """Earlier results of the same code on the same machine."""
     if not out.exists():
         return {}
     earlier = json.loads(out.read_text())
@@ -91,12 +92,12 @@ def _earlier(out: Path, found: dict) -> dict:
 
 
 class _TookTooLong(BaseException):
-    """No `Exception`: parts go on after some of those."""
+    """Not an `Exception`, some of which parts catch."""
 
 
 @contextmanager
 def _at_most(seconds: int, part: str) -> Iterator[None]:
-    """Stop a part that takes too long; what it has measured by then is written."""
+    """Stop a part that takes too long; its results so far are written."""
 
     def stop(*_: object) -> None:
         raise _TookTooLong(f"{part}: took more than {seconds} s and was stopped")

@@ -1,6 +1,7 @@
-"""Lookup and update of the tables alone: ours beside FBGEMM's fused ADAM.
+"""Lookup and update of the tables alone: ours against FBGEMM's fused ADAM.
 
-Forward and backward together: with `rows: all` ours sorts in forward, and brings rows up to date.
+Forward and backward are timed together, as ours with `rows: all` sorts and brings rows up to date
+in forward.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from support.updated_tables import Tables, of_rows
 COLUMNS, CLIPPED = 12, 10
 BATCHES = (8192, 32768, 131072, 524288)
 IDS = 33_800_000
-# So many batches take turns.
+# Number of different batches that take turns.
 DIFFERENT = 4
 
 
 def measure(device: torch.device, quick: bool = False) -> Iterator[dict]:
     """Median seconds of forward and backward, by batch size and contender, and their ratios.
 
-    `update_of_fbgemm_adam` is the ratio of what is left after FBGEMM's forward, whoever does it
-    when: its backward, and our sort, replay and update. The same of the kernels' own time stands
-    beside it, which leaves out what the device waits for a slower host. Yielded as it grows.
+    `update_of_fbgemm_adam` is the ratio after subtracting FBGEMM's forward from both: our sort,
+    replay and update to its backward. There is also a ratio of kernel times, without waiting for a
+    slower host. Yielded as it grows.
     """
     sizes = cardinalities(20_000 if quick else IDS)
     batches, repeats = ((256, 512), 4) if quick else (BATCHES, 40)
@@ -81,7 +82,7 @@ def measure(device: torch.device, quick: bool = False) -> Iterator[dict]:
 
 
 def _ratios(seconds: dict[str, float], lookup: float) -> dict[str, float]:
-    """Ours to FBGEMM's, both without a lookup."""
+    """Ratio of ours to FBGEMM's, both without a lookup."""
     whole = seconds["fbgemm_adam"] - lookup
     return {
         name: (spent - lookup) / whole for name, spent in seconds.items() if name != "fbgemm_adam"
@@ -90,7 +91,7 @@ def _ratios(seconds: dict[str, float], lookup: float) -> dict[str, float]:
 
 def _fbgemm(sizes: list[int], device: torch.device) -> nn.Module:
     place = (EmbeddingLocation.HOST, ComputeDevice.CPU)
-    # On a CPU FBGEMM has no ADAM; there only the script is tried out.
+    # FBGEMM has no ADAM on a CPU, where this only tests the script.
     optimizer = EmbOptimType.EXACT_ADAGRAD
     if device.type == "cuda":
         place = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
@@ -104,7 +105,7 @@ def _fbgemm(sizes: list[int], device: torch.device) -> nn.Module:
 
 
 class _Inputs(NamedTuple):
-    """Ids of some batches, and what the lookups and updates of all of them share."""
+    """Ids of some batches, and the inputs that all batches share."""
 
     ids: list[Tensor]
     offsets: Tensor
@@ -129,7 +130,7 @@ def _step(tbe: nn.Module, inputs: _Inputs, number: int) -> None:
 
 
 def _step_seconds(call: Callable[[int], Any], repeats: int, device: torch.device) -> float:
-    # The first steps compile, and after a window of them as many rows wait as ever will.
+    # The first steps compile; after a window the number of waiting rows is steady.
     calls = [partial(call, number) for number in range(WINDOW + repeats)]
     return statistics.median(device_seconds(calls, device)[WINDOW:])
 

@@ -1,6 +1,6 @@
-"""DeepFM as plain PyTorch users write it: nn.Embedding, autograd, torch's optimizers.
+"""DeepFM as users of plain PyTorch write it: nn.Embedding, autograd, torch's optimizers.
 
-It reads through stampede's reader, so that only the training differs. One process, one measurement;
+It uses stampede's reader, so that only training differs. Each process makes one measurement and
 prints a line of JSON.
 
     python benchmarks/peers/plain_pytorch.py FOLDER --batch 8192 --optimizer sparse_adam
@@ -26,7 +26,7 @@ DIM, HIDDEN = 10, (400, 400, 400)
 
 
 class DeepFM(nn.Module):
-    """All fields in one table, which is faster here than a table for each."""
+    """All fields share one table, which is faster here than a table per field."""
 
     def __init__(self, sizes: list[int], numbers: int, sparse: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Other people's models on a raw log: what `quality.py` compares this project with.
+"""Other projects' models on a raw log, for the comparison in `quality.py`.
 
 Each reads the log itself, learns from the training rows, is tuned on the validation rows and scores
 the test rows. One process, one model; the last line it prints is JSON.
@@ -41,8 +41,8 @@ TREES = {
 }
 MOST_TREES, TREE_PATIENCE = 1000, 30
 
-# The best settings of DeepFM that BARS publishes for these logs, DeepFM_criteo_x4_001 and
-# DeepFM_avazu_x4_001. They were tuned on the whole logs, not on samples of them.
+# BARS' best settings of DeepFM for these logs, DeepFM_criteo_x4_001 and DeepFM_avazu_x4_001, tuned
+# on the whole logs, not on samples.
 BARS = {
     "criteo": {
         "min_categr_count": 10,
@@ -78,18 +78,18 @@ class Rows:
 
     @property
     def numbers(self) -> list[str]:
-        """Columns that hold numbers."""
+        """Number columns."""
         return CRITEO_NUMBERS if self.kind == "criteo" else []
 
     @property
     def ids(self) -> list[str]:
-        """Columns that hold ids; of Avazu without `id` and `hour`."""
+        """Id columns; without Avazu's `id` and `hour`."""
         if self.kind == "criteo":
             return CRITEO_IDS
         return [name for name in self.frame.columns if name not in ("id", "click", "hour")]
 
     def part(self, number: int) -> np.ndarray:
-        """Numbers of a part's rows."""
+        """Indices of a part's rows."""
         return np.flatnonzero(self.parts == number)
 
 
@@ -97,7 +97,7 @@ def read_rows(kind: str, log: Path, parts: np.ndarray) -> Rows:
     """Read a log.
 
     Raises:
-        ValueError: it has another number of rows than parts were given for.
+        ValueError: the number of rows differs from that of the parts.
     """
     if kind == "criteo":
         columns = ["label", *CRITEO_NUMBERS, *CRITEO_IDS]
@@ -120,7 +120,7 @@ def read_rows(kind: str, log: Path, parts: np.ndarray) -> Rows:
 def tokens(rows: Rows) -> pl.DataFrame:
     """`column=value` for each row and column.
 
-    A number is floor(2 ln(1 + max(x, 0))), or `m` where it is missing; Avazu's `hour` is the hour
+    A number becomes floor(2 ln(1 + max(x, 0))), or `m` if missing; Avazu's `hour` becomes the hour
     of the day.
     """
     buckets = [
@@ -139,7 +139,7 @@ def tokens(rows: Rows) -> pl.DataFrame:
 
 
 def logistic_regression(rows: Rows, seed: int, scratch: Path) -> dict:
-    """scikit-learn's on hashed tokens, its strength chosen by the validation AUC."""
+    """scikit-learn's model on hashed tokens; validation AUC chooses the regularisation."""
     from sklearn.feature_extraction import FeatureHasher
     from sklearn.linear_model import LogisticRegression
 
@@ -160,10 +160,10 @@ def logistic_regression(rows: Rows, seed: int, scratch: Path) -> dict:
 
 
 def tree_inputs(rows: Rows) -> np.ndarray:
-    """Numbers as they are, the hour of the day, frequency and frequency rank of each id.
+    """Plain numbers, the hour of the day, frequency and frequency rank of each id.
 
-    Frequencies are those of the training part; an id it lacks has 0 and the last rank. No label is
-    looked at.
+    Frequencies are those of the training part; other ids have 0 and the last rank. Labels are not
+    used.
 
     Returns:
         `[n, inputs]` float64, missing numbers as NaN.
@@ -183,7 +183,7 @@ def tree_inputs(rows: Rows) -> np.ndarray:
 
 
 def boosted_trees(rows: Rows, seed: int, scratch: Path) -> dict:
-    """LightGBM on frequencies, its leaves and the end of boosting chosen by the validation AUC."""
+    """LightGBM on frequencies; validation AUC chooses the leaves and the end of boosting."""
     import lightgbm
 
     inputs = tree_inputs(rows)
@@ -221,8 +221,8 @@ def fuxictr_deepfm(rows: Rows, seed: int, scratch: Path) -> dict:
     from fuxictr.pytorch.models import BaseModel
     from fuxictr.pytorch.torch_utils import seed_everything
 
-    # Its package has the layers and the loop; the network itself stands in its model zoo, which is
-    # not packaged.
+    # The package has the layers and the loop; the network is in its model zoo, which is not
+    # packaged.
     class DeepFM(BaseModel):
         def __init__(self, feature_map: object, **settings: object) -> None:
             super().__init__(feature_map, model_id="DeepFM", **settings)
@@ -245,7 +245,7 @@ def fuxictr_deepfm(rows: Rows, seed: int, scratch: Path) -> dict:
             logits = self.fm(ids, embedded) + self.mlp(embedded.flatten(start_dim=1))
             return {"y_pred": self.output_activation(logits)}
 
-    # Its loaders start a Ray cluster; these give the same batches.
+    # FuxiCTR's loaders start a Ray cluster; these yield the same batches.
     @dataclass
     class Batches:
         columns: dict[str, torch.Tensor]
@@ -302,7 +302,7 @@ def _fuxictr_columns(rows: Rows) -> list[dict]:
     if rows.kind == "criteo":
         bucket = {"dtype": "float", "fill_na": 0, "preprocess": "convert_to_bucket"}
         return [{**ids, **bucket, "name": rows.numbers}, ids]
-    # `hour` stands before what is made of it: FuxiCTR goes through them backwards.
+    # `hour` comes before the columns made from it, as FuxiCTR goes backwards.
     times = [
         {**ids, "name": name, "preprocess": f"convert_{name}"}
         for name in ("hour", "weekday", "weekend")

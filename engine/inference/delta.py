@@ -1,4 +1,4 @@
-"""What changed since an earlier package: a folder that `update.py` makes a full package of."""
+"""Exports the changes since an earlier package; `update.py` makes a full package from them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from stampede.settings import reading
 
 @dataclass(frozen=True)
 class Delta:
-    """What a delta holds.
+    """Sizes of a delta.
 
     Attributes:
-        rows: of all tables afterwards.
-        changed: of these, rows with other values, new ones among them.
-        ids: lines of vocabularies that are other ids, or new.
+        rows: of all tables after the update.
+        changed: rows that are new or have new values.
+        ids: lines of vocabularies that are new or have new ids.
     """
 
     rows: int
@@ -36,24 +36,25 @@ class Delta:
 
 
 def export_delta(trained: Trained, base: Path, folder: Path, tolerance: float = 0.0) -> Delta:
-    """Write what differs from a package; the folder appears when it is whole.
+    """Write the differences from a package; the folder appears once it is complete.
 
-    `delta.json` names the package it is of, and `package.json` is that of the one that comes out.
-    `changes/` has changed rows of tables and ids of vocabularies; the dense part is whole.
+    `delta.json` identifies the base package; `package.json` is that of the updated package.
+    `changes/` holds the changed rows of tables and ids of vocabularies. The dense part is stored in
+    full.
 
     Args:
         trained: the model.
-        base: a package, of `export` or of `update.py`; tables are stored as they are there.
-        folder: a new one.
-        tolerance: a row of which no value moved by more than this is left as it is.
+        base: a package made by `export` or `update.py`; tables are stored as in it.
+        folder: to create.
+        tolerance: a row is unchanged if no value moved by more than this.
 
     Raises:
-        RunFolderError: the base is no package or has other fields, or the folder is there or
+        RunFolderError: the base is not a package or has other fields, or the folder exists or
             cannot be written.
     """
     if folder.exists():
         raise RunFolderError(f"{folder}: is there already; write another folder")
-    remedy = "write one of `stampede export`, or what update.py made of it"
+    remedy = "write a package made by `stampede export` or update.py"
     with reading(base, RunFolderError, remedy, "no exported package here"):
         load.check(base)
         before = json.loads(read_file(base / PACKAGE))
@@ -62,25 +63,26 @@ def export_delta(trained: Trained, base: Path, folder: Path, tolerance: float = 
     found: list[Delta] = []
 
     def fill(unfinished: Path) -> None:
-        # Within it, so that a kill leaves nothing beside it.
+        # Inside the unfinished folder, so that a killed process leaves nothing else behind.
         whole, made = unfinished / "whole", unfinished / "made"
         export(trained, whole, kind, overwrite=False)
         after = json.loads(read_file(whole / PACKAGE))
         if [field["name"] for field in after["fields"]] != fields:
-            raise RunFolderError(f"{base}: has other fields; export the whole once")
+            raise RunFolderError(f"{base}: has other fields; export a full package once")
         for name, entry in after["files"].items():
             if name.endswith(".py") and files.get(name) != entry:
                 raise RunFolderError(
-                    f"{base}: its {name} is of another version of stampede, and a delta brings no "
-                    "program; export the whole once"
+                    f"{base}: its {name} is from another version of stampede, and a delta does not "
+                    "update programs; export a full package once"
                 )
         found.append(_write(base, whole, unfinished, tolerance))
         try:
-            # As a server will. Where rows stay that have moved, what comes out is described anew.
+            # Apply the delta as a server will. With a tolerance, the result differs from a full
+            # export and gets its own description.
             update.patch(base, unfinished, made, checked=tolerance == 0.0)
         except ValueError as failure:
             raise RunFolderError(
-                f"the delta would not give what a full export is: {failure}"
+                f"the delta would not reproduce a full export: {failure}"
             ) from None
         shutil.copyfile(made / PACKAGE, unfinished / PACKAGE)
         for done in (whole, made):
@@ -134,7 +136,7 @@ def _changed(old: dict[str, Tensor], new: dict[str, Tensor], tolerance: float) -
     then, now = (_values({k: v[:common] for k, v in table.items()}) for table in (old, new))
     moved[:common] = (now - then).abs().amax(1) > tolerance
     if tolerance == 0.0:
-        # Minus zero is no other value, but other bits.
+        # Minus zero equals zero, but its bits differ.
         for name, tensor in new.items():
             bits = [t[:common].contiguous().view(torch.uint8) for t in (old[name], tensor)]
             differ = (bits[0] != bits[1]).view(common, -1).any(1)
@@ -151,7 +153,7 @@ def _values(table: dict[str, Tensor]) -> Tensor:
 
 
 def _changed_lines(old: pl.Series, new: pl.Series) -> pl.DataFrame:
-    """Lines of a vocabulary that hold another id, or are new."""
+    """Lines of a vocabulary that are new or hold a new id."""
     lines = new.to_frame().with_row_index("line")
     then = pl.concat([old, pl.Series("value", [None] * max(0, len(new) - len(old)), pl.String)])
     return lines.filter(then.head(len(new)).ne_missing(new))

@@ -1,7 +1,7 @@
-"""What a run keeps in its folder for later: its inputs and the file of its network.
+"""Copies that a run keeps in its folder: its inputs and its network's file.
 
 `inputs/` is a prepared folder without rows: schema, vocabularies and ranges. `network.py` is a copy
-of `model.import`, there to compare and to restore; it is never executed.
+of `model.import`, to compare and restore; it is never executed.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from stampede.settings import SettingsError, read_yaml
 
 INPUTS, NETWORK = "inputs", "network.py"
 
-# Rows of a table that are no id's own.
+# Names of rows that do not belong to one id.
 MISSING, UNSEEN = "<missing>", "<rare or unseen>"
 
 
 def keep_inputs(config: Config, run: Path, *, replace: bool) -> None:
     """Keep a run's schema, vocabularies and ranges in its folder.
 
-    The prepared data may be deleted afterwards. Synthetic clicks have nothing to keep. The files
-    are linked where the file system can, which takes no space.
+    The prepared data may be deleted afterwards. Synthetic clicks have nothing to keep. Files are
+    hard-linked if the file system can, which takes no space.
 
     Args:
-        replace: whether the run trains anew; else what is there stays.
+        replace: whether the run starts anew; otherwise existing files stay.
 
     Raises:
         RunFolderError: they cannot be written.
@@ -59,25 +59,25 @@ def keep_inputs(config: Config, run: Path, *, replace: bool) -> None:
 
 def _link(source: str, target: str) -> None:
     try:
-        # A link would lead out of the run folder.
+        # A copied link would lead out of the run folder.
         os.link(os.path.realpath(source), target)
     except OSError:
         shutil.copyfile(source, target)
 
 
 def kept_inputs(run: Path) -> Path | None:
-    """What a run kept of its inputs; None where it kept nothing."""
+    """The inputs folder that a run kept; None if there is none."""
     return run / INPUTS if (run / INPUTS).is_dir() else None
 
 
 def inputs_folder(config: Config, run: Path) -> Path | None:
-    """The prepared folder, perhaps without rows, that says what a run's inputs are.
+    """The prepared folder, perhaps without rows, that describes a run's inputs.
 
     Returns:
         None for a run on synthetic clicks.
 
     Raises:
-        RunFolderError: the run is older than this and its prepared data are gone.
+        RunFolderError: the run kept no inputs, and its prepared data are gone.
     """
     if not isinstance(config.data, RawSection | PreparedSection):
         return None
@@ -88,8 +88,8 @@ def inputs_folder(config: Config, run: Path) -> Path | None:
         return own_folder(config, run)
     except (DataError, SettingsError) as failure:
         raise RunFolderError(
-            f"{run}: the vocabularies of the run were not kept in it ({run / INPUTS} is absent) "
-            f"and its prepared data are not found either: {failure}"
+            f"{run}: the run kept no vocabularies ({run / INPUTS} is absent), and its prepared "
+            f"data are not found: {failure}"
         ) from None
 
 
@@ -111,9 +111,9 @@ def own_folder(config: Config, run: Path) -> Path:
         if not relative:
             raise
         raise type(failure)(
-            f"{failure}\n{RunFolder(run).config_file} has paths that are relative to the folder "
-            f"where the run was started ({', '.join(relative)}), and this is {Path.cwd()}; run the "
-            "command there"
+            f"{failure}\n{RunFolder(run).config_file} has paths relative to the folder where the "
+            f"run was started ({', '.join(relative)}), but this is {Path.cwd()}; run the command "
+            "there"
         ) from None
 
 
@@ -123,25 +123,24 @@ def _is_relative(path: str | list[str]) -> bool:
 
 
 def remedy(kept: Path) -> str:
-    """What to do where the folder that `inputs_folder` found is damaged."""
+    """Advice if the folder that `inputs_folder` found is damaged."""
     if kept.name.partition(".")[0] != INPUTS:
         return f"delete {kept} and prepare the data again"
     return (
-        f"delete {kept} to use the run's prepared data instead, if they are whole; or train again"
+        f"delete {kept} to use the run's prepared data instead, if they are intact; or train again"
     )
 
 
 def row_names(kept: Path | None, field: str, rows: int) -> list[str] | range:
-    """What the rows of a field's table stand for, as far as texts say it.
+    """Readable names of the rows of a field's table.
 
     Args:
-        kept: what `inputs_folder` found.
+        kept: the folder that `inputs_folder` found.
         field: its name.
         rows: of its table.
 
     Returns:
-        Ids of a vocabulary and edges of buckets; the rows' numbers of ids that are hashed, or rows
-        already.
+        Ids of a vocabulary or edges of buckets; row numbers for hashed ids and ids that are rows.
 
     Raises:
         DataError: the folder is damaged.
@@ -162,19 +161,19 @@ def row_names(kept: Path | None, field: str, rows: int) -> list[str] | range:
 
 
 def check_trained_with(folder: Path, data: DataEntry, model: Path, remedy: str) -> Manifest:
-    """Refuse vocabularies and ranges that are not those that a model was trained with.
+    """Refuse vocabularies and ranges that differ from those that a model was trained with.
 
     Args:
         folder: a prepared folder, perhaps without rows.
-        data: of the checkpoint; where they lack the fingerprint, sizes are compared.
+        data: of the checkpoint; without a fingerprint, sizes are compared.
         model: the checkpoint, for the message.
-        remedy: what to do where the folder is damaged, or another one.
+        remedy: advice if the folder is damaged or differs.
 
     Returns:
-        Manifest of the folder.
+        The folder's manifest.
 
     Raises:
-        RunFolderError, DataError: they are not, or are damaged.
+        RunFolderError, DataError: they differ, or are damaged.
     """
     manifest = read_manifest(folder, remedy)
     check_same_inputs(manifest, data, folder, model)
@@ -182,16 +181,16 @@ def check_trained_with(folder: Path, data: DataEntry, model: Path, remedy: str) 
     if expected is not None and vocabulary_fingerprint(folder, remedy) != expected:
         raise RunFolderError(
             f"{folder}: these are not the vocabularies that {model} was trained with (their "
-            f"SHA-256 differs), so nobody knows what its ids are; {remedy}"
+            f"SHA-256 differs), so its ids cannot be decoded; {remedy}"
         )
     return manifest
 
 
 def check_same_inputs(found: Manifest, data: DataEntry, where: Path, model: Path) -> None:
-    """Refuse data whose fields are not those that a model was trained on.
+    """Refuse data whose fields differ from those that a model was trained on.
 
     Args:
-        found: of the data that are to be used.
+        found: of the data to use.
         data: of the checkpoint.
         where: the data, for the message.
         model: the checkpoint, for the message.
@@ -207,8 +206,8 @@ def check_same_inputs(found: Manifest, data: DataEntry, where: Path, model: Path
         if fields[name] != rows:
             raise DataError(
                 f"{where}: the table of {name!r} has {fields[name]:,} rows, but {rows:,} in "
-                f"{model}: its vocabulary is another one. Score the raw files, or prepare them "
-                "with `stampede apply`"
+                f"{model}: its vocabulary differs. Score the raw files, or prepare them with "
+                "`stampede apply`"
             )
     if list(fields) != list(data.vocabulary_sizes):
         raise DataError(
@@ -220,7 +219,7 @@ def check_same_inputs(found: Manifest, data: DataEntry, where: Path, model: Path
 
 
 def check_same_vocabularies(found: Manifest, kept: Manifest, where: Path) -> None:
-    """Refuse prepared data whose rows of tables mean other ids than those of a run.
+    """Refuse prepared data whose table rows stand for other ids than the run's.
 
     Raises:
         DataError: names the first file that differs.
@@ -232,17 +231,17 @@ def check_same_vocabularies(found: Manifest, kept: Manifest, where: Path) -> Non
     differing = sorted(name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name])
     if differing:
         raise DataError(
-            f"{where}: its {differing[0]} is not the one that the model was trained with, so its "
-            "ids mean something else. Score the raw files, or prepare them with "
-            "`stampede apply`"
+            f"{where}: its {differing[0]} differs from the one that the model was trained with, so "
+            "its ids mean something else. Score the raw files, or prepare them with `stampede "
+            "apply`"
         )
 
 
 def keep_network(config: Config, run: Path, *, replace: bool) -> None:
-    """Keep what was executed of `model.import` in a run's folder; not what it imports.
+    """Keep a copy of the executed `model.import` file in a run's folder; not its imports.
 
     Args:
-        replace: whether the run trains anew; else a copy that is there stays.
+        replace: whether the run starts anew; otherwise an existing copy stays.
 
     Raises:
         TrainingStoppedError: it cannot be written.
@@ -259,38 +258,38 @@ def keep_network(config: Config, run: Path, *, replace: bool) -> None:
 
 
 def check_executed(config: Config, run: Path) -> None:
-    """Refuse to go on with another file than the run was trained with.
+    """Refuse to continue if the executed network file is not the one the run kept.
 
     Raises:
-        RunFolderError: what was executed is not what the run kept.
+        RunFolderError: the files differ.
     """
     if config.model.import_file:
         _check(config.model.import_file, executed_source(config.model.import_file), run / NETWORK)
 
 
 def check_unexecuted(run: Path, config_file: Path) -> None:
-    """Refuse another file than a run was trained with, before it is executed.
+    """Refuse a changed network file before it is executed.
 
-    Where the file is gone the copy does not stand in for it: it may import what lay beside it. Runs
-    that kept no copy are not checked.
+    The run's copy does not replace a missing file, which may import files beside it. Runs without a
+    copy are not checked.
 
     Args:
         config_file: the run's.
 
     Raises:
-        RunFolderError: the file is not what the run kept, or gone.
+        RunFolderError: the file differs from the run's copy, or is missing.
         SettingsError: the configuration cannot be read.
     """
     file, copy = imported_by(config_file), run / NETWORK
-    # What is no text is refused where all keys are checked.
+    # The check of all keys refuses anything but text.
     if not file or not isinstance(file, str) or not copy.is_file():
         return
     try:
         found = read_file(Path(file))
     except FileNotFoundError:
         raise RunFolderError(
-            f"model.import: {file}, which the network of {run} was made from, is gone; the run has "
-            f"a copy, {copy}: copy it there, and what it imports beside it"
+            f"model.import: {file}, the network of {run}, is missing; the run has a copy, {copy}: "
+            "copy it back, and the files it imports beside it"
         ) from None
     except OSError as failure:
         raise RunFolderError(f"{file}: cannot be read ({failure.strerror or failure})") from None
@@ -298,7 +297,7 @@ def check_unexecuted(run: Path, config_file: Path) -> None:
 
 
 def imported_by(config_file: Path) -> object:
-    """What a configuration says under `model.import`; nothing of it is executed."""
+    """The value of `model.import` in a configuration; nothing is executed."""
     model = read_yaml(config_file, "a run keeps it in its folder").get("model")
     return model.get("import") if isinstance(model, dict) else None
 
@@ -306,7 +305,7 @@ def imported_by(config_file: Path) -> object:
 def _check(file: str, found: bytes, copy: Path) -> None:
     if copy.is_file() and read_file(copy) != found:
         raise RunFolderError(
-            f"model.import: {file} is not as it was when {copy.parent} was trained, so its network "
-            f"may be another one; what it was is in {copy}: copy that there, or train anew "
-            "into another folder"
+            f"model.import: {file} has changed since {copy.parent} was trained, so its network may "
+            f"differ; the file of that time is {copy}: copy it back, or train anew into another "
+            "folder"
         )

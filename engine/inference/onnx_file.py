@@ -1,4 +1,4 @@
-"""Export as one file of ONNX: from columns of the log to the probability of a click."""
+"""Export as one ONNX file: from columns of the log to the probability of a click."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from stampede.engine.inference.trained import Trained, dense_model
 from stampede.engine.tables import read_stored_field
 from stampede.files import new_file, to_json
 
-# Ids of a vocabulary, and edges of buckets, that a file finds the row of.
+# The most ids of a vocabulary, and edges of buckets, that a file looks up itself.
 MOST_IDS, _MOST_EDGES = 1_000_000, 1024
 
-# What the inputs of a field are; the others depend on how many ids or edges there are.
+# Kinds of inputs by encoding; the other encodings depend on the number of ids or edges.
 _KINDS = {
     "integer": "integer", "hour_of_day": "seconds", "weekday": "seconds", "hash": "row",
     "rows": "row",
 }  # fmt: skip
 
-# Of an id in a file, its text aside.
+# Bytes of an id in a file, besides its text.
 _BYTES_BESIDES = 12
 
 PROBABILITY, LOGIT = "probability", "logit"
@@ -47,32 +47,32 @@ _SAMPLES = "samples"
 def export_onnx(
     trained: Trained, path: Path, rows: RowType, overwrite: bool, most_ids: int = MOST_IDS
 ) -> dict[str, Any]:
-    """Write a file of ONNX; it appears when it is whole.
+    """Write an ONNX file; it appears once it is complete.
 
     Args:
         trained: the model.
-        path: a name that ends in `.onnx`.
-        rows: how tables are stored, see `stored_rows`; it is computed in float32.
+        path: ends in `.onnx`.
+        rows: how tables are stored, see `stored_rows`; the file computes in float32.
         overwrite: whether an existing file is replaced.
-        most_ids: a vocabulary with more ids is left out, and the input has rows of its table.
+        most_ids: a larger vocabulary is left out; its input then takes rows of the table.
 
     Returns:
-        What the file says of itself: `inputs`, which `Inputs.described` lists, and the `fields`,
-        `numbers` and so on of `described_model`.
+        The file's metadata: `inputs` (see `Inputs.described`), and the `fields`, `numbers` etc. of
+        `described_model`.
 
     Raises:
-        RunFolderError: the file is there or cannot be written, the model does not fit into one, or
-            the run cannot be used.
+        RunFolderError: the file exists or cannot be written, the model does not fit, or the run
+            cannot be used.
     """
     if path.suffix != ".onnx":
-        raise RunFolderError(f"{path}: a file of ONNX is written; write a NAME.onnx")
+        raise RunFolderError(f"{path}: the output is an ONNX file; write a NAME.onnx")
     if most_ids < 0:
         raise RunFolderError(f"--most-ids: found {most_ids}; write a number of at least 0")
     try:
         if path.is_dir():
             raise RunFolderError(f"{path}: is a folder; write the name of a file")
         if path.exists() and not overwrite:
-            raise RunFolderError(f"{path}: is there already; write --overwrite, or another name")
+            raise RunFolderError(f"{path}: already exists; write --overwrite, or another name")
         model, about = _model(trained, rows, most_ids)
         path.parent.mkdir(parents=True, exist_ok=True)
         with new_file(path) as unfinished:
@@ -108,7 +108,7 @@ def _model(trained: Trained, rows: RowType, most_ids: int) -> tuple[onnx.ModelPr
     graph.model.graph.name = about["network"]
     graph.model.producer_name, graph.model.producer_version = "stampede", about["stampede"]
     about = {"inputs": inputs.described, **about}
-    # The graph has them, and they may be many.
+    # The graph holds the edges, which may be many.
     about["fields"] = [{k: v for k, v in f.items() if k != "edges"} for f in about["fields"]]
     texts = {key: one if isinstance(one, str) else to_json(one) for key, one in about.items()}
     helper.set_model_props(graph.model, texts)
@@ -119,9 +119,9 @@ class Inputs:
     """The graph from raw columns to looked-up rows and numbers.
 
     Attributes:
-        graph: begins with this.
+        graph: to which the inputs are added.
         described: of each input its `name`, `column`, `kind` (text, integer, number, seconds, or
-            row: of the field's table), whether it is `[samples, ids]` (`multi`), and `fields`.
+            or row, of the field's table), whether it is `[samples, ids]` (`multi`), and `fields`.
 
     Args:
         about: see `described_model`.
@@ -138,17 +138,17 @@ class Inputs:
         self._inputs: dict[tuple[str, str, bool], int] = {}
         for name in (PROBABILITY, LOGIT):
             self.graph.name(name)
-        # All inputs have their names before anything else.
+        # Inputs come first, so that they get their plain names.
         for field in about["fields"]:
             self._input(field)
         for number in about["numbers"]:
             self._input(number, "number")
 
     def _input(self, field: dict[str, Any], kind: str | None = None) -> str:
-        """The name of an input of a field or number; several may have one."""
+        """The name of a field's or number's input; several may share one."""
         kind, multi = kind or self._kind(field), field.get("multi", False)
         column = field["column"] or self._about["time"]["column"]
-        # Rows of one table are no rows of another.
+        # Inputs that are rows of tables cannot be shared.
         key = (field["name"] if kind == "row" else column, kind, multi)
         if key not in self._inputs:
             self._inputs[key] = len(self.described)
@@ -177,7 +177,7 @@ class Inputs:
         """The network's numbers, `[samples, numbers]` float32.
 
         Args:
-            rows: a value that has as many samples.
+            rows: any value with one entry per sample.
         """
         add, constant = self.graph.add, self.graph.constant
         wanted = self._about["numbers"]
@@ -202,7 +202,7 @@ class Inputs:
         return self.graph.cast(narrow, np.float32)
 
     def _is_number(self, value: str) -> str:
-        """Where a value is not missing; one that a float32 cannot hold is."""
+        """Whether a value is present; one too large for float32 counts as missing."""
         size = self.graph.add("Abs", value)
         return self.graph.add("LessOrEqual", size, self.graph.constant(LARGEST, np.float64))
 
@@ -216,7 +216,7 @@ class Inputs:
         rows = self._rows(field)
         if not field["multi"]:
             return self._weights(table, rows)
-        # Of padding, a sample's number of ids, and a further one for a missing value.
+        # Mask padding, cut to `max_ids`, and add an id for a missing value.
         is_id = self._is_row(rows, field)
         if field["max_ids"] is not None:
             places = add("CumSum", self.graph.cast(is_id, np.int64), constant(1, np.int64))
@@ -236,7 +236,7 @@ class Inputs:
         return add("ReduceSum", weights, constant([1], np.int64), keepdims=0)
 
     def _rows(self, field: dict[str, Any]) -> str:
-        """Rows of a field's table, int64; where it has several, others than rows are padding."""
+        """Rows of a field's table, int64; in fields with several ids, non-rows are padding."""
         add, constant = self.graph.add, self.graph.constant
         kind, value = self._kind(field), self._input(field)
         if kind == "text":
@@ -245,13 +245,13 @@ class Inputs:
             one = constant([1], np.int64)
             below = add("Less", constant(field["edges"], np.float64), add("Unsqueeze", value, one))
             count = add("ReduceSum", self.graph.cast(below, np.int64), one, keepdims=0)
-            # Buckets follow the row of a missing number.
+            # The row for missing numbers comes before the buckets.
             missing = constant(field["missing_row"], np.int64)
             row = add("Add", add("Add", count, missing), constant(1, np.int64))
             return add("Where", self._is_number(value), row, missing)
         if field["multi"]:
             return value
-        # Of a table without a row of missing values the runtime refuses one beyond its last.
+        # Without a row for missing values, use a row past the end, which the runtime refuses.
         missing = field["rows"] if field["missing_row"] is None else field["missing_row"]
         is_row = self._is_row(value, field)
         if kind == "seconds":
@@ -259,7 +259,7 @@ class Inputs:
         return add("Where", is_row, value, constant(missing, np.int64))
 
     def _rows_of_texts(self, field: dict[str, Any], value: str) -> str:
-        """Rows of ids of a vocabulary; -1 of missing ones where there are several."""
+        """Rows of ids of a vocabulary; in fields with several ids, missing ones are -1."""
         missing = -1 if field["multi"] else field["missing_row"]
         texts = self._meanings[field["name"]].values().to_list()
         rows = dict(zip(texts, range(FIRST_ROW, FIRST_ROW + len(texts)), strict=True))
@@ -277,7 +277,7 @@ class Inputs:
         )
 
     def _is_row(self, value: str, field: dict[str, Any]) -> str:
-        """Where a whole number is a row of the table, an id of the log, or a time."""
+        """Whether a whole number is a row of the table, an id of the log, or a time."""
         add, kind = self.graph.add, self._kind(field)
         is_row = add("GreaterOrEqual", value, self.graph.constant(0, np.int64))
         if kind == "seconds":
@@ -286,7 +286,7 @@ class Inputs:
         return add("And", is_row, add("Less", value, self.graph.constant(limit, np.int64)))
 
     def _part_of_time(self, part: str, seconds: str) -> str:
-        """See `part_of_time` of `stampede.data.formulas`; of times before 1970 anything."""
+        """See `part_of_time` of `stampede.data.formulas`; undefined before 1970."""
         add = self.graph.add
 
         def number(value: int) -> str:
@@ -313,7 +313,7 @@ class Inputs:
 
 
 def _scale(number: dict[str, Any]) -> tuple[float, float, float, float]:
-    """What a number is lowered by, divided by, and cut to; see `scaled` of the formulas."""
+    """Offset, divisor and limits of a number; see `scaled` of the formulas."""
     if "minmax" in number["transform"]:
         width = number["high"] - number["low"]
         return number["low"], width if width > 0 else 1.0, 0.0, 1.0

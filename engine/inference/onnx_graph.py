@@ -1,4 +1,4 @@
-"""An ONNX graph in the making."""
+"""Builds an ONNX graph."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from onnx import helper
 
 from stampede.engine.errors import RunFolderError
 
-# Known to onnxruntime from 1.14 on.
+# Supported by onnxruntime since 1.14.
 OPSET, LABEL_ENCODERS_OPSET, IR_VERSION = 18, 2, 8
 LABEL_ENCODERS_DOMAIN = "ai.onnx.ml"
 
-# Of a protobuf message, with room for nodes and names.
+# The limit of a protobuf message, less room for nodes and names.
 MOST_BYTES = 2**31 - 2**24
 
 
 class Graph:
-    """Nodes and constants; a value is known by its name.
+    """Nodes and constants; a value is referred to by its name.
 
     Attributes:
-        model: what the graph is of.
+        model: that holds the graph.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Graph:
         self._bytes = 0
 
     def name(self, wanted: str) -> str:
-        """A name that no value has yet."""
+        """An unused name."""
         while wanted in self._names:
             wanted += "_"
         self._names.add(wanted)
@@ -48,21 +48,21 @@ class Graph:
         """Count bytes of the file.
 
         Raises:
-            RunFolderError: it would be too large.
+            RunFolderError: the file would be too large.
         """
         self._bytes += size
         if self._bytes > MOST_BYTES:
             raise RunFolderError(
-                f"the tables and vocabularies have more than {MOST_BYTES:,} bytes, and a file of "
-                "ONNX holds no more; write --rows fp16 or int8, or leave --format onnx out"
+                f"the tables and vocabularies have more than {MOST_BYTES:,} bytes, the limit of an "
+                "ONNX file; write --rows fp16 or int8, or leave --format onnx out"
             )
 
     def constant(self, values: Any, kind: type[np.generic] | None = None) -> str:
-        """A tensor of the file; small ones that are alike are one.
+        """A constant tensor; small equal ones are shared.
 
         Args:
             values: numbers, or a numpy array.
-            kind: of numpy.
+            kind: its numpy type.
         """
         array = np.asarray(values, dtype=kind)
         data = array.tobytes()
@@ -82,16 +82,16 @@ class Graph:
         return name
 
     def add(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """A node with one result; returns its name."""
+        """Add a node with one result; return the result's name."""
         return self.add_several(kind, 1, *inputs, **attributes)[0]
 
     def add_several(self, kind: str, results: int, *inputs: str, **attributes: Any) -> list[str]:
-        """A node with several results; returns their names."""
+        """Add a node with several results; return their names."""
         names = [self.name(f"{kind}_{len(self.model.graph.node)}") for _ in range(results)]
         self.model.graph.node.append(helper.make_node(kind, inputs, names, **attributes))
         return names
 
     def cast(self, value: str, kind: type[np.generic]) -> str:
-        """A value in another type of numpy."""
+        """A value cast to a numpy type."""
         to = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
         return self.add("Cast", value, to=to)

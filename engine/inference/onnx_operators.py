@@ -1,4 +1,4 @@
-"""Operators of torch as those of ONNX: the dense part of a model as nodes of a graph."""
+"""Translates the dense part of a model from torch operators to ONNX nodes."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _NUMPY = {
 
 
 class _UnknownError(Exception):
-    """An operator that cannot be written; perhaps says with which arguments."""
+    """An operator without translation; the text may say with which arguments."""
 
 
 def add_program(graph: Graph, program: ExportedProgram, inputs: Sequence[str]) -> str:
-    """Write what a program computes.
+    """Add a program's nodes to a graph.
 
     Args:
         program: see `export_dense_part`.
-        inputs: names of its inputs' values.
+        inputs: names of the values of its inputs.
 
     Returns:
         The name of its result.
 
     Raises:
-        RunFolderError: it has an operator that is not known here; names it.
+        RunFolderError: an operator has no translation; the message names it.
     """
     program = program.run_decompositions()
     return _Translation(graph, program, inputs).result()
@@ -59,7 +59,7 @@ class _Translation:
             self._values[self._nodes[name]] = value
 
     def result(self) -> str:
-        """Write the nodes that the output needs; returns its name."""
+        """Write the nodes that the output needs; return its name."""
         output = self._nodes[self._output]
         needed = {output}
         for node in reversed(self._nodes.values()):
@@ -96,7 +96,7 @@ class _Translation:
         return _OPERATORS[name](_Call(self, given, node.meta["val"]))
 
     def value(self, given: Any, kind: torch.dtype | None = None) -> str:
-        """The name of an argument's value, in a type of torch; None: as it is."""
+        """The name of an argument's value, cast to a torch type unless None."""
         if not isinstance(given, Node):
             return self.graph.constant(given, _numpy(kind))
         value = self._values[given]
@@ -108,7 +108,7 @@ class _Call:
     """An operator of torch with its arguments.
 
     Attributes:
-        translation: what it is of.
+        translation: to which it belongs.
         given: arguments by name, defaults included.
         result: as `torch.export` traced it: type and shape.
     """
@@ -121,20 +121,20 @@ class _Call:
         return self.given[name]
 
     def add(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """A node; returns the name of its result."""
+        """Add a node; return the name of its result."""
         return self.translation.graph.add(kind, *inputs, **attributes)
 
     def value(self, argument: str) -> str:
-        """An argument's value, as it is."""
+        """An argument's value, not cast."""
         return self.translation.value(self.given[argument])
 
     def like(self, given: Any) -> str:
-        """A value, or an argument by its name, in the type of the result."""
+        """A value, or a named argument, cast to the type of the result."""
         given = self.given[given] if isinstance(given, str) else given
         return self.translation.value(given, self.result.dtype)
 
     def sizes(self, given: Iterable[Any]) -> str:
-        """Whole numbers, of which some may be computed, `[n]` int64."""
+        """Whole numbers, some of them perhaps computed, as `[n]` int64."""
         graph, given = self.translation.graph, list(given)
         if not any(isinstance(one, Node) for one in given):
             return graph.constant(given, np.int64)
@@ -143,7 +143,7 @@ class _Call:
         return self.add("Concat", *(self.add("Reshape", size, one) for size in sizes), axis=0)
 
     def shape(self, argument: str) -> Sequence[Any]:
-        """Sizes of an argument; those that vary are symbols."""
+        """Sizes of an argument; variable ones are symbols."""
         return self.given[argument].meta["val"].shape
 
 
@@ -159,12 +159,12 @@ def _numpy(kind: torch.dtype | None) -> type[np.generic]:
     return _NUMPY[kind]
 
 
-# Of Python, on sizes.
+# Python operators on sizes.
 _ON_SIZES = {
     operator.add: "Add", operator.sub: "Sub", operator.mul: "Mul", operator.floordiv: "Div",
 }  # fmt: skip
 
-# Of one tensor.
+# Operators on one tensor.
 _UNARY = {
     "abs": "Abs", "atan": "Atan", "bitwise_not": "Not", "ceil": "Ceil", "cos": "Cos",
     "erf": "Erf", "exp": "Exp", "floor": "Floor", "log": "Log", "logical_not": "Not",
@@ -173,7 +173,7 @@ _UNARY = {
     "tanh": "Tanh",
 }  # fmt: skip
 
-# Of two tensors, or a tensor and a number, in the type of the result.
+# Operators on two tensors, or a tensor and a number, in the type of the result.
 _BINARY = {
     "add": "Add", "bitwise_and": "And", "bitwise_or": "Or", "bitwise_xor": "Xor", "div": "Div",
     "logical_and": "And", "logical_or": "Or", "logical_xor": "Xor",
@@ -200,7 +200,7 @@ def _unary(kind: str) -> Callable[[_Call], str]:
 
 
 def _check_bits(call: _Call, kind: str) -> None:
-    """ONNX has these of truth values only."""
+    """ONNX has these only for booleans."""
     if kind in ("Not", "And", "Or", "Xor") and call.result.dtype != torch.bool:
         raise _UnknownError(f" of {call.result.dtype}")
 
@@ -273,7 +273,7 @@ _OPERATORS: dict[str, Callable[[_Call], Any]] = {
         alpha=float(call["alpha"]),
         beta=float(call["beta"]),
     ),
-    # Of a one ONNX takes the input's size, as torch does of -1.
+    # 1 keeps the input's size in ONNX, as -1 does in torch.
     "expand": lambda call: call.add(
         "Expand",
         call.value("self"),
@@ -306,7 +306,7 @@ _OPERATORS: dict[str, Callable[[_Call], Any]] = {
 
 
 def _writes(*names: str) -> Callable[[Callable[[_Call], Any]], Callable[[_Call], Any]]:
-    """Registers what writes an operator of torch."""
+    """Register a function that writes a torch operator."""
 
     def register(write: Callable[[_Call], Any]) -> Callable[[_Call], Any]:
         _OPERATORS.update(dict.fromkeys(names, write))
@@ -366,7 +366,7 @@ def _gelu(call: _Call) -> str:
 
 
 def _weight(call: _Call, name: str, default: np.ndarray) -> str:
-    """A weight that is no option in ONNX."""
+    """A weight, or the default that ONNX requires in its place."""
     given = call[name] is not None
     return call.value(name) if given else call.translation.graph.constant(default)
 
@@ -390,7 +390,7 @@ def _batch_norm(call: _Call) -> list[str]:
 @_writes("view", "_unsafe_view", "reshape")
 def _view(call: _Call) -> str:
     sizes = list(call.given.get("size", call.given.get("shape")))
-    # A zero is a size; beside -1 ONNX takes it for the input's.
+    # A 0 is a real size, but ONNX does not allow that together with -1.
     zero = {} if any(isinstance(x, int) and x == -1 for x in sizes) else {"allowzero": 1}
     return call.add("Reshape", call.value("self"), call.sizes(sizes), **zero)
 
@@ -406,7 +406,7 @@ def _repeat(call: _Call) -> str:
 @_writes("squeeze")
 def _squeeze(call: _Call) -> str:
     dims = [call["dim"]] if isinstance(call["dim"], int) else call["dim"]
-    # Others than ones stay in torch.
+    # torch keeps dimensions whose size is not 1.
     ones = [dim for dim in dims if call.shape("self")[dim] == 1]
     return call.add("Squeeze", call.value("self"), call.sizes(ones)) if ones else call.value("self")
 
@@ -427,7 +427,7 @@ def _split(call: _Call) -> list[str]:
 
 @_writes("constant_pad_nd")
 def _pad(call: _Call) -> str:
-    # Torch begins with the last dimension, ONNX takes all beginnings before all ends.
+    # Torch starts with the last dimension; ONNX wants all starts, then all ends.
     pad = list(call["pad"]) + [0] * (2 * call.result.ndim - len(call["pad"]))
     pads = call.sizes([*pad[-2::-2], *pad[::-2]])
     return call.add("Pad", call.value("self"), pads, call.like("value"))
@@ -441,11 +441,11 @@ def _size(call: _Call) -> str:
 
 @_writes("index")
 def _index(call: _Call) -> str:
-    """Elements at places `[k]` of a dimension, or of several that stand beside each other."""
+    """Elements at indices `[k]` of one dimension, or of several adjacent ones."""
     at = {dim: one for dim, one in enumerate(call["indices"]) if one is not None}
     dims, first = list(at), min(at)
     if {_type_of(one) for one in at.values()} - {torch.int64, torch.int32}:
-        raise _UnknownError(" with an index that is no whole number")
+        raise _UnknownError(" with an index that is not a whole number")
     shapes = {tuple(one.meta["val"].shape) for one in at.values()}
     if len(shapes) > 1 or len(*shapes) != 1 or dims != list(range(first, first + len(dims))):
         raise _UnknownError(" with an index of several dimensions")
@@ -456,6 +456,6 @@ def _index(call: _Call) -> str:
     ]
     moved = call.add("Transpose", call.value("self"), perm=[*dims, *others])
     found = call.add("GatherND", moved, call.add("Concat", *places, axis=-1))
-    # The places are the first dimension now.
+    # The indexed dimension is the first now; move it back.
     back = [*range(1, first + 1), 0, *range(first + 1, call.result.ndim)]
     return call.add("Transpose", found, perm=back)

@@ -1,4 +1,4 @@
-"""Export: a folder that holds all that scoring needs, and a loader that needs no stampede."""
+"""Export: a folder with everything that scoring needs, and a loader that runs without stampede."""
 
 from __future__ import annotations
 
@@ -43,44 +43,44 @@ RowType = Literal["fp32", "fp16", "int8"]
 _LOADER = Path(__file__).parent / "package"
 _FORMAT = 2
 
-# What the transforms of a number have learned.
+# Learned parameters of a number's transforms.
 _SEEN = ("low", "high", "mean", "deviation")
 
 _INT8 = 127
 _CHUNK = 1 << 20
 
-# Any number of samples will do, also one. More than one here: torch.export takes a one for fixed.
+# Of the example input. Not 1: torch.export would take it for a fixed size.
 _SAMPLES = 4
 
 
 def export(trained: Trained, folder: Path, rows: RowType, overwrite: bool) -> None:
-    """Write a package; it appears when it is whole.
+    """Write a package; the folder appears once it is complete.
 
-    `package.json` says what the inputs are and has the SHA-256 of all files, `dense.json` and
-    `dense.safetensors` are the dense part, `tables/` and `vocabularies/` have a file for each
-    field, and `load.py` is the loader.
+    `package.json` describes the inputs and lists the SHA-256 of all files. `dense.json` and
+    `dense.safetensors` are the dense part. `tables/` and `vocabularies/` have a file for each
+    field. `load.py` is the loader.
 
     Args:
         trained: the model.
-        folder: a new one.
+        folder: to create.
         rows: how tables are stored, see `stored_rows`.
         overwrite: whether an existing package is replaced.
 
     Raises:
-        RunFolderError: the folder is there or cannot be written, or the run cannot be used.
+        RunFolderError: the folder exists or cannot be written, or the run cannot be used.
     """
-    # The working folder has no name, and a link could not be replaced.
+    # "." has no name, and a link could not be replaced.
     folder = folder.resolve()
     try:
         is_there = folder.exists()
     except OSError as failure:
         raise RunFolderError(f"{folder}: cannot be written ({failure.strerror})") from None
     if is_there and not overwrite:
-        raise RunFolderError(f"{folder}: is there already; write --overwrite, or another folder")
+        raise RunFolderError(f"{folder}: already exists; write --overwrite, or another folder")
     if is_there and not (folder / PACKAGE).is_file():
         raise RunFolderError(
-            f"{folder}: is no exported package ({PACKAGE} is absent) and is left alone; write "
-            "another folder"
+            f"{folder}: is not an exported package ({PACKAGE} is absent), so it is not "
+            "overwritten; write another folder"
         )
     fresh = hidden(folder, "new") if is_there else folder
     if is_there:
@@ -104,14 +104,14 @@ def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
 
 
 def described_model(trained: Trained, kept: Path | None, rows: RowType) -> dict[str, Any]:
-    """What a model is, and how its inputs are made of columns.
+    """The description of a model, and how its inputs are made from columns.
 
     Args:
-        kept: what `inputs_folder` found.
+        kept: the folder that `inputs_folder` found.
         rows: how tables are stored.
 
     Raises:
-        RunFolderError, DataError: what the run kept is not of this model, or is damaged.
+        RunFolderError, DataError: the kept folder belongs to another model, or is damaged.
     """
     return {
         "stampede": metadata.version("stampede"),
@@ -120,7 +120,6 @@ def described_model(trained: Trained, kept: Path | None, rows: RowType) -> dict[
         "epoch": trained.epoch,
         "network": trained.config.model.name,
         "dim": trained.config.model.dim,
-        # The dense part multiplies the tables' first-order weights by it.
         "first_order_scale": trained.config.model.first_order_scale,
         "rows": rows,
         **_inputs(trained, kept),
@@ -133,7 +132,7 @@ def _write_vocabularies(folder: Path, kept: Path | None) -> None:
         return
     for name, meanings in row_meanings(kept, remedy(kept)).items():
         if meanings.values is not None:
-            # One vocabulary after the other: the largest alone must fit into memory.
+            # One vocabulary at a time: only the largest must fit into memory.
             values = meanings.values().to_frame()
             with _os_errors():
                 values.write_parquet(folder / f"{name}.parquet")
@@ -141,7 +140,7 @@ def _write_vocabularies(folder: Path, kept: Path | None) -> None:
 
 def _write_tables(folder: Path, trained: Trained, rows: RowType, about: Mapping[str, Any]) -> None:
     folder.mkdir()
-    # One table after the other: the largest alone must fit into memory.
+    # One table at a time: only the largest must fit into memory.
     for field in tqdm(about["fields"], "exporting tables", unit=" tables", delay=1):
         name = field["name"]
         tensors = stored_rows(read_stored_field(trained.checkpoint, name), rows, name)
@@ -149,18 +148,18 @@ def _write_tables(folder: Path, trained: Trained, rows: RowType, about: Mapping[
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write a file of safetensors."""
+    """Write a safetensors file."""
     path.touch()
     mode = path.stat().st_mode
     with _os_errors():
         save_file(tensors, path)
-    # It is made for its owner only.
+    # safetensors makes it readable for its owner only.
     path.chmod(mode)
 
 
 @contextmanager
 def _os_errors() -> Iterator[None]:
-    """Raise as OSError what libraries in Rust say of the system."""
+    """Raise operating-system errors of Rust libraries as OSError."""
     try:
         yield
     except (SafetensorError, pl.exceptions.PolarsError) as failure:
@@ -173,11 +172,11 @@ def stored_rows(weights: FieldWeights, kind: RowType, field: str) -> dict[str, T
     """Tensors of one table.
 
     `fp32` is exact. `fp16` rounds each value to 11 bits. `int8` stores an embedding as whole
-    numbers times a scale of its row, its largest absolute value / 127, so that no element is off
-    by more than half a scale; the first-order weight, one per row, is fp16 there.
+    numbers times its row's scale, the largest absolute value / 127, so the error is at most half a
+    scale; the row's first-order weight is fp16.
 
     Args:
-        field: for the message.
+        field: name in the error message.
 
     Returns:
         `embedding` `[rows, dim]`, `first_order` `[rows]`, and for int8 `scale` `[rows]` float32.
@@ -195,7 +194,7 @@ def stored_rows(weights: FieldWeights, kind: RowType, field: str) -> dict[str, T
     whole = torch.empty(embedding.shape, dtype=torch.int8)
     for start in range(0, len(embedding), _CHUNK):
         rows = slice(start, start + _CHUNK)
-        # A row of zeros has the scale 0.
+        # The scale of a row of zeros is 0.
         by = scale[rows, None].clamp_min(torch.finfo(torch.float32).tiny)
         whole[rows] = (embedding[rows] / by).round().clamp(-_INT8, _INT8).to(torch.int8)
     return {"embedding": whole, "scale": scale, **halves}
@@ -216,7 +215,7 @@ class DensePart(nn.Module):
     """From looked-up rows and numbers to logits.
 
     Args:
-        model: its tables are taken out.
+        model: its tables are removed.
     """
 
     def __init__(self, model: CTRModel) -> None:
@@ -237,14 +236,13 @@ class DensePart(nn.Module):
 
 
 def export_dense_part(model: CTRModel) -> ExportedProgram:
-    """A program that needs torch only, for any number of samples.
+    """Export the dense part as a program of torch operators, for any number of samples.
 
     Args:
-        model: with trained dense layers, on the CPU and in evaluation mode; its tables are taken
-            out.
+        model: with trained dense layers, on the CPU and in evaluation mode; its tables are removed.
 
     Raises:
-        RunFolderError: torch cannot export it, as a user's own network may be written.
+        RunFolderError: torch cannot export it; this happens with users' own networks.
     """
     fields, columns = len(model.front.fields), model.front.columns.dim + 1
     inputs = (torch.zeros(_SAMPLES, fields, columns), torch.zeros(_SAMPLES, model.numbers))
@@ -252,21 +250,21 @@ def export_dense_part(model: CTRModel) -> ExportedProgram:
     shapes = {"rows": {0: samples}, "numbers": {0: samples}}
     try:
         with torch.no_grad():
-            # Without `strict`, `len(embeddings)` in a network would be taken for fixed.
+            # Without `strict`, torch.export takes `len(embeddings)` in a network for fixed.
             return torch.export.export(DensePart(model), inputs, dynamic_shapes=shapes, strict=True)
     except Exception as failure:
         reason = ": ".join([type(failure).__name__, *str(failure).strip().splitlines()[:1]])
         raise RunFolderError(
             f"torch.export cannot export the network {type(model.network).__name__}: {reason}; its "
-            "forward must not decide by values of tensors"
+            "forward must not branch on tensor values"
         ) from failure
 
 
 def describe(program: ExportedProgram) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A program as what `dense.json` and `dense.safetensors` hold; see `package/dense.py`.
+    """The contents of `dense.json` and `dense.safetensors` for a program; see `package/dense.py`.
 
     Raises:
-        RunFolderError: it has an operator that packages may not have.
+        RunFolderError: it has an operator that packages do not support.
     """
     weights, known = program_weights(program)
 
@@ -282,7 +280,7 @@ def describe(program: ExportedProgram) -> tuple[dict[str, Any], dict[str, Tensor
     steps, needed = [], {output}
     for node in reversed(nodes):
         returns, changes = _effects(node)
-        # Neither what nobody uses, nor assertions, which return nothing.
+        # Skip unused results, and assertions, which return nothing.
         if not (returns and (node in needed or changes)):
             continue
         needed.update(node.all_input_nodes)
@@ -308,12 +306,12 @@ def describe(program: ExportedProgram) -> tuple[dict[str, Any], dict[str, Tensor
 def program_weights(
     program: ExportedProgram,
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, str]]]:
-    """Weights and constants of a program, and how its nodes for them are described."""
+    """Weights and constants of a program, and the description of their nodes."""
     weights, known = {}, {}
     tensors = {**program.constants, **program.state_dict}
     for spec in program.graph_signature.input_specs:
         if spec.target is not None:
-            # Two parameters may be one, which a file of safetensors cannot say.
+            # Two names may share one parameter, which safetensors does not support.
             tensor = tensors[spec.target]
             weights[spec.target] = tensor.detach().clone(memory_format=torch.contiguous_format)
             weights[spec.target].requires_grad_(tensor.requires_grad)
@@ -328,7 +326,7 @@ def _effects(node: Node) -> tuple[bool, bool]:
 
 
 def _inputs(trained: Trained, kept: Path | None) -> dict[str, Any]:
-    """Id fields and numbers in the model's order, and how they are made of columns."""
+    """Id fields and numbers in the model's order, and how they are made from columns."""
     if kept is None:
         # Synthetic clicks.
         sizes = trained.data.vocabulary_sizes
@@ -341,7 +339,7 @@ def _inputs(trained: Trained, kept: Path | None) -> dict[str, Any]:
 
 
 def _of_rows(entries: list[FieldEntry], numbers: list[str], dtype: str) -> dict[str, Any]:
-    """Of data whose ids are rows of their tables already."""
+    """Inputs of data whose ids are already rows of their tables."""
     seen = dict.fromkeys(_SEEN, 0)
     return {
         "fields": [

@@ -1,4 +1,4 @@
-"""From a trained model and rows, raw or prepared, to scores."""
+"""Scores raw or prepared rows with a trained model."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ from stampede.engine.reading import open_dataset
 
 OnBadValue = Literal["error", "missing"]
 
-# Stands for the data that the run was trained and tested on.
+# Means the data that the run was trained and tested on.
 OWN_DATA = "@run"
 
-# Of prepared data, the part that is scored by default, and rows that are scored at a time.
+# Of prepared data: the default part, and rows per piece.
 _PART: PartName = "test"
 _PIECE = 1 << 18
 
-_OTHER_OWN_DATA = "score raw files, or what `stampede apply` makes of them"
+_OTHER_OWN_DATA = "score raw files, or prepare them with `stampede apply`"
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ class PredictionOptions:
     """How rows are scored.
 
     Attributes:
-        part: of prepared data; None: the test part, and raw files have none.
+        part: of prepared data; None: the test part. Raw files have no parts.
         on_bad_row: of raw files.
-        on_bad_value: of raw files; `missing` takes a bad value of an input for a missing one, so
-            that its row is scored.
-        with_label: whether label and weight are read where they are there.
+        on_bad_value: of raw files; `missing` treats a bad input value as missing, so its row is
+            scored.
+        with_label: whether label and weight are read if present.
         batch_size: samples scored at a time.
         device: `auto`, `cpu` or `cuda`.
         overwrite: whether an existing output is replaced.
@@ -87,14 +87,14 @@ class PredictionOptions:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What was done.
+    """A summary of what was scored.
 
     Attributes:
-        rows, bad_rows: scored, and left out.
-        bad_rows_file: where these are; None where there are none.
-        bad_values: values taken for missing ones, by column.
-        seconds: that scoring took, without loading the model.
-        metrics: `auc` and `logloss` where there are labels, None where undefined.
+        rows, bad_rows: numbers of rows scored and left out.
+        bad_rows_file: with the rows left out; None if there are none.
+        bad_values: numbers of values treated as missing, by column.
+        seconds: of scoring, without loading the model.
+        metrics: `auc` and `logloss` if there are labels; a value is None if undefined.
     """
 
     rows: int
@@ -108,7 +108,7 @@ class Prediction:
 def predict(
     trained: Trained, inputs: list[str], output: Path, options: PredictionOptions
 ) -> Prediction:
-    """Score rows, in order, in bounded memory; the file appears when it is whole.
+    """Score rows, in order, in bounded memory; the file appears once it is complete.
 
     Args:
         trained: the model.
@@ -116,7 +116,7 @@ def predict(
         output: a `.parquet` file, see `ScoreFile`.
 
     Raises:
-        DataError: the inputs cannot be used, or are not those that the model was trained on.
+        DataError: the inputs cannot be used, or do not match those of the training.
         RunFolderError: the run cannot be used, or the output cannot be written.
         SettingsError: there is no such device.
     """
@@ -124,7 +124,7 @@ def predict(
         bad_rows = BadRows(options.on_bad_row, file.unfinished_bad_rows, "--on-bad-row skip")
         rows = _rows(trained, inputs, options, bad_rows)
         if any(Path(name).resolve() == output.resolve() for name in rows.files):
-            raise RunFolderError(f"{output}: is an input too; write another name for the output")
+            raise RunFolderError(f"{output}: is also an input; write another name for the output")
         model = whole_model(trained, choose_device(options.device, "--device"))
         scorer = Scorer(model, options.batch_size)
         about = {"checkpoint": str(trained.checkpoint), "epoch": str(trained.epoch)}
@@ -151,7 +151,7 @@ def predict(
 def score(
     trained: Trained, scorer: Scorer, inputs: list[str], on_bad_value: OnBadValue = "error"
 ) -> tuple[np.ndarray, dict[str, int]]:
-    """Probabilities of a click, `[n]` float64, of all rows in order; labels are not looked at.
+    """Probabilities of a click, `[n]` float64, of all rows in order; labels are not read.
 
     Args:
         trained: the model.
@@ -160,7 +160,7 @@ def score(
         on_bad_value: see `PredictionOptions`.
 
     Returns:
-        The probabilities, and the values taken for missing ones, by column.
+        The probabilities, and the number of values treated as missing, by column.
 
     Raises:
         DataError, RunFolderError: as of `predict`.
@@ -177,12 +177,12 @@ def score_frame(
     frame: pd.DataFrame | pl.DataFrame,
     on_bad_value: OnBadValue = "error",
 ) -> tuple[np.ndarray, dict[str, int]]:
-    """As `score`, of the rows of a frame.
+    """Score the rows of a frame; see `score`.
 
-    The frame goes through a temporary Parquet file, so that its values are read as those of a log.
+    The frame is written to a temporary Parquet file, so that its values are read like a log's.
 
     Raises:
-        DataError: it lacks a column, or a value of it cannot be read.
+        DataError: it lacks a column, or a value cannot be read.
         RunFolderError: the run cannot be used.
     """
     kept = inputs_folder(trained.config, trained.run)
@@ -207,14 +207,14 @@ def score_frame(
 
 
 def _check_ids(frame: pd.DataFrame, schema: Schema) -> None:
-    """Refuse whole numbers that pandas made floats: nobody knows whether an id was 3 or 3.0."""
+    """Refuse whole numbers that pandas turned into floats: an id may have been 3 or 3.0."""
     for name, field in schema.ids.items():
         column = getattr(field, "column", "") or name
         is_cut = isinstance(field, Quantiles | TimePart)
         if column in frame and not is_cut and pd.api.types.is_float_dtype(frame[column]):
             raise DataError(
                 f"the frame: column {column!r} holds ids but is stored as {frame[column].dtype}, "
-                "as pandas stores whole numbers of which some are missing; read it with "
+                "as pandas stores whole numbers with missing values; read it with "
                 f"dtype={{{column!r}: str}}, or write frame[{column!r}].astype('Int64')"
             )
 
@@ -224,11 +224,10 @@ class Piece:
     """Some rows.
 
     Attributes:
-        part: their inputs.
-        rows: `[n]` int64, number of each within its file, bad rows counted, or within its part;
-            from 0.
-        file: number of their file; of prepared data 0.
-        position: how much has been read with them, in the units of `Rows.size`.
+        part: the rows' inputs.
+        rows: `[n]` int64, each row's number in its file (counting bad rows) or part, from 0.
+        file: number of the file; 0 for prepared data.
+        position: how much has been read so far, in the units of `Rows.size`.
     """
 
     part: Part
@@ -242,10 +241,10 @@ class Rows:
     """Rows to be scored.
 
     Attributes:
-        pieces: makes them, in order; once.
-        size: of all of them: bytes of files, or rows.
-        files: names, where they are of files.
-        has_label, has_weight: whether these are there.
+        pieces: makes the pieces, in order; call it once.
+        size: of all rows, as bytes of files or a number of rows.
+        files: names of raw files.
+        has_label, has_weight: whether the rows have these columns.
     """
 
     pieces: Callable[[], Iterator[Piece]]
@@ -272,12 +271,15 @@ def _rows(
 ) -> Rows:
     kept = inputs_folder(trained.config, trained.run)
     if OWN_DATA in inputs and len(inputs) > 1:
-        raise DataError(f"{OWN_DATA}: is the run's own data and stands alone; write it, or files")
+        raise DataError(
+            f"{OWN_DATA}: is the run's own data and cannot be combined with others; write it "
+            "alone, or write files"
+        )
     if inputs == [OWN_DATA]:
         return _own_rows(trained, options)
     folders = [Path(name) for name in inputs if os.path.isdir(name)]
     if folders and len(inputs) > 1:
-        raise DataError(f"{folders[0]}: is a folder; write one prepared folder, or files")
+        raise DataError(f"{folders[0]}: is a folder; write one prepared folder alone, or files")
     if folders and (folders[0] / MANIFEST).exists():
         manifest = read_manifest(folders[0])
         check_same_inputs(manifest, trained.data, folders[0], trained.checkpoint)
@@ -295,14 +297,14 @@ def _rows(
 
 
 def _learned(trained: Trained, kept: Path | None, asked: str) -> tuple[Learned, Manifest]:
-    """What turns raw rows into inputs of a model."""
+    """The learned encodings that turn raw rows into inputs."""
     if kept is not None:
         manifest = check_trained_with(kept, trained.data, trained.checkpoint, remedy(kept))
         if (kept / LEARNED_FOLDER).is_dir():
             return load(kept / LEARNED_FOLDER, remedy(kept), manifest.fields), manifest
     raise DataError(
-        f"{asked}: the run was trained on data whose ids were rows of tables already, so nobody "
-        f"knows what raw values mean; write a prepared folder, or {OWN_DATA} for its own data"
+        f"{asked}: the run was trained on ids that were already rows of tables, so raw values "
+        f"cannot be encoded; write a prepared folder, or {OWN_DATA} for the run's own data"
     )
 
 
@@ -376,7 +378,7 @@ def _encoded(chunk: Chunk, learned: Learned, numbers_dtype: str) -> ShardedPart:
     for i, (lengths, values) in enumerate(encoded.bags):
         arrays[f"offsets_{i}"] = np.concatenate([[0], np.cumsum(lengths)])
         arrays[f"values_{i}"] = values
-    # Polars' own memory must not be written, which torch warns of.
+    # Polars' memory is read-only, which torch warns about.
     tensors = {
         name: torch.from_numpy(array if array.flags.writeable else array.copy())
         for name, array in arrays.items()

@@ -22,14 +22,14 @@ _FILE = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
 
 @contextmanager
 def score_file(path: Path, overwrite: bool) -> Iterator[ScoreFile]:
-    """A file of scores, which has its name when the block ends well and else leaves nothing.
+    """Open a file of scores; it gets its name if the block succeeds, else it is removed.
 
     Args:
         path: the file.
         overwrite: whether an existing file is replaced.
 
     Raises:
-        RunFolderError: the file is there already, is no Parquet file, or cannot be written.
+        RunFolderError: the file already exists, is not named .parquet, or cannot be written.
     """
     if path.suffix != ".parquet":
         raise RunFolderError(f"{path}: scores are written as Parquet; write a NAME.parquet")
@@ -38,21 +38,21 @@ def score_file(path: Path, overwrite: bool) -> Iterator[ScoreFile]:
         if path.is_dir():
             raise RunFolderError(f"{path}: is a folder; write the name of a file")
         if path.exists() and not overwrite:
-            raise RunFolderError(f"{path}: is there already; write --overwrite, or another name")
+            raise RunFolderError(f"{path}: already exists; write --overwrite, or another name")
         with new_file(path) as unfinished:
             file = ScoreFile(unfinished, bad_rows)
-            # Of a process that was killed.
+            # Left by a process that was killed.
             with suppress(OSError):
                 file.unfinished_bad_rows.unlink(missing_ok=True)
             try:
                 yield file
             except BaseException:
-                # What it cannot write is removed now.
+                # Its errors do not matter: the file is removed now.
                 with suppress(OSError):
                     file.close()
                 raise
             file.close()
-            # Those of an output that is replaced are not of this one.
+            # The bad rows of an output that was replaced.
             bad_rows.unlink(missing_ok=True)
             if file.unfinished_bad_rows.exists():
                 os.replace(file.unfinished_bad_rows, bad_rows)
@@ -72,16 +72,16 @@ def score_file(path: Path, overwrite: bool) -> Iterator[ScoreFile]:
 class ScoreFile:
     """A Parquet file that grows row group by row group.
 
-    Its columns: `file`, where rows are of files; `row`, int64, see `Piece.rows`; `score`, double,
-    the probability of a click; `label` and `weight`, float, where these are there. The score is a
-    double because a float of it cannot tell large logits apart.
+    Its columns: `file`, for rows of files; `row`, int64, see `Piece.rows`; `score`, double, the
+    probability of a click; `label` and `weight`, float, if present. The score is a double because
+    floats cannot tell large logits apart.
 
     Args:
         path: where it is written.
         bad_rows: file for rows left out.
 
     Attributes:
-        unfinished_bad_rows: what becomes `bad_rows` at the end.
+        unfinished_bad_rows: becomes `bad_rows` at the end.
         rows: written so far.
     """
 
@@ -102,9 +102,9 @@ class ScoreFile:
         """Open the file.
 
         Args:
-            files: names of the files that rows are of; none: there is no such column.
-            has_label, has_weight: which columns there are.
-            about: further texts, kept as the file's metadata.
+            files: names of the rows' files; empty: no such column.
+            has_label, has_weight: whether to write these columns.
+            about: the file's metadata.
         """
         self._files = pyarrow.array(list(files), pyarrow.string())
         columns = [("file", _FILE)] if files else []
@@ -133,7 +133,7 @@ class ScoreFile:
         self.rows += len(rows)
 
     def close(self) -> None:
-        """Write what is still in memory.
+        """Write what is left in memory.
 
         Raises:
             OSError: it cannot be written.

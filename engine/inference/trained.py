@@ -1,4 +1,4 @@
-"""A trained model: a run's checkpoint, its network with weights, and what scores rows with it."""
+"""A trained model: a run's checkpoint, its network with weights, and scoring."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Trained:
         checkpoint: folder of the checkpoint.
         epoch: epochs trained.
         config: of the run.
-        data: rows of each field's table, numeric inputs, and a checksum of what ids mean.
+        data: rows of each field's table, numeric inputs, and a checksum of the id encodings.
         held: keeps the run from deleting the checkpoint, see `being_read`.
     """
 
@@ -64,18 +64,16 @@ class Trained:
 
 
 def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = False) -> Trained:
-    """A checkpoint of a run.
+    """Open a checkpoint of a run.
 
     Args:
         path: a run folder, or a checkpoint in it.
-        epoch: which checkpoint of a run folder: `best`, which is the default, `newest`, or the
-            number of an epoch.
-        allow_import: execute the Python file with the network, where the run has one of its own;
-            the log says so.
+        epoch: which checkpoint of a run folder: `best` (default), `newest`, or an epoch's number.
+        allow_import: whether a Python file with the run's own network is executed; this is logged.
 
     Raises:
         RunFolderError: there is no such run or checkpoint, it is damaged, or the file of its
-            network may not be executed or is not as it was.
+            network may not be executed or has changed.
         SettingsError: the configuration of the run cannot be used.
     """
     if not os.path.exists(path):
@@ -99,7 +97,8 @@ def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = F
     config = load_config_of_run(run.config_file)
     if lacking := sorted(open_keys(config)):
         raise RunFolderError(
-            f"{run.config_file}: no run wrote it ({lacking[0]} is absent); copy the run again"
+            f"{run.config_file}: was not written by a run ({lacking[0]} is absent); copy the run "
+            "again"
         )
     if imported:
         print(f"model.import: {config.model.import_file} was executed", file=sys.stderr)
@@ -114,12 +113,12 @@ def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = F
 
 
 def choose_checkpoint(path: Path, epoch: str | None = None, remedy: str | None = None) -> Path:
-    """The folder of a checkpoint; see `open_trained`. Only manifests are read.
+    """Choose a checkpoint's folder by reading manifests only; see `open_trained`.
 
     Args:
-        path: absolute; also the `checkpoints` of a run, or a link that leads to one of these.
-        remedy: what to do where the newest one's manifest is damaged; None: to believe the newest
-            that can be read, and to say so.
+        path: absolute; may also be a run's `checkpoints` folder, or a link.
+        remedy: advice for the error if the newest manifest is damaged; None: use the newest
+            readable one and say so.
 
     Raises:
         RunFolderError: there is none.
@@ -129,16 +128,16 @@ def choose_checkpoint(path: Path, epoch: str | None = None, remedy: str | None =
     if path.parent == RunFolder(run).checkpoints:
         if epoch is not None:
             raise RunFolderError(
-                f"{path} is the checkpoint of one epoch; leave --epoch out, or write the run "
-                f"folder {run}"
+                f"{path} is a checkpoint of one epoch; leave --epoch out, or write the run folder "
+                f"{run}"
             )
         return path
     folder = RunFolder(path).checkpoints
     last = newest(folder)
     if last is None:
         raise RunFolderError(
-            f"{path}: no checkpoint in it ({folder} holds none); write a run folder such as "
-            "runs/quickstart, trained for an epoch or more"
+            f"{path}: has no checkpoint ({folder} holds none); write a run folder such as "
+            "runs/quickstart, trained for at least one epoch"
         )
     if epoch == NEWEST:
         return last
@@ -152,7 +151,7 @@ def choose_checkpoint(path: Path, epoch: str | None = None, remedy: str | None =
             last, progress = others[0]
             best = progress.best_epoch
             print(f"{failure}; {last} is the newest that can be read", file=sys.stderr)
-        # Before the first evaluation no epoch is the best.
+        # There is no best epoch before the first evaluation.
         return _existing(folder, best) if best else last
     if not epoch.isdecimal():
         raise RunFolderError(f"--epoch: found {epoch!r}; write best, newest, or a number")
@@ -160,7 +159,7 @@ def choose_checkpoint(path: Path, epoch: str | None = None, remedy: str | None =
 
 
 def _in_its_run(path: Path) -> Path:
-    """A run folder, or a checkpoint in one, at the place where the run has it."""
+    """The run folder, or the checkpoint at its place in the run folder."""
     for found in (path, path.resolve()):
         if found == RunFolder(found.parent).checkpoints:
             return found.parent
@@ -175,7 +174,7 @@ def _existing(folder: Path, epoch: int) -> Path:
     if found is None:
         there = ", ".join(sorted(path.name for path in folder.glob("epoch_*"))) or "none"
         raise RunFolderError(
-            f"{folder}: no whole checkpoint of epoch {epoch}; there are: {there} "
+            f"{folder}: no complete checkpoint of epoch {epoch}; there are: {there} "
             "(checkpoint.keep says how many a run keeps)"
         )
     return found
@@ -185,7 +184,7 @@ def dense_model(trained: Trained) -> CTRModel:
     """The model with the trained dense layers, on the CPU; its tables are on `meta`.
 
     Raises:
-        RunFolderError: the checkpoint is damaged, or that of another network.
+        RunFolderError: the checkpoint is damaged, or belongs to another network.
     """
     model = build_model(trained.config, trained.data.vocabulary_sizes, trained.data.numbers)
     check_same_network(trained.checkpoint, read_manifest(trained.checkpoint), model.state_dict())
@@ -200,7 +199,7 @@ def whole_model(trained: Trained, device: torch.device) -> CTRModel:
         RunFolderError: the checkpoint is damaged.
     """
     model = dense_model(trained)
-    # Not the rest: buffers that no checkpoint holds would be lost.
+    # Only the tables: buffers outside the checkpoint would be lost.
     model.front.to_empty(device=device)
     _read(trained, model, tables=True)
     move_dense(model, device)
@@ -213,7 +212,7 @@ def _read(trained: Trained, model: CTRModel, tables: bool) -> None:
         for name, tensor in model.state_dict().items()
         if name.startswith(TABLES) == tables
     }
-    # Some networks' masks hold infinities on purpose.
+    # Masks of some networks hold infinities on purpose.
     masks = [n for n, b in model.named_buffers() if not b.is_meta and not b.isfinite().all()]
     read_tensors(trained.checkpoint, {"model": state}, alone=True)
     check_finite(trained.checkpoint, {n: t for n, t in state.items() if n not in masks})
@@ -225,7 +224,7 @@ class Scored(NamedTuple):
     Attributes:
         logits: of a click.
         label: 0 or 1.
-        weight: what a sample counts for.
+        weight: of the sample in metrics.
     """
 
     logits: np.ndarray

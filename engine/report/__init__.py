@@ -1,1 +1,1 @@
-"""What runs recorded, as one page of pictures and tables."""
+"""One page of pictures and tables of what runs recorded."""

@@ -1,4 +1,4 @@
-"""Show runs: `python -m stampede.engine.report runs/...`."""
+"""Report on runs: `python -m stampede.engine.report runs/...`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stampede.settings import printable  # noqa: E402
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 2 for a user's mistake."""
+    """Run the command; return its exit status: 2 for a user's mistake."""
     given = _parser().parse_args(arguments)
     return exit_status(lambda: _report(given), RunFolderError)
 
@@ -41,8 +41,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Write one HTML page on training runs, and its pictures as PNG: learning "
         "curves, AUC against\nbatch size and training time, calibration, clipped rows, norms of "
         "the embeddings, times of\nsteps, results and differences of the configurations. Runs that "
-        "differ only in run.seed are\naveraged, runs on different data have pictures of their own. "
-        "What runs did not record is\nleft out and said.",
+        "differ only in run.seed are\naveraged; runs on different data get separate pictures. The "
+        "report names what runs did not record.",
         epilog="examples:\n"
         "  stampede report runs/quickstart\n"
         "  stampede report runs/criteo-1024 runs/criteo-8192 --out criteo\n"
@@ -58,8 +58,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--baseline",
         metavar="RUN",
-        help="run that the tables show the differences of the others to, such as baseline; with "
-        "several seeds, any of them",
+        help="run to which the tables show the others' differences, such as baseline; with several "
+        "seeds, any of them",
     )
     parser.add_argument(
         "--out",

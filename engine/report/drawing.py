@@ -1,4 +1,4 @@
-"""What the pictures of a report have in common: looks, curves over seeds, legends, reasons."""
+"""Common parts of a report's pictures: styles, curves over seeds, legends, reasons."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from matplotlib.ticker import PercentFormatter
 from stampede.engine.plots import as_written
 from stampede.engine.report.run_records import RunRecord, Setting
 
-# Inches: on a phone this shrinks to about 3.7, where its text is still as large as a footnote.
+# Inches: on a phone this shrinks to about 3.7, and text to the size of a footnote.
 _WIDTH, _HEIGHT, _LEGEND_LINE = 5.4, 3.4, 0.19
 
-# Characters of a label of which two stand side by side.
+# Longest label of a legend with two columns.
 _NARROW = 22
 
 # Dark to light alternates, so that neighbours differ in print, too (Okabe and Ito's colours).
@@ -26,7 +26,7 @@ _COLOURS = ("#000000", "#d55e00", "#0072b2", "#009e73", "#8c3b73", "#7f7f7f")
 _DASHES = ("-", "--", "-.", ":", (0, (7, 2, 1, 2, 1, 2)))
 _MARKERS = ("o", "s", "^", "D", "v", "x", "P")
 
-# Points of a run by step: where it is to the right, and its value.
+# Points of a run by step: x and value.
 Points = dict[int, tuple[float, float]]
 # Over the seeds of a setting: x, mean, lowest and highest value.
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -41,7 +41,7 @@ class Drawing:
         name: of its file, without the ending.
         title: heading.
         caption: what is shown, in a sentence or two.
-        figure: the picture; None where no run recorded what it needs.
+        figure: the picture; None if no run recorded what it needs.
         left_out: a sentence for each thing that is not shown, with the reason.
     """
 
@@ -53,7 +53,7 @@ class Drawing:
 
 
 def styles(count: int) -> list[Style]:
-    """Colour, dashes and marker for so many curves; 210 of them differ."""
+    """Colour, dashes and marker for `count` curves; up to 210 differ."""
     looks = zip(cycle(_COLOURS), cycle(_DASHES), cycle(_MARKERS), strict=False)
     return [
         {
@@ -69,7 +69,7 @@ def styles(count: int) -> list[Style]:
 
 
 def with_styles(settings: Sequence[Setting]) -> list[tuple[Setting, Style]]:
-    """Settings with their looks, which are the same in every picture."""
+    """Settings with their styles, the same in every picture."""
     return list(zip(settings, styles(len(settings)), strict=True))
 
 
@@ -89,14 +89,14 @@ def as_shares(axes: Axes) -> None:
 
 
 def name_rows(axes: Axes, names: Sequence[str], **looks: Any) -> None:
-    """Names for lines of a picture from top to bottom."""
+    """Label the rows of a picture from top to bottom."""
     axes.set_yticks(range(len(names)), names, **looks)
     as_written(axes.get_yticklabels())
     axes.invert_yaxis()
 
 
 def with_legend(figure: Figure) -> Figure:
-    """The figure with a legend beneath, where it hides nothing."""
+    """Add a legend below the figure."""
     handles = dict(zip(*reversed(figure.axes[0].get_legend_handles_labels()), strict=True))
     shown = [shortened(label) for label in handles]
     columns = 2 if len(shown) > 3 and max(map(len, shown)) <= _NARROW else 1
@@ -118,7 +118,7 @@ def not_shown(settings: Sequence[Setting], shown: Sequence[Setting], why: str) -
 
 
 def shortened(text: str, most: int = 56) -> str:
-    """A long name without its middle."""
+    """Cut the middle out of a long name."""
     if len(text) <= most:
         return text
     half = (most - 2) // 2
@@ -126,7 +126,7 @@ def shortened(text: str, most: int = 56) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Some names, as in a sentence."""
+    """Names, joined for a sentence."""
     shown = ", ".join(names[:6])
     return shown if len(names) <= 6 else f"{shown} and {len(names) - 6} more"
 
@@ -134,7 +134,7 @@ def listed(names: Sequence[str]) -> str:
 def curves(
     settings: Sequence[Setting], points: Callable[[RunRecord], Points]
 ) -> list[tuple[Setting, Style, Curve]]:
-    """Of each setting with points the mean over its seeds, at the steps that all of them have."""
+    """For each setting with points, the mean over its seeds at their common steps."""
     all_curves = []
     for one, style in with_styles(settings):
         found = [of_run for run in one.runs if (of_run := points(run))]

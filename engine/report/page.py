@@ -1,4 +1,4 @@
-"""Writes a report: one HTML page that needs nothing else, and its pictures."""
+"""Writes a report: one self-contained HTML page, and its pictures."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def write_report(
 ) -> list[str]:
     """Write `report.html` and a PNG for each picture.
 
-    Runs on different data have pictures of their own: their AUCs do not compare. Pictures of an
-    earlier report that this one lacks are deleted, other files left alone.
+    Runs on different data get separate pictures: their AUCs cannot be compared. Outdated pictures
+    of an earlier report are deleted; other files stay.
 
     Args:
         runs: at least one.
-        folder: made where it is not there.
+        folder: created if absent.
         baseline: one of the runs, to which the tables show the differences of the others.
 
     Returns:
@@ -59,8 +59,8 @@ def write_report(
         drawn = best(members)
         if len(drawn) < len(members):
             notes.append(
-                f"Of {len(members)} runs, the pictures but that of batch sizes show the "
-                f"{len(drawn)} with the best test AUC."
+                f"Of {len(members)} runs, the pictures show the {len(drawn)} with the best test "
+                "AUC; the picture of batch sizes shows all."
             )
         found = all_drawings(members, drawn)
         ending = "" if number == 1 else f"_{number}"
@@ -100,7 +100,7 @@ def write_report(
 
 
 def _advice(runs: Sequence[RunRecord]) -> list[str]:
-    """What runs said when something was off, each sentence once."""
+    """The advice of the runs, each sentence once."""
     said: dict[str, list[str]] = {}
     for run in runs:
         for line in run.of_kind("advice"):
@@ -114,7 +114,7 @@ def _advice(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def best(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """As many as can be told apart in a picture, in their order."""
+    """The best runs, as many as a picture can show distinctly, in their order."""
     ranked = sorted(runs, key=lambda run: run.metric("test", "auc") or 0, reverse=True)
     kept = {run.path for run in ranked[:_MOST_CURVES]}
     return [run for run in runs if run.path in kept]

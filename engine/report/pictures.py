@@ -1,5 +1,5 @@
 """Pictures of the report. A curve is the mean over seeds, with a band from the lowest to the
-highest; what runs did not record is left out and said."""
+highest; it says what is left out because runs did not record it."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ from stampede.engine.tables import read_field
 
 _SAMPLES = "training samples (steps x batch size)"
 
-# Above this ratio of the largest to the smallest probability the low ones would be one heap.
+# Above this ratio of largest to smallest probability, use a log scale: low ones would overlap.
 _WIDE = 20
 
-# Fields whose norms are shown, and ids that are too few for shares or too many to be read.
+# Most fields whose norms are shown; fewest ids for percentiles, and most ids to read.
 _MOST_FIELDS, _FEWEST_IDS, _MOST_IDS = 16, 50, 20_000_000
 # Settings whose norms can be told apart on one line.
 _MOST_NORMS = 4
 
-# A phase that takes less of the time of every run stands with the others.
+# Phases with a smaller share of every run's time are joined.
 _LEAST_PHASE, _OTHERS = 0.03, "other phases"
-# Neighbours differ in brightness and in what fills them.
+# Neighbours differ in brightness and hatching.
 _FILLS = (
     ("#000000", ""), ("#e69f00", "//"), ("#0072b2", ""), ("#cccccc", ".."), ("#8c3b73", "xx"),
     ("#56b4e9", ""), ("#d55e00", "\\\\"), ("#f0e442", ""), ("#009e73", "--"), ("#ffffff", ""),
@@ -68,7 +68,7 @@ def all_drawings(runs: Sequence[RunRecord], drawn: Sequence[RunRecord]) -> list[
 
     Args:
         runs: all of them.
-        drawn: those that single curves are drawn of.
+        drawn: those with single curves.
     """
     settings = settings_of(drawn)
     return [
@@ -88,7 +88,7 @@ def all_drawings(runs: Sequence[RunRecord], drawn: Sequence[RunRecord]) -> list[
 
 
 def draw_periods(settings: Sequence[Setting]) -> list[Drawing]:
-    """AUC of a log's periods, of all rows and of those with new ids, and the rows of tables."""
+    """AUC of a log's periods, for all rows and for rows with new ids; rows of tables."""
     shown = [
         ("auc", "AUC of each period", "Exact AUC of each period before it was trained on."),
         (
@@ -100,12 +100,12 @@ def draw_periods(settings: Sequence[Setting]) -> list[Drawing]:
     ]
 
     def points(run: RunRecord, name: str) -> Points:
-        # The first is scored by a model that has learned nothing.
+        # An untrained model scores the first period.
         lines = [line for line in run.periods if name == "ids" or line["period"] > 1]
         values = {line["period"]: line.get(name) for line in lines}
         return {n: (n, value) for n, value in values.items() if value is not None}
 
-    # Where there is no such run, nobody misses it.
+    # Without runs on periods, do not list them as missing.
     settings = [one for one in settings if any(run.periods for run in one.runs)] and settings
     return [
         _draw_lines(
@@ -126,7 +126,7 @@ def draw_auc(settings: Sequence[Setting], part: str) -> Drawing:
     caption = f"Exact AUC of the {part} part at every evaluation."
     last = [line for one in settings for run in one.runs for line in run.evaluations(part)[-1:]]
     attainable = {line["attainable_auc"] for line in last if line.get("attainable_auc") is not None}
-    # A line would squeeze the curves beneath it.
+    # Not as a line, which would squeeze the curves below it.
     if len(attainable) == 1:
         caption += f" The true click probabilities would reach {attainable.pop():.4f}."
     return _draw_lines(
@@ -143,8 +143,8 @@ def draw_auc(settings: Sequence[Setting], part: str) -> Drawing:
 def draw_wall_time(settings: Sequence[Setting]) -> Drawing:
     """Test AUC over seconds of training."""
     caption = (
-        "Test AUC over the seconds spent in training, without evaluation and checkpoints. Times of "
-        "runs on different machines, or beside other work, do not compare."
+        "Test AUC over the seconds spent in training, without evaluation and checkpoints. Times "
+        "of runs on different or busy machines cannot be compared."
     )
 
     def points(run: RunRecord) -> Points:
@@ -155,7 +155,7 @@ def draw_wall_time(settings: Sequence[Setting]) -> Drawing:
         settings,
         Drawing("auc_wall_time", "AUC against wall time", caption),
         points,
-        "no AUC with its time of training was recorded",
+        "no AUC with its training time was recorded",
         "seconds of training",
         "test AUC",
         is_auc=True,
@@ -187,7 +187,7 @@ def _draw_lines(
     ylabel: str,
     is_auc: bool = False,
 ) -> Drawing:
-    """A curve for each setting that has points; `why` others have none."""
+    """A curve for each setting with points; `why` says why others have none."""
     found = curves(settings, points)
     drawing = replace(drawing, left_out=not_shown(settings, [one for one, *_ in found], why))
     if not found:
@@ -197,7 +197,7 @@ def _draw_lines(
         add_curve(axes, curve, style, one.label)
     caption = drawing.caption
     if is_auc and show_small_differences(axes, [curve[1] for *_, curve in found]):
-        caption += f" Points beneath {axes.get_ylim()[0]:.3f} are cut off."
+        caption += f" Points below {axes.get_ylim()[0]:.3f} are cut off."
     axes.set(xlabel=xlabel, ylabel=ylabel)
     if xlabel == _SAMPLES:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -205,11 +205,11 @@ def _draw_lines(
 
 
 def draw_loss(settings: Sequence[Setting]) -> Drawing:
-    """Loss of training and, with markers, of the validation part; else of the test part."""
+    """Training loss, and with markers the loss of the validation part, or else the test part."""
     caption = (
         "Loss of the global batches at the logged steps (thin, mean of neighbours) and logloss of "
-        "the validation part at every evaluation (with markers; of the test part where there is no "
-        "validation part). Where they part, the run learns its training rows by heart."
+        "the validation part at every evaluation (with markers; of the test part if there is no "
+        "validation part). Where the curves part, the run overfits."
     )
     trained = curves(settings, lambda run: _values(run, run.of_kind("train"), "loss"))
     shown = [one for one, *_ in trained]
@@ -229,7 +229,7 @@ def draw_loss(settings: Sequence[Setting]) -> Drawing:
     figure, axes = new_figure()
     tops = []
     for one, style, (x, y, *_) in trained:
-        # A line for each batch would be a ribbon.
+        # Average neighbours: the loss of every batch would be a wide band.
         size = -(-len(x) // 60)
         stretches = [slice(begin, begin + size) for begin in range(0, len(x), size)]
         x, y = ([part[s].mean() for s in stretches] for part in (x, y))
@@ -240,7 +240,7 @@ def draw_loss(settings: Sequence[Setting]) -> Drawing:
             tops.append(evaluated[one.label][1].max())
         else:
             axes.plot([], [], **style, label=one.label)
-    # The losses of the first steps would squeeze all others.
+    # Cut off the first steps, whose losses would squeeze all others.
     axes.set_ylim(top=min(axes.get_ylim()[1], 1.03 * max(tops)))
     axes.set(xlabel=_SAMPLES, ylabel="logloss")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -268,14 +268,14 @@ def draw_batch_size(runs: Sequence[RunRecord]) -> Drawing:
         "Test AUC of the selected epoch, chosen on the "
         + " and the ".join(chosen)
         + " part: mean over the seeds, with the lowest and the highest. A line joins runs that "
-        "differ only in seed, batch size and settings that go with the batch size."
+        "differ only in seed, batch size and settings that follow the batch size."
     )
     left_out = not_shown(settings_of(runs), settings_of(ended), "not finished or without an AUC")
     drawing = Drawing("auc_batch_size", "AUC against batch size", caption, None, left_out)
     sizes = sorted({run.batch_size for run in ended})
     if len(sizes) < 2:
         found = f"all of {sizes[0]:,}" if sizes else "none finished"
-        reason = f"It takes finished runs of two batch sizes or more; here: {found}."
+        reason = f"Finished runs of at least two batch sizes are needed; found: {found}."
         return replace(drawing, left_out=(*left_out, reason))
     figure, axes = new_figure()
     lines = _along_batch_size(ended)
@@ -297,18 +297,18 @@ def draw_batch_size(runs: Sequence[RunRecord]) -> Drawing:
 
 
 def _along_batch_size(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
-    """Runs by what they have in common besides batch size and seed."""
+    """Group runs that differ only in batch size and seed."""
     sizes = {run.batch_size for run in runs}
     keys = []
     for key in differing_keys(runs):
         pairs = {(run.batch_size, readable(run.compared.get(key))) for run in runs}
-        # A key with one value at each batch size, such as epochs, goes with it.
+        # A key with one value per batch size, such as epochs, follows the batch size.
         if key not in ("train.batch_size", "run.seed") and len(pairs) > len(sizes):
             keys.append(key)
     found = defaultdict(list)
     for run in runs:
         found[tuple(readable(run.compared.get(key)) for key in keys)].append(run)
-    # A label has the last part of a key, where that is clear enough.
+    # Labels use the last part of a key if that is unambiguous.
     short = [key.rsplit(".", 1)[1] for key in keys]
     names = [s if short.count(s) == 1 else key for s, key in zip(short, keys, strict=True)]
     return {
@@ -322,11 +322,11 @@ def draw_calibration(settings: Sequence[Setting]) -> Drawing:
     """Mean label against mean prediction, in buckets of the predictions."""
     caption = (
         "Share of clicks in ten buckets of equally many test samples, sorted by prediction, after "
-        "the selected epoch (of runs that have not ended, at the newest evaluation). On the dotted "
-        "line predictions are right; beneath it they are too high."
+        "the selected epoch (for unfinished runs, at the newest evaluation). On the dotted line "
+        "predictions are right; below it they are too high."
     )
     found = curves(settings, _buckets)
-    why = "no calibration_buckets were recorded (evaluate.metrics asks for them)"
+    why = "no calibration_buckets were recorded (set evaluate.metrics)"
     left_out = not_shown(settings, [one for one, *_ in found], why)
     drawing = Drawing("calibration", "Calibration", caption, None, left_out)
     if not found:
@@ -360,7 +360,7 @@ def draw_by_count(settings: Sequence[Setting]) -> Drawing:
     """Clipped share of the rows by the occurrences of their id in the global batch."""
     caption = (
         "Share of the ids of a batch whose gradient was clipped, by how often the id occurs in "
-        "that global batch; over all steps that were counted."
+        "that global batch, over all counted steps."
     )
 
     def groups(line: dict[str, Any]) -> dict[str, Any]:
@@ -372,10 +372,9 @@ def draw_by_count(settings: Sequence[Setting]) -> Drawing:
 
 
 def draw_by_field(settings: Sequence[Setting]) -> Drawing:
-    """Clipped share of the rows of each field in the steps that were counted."""
+    """Clipped share of each field's rows, over all counted steps."""
     caption = (
-        "Share of the ids of a batch whose gradient was clipped, by field; over all steps that "
-        "were counted."
+        "Share of the ids of a batch whose gradient was clipped, by field, over all counted steps."
     )
     lines = [line for one in settings for run in one.runs for line in run.of_kind("clipping")]
     several = sorted({field for line in lines for field in line["left_out"]})
@@ -399,7 +398,7 @@ def _draw_shares(
                 clipped[group] += count["clipped"]
         if touched:
             found.append((one, style, {g: clipped[g] / n for g, n in touched.items() if n}))
-    why = "not counted (train.clip_stats_every asks for it)"
+    why = "not counted (set train.clip_stats_every)"
     left_out = not_shown(settings, [one for one, *_ in found], why)
     drawing = replace(drawing, left_out=drawing.left_out + left_out)
     if not found:
@@ -410,7 +409,7 @@ def _draw_shares(
     figure, axes = new_figure()
     for one, style, shares in found:
         x = [place for place, group in enumerate(places) if group in shares]
-        # Fields have no order that a line could follow.
+        # Fields have no order, so draw no line.
         line = {} if xlabel else {"linestyle": "none"}
         axes.plot(x, [shares[places[place]] for place in x], **{**style, **line}, label=one.label)
     axes.set_xticks(range(len(places)), places, rotation=90 if len(places) > 8 else 0, fontsize=8)
@@ -424,8 +423,8 @@ def draw_embedding_norms(settings: Sequence[Setting]) -> Drawing:
     """Median and spread of the norms of the embeddings, a line for each field."""
     caption = (
         "Norms of a field's embeddings in the checkpoint of the selected epoch: the median, and a "
-        "line from the 5th to the 95th percentile. Ids that training never met keep their initial "
-        "norm, or decay by L2."
+        "line from the 5th to the 95th percentile. Ids outside the training rows keep their "
+        "initial norm, or decay by L2."
     )
     sizes: dict[str, int] = {}
     found: list[tuple[Setting, Style, Path]] = []
@@ -464,7 +463,7 @@ def draw_embedding_norms(settings: Sequence[Setting]) -> Drawing:
         return drawing
     figure, axes = new_figure(1.0 + 0.17 * len(fields))
     for number, (one, style, percentiles) in enumerate(norms):
-        # Lines of several settings stand beneath each other.
+        # Lines of several settings are below each other.
         y = np.arange(len(fields)) + 0.6 * ((number + 0.5) / len(norms) - 0.5)
         low, middle, high = percentiles.T
         axes.hlines(y, low, high, color=style["color"], linewidth=1.2)
@@ -486,13 +485,12 @@ def _percentiles(checkpoint: Path, field: str, bar: Any) -> np.ndarray:
 def draw_phases(runs: Sequence[RunRecord]) -> Drawing:
     """Milliseconds of a step by phase, a bar for each run."""
     caption = (
-        "Mean time of a step by what the ranks did in it, over all steps that were timed. The next "
-        "batch is read and sent while the one before waits to be computed. Evaluation and "
-        "checkpoints are left out."
+        "Mean time of a step by phase, over all timed steps. The next batch is read and sent "
+        "before the current one is computed. Evaluation and checkpoints are left out."
     )
     found = [(run, seconds) for run in runs if (seconds := _phase_seconds(run))]
     every, timed = [Setting(r.label, (r,)) for r in runs], [Setting("", (r,)) for r, _ in found]
-    left_out = not_shown(every, timed, "no steps were timed (train.timing_every asks for it)")
+    left_out = not_shown(every, timed, "no steps were timed (set train.timing_every)")
     drawing = Drawing("time_by_phase", "Time by phase", caption, None, left_out)
     if not found:
         return drawing
@@ -517,7 +515,7 @@ def draw_phases(runs: Sequence[RunRecord]) -> Drawing:
 
 
 def _phase_seconds(run: RunRecord) -> dict[str, float]:
-    """Mean seconds of a step by phase; empty where none was timed."""
+    """Mean seconds of a step by phase; empty if none was timed."""
     lines = run.of_kind("timing")
     steps = [line["step_seconds"]["steps"] for line in lines]
     if not sum(steps):

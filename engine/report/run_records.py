@@ -1,4 +1,4 @@
-"""What run folders hold, read without the data or a model, and which runs belong together."""
+"""Reads run folders, without data or model, and groups runs."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from stampede.settings import printable, read_yaml, reading
 
 _HINT = "write a run folder such as runs/quickstart, or a folder of run folders"
 
-# Keys that say how a run was started, logged or kept, not what it computed.
+# Keys that only concern how a run is started, logged or saved, not its result.
 _NOT_COMPARED = (
     "run.name", "run.dir", "run.overwrite", "run.hang_seconds", "run.slow_hang_seconds",
     "checkpoint.", "train.log_every", "evaluate.compare_with_lr",
     "train.clip_stats_every", "train.timing_every", "train.profile.",
 )  # fmt: skip
 
-# Keys that say which rows a run is tested on.
+# Keys that decide which rows a run is tested on.
 _OF_THE_ROWS = (
     "data.kind", "data.path", "data.split", "data.test_", "data.validation_path", "data.seed",
     "data.scale", "data.rows", "data.zipf",
 )  # fmt: skip
 
-# No run has more steps, and their product with a batch is a number of 62 bits.
+# More than any run has, with a product of at most 62 bits.
 _MOST_STEPS, _MOST_BATCH = 1 << 36, 1 << 26
 
 _Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 _Number = Annotated[float, Field(ge=-1e30, le=1e30)]
-# A limit makes pydantic refuse text that UTF-8 cannot write.
+# With a length limit pydantic refuses text that is not valid UTF-8.
 _Text = Annotated[str, Field(max_length=1 << 20)]
 
 
 class _Read(BaseModel):
-    """What a report needs of something that a run wrote; the rest may be anything."""
+    """The values that a report needs from a file of a run; others are ignored."""
 
     model_config = ConfigDict(strict=True)
 
@@ -180,8 +180,9 @@ class RunRecord:
         label: short name, different for each run of a report.
         config: values of `config.yaml` by dotted key.
         lines: lines of `metrics.jsonl`.
-        summary: `summary.json`; empty where the run has not ended, or was continued since.
-        periods: of a log that comes in files, the line of each; all else is of the newest one.
+        summary: `summary.json`; empty if the run has not ended or was continued since.
+        periods: the line of each period of a log that comes in files; all other attributes are of
+            the newest period.
     """
 
     path: Path
@@ -198,7 +199,7 @@ class RunRecord:
 
     @property
     def compared(self) -> dict[str, Any]:
-        """The keys of the configuration that make one run different from another."""
+        """The keys of the configuration in which runs are compared."""
         return {k: v for k, v in self.config.items() if not k.startswith(_NOT_COMPARED)}
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
@@ -210,18 +211,18 @@ class RunRecord:
         return [line for line in self.of_kind("evaluation") if line["part"] == part]
 
     def samples_at(self, line: dict[str, Any]) -> int:
-        """Samples trained on at a line, the last batch of an epoch taken for a whole one."""
+        """Samples trained on at a line, counting an epoch's last batch as full."""
         return line["step"] * self.batch_size
 
     def metric(self, part: str, name: str, when: str = "selected") -> float | None:
-        """A metric of a part after the `selected` epoch, or after the `last`; None if unknown."""
+        """A metric of a part after the `selected` or the `last` epoch; None if unknown."""
         if not self.summary:
             return None
         parts = self.summary["last"] if when == "last" else selected_metrics(self.summary)
         return parts.get(part, {}).get(name)
 
     def checkpoint(self) -> Path | None:
-        """The checkpoint of the best epoch, or else the newest; None without any.
+        """The checkpoint of the best epoch, or else the newest; None if there is none.
 
         Raises:
             RunFolderError: the newest is damaged.
@@ -233,7 +234,7 @@ class RunRecord:
         return checkpoint_of(folder, read_manifest(last).progress.best_epoch) or last
 
     def state(self) -> str | None:
-        """What there is to say where the run has not ended; None where it has."""
+        """A sentence on a run that has not ended; None if it has."""
         if self.summary:
             return None
         if not self.lines:
@@ -244,15 +245,15 @@ class RunRecord:
         lacks = "no summary.json"
         if RunFolder(self.path).summary.is_file():
             lacks = "it was continued after summary.json was written"
-        return f"is not finished ({lacks}); what is shown ends at step {last:,}"
+        return f"is not finished ({lacks}); results are shown up to step {last:,}"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that differ in nothing but `run.seed`.
+    """Runs that differ only in `run.seed`.
 
     Attributes:
-        label: of the run, or what the names of several begin with.
+        label: of the run, or the common beginning of several runs' labels.
         runs: at least one.
     """
 
@@ -260,18 +261,18 @@ class Setting:
     runs: tuple[RunRecord, ...]
 
     def values(self, of: Callable[[RunRecord], float | None]) -> list[float]:
-        """A figure of each run that has it."""
+        """A value of each run that has it."""
         return [value for run in self.runs if (value := of(run)) is not None]
 
 
 def settings_of(runs: Sequence[RunRecord]) -> list[Setting]:
-    """Runs by what they have in common besides the seed, in their order."""
+    """Group runs that differ only in the seed, in their order."""
     found, met = defaultdict(list), Counter()
     for run in runs:
         compared = {k: readable(v) for k, v in run.compared.items()}
         seed = compared.pop("run.seed", "")
         key = tuple(sorted(compared.items()))
-        # The same seed again is another run of the same, not another seed.
+        # A repeated seed starts another setting instead of counting as another seed.
         found[key, met[key, seed]].append(run)
         met[key, seed] += 1
     labels: set[str] = set()
@@ -289,7 +290,7 @@ def settings_of(runs: Sequence[RunRecord]) -> list[Setting]:
 
 
 def by_data(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
-    """Runs by the rows that they are tested on; the key says which, for people."""
+    """Group runs by the rows they are tested on; the key describes these rows."""
     groups = defaultdict(list)
     for run in runs:
         rows = {k: readable(v) for k, v in run.config.items() if k.startswith(_OF_THE_ROWS)}
@@ -308,13 +309,13 @@ def by_data(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
 
 
 def differing_keys(runs: Sequence[RunRecord]) -> list[str]:
-    """Dotted keys that do not have one value in all runs, in the order of the configuration."""
+    """Dotted keys whose values differ between runs, in the order of the configuration."""
     keys = dict.fromkeys(key for run in runs for key in run.compared)
     return [key for key in keys if len({readable(run.compared.get(key, "-")) for run in runs}) > 1]
 
 
 def readable(value: Any) -> str:
-    """A value of a configuration, as YAML would have it on one line."""
+    """A value of a configuration as one line of YAML."""
     if isinstance(value, list):
         return "[" + ", ".join(map(readable, value)) + "]"
     said = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
@@ -336,18 +337,18 @@ def open_runs(paths: Sequence[Path]) -> list[RunRecord]:
 
 
 def baseline_of(runs: Sequence[RunRecord], asked: str) -> RunRecord:
-    """The run of a report that a user names, by its label, its folder or the folder's name.
+    """Find the run that a user names by its label, its folder or the folder's name.
 
     Raises:
-        RunFolderError: there is none, or more than one.
+        RunFolderError: no run or several runs have this name.
     """
     found = [run for run in runs if asked in (run.label, str(run.path), run.path.name)]
     found = found or [run for run in runs if Path(asked).resolve() == run.path]
     if len(found) != 1:
         labels = ", ".join(run.label for run in runs)
         raise RunFolderError(
-            f"--baseline: found {asked!r}, which is {len(found) or 'none'} of the runs; write one "
-            f"of {labels}"
+            f"--baseline: found {asked!r}, which names {len(found) or 'none'} of the runs; write "
+            f"one of {labels}"
         )
     return found[0]
 
@@ -359,7 +360,7 @@ def _run_folders(path: Path) -> list[Path]:
         raise RunFolderError(f"{path}: is a file; {_HINT}")
     if RunFolder(path).config_file.is_file():
         return [path]
-    # Folders whose name begins with a dot are being written or deleted.
+    # Hidden folders are being written or deleted.
     found = sorted(
         child
         for child in path.iterdir()
@@ -369,7 +370,7 @@ def _run_folders(path: Path) -> list[Path]:
         return _run_folders(path / TRIALS)
     if not found:
         raise RunFolderError(
-            f"{path}: holds no config.yaml, nor does a folder in it, so there is no run; {_HINT}"
+            f"{path}: there is no config.yaml in it or in a folder in it, so it has no run; {_HINT}"
         )
     return found
 
@@ -379,7 +380,7 @@ def _labels(folders: list[Path]) -> list[str]:
     parts = 1
     while True:
         labels = ["/".join(folder.parts[-parts:]) for folder in folders]
-        # Matplotlib leaves labels that begin with an underscore out of legends.
+        # Matplotlib hides labels with a leading underscore from legends.
         labels = [printable(f"./{label}" if label.startswith("_") else label) for label in labels]
         if len(set(labels)) == len(labels):
             return labels
@@ -398,8 +399,8 @@ def _read(path: Path, label: str) -> RunRecord:
     batch_size = config.get("train.batch_size")
     if type(batch_size) is not int or not 0 < batch_size < _MOST_BATCH:
         raise RunFolderError(
-            f"{folder.config_file}: train.batch_size is absent or no whole number, so no run wrote "
-            f"this file; {_HINT}"
+            f"{folder.config_file}: train.batch_size is absent or not a whole number, so no run "
+            f"wrote this file; {_HINT}"
         )
     lines, summary = _lines(folder), {}
     if folder.summary.is_file():

@@ -1,4 +1,4 @@
-"""Tables of the report: what came out, of what, how fast, and in which keys runs differ."""
+"""Tables of the report: results, data and models, step times, and differing keys."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Table:
     Attributes:
         title: heading.
         note: a sentence above it.
-        header, rows: cells; without rows the note stands alone.
+        header, rows: cells; without rows only the note is shown.
     """
 
     title: str
@@ -47,7 +47,7 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Which columns hold numbers only, and stand to the right."""
+        """Which columns hold only numbers, to be aligned right."""
         columns = list(zip(*self.rows, strict=True))
         return [
             number > 0 and all(cell.lstrip("+-")[:1].isdigit() for cell in column if cell)
@@ -56,17 +56,17 @@ class Table:
 
 
 def result_tables(groups: dict[str, list[RunRecord]], baseline: RunRecord | None) -> list[Table]:
-    """Results of the selected epoch, of the last one, and of every run where seeds are averaged.
+    """Results of the selected epoch, of the last one, and of every run if seeds are averaged.
 
     Args:
         groups: runs by data; see `by_data`.
-        baseline: what others on the same data are compared with; None for nothing.
+        baseline: with which others on the same data are compared; None for no comparison.
     """
     settings = {data: settings_of(runs) for data, runs in groups.items()}
     rows = [(one, data) for data, found in settings.items() for one in found]
     runs = [run for one, _ in rows for run in one.runs]
     compared = next((one for one, _ in rows if baseline in one.runs), None)
-    # Others are on other data, or the baseline itself.
+    # Compare only settings on the same data, without the baseline itself.
     same = [one for found in settings.values() if compared in found for one in found]
     same = [one for one in same if one is not compared]
     label = [("run", lambda one: one.label)]
@@ -137,7 +137,7 @@ def _in_summary(key: str) -> Callable[[RunRecord], float | None]:
 
 
 def _shared(one: Setting, key: str) -> str:
-    """What the summaries say, each value once."""
+    """The distinct values of a key in the summaries."""
     values = [str(run.summary[key]) for run in one.runs if key in run.summary]
     return ", ".join(dict.fromkeys(values))
 
@@ -166,7 +166,7 @@ def _difference(one: Setting, compared: Setting, part: str, metric: str) -> str:
 
 
 def about_table(runs: Sequence[RunRecord]) -> Table:
-    """Of what each run is: rows, ids, parameters, version, date."""
+    """Rows, ids, parameters, version and date of each run."""
     header = ["run", *(f"{part} rows" for part in ("training", *PARTS)), "ids",
               "parameters of tables", "of dense layers", "version", "ended", "on"]  # fmt: skip
     return Table("Data and models", "", header, [_about(run) for run in runs if run.summary])
@@ -188,12 +188,12 @@ def _about(run: RunRecord) -> list[str]:
 
 
 def period_tables(runs: Sequence[RunRecord]) -> list[Table]:
-    """How each file of a log was predicted before it was trained on; a table for each run."""
+    """Metrics of each file of a log before it was trained on; a table for each run."""
     header = ("period", "file", "rows", "AUC", "logloss", "norm. entropy", "calibration",
               "rows with new ids", "their AUC", "ids", "seconds", "of training")  # fmt: skip
     note = (
-        "Metrics before the period was trained on; the first is scored by a model that has learned "
-        "nothing. What else this page shows of the run is of its newest period."
+        "Metrics before the period was trained on; an untrained model scores the first. The rest "
+        "of this page shows the run's newest period."
     )
     return [
         Table(f"Periods of {run.label}", note, header, [_period(line) for line in run.periods])
@@ -205,7 +205,7 @@ def period_tables(runs: Sequence[RunRecord]) -> list[Table]:
 def _period(line: dict[str, Any]) -> list[str]:
     def number(name: str, form: str) -> str:
         value = line.get(name)
-        # Of a model that has learned nothing.
+        # An untrained model scored the first period.
         unscored = line["period"] == 1 and form == ".4f"
         return "" if value is None or unscored else format(value, form)
 
@@ -222,12 +222,12 @@ def _period(line: dict[str, Any]) -> list[str]:
 
 
 def step_table(runs: Sequence[RunRecord]) -> Table:
-    """How long steps took, in the longest stretch that was timed, and who was waited for."""
+    """Times of steps in the longest timed stretch, and the slowest rank."""
     header = ("run", "steps", "p50", "p90", "p99", "longest", "reading", "communication",
               "slowest rank", "peak memory")  # fmt: skip
     timed = [(run, run.of_kind("timing")) for run in runs]
     rows = [_steps(run.label, lines) for run, lines in timed if lines]
-    note = "Times of steps on the slowest rank, in the longest stretch that was timed."
+    note = "Times of steps on the slowest rank, in the longest timed stretch."
     return Table("Steps", note, header, rows)
 
 
@@ -247,7 +247,7 @@ def _steps(label: str, lines: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _slowest(lines: Sequence[dict[str, Any]]) -> str:
-    """The rank that was the slowest most often, and how often; nothing for a single one."""
+    """The rank that was slowest most often, and how often; empty for a single rank."""
     several = [line["slowest_seconds"] for line in lines if line["slowest_seconds"]["others"]]
     if not several:
         return ""
@@ -269,7 +269,9 @@ def configuration_table(runs: Sequence[RunRecord]) -> Table:
         return Table("Configuration", "All keys.", ["key", "value"], values)
     title, keys = "Differences of the configurations", differing_keys(runs)
     if not keys:
-        return Table(title, "All runs compute the same.")
+        return Table(
+            title, "All runs have the same settings, except names, logging and checkpoints."
+        )
     rows = [[run.label, *(readable(run.compared.get(k, _ABSENT)) for k in keys)] for run in runs]
-    note = "All other keys are equal, but for names, logging and checkpoints."
+    note = "All other keys are equal, except names, logging and checkpoints."
     return Table(title, note, ["run", *keys], rows)

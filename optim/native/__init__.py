@@ -24,7 +24,7 @@ __all__ = ["available", "handles", "sum_by_row", "switched_off"]
 _ROWS_A_WORD = 64
 _ROWS_A_SUMMARY = 64 * _ROWS_A_WORD
 
-# Each thread's own memory, as backward passes of several models may run at once.
+# One workspace per thread, as several models may run backward at once.
 _local = threading.local()
 
 
@@ -38,7 +38,7 @@ def sum_by_row(lookup: Lookup, grad: Tensor, dim: int) -> RowGradients:
     Raises:
         IndexError: an id lies outside its table.
     """
-    # Columns of a wider gradient are read where they are; other layouts are copied.
+    # A slice of columns is read in place; other layouts are copied.
     grad = grad if grad.stride(1) == 1 else grad.contiguous()
     return RowGradients(
         *torch.ops.stampede.sum_by_row(
@@ -57,7 +57,7 @@ def sum_by_row(lookup: Lookup, grad: Tensor, dim: int) -> RowGradients:
 
 
 def _workspace(rows: int) -> tuple[Tensor, Tensor]:
-    """Zeros for the marks of rows, and memory for a number a word of marks."""
+    """Zeros for the bits that mark rows, and memory for one number per word of bits."""
     summaries = -(-rows // _ROWS_A_SUMMARY)
     found = getattr(_local, "workspace", None)
     if found is None or len(found[1]) < summaries * _ROWS_A_WORD:

@@ -68,13 +68,13 @@ void adam_rows_(Tensor weights, Tensor m, Tensor v, const Tensor& rows, const Te
 }
 
 // The largest norm of a row's gradient, `max(relative * norm of its weights, least) * count`, over
-// its first `columns` columns; none where `columns` is 0.
+// its first `columns` columns; nothing is clipped if `columns` is 0.
 struct Clip {
   int64_t columns;
   float relative, least;
 };
 
-// What the clipped columns of a gradient `g` are multiplied by.
+// The factor for the clipped columns of a gradient `g`.
 inline float clip_factor(const float* g, const float* w, int64_t dim, int64_t count,
                          const Clip& clip) {
   float of_grad = 0, of_weight = 0;
@@ -83,7 +83,7 @@ inline float clip_factor(const float* g, const float* w, int64_t dim, int64_t co
     of_grad += d < clip.columns ? g[d] * g[d] : 0.0f;
     of_weight += d < clip.columns ? w[d] * w[d] : 0.0f;
   }
-  // An infinite norm times 0 would be none.
+  // Infinity times 0 would be NaN.
   const float of_row = clip.relative > 0.0f ? clip.relative * std::sqrt(of_weight) : 0.0f;
   const float norm = std::sqrt(of_grad);
   const float most = std::max(of_row, clip.least) * static_cast<float>(std::max<int64_t>(count, 1));

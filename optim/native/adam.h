@@ -7,7 +7,7 @@
 
 namespace {
 
-// Random rows are fetched so many rows before they are needed.
+// Rows to prefetch ahead.
 constexpr int64_t AHEAD = 8;
 // Rows that a thread takes at a time.
 constexpr int64_t ROWS = 1024;

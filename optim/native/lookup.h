@@ -1,9 +1,8 @@
-// A lookup's ids, and what all kernels of rows share.
+// A lookup's ids, and helpers of all row kernels.
 //
-// Every result is the same for any number of threads: a row belongs to one thread, which adds its
-// occurrences block by block of samples and, within a block, in the order in which they stand.
-// Multiplications and additions are fused only where
-// `fma` says so, or two places could round one formula differently.
+// Every result is the same for any number of threads: one thread owns a row and adds its
+// occurrences block by block of samples, in their order within a block. Multiplications and
+// additions are fused only by `fma`; otherwise one formula could round differently in two places.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -25,7 +24,7 @@ using at::Tensor;
 
 // Occurrences that a thread takes at a time.
 constexpr int64_t CHUNK = 8192;
-// Random rows are fetched so many rows before they are needed, where they are only read or added.
+// Rows to prefetch ahead where rows are only read or added.
 constexpr int64_t WAITING = 64;
 
 inline float fma(float a, float b, float c) {
@@ -36,8 +35,8 @@ inline float fma(float a, float b, float c) {
 #endif
 }
 
-// The ids of one lookup: those of feature f stand at [bound(f), bound(f+1)), a bag's together.
-// Without offsets there is one feature whose every id is a bag.
+// The ids of one lookup: feature f has [bound(f), bound(f+1)), bag after bag. Without offsets there
+// is one feature, and each id is a bag.
 struct Lookup {
   const void* ids;
   bool ids_are_long;
@@ -65,7 +64,7 @@ struct Lookup {
     TORCH_CHECK(offsets || features == 1, "without offsets there is one feature");
   }
 
-  // Of each id, or none.
+  // The weight of each id; null without weights.
   const float* factors(const std::optional<Tensor>& weights) const {
     if (!weights) return nullptr;
     TORCH_CHECK(weights->scalar_type() == at::kFloat && weights->is_contiguous() &&
@@ -86,7 +85,7 @@ struct Lookup {
     int64_t first;
     uint64_t size;
     bool holds(int64_t id) const { return static_cast<uint64_t>(id) < size; }
-    // An id outside stands for the first row, as in FBGEMM's lookup.
+    // An id outside the table means its first row, as in FBGEMM's lookup.
     int64_t row(int64_t id) const { return first + (holds(id) ? id : 0); }
   };
   Table table(int64_t feature) const {
@@ -113,7 +112,7 @@ struct EachIsABag {
   int64_t operator[](int64_t bag) const { return bag; }
 };
 
-// Calls with the ids and the offsets of a lookup as arrays of their types.
+// Calls with the typed arrays of a lookup's ids and offsets.
 template <typename Call>
 auto with_types(const Lookup& lookup, const Call& call) {
   const auto with_offsets = [&](auto ids) {
@@ -125,7 +124,7 @@ auto with_types(const Lookup& lookup, const Call& call) {
                              : with_offsets(static_cast<const int32_t*>(lookup.ids));
 }
 
-// Calls with the columns of a row as a constant where they are usual ones, and else with 0.
+// Calls with a common width as a compile-time constant, with any other as 0.
 template <typename Call>
 auto with_width(int64_t dim, const Call& call) {
   switch (dim) {
@@ -140,16 +139,16 @@ auto with_width(int64_t dim, const Call& call) {
   }
 }
 
-// While it lives, numbers below the least normal one (1.2e-38) are 0 to this thread, where they are
-// read and where they are written. Moments of rows that no batch holds decay to such numbers after
-// some 800 steps, and weights after them; an x86 processor takes a hundred times as long for each.
+// While it lives, this thread reads and writes denormal numbers (below 1.2e-38) as 0. Moments of
+// rows outside the batches become denormal after some 800 steps, and weights after them; an x86
+// processor takes a hundred times as long for each.
 class DenormalsAreZero {
  public:
   DenormalsAreZero(const DenormalsAreZero&) = delete;
   DenormalsAreZero& operator=(const DenormalsAreZero&) = delete;
 #ifdef __SSE2__
   DenormalsAreZero() : before_(_mm_getcsr()) {
-    // Results flushed to zero, and arguments taken as zero.
+    // FTZ for results and DAZ for arguments.
     _mm_setcsr(before_ | 0x8000 | 0x0040);
   }
   ~DenormalsAreZero() { _mm_setcsr(before_); }

@@ -8,13 +8,13 @@
 
 namespace {
 
-// Which rows occur, as bits, with a bit for every 64 words that hold any: the distinct rows come
-// out in order without a sort, at a cost that grows with the batch and hardly with the table.
+// A bit for each row that occurs, and a summary bit for each word of 64 rows. The distinct rows
+// come out in order without a sort, at a cost that grows with the batch and hardly with the table.
 struct Marks {
   uint64_t *summary, *words;
   int64_t summaries;
 
-  // `workspace` is zero, and is again after `clear`.
+  // `workspace` must be zero; `clear` makes it zero again.
   Marks(const Tensor& workspace, int64_t rows)
       : summary(reinterpret_cast<uint64_t*>(workspace.data_ptr<int64_t>())),
         summaries((rows + 4095) / 4096) {
@@ -43,10 +43,10 @@ struct Marks {
   }
 };
 
-// Samples whose bags are pooled, or their gradients added, one feature after the other, so that the
-// output and its gradient stay in cache. Sums depend on it in their last places.
+// Samples handled one feature after the other, so that output and gradient stay in cache. The last
+// digits of sums depend on this number.
 constexpr int64_t SAMPLES = 128;
-// Tasks for each thread, where they do not take equally long.
+// Tasks for each thread, to balance tasks of unequal length.
 constexpr int64_t TASKS = 2;
 
 template <int WIDTH>
@@ -65,11 +65,11 @@ struct Source {
   const float* weights;
 };
 
-// Adds gradients to the sums of their rows, which are fetched before they are needed.
+// Adds gradients to the sums of their rows, which it prefetches.
 template <int WIDTH>
-class Adding {
+class RowAdder {
  public:
-  Adding(const Lookup& lookup, const Source& source, const uint64_t* words, const int32_t* before,
+  RowAdder(const Lookup& lookup, const Source& source, const uint64_t* words, const int32_t* before,
          float* sums, int64_t* counts)
       : lookup_(lookup),
         source_(source),
@@ -78,7 +78,7 @@ class Adding {
         sums_(sums),
         counts_(counts) {}
 
-  // Those of some bags of a feature, of the rows whose place leaves `part` when divided by `parts`.
+  // Adds some bags of a feature, only for rows whose place modulo `parts` is `part`.
   template <typename Ids, typename Offsets>
   void bags(const Ids& ids, const Offsets& offsets, int64_t f, int64_t begin, int64_t end,
             int64_t part, int64_t parts) {
@@ -106,7 +106,7 @@ class Adding {
     }
   }
 
-  // Those that wait.
+  // Adds the gradients whose rows were prefetched.
   void add() {
     const int64_t dim = source_.dim;
     const bool scaled = source_.weights || source_.mean;
@@ -177,9 +177,9 @@ std::tuple<Tensor, Tensor, Tensor> sum_by_row(const Tensor& ids, const Tensor& o
       *next++ = word * 64 + __builtin_ctzll(left);
   });
 
-  // Neighbouring tables in one task, block by block of samples, so that a gradient's neighbours are
-  // added while they are near. A table's features stay together, as they may share rows. Few tables
-  // are split by rows.
+  // A task takes neighbouring tables, a block of samples at a time, so that neighbouring gradients
+  // are added while in cache. A table's features stay in one task, as they may share rows. If there
+  // are fewer tables than tasks, rows are split among tasks.
   std::vector<int64_t> firsts;
   for (int64_t f = 0; f < lookup.features; ++f)
     if (f == 0 || lookup.first_rows[f] != lookup.first_rows[f - 1]) firsts.push_back(f);
@@ -191,16 +191,16 @@ std::tuple<Tensor, Tensor, Tensor> sum_by_row(const Tensor& ids, const Tensor& o
   with_width(dim, [&](auto width) {
     with_types(lookup, [&](auto ids, auto offsets) {
       in_parallel(groups * parts, [&](int64_t task) {
-        Adding<width.value> adding(lookup, source, marks.words, counted, sums.data_ptr<float>(),
+        RowAdder<width.value> adder(lookup, source, marks.words, counted, sums.data_ptr<float>(),
                                    counts.data_ptr<int64_t>());
         const int64_t group = task / parts, first = firsts[group * tables / groups],
                       stop = firsts[(group + 1) * tables / groups];
         for (int64_t begin = 0; begin < lookup.bags; begin += SAMPLES) {
           const int64_t end = std::min(begin + SAMPLES, lookup.bags);
           for (int64_t f = first; f < stop; ++f)
-            adding.bags(ids, offsets, f, begin, end, task % parts, parts);
+            adder.bags(ids, offsets, f, begin, end, task % parts, parts);
         }
-        adding.add();
+        adder.add();
       });
     });
   });
@@ -208,7 +208,7 @@ std::tuple<Tensor, Tensor, Tensor> sum_by_row(const Tensor& ids, const Tensor& o
   return {found, sums, counts};
 }
 
-// Whether bags follow each other from the first id to the last, and each is inside its table.
+// Whether offsets ascend from 0 to the number of ids, and each id is inside its table.
 bool is_sound(const Tensor& ids, const Tensor& offsets, const Tensor& first_rows, int64_t rows) {
   const Lookup lookup(ids, offsets, first_rows, rows);
   return with_types(lookup, [&](auto ids, auto offsets) {

@@ -1,4 +1,4 @@
-// Adam's steps that rows have missed, with L2 and decay, on a CPU.
+// Replays the steps of Adam that rows have missed, with L2 and decay, on a CPU.
 #include <cfloat>
 #include <cmath>
 
@@ -10,9 +10,8 @@
 
 namespace {
 
-// Elements of a vector register, and those that stay in registers while missed steps are replayed:
-// six AVX-512 registers for each of weight and moments, so that the latency of one hides behind the
-// others.
+// Elements of a vector register, and of a replay: six AVX-512 registers for each of weight and
+// moments, so that the others hide the latency of one.
 constexpr int64_t VECTOR = 16;
 constexpr int64_t LANES = 6 * VECTOR;
 // Rows whose steps are replayed together: their weights and moments stay in cache.
@@ -24,7 +23,7 @@ struct Behind {
   int32_t at;
 };
 
-// Steps that rows have missed: `steps[s - first]` is the one after step s.
+// Steps that rows have missed: `steps[s - first]` follows step s.
 struct Missed {
   const Array array;
   const Betas betas;
@@ -46,7 +45,7 @@ struct Missed {
     TORCH_CHECK(known, "a row is at an earlier step than the steps given");
   }
 
-  // Replays the steps after `from` up to `to` of whole vectors of elements, LANES at most.
+  // Replays the steps after `from` up to `to` on whole vectors, at most LANES elements.
   void replay(float* w, float* m, float* v, int64_t elements, int32_t from, int32_t to) const {
     switch ((elements + VECTOR - 1) / VECTOR) {
       case 1: return replay_vectors<1>(w, m, v, from, to);
@@ -59,8 +58,8 @@ struct Missed {
   }
 
 #ifdef __AVX512F__
-  // A square root and a division take most of an exact step; here both are approximations of 14
-  // bits with a Newton step each, which leaves an error of a unit or two in the last place.
+  // An exact square root and division would take most of a step's time. Here both are 14-bit
+  // approximations with one Newton step, with an error of one or two units in the last place.
   template <int VECTORS>
   void replay_vectors(float* w_, float* m_, float* v_, int32_t from, int32_t to) const {
     const auto all = [](float value) { return _mm512_set1_ps(value); };
@@ -81,7 +80,7 @@ struct Missed {
       for (int k = 0; k < VECTORS; ++k) {
         m[k] = _mm512_fmadd_ps(one, m[k], _mm512_mul_ps(to_first, w[k]));
         v[k] = _mm512_fmadd_ps(_mm512_mul_ps(to_second, w[k]), w[k], _mm512_mul_ps(two, v[k]));
-        // 0 has no reciprocal root; its root becomes 0 all the same.
+        // 0 has no reciprocal root; its root becomes 0 by the product.
         const __m512 inverse = _mm512_rsqrt14_ps(_mm512_max_ps(least, v[k]));
         const __m512 root = _mm512_mul_ps(v[k], inverse);
         // sqrt(v) = root * (1 + error / 2).
@@ -113,7 +112,7 @@ struct Missed {
   }
 #endif
 
-  // Elements at several places, in pieces of `width`, replayed together.
+  // Replays pieces of `width` elements from several places together.
   template <typename Where>
   void replay_pieces(int64_t pieces, int64_t width, const Where& where, int32_t from,
                      int32_t to) const {
@@ -133,7 +132,7 @@ struct Missed {
     }
   }
 
-  // A few rows at one step; wide ones in several pieces.
+  // Replays a few rows that are at one step; wide rows in several pieces.
   void replay_rows(const Behind* rows, int64_t count, int32_t from, int32_t to) const {
     for (int64_t column = 0; column < array.dim; column += LANES)
       replay_pieces(
@@ -141,7 +140,7 @@ struct Missed {
           [&](int64_t k) { return rows[k].row * array.dim + column; }, from, to);
   }
 
-  // Neighbouring rows at one step: all their elements are one stretch.
+  // Replays neighbouring rows that are at one step, as one stretch of elements.
   void replay_stretch(int64_t first_row, int64_t stop_row, int32_t from) const {
     const int64_t stop = stop_row * array.dim;
     int64_t at = first_row * array.dim;
@@ -150,7 +149,7 @@ struct Missed {
     if (at < stop) replay_pieces(1, stop - at, [&](int64_t) { return at; }, from, now);
   }
 
-  // Rows in the order of the steps they are at.
+  // Replays rows that are sorted by the step they are at.
   void catch_up(const Behind* rows, int64_t n) const {
     const int64_t together = std::max<int64_t>(LANES / array.dim, 1);
     for (int64_t k = 0; k < n; k += together) {
@@ -164,7 +163,7 @@ struct Missed {
     }
   }
 
-  // By the steps they are at, oldest first.
+  // Rows sorted by the step they are at, oldest first.
   std::vector<Behind> in_order(const std::vector<Behind>& rows) const {
     std::vector<int64_t> next(now - first + 1);
     for (const Behind& row : rows) ++next[row.at - first + 1];
@@ -174,9 +173,9 @@ struct Missed {
     return ordered;
   }
 
-  // A block of neighbouring rows. Most of them are at one step: they are replayed as one stretch,
-  // and the others, caught up before, are put back over it.
-  // False where a row is too far behind; nothing is changed then.
+  // Replays a block of neighbouring rows. If most are at one step, the block is replayed as one
+  // stretch; the others are caught up and saved before, and copied back after. Returns false, with
+  // nothing changed, if a row is too far behind.
   bool catch_up_block(const int32_t* at, int64_t begin, int64_t end) const {
     const int32_t low = *std::min_element(at + begin, at + end);
     if (low >= now) return true;
@@ -210,8 +209,8 @@ struct Missed {
   }
 };
 
-// Brings rows [first_row, stop_row) to step `now`; `steps` are those after step `first`, and
-// `last` are the steps that rows are at.
+// Brings rows [first_row, stop_row) to step `now`; `steps` follow step `first`; `last` are the
+// steps that rows are at.
 void catch_up_range_(Tensor weights, Tensor m, Tensor v, Tensor last, int64_t first_row,
                      int64_t stop_row, const Tensor& steps, int64_t first, int64_t now, double b1,
                      double b2, double l2) {
@@ -245,7 +244,7 @@ void catch_up_lookup_(Tensor weights, Tensor m, Tensor v, Tensor last, const Ten
         if (i + WAITING < chunks[c].stop) __builtin_prefetch(at + table.row(ids[i + WAITING]));
         const int64_t row = table.row(ids[i]);
         if (__atomic_load_n(at + row, __ATOMIC_RELAXED) >= missed.now) continue;
-        // Whoever changes it takes the row.
+        // The thread whose exchange changes the step takes the row.
         const int32_t from = __atomic_exchange_n(at + row, missed.now, __ATOMIC_RELAXED);
         if (from < missed.now) mine.push_back({row, from});
       }

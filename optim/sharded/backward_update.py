@@ -37,13 +37,13 @@ _LOG = logging.getLogger("stampede.optim")
 
 @dataclass
 class _Collection:
-    """A sharded collection; it is not kept alive.
+    """A sharded collection, held by a weak reference.
 
     Attributes:
-        names: of its tables, in sums.
+        names: of its tables in the sums over ranks.
         clips_everything: whether some of its tables are clipped together with all others.
         is_queued: whether its updates are queued on a GPU, on all ranks.
-        held: gradients by row of earlier passes of the step under way.
+        held: row gradients of earlier passes of the current step.
     """
 
     module: weakref.ref[nn.Module]
@@ -55,22 +55,21 @@ class _Collection:
     held: dict[CowClipTables, list[list[RowGradients]]] = field(default_factory=dict)
 
     def hold(self) -> None:
-        """Keep what a pass has left for the step that a later one completes."""
+        """Keep this pass's gradients until a later pass completes the step."""
         for tbe in self.tables:
             self.held.setdefault(tbe, []).extend(map(tbe.row_gradients, taken(tbe)))
 
     @property
     def tables(self) -> list[CowClipTables]:
-        """Those of this rank; none once the collection is gone."""
+        """This rank's tables; empty once the collection is deleted."""
         return [tbe for alive in self.of_rank if (tbe := alive()) is not None]
 
 
 class BackwardUpdate:
     """Updates the tables at the end of each backward pass; one for each `cowclip_sharders()`.
 
-    What a row's step needs may lie in other tables and on other ranks, so the update runs once for
-    all of them before `backward` returns, with all collectives in an order that is fixed when the
-    model is sharded.
+    A row's step may need sums over other tables and ranks. So one update of all tables runs before
+    `backward` returns, with its collectives in an order fixed at sharding.
     """
 
     def __init__(self, passes: Passes) -> None:
@@ -94,12 +93,12 @@ class BackwardUpdate:
         env: ShardingEnv,
         device: torch.device,
     ) -> int:
-        """Take in a collection, on every rank in the same order; returns its number.
+        """Register a collection, in the same order on every rank; return its number.
 
         Args:
             module: the collection.
-            tables: those of this rank.
-            settings, helen: of its tables, by the names of the layout.
+            tables: this rank's.
+            settings, helen: by table, as named in the layout.
 
         Raises:
             ValueError: the sharders were given to two models, or optimizers cannot be mixed.
@@ -122,7 +121,7 @@ class BackwardUpdate:
         unable = why_not_queued(tables, bool(helen))
         is_queued = can_be_queued_everywhere(unable is None, device, self._everything)
         if unable is not None and device.type == "cuda":
-            _LOG.warning("on a GPU every update waits for the device: %s", unable)
+            _LOG.warning("every update waits for the GPU: %s", unable)
         if is_queued and self._queue is None:
             self._queue = UpdateQueue(device, self._everything)
         self._collections[number] = _Collection(
@@ -136,19 +135,19 @@ class BackwardUpdate:
         return number
 
     def queue_of(self, number: int) -> NonFiniteFlag | None:
-        """The flag that forbids the updates of a collection, if they are queued on a GPU."""
+        """The flag that blocks a collection's updates; None if they are not queued on a GPU."""
         return self._queue.flag if self._collections[number].is_queued else None
 
     @property
     def flag(self) -> NonFiniteFlag | None:
-        """Forbids updates that are queued on a GPU; to be marked where a loss is not finite."""
+        """Blocks updates queued on a GPU; set it when a loss is not finite."""
         return None if self._queue is None else self._queue.flag
 
     def check_queued(self, *, up_to_now: bool = False) -> None:
-        """Raise what was found in the steps that were queued on a GPU, on every rank alike.
+        """Raise the error of a step queued on a GPU, on every rank alike.
 
         Args:
-            up_to_now: wait for all of them; otherwise the newest few are left for later.
+            up_to_now: wait for all queued steps; otherwise leave the newest few for later.
 
         Raises:
             NonFiniteGradientError: a step was not finite; the tables are as before it.
@@ -159,34 +158,34 @@ class BackwardUpdate:
     def _check_passes(
         self, helen: dict[str, HelenSettings], settings: dict[str, UpdateSettings]
     ) -> None:
-        """Helen takes two backward passes a step, all others one: they cannot be mixed."""
+        """Refuse to mix Helen, two backward passes a step, with optimizers of one pass."""
         is_first = not self._collections
         if bool(helen) != (len(helen) == len(settings)) or (
             not is_first and bool(helen) != (self._helen is not None)
         ):
             raise ValueError(
-                "Helen takes two backward passes a step and the optimizers with CowClip one; give "
-                "all tables the one or the other"
+                "Helen takes two backward passes a step and the optimizers with CowClip take "
+                "one; give Helen to all tables or to none"
             )
         if helen:
             self._helen = self._helen or HelenPasses()
             self._helen.settings.update(helen)
             if self.passes.per_step not in (1, None):
                 raise ValueError(
-                    "Helen takes two backward passes of one batch a step, whose gradients do not "
-                    "add up; leave backwards_per_step of cowclip_sharders() out"
+                    "Helen takes two backward passes of one batch a step and does not add up "
+                    "their gradients; leave backwards_per_step out of cowclip_sharders()"
                 )
             self.passes.updates = 2
 
     def reach(self, number: int, module: int = 0) -> None:
-        """Note, from within backward, that a pass goes through lookup `module` of a collection.
+        """Note, during backward, that a pass goes through lookup `module` of a collection.
 
-        Every rank passes through it, also one without tables; so all take part in the update.
+        Ranks without tables pass through it too, so every rank takes part in the update.
         """
         current = torch._C._current_graph_task_id()
         if current != self._pass:
             self._pass, self._reached = current, Counter()
-            # What an interrupted pass left behind is not part of this one.
+            # Drop what an interrupted pass left behind.
             for collection in self._collections.values():
                 for tbe in collection.tables:
                     tbe.gradients.clear()
@@ -203,18 +202,18 @@ class BackwardUpdate:
         completed = self.passes.completed(reached)
         for number in set(reached) - set(completed):
             self._collections[number].hold()
-        # Every rank decides alike, also one without tables: it passes through the modules, too.
+        # All ranks decide alike: those without tables pass through the modules too.
         is_one_pass = self.passes.per_step in (1, None) and all(
             times == 1 for times in self._reached.values()
         )
         self._step(completed, is_one_pass)
 
     def _complete(self, numbers: list[int]) -> None:
-        """Step the tables of collections with what earlier passes have handed in."""
+        """Step the tables of collections with the gradients that earlier passes left."""
         self._step([n for n in numbers if n in self._collections], is_one_pass=False)
 
     def _step(self, numbers: list[int], is_one_pass: bool) -> None:
-        """A step of the tables of some collections."""
+        """Step the tables of some collections."""
         present = [self._collections[number] for number in numbers]
         if not present:
             return
@@ -225,7 +224,7 @@ class BackwardUpdate:
         else:
             self._update_now(present)
         self.passes.updated(numbers)
-        # The next lookup may run on yet another stream.
+        # The next lookup may run on another stream.
         on_gpu = any(tbe.row_counts.is_cuda for tbe in tables)
         updated = torch.cuda.current_stream().record_event() if on_gpu else None
         for tbe in tables:
@@ -233,7 +232,7 @@ class BackwardUpdate:
             tbe.updated = updated
 
     def _update_now(self, present: Sequence[_Collection]) -> None:
-        """Update the tables of some collections."""
+        """Update the tables of some collections without queuing."""
         if self._queue is not None:
             self._queue.settle()
         pending = self._pending(present)
@@ -253,9 +252,9 @@ class BackwardUpdate:
             tbe.step_count += 1
 
     def _pending(self, present: Sequence[_Collection]) -> list[tuple[CowClipTables, PendingUpdate]]:
-        """What is to be updated: several lookups added up, replicated tables exchanged.
+        """The updates to apply: several lookups added up, replicated tables exchanged.
 
-        Tables that the loss does not depend on have a gradient of zero, whatever the plan.
+        Tables that the loss does not depend on get a gradient of zero, under every plan.
         """
         pending = []
         for collection in present:
@@ -268,7 +267,7 @@ class BackwardUpdate:
                     batch = merge_rows(rows)
                     if tbe.is_replicated:
                         batch = collection.groups.exchange(batch)
-                        # Rows that only other ranks looked up.
+                        # Some rows were looked up by other ranks only.
                         size = len(backend.array.weights)
                         backend.catch_up(Lookup.of_rows(batch.rows, size), steps)
                     pending.append((tbe, PendingUpdate(backend, batch, lr, steps + 1)))
@@ -281,43 +280,42 @@ class BackwardUpdate:
             alive = collection.module() is not None
             if collection.clips_everything and alive and collection not in present:
                 raise ValueError(
-                    "CowClip(granularity='global') holds the gradients of all tables together, "
+                    "CowClip(granularity='global') clips the gradients of all tables together, "
                     "but a backward pass reached only some of the collections; use another "
-                    "granularity, or make one loss of all of them"
+                    "granularity, or compute one loss from all collections"
                 )
 
 
 def taken(tbe: CowClipTables) -> list[LookupGradient]:
-    """What the lookups of a pass have left, which is then gone."""
+    """Take the gradients that the lookups of a pass have left."""
     found = list(tbe.gradients)
     tbe.gradients.clear()
     return found
 
 
 class UpdateQueue:
-    """Updates by the Triton kernels, all of them or none in a step, without waiting for the GPU.
+    """Queues updates on a GPU without waiting for it; a step changes all tables or none.
 
-    First all gradients are measured; a value that is not finite sets a flag, on all ranks; then
-    the kernels step the rows, unless the flag is set. The host reads the flag some steps later.
+    Triton kernels first measure all gradients; a value that is not finite sets a flag on all ranks.
+    Then they step the rows, unless the flag is set. The host reads the flag some steps later.
     """
 
     def __init__(self, device: torch.device, everyone: dist.ProcessGroup | None) -> None:
         self.flag = NonFiniteFlag(device)
         self._everyone = everyone
         self._updates = 0
-        # Of each update that was not checked yet, the tables with the step they were at.
+        # For each unchecked update: its tables, and the step each was at.
         self._unchecked: dict[int, list[tuple[CowClipTables, int]]] = {}
 
     @torch.no_grad()
     def update(
         self, tables: Sequence[CowClipTables], lookups: Mapping[CowClipTables, LookupGradient]
     ) -> None:
-        """Queue a step of tables; those that the loss does not depend on have no lookup.
+        """Queue a step of tables; tables that the loss does not depend on have no lookup.
 
         Raises:
             NonFiniteGradientError: an earlier step was not finite; see `check`.
         """
-        # A gradient that was not finite in an earlier step has set the flag.
         measured = {}
         for tbe, (parts, grad, _) in lookups.items():
             measured[tbe] = parts[0].backend.measure_queued(parts[0].lookup, grad)
@@ -334,10 +332,10 @@ class UpdateQueue:
         self.check()
 
     def settle(self) -> None:
-        """Before an update that is not queued: raise what was found up to now, on all ranks.
+        """Wait for the queued steps and raise their errors on all ranks, before an unqueued update.
 
         Raises:
-            NonFiniteGradientError: see `check`; or the flag was set for the step about to be taken.
+            NonFiniteGradientError: see `check`; or the flag is set for the coming step.
         """
         self.check(up_to_now=True)
         if self._everyone is not None:
@@ -360,7 +358,7 @@ class UpdateQueue:
             for tbe, step in before:
                 tbe.rewind(step)
         ago = self._updates - bad
-        # A rank without tables knows no more than how long ago.
+        # A rank without tables knows only how many steps ago.
         when = f"in step {undone[0][0][1] + 1}" if undone[0] else f"{ago} steps ago"
         raise NonFiniteGradientError(
             f"the loss, or the gradient of an embedding row, was not finite {when}; the tables are "
@@ -372,7 +370,7 @@ class UpdateQueue:
 def can_be_queued_everywhere(
     here: bool, device: torch.device, everyone: dist.ProcessGroup | None
 ) -> bool:
-    """Whether all ranks can queue the updates of a collection, as this one can `here`."""
+    """Whether all ranks can queue a collection's updates; `here` is this rank's answer."""
     if everyone is None:
         return here
     able = torch.tensor(int(here), device=device)

@@ -100,7 +100,7 @@ class CowClipCollection:
                 ]
             # On every rank, whether it has tables or not.
             self.register_state_dict_pre_hook(lambda *_: settle())
-            # A load that replaces the weights only must find no step still to be taken.
+            # A load may replace only the weights: take all pending steps before it.
             self._register_load_state_dict_pre_hook(lambda *_: self._flush())
             for module, lookup in enumerate(self._unwrapped_lookups()):
                 lookup.register_optim_state_tracker_fn = partial(self._record_states, lookup)
@@ -124,7 +124,7 @@ class CowClipCollection:
             self._adopt(groups)
 
     def _adopt(self, groups: dict[int, UpdateSettings]) -> None:
-        """Make the tables of these groups, by the identity of their configs, ones with CowClip."""
+        """Turn groups of tables, given by the `id` of their config, into `CowClipTables`."""
         for kernel in self._kernels():
             settings = groups.get(id(kernel.config))
             if settings is None:
@@ -174,7 +174,7 @@ class CowClipCollection:
     def input_dist(
         self, ctx: Any, features: KeyedJaggedTensor, *rest: Any
     ) -> Awaitable[Awaitable[KJTList]]:
-        """Send ids, also those of a `TensorDict`, to the ranks that own their rows."""
+        """Send ids, a `TensorDict`'s too, to the ranks that own their rows."""
         if self._settings and isinstance(features, KeyedJaggedTensor):
             self._refuse_what_is_lost(features)
         return super().input_dist(ctx, features, *rest)
@@ -197,23 +197,23 @@ class CowClipCollection:
         return [tbe for tbe in tables if isinstance(tbe, CowClipTables)]
 
     def groups(self) -> Iterator[GroupedEmbeddingConfig]:
-        """The tables of all ranks, by what is looked up together."""
+        """The tables of all ranks, grouped by lookup."""
         for sharding in self._shardings():
             yield from chain.from_iterable(sharding._grouped_embedding_configs_per_rank)
 
     def register_post_lookup_tracker_fn(self, record_fn: Callable[..., None]) -> None:
-        """Have lookups recorded; refused where other rows change, which a tracker would not see."""
+        """Let a tracker record lookups; refused where rows change that were not looked up."""
         self._refuse_tracking(record_fn)
         super().register_post_lookup_tracker_fn(record_fn)
 
     def _record_states(self, lookup: nn.Module, record_fn: Callable[..., None]) -> None:
-        """Have states of the optimizer recorded; TorchRec finds those of one table a lookup."""
+        """Let a tracker record optimizer states; TorchRec's own way allows one table a lookup."""
         self._refuse_tracking(record_fn)
         lookup_class = type(lookup)
         lookup_class.register_optim_state_tracker_fn(lookup, partial(_record_states, record_fn))
 
     def _refuse_tracking(self, record_fn: Callable[..., None]) -> None:
-        """Refuse TorchRec's delta tracker where it would not see all that it is to see."""
+        """Refuse TorchRec's delta tracker where it would miss changes."""
         tracker = getattr(record_fn, "__self__", None)
         if not isinstance(tracker, ModelDeltaTracker):
             return
@@ -221,9 +221,8 @@ class CowClipCollection:
         if moving:
             raise ValueError(
                 f"table {moving[0]!r} with CowClip: with rows='all' every row changes in every "
-                "step, so that the rows of TorchRec's delta tracker, those that were looked up, "
-                "would not be all that changed; write rows='touched', or leave the table out "
-                "(fqns_to_skip) and publish it whole"
+                "step, but TorchRec's delta tracker records only the rows that were looked up; "
+                "write rows='touched', or leave the table out (fqns_to_skip) and publish it whole"
             )
         mode = getattr(tracker, "_mode", None)
         for table, settings in self._settings.items():
@@ -237,10 +236,10 @@ class CowClipCollection:
             is_kept = keeps_gradient_of_weights(plans, self._env) and features.keys() == order
             if not is_kept:
                 raise ValueError(
-                    "tables with CowClip: TorchRec gives per-sample weights a gradient only where "
-                    "it neither sends nor reorders them: if all tables of the collection are "
-                    "data_parallel (or, on one process, table_wise) and the features come as "
-                    f"{', '.join(order):.200}; detach() the weights, or learn them in a "
+                    "tables with CowClip: TorchRec gives per-sample weights a gradient only if "
+                    "it does not send or reorder them: plan all tables of the collection as "
+                    "data_parallel (or, on one process, table_wise) and give the features in the "
+                    f"order {', '.join(order):.200}. Or detach() the weights, or learn them in a "
                     "FeatureProcessedEmbeddingBagCollection"
                 )
         if features.variable_stride_per_key():
@@ -302,14 +301,14 @@ class CowClipShardedEmbeddingCollection(CowClipCollection, ShardedEmbeddingColle
 def tell_when_reached(
     output: Tensor, owner: BackwardUpdate, number: int, module: int = 0
 ) -> Tensor:
-    """Have a backward pass through the output of a lookup module tell, see `reach`.
+    """Call `owner.reach` when a backward pass goes through a lookup's output.
 
-    The output stays one that may be changed in place.
+    The output may still be changed in place.
     """
     if not (output.requires_grad and torch.is_grad_enabled()):
         return output
     if output.grad_fn is None:
-        # A rank without tables may give a leaf, which no pass goes through.
+        # A rank without tables may return a leaf, which has no backward to hook.
         output = output.view_as(output)
     output.grad_fn.register_prehook(lambda _: owner.reach(number, module))
     return output
@@ -326,7 +325,7 @@ def local_cowclip_tables(model: nn.Module) -> list[CowClipTables]:
 
 
 def begin_tables_again(model: nn.Module, seed: int) -> None:
-    """Give tables new initial values and no state, as before the first step.
+    """Give tables new initial values and clear their state, as before the first step.
 
     That is for MEDA (arXiv 2305.19531), between epochs; the dense layers go on. Learning rates
     stay as they are. All ranks must call it.
@@ -341,7 +340,7 @@ def begin_tables_again(model: nn.Module, seed: int) -> None:
 
 
 def table_update(model: nn.Module) -> BackwardUpdate | None:
-    """What updates the tables of a model, on every rank; None if no collection was sharded so."""
+    """What updates the tables of a model, on every rank; None if no table has CowClip."""
     for module in model.modules():
         if isinstance(module, CowClipCollection):
             return module.owner

@@ -33,7 +33,7 @@ class FirstPass:
 
     @torch.no_grad()
     def restore_(self) -> Tensor:
-        """Move the rows back, bit for bit; returns by how much they had been moved."""
+        """Move the rows back, bit for bit; return how far they had been moved."""
         rows = self.batch.rows
         moved = self.array.weights[rows] - self.weights
         self.array.weights.index_copy_(0, rows, self.weights)
@@ -41,7 +41,7 @@ class FirstPass:
 
 
 class HelenPasses:
-    """Takes turns: a first pass that moves the rows, a second that moves them back and updates.
+    """Alternates a first pass, which moves the rows, and a second, which updates them.
 
     Attributes:
         settings: by table, as in `TableShard.table`.
@@ -61,11 +61,11 @@ class HelenPasses:
     def second_pass(
         self, updates: Sequence[PendingUpdate], reductions: Sequence[CollectionGroups]
     ) -> list[PendingUpdate]:
-        """Move the rows back; what is left to do is an ordinary update.
+        """Move the rows back; return the ordinary updates that remain.
 
         Raises:
-            ValueError: on all ranks, if one looked up other rows than in the first pass. The rows
-                are back where they were, and the next pass is a first one.
+            ValueError: on all ranks, if any rank looked up other rows than in the first pass. The
+                rows are back where they were, and the next pass counts as a first one.
         """
         first, self.first = self.first, None
         same = len(first) == len(updates) and all(
@@ -73,11 +73,11 @@ class HelenPasses:
             for update, left in zip(updates, first, strict=False)
         )
         moved = [left.restore_() for left in first]
-        # A list, so that every rank takes part in every one of them.
+        # A list, not a generator: every rank must take part in every reduction.
         if any([reduction.any(not same) for reduction in reductions]):
             raise ValueError(
                 "Helen: the second backward pass looked up other rows than the first; both must "
-                "run on the same batch (an exception between the two leaves out the second). The "
+                "run on the same batch (an exception between the two skips the second). The "
                 "tables are as before the first"
             )
         return [
@@ -140,7 +140,7 @@ def perturb_(
 def _with_second_gradient(
     update: PendingUpdate, first: FirstPass, moved: Tensor, settings: HelenSettings
 ) -> PendingUpdate:
-    """What the rows are updated with.
+    """The update of the rows after both passes.
 
     The clipped columns take the second gradient, with the L2 term of the moved weights; the
     others, first-order weights, were not moved and take the first.

@@ -1,4 +1,4 @@
-"""The memory of tables as other programs hold it: as parameters, views and local shards."""
+"""Tensors that share memory with tables (parameters, views, local shards), always up to date."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchrec.distributed.composable.table_batched_embedding_slice import (
     TableBatchedEmbeddingSlice,
 )
 
-# What tells nothing about the values. Everything else brings the rows up to date first.
+# Operations that do not read values. All others bring the rows up to date first.
 _SHAPE = frozenset(
     (
         *("__len__", "dim", "element_size", "get_device", "is_contiguous", "is_floating_point"),
@@ -25,10 +25,10 @@ _VIEWS = frozenset(("T", "H", "mT", "mH", "data", "imag", "real"))
 
 
 class _Current:
-    """Mixed into tensors that share their memory with tables.
+    """Mixed into tensors that share memory with tables.
 
-    Rows that no batch holds may wait for their steps. Whoever reads such a tensor, writes to it or
-    makes a view of it finds all steps taken, also long after it was handed out.
+    Rows outside the batches may owe steps. Reading, writing or viewing such a tensor takes these
+    steps first, however old the tensor is.
     """
 
     _flush: Callable[[], None]
@@ -37,7 +37,7 @@ class _Current:
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Do what `func` does, on rows that are up to date."""
+        """Bring the rows up to date, then call `func`."""
         kwargs = kwargs or {}
         if _is_about_shape(func):
             with torch._C.DisableTorchFunctionSubclass():
@@ -47,10 +47,10 @@ class _Current:
             tensor._flush()
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
-            return tree_map_only(Tensor, lambda one: _held_too(one, held), result)
+            return tree_map_only(Tensor, lambda one: _keep_views_current(one, held), result)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """A saved one is an ordinary tensor."""
+        """Save an ordinary tensor."""
         return self.detach().as_subclass(Tensor).__reduce_ex__(protocol)
 
 
@@ -70,7 +70,7 @@ class CurrentParameter(_Current, TableBatchedEmbeddingSlice):
 
 
 def kept_current(tensor: Tensor, flush: Callable[[], None]) -> Tensor:
-    """A tensor that shares its memory with tables, up to date whenever it is used.
+    """Make a tensor that shares memory with tables up to date whenever it is used.
 
     Args:
         flush: brings the tables up to date.
@@ -90,8 +90,8 @@ def _is_about_shape(func: Any) -> bool:
     return name in _SHAPE
 
 
-def _held_too(result: Tensor, held: list[Any]) -> Tensor:
-    """A result, which may be a view of a tensor of ours."""
+def _keep_views_current(result: Tensor, held: list[Any]) -> Tensor:
+    """The result, kept current if it is a view of a held tensor."""
     if type(result) is not Tensor or result.layout is not torch.strided:
         return result
     memory = result.untyped_storage().data_ptr()

@@ -12,16 +12,16 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 class Passes:
-    """Counts backward passes, and says which of them complete a step of the tables.
+    """Counts backward passes and says which ones complete a step of the tables.
 
     Args:
-        per_step: how many passes that reach a collection make one step of its tables; None where
-            each is a step of its own, however many there are.
+        per_step: how many passes through a collection make one step of its tables; None if each
+            pass is a step.
 
     Attributes:
-        updates: of the tables between two steps of an optimizer; Helen has two.
-        complete: called with collections that have had fewer passes when an optimizer steps, as at
-            the end of an epoch: their tables step with what there is.
+        updates: of the tables between two optimizer steps; Helen has two.
+        complete: called when an optimizer steps, as at the end of an epoch, with the collections
+            that have had fewer passes: their tables step with these.
     """
 
     complete: Callable[[list[int]], None]
@@ -33,10 +33,10 @@ class Passes:
             )
         self.per_step = per_step
         self.updates = 1
-        # By collection: passes of the step under way, and updates since an optimizer has stepped.
+        # By collection: passes of the current step, and updates since the last optimizer step.
         self._under_way: Counter[int] = Counter()
         self._since_step: Counter[int] = Counter()
-        # Only optimizers that step after our updates tell anything about the loop.
+        # Whether the loop steps an optimizer after updates; only then are passes limited.
         self._optimizers_step = False
         # The hook is global; it must not keep the model alive.
         this = weakref.ref(self)
@@ -44,19 +44,20 @@ class Passes:
         weakref.finalize(self, handle.remove)
 
     def completed(self, collections: Sequence[int]) -> list[int]:
-        """Those of the collections that a pass has reached whose step it completes.
+        """Count a pass through collections; return those whose step it completes.
 
         Raises:
-            ValueError: one of them has had its step, and no optimizer has stepped since.
+            ValueError: a collection has had its step, and no optimizer has stepped since.
         """
         if self.per_step is None:
             return list(collections)
         if self._optimizers_step and any(self._since_step[n] >= self.updates for n in collections):
             raise ValueError(
-                "the tables were asked for a second update without an optimizer step in between. "
-                "For gradient accumulation pass cowclip_sharders(backwards_per_step=N), with which "
-                "gradients and counts of N backward passes add up; with backwards_per_step=None "
-                "every pass is an update. Semi-synchronous pipelines use rows that are not current"
+                "a backward pass asks for a second update of the tables without an optimizer "
+                "step in between. For gradient accumulation write "
+                "cowclip_sharders(backwards_per_step=N): gradients and counts of N backward "
+                "passes add up. With backwards_per_step=None every pass is an update. "
+                "Semi-synchronous pipelines are not supported, as they look up outdated rows"
             )
         self._under_way.update(collections)
         found = [n for n in collections if self._under_way[n] >= self.per_step]
@@ -69,10 +70,10 @@ class Passes:
         self._since_step.update(collections)
 
     def after_step(self) -> None:
-        """An optimizer has stepped; what is under way is complete with it.
+        """An optimizer has stepped, which completes the steps under way.
 
         Raises:
-            ValueError: it was asked to by a `GradScaler`.
+            ValueError: a `GradScaler` called the optimizer.
         """
         if self.per_step is None or not (self._since_step or self._under_way):
             return
@@ -80,7 +81,7 @@ class Passes:
         if scale != 1.0:
             raise ValueError(
                 f"a GradScaler scales the loss by {scale:g}, but tables are updated in backward, "
-                "before it could unscale their gradients; train in bf16 or fp32 without a scaler"
+                "before it can unscale their gradients; train in bf16 or fp32 without a scaler"
             )
         cut_short = sorted(self._under_way)
         self._under_way.clear()
@@ -97,10 +98,10 @@ def _stepped(passes: weakref.ref[Passes]) -> None:
 
 
 def _scale_of_the_loss() -> float:
-    """What the `GradScaler` multiplies the loss by that the optimizer steps for; 1 without one."""
+    """The scale of the `GradScaler` that called the optimizer; 1 without one."""
     frame = sys._getframe()
     while frame is not None:
-        # No hook is told of it, and the optimizer neither.
+        # Neither the optimizer nor its hooks know the scaler.
         if frame.f_code is torch.amp.GradScaler._maybe_opt_step.__code__:
             return frame.f_locals["self"].get_scale()
         frame = frame.f_back

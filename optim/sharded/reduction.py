@@ -27,7 +27,8 @@ class CollectionLayout:
     """The plan of one collection's tables, the same on every rank.
 
     Attributes:
-        split_blocks: by range of rows that is split by columns, the ranks that hold its parts.
+        split_blocks: for each range of rows that is split by columns, the ranks that hold its
+            parts.
     """
 
     tables: tuple[str, ...] = ()
@@ -37,7 +38,7 @@ class CollectionLayout:
     def of(
         cls, plan: Mapping[str, ParameterSharding], names: Mapping[str, str]
     ) -> CollectionLayout:
-        """Read a plan; `names` are those of its tables in sums and random numbers."""
+        """Read a plan; `names` are its tables' names in sums and random numbers."""
         layout = cls(tuple(sorted(names[table] for table in plan)))
         for table, sharding in plan.items():
             ranks_of: dict[int, list[int]] = defaultdict(list)
@@ -50,8 +51,8 @@ class CollectionLayout:
         return layout
 
 
-# By default group and ranks. A group keeps files, threads and memory of a GPU until the default
-# group ends, so a process that trains one model after the other makes each once.
+# By default group and ranks. A group keeps files, threads and GPU memory until the default group
+# ends, so each is made once, even if a process trains several models.
 _GROUPS: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = (
     WeakKeyDictionary()
 )
@@ -60,7 +61,7 @@ _GROUPS: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.Process
 def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
     """A process group of our own, so that no collective of ours mixes with TorchRec's.
 
-    Every rank must ask for the same groups in the same order, also for those it is not in.
+    Every rank must ask for the same groups in the same order, including groups it is not in.
 
     Returns:
         None where there is nothing to communicate.
@@ -76,7 +77,7 @@ def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
 class CollectionGroups:
     """The process groups of one collection, and the sums that run in them.
 
-    All groups are made here, and all processes take part in sums over tables, also those without.
+    All groups are made here. Processes without tables take part in sums over tables too.
     """
 
     def __init__(
@@ -108,8 +109,8 @@ class CollectionGroups:
     def exchange(self, rows: RowGradients) -> RowGradients:
         """Rows of a replicated table from all ranks, with the mean of their gradients.
 
-        Every rank gets the same sums, added in the order of ranks. They are not divided by the
-        number of ranks where TorchRec does not do so for other tables (`set_gradient_division`).
+        Every rank gets the same sums, added in the order of ranks. `set_gradient_division(False)`
+        of TorchRec leaves out the division by the number of ranks.
         """
         if self._everyone is None:
             return rows
@@ -199,7 +200,7 @@ class BackwardReduction:
     """Sums of all collections of one backward pass, one after the other.
 
     Args:
-        everything: adds up the sums of all tables together; None where nothing is clipped by them.
+        everything: the group of sums over all tables; None where no clip needs them.
     """
 
     def __init__(

@@ -62,8 +62,8 @@ from stampede.optim.table_init import TableInit
 
 _LOG = logging.getLogger("stampede.optim")
 
-# What of `fused_params`, FBGEMM's arguments, does not reach the update of a table.
-_OF_THE_LOOKUP = frozenset(
+# Keys of `fused_params` (FBGEMM's arguments) that concern the lookup only.
+_LOOKUP_ARGUMENTS = frozenset(
     {
         "bounds_check_mode",
         "cache_algorithm",
@@ -86,25 +86,24 @@ def cowclip_sharders(
     backwards_per_step: int | None = 1,
     qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
 ) -> list[ModuleSharder[nn.Module]]:
-    """TorchRec's default sharders, with ours of pooled and sequence embeddings among them.
+    """TorchRec's default sharders, with ours for pooled and sequence embeddings.
 
-    For `DistributedModelParallel` and the planner. Tables whose parameters carry an optimizer with
-    CowClip (`apply_optimizer_in_backward`) get its update in their backward, under every sharding
-    type, data-parallel included, also inside managed collision and feature processors; other tables
-    keep TorchRec's own optimizer. The log says which optimizer each table has. The result does not
-    depend on the plan or the number of ranks.
+    For `DistributedModelParallel` and the planner. Tables with a CowClip optimizer
+    (`apply_optimizer_in_backward`) are updated in their backward, under every sharding type
+    including data-parallel, and inside managed collision and feature processors. Other tables keep
+    TorchRec's own optimizer. The log names each table's optimizer. The result does not depend on
+    the plan or the number of ranks.
 
     Args:
-        init: distribution of the tables' initial values; they depend on (seed, table, row, column)
-            only, not on the plan or the number of ranks. `None`: tables with CowClip are uniform in
-            TorchRec's default range, or follow their own `init_fn`, which then depends on the plan.
-        fused_params: of the lookups, passed on to TorchRec's sharders. With a table with CowClip,
-            what would be about the update is refused: it goes to `apply_optimizer_in_backward`.
-        backwards_per_step: how many backward passes make one step of the tables, for gradient
-            accumulation: gradients and counts of so many add up, or of fewer if an optimizer of
-            the program steps before. More between two steps of the program's optimizers are
-            refused. None: each pass is a step of its own.
-        qcomm_codecs_registry: of TorchRec's `get_qcomm_codecs_registry`: embeddings and their
+        init: distribution of the tables' initial values, which depend only on (seed, table, row,
+            column). None: tables with CowClip are uniform in TorchRec's default range, or follow
+            their own `init_fn`, whose values depend on the plan.
+        fused_params: of the lookups, passed on to TorchRec's sharders. With CowClip, settings of
+            the update are refused here: give them to `apply_optimizer_in_backward`.
+        backwards_per_step: for gradient accumulation, how many backward passes make one step of the
+            tables. Their gradients and counts add up. If the program's optimizer steps earlier,
+            fewer passes make the step; more are refused. None: each pass is a step.
+        qcomm_codecs_registry: from TorchRec's `get_qcomm_codecs_registry`: embeddings and their
             gradients are sent in lower precision. Ids are not, so counts stay exact.
 
     Example::
@@ -131,7 +130,7 @@ def cowclip_sharders(
 
 
 class _SingleBagSharder(EmbeddingBagSharder):
-    """Of single `nn.EmbeddingBag`s, whose optimizer TorchRec drops without a word."""
+    """Refuses our optimizers on a single `nn.EmbeddingBag`, where TorchRec drops them silently."""
 
     def shard(self, module: nn.EmbeddingBag, *rest: Any, **named: Any) -> nn.Module:
         """Shard a bag, unless its optimizer has CowClip."""
@@ -145,7 +144,7 @@ class _SingleBagSharder(EmbeddingBagSharder):
 
 
 class _InDeviceMemory(BaseEmbeddingSharder[nn.Module]):
-    """Sharders of tables that lie in the device's memory."""
+    """Plans tables in the device's memory."""
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """The one kernel of a sharding type."""
@@ -153,10 +152,10 @@ class _InDeviceMemory(BaseEmbeddingSharder[nn.Module]):
 
 
 class _CowClipSharder(_InDeviceMemory):
-    """What the sharders of pooled and sequence embeddings have in common."""
+    """Common to the sharders of pooled and sequence embeddings."""
 
     _sharded_type: type[CowClipCollection]
-    # Path of the module around the collection, where `shard` is not told it.
+    # Path of the module around the collection, for calls of `shard` without one.
     module_fqn: str | None = None
 
     def __init__(
@@ -174,7 +173,7 @@ class _CowClipSharder(_InDeviceMemory):
         return list(SHARDING_TYPES)
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
-        """The tables, as the planner is to see them: with an optimizer whose state it knows."""
+        """The tables as the planner should see them: with an optimizer whose state it knows."""
         seen = {}
         for name, parameter in super().shardable_parameters(module).items():
             chosen = optimizer_of(parameter)
@@ -220,7 +219,7 @@ class _CowClipSharder(_InDeviceMemory):
             _refuse_shared(name, parameters[name])
         if chosen:
             check_collection(configs, params)
-            _refuse_of_the_update(self.fused_params)
+            _refuse_update_arguments(self.fused_params)
             self._check_module(module)
         with as_fbgemm_sgd(parameters, chosen):
             sharded = self._sharded_type(
@@ -280,7 +279,7 @@ class _FeatureProcessedSharder(_InDeviceMemory, FeatureProcessedEmbeddingBagColl
 
 
 class _ManagedCollision(_InDeviceMemory):
-    """What both sharders of managed collision have in common."""
+    """Common to both sharders of managed collision."""
 
     _e_sharder: _CowClipSharder
 
@@ -292,16 +291,16 @@ class _ManagedCollision(_InDeviceMemory):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> nn.Module:
-        """Shard the tables, and which id each of their rows is given; Helen is refused."""
+        """Shard the tables and their map of ids to rows; Helen is refused."""
         for path, parameter in module._embedding_module.named_parameters():
             choice = optimizer_of(parameter)
             if choice is not None and choice.helen is not None:
                 raise ValueError(
                     f"table {path.split('.')[-2]!r} with Helen: Helen looks up every batch twice, "
-                    "and managed collision may give an id another row in between; write an "
+                    "and managed collision may move an id to another row in between; write an "
                     "optimizer with CowClip"
                 )
-        # TorchRec does not say where the tables are: those of two modules may have one name.
+        # TorchRec does not pass the path on, and tables of two modules may share a name.
         named = copy.copy(self)
         named._e_sharder = copy.copy(self._e_sharder)
         named._e_sharder.module_fqn = module_fqn
@@ -316,14 +315,14 @@ class _ManagedCollisionSharder(_ManagedCollision, ManagedCollisionEmbeddingColle
     """TorchRec's, with ours of the tables inside."""
 
 
-def _refuse_of_the_update(fused_params: dict[str, Any] | None) -> None:
-    """What FBGEMM's optimizer would be given is not read by the update of tables with CowClip."""
-    others = sorted(set(fused_params or ()) - _OF_THE_LOOKUP)
+def _refuse_update_arguments(fused_params: dict[str, Any] | None) -> None:
+    """Refuse arguments of FBGEMM's optimizer, which the update with CowClip does not read."""
+    others = sorted(set(fused_params or ()) - _LOOKUP_ARGUMENTS)
     if others:
         raise ValueError(
             f"fused_params of cowclip_sharders() has {', '.join(others)}, which tables with "
-            "CowClip would not follow; leave it out, and set lr, weight_decay etc. in "
-            f"apply_optimizer_in_backward (allowed: {', '.join(sorted(_OF_THE_LOOKUP))})"
+            "CowClip ignore; leave it out, and set lr, weight_decay etc. in "
+            f"apply_optimizer_in_backward (allowed: {', '.join(sorted(_LOOKUP_ARGUMENTS))})"
         )
 
 
@@ -335,7 +334,7 @@ def _configs(module: nn.Module) -> list[BaseEmbeddingConfig]:
 
 
 def _refuse_shared(name: str, parameter: nn.Parameter) -> None:
-    """Two modules would each get a table of their own where the user meant one."""
+    """Refuse a table that two modules share: each would get its own copy."""
     other = getattr(parameter, "_stampede_module", lambda: None)()
     if other is not None:
         raise ValueError(
@@ -388,7 +387,7 @@ def say_optimizers(
     chosen: dict[str, ChosenOptimizer],
     fused_params: dict[str, Any],
 ) -> None:
-    """Log which optimizer each table of a collection has, and warn of what nobody chose.
+    """Log which optimizer each table of a collection has; warn about unchosen defaults.
 
     Args:
         parameters: by table, before they were sharded.
@@ -429,7 +428,7 @@ def _fbgemms_default(argument: str) -> Any:
 
 
 def with_equal_state(rule: Rule) -> type[torch.optim.Optimizer]:
-    """An optimizer of the planner's list that keeps as much state as a rule."""
+    """An optimizer from the planner's list with as much state as a rule."""
     if isinstance(rule, RowWiseAdagrad):
         return torchrec_optim.RowWiseAdagrad
     if isinstance(rule, RowWiseAdam):
@@ -447,7 +446,7 @@ def as_fbgemm_sgd(
 ) -> Iterator[None]:
     """Show TorchRec plain SGD, the fused optimizer without state, for tables with CowClip.
 
-    The settings and the width go along, as TorchRec groups tables by what they are given.
+    Settings and width are added because TorchRec groups tables by these arguments.
     """
     saved = {
         name: (parameters[name]._optimizer_classes, parameters[name]._optimizer_kwargs)

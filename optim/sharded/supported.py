@@ -1,4 +1,4 @@
-"""What a table with CowClip may be: sharding types, kernels, widths, dtypes."""
+"""Refuses plans that tables with CowClip do not support: sharding, kernels, widths, dtypes."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ SHARDING_TYPES = (
     ShardingType.GRID_SHARD.value,
 )
 
-# TorchRec divides by the lengths of bags after the exchange there, not in the lookup.
+# Here TorchRec divides by the lengths of bags after the exchange, not in the lookup.
 _BY_ROWS = (ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value)
 
 
 def compute_kernel(sharding_type: str) -> str:
-    """The one kernel that tables of a sharding type are planned with."""
+    """The one kernel for tables of a sharding type."""
     if sharding_type == ShardingType.DATA_PARALLEL.value:
         return EmbeddingComputeKernel.DENSE.value
     return EmbeddingComputeKernel.FUSED.value
 
 
 def keeps_gradient_of_weights(sharding_types: set[str], env: ShardingEnv) -> bool:
-    """Whether per-sample weights reach the lookups of a collection as they were given."""
+    """Whether per-sample weights reach a collection's lookups unchanged, with their gradient."""
     if sharding_types == {ShardingType.TABLE_WISE.value}:
         return env.world_size == 1
     return sharding_types == {ShardingType.DATA_PARALLEL.value}
 
 
 def check_environment(env: ShardingEnv) -> None:
-    """Refuse sharding over a part of the processes."""
+    """Refuse sharding over only some of the processes."""
     if dist.is_initialized() and env.world_size != dist.get_world_size():
         raise ValueError(
             f"tables with CowClip: the model is sharded over {env.world_size} of "
@@ -102,7 +102,7 @@ def check_communication(
     device: torch.device,
     is_pooled: bool,
 ) -> None:
-    """Refuse precisions in which TorchRec or FBGEMM cannot send a table's embeddings.
+    """Refuse precisions in which TorchRec or FBGEMM cannot send embeddings.
 
     Args:
         registry: of the sharder.
@@ -115,7 +115,7 @@ def check_communication(
     if is_pooled:
         operations = [CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL]
     if is_summed:
-        # Between nodes what a node has added up goes on from rank to rank.
+        # Ranks add up parts of bags.
         operations.append(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER)
     known = [registry[operation.name] for operation in operations if operation.name in registry]
     codecs = [codec for both in known for codec in (both.forward, both.backward)]
@@ -137,13 +137,13 @@ def check_communication(
         )
     if not is_pooled and any(s.shard_sizes[1] % 32 for s in plan.sharding_spec.shards):
         raise ValueError(
-            f"{table}: FBGEMM encodes INT8 communication 32 numbers at a time, and the rows of the "
-            "sequence's parts are no multiple of that; write CommType.FP16 or BF16 in QCommsConfig"
+            f"{table}: FBGEMM encodes INT8 communication 32 numbers at a time, but a shard's "
+            "width is not a multiple of 32; write CommType.FP16 or BF16 in QCommsConfig"
         )
 
 
 def check_width(group: GroupedEmbeddingConfig) -> None:
-    """Refuse widths of tables without CowClip that FBGEMM does not know."""
+    """Refuse widths that FBGEMM does not support, for tables without CowClip."""
     if group.compute_kernel == EmbeddingComputeKernel.DENSE:
         return
     for table in group.embedding_tables:
@@ -168,8 +168,8 @@ def check_collection(
         raise ValueError(
             f"table {means[0]!r} has mean pooling under sharding type "
             f"{plan[means[0]].sharding_type!r}, and table {others[0]!r} of the same collection is "
-            f"planned as {plan[others[0]].sharding_type!r}: TorchRec then divides the sums of the "
-            "second too. Plan all tables of the collection by rows, or none of those with mean "
+            f"planned as {plan[others[0]].sharding_type!r}: TorchRec then divides the second "
+            "table's sums too. Plan all tables of the collection by rows, or no table with mean "
             "pooling"
         )
 

@@ -1,4 +1,4 @@
-"""FBGEMM's fused tables, which keep their rows' gradients in backward for the update after it."""
+"""FBGEMM's fused tables; their backward keeps the gradients for the update after it."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ NOT_COMPILED = (
 
 @contextmanager
 def tables_of_any_width() -> Iterator[None]:
-    """Within it, FBGEMM makes TBEs of any width, for `CowClipTables`.
+    """While active, FBGEMM makes TBEs of any width, for `CowClipTables`.
 
-    It refuses a width that is no multiple of 4 for its kernels on a GPU; those on a CPU take any.
+    FBGEMM refuses widths that are not a multiple of 4, but only its GPU kernels need that.
     """
     split = fbgemm.construct_split_state
     # Not in every version of TorchRec.
@@ -50,7 +50,7 @@ def tables_of_any_width() -> Iterator[None]:
     def split_any(specs: list[tuple[Any, ...]], *rest: Any, **named: Any) -> fbgemm.SplitState:
         if all(columns % 4 == 0 for _, columns, *_ in specs):
             return split(specs, *rest, **named)
-        # As many rows as there are elements, each of which is given the place of 4.
+        # One row of width 4 for each element; sizes and offsets are divided by 4 below.
         elements = [(rows * columns, 4, *place) for rows, columns, *place in specs]
         state = split(elements, *rest, **named)
         return fbgemm.SplitState(
@@ -79,7 +79,7 @@ class ArrayPlace(NamedTuple):
 
 
 class ArrayLookup(NamedTuple):
-    """The part of a lookup that falls to one array: positions of its ids, columns of its output."""
+    """One array's part of a lookup: positions of its ids, columns of its output."""
 
     backend: TorchBackend
     positions: slice
@@ -92,11 +92,11 @@ class ArrayLookup(NamedTuple):
 
 
 class LookupGradient(NamedTuple):
-    """What a lookup leaves in backward for the update.
+    """What a lookup's backward leaves for the update.
 
     Attributes:
         grad: `[batch, columns]` gradient of the pooled output, or `[ids, columns]` of a sequence.
-        ready: on a GPU, the end of the lookup's backward; the update may run on another stream.
+        ready: on a GPU, the event at the end of backward; the update may run on another stream.
     """
 
     parts: list[ArrayLookup]
@@ -104,7 +104,7 @@ class LookupGradient(NamedTuple):
     ready: torch.cuda.Event | None
 
     def wait(self) -> None:
-        """Have the current stream wait for it, and its memory kept until the stream is done."""
+        """Make the current stream wait for the gradient and keep its memory until done."""
         if self.ready is not None:
             here = torch.cuda.current_stream()
             here.wait_event(self.ready)
@@ -125,17 +125,17 @@ class _LookUp(torch.autograd.Function):
         offsets: Tensor,
         per_sample_weights: Tensor | None,
     ) -> Tensor:
-        # `anchor` requires a gradient, so that autograd calls backward; it is given none.
+        # `anchor` requires a gradient only to make autograd call backward.
         ctx.tbe = tbe
         ctx.version = tbe.version
         ctx.is_within_backward = torch._C._current_graph_task_id() != -1
         if tbe.is_checked_first:
-            # Rows are sorted before FBGEMM has looked at their ids; on a GPU it replaces those
-            # outside their table by 0, and says so.
+            # Ids are sorted before FBGEMM's own lookup would check them. On a GPU its check
+            # replaces ids outside their table by 0, and says so.
             indices, offsets, per_sample_weights = tbe.prepare_inputs(
                 indices, offsets, per_sample_weights
             )[:3]
-        # Saved too, so that autograd sees if they are written over before backward.
+        # Saved so that autograd notices if they are overwritten before backward.
         ctx.save_for_backward(indices, offsets, per_sample_weights)
         ctx.parts = tbe.parts(indices, offsets, per_sample_weights)
         return tbe.lookup(ctx.parts, indices, offsets, per_sample_weights)
@@ -147,18 +147,18 @@ class _LookUp(torch.autograd.Function):
         if ctx.version != tbe.version:
             raise ValueError(
                 "tables with CowClip: these rows were looked up before the last update, so their "
-                "gradient is not that of the current weights. Semi-synchronous and prefetching "
-                "pipelines, and a second backward of one forward, are not supported; use "
-                "TrainPipelineSparseDist, or look up again after each backward"
+                "gradient does not belong to the current weights. Semi-synchronous and "
+                "prefetching pipelines, and a second backward of one forward, are not supported; "
+                "use TrainPipelineSparseDist, or look up again after each backward"
             )
         if ctx.is_within_backward:
-            # Its rows would be updated apart from those of the pass around it.
+            # The inner pass would update its rows separately from the outer pass.
             raise ValueError(
-                "tables with CowClip: a lookup was repeated in a backward pass of its own; write "
+                "tables with CowClip: a lookup was recomputed in a nested backward pass; write "
                 "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
             )
         per_sample_weights = ctx.saved_tensors[2]
-        # Not to be held as long as the loss is.
+        # Freed now, not when the loss is.
         parts, ctx.parts = ctx.parts, None
         of_weights = None
         if ctx.needs_input_grad[4]:
@@ -171,20 +171,20 @@ class _LookUp(torch.autograd.Function):
 class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     """A TBE (table-batched embedding) whose tables are updated by an optimizer with CowClip.
 
-    The lookup gives what FBGEMM's own does; backward receives the gradient of its output, already
-    the mean over the global batch, and keeps it for the `BackwardUpdate` of the model.
+    The lookup returns what FBGEMM's does. Backward receives the gradient of its output, already the
+    mean over the global batch, and keeps it for the model's `BackwardUpdate`.
 
     Attributes:
-        arrays: the tables with their state; consecutive tables that begin at the same column and
-            have one width are one array.
+        arrays: the tables with their state; consecutive tables of the same first column and width
+            share an array.
         backends: the kernels of each array, chosen when the collection is sharded.
-        gradients: what backward passes have left for the update.
+        gradients: left by backward passes for the update.
         is_replicated: whether every rank holds a copy, and gradients must be exchanged.
         step_count: int64 scalar on the CPU, steps taken so far.
-        version: number of updates, by which a lookup knows whether its rows are still current.
-        updated: on a GPU, the end of the last update.
+        version: number of updates; a lookup with an older one is out of date.
+        updated: on a GPU, the event at the end of the last update.
         row_counts: int64 `[3]`, touched, clipped and skipped rows since the start of the run.
-        settle: to be called before rows are read; raises what queued steps have found.
+        settle: call it before rows are read; raises the errors of queued steps.
     """
 
     arrays: list[TableArray]
@@ -233,14 +233,14 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         return tbe
 
     def rewind(self, step: int) -> None:
-        """The steps after `step` were queued but not taken."""
+        """Undo the count of steps after `step`, which were queued but not taken."""
         self.step_count.fill_(step)
         for backend in self.backends:
             backend.rewind(step)
 
     @torch.no_grad()
     def flush(self) -> None:
-        """Bring all rows up to date, on all ranks at one point; TorchRec does for a `state_dict`.
+        """Bring all rows up to date. All ranks must call it together, as a `state_dict` does.
 
         Raises:
             NonFiniteGradientError: a step that was queued on a GPU was not finite.
@@ -277,7 +277,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             raise ValueError(VARIABLE_BATCH)
         if self.updated is not None:
             torch.cuda.current_stream().wait_event(self.updated)
-        # Backward must reach also a rank without rows, whose weights require no gradient: the
+        # Backward must also reach ranks without rows, whose weights require no gradient: the
         # collectives around it run on all ranks.
         anchor = torch.empty(0, requires_grad=True)
         return _LookUp.apply(anchor, self, indices, offsets, per_sample_weights)
@@ -291,7 +291,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
 
     @property
     def is_checked_first(self) -> bool:
-        """Whether ids are checked before rows that wait are brought up to date."""
+        """Whether ids are checked before their rows are brought up to date."""
         return any(backend.needs_checked_ids for backend in self.backends)
 
     @torch.no_grad()
@@ -304,7 +304,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     ) -> Tensor:
         """FBGEMM's own lookup, without its backward, where our kernels do not pool."""
         if not self._stored().numel():
-            # More ranks than rows: FBGEMM does not know where a table without rows lies.
+            # More ranks than rows: FBGEMM does not know the device of a table without rows.
             return self._output(parts, offsets.device).zero_()
         for part in parts:
             part.backend.catch_up(part.lookup, int(self.step_count))
@@ -325,7 +325,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             self.bounds_check_mode_int = mode
 
     def _is_pooled_here(self) -> bool:
-        """Whether our kernels give what FBGEMM's lookup does, which takes longer."""
+        """Whether our kernels, which are faster, can replace FBGEMM's lookup."""
         if any(backend.must_pool for backend in self.backends):
             return True
         is_usual = self.pooling_mode != PoolingMode.NONE and (
@@ -334,7 +334,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         return is_usual and all(backend.pools for backend in self.backends)
 
     def _check(self, parts: list[ArrayLookup], *inputs: Tensor | None) -> None:
-        """Check bags and ids; FBGEMM's slower check says what is wrong, and refuses or mends it."""
+        """Check bags and ids; FBGEMM's slower check reports errors and refuses or repairs."""
         for told in (False, True):
             if all(part.backend.is_sound(part.lookup) for part in parts):
                 return
@@ -343,7 +343,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         raise IndexError("the offsets of a lookup do not ascend from 0 to the number of its ids")
 
     def _output(self, parts: list[ArrayLookup], device: torch.device) -> Tensor:
-        """Room for the output of a lookup."""
+        """An uninitialised output of a lookup."""
         if self.pooling_mode == PoolingMode.NONE:
             shape = parts[-1].positions.stop, self.embedding_specs[0][1]
         else:
@@ -366,7 +366,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         )
 
     def no_gradients(self) -> list[RowGradients]:
-        """What a batch without ids would give, for each array."""
+        """The row gradients of a batch without ids, for each array."""
         none = torch.zeros(0, dtype=torch.int64, device=self.row_counts.device)
         return [
             RowGradients(none, none.new_zeros(0, array.weights.shape[1], dtype=torch.float32), none)
@@ -376,9 +376,9 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     def parts(
         self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None
     ) -> list[ArrayLookup]:
-        """What of a lookup falls to each array."""
+        """Split a lookup into the part of each array."""
         batch = (offsets.numel() - 1) // len(self.feature_table_map)
-        # One array needs no look at the offsets, which lie on the device.
+        # With one array, the offsets need not be copied from the device.
         cuts = [0, indices.numel()]
         if len(self.places) > 1:
             ends = [0, *(place.features.stop for place in self.places)]
@@ -417,8 +417,8 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     def get_optimizer_state(self) -> list[dict[str, Tensor]]:
         """Element-wise states of each table, views of the tables' shape; the first is momentum1.
 
-        TorchRec takes another one of a single number for a state of the whole table, so that those
-        of a part of one row and one column are left out; `CowClipFusedOptimizer` has them.
+        TorchRec takes any other state of one number for a state of the whole table. So states of a
+        shard of one row and one column are left out; `CowClipFusedOptimizer` has them.
         """
         return [
             {
@@ -446,19 +446,19 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         logical_table_ids: Tensor,
         buffer_ids: Tensor,
     ) -> None:
-        """Begin rows anew, which now belong to other ids: weights and states are zero.
+        """Reset rows that now belong to other ids: weights and states become zero.
 
         Args:
-            pruned_indices: `[n]` rows of this rank's part of the tables, in runs.
+            pruned_indices: `[n]` rows of this rank's shards, in runs.
             pruned_indices_offsets: `[runs + 1]` where each run begins.
-            logical_table_ids, buffer_ids: `[tables]` positions of tables, and the run of each.
+            logical_table_ids, buffer_ids: `[tables]` table positions, and the run of each.
         """
         self.flush()
         starts = [(array, first) for array in self.arrays for first in array.starts[:-1]]
         bounds = pruned_indices_offsets.tolist()
         for position, run in zip(logical_table_ids.tolist(), buffer_ids.tolist(), strict=True):
-            # TorchRec's managed collision asks for one table at a time, by its position; where
-            # several can be meant (ITEP), they go by their first feature, as FBGEMM has it.
+            # TorchRec's managed collision names one table, by its position. ITEP may name several,
+            # each by its first feature, as FBGEMM does.
             table = position if len(bounds) == 2 else self.feature_table_map[position]
             array, first = starts[table]
             rows = pruned_indices[bounds[run] : bounds[run + 1]].to(array.weights.device)
@@ -472,16 +472,16 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             for state in array.states.values():
                 state.zero_()
         self.set_optimizer_step(0)
-        # Rows that were looked up before are not those of now.
+        # Rows that were looked up before are out of date.
         self.version += 1
 
     def set_optimizer_step(self, step: int) -> None:
-        """The tables have taken `step` steps: bias corrections and rounding go on from there."""
+        """Set the number of steps taken; bias corrections and rounding continue from it."""
         self.flush()
         self.step_count.fill_(step)
 
     def update_hyper_parameters(self, params_dict: dict[str, float]) -> None:
-        """Set the learning rate, `lr`; another parameter is refused."""
+        """Set the learning rate, `lr`; other parameters are refused."""
         others = sorted(set(params_dict) - {"lr"})
         if others:
             raise ValueError(

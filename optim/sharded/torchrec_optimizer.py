@@ -40,7 +40,7 @@ from stampede.optim.table_array import TableShard
 
 
 class _UpToDate:
-    """Whoever asks for the state finds all steps taken."""
+    """Brings the tables up to date when its state is read."""
 
     _tables: CowClipTables
 
@@ -117,15 +117,15 @@ class ReplicatedFusedOptimizer(_UpToDate, FusedOptimizer):
 
 
 def _key(name: str, position: int) -> str:
-    # TorchRec calls the first state of every fused optimizer so.
+    # TorchRec's name for the first state of every fused optimizer.
     return "momentum1" if position == 0 else name
 
 
 def _sharded_states(
     config: GroupedEmbeddingConfig, tables: CowClipTables, pg: dist.ProcessGroup | None
 ) -> dict[str, dict[str, ShardedTensor]]:
-    """By table, its states."""
-    # By table, and by the name of the state and its number of dimensions.
+    """The states by table."""
+    # By table, then by the state's name and number of dimensions.
     shards: dict[str, dict[tuple[str, int], list[Shard]]] = {}
     configs: dict[str, ShardedEmbeddingTable] = {}
     dtype = torch.float32
@@ -177,7 +177,7 @@ def _row_metadata(shard: ShardMetadata) -> ShardMetadata:
 
 
 class _ReplicatedTables(FusedOptimizerModule):
-    """What a dense kernel becomes: its tables are `CowClipTables`, out of DDP's sight."""
+    """A dense kernel whose tables became `CowClipTables`, hidden from DDP."""
 
     def adopt(
         self, shards: list[TableShard], settings: UpdateSettings, device: torch.device
@@ -204,7 +204,7 @@ class _ReplicatedTables(FusedOptimizerModule):
         self._optim = ReplicatedFusedOptimizer(self._config, tbe)
 
     def _slices(self, tbe: CowClipTables) -> dict[str, TableBatchedEmbeddingSlice]:
-        """The tables as parameters that no other optimizer may take."""
+        """The tables as parameters, marked so that no other optimizer takes them."""
         slices = {}
         for table, offset in zip(
             self._config.embedding_tables, tbe.weights_physical_offsets, strict=False
@@ -219,7 +219,7 @@ class _ReplicatedTables(FusedOptimizerModule):
         return slices
 
     def flush(self) -> None:
-        """Bring the tables up to date, for a `state_dict`; TorchRec's dense kernel need not."""
+        """Bring the tables up to date for a `state_dict`."""
         self._emb_module.flush()
 
     @property
@@ -260,7 +260,7 @@ def replicate(
 
 
 class LookupWithoutDDP(nn.Module):
-    """Stands where TorchRec expects DDP around data-parallel lookups: nothing is left to reduce."""
+    """Replaces DDP around data-parallel lookups whose gradients need no reduction."""
 
     def __init__(self, lookup: nn.Module) -> None:
         super().__init__()
@@ -271,11 +271,11 @@ class LookupWithoutDDP(nn.Module):
         return self.module(features)
 
     def __getattr__(self, name: str) -> Any:
-        """A submodule; TorchRec's delta tracker asks for the kernels, to read their states."""
+        """A submodule; refuses TorchRec's delta tracker, which asks for kernels to read states."""
         if name == "_emb_modules":
             raise AttributeError(
-                "TorchRec's delta tracker reads no states of data_parallel tables; plan them as "
-                "table_wise or row_wise, or track with mode ID_ONLY"
+                "TorchRec's delta tracker cannot read states of data_parallel tables; plan them "
+                "as table_wise or row_wise, or track with mode ID_ONLY"
             )
         return super().__getattr__(name)
 
@@ -301,9 +301,9 @@ class _DDP(DistributedDataParallel):
 
 @contextmanager
 def ddp_without_cowclip() -> Iterator[None]:
-    """Within it, TorchRec's constructors of collections keep tables with CowClip out of DDP.
+    """While active, TorchRec builds collections with CowClip tables outside DDP.
 
-    Where TorchRec wraps its lookups differs by version; what it wraps them with does not.
+    TorchRec's versions wrap lookups in different places, but all in DDP.
     """
     users = (torchrec_pooled, torchrec_sequence)
     try:

@@ -1,8 +1,8 @@
 """The update of embedding rows on a GPU, in Triton kernels.
 
-Triton is imported where a kernel is used: `stampede.optim` works without it. No function waits
-for the device; the number of distinct rows stays there, and buffers have room for as many as there
-can be.
+`stampede.optim` works without Triton: it is imported only where a kernel is used. No function waits
+for the device. The number of distinct rows stays there, so buffers have room for the most there can
+be.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from torch import Tensor
 
-# Beyond this many occurrences, twice as long windows keep their number and buffer down.
+# Above this many occurrences windows are twice as long, for fewer of them and a smaller buffer.
 MANY_OCCURRENCES = 1 << 22
 MAX_COLUMNS = 256
 
@@ -22,13 +22,13 @@ class BlockSizes:
     """Tile sizes, all powers of two, and warps of each kind of program.
 
     Attributes:
-        columns: columns of a tile, at least those of the table.
-        window: sorted occurrences that are summed apart where they are all of one row.
-        together: of these, how many a tile holds.
+        columns: of a tile; at least the table's.
+        window: sorted occurrences that are summed separately if all are of one row.
+        together: occurrences of a window in a tile.
         runs: distinct rows whose gradients a program sums.
-        unroll: occurrences of each that are loaded before the first is added.
+        unroll: occurrences of each row that are loaded before the first is added.
         rows: distinct rows that a program updates.
-        elements: elements whose missed steps a program replays.
+        elements: whose missed steps a program replays.
     """
 
     columns: int
@@ -53,14 +53,14 @@ def block_sizes(dim: int, occurrences: int) -> BlockSizes:
         window=window,
         together=min(window, max(8, 2048 // columns)),
         window_warps=4,
-        # One warp, few rows: all wait for the longest run of the program. A run without a whole
-        # window has less than two windows' occurrences.
+        # One warp and few rows, since all wait for the program's longest run. A run without a whole
+        # window is shorter than two windows.
         runs=max(1, 256 // columns),
         unroll=4,
         run_warps=1,
         rows=max(1, 1024 // columns),
         row_warps=4,
-        # Likewise: all wait for the row that has missed the most steps.
+        # Likewise, all wait for the row that has missed the most steps.
         elements=128,
         element_warps=1,
     )
@@ -77,5 +77,5 @@ def is_available() -> bool:
 
 
 def handles(weights: Tensor) -> bool:
-    """Whether the kernels are to update a table with these weights."""
+    """Whether the kernels can update a table with these weights."""
     return weights.is_cuda and is_available()

@@ -1,8 +1,8 @@
-"""Steps of Adam: those of the rows of a batch, and those that waiting rows have missed.
+"""Adam's steps for the rows of a batch, and the missed steps of waiting rows.
 
 Additions are fused with multiplications only where `fma` says so (`enable_fp_fusion=False` in every
-launch); roots and quotients are rounded correctly. So a step has the same bits in all kernels, one
-by one or many at once, but for those that the C++ kernel replays with AVX-512.
+launch); roots and quotients are rounded correctly. So a step has the same bits in all kernels,
+alone or replayed with others. Only the C++ kernel's replay with AVX-512 differs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def update_rows_(
         sums: gradients and squared norms of the rows, over all their columns.
         clip: granularity `none`, `row` or `cowclip`.
         width: number of clipped columns of the whole tables.
-        clipped: how many of the array's first columns are clipped ones.
+        clipped: how many of the array's first columns are clipped.
         constants: of this step, see `step_constants`.
         nonfinite: `[1]` int32, rows whose gradient is not finite.
         row_counts: `[2]` or more, int64; touched and clipped rows are added to the first two.
@@ -160,9 +160,9 @@ def _update_rows(
             times = tl.load(starts + run + 1, mask=here, other=0) - tl.load(
                 starts + run, mask=here, other=0
             )
-            # Of an infinite norm times 0, which is no number, the maximum is the other one.
+            # Infinity times 0 is NaN; the maximum is then the other argument.
             threshold = tl.maximum(ratio * of_weights, lowest) * tl.maximum(times, 1).to(tl.float32)
-            # The quotient is not taken where the norm is 0; there it would be 0 / 0 for a zero row.
+            # Divide only above the threshold: a zero row would give 0 / 0.
             is_above = here & (norm > threshold)
             factor = tl.where(is_above, tl.div_rn(threshold, tl.where(is_above, norm, 1.0)), 1.0)
             g = tl.where((column < CLIPPED)[None, :], g * factor[:, None], g)
@@ -203,16 +203,16 @@ def catch_up_range_(
 
     Args:
         weights, exp_avg, exp_avg_sq: `[rows, dim]` float32, contiguous.
-        last: `[rows]` int32, the step each row is at, none before `first_step`; becomes `now`.
+        last: `[rows]` int32, the step each row is at, at least `first_step`; becomes `now`.
         steps: `[window, 3]` float32, contiguous: constants of the steps after `first_step`.
-        first_step: the step before that of `steps[0]`.
-        nonfinite: `[1]` int32; unless it is 0 nothing is written.
+        first_step: the step before `steps[0]`.
+        nonfinite: `[1]` int32; if not 0, nothing is written.
         sizes: of the programs; None for `block_sizes`.
     """
     state, which = (weights, exp_avg, exp_avg_sq, last), (None, None, first_row)
     schedule = (steps, first_step, now)
     _catch_up_(state, which, stop_row - first_row, schedule, betas, l2, nonfinite, sizes)
-    # Afterwards: a row's columns are brought up to date by several programs, which all read it.
+    # Set last: several programs update the columns of one row, and all read it.
     reached = torch.where(nonfinite == 0, now, 0).to(last.dtype)
     last[first_row:stop_row].clamp_(min=reached)
 
@@ -236,7 +236,7 @@ def catch_up_rows_(
 
     Args:
         rows: `[capacity]` int64 distinct rows, see `SortedRuns`.
-        count: `[1]` int32, how many of them there are.
+        count: `[1]` int32, the number of distinct rows.
     """
     state, capacity, schedule = (
         (weights, exp_avg, exp_avg_sq, last),
@@ -307,7 +307,7 @@ def _replay(
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Replay the missed steps of some elements; those of neighbouring rows may differ in number."""
+    """Replay the missed steps of some elements, a different number for each row."""
     element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     place = element // DIM
     if LISTED:

@@ -1,8 +1,8 @@
-"""The gradient of each distinct row: its occurrences' sum, the L2 term, squared norms.
+"""The gradient of each distinct row: the sum of its occurrences, L2 term, squared norms.
 
-An id may stand in every sample of the batch. So that no program adds up half a million gradients,
-aligned windows of the sorted occurrences that lie wholly in one run are summed apart; a run is then
-its head, the sum of its windows and its tail, always in this order: the bits never vary.
+One id may be in every sample, and one program must not add up half a million gradients. So aligned
+windows of sorted occurrences of one row are summed separately. A run is then the sum of its head,
+its windows and its tail, always in this order, so the bits never vary.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stampede.optim.triton import BlockSizes, block_sizes
 
 
 class RowSums(NamedTuple):
-    """Gradients of distinct rows; what lies beyond the number of runs has no meaning.
+    """Gradients of distinct rows; entries beyond the number of runs are undefined.
 
     Attributes:
         grads: `[capacity, dim]` float32, L2 term included.
@@ -41,13 +41,13 @@ def sum_runs(
     nonfinite: Tensor,
     sizes: BlockSizes | None = None,
 ) -> RowSums:
-    """Sum the gradient of a lookup by row, add `2*l2*w` and measure.
+    """Sum the gradient of a lookup by row, add `2*l2*w` and compute squared norms.
 
     Args:
         runs: the occurrences.
         grad: `[n, dim]` float, contiguous rows, which `runs.source` picks from.
         weights: `[rows, dim]` float32, contiguous.
-        clipped: how many of the first columns are clipped ones.
+        clipped: how many of the first columns are clipped.
         nonfinite: `[1]` int32; the number of rows whose gradient norm is not finite is added to it.
         sizes: of the programs; None for `block_sizes`.
     """
@@ -180,7 +180,7 @@ def _add_stretches(
     WEIGHTED: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Add to each row of `total` its occurrences from `start` up to `stop`, one after the other."""
+    """Add occurrences `start` up to `stop` to each row of `total`, one after the other."""
     longest = tl.max(stop - start, axis=0)
     for at in range(0, longest, UNROLL):
         for ahead in tl.static_range(UNROLL):
@@ -224,7 +224,7 @@ def _sum_runs(
     COLUMNS: tl.constexpr,
     WINDOW: tl.constexpr,
 ) -> None:
-    """Sum the gradients of some rows, add their decay and measure them."""
+    """Sum the gradients of some rows, add their decay and compute squared norms."""
     first = tl.program_id(0).to(tl.int64) * RUNS
     number = tl.load(count)
     if first < number:

@@ -78,7 +78,7 @@ def test_parts_of_several_commands_come_together(tmp_path):
     out, options = tmp_path / "gpu.json", ("--device", "cpu", "--quick", "--checked")
     refused = run_script(out, *options, part="update")
     assert refused.returncode == 2
-    assert f"--checked: {out} holds no correctness of this code and machine" in refused.stderr
+    assert f"--checked: {out} has no correctness of this code and machine" in refused.stderr
     # Whatever it says is taken over, and not looked at again.
     machine = {"PYTHONPATH": str(ROOT / "benchmarks")}
     said = subprocess.run(

@@ -313,5 +313,5 @@ def test_a_vocabulary_that_unpacks_to_far_more_is_refused(tmp_path):
 
 def test_a_vocabulary_that_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "user.parquet")
-    with pytest.raises(OSError, match="is no file"):
+    with pytest.raises(OSError, match="is not a file"):
         read_vocabulary(tmp_path / "user.parquet")

@@ -116,7 +116,7 @@ def test_stretches_of_a_large_part_are_looked_at(tmp_path, monkeypatch):
     parts["test"]["label"][:] = 0
     dataset = open_prepared(write_prepared(tmp_path, parts, drawn_fields()))
     (said,) = on_data(dataset)
-    assert "the test part has one class only, the label is 0 in all that were looked at, 50" in said
+    assert "the test part has one class only, the label is 0 in all sampled 50" in said
     read = [samples.dense[:, 0] for samples in advice._stretches(dataset.train)]
     assert [(len(rows), rows[0].item()) for rows in read] == [(10, 200.0 * i) for i in range(5)]
     monkeypatch.setattr(advice, "_STRETCHES", 100)

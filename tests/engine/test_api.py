@@ -150,7 +150,7 @@ def test_bad_values_count_as_missing_on_request(movie_run, tmp_path):
     file = tmp_path / "bad.csv"
     bad.to_csv(file, index=False)
     for data in (bad, file):
-        with pytest.warns(UserWarning, match="taken for missing ones: 2 of slot"):
+        with pytest.warns(UserWarning, match="treated as missing: 2 of slot"):
             scores = movie_run.score(data, on_bad_value="missing")
         np.testing.assert_array_equal(scores, expected)
     with pytest.raises(ValueError, match="found 'skip'; write 'error' or 'missing'"):

@@ -102,7 +102,7 @@ def test_an_edited_network(tmp_path, registered):
     own = [f"model.import={tmp_path}/own.py", "model.name=own_layers"]
     run_small(tmp_path, own)
     (tmp_path / "own.py").write_text(OWN.replace("4", "6"))
-    with pytest.raises(RunFolderError, match="is not as it was"):
+    with pytest.raises(RunFolderError, match="has changed since"):
         run_small(tmp_path, [*own, *RESUME])
 
 

@@ -476,7 +476,9 @@ def test_keys_that_may_change_are_taken_and_others_refused(tmp_path):
         (folder / "schema.yaml").write_text(schema.replace(*change))
         with pytest.raises(DataError, match=f"schema: {said}.* min_count, max_size may change"):
             train(path)
-    with pytest.raises(SettingsError, match=r"run\.overwrite: found true, but periods go on"):
+    with pytest.raises(
+        SettingsError, match=r"run\.overwrite: found true, but periods always continue"
+    ):
         train(path, ["run.overwrite=true"])
     (folder / "schema.yaml").write_text(
         schema.replace("user: {min_count: 1}", "user: {min_count: 5}")
@@ -559,7 +561,7 @@ def test_following_takes_files_that_are_whole_and_ends_on_a_signal(tmp_path):
     process.send_signal(signal.SIGTERM)
     printed, errors = process.communicate(timeout=HANG)
     assert process.returncode == 128 + signal.SIGTERM, errors
-    assert "between two periods; the same command goes on" in printed
+    assert "between two periods; the same command continues" in printed
     assert [line["rows"] for line in lines(folder)] == [400]
 
 

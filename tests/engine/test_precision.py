@@ -30,7 +30,7 @@ def test_an_old_gpu_computes_in_fp32(monkeypatch):
     for asked in ("tf32", "bf16"):
         chosen = choose_precision(asked, GPU)
         assert not (chosen.is_bf16 or chosen.is_tf32)
-        assert chosen.reason == f"fp32 instead of {asked}, which this GPU does not know"
+        assert chosen.reason == f"fp32 instead of {asked}, which this GPU does not support"
 
 
 def test_tf32_is_for_gpus_and_does_not_stay(monkeypatch):

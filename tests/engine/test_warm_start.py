@@ -254,7 +254,7 @@ def no_manifest(run):
 
 
 BAD = {
-    "no checkpoint": (lambda run: shutil.rmtree(run / "checkpoints"), "no checkpoint in it"),
+    "no checkpoint": (lambda run: shutil.rmtree(run / "checkpoints"), "has no checkpoint"),
     "a flipped bit": (flip, r"epoch_0002: damaged checkpoint \(.*SHA-256 differs.*; copy it"),
     "a damaged manifest": (no_manifest, r"epoch_0002: damaged checkpoint \(.*\); copy it again"),
     "no inputs": (lambda run: shutil.rmtree(run / "inputs"),

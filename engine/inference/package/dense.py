@@ -1,4 +1,4 @@
-"""The dense part of a model, described by `dense.json`: operators of torch in their order.
+"""Computes the dense part of a model, a list of torch operators in `dense.json`.
 
 Nothing is unpickled, imported or evaluated: an operator is one of `OPERATORS` or `ARITHMETIC`, and
 its arguments are numbers, text, types, weights and results of earlier steps.
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# Operators of torch that compute tensors of tensors and check what they are given. None of them
-# reads a file, runs code or trusts an index. With an underscore at the end they work in place.
+# Torch operators that compute tensors from tensors and check their arguments. None reads a file,
+# runs code or trusts an index. A trailing underscore means in place.
 _NAMES = """
 abs add addcdiv addcmul addmm alias all amax amin any arange argmax argmin atan avg_pool1d baddbmm
 batch_norm bmm broadcast_to cat celu chunk clamp clamp_max clamp_min clone concat constant_pad_nd
@@ -36,7 +36,7 @@ unflatten unfold unsqueeze var view view_as vstack where zeros zeros_like
 
 OPERATORS = frozenset(_NAMES.split())
 
-# Of Python, on sizes.
+# Python operators on sizes.
 ARITHMETIC = {
     name: getattr(operator, name)
     for name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "neg")
@@ -57,7 +57,7 @@ class _Value(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """An operator with its arguments, and the values that no later step needs."""
+    """An operator with its arguments, and the values that are not needed after it."""
 
     name: str
     operator: Callable[..., Any]
@@ -71,8 +71,8 @@ class Dense:
 
     Args:
         graph: what `dense.json` holds: `steps`, each with a `name`, an `operator`, `arguments` and
-            perhaps `named` ones; the name of the `output`; names of the `trained` weights.
-        weights: by name.
+            optionally `named` arguments; the name of the `output`; names of the `trained` weights.
+        weights: named tensors.
         device: for the weights.
 
     Raises:
@@ -83,8 +83,8 @@ class Dense:
         self, graph: Mapping[str, Any], weights: Mapping[str, Tensor], device: torch.device
     ) -> None:
         self._device = device
-        # Copies lie as torch wants them, which a mapped file may not. By whether a weight needs a
-        # gradient torch chooses kernels, which round differently.
+        # Copy, as a mapped file may not be aligned for torch. Keep requires_grad, as torch chooses
+        # kernels by it, and these round differently.
         self._weights = {
             name: weight.to(device, copy=True).requires_grad_(name in graph["trained"])
             for name, weight in weights.items()
@@ -133,7 +133,7 @@ class Dense:
         return found
 
     def _argument(self, given: Any) -> Any:
-        """An argument as `argument` described it."""
+        """Decode an argument that `argument` described."""
         if isinstance(given, list):
             return [self._argument(one) for one in given]
         if not isinstance(given, dict):
@@ -149,14 +149,14 @@ class Dense:
             return float(name)
         if given == {"device": "model"}:
             return self._device
-        raise ValueError(f"{given} is no argument that a package may have")
+        raise ValueError(f"packages do not support the argument {given}")
 
 
 def find_operator(name: str) -> Callable[..., Any]:
     """An operator by its name: `linear.default` of torch, `mul` of Python.
 
     Raises:
-        ValueError: it is none that a package may have.
+        ValueError: packages do not support it.
     """
     packet, is_of_torch, overload = name.partition(".")
     if name == "getitem":
@@ -169,14 +169,14 @@ def find_operator(name: str) -> Callable[..., Any]:
             found = getattr(overloads, overload)
             if not any(one.is_out for one in found._schema.arguments):
                 return found
-    raise ValueError(f"{name!r} is no operator that a package may have")
+    raise ValueError(f"packages do not support the operator {name!r}")
 
 
 def argument(given: Any) -> Any:
-    """An argument as JSON has it; values and weights are described by the caller.
+    """An argument as JSON; the caller describes values and weights.
 
     Raises:
-        ValueError: a package may not have it.
+        ValueError: packages do not support it.
     """
     if given is None or isinstance(given, bool | int | str):
         return given
@@ -187,11 +187,11 @@ def argument(given: Any) -> Any:
     name = str(given).removeprefix("torch.")
     if name in _TYPES and given is getattr(torch, name):
         return {"type": name}
-    raise ValueError(f"{given!r} is no argument that a package may have")
+    raise ValueError(f"packages do not support the argument {given!r}")
 
 
 def _values(given: Any) -> list[_Value]:
-    """All values in lists of lists and dictionaries of arguments."""
+    """All values in nested lists and dictionaries of arguments."""
     if isinstance(given, _Value):
         return [given]
     if isinstance(given, dict):
@@ -206,9 +206,9 @@ def _filled(given: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _element(values: Any, place: int) -> Any:
-    """Of the several results of a step."""
+    """One of a step's several results."""
     if not isinstance(values, list | tuple) or not isinstance(place, int):
-        raise ValueError(f"getitem takes results of a step and a number, found {place!r}")
+        raise ValueError(f"getitem needs a step with several results and a number, found {place!r}")
     return values[place]
 
 
@@ -218,7 +218,7 @@ def _on_sizes(compute: Callable[..., float]) -> Callable[..., float]:
             raise ValueError(f"{compute.__name__} takes sizes")
         found = compute(*sizes)
         if abs(found) >= _LARGEST:
-            raise ValueError(f"{compute.__name__} gives {found:g}, which is no size")
+            raise ValueError(f"{compute.__name__} gives {found:g}, which is not a size")
         return found
 
     return checked

@@ -1,4 +1,4 @@
-"""From raw samples to rows of tables and numbers; see `load.py` beside it."""
+"""Turns raw samples into rows of tables and numbers; see `load.py` beside it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-# Beyond it a number is infinite once it is a float32.
+# Larger numbers become infinite as float32.
 LARGEST = 3.4e38
 
-# Up to it a float tells all whole numbers apart.
+# Up to here a float64 represents every whole number.
 _LARGEST_WHOLE = 2.0**53
 
 
 def sibling(name: str) -> ModuleType:
-    """A file beside this one, wherever sys.path points."""
+    """Import a file beside this one, whatever sys.path says."""
     path = Path(__file__).resolve().with_name(f"{name}.py")
     spec = importlib.util.spec_from_file_location(f"{__name__}_{name}", path)
     module = importlib.util.module_from_spec(spec)
@@ -30,10 +30,10 @@ def sibling(name: str) -> ModuleType:
 
 formulas = sibling("formulas")
 
-# Columns by name, samples one after the other, or a table: of polars, or of pandas.
+# Columns by name, a sequence of samples, or a polars or pandas table.
 Samples = Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any]] | pl.DataFrame | Any
 
-_NO_ID = "write an id as text or as a whole number, None where it is missing"
+_NO_ID = "write an id as text or as a whole number, or None if it is missing"
 
 _PARTS_OF_TIME = ("hour_of_day", "weekday")
 
@@ -42,8 +42,8 @@ class Encoded(NamedTuple):
     """Inputs of the model.
 
     Attributes:
-        ids: of each field, rows of its table, sample after sample, int64.
-        lengths: of each field, ids of each sample, `[n]` int64; None: one each.
+        ids: for each field, int64 rows of its table, sample after sample.
+        lengths: for each field, `[n]` int64 numbers of ids per sample; None: one each.
         numbers: `[n, numbers]` float32.
     """
 
@@ -53,16 +53,16 @@ class Encoded(NamedTuple):
 
 
 class BadValues:
-    """What happens to values that cannot be used.
+    """How values that cannot be used are treated.
 
     Args:
-        policy: `error` refuses the first; `missing` takes them for missing values.
+        policy: `error` refuses the first; `missing` treats them as missing.
 
     Attributes:
-        counts: values taken for missing ones so far, by column.
+        counts: of values treated as missing so far, by column.
 
     Raises:
-        ValueError: there is no such policy.
+        ValueError: the policy is unknown.
     """
 
     def __init__(self, policy: str) -> None:
@@ -72,16 +72,16 @@ class BadValues:
         self.counts: dict[str, int] = {}
 
     def found(self, bad: pl.Series, values: pl.Series, column: str, remedy: str) -> None:
-        """Take note of the values where `bad` holds, which the caller makes null.
+        """Count the values where `bad` is true; the caller makes them null.
 
         Raises:
-            ValueError: bad values are errors, and there is one.
+            ValueError: the policy is `error`, and there is a bad value.
         """
         if not bad.any():
             return
         if not self.are_missing:
             raise ValueError(f"column {column}: found {values.filter(bad)[0]!r}; {remedy}")
-        # A column of which several inputs are made counts once.
+        # A column used by several inputs counts once.
         self.counts[column] = max(self.counts.get(column, 0), int(bad.sum()))
 
 
@@ -89,11 +89,11 @@ class Encoder:
     """Turns raw samples into the model's inputs.
 
     Args:
-        folder: of the package.
-        about: its `package.json`; None: it is read.
+        folder: the package.
+        about: its `package.json`; None to read it.
 
     Attributes:
-        columns: that the inputs are made of.
+        columns: from which the inputs are made.
     """
 
     def __init__(self, folder: str | Path, about: Mapping[str, Any] | None = None) -> None:
@@ -118,7 +118,7 @@ class Encoder:
         )
 
     def __call__(self, samples: Samples, bad_values: BadValues | None = None) -> Encoded:
-        """The inputs of samples; a bad value is an error unless `bad_values` says otherwise.
+        """Encode samples; a bad value is an error unless `bad_values` says otherwise.
 
         Raises:
             ValueError: a column is absent, or a value cannot be used.
@@ -131,17 +131,17 @@ class Encoder:
         for i, number in enumerate(wanted):
             numbers[:, i] = _scaled(_numbers(frame, number["column"], bad_values), number)
         numbers = numbers.astype(self._about["numbers_dtype"]).astype(np.float32)
-        # Polars' own memory must not be written, which torch warns of.
+        # Polars' memory is read-only, which torch warns about.
         ids = [np.require(ids, requirements="W") for ids, _ in found]
         return Encoded(ids, [lengths for _, lengths in found], numbers)
 
     def rows(
         self, samples: Samples, fields: Sequence[str], bad_values: BadValues | None = None
     ) -> dict[str, np.ndarray]:
-        """Rows of some fields' tables, as a file of `stampede export --format onnx` takes them.
+        """Rows of some fields' tables, as inputs of a `stampede export --format onnx` file.
 
         Returns:
-            By field `[n]` int64; `[n, most]` where samples may have several, -1 beyond the last.
+            By field, `[n]` int64; `[n, most]` for fields with several ids, padded with -1.
 
         Raises:
             ValueError: there is no such field, a column is absent, or a value cannot be used.
@@ -169,7 +169,7 @@ class Encoder:
     def _ids(
         self, field: Mapping[str, Any], frame: pl.DataFrame, bad_values: BadValues
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Rows of the field's table, and how many each sample has where it may have several."""
+        """Rows of the field's table; for fields with several ids, also their number per sample."""
         encode, column = field["encode"], field["column"]
         if encode == "quantiles":
             numbers = _numbers(frame, column, bad_values)
@@ -196,7 +196,7 @@ class Encoder:
     def _without_fractions(
         self, field: Mapping[str, Any], ids: pl.Series, bad_values: BadValues
     ) -> pl.Series:
-        """Ids that are floats, as whole numbers are where some are missing, as whole numbers."""
+        """Turn float ids, which arise from missing values, back into whole numbers."""
         if isinstance(ids.dtype, pl.Array):
             ids = ids.arr.to_list()
         is_list = isinstance(ids.dtype, pl.List)
@@ -206,13 +206,13 @@ class Encoder:
             return ids
         is_good, remedy = _is_whole, _NO_ID
         if field["encode"] == "hash":
-            # In the log it may have been 1 or 1.0, which have different hashes.
+            # The log may have held 1 or 1.0, which have different hashes.
             is_good, remedy = pl.Expr.is_null, "write ids as text, as they are in the log"
         ids = _good_alone(ids, is_good, field["column"], remedy, bad_values)
         return ids.cast(pl.List(pl.Int64) if is_list else pl.Int64)
 
     def _rows_of(self, field: Mapping[str, Any], texts: pl.Series) -> np.ndarray:
-        """Row of each id; null is a missing one."""
+        """Row of each id; null means missing."""
         if field["encode"] == "vocabulary":
             rows = self._vocabularies[field["name"]].rows(texts)
         elif field["encode"] == "hash":
@@ -236,16 +236,16 @@ class Encoder:
 
 
 class _Vocabulary:
-    """Rows of ids, found by a 64-bit hash; no two ids of the vocabulary have the same.
+    """Finds rows of ids by a 64-bit hash, which is unique within the vocabulary.
 
-    An id that is not in it has the hash of one that is with a chance of size / 2^64.
+    An unknown id collides with a known one with probability size / 2^64.
 
     Attributes:
-        is_of_floats: whether ids of the log were floats, as Parquet files may have them.
+        is_of_floats: whether the log's ids were floats, as in some Parquet files.
     """
 
     def __init__(self, path: Path, field: Mapping[str, Any]) -> None:
-        # A small file can unpack to any number of values; the table bounds it by its own size.
+        # A small file can unpack to any number of values, so bound it by the table's size.
         found = pl.scan_parquet(path, glob=False).select(pl.len()).collect().item()
         if found > field["rows"] - field["first_row"]:
             raise ValueError(
@@ -262,8 +262,8 @@ class _Vocabulary:
         self._hashes, self._rows = hashes[order], order + field["first_row"]
 
     def rows(self, ids: pl.Series) -> np.ndarray:
-        """Row of each id, `[n]` int64; any where it is null."""
-        # Sorted ones are found several times faster, and each only once.
+        """Row of each id, `[n]` int64; undefined for null."""
+        # Sorted unique hashes are found several times faster.
         hashes, place = np.unique(ids.hash(self._seed).to_numpy(), return_inverse=True)
         rows = np.full(len(hashes), self._unseen_row, dtype=np.int64)
         if len(self._hashes):
@@ -285,7 +285,7 @@ def _numbers(frame: pl.DataFrame, column: str, bad_values: BadValues) -> pl.Seri
     given = frame.select(formulas.stripped(column, frame.schema[column])).to_series()
     found = given.cast(pl.Float64, strict=False)
     bad = given.is_not_null() & ~(found.abs() <= LARGEST).fill_null(False)
-    remedy = "write a finite number, or None where it is missing"
+    remedy = "write a finite number, or None if it is missing"
     bad_values.found(bad, frame[column], column, remedy)
     return _without(found, bad)
 
@@ -299,7 +299,7 @@ def _scaled(values: pl.Series, number: Mapping[str, Any]) -> np.ndarray:
 
 
 def _whole_numbers(texts: pl.Series, field: Mapping[str, Any], bad_values: BadValues) -> pl.Series:
-    """Ids that are rows already, as text or in lists of it."""
+    """Parse ids that are already rows, given as text or lists of text."""
     size = field["size"]
 
     def is_row(value: pl.Expr) -> pl.Expr:
@@ -323,7 +323,7 @@ def _good_alone(
     remedy: str,
     bad_values: BadValues,
 ) -> pl.Series:
-    """Ids, or lists of them, of which bad ones are null, or left out of their lists."""
+    """Replace bad ids by null, or leave them out of their lists."""
 
     def is_bad(value: pl.Expr) -> pl.Expr:
         return value.is_not_null() & ~is_good(value).fill_null(False)
@@ -351,9 +351,9 @@ def _table_of(
 
     Args:
         samples: raw ones.
-        columns: that are wanted.
-        id_columns: of these, the columns whose values are taken for text.
-        bad_values: what happens to bad ones.
+        columns: to return.
+        id_columns: those of them whose values are treated as text.
+        bad_values: how bad values are treated.
 
     Raises:
         ValueError: a column is absent, or a value is neither text nor number nor list.
@@ -366,8 +366,9 @@ def _table_of(
         samples = list(samples)
         if other := [sample for sample in samples if not isinstance(sample, Mapping)]:
             raise ValueError(
-                f"found the sample {other[0]!r}; write a sample as values by column, or all "
-                "samples as columns by name or as a table of polars or pandas"
+                f"found the sample {other[0]!r}; write each sample as a mapping of columns to "
+                "values, or all samples as a mapping of columns to lists or as a polars or pandas "
+                "table"
             )
         given = [name for name in columns if all(name in sample for sample in samples)]
         samples = {name: [sample[name] for sample in samples] for name in given}
@@ -382,7 +383,7 @@ def _table_of(
 
 
 def _of_pandas(table: Any, columns: list[str]) -> dict[str, list[Any]]:
-    """The wanted columns of a pandas table that are there; None where a value is missing."""
+    """The wanted columns that a pandas table has; missing values become None."""
     return {
         name: table[name].astype(object).where(table[name].notna(), None).tolist()
         for name in columns
@@ -392,7 +393,7 @@ def _of_pandas(table: Any, columns: list[str]) -> dict[str, list[Any]]:
 
 def _series(name: str, values: Any, is_id: bool, bad_values: BadValues) -> pl.Series:
     if isinstance(values, str):
-        raise ValueError(f"column {name}: found {values!r}; write a list, of a value per sample")
+        raise ValueError(f"column {name}: found {values!r}; write a list with a value per sample")
     if isinstance(values, list | tuple):
         values = _alike(name, values, is_id, bad_values)
     try:
@@ -405,13 +406,12 @@ def _series(name: str, values: Any, is_id: bool, bad_values: BadValues) -> pl.Se
 
 
 def _alike(name: str, values: Sequence[Any], is_id: bool, bad_values: BadValues) -> Sequence[Any]:
-    """Values that polars does not make a common text of which nobody wrote."""
+    """Float ids beside text as whole numbers: polars would write 3 as 3.0."""
     kinds = set(map(type, values)) - {type(None)}
     lists = {kind for kind in kinds if issubclass(kind, list | tuple | np.ndarray | pl.Series)}
     if lists and kinds - lists:
         raise ValueError(
-            f"column {name}: found lists beside single values; write lists in all samples, or in "
-            "none"
+            f"column {name}: found lists and single values; write lists in all samples or in none"
         )
     if np.ndarray in lists:
         return [None if value is None else list(value) for value in values]
@@ -424,7 +424,7 @@ def _alike(name: str, values: Sequence[Any], is_id: bool, bad_values: BadValues)
 
 
 def _whole(value: Any) -> Any:
-    """An id that is a float as a whole number; None where it is none."""
+    """A float id as a whole number; None if it has a fraction."""
     if not isinstance(value, float | np.floating):
         return value
     return int(value) if value.is_integer() else None

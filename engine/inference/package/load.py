@@ -3,19 +3,19 @@
     from load import load          # with this folder on sys.path
 
     model = load()
-    model.columns                  # that a sample is made of
+    model.columns                  # of a sample
     model.score({"C1": ["68fd1e64", None], "I1": [3, None], ...})
     model.score([{"C1": "68fd1e64", "I1": 3, ...}, {"C1": None, "I1": None, ...}])
     model.score(samples, on_bad_value="missing")   # a bad value counts as missing
-    model.bad_values                               # how many did, by column
+    model.bad_values                               # how many were bad, by column
 
-A sample's values are those of the raw log: text or numbers, lists where a cell holds several ids,
-None where a value is missing. Tables of polars and pandas will do too; `score_rows` takes ids that
-are rows of the model's tables already.
+A sample's values are those of the raw log: text or numbers, lists for cells with several ids, None
+for missing values. Polars and pandas tables work too. `score_rows` takes ids that are already rows
+of the model's tables.
 
-Before anything is used, every file is compared with its length and SHA-256 in `package.json`. That
-finds damage. Of a package from somebody else, `load(folder)` of a `load.py` that you trust executes
-nothing: all but the Python files is data.
+Before use, every file is compared with its length and SHA-256 in `package.json`, which finds
+damage. To load somebody else's package safely, call `load(folder)` of a `load.py` that you trust:
+it executes nothing of the package, whose other files are data.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 FORMAT = 2
 
-# Of `package.json` and `dense.json`, which are read whole.
+# The most bytes of `package.json` and `dense.json`.
 _LARGEST_JSON = 1 << 26
 
 # A file of the package, or of a folder in it.
@@ -54,14 +54,14 @@ _PRECISION = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
 
 
 def load(folder: str | Path = HERE, device: str = "cpu") -> Model:
-    """The model of a package.
+    """Load the model of a package.
 
     Args:
-        folder: of the package; by default the one of this file.
+        folder: the package; by default this file's.
         device: for tables and dense layers.
 
     Raises:
-        ValueError: it is no package, one of another format, or damaged.
+        ValueError: it is not a package, has another format, or is damaged.
     """
     folder, device = Path(folder), torch.device(device)
     try:
@@ -71,7 +71,7 @@ def load(folder: str | Path = HERE, device: str = "cpu") -> Model:
     found = about.get("format") if isinstance(about, dict) else None
     if found != FORMAT:
         raise ValueError(
-            f"{folder}: a package of format {found}, but this load.py reads {FORMAT}; make it "
+            f"{folder}: the package has format {found}, but this load.py reads {FORMAT}; export it "
             "again with: stampede export RUN FOLDER"
         )
     try:
@@ -79,7 +79,7 @@ def load(folder: str | Path = HERE, device: str = "cpu") -> Model:
         return Model(folder, about, device)
     except (MemoryError, torch.OutOfMemoryError):
         raise
-    # A package that somebody made by hand may be wrong in any way.
+    # A package made by hand may be wrong in any way.
     except Exception as failure:
         said = " ".join(str(failure).split())[:500]
         kind = "" if isinstance(failure, ValueError) else f"{type(failure).__name__}: "
@@ -102,7 +102,7 @@ def check_about(about: Mapping[str, Any], text: bytes) -> None:
         ValueError: they differ.
     """
     digest = str(about["sha256"]).encode()
-    # A file cannot hold its own: it is that of the file without it.
+    # The SHA-256 of the file without its own digest.
     if hashlib.sha256(text.replace(digest, b"", 1)).hexdigest() != digest.decode():
         raise ValueError("package.json: its content has changed (SHA-256 differs)")
 
@@ -123,14 +123,14 @@ def _check_files(folder: Path, about: Mapping[str, Any], text: bytes) -> None:
 
 
 def _difference(folder: Path, file: tuple[str, Mapping[str, Any]]) -> str:
-    """What is wrong with a file; empty where it is as `package.json` says."""
+    """What is wrong with a file; empty if it matches `package.json`."""
     name, entry = file
     if not NAME.fullmatch(name):
-        return "no name of a file in a package"
+        return "not a file name of a package"
     path = folder / name
     try:
         if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
-            return "a link out of the package"
+            return "a link that leads out of the package"
         with _open(path) as opened:
             size = os.fstat(opened.fileno()).st_size
             if size != entry["bytes"]:
@@ -143,9 +143,9 @@ def _difference(folder: Path, file: tuple[str, Mapping[str, Any]]) -> str:
 
 
 def _open(path: Path) -> BinaryIO:
-    """A file; a pipe is none, and is not waited for."""
+    """Open a file, and refuse a pipe instead of waiting for it."""
     if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "is no file", str(path))
+        raise OSError(errno.EINVAL, "is not a file", str(path))
     return path.open("rb")
 
 
@@ -158,7 +158,7 @@ def file_sha256(file: BinaryIO) -> str:
 
 
 def read_json(path: Path) -> tuple[Any, bytes]:
-    """What a file holds, and its bytes."""
+    """The content of a JSON file, and its bytes."""
     with _open(path) as file:
         content = file.read(_LARGEST_JSON + 1)
     if len(content) > _LARGEST_JSON:
@@ -167,7 +167,7 @@ def read_json(path: Path) -> tuple[Any, bytes]:
 
 
 def _sibling(name: str) -> ModuleType:
-    """A file beside this one, wherever sys.path points."""
+    """Import a file beside this one, whatever sys.path says."""
     spec = importlib.util.spec_from_file_location(f"{__name__}_{name}", HERE / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -180,8 +180,8 @@ class Model:
     Attributes:
         about: `package.json`.
         fields, numbers: names of the id fields and numbers, in the model's order.
-        columns: that they are made of.
-        bad_values: values that the last call took for missing ones, by column.
+        columns: from which they are made.
+        bad_values: numbers of values that the last call treated as missing, by column.
     """
 
     def __init__(self, folder: Path, about: Mapping[str, Any], device: torch.device) -> None:
@@ -194,8 +194,8 @@ class Model:
             if field["encode"] == "vocabulary":
                 files.add(f"vocabularies/{field['name']}.parquet")
         if absent := sorted(files - set(about["files"])):
-            raise ValueError(f"package.json: lists no file {absent[0]}")
-        # After the checks: they may be damaged, too.
+            raise ValueError(f"package.json: does not list {absent[0]}")
+        # Only after the checks, as these files may be damaged too.
         self._encode = _sibling("encode")
         self._encoder = self._encode.Encoder(folder, about)
         self.columns = self._encoder.columns
@@ -209,7 +209,7 @@ class Model:
 
     @torch.no_grad()
     def _try(self, columns: int) -> None:
-        """Compute some logits, so that a graph that fits no table is found now."""
+        """Compute some logits, to find a graph that does not fit the tables now."""
         rows = torch.zeros(2, len(self.fields), columns, device=self._device)
         logits = self._dense(rows, torch.zeros(2, len(self.numbers), device=self._device))
         if list(logits.shape) != [2]:
@@ -227,11 +227,11 @@ class Model:
         """Logits of a click, `[n]` float32.
 
         Args:
-            samples: values of the columns `columns`: by name, of one sample after the other, or
-                as a table of polars or pandas.
+            samples: values of `columns`: lists by name, a list of samples, or a polars or pandas
+                table.
             batch_size: samples looked up at a time, at least 1.
-            on_bad_value: `error`, or `missing`: a value that cannot be used counts as missing; of
-                several ids of a cell, it is left out.
+            on_bad_value: `error`, or `missing`: a value that cannot be used counts as missing; in a
+                cell with several ids, only the bad id is left out.
 
         Raises:
             ValueError: a column is absent, or a value cannot be used.
@@ -248,16 +248,16 @@ class Model:
         lengths: Mapping[str, Any] | None = None,
         batch_size: int = 8192,
     ) -> np.ndarray:
-        """Probability of a click of samples that are encoded already, `[n]` float64.
+        """Probability of a click of encoded samples, `[n]` float64.
 
         Args:
             ids: rows of each field's table, by field, sample after sample.
             numbers: `[n, numbers]`, transformed.
-            lengths: ids of each sample, `[n]`, of the fields that have several.
+            lengths: `[n]` numbers of ids per sample, for fields with several.
 
         Raises:
-            ValueError: a field is absent, an id is no row of its table, lengths differ or do not
-                sum to the ids, or a number is not finite.
+            ValueError: a field is absent, an id is not a row of its table, lengths differ or do not
+                sum to the number of ids, or a number is not finite.
         """
         lengths = lengths or {}
         absent = [name for name in self.fields if name not in ids]
@@ -274,7 +274,10 @@ class Model:
         sizes = {len(a) if n is None else len(n) for a, n in zip(rows, counts, strict=True)}
         numbers = _numbers(np.empty((max(sizes), 0)) if numbers is None else numbers)
         if {*sizes, len(numbers)} != sizes or len(sizes) > 1:
-            raise ValueError(f"found {sorted({*sizes, len(numbers)})} samples; write equally many")
+            raise ValueError(
+                f"found {sorted({*sizes, len(numbers)})} samples; write the same number for all "
+                "inputs"
+            )
         if numbers.shape[1] != len(self.numbers):
             raise ValueError(f"numbers: found {numbers.shape[1]}; write {len(self.numbers)}")
         encoded = self._encode.Encoded(rows, counts, numbers)
@@ -316,7 +319,7 @@ def _table(
     """The tensors of a field's table.
 
     Raises:
-        ValueError: they are not those of such a table.
+        ValueError: they do not match the field.
     """
     name, rows, dim = f"tables/{field['name']}.safetensors", field["rows"], about["dim"]
     table = load_file(folder / name, str(device))
@@ -339,7 +342,7 @@ def _rows(table: Mapping[str, Tensor], ids: Tensor) -> Tensor:
 def _table_rows(ids: Any, field: Mapping[str, Any]) -> np.ndarray:
     ids = _whole_numbers(ids, f"field {field['name']}")
     if len(ids) and (ids.min() < 0 or ids.max() >= field["rows"]):
-        raise ValueError(f"field {field['name']}: an id is no row, 0 to {field['rows'] - 1}")
+        raise ValueError(f"field {field['name']}: an id is not a row from 0 to {field['rows'] - 1}")
     return ids
 
 
@@ -355,7 +358,7 @@ def _lengths(lengths: Any, ids: int, name: str) -> np.ndarray:
 
 
 def _whole_numbers(values: Any, what: str) -> np.ndarray:
-    """`[n]` int64, in memory that torch may have."""
+    """`[n]` int64, in memory that torch can share."""
     values = np.asarray(values)
     if values.ndim != 1 or (len(values) and values.dtype.kind not in "iu"):
         raise ValueError(
@@ -365,7 +368,7 @@ def _whole_numbers(values: Any, what: str) -> np.ndarray:
 
 
 def _numbers(values: Any) -> np.ndarray:
-    """`[n, numbers]` float32, in memory that torch may have."""
+    """`[n, numbers]` float32, in memory that torch can share."""
     try:
         with np.errstate(over="ignore"):
             values = np.require(values, np.float32, ["C", "W"])

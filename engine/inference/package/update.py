@@ -8,9 +8,9 @@
 
 or `python update.py models/day_6 deltas/day_7 --out models/day_7 --publish`.
 
-A package is never changed: `apply` makes a new one beside it that holds what a full export does,
-and a model that is loaded stays what it is. So a server never scores with half of each. No program
-is taken from a delta: the Python files of the new package are those of the old one.
+A package is never changed: `apply` makes a new one with the content of a full export. A loaded
+model does not change either, so a server never mixes two versions. Programs are never taken from a
+delta: the new package keeps the Python files of the old one.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ HERE = Path(__file__).resolve().parent
 DELTA, PACKAGE, CURRENT = "delta.json", "package.json", "current.json"
 FORMAT = 2
 
-# What a delta may bring; all else is taken from the package.
+# Files that a delta may replace; all others come from the package.
 _DATA = re.compile(
     r"(dense\.json|(dense|tables/[\w.-]+)\.safetensors|vocabularies/[\w.-]+\.parquet)"
 )
 
 
-# What libraries raise of files that are damaged or absent.
+# Errors that libraries raise for damaged or missing files.
 _DAMAGE = (
     FileNotFoundError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
     SafetensorError, PolarsError,
@@ -54,7 +54,7 @@ _DAMAGE = (
 
 
 def _loader() -> Any:
-    """The `load.py` beside this file, wherever sys.path points."""
+    """Import the `load.py` beside this file, whatever sys.path says."""
     spec = importlib.util.spec_from_file_location(f"{__name__}_load", HERE / "load.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -62,23 +62,23 @@ def _loader() -> Any:
 
 
 def apply(package: str | Path, deltas: Sequence[str | Path], out: str | Path) -> Path:
-    """Make a new package of one and of the deltas that follow it, in order.
+    """Make a new package from a package and the deltas that follow it, in order.
 
     Args:
-        package: a full export, or what an earlier call made.
-        deltas: each of the package before it.
-        out: a new folder; it appears when it is whole.
+        package: a full export, or the result of an earlier call.
+        deltas: each based on the package before it.
+        out: a new folder; it appears once it is complete.
 
     Returns:
         The new package.
 
     Raises:
-        ValueError: a delta is of another package, or a file is damaged.
+        ValueError: a delta has another base, or a file is damaged.
         OSError: a file cannot be written.
     """
     package, out = Path(package), Path(out)
     if out.exists():
-        raise ValueError(f"{out}: is there already; write another folder")
+        raise ValueError(f"{out}: already exists; write another folder")
     before, temporary = package, []
     try:
         for number, delta in enumerate(map(Path, deltas)):
@@ -88,7 +88,7 @@ def apply(package: str | Path, deltas: Sequence[str | Path], out: str | Path) ->
             patch(before, delta, made)
             before = made
         if before is package:
-            raise ValueError("no delta is given")
+            raise ValueError("no delta given")
         os.replace(before, out)
     finally:
         for folder in temporary:
@@ -97,13 +97,13 @@ def apply(package: str | Path, deltas: Sequence[str | Path], out: str | Path) ->
 
 
 def patch(package: Path, delta: Path, out: Path, checked: bool = True) -> None:
-    """Write the package that a delta makes of another one.
+    """Apply one delta to a package.
 
     Args:
-        checked: whether what comes out is compared with what the delta says.
+        checked: whether the result must match the delta's description.
 
     Raises:
-        ValueError: the delta is of another package, or damaged.
+        ValueError: the delta has another base, or is damaged.
     """
     try:
         about, _ = _loader().read_json(delta / DELTA)
@@ -116,14 +116,14 @@ def patch(package: Path, delta: Path, out: Path, checked: bool = True) -> None:
         wrong = [name for name in (*names, *changes.values()) if not _loader().NAME.fullmatch(name)]
         wrong += [name for name in changes if not _DATA.fullmatch(name)]
         if wrong:
-            raise ValueError(f"{wrong[0]!r} is no name of a file in a package")
+            raise ValueError(f"{wrong[0]!r} is not a file name of a package")
         _loader().check_about(after, text)
     except (OSError, *_DAMAGE) as failure:
         raise ValueError(f"{delta}: no delta here ({failure})") from None
     if base != package_digest(package):
         raise ValueError(
-            f"{delta}: is of another package than {package} (SHA-256 of its content differs); "
-            "apply the deltas in order, each to what the one before it made"
+            f"{delta}: was made for another package than {package} (SHA-256 of its content "
+            "differs); apply the deltas in order, each to the result of the one before it"
         )
     out.mkdir(parents=True)
     for name in after["files"]:
@@ -131,7 +131,7 @@ def patch(package: Path, delta: Path, out: Path, checked: bool = True) -> None:
         target.parent.mkdir(exist_ok=True)
         try:
             if name not in changes:
-                # Only a package's own files share their place on the disk.
+                # Hard-link a package's own files only; files of a delta are copied.
                 if _DATA.fullmatch(name) and (delta / name).is_file():
                     shutil.copyfile(delta / name, target)
                 else:
@@ -148,22 +148,22 @@ def patch(package: Path, delta: Path, out: Path, checked: bool = True) -> None:
     differing = [name for name in expected if found.get(name) != expected[name]]
     if checked and differing:
         raise ValueError(
-            f"{delta}: {differing[0]} does not come out as it was exported; copy the delta again, "
-            "or export the whole once"
+            f"{delta}: {differing[0]} differs from the export after the update; copy the delta "
+            "again, or export a full package once"
         )
     (out / PACKAGE).write_text(text, encoding="utf-8")
 
 
 def _contents(about: Mapping[str, Any]) -> dict[str, str]:
-    """SHA-256 of what each file of a package holds."""
+    """SHA-256 of the content of each file of a package."""
     return {name: entry.get("content", entry["sha256"]) for name, entry in about["files"].items()}
 
 
 def package_digest(package: Path) -> str:
-    """SHA-256 of what a package holds, whatever versions of libraries wrote its files.
+    """SHA-256 of a package's content, independent of the library versions that wrote its files.
 
     Raises:
-        ValueError: it is no package.
+        ValueError: it is not a package.
     """
     try:
         about, _ = _loader().read_json(package / PACKAGE)
@@ -174,13 +174,13 @@ def package_digest(package: Path) -> str:
 
 
 def sealed(about: Mapping[str, Any], folder: Path) -> str:
-    """The text of `package.json`: what a package is, its files, and a SHA-256 of the text.
+    """The text of `package.json`: a package's description, its files, and the text's SHA-256.
 
-    Tables and vocabularies have a SHA-256 of what they hold besides, as other versions of
-    safetensors and polars may write the same in other bytes.
+    Tables and vocabularies also have a SHA-256 of their content, as other versions of safetensors
+    and polars may write the same content as different bytes.
 
     Args:
-        about: what a package is.
+        about: the description.
         folder: with all of its files.
     """
     files, file_sha256 = {}, _loader().file_sha256
@@ -194,7 +194,7 @@ def sealed(about: Mapping[str, Any], folder: Path) -> str:
             entry["content"] = content_digest(path)
         files[name] = entry
     text = json.dumps({**about, "files": files, "sha256": ""}, indent=1, allow_nan=False) + "\n"
-    # Its own is that of the text without it.
+    # The text's own SHA-256 is computed without it.
     before, key, after = text.rpartition('"sha256": "')
     return before + key + hashlib.sha256(text.encode()).hexdigest() + after
 
@@ -214,7 +214,7 @@ def content_digest(path: Path) -> str:
 
 
 def _regular(path: Path) -> Path:
-    """A file; to open a pipe would wait for ever."""
+    """Refuse anything but a file: opening a pipe would wait forever."""
     if not path.is_file():
         raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
     return path
@@ -234,12 +234,12 @@ def patched(
     Args:
         changed: the new values of `rows`, `[n, ...]` each.
         rows: `[n]` int64.
-        size: rows of the whole afterwards.
+        size: rows of the updated table.
     """
     found = {}
     for name, values in table.items():
         if size > len(values) + len(rows):
-            raise ValueError(f"{size:,} rows are more than there are and come")
+            raise ValueError(f"{size:,} rows are more than the old and the new ones together")
         whole = torch.zeros(size, *values.shape[1:], dtype=values.dtype)
         kept = min(size, len(values))
         whole[:kept] = values[:kept]
@@ -254,15 +254,15 @@ def _patch_vocabulary(before: Path, changes: Path, target: Path, size: int) -> N
 
 
 def patched_vocabulary(values: pl.Series, changed: pl.DataFrame, size: int) -> pl.Series:
-    """A vocabulary with other ids in some lines, and more lines or fewer.
+    """A vocabulary with some lines replaced, and with more lines or fewer.
 
     Args:
         values: String, an id in each line.
         changed: `line` and `value`.
-        size: lines of the whole afterwards.
+        size: lines of the updated vocabulary.
     """
     if size > len(values) + len(changed):
-        raise ValueError(f"{size:,} ids are more than there are and come")
+        raise ValueError(f"{size:,} ids are more than the old and the new ones together")
     more = pl.Series("value", [None] * max(0, size - len(values)), pl.String)
     return pl.concat([values.head(size), more]).scatter(changed["line"], changed["value"])
 
@@ -275,15 +275,15 @@ def _link(source: Path, target: Path) -> None:
 
 
 def publish(folder: str | Path, package: str) -> None:
-    """Name the package of a folder that servers take from now on.
+    """Name the package that servers load from now on.
 
     Args:
-        folder: with packages and `current.json`, which is replaced at once.
+        folder: with packages and `current.json`, which is replaced atomically.
         package: name of a folder in it.
     """
     file = Path(folder) / CURRENT
     unfinished = file.with_name(f".{CURRENT}.tmp")
-    # It may be a link, which would lead elsewhere.
+    # It may be a link to another place.
     unfinished.unlink(missing_ok=True)
     with unfinished.open("x", encoding="utf-8") as file_of_name:
         file_of_name.write(json.dumps({"package": package}) + "\n")
@@ -300,9 +300,9 @@ def current(folder: str | Path) -> Path:
     try:
         name = _loader().read_json(file)[0]["package"]
         if not isinstance(name, str) or Path(name).name != name:
-            raise ValueError(f"found {name!r}, no name of a folder beside it")
+            raise ValueError(f"found {name!r}, which is not a folder beside it")
     except (OSError, *_DAMAGE) as failure:
-        raise ValueError(f"{file}: no package is named there ({failure})") from None
+        raise ValueError(f"{file}: names no package ({failure})") from None
     return file.parent / name
 
 
@@ -314,11 +314,13 @@ def load_current(folder: str | Path, device: str = "cpu") -> Any:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Apply deltas on the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description="Apply deltas of `stampede export --since`.")
-    parser.add_argument("package", help="a full export, or what an earlier call made")
-    parser.add_argument("deltas", nargs="+", metavar="delta", help="each of the one before it")
+    parser.add_argument("package", help="a full export, or the result of an earlier call")
+    parser.add_argument(
+        "deltas", nargs="+", metavar="delta", help="each based on the result of the one before it"
+    )
     parser.add_argument("--out", required=True, type=Path, help="new folder")
     parser.add_argument(
-        "--publish", action="store_true", help=f"name it in {CURRENT} of the folder it lies in"
+        "--publish", action="store_true", help=f"name the result in {CURRENT} of its parent folder"
     )
     given = parser.parse_args(arguments)
     try:

@@ -93,11 +93,13 @@ def test_a_wrong_or_damaged_delta_leaves_nothing(days, tmp_path):
     full = {number: exported(days, number, tmp_path / f"full{number}") for number in (1, 2)}
     delta = exported(days, 3, tmp_path / "delta", "--since", full[2])
     out = tmp_path / "out"
-    with pytest.raises(ValueError, match=r"is of another package .* apply the deltas in order"):
+    with pytest.raises(
+        ValueError, match=r"was made for another package .* apply the deltas in order"
+    ):
         update.apply(full[1], [delta], out)
     with pytest.raises(ValueError, match="no delta here"):
         update.apply(full[2], [full[1]], out)
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match="already exists"):
         update.apply(full[2], [delta], full[1])
     changed = delta / "changes/user.safetensors"
     whole = changed.read_bytes()
@@ -110,7 +112,7 @@ def test_a_wrong_or_damaged_delta_leaves_nothing(days, tmp_path):
     changed.write_bytes(whole)
     text = (delta / "delta.json").read_text()
     (delta / "delta.json").write_text(text.replace("changes/user", "../full1/user"))
-    with pytest.raises(ValueError, match="no name of a file in a package"):
+    with pytest.raises(ValueError, match="not a file name of a package"):
         update.apply(full[2], [delta], out)
     (delta / "delta.json").write_text(text)
     about = (delta / "package.json").read_text()
@@ -126,11 +128,13 @@ def test_mistakes_of_the_command_are_told_in_a_sentence(days, tmp_path, capsys):
     assert export.main([run, str(folder), "--since", str(tmp_path)]) == 2
     assert "no exported package here" in capsys.readouterr().err
     assert export.main([run, str(folder), "--tolerance", "0.1"]) == 2
-    assert "--tolerance is of a delta; write --since PACKAGE too" in capsys.readouterr().err
+    assert (
+        "--tolerance works with --since only; write --since PACKAGE too" in capsys.readouterr().err
+    )
     for option, said in (
         (("--tolerance", "nan"), "--tolerance: found nan; write a number from 0 on"),
-        (("--rows", "int8"), "--rows does not go with --since"),
-        (("--overwrite",), "--overwrite does not go with --since"),
+        (("--rows", "int8"), "--rows cannot be combined with --since"),
+        (("--overwrite",), "--overwrite cannot be combined with --since"),
     ):
         assert export.main([run, str(folder), "--since", str(tmp_path), *option]) == 2
         assert said in capsys.readouterr().err
@@ -210,7 +214,7 @@ def test_no_program_is_taken_from_a_delta(days, tmp_path):
     (delta / "package.json").write_text(json.dumps(about))
     text = (delta / "delta.json").read_text()
     (delta / "delta.json").write_text(text.replace('"tables/user.safetensors"', '"load.py"'))
-    with pytest.raises(ValueError, match=r"'load\.py' is no name of a file in a package"):
+    with pytest.raises(ValueError, match=r"'load\.py' is not a file name of a package"):
         update.apply(full[1], [delta], tmp_path / "as_table")
 
 
@@ -221,7 +225,7 @@ def test_a_delta_that_would_give_something_else_is_not_written(days, tmp_path, c
     monkeypatch.setattr(delta_module, "_changed", lambda *a: changed(*a)[1:])
     run, folder = str(period(days, 2)), tmp_path / "delta"
     assert export.main([run, str(folder), "--since", str(base)]) == 2
-    assert "does not come out as it was exported" in capsys.readouterr().err
+    assert "differs from the export after the update" in capsys.readouterr().err
     monkeypatch.undo()
     # As another version of stampede has it.
     with (base / "encode.py").open("a") as file:
@@ -266,7 +270,7 @@ def test_a_delta_that_means_harm(days, tmp_path, capsys):
     os.mkfifo(table)
     run = str(period(days, 2))
     assert export.main([run, str(tmp_path / "other"), "--since", str(base)]) == 2
-    assert "here (tables/user.safetensors: is no file" in capsys.readouterr().err
+    assert "here (tables/user.safetensors: is not a file" in capsys.readouterr().err
 
 
 def test_a_vocabulary_may_get_shorter():

@@ -31,13 +31,13 @@ def test_an_existing_folder_is_replaced_only_where_it_is_a_package(trained_run, 
     assert status == 0 and "7 tables in int8" in said and "load.py" in said
     before = (out / "package.json").read_bytes()
     status, said = export(trained_run, out)
-    assert status == 2 and "is there already; write --overwrite" in said
+    assert status == 2 and "already exists; write --overwrite" in said
     assert (out / "package.json").read_bytes() == before
     assert export(trained_run, out, "--overwrite")[0] == 0
     assert loaded(out).about["rows"] == "fp32"
     (tmp_path / "thesis").mkdir()
     status, said = export(trained_run, tmp_path / "thesis", "--overwrite")
-    assert status == 2 and "is no exported package" in said
+    assert status == 2 and "is not an exported package" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["package", "thesis"]
 
 

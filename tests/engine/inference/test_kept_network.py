@@ -62,7 +62,7 @@ def test_a_file_that_has_changed_is_refused_and_not_executed(tmp_path, network):
 def test_a_file_that_is_gone(tmp_path, network):
     (tmp_path / "own.py").rename(tmp_path / "renamed.py")
     for said in refused(tmp_path):
-        assert "is gone; the run has a copy" in said
+        assert "is missing; the run has a copy" in said
     # The same in another place is the same.
     moved = [f"model.import={tmp_path}/renamed.py", *network[1:]]
     run_small(tmp_path, [*moved, "train.epochs=2", "checkpoint.resume=auto"])

@@ -39,7 +39,7 @@ def test_runs_that_are_not_there(trained_run, tmp_path, log):
     said = refused(tmp_path, tmp_path / "nowhere", log, out)
     assert "nowhere: there is no such run folder or checkpoint" in said
     (tmp_path / "empty").mkdir()
-    assert "no checkpoint in it" in refused(tmp_path, tmp_path / "empty", log, out)
+    assert "has no checkpoint" in refused(tmp_path, tmp_path / "empty", log, out)
     said = refused(tmp_path, trained_run, log, out, "--epoch", "7")
     assert "no whole checkpoint of epoch 7; there are: epoch_0001, epoch_0002, epoch_0003" in said
     said = refused(tmp_path, trained_run, log, out, "--epoch", "last")
@@ -97,7 +97,7 @@ def test_a_run_without_its_vocabularies(tmp_path):
     assert predict(run, log, tmp_path / "s.parquet")[0] == 0
     shutil.rmtree(tmp_path / "cache")
     said = refused(tmp_path, run, log, tmp_path / "t.parquet")
-    assert "the vocabularies of the run were not kept in it" in said and "not prepared yet" in said
+    assert "the run kept no vocabularies" in said and "not prepared yet" in said
 
 
 @pytest.mark.parametrize("column", ["user", "genres", "age", "when"])
@@ -112,7 +112,7 @@ def test_inputs_that_cannot_be_used(trained_run, tmp_path, log):
     assert "no such file or glob" in refused(tmp_path, trained_run, tmp_path / "no*.csv", out)
     assert "is a folder; write its files" in refused(tmp_path, trained_run, tmp_path, out)
     said = refused(tmp_path, trained_run, tmp_path, log, out)
-    assert "write one prepared folder, or files" in said
+    assert "write one prepared folder alone, or files" in said
     said = refused(tmp_path, trained_run, "@run", log, out)
     assert "@run: is the run's own data and stands alone" in said
     said = refused(tmp_path, trained_run, "x" * 300, log, out)
@@ -126,7 +126,7 @@ def test_a_configuration_that_no_run_wrote(trained_run, tmp_path, log):
     run = shutil.copytree(trained_run, tmp_path / "run")
     (run / "config.yaml").write_text("")
     said = refused(tmp_path, run, log, tmp_path / "s.parquet")
-    assert "config.yaml: no run wrote it (model.dropout is absent)" in said
+    assert "config.yaml: was not written by a run (model.dropout is absent)" in said
 
 
 @pytest.mark.parametrize("name", ["learned/learned.json", "learned/user.parquet", "manifest.json"])
@@ -134,7 +134,7 @@ def test_what_a_run_kept_is_no_file(trained_run, tmp_path, log, name):
     run = shutil.copytree(trained_run, tmp_path / "run")
     (run / "inputs" / name).unlink()
     os.mkfifo(run / "inputs" / name)
-    assert "is no file" in refused(tmp_path, run, log, tmp_path / "s.parquet")
+    assert "is not a file" in refused(tmp_path, run, log, tmp_path / "s.parquet")
 
 
 def test_what_a_run_kept_is_damaged(trained_run, tmp_path, log):
@@ -165,7 +165,7 @@ def test_own_data_whose_paths_are_relative(tmp_path, monkeypatch):
     said = refused(tmp_path, run, "@run", tmp_path / "t.parquet")
     assert "schema.yaml" in said and f"{run}/config.yaml has paths that are relative" in said
     paths = "data.path: log.csv, data.schema_file: schema.yaml, data.cache: cache"
-    assert f"({paths}), and this is {tmp_path}/elsewhere; run the command there" in said
+    assert f"({paths}), but this is {tmp_path}/elsewhere; run the command there" in said
 
 
 def test_another_vocabulary(trained_run, tmp_path):
@@ -180,14 +180,14 @@ def test_another_vocabulary(trained_run, tmp_path):
     kept = (other / "inputs/manifest.json").read_text()
     (other / "inputs/manifest.json").write_text(kept.replace('"sha256": "', '"sha256": "0'))
     said = refused(tmp_path, other, folder, tmp_path / "s.parquet")
-    assert "is not the one that the model was trained with" in said
+    assert "differs from the one that the model was trained with" in said
 
 
 def test_outputs_that_cannot_be_written(trained_run, tmp_path, log, monkeypatch):
     assert "write a NAME.parquet" in refused(tmp_path, trained_run, log, tmp_path / "s.csv")
     (tmp_path / "old.parquet").write_text("old")
     said = refused(tmp_path, trained_run, log, tmp_path / "old.parquet")
-    assert "is there already; write --overwrite, or another name" in said
+    assert "already exists; write --overwrite, or another name" in said
     (tmp_path / "folder.parquet").mkdir()
     said = refused(tmp_path, trained_run, log, tmp_path / "folder.parquet", "--overwrite")
     assert "is a folder" in said

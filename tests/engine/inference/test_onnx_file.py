@@ -284,18 +284,18 @@ def refused(tmp_path, run, *arguments):
 def test_mistakes_are_told_in_a_sentence(trained_run, tmp_path):
     onnx_format = ("--format", "onnx")
     said = refused(tmp_path, trained_run, tmp_path / "model", *onnx_format)
-    assert "a file of ONNX is written; write a NAME.onnx" in said
+    assert "the output is an ONNX file; write a NAME.onnx" in said
     (tmp_path / "folder.onnx").mkdir()
     said = refused(tmp_path, trained_run, tmp_path / "folder.onnx", *onnx_format, "--overwrite")
     assert "is a folder; write the name of a file" in said
     path = tmp_path / "model.onnx"
     path.write_text("mine")
-    assert "is there already; write --over" in refused(tmp_path, trained_run, path, *onnx_format)
+    assert "already exists; write --over" in refused(tmp_path, trained_run, path, *onnx_format)
     assert path.read_text() == "mine"
     said = refused(tmp_path, trained_run, path, *onnx_format, "--since", tmp_path)
-    assert "--since is of packages; leave it out, or --format onnx" in said
+    assert "--since works with packages only; leave out --since or --format onnx" in said
     said = refused(tmp_path, trained_run, tmp_path / "package", "--most-ids", "9")
-    assert "--most-ids is of a file of ONNX; write --format onnx too" in said
+    assert "--most-ids works with --format onnx only; write --format onnx too" in said
     said = refused(tmp_path, trained_run, tmp_path / "new.onnx", *onnx_format, "--most-ids", "-1")
     assert "--most-ids: found -1; write a number of at least 0" in said
     written(trained_run, tmp_path, "--overwrite")
@@ -307,7 +307,7 @@ def test_a_file_that_would_be_too_large(trained_run, tmp_path, monkeypatch, most
     """A small bound in place of the 2 GB of a protobuf message: of vocabularies and of tables."""
     monkeypatch.setattr(onnx_graph, "MOST_BYTES", most)
     said = refused(tmp_path, trained_run, tmp_path / "model.onnx", "--format", "onnx")
-    assert f"have more than {most:,} bytes, and a file of ONNX holds no more" in said
+    assert f"have more than {most:,} bytes, the limit of an ONNX file" in said
     assert "write --rows fp16 or int8, or leave --format onnx out" in said
 
 

@@ -52,7 +52,7 @@ def test_own_data_are_compared_with_the_checkpoint(tmp_path):
     sign_learned(data)
     status, said = predict(run, "@run", tmp_path / "s.parquet")
     assert status == 2 and f"{data}: these are not the vocabularies that " in said
-    assert "score raw files, or what `stampede apply` makes" in said
+    assert "score raw files, or prepare them with `stampede apply`" in said
     log = write_movies(tmp_path / "new.csv", rows_of_test_part())
     assert predict(run, log, tmp_path / "s.parquet")[0] == 0
 

@@ -89,7 +89,7 @@ def test_packages_of_another_format(package):
         assert words in refusal(package)
     path.unlink()
     os.mkfifo(path)
-    assert "no exported model here ([Errno 22] is no file" in refusal(package)
+    assert "no exported model here ([Errno 22] is not a file" in refusal(package)
 
 
 def make_link(path):
@@ -115,9 +115,9 @@ def make_longer(path):
 @pytest.mark.parametrize(
     "tamper, words",
     [
-        (make_link, "a link out of the package"),
-        (make_folder_a_link, "a link out of the package"),
-        (make_pipe, "is no file"),
+        (make_link, "a link that leads out of the package"),
+        (make_folder_a_link, "a link that leads out of the package"),
+        (make_pipe, "is not a file"),
         (make_longer, " bytes instead of "),
         (lambda path: path.unlink(), "No such file or directory"),
     ],
@@ -134,7 +134,7 @@ def test_names_that_lead_out_of_the_package(package, tmp_path):
     entry = about["files"]["tables/user.safetensors"]
     for name in ("../x.safetensors", str(tmp_path / "x.safetensors"), "tables/../x", "a/b/c", ""):
         sealed(package, files={**about["files"], name: entry})
-        assert "no name of a file in a package" in refusal(package)
+        assert "not a file name of a package" in refusal(package)
     about["fields"][0]["name"] = "../../x"
     sealed(package, **about)
     assert "package.json: lists no file tables/../../x.safetensors" in refusal(package)
@@ -186,7 +186,7 @@ def test_a_graph_has_no_other_operators(package, tmp_path, name):
     said = refusal(package)
     if name != "add":
         assert said == (
-            f"the package cannot be used: step 0: {name!r} is no operator that a package may have"
+            f"the package cannot be used: step 0: packages do not support the operator {name!r}"
         )
     assert not (tmp_path / "mark").exists()
 
@@ -194,8 +194,14 @@ def test_a_graph_has_no_other_operators(package, tmp_path, name):
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"arguments": [{"type": "os"}]}, "step 0: {'type': 'os'} is no argument that a package"),
-        ({"arguments": [{"weight": "x"}]}, "step 0: {'weight': 'x'} is no argument"),
+        (
+            {"arguments": [{"type": "os"}]},
+            "step 0: packages do not support the argument {'type': 'os'}",
+        ),
+        (
+            {"arguments": [{"weight": "x"}]},
+            "step 0: packages do not support the argument {'weight': 'x'}",
+        ),
         ({"arguments": [{"value": "later"}]}, "step 0: 'later' has no value yet"),
         ({"arguments": [{}]}, "step 0: "),
         ({"arguments": None}, "step 0: "),
@@ -203,8 +209,11 @@ def test_a_graph_has_no_other_operators(package, tmp_path, name):
         ({"name": ["x"]}, "step 0: "),
         ({"operator": 1}, "step 0: "),
         ({"operator": "mul", "arguments": ["x", 9]}, "mul takes sizes"),
-        ({"operator": "mul", "arguments": [2**62, 2]}, "which is no size"),
-        ({"operator": "getitem", "arguments": ["x", 0]}, "getitem takes results of a step"),
+        ({"operator": "mul", "arguments": [2**62, 2]}, "which is not a size"),
+        (
+            {"operator": "getitem", "arguments": ["x", 0]},
+            "getitem needs a step with several results",
+        ),
         ({"operator": "linear.default", "arguments": ["x"]}, "aten::linear()"),
         ({"operator": "relu.default", "arguments": [{"value": "numbers"}]}, ""),
     ],

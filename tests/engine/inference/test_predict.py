@@ -220,7 +220,7 @@ def test_bad_values_are_missing_on_request(trained_run, packages, tmp_path):
     status, said = predict(trained_run, paths[0], tmp_path / "s.parquet")
     assert status == 2 and "bad.csv: line 4, column slot: found 'ninety'" in said
     status, said = predict(trained_run, paths[0], tmp_path / "s.parquet", *lenient)
-    assert status == 0 and "taken for missing ones: age 1, slot 2, when 1" in said
+    assert status == 0 and "treated as missing: age 1, slot 2, when 1" in said
     expected = scores(trained_run, [paths[1]], tmp_path, *lenient)["score"]
     found = pl.read_parquet(tmp_path / "s.parquet")["score"]
     assert len(found) == 12 and found.to_list() == expected.to_list()

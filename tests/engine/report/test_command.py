@@ -185,7 +185,10 @@ def foreign_config(run):
     "damage, sentence",
     [
         (shutil.rmtree, "there is no such run folder; write a run folder such as"),
-        (lambda run: (run / "config.yaml").unlink(), "holds no config.yaml, nor does a folder in"),
+        (
+            lambda run: (run / "config.yaml").unlink(),
+            "there is no config.yaml in it or in a folder in",
+        ),
         (damaged_summary, "summary.json: damaged"),
         (poor_summary, "summary.json: damaged (no 'auc'); delete it to show"),
         (damaged_line, "metrics.jsonl: damaged (no 'loss')"),
@@ -258,7 +261,7 @@ def large(run):
         (lambda run: (run / "metrics.jsonl").write_text("[]\n"), "damaged ("),
         (lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\n"), "damaged ("),
         (large, "metrics.jsonl: damaged"),
-        (pipe("metrics.jsonl"), "is no file"),
+        (pipe("metrics.jsonl"), "is not a file"),
         (summary(auc="0.5"), "summary.json: damaged (auc: Input should be a valid number"),
         (summary(last=[]), "last: Input should be"),
         (summary(last={"test": {"other": 1}}), "no 'other'"),

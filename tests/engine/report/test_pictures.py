@@ -151,7 +151,7 @@ def test_clipped_rows_by_field_and_count(runs):
     of_c3 = [line["fields"]["C3"] for line in lines]
     share = sum(c["clipped"] for c in of_c3) / sum(c["touched"] for c in of_c3)
     assert 0 < share == curves(drawing)["b256"][names.index("C3")][1]
-    assert drawing.left_out[-1].endswith("(train.clip_stats_every asks for it): b512.")
+    assert drawing.left_out[-1].endswith("(set train.clip_stats_every): b512.")
     once = [line["counts"][0] for line in lines]
     assert {count["from"] for count in once} == {1}
     share = sum(c["clipped"] for c in once) / sum(c["touched"] for c in once)
