@@ -2,6 +2,10 @@
 
 import os
 
+# The tensors are small: threads would cost more than they bring, many times more on a busy machine.
+# Of processes that tests start, too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -12,9 +16,6 @@ UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("same", derandomize=True, **UNTIMED)
 settings.register_profile("random", **UNTIMED)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
-
-# The tensors are small: threads would cost more than they bring, many times more on a busy machine.
-torch.set_num_threads(1)
 
 # Where there is no GPU, Triton's kernels run in its interpreter; that must be said before anything
 # imports Triton, as TorchRec does.

@@ -50,7 +50,7 @@ def measure(device: torch.device, quick: bool = False) -> Iterator[dict]:
     compilations. Yielded as it grows.
     """
     sizes = cardinalities(20_000 if quick else IDS)
-    batches, steps, rows = ((256,), 6, 4096) if quick else (BATCHES, STEPS, 1 << 25)
+    batches, steps, rows = ((256,), 3, 2048) if quick else (BATCHES, STEPS, 1 << 25)
     floors = _floors(device, quick)
     found: dict = {"floors": floors, "ids": sum(sizes), "runs": [], "failed": []}
     with processes(device.type) as here:
@@ -133,7 +133,7 @@ def _floors(device: torch.device, quick: bool) -> dict:
     """Bytes a second of a copy, read and written; operations a second of the MLP's products."""
     size = 1 << (24 if quick else 32)
     found = {"copy_bytes_per_second": 2 * size / _copy_seconds(size, device), "gemm_flops": {}}
-    samples = 512 if quick else 131072
+    samples = 64 if quick else 131072
     for precision, dtype in (("tf32", torch.float32), ("bf16", torch.bfloat16)):
         pairs = [
             (

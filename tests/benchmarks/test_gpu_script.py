@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -13,34 +14,23 @@ from support.waiting import HANG
 
 pytestmark = pytest.mark.slow
 
-DESCRIBED = (
-    "import json; from machine import describe_machine; print(json.dumps(describe_machine()))"
-)
 
-
-def run_script(out, *options, part="all"):
+def test_all_parts_run_and_leave_their_results(tmp_path):
+    out = tmp_path / "gpu.json"
     # The GPU machine has no Polars.
-    absent = out.parent / "absent"
-    absent.mkdir(exist_ok=True)
-    (absent / "polars.py").write_text("raise ModuleNotFoundError('no polars here')\n")
-    return subprocess.run(
-        ["sh", ROOT / "benchmarks/gpu.sh", "-", part, out],
+    (tmp_path / "polars.py").write_text("raise ModuleNotFoundError('no polars here')\n")
+    done = subprocess.run(
+        ["sh", ROOT / "benchmarks/gpu.sh", "-", "all", out],
         env={
             **os.environ,
-            "COMMIT": "1234567",
             "PYTHON": sys.executable,
-            "PYTHONPATH": str(absent),
-            "GPU_OPTIONS": " ".join(options),
+            "PYTHONPATH": str(tmp_path),
+            "GPU_OPTIONS": "--device cpu --quick",
         },
         capture_output=True,
         text=True,
         timeout=HANG,
     )
-
-
-def test_all_parts_run_and_leave_their_results(tmp_path):
-    out = tmp_path / "gpu.json"
-    done = run_script(out, "--device", "cpu", "--quick")
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(out.read_text())
     assert len(found["correctness"]) == 13
@@ -74,46 +64,53 @@ def test_all_parts_run_and_leave_their_results(tmp_path):
     assert found["profile"][0]["microseconds_a_step"] > 0
 
 
-def test_parts_of_several_commands_come_together(tmp_path):
-    out, options = tmp_path / "gpu.json", ("--device", "cpu", "--quick", "--checked")
-    refused = run_script(out, *options, part="update")
-    assert refused.returncode == 2
-    assert f"--checked: {out} has no correctness of this code and machine" in refused.stderr
+@pytest.fixture
+def script(tmp_path, monkeypatch, capsys):
+    """Runs the parts in this process, with parts that do nothing; its status and complaints."""
+    for folder in ("benchmarks", "benchmarks/gpu"):
+        monkeypatch.syspath_prepend(ROOT / folder)
+    import run
+
+    monkeypatch.setenv("COMMIT", "1234567")
+    monkeypatch.setattr(run, "PARTS", {"update": lambda *_: [{"update": 1}], "training": None})
+    monkeypatch.setattr(run.correctness, "check", lambda *_: time.sleep(HANG))
+
+    def start(*options, device="cpu"):
+        given = ["update", "--out", str(tmp_path / "gpu.json"), "--device", device, "--quick"]
+        monkeypatch.setattr(sys, "argv", ["run.py", *given, *options])
+        try:
+            status = run.main()
+        except SystemExit as end:
+            status = end.code
+        return status, capsys.readouterr().err
+
+    return start
+
+
+def test_parts_of_several_commands_come_together(tmp_path, script):
+    from machine import describe_machine
+
+    out = tmp_path / "gpu.json"
+    status, said = script("--checked")
+    assert status == 2
+    assert f"--checked: {out} has no correctness of this code and machine" in said
     # Whatever it says is taken over, and not looked at again.
-    machine = {"PYTHONPATH": str(ROOT / "benchmarks")}
-    said = subprocess.run(
-        [sys.executable, "-c", DESCRIBED],
-        env={**os.environ, **machine, "COMMIT": "1234567"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    earlier = {"machine": json.loads(said.stdout), "quick": True, "correctness": {"all": "ok"}}
+    earlier = {"machine": describe_machine(), "quick": True, "correctness": {"all": "ok"}}
     out.write_text(json.dumps({**earlier, "training": "of another command"}))
-    done = run_script(out, *options, part="update")
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert script("--checked") == (0, "")
     found = json.loads(out.read_text())
-    assert found.pop("update").keys() == {"256", "512"}
-    assert found == {**earlier, "training": "of another command"}
+    assert found == {**earlier, "training": "of another command", "update": {"update": 1}}
     # A check that does not end takes the place of an earlier one.
-    late = run_script(out, "--device", "cpu", "--quick", "--limit", "1", part="update")
-    assert late.returncode == 1 and "correctness" not in json.loads(out.read_text())
+    status, said = script("--limit", "1")
+    assert status == 1 and "correctness" not in json.loads(out.read_text())
+    assert said == "error: correctness: took more than 1 s and was stopped\n"
     # Of other code.
     earlier["machine"]["commit"] = "7654321"
     out.write_text(json.dumps(earlier))
-    assert run_script(out, *options, part="update").returncode == 2
+    assert script("--checked")[0] == 2
 
 
-def test_a_part_that_takes_too_long_is_stopped(tmp_path):
-    done = run_script(tmp_path / "gpu.json", "--device", "cpu", "--quick", "--limit", "1")
-    assert done.returncode == 1
-    assert "error: correctness: took more than 1 s and was stopped" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_what_cannot_be_compiled_does_not_stop_the_other_runs(monkeypatch):
-    for folder in ("benchmarks", "benchmarks/gpu"):
-        monkeypatch.syspath_prepend(ROOT / folder)
+def test_what_cannot_be_compiled_does_not_stop_the_other_runs(script, monkeypatch):
     import deepfm_training
 
     kinds = (("bf16", "all", "default"), ("tf32", "all", "none"))
@@ -135,7 +132,6 @@ def test_what_cannot_be_compiled_does_not_stop_the_other_runs(monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so(tmp_path):
-    done = run_script(tmp_path / "gpu.json")
-    assert done.returncode == 2
-    assert "no GPU here" in done.stderr and "Traceback" not in done.stderr
+def test_without_a_gpu_it_says_so(script):
+    status, said = script(device="cuda")
+    assert status == 2 and "no GPU here" in said

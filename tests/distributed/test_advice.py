@@ -12,7 +12,13 @@ pytestmark = pytest.mark.slow
 
 def test_two_ranks_say_what_one_says(tmp_path):
     for ranks in (1, 2):
-        run_ranks(ranks, run_small, tmp_path, [f"run.name=of_{ranks}"], ranks)
+        run_ranks(
+            ranks,
+            run_small,
+            tmp_path,
+            ["evaluate.compare_with_lr=true", f"run.name=of_{ranks}"],
+            ranks,
+        )
     found = [
         json.loads((tmp_path / name / "summary.json").read_text()) for name in ("of_1", "of_2")
     ]

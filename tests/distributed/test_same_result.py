@@ -81,7 +81,7 @@ def test_resume_on_another_number_of_ranks_and_plan(tmp_path):
 
 # The last batch has 5 samples, so that some tiles are empty.
 REPRODUCIBLE = [
-    "data.rows=3333", "model.hidden=[64,64]", "evaluate.every=5", "evaluate.compare_with_lr=false",
+    "data.rows=3333", "model.hidden=[64,64]", "evaluate.every=5",
     "train.clip_stats_every=4", "train.reproducible=true",
 ]  # fmt: skip
 DROPOUT = "model.dropout=0.2"
@@ -131,7 +131,7 @@ def test_reproducible_runs_go_on_with_other_ranks(tmp_path, alone):
 
 def test_weights_and_bags_are_reproducible_too(tmp_path):
     data = prepared(tmp_path / "data", single=3, multi=2, weight=True)
-    given = ["train.reproducible=true", "sharding.plan=row_wise", "evaluate.compare_with_lr=false"]
+    given = ["train.reproducible=true", "sharding.plan=row_wise"]
     for ranks in (1, 4):
         folder = tmp_path / str(ranks)
         folder.mkdir()

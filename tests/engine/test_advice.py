@@ -17,6 +17,8 @@ from support.jobs import lines, run_small
 from support.prepared import drawn_fields, drawn_rows, write_prepared
 from support.stopping import ask_to_stop
 
+# As it is by itself.
+COMPARED = "evaluate.compare_with_lr=null"
 MANY_STEPS = ["train.batch_size=32"]
 
 
@@ -140,7 +142,7 @@ def test_an_auc_near_chance_and_one_below_regression():
 
 
 def test_a_run_prints_logs_and_summarizes_it(tmp_path, capsys):
-    run_small(tmp_path, ["optim.embedding.lr=0", "optim.dense.lr=0", "train.epochs=2"])
+    run_small(tmp_path, [COMPARED, "optim.embedding.lr=0", "optim.dense.lr=0", "train.epochs=2"])
     printed = " ".join(capsys.readouterr().out.split())
     summary = summary_of(tmp_path)
     said = summary["advice"]
@@ -159,8 +161,7 @@ def test_a_run_prints_logs_and_summarizes_it(tmp_path, capsys):
 
 
 def test_a_good_run_says_nothing(tmp_path):
-    overrides = ["evaluate.compare_with_lr=false", "train.epochs=2", *MANY_STEPS]
-    run_small(tmp_path, overrides)
+    run_small(tmp_path, ["train.epochs=2", *MANY_STEPS])
     summary = summary_of(tmp_path)
     assert summary["advice"] == [] and summary["logistic_regression"] is None
     assert "advice" not in {line["kind"] for line in lines(tmp_path / "small")}
@@ -169,24 +170,24 @@ def test_a_good_run_says_nothing(tmp_path):
 @pytest.mark.slow
 def test_regression_is_automatic_up_to_a_million_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(advice, "_MOST_TRAINING_ROWS", 1899)
-    run_small(tmp_path, [])
+    run_small(tmp_path, [COMPARED])
     assert summary_of(tmp_path)["logistic_regression"] is None
     run_small(tmp_path, ["evaluate.compare_with_lr=true", "run.overwrite=true"])
     assert summary_of(tmp_path)["logistic_regression"]["test_auc"] > 0.5
     monkeypatch.setattr(advice, "_MOST_TRAINING_ROWS", 1900)
-    run_small(tmp_path, ["run.overwrite=true"])
+    run_small(tmp_path, [COMPARED, "run.overwrite=true"])
     assert summary_of(tmp_path)["logistic_regression"]["test_auc"] > 0.5
 
 
 @pytest.mark.slow
 def test_a_continued_run_keeps_its_regression(tmp_path, monkeypatch):
-    run_small(tmp_path, [])
+    run_small(tmp_path, [COMPARED])
     before = summary_of(tmp_path)
     monkeypatch.setattr(advice, "logistic_regression", None)
-    run_small(tmp_path, ["checkpoint.resume=auto"])
+    run_small(tmp_path, [COMPARED, "checkpoint.resume=auto"])
     assert summary_of(tmp_path)["logistic_regression"] == before["logistic_regression"]
     assert summary_of(tmp_path)["advice"] == before["advice"]
-    run_small(tmp_path, ["checkpoint.resume=auto", "train.epochs=2"])
+    run_small(tmp_path, [COMPARED, "checkpoint.resume=auto", "train.epochs=2"])
     after = summary_of(tmp_path)
     assert after["steps"] == 16 and after["logistic_regression"] == before["logistic_regression"]
 
@@ -202,11 +203,11 @@ def test_a_signal_ends_the_regression_and_not_the_run(tmp_path, monkeypatch, cap
 
     with monkeypatch.context() as patch:
         patch.setattr(advice, "logistic_regression", disturbed)
-        run_small(tmp_path, [])
+        run_small(tmp_path, [COMPARED])
     printed = capsys.readouterr().out
     assert f"{number.name}: the comparison with logistic regression is left out" in printed
     assert "test AUC of LR" not in printed and "samples/s" in printed
     summary = summary_of(tmp_path)
     assert summary["auc"] > 0.5 and summary["logistic_regression"] is None
-    run_small(tmp_path, ["checkpoint.resume=auto"])
+    run_small(tmp_path, [COMPARED, "checkpoint.resume=auto"])
     assert summary_of(tmp_path)["logistic_regression"]["test_auc"] > 0.5

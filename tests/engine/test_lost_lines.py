@@ -8,8 +8,7 @@ import pytest
 from stampede.engine.errors import RunFolderError
 from support.jobs import lines, run_small, without_times
 
-# Advice on logistic regression is logged after the last checkpoint, which does not count it.
-ALIKE = ["checkpoint.every_steps=3", "evaluate.compare_with_lr=false"]
+ALIKE = ["checkpoint.every_steps=3"]
 LONG = ["train.epochs=2", *ALIKE]
 RESUME = ["checkpoint.resume=auto", *ALIKE]
 

@@ -18,8 +18,7 @@ from support.undisturbed import undisturbed_runs
 EVERY = 4
 # 14 steps an epoch; seconds long, most of them in saves and evaluations.
 LONG = [
-    "data.rows=3700", "data.test_rows=1000", "train.epochs=3", "evaluate.compare_with_lr=false",
-    "evaluate.every=5",
+    "data.rows=3700", "data.test_rows=1000", "train.epochs=3", "evaluate.every=5",
     f"checkpoint.every_steps={EVERY}", "sharding.plan=row_wise",
 ]  # fmt: skip
 # Of a round: once in each stage, and at any time.

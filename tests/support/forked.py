@@ -10,8 +10,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 START_METHOD = "forkserver"
-# What starts threads when it is imported, as polars does, must not stand here.
-multiprocessing.set_forkserver_preload(["torchrec", "torch.utils.tensorboard", "matplotlib.figure"])
+# Modules are imported there, and nothing is run: threads that a first query of polars or a first
+# backward pass starts would be missing in the processes that are forked.
+multiprocessing.set_forkserver_preload(
+    [
+        "torchrec",
+        "torch.distributed.optim",
+        "torch.utils.tensorboard",
+        "matplotlib.figure",
+        "matplotlib.backends.backend_agg",
+        "PIL.PngImagePlugin",
+        "stampede.engine.run",
+        "stampede.engine.report",
+        "stampede.models.deepfm",
+    ]
+)
 
 
 def run_program(

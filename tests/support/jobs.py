@@ -34,6 +34,7 @@ SMALL = [
     "train.batch_size=256",
     "train.log_every=2",
     "evaluate.batch_size=128",
+    "evaluate.compare_with_lr=false",
     "optim.embedding.lr=1e-2",
     "optim.dense.lr=1e-3",
 ]

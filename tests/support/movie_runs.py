@@ -18,6 +18,7 @@ JOB = [
     "model.init_std=0.1",
     "train.batch_size=64",
     "evaluate.batch_size=64",
+    "evaluate.compare_with_lr=false",
     "optim.embedding.lr=1e-2",
     "optim.dense.lr=1e-3",
 ]

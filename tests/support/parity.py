@@ -75,7 +75,7 @@ class Case:
     arguments: dict[str, Any] = field(default_factory=dict)
     sequence: bool = False
     weighted: bool = False
-    steps: int = 20
+    steps: int = 6
     batch: int = 32
     seed: int = 0
     empty_rank: bool = True

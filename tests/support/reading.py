@@ -26,6 +26,7 @@ OVERRIDES = [
     "train.batch_size=64",
     "evaluate.batch_size=32",
     "evaluate.select_on=test",
+    "evaluate.compare_with_lr=false",
     "optim.embedding.lr=1e-2",
     "optim.dense.lr=1e-3",
     "optim.dense.schedule.warmup=0",

@@ -159,20 +159,24 @@ class Tables:
         expected = torch.zeros(output.shape, dtype=torch.float64)
         of_factors = torch.zeros(len(indices), dtype=torch.float64)
         columns = [self.widths[table] for table in self.features]
-        for bag, length in enumerate(lengths.tolist()):
-            feature, sample = divmod(bag, batch)
-            shard, first = self.shards[self.features[feature]], sum(columns[:feature])
+        for feature, table in enumerate(self.features):
+            shard, bags = self.shards[table], slice(feature * batch, (feature + 1) * batch)
+            here = slice(int(offsets[bags.start]), int(offsets[bags.stop]))
+            ids, samples = indices[here], torch.arange(batch).repeat_interleave(lengths[bags])
             stored = slice(shard.column_offset, shard.column_offset + columns[feature])
-            for i in range(int(offsets[bag]), int(offsets[bag + 1])):
-                place = (sample, slice(first, first + columns[feature]))
-                if sequence:
-                    place = (i, slice(None))
-                factor = (factors[i].item() if weighted else 1.0) / (length if mean else 1)
-                row = reference.weights[shard.table][indices[i], stored]
-                expected[place] += factor * row
-                of_factors[i] = (row * upstream[place]).sum() / (length if mean else 1)
-                grads[shard.table][indices[i], stored] += factor * upstream[place]
-                counts[shard.table][indices[i]] += shard.column_offset == 0
+            out = slice(sum(columns[:feature]), sum(columns[: feature + 1]))
+            share = 1 / lengths[bags][samples].double() if mean else torch.ones(len(ids))
+            factor = (share * factors[here].detach() if weighted else share)[:, None].double()
+            given = (upstream[here] if sequence else upstream[samples, out]).double()
+            rows = reference.weights[shard.table][ids, stored]
+            if sequence:
+                expected[here] = factor * rows
+            else:
+                expected[:, out].index_add_(0, samples, factor * rows)
+            of_factors[here] = (rows * given).sum(1) * share
+            grads[shard.table][:, stored].index_add_(0, ids, factor * given)
+            if not shard.column_offset:
+                counts[shard.table] += ids.bincount(minlength=shard.rows)
         torch.testing.assert_close(output.double().cpu(), expected, rtol=1e-4, atol=1e-5)
         if weighted:
             close = {"rtol": 1e-4, "atol": 1e-5}

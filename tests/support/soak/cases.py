@@ -22,7 +22,7 @@ _ROWS = 64 * (STEPS_AN_EPOCH - 1) + 1
 JOB = [
     *OVERRIDES, f"train.epochs={EPOCHS}", "train.log_every=2", "evaluate.every=7",
     f"checkpoint.every_steps={EVERY}", "checkpoint.keep=3", "checkpoint.resume=auto",
-    "sharding.plan=row_wise", "evaluate.compare_with_lr=false",
+    "sharding.plan=row_wise",
 ]  # fmt: skip
 
 # The run that faults find has been killed after this step; steps 11, 12 and 16 are saved.
