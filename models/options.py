@@ -48,6 +48,30 @@ class DCNv2Options(CrossOptions):
     rank: int = Field(32, ge=1, description="rank of an expert's matrices")
 
 
+class DESTINEOptions(Section):
+    """Options of DESTINE."""
+
+    layers: int = Field(3, ge=1, description="layers of self-attention")
+    heads: int = Field(2, ge=1, description="attention heads of a layer")
+    width: int = Field(32, ge=1, description="width of a head")
+    unary: Literal["mean_query", "field"] = Field(
+        "mean_query",
+        description="unary term: product of a field's key and the mean query, as in the paper, or "
+        "a learned weight of the field's vector, as in FuxiCTR",
+    )
+    residual_mode: Literal["last_layer", "each_layer", "none"] = Field(
+        "last_layer", description="residual of the embeddings after the last layer, or of each one"
+    )
+    use_scale: bool = Field(
+        False, description="divide the pairwise term by the root of a head's width"
+    )
+    relu: bool = Field(True, description="ReLU after the last layer; FuxiCTR has none")
+    att_dropout: float = Field(
+        0.0, ge=0, lt=1, description="share of the attention weights that training leaves out"
+    )
+    deep: bool = Field(False, description="add an MLP of all embeddings")
+
+
 class DLRMOptions(Section):
     """Options of DLRM."""
 

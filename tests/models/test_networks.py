@@ -87,7 +87,9 @@ def test_a_scale_of_the_first_order_term(name, options):
 
 # Those without layers of the widths model.hidden.
 def _has_mlp(name, options):
-    return name not in ("lr", "fm") and (name != "autoint" or options.get("deep", False))
+    if name in ("autoint", "destine"):
+        return options.get("deep", False)
+    return name not in ("lr", "fm")
 
 
 @EVERY_VARIANT
@@ -122,6 +124,15 @@ def test_layer_norm_before_each_relu(name, options):
     assert new == {(8,), (6,)}
     rows, dense = torch.randn(5, 3 * plain.front.columns.stored), torch.randn(5, 2)
     assert not torch.allclose(normed.logits(rows, dense), plain.logits(rows, dense))
+
+
+def test_attention_dropout_in_training_only():
+    plain, dropping = model("destine").eval(), model("destine", {"att_dropout": 0.5})
+    rows, dense = torch.randn(5, 3 * plain.front.columns.stored), torch.randn(5, 2)
+    drawn = [dropping.logits(rows, dense) for _ in range(2)]
+    assert not torch.equal(*drawn)
+    found = dropping.eval().logits(rows, dense)
+    torch.testing.assert_close(found, plain.logits(rows, dense))
 
 
 def test_hidden_layers_with_layer_norm_and_dropout_against_float64():
