@@ -108,6 +108,33 @@ class MaskNetOptions(Section):
     )
 
 
+class WukongOptions(Section):
+    """Options of Wukong."""
+
+    layers: int = Field(3, ge=1, description="layers of interactions")
+    fmb_features: int = Field(
+        16, ge=1, description="vectors that the factorization machine of a layer gives"
+    )
+    lcb_features: int = Field(
+        16, ge=1, description="vectors that the linear compression of a layer gives"
+    )
+    rank: int | None = Field(
+        24,
+        ge=1,
+        description="columns that the matrix of all pairs is projected to; null: the whole matrix",
+    )
+    fmb_mlp_units: _Widths = Field(
+        [512, 256],
+        min_length=1,
+        description="widths of the hidden layers of the MLP of a layer's pairs",
+    )
+    bottom: _Widths | None = Field(
+        [512, 256],
+        description="widths of the hidden layers of an MLP over the numbers, whose output is one "
+        "vector; null: a vector for each number, as in FuxiCTR",
+    )
+
+
 class XDeepFMOptions(Section):
     """Options of xDeepFM."""
 

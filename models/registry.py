@@ -17,6 +17,7 @@ from stampede.models.options import (
     FinalMLPOptions,
     MaskNetOptions,
     NoOptions,
+    WukongOptions,
     XDeepFMOptions,
 )
 from stampede.settings import Section, SettingsError
@@ -146,6 +147,7 @@ _NETWORKS: dict[str, Network] = {
         Network("lr", "wide_deep.LogisticRegression", first_order=True),
         Network("masknet", "masknet.MaskNet", options=MaskNetOptions),
         Network("wide_deep", "wide_deep.WideDeep", first_order=True),
+        Network("wukong", "wukong.Wukong", options=WukongOptions),
         Network("xdeepfm", "xdeepfm.XDeepFM", first_order=True, options=XDeepFMOptions),
     )
 }

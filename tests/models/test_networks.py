@@ -135,6 +135,25 @@ def test_attention_dropout_in_training_only():
     torch.testing.assert_close(found, plain.logits(rows, dense))
 
 
+def test_the_numbers_of_wukong_are_one_more_vector():
+    """As with a field more, whose embedding is an MLP of the numbers."""
+    one = model("wukong", {"bottom": [5]})
+    other = model("wukong", {"bottom": None}, 0, SIZES | {"C4": 2})
+    state = dense_weights(one)
+    first, second = (f"network.numbers.mlp._mlp.{layer}._linear" for layer in (0, 1))
+    with torch.no_grad():
+        for name in (first, second):
+            state[f"{name}.bias"].normal_()
+    rest = {name: weight for name, weight in state.items() if ".numbers." not in name}
+    assert not other.load_state_dict(rest, strict=False).unexpected_keys
+    embeddings, dense = torch.randn(5, 3, 4), torch.randn(5, 2)
+    hidden = (dense @ state[f"{first}.weight"].T + state[f"{first}.bias"]).clamp(min=0)
+    vector = (hidden @ state[f"{second}.weight"].T + state[f"{second}.bias"]).clamp(min=0)
+    assert vector.std() > 0.1
+    expected = other.network(torch.cat([embeddings, vector.unsqueeze(1)], 1), dense[:, :0])
+    torch.testing.assert_close(one.network(embeddings, dense), expected)
+
+
 def test_hidden_layers_with_layer_norm_and_dropout_against_float64():
     layers = hidden_layers(5, [4, 3], torch.Generator().manual_seed(0), 0.25, "layer")
     inputs = torch.randn(70, 5)

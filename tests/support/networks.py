@@ -28,12 +28,14 @@ VARIANTS = [
     ("finalmlp", {"heads": 2, "second": [6], "gates": None}),
     ("finalmlp", {"gates": []}),
     ("masknet", {"structure": "serial", "reduction": 0.5}),
+    ("wukong", {"bottom": None, "rank": None, "layers": 1}),
 ]
 # Defaults that take seconds.
 _SMALLER = {
     "xdeepfm": {"cin": [8, 6]},
     "autoint": {"layers": 2, "width": 8},
     "destine": {"layers": 2, "width": 8},
+    "wukong": {"layers": 2, "fmb_mlp_units": [32], "bottom": [32], "rank": 4},
 }
 
 
