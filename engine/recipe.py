@@ -40,7 +40,16 @@ _WARMUP = 0.2
 _DROPOUT, _DROPOUT_BELOW = 0.2, 1_000_000
 # These learn more slowly and do not overfit as soon.
 _WITHOUT_HIDDEN_LAYERS = ("lr", "fm")
-_WITH_HIDDEN_LAYERS = ("deepfm", "wide_deep", "dcn", "dcnv2", "xdeepfm", "dlrm", "finalmlp")
+_WITH_HIDDEN_LAYERS = (
+    "deepfm",
+    "wide_deep",
+    "dcn",
+    "dcnv2",
+    "xdeepfm",
+    "dlrm",
+    "finalmlp",
+    "wukong",
+)
 
 _LR = 1e-3
 # Up to this many steps the rate is constant; above it falls with their square root, at most to the

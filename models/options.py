@@ -48,6 +48,30 @@ class DCNv2Options(CrossOptions):
     rank: int = Field(32, ge=1, description="rank of an expert's matrices")
 
 
+class DESTINEOptions(Section):
+    """Options of DESTINE."""
+
+    layers: int = Field(3, ge=1, description="layers of self-attention")
+    heads: int = Field(2, ge=1, description="attention heads of a layer")
+    width: int = Field(32, ge=1, description="width of a head")
+    unary: Literal["mean_query", "field"] = Field(
+        "mean_query",
+        description="unary term: product of a field's key and the mean query, as in the paper, or "
+        "a learned weight of the field's vector, as in FuxiCTR",
+    )
+    residual_mode: Literal["last_layer", "each_layer", "none"] = Field(
+        "last_layer", description="residual of the embeddings after the last layer, or of each one"
+    )
+    use_scale: bool = Field(
+        False, description="divide the pairwise term by the root of a head's width"
+    )
+    relu: bool = Field(True, description="ReLU after the last layer; FuxiCTR has none")
+    att_dropout: float = Field(
+        0.0, ge=0, lt=1, description="share of the attention weights that training leaves out"
+    )
+    deep: bool = Field(False, description="add an MLP of all embeddings")
+
+
 class DLRMOptions(Section):
     """Options of DLRM."""
 
@@ -81,6 +105,33 @@ class MaskNetOptions(Section):
     width: int = Field(64, ge=1, description="parallel: width of a block")
     reduction: float = Field(
         1.0, gt=0, description="width of a mask's hidden layer, relative to the mask's"
+    )
+
+
+class WukongOptions(Section):
+    """Options of Wukong."""
+
+    layers: int = Field(3, ge=1, description="layers of interactions")
+    fmb_features: int = Field(
+        16, ge=1, description="vectors that the factorization machine of a layer gives"
+    )
+    lcb_features: int = Field(
+        16, ge=1, description="vectors that the linear compression of a layer gives"
+    )
+    rank: int | None = Field(
+        24,
+        ge=1,
+        description="columns that the matrix of all pairs is projected to; null: the whole matrix",
+    )
+    fmb_mlp_units: _Widths = Field(
+        [512, 256],
+        min_length=1,
+        description="widths of the hidden layers of the MLP of a layer's pairs",
+    )
+    bottom: _Widths | None = Field(
+        [512, 256],
+        description="widths of the hidden layers of an MLP over the numbers, whose output is one "
+        "vector; null: a vector for each number, as in FuxiCTR",
     )
 
 

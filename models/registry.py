@@ -12,10 +12,12 @@ from stampede.models.options import (
     AutoIntOptions,
     CrossOptions,
     DCNv2Options,
+    DESTINEOptions,
     DLRMOptions,
     FinalMLPOptions,
     MaskNetOptions,
     NoOptions,
+    WukongOptions,
     XDeepFMOptions,
 )
 from stampede.settings import Section, SettingsError
@@ -138,12 +140,14 @@ _NETWORKS: dict[str, Network] = {
         Network("dcn", "dcn.DCN", first_order=True, options=CrossOptions),
         Network("dcnv2", "dcn.DCNv2", first_order=True, options=DCNv2Options),
         Network("deepfm", "deepfm.DeepFM", first_order=True),
+        Network("destine", "destine.DESTINE", first_order=True, options=DESTINEOptions),
         Network("dlrm", "dlrm.DLRM", options=DLRMOptions),
         Network("finalmlp", "finalmlp.FinalMLP", options=FinalMLPOptions),
         Network("fm", "deepfm.FM", first_order=True),
         Network("lr", "wide_deep.LogisticRegression", first_order=True),
         Network("masknet", "masknet.MaskNet", options=MaskNetOptions),
         Network("wide_deep", "wide_deep.WideDeep", first_order=True),
+        Network("wukong", "wukong.Wukong", options=WukongOptions),
         Network("xdeepfm", "xdeepfm.XDeepFM", first_order=True, options=XDeepFMOptions),
     )
 }

@@ -87,7 +87,9 @@ def test_a_scale_of_the_first_order_term(name, options):
 
 # Those without layers of the widths model.hidden.
 def _has_mlp(name, options):
-    return name not in ("lr", "fm") and (name != "autoint" or options.get("deep", False))
+    if name in ("autoint", "destine"):
+        return options.get("deep", False)
+    return name not in ("lr", "fm")
 
 
 @EVERY_VARIANT
@@ -122,6 +124,34 @@ def test_layer_norm_before_each_relu(name, options):
     assert new == {(8,), (6,)}
     rows, dense = torch.randn(5, 3 * plain.front.columns.stored), torch.randn(5, 2)
     assert not torch.allclose(normed.logits(rows, dense), plain.logits(rows, dense))
+
+
+def test_attention_dropout_in_training_only():
+    plain, dropping = model("destine").eval(), model("destine", {"att_dropout": 0.5})
+    rows, dense = torch.randn(5, 3 * plain.front.columns.stored), torch.randn(5, 2)
+    drawn = [dropping.logits(rows, dense) for _ in range(2)]
+    assert not torch.equal(*drawn)
+    found = dropping.eval().logits(rows, dense)
+    torch.testing.assert_close(found, plain.logits(rows, dense))
+
+
+def test_the_numbers_of_wukong_are_one_more_vector():
+    """As with a field more, whose embedding is an MLP of the numbers."""
+    one = model("wukong", {"bottom": [5]})
+    other = model("wukong", {"bottom": None}, 0, SIZES | {"C4": 2})
+    state = dense_weights(one)
+    first, second = (f"network.numbers.mlp._mlp.{layer}._linear" for layer in (0, 1))
+    with torch.no_grad():
+        for name in (first, second):
+            state[f"{name}.bias"].normal_()
+    rest = {name: weight for name, weight in state.items() if ".numbers." not in name}
+    assert not other.load_state_dict(rest, strict=False).unexpected_keys
+    embeddings, dense = torch.randn(5, 3, 4), torch.randn(5, 2)
+    hidden = (dense @ state[f"{first}.weight"].T + state[f"{first}.bias"]).clamp(min=0)
+    vector = (hidden @ state[f"{second}.weight"].T + state[f"{second}.bias"]).clamp(min=0)
+    assert vector.std() > 0.1
+    expected = other.network(torch.cat([embeddings, vector.unsqueeze(1)], 1), dense[:, :0])
+    torch.testing.assert_close(one.network(embeddings, dense), expected)
 
 
 def test_hidden_layers_with_layer_norm_and_dropout_against_float64():

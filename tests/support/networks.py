@@ -19,12 +19,24 @@ VARIANTS = [
     ("dcnv2", {"cross": "full"}),
     ("dcnv2", {"experts": 1}),
     ("autoint", {"deep": True}),
+    (
+        "destine",
+        {"unary": "field", "residual_mode": "each_layer", "use_scale": True, "relu": False}
+        | {"deep": True},
+    ),
+    ("destine", {"residual_mode": "none", "layers": 1}),
     ("finalmlp", {"heads": 2, "second": [6], "gates": None}),
     ("finalmlp", {"gates": []}),
     ("masknet", {"structure": "serial", "reduction": 0.5}),
+    ("wukong", {"bottom": None, "rank": None, "layers": 1}),
 ]
 # Defaults that take seconds.
-_SMALLER = {"xdeepfm": {"cin": [8, 6]}, "autoint": {"layers": 2, "width": 8}}
+_SMALLER = {
+    "xdeepfm": {"cin": [8, 6]},
+    "autoint": {"layers": 2, "width": 8},
+    "destine": {"layers": 2, "width": 8},
+    "wukong": {"layers": 2, "fmb_mlp_units": [32], "bottom": [32], "rank": 4},
+}
 
 
 def variant_id(value: object) -> str:

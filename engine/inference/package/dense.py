@@ -25,7 +25,7 @@ full_like gather ge gelu glu group_norm gt hardsigmoid hardswish hardtanh hstack
 index_select instance_norm isfinite isinf isnan layer_norm le leaky_relu lerp lift_fresh_copy
 linalg_norm linalg_vector_norm linear log log10 log1p log2 log_sigmoid log_softmax logical_and
 logical_not logical_or logical_xor logit logsumexp lt masked_fill matmul max maximum mean min
-minimum mish mm movedim mul mv nan_to_num narrow ne neg new_full new_ones new_zeros norm numpy_T
+minimum mish mm movedim mT mul mv nan_to_num narrow ne neg new_full new_ones new_zeros norm numpy_T
 one_hot ones ones_like outer pad permute pow prelu prod reciprocal relu relu6 remainder repeat
 repeat_interleave reshape rms_norm roll round rsqrt rsub scalar_tensor
 scaled_dot_product_attention scatter scatter_add select selu sigmoid sign silu sin slice softmax

@@ -21,10 +21,12 @@ from support.predicting import run_command, scores
 VARIANTS = {
     "dcnv2": {"cross": "full"},
     "xdeepfm": {"cin": [4]},
+    "destine": {"unary": "field", "residual_mode": "each_layer", "use_scale": True, "deep": True},
     "dlrm": {"bottom": [4]},
     "autoint": {"layers": 1, "deep": True},
     "finalmlp": {"second": [4], "heads": 2, "gates": None},
     "masknet": {"structure": "serial", "blocks": 2},
+    "wukong": {"layers": 2, "rank": None, "bottom": None},
 }
 
 
@@ -45,10 +47,11 @@ def from_json(program):
 def test_every_network_is_exported_for_any_number_of_samples(name, numbers, options):
     chosen = network(name).options.model_validate(options)
     model = CTRModel(name, {"a": 7, "b": 5, "c": 9}, numbers, 10, [8, 8], 0, chosen).eval()
-    # Zeros would hide what is left out.
+    # Zeros would hide what is left out. Softmaxes of scores of hundreds lose digits in torch, too.
+    std = 0.1 if name in ("autoint", "destine") else 0.3
     generator = torch.Generator().manual_seed(1)
     for parameter in model.network.parameters():
-        nn.init.normal_(parameter, 0.0, 0.3, generator)
+        nn.init.normal_(parameter, 0.0, std, generator)
     exported = export_dense_part(model)
     program, session = from_json(exported), dense_session(exported, numbers)
     part = DensePart(model)
@@ -62,7 +65,8 @@ def test_every_network_is_exported_for_any_number_of_samples(name, numbers, opti
         inputs = {"rows": rows.numpy(), "numbers": given.numpy()}
         found = session.run(None, {key: one for key, one in inputs.items() if key in taken})[0]
         # Of logits up to 300 the last bits differ.
-        np.testing.assert_allclose(found, expected, atol=2e-6 * expected.abs().amax(), rtol=0)
+        largest = max(1.0, expected.abs().amax())
+        np.testing.assert_allclose(found, expected, atol=2e-6 * largest, rtol=0)
 
 
 OWN = """
