@@ -224,7 +224,7 @@ def test_a_run_that_fell_back_to_fp32_is_no_result_of_bf16(tmp_path, monkeypatch
         return said.pop(0)
 
     monkeypatch.setattr(launched, "run_program", run_program)
-    with pytest.raises(RuntimeError, match="took fp32 instead of bf16"):
+    with pytest.raises(RuntimeError, match="used fp32 instead of bf16"):
         launched.launch(tmp_path, "bf16", [], tmp_path)
     assert launched.launch(tmp_path, "bf16", [], tmp_path) == {"auc": 0.7}
     assert said == [] and list(tmp_path.iterdir()) == []

@@ -36,7 +36,9 @@ def test_names_that_lead_out_of_the_folder_are_refused(tmp_path, name):
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["parts"]["test"][0]["files"]["ids"]["name"] = name
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(DataError, match=r"parts.test.0.files.ids.name.*no name of a file in this"):
+    with pytest.raises(
+        DataError, match=r"parts.test.0.files.ids.name.*not the name of a file in this"
+    ):
         read_manifest(folder)
 
 

@@ -304,7 +304,9 @@ def test_mistakes_are_told_in_a_sentence(three, tmp_path, capsys):
     synthetic = tmp_path / "quick.yaml"
     synthetic.write_text(f"run: {{dir: {tmp_path}}}\n")
     assert incremental.main([str(synthetic)]) == 2
-    assert "data.kind is 'synthetic', which has no files" in capsys.readouterr().err
+    assert (
+        "data.kind is 'synthetic', which is not a log of several files" in capsys.readouterr().err
+    )
     path = write_job(tmp_path / "none")
     assert incremental.main([str(path)]) == 2
     assert "no such file or glob" in capsys.readouterr().err

@@ -181,7 +181,7 @@ def test_a_run_without_vocabularies_takes_rows_of_tables(tmp_path):
     np.testing.assert_allclose(found, expected, atol=1e-7)
     numbers = {name: drawn.dense[:, i].numpy() for i, name in enumerate(model.numbers)}
     np.testing.assert_allclose(model.score({**ids, **numbers}), expected, atol=1e-7)
-    with pytest.raises(ValueError, match="field C1: an id is no row, 0 to"):
+    with pytest.raises(ValueError, match="field C1: an id is not a row from 0 to"):
         model.score_rows({**ids, "C1": ids["C1"] + 10**6}, drawn.dense)
     with pytest.raises(ValueError, match="field C1: an id is missing"):
         model.score({**ids, **numbers, "C1": [None] * 50})

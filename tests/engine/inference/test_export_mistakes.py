@@ -130,7 +130,7 @@ def test_runs_that_cannot_be_used(trained_run, tmp_path):
     status, said = export(tmp_path / "nowhere", tmp_path / "package")
     assert status == 2 and "there is no such run folder or checkpoint" in said
     status, said = export(trained_run, tmp_path / "package", "--epoch", "9")
-    assert status == 2 and "no whole checkpoint of epoch 9" in said
+    assert status == 2 and "no complete checkpoint of epoch 9" in said
 
 
 def test_files_are_readable_by_others(packages):
@@ -153,7 +153,7 @@ def test_files_are_readable_by_others(packages):
         ({"genres": [[1.5]]}, "column genres: found 1.5; write an id as text"),
         ({"city": [7.0]}, "column city: found 7.0; write ids as text, as they are in the log"),
         ({"user": ["a", 1.5]}, "column user: found 1.5; write an id as text"),
-        ({"genres": ["war", ["drama"]]}, "column genres: found lists beside single values"),
+        ({"genres": ["war", ["drama"]]}, "column genres: found lists and single values"),
         ({"user": "68fd1e64"}, "column user: found '68fd1e64'; write a list"),
         ({"user": [object]}, "write text, numbers or lists"),
     ],
@@ -176,7 +176,9 @@ def test_an_absent_column_is_named(packages):
 
 def test_samples_that_are_none(packages):
     model = loaded(packages / "fp32")
-    with pytest.raises(ValueError, match=r"found the sample \['1'\]; write a sample as values by"):
+    with pytest.raises(
+        ValueError, match=r"found the sample \['1'\]; write each sample as a mapping"
+    ):
         model.score([["1"]])
     with pytest.raises(ValueError, match="batch_size: found 0; write a number of at least 1"):
         model.score(GOOD, batch_size=0)

@@ -41,7 +41,9 @@ def test_runs_that_are_not_there(trained_run, tmp_path, log):
     (tmp_path / "empty").mkdir()
     assert "has no checkpoint" in refused(tmp_path, tmp_path / "empty", log, out)
     said = refused(tmp_path, trained_run, log, out, "--epoch", "7")
-    assert "no whole checkpoint of epoch 7; there are: epoch_0001, epoch_0002, epoch_0003" in said
+    assert (
+        "no complete checkpoint of epoch 7; there are: epoch_0001, epoch_0002, epoch_0003" in said
+    )
     said = refused(tmp_path, trained_run, log, out, "--epoch", "last")
     assert "write best, newest, or a number" in said
     said = refused(tmp_path, open_trained(trained_run).checkpoint, log, out, "--epoch", "1")
@@ -114,7 +116,7 @@ def test_inputs_that_cannot_be_used(trained_run, tmp_path, log):
     said = refused(tmp_path, trained_run, tmp_path, log, out)
     assert "write one prepared folder alone, or files" in said
     said = refused(tmp_path, trained_run, "@run", log, out)
-    assert "@run: is the run's own data and stands alone" in said
+    assert "@run: is the run's own data and cannot be combined" in said
     said = refused(tmp_path, trained_run, "x" * 300, log, out)
     assert "no such file or glob" in said
     for part in ("train", "test"):
@@ -163,7 +165,7 @@ def test_own_data_whose_paths_are_relative(tmp_path, monkeypatch):
     # What raw files need is in the run.
     assert predict(run, tmp_path / "log.csv", tmp_path / "raw.parquet")[0] == 0
     said = refused(tmp_path, run, "@run", tmp_path / "t.parquet")
-    assert "schema.yaml" in said and f"{run}/config.yaml has paths that are relative" in said
+    assert "schema.yaml" in said and f"{run}/config.yaml has paths relative" in said
     paths = "data.path: log.csv, data.schema_file: schema.yaml, data.cache: cache"
     assert f"({paths}), but this is {tmp_path}/elsewhere; run the command there" in said
 
@@ -195,7 +197,7 @@ def test_outputs_that_cannot_be_written(trained_run, tmp_path, log, monkeypatch)
     assert "log.csv/s.parquet: cannot be written (File exists)" in said
     parquet = write_movies(tmp_path / "log.parquet", rows_of_test_part())
     said = refused(tmp_path, trained_run, parquet, parquet, "--overwrite")
-    assert "log.parquet: is an input too" in said
+    assert "log.parquet: is also an input" in said
 
     def full(*_):
         raise OSError(28, "No space left on device")

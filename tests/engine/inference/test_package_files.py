@@ -78,9 +78,9 @@ def test_packages_of_another_format(package):
     for found, words in (
         (
             '{"format": 1}',
-            "a package of format 1, but this load.py reads 2; make it again with: stampede export",
+            "the package has format 1, but this load.py reads 2; export it again with: stampede",
         ),
-        ("[]", "a package of format None, but"),
+        ("[]", "the package has format None, but"),
         ("[" * 100_000, "no exported model here (maximum recursion depth"),
         ("1" * 10_000, "no exported model here (Exceeds the limit"),
         (" " * (2**26 + 1), "no exported model here (package.json has more than 67,108,864 bytes)"),
@@ -137,7 +137,7 @@ def test_names_that_lead_out_of_the_package(package, tmp_path):
         assert "not a file name of a package" in refusal(package)
     about["fields"][0]["name"] = "../../x"
     sealed(package, **about)
-    assert "package.json: lists no file tables/../../x.safetensors" in refusal(package)
+    assert "package.json: does not list tables/../../x.safetensors" in refusal(package)
 
 
 class Bomb:

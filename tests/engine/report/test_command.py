@@ -78,7 +78,7 @@ def test_a_page_of_several_runs(run_folders, unfinished, tmp_path, capsys):
         advice = f"{label}: "
         of_tables = [cell for cell in cells if cell.startswith(label) and cell != label]
         assert len([cell for cell in of_tables if not cell.startswith(advice)]) == 5
-    sentence = "is not finished (no summary.json); what is shown ends at step 16"
+    sentence = "is not finished (no summary.json); results are shown up to step 16"
     assert "./_<b>unfinished$_{$ " + sentence in page.text and sentence in said
     assert "<b>" not in text and "&lt;b&gt;unfinished$_{$" in text
     assert any(a.get("name") == "viewport" for _, a in page.tags)
@@ -94,7 +94,7 @@ def test_a_page_of_one_run_replaces_one_of_several(run_folders, tmp_path, capsys
     (tmp_path / "mine.txt").write_text("mine")
     assert report(capsys, run_folders / "b256", "--out", tmp_path)[0] == 0
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert "AUC against batch size: It takes finished runs of two batch sizes" in page.text
+    assert "AUC against batch size: Finished runs of at least two batch sizes" in page.text
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<td>optim.embedding.clip.threshold</td><td>null</td>" in text
     assert '<td>deepfm</td><td class="number">256</td>' in text
@@ -162,7 +162,7 @@ def test_differences_to_a_baseline(run_folders, runs, tmp_path, capsys, name):
         low, high = (run.metric(part, "auc") for run in runs)
         assert f"difference of {part} AUC" in text and f"{high - low:+.4f}" in text
     status, said = report(capsys, run_folders, "--baseline", "b1", "--out", tmp_path)
-    assert status == 2 and "--baseline: found 'b1', which is none of the runs" in said
+    assert status == 2 and "--baseline: found 'b1', which names none of the runs" in said
 
 
 def damaged_summary(run):

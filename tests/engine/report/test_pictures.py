@@ -66,7 +66,7 @@ def test_an_axis_of_auc_shows_a_difference_of_two_thousandths(runs):
     axes = drawing.figure.axes[0]
     ends = axes.transData.transform([[0, 0.8], [0, 0.802]])[:, 1]
     assert ends[1] - ends[0] > 0.05 * axes.bbox.height
-    assert "Points beneath 0.79" in drawing.caption
+    assert "Points below 0.79" in drawing.caption
 
 
 def test_validation_stands_beside_training_loss(runs):
@@ -122,7 +122,7 @@ def test_one_batch_size_is_no_curve(runs):
     drawing = draw_batch_size(runs[:1])
     assert drawing.figure is None
     assert drawing.left_out == (
-        "It takes finished runs of two batch sizes or more; here: all of 256.",
+        "Finished runs of at least two batch sizes are needed; found: all of 256.",
     )
 
 

@@ -125,7 +125,7 @@ def test_trials_of_a_network_whose_file_has_changed_are_not_taken_for_its(tmp_pa
     sweep(tmp_path, text, Started())
     (tmp_path / "own.py").write_text(NUMBERS_ONLY.replace("return self", "return -self"))
     start = Started()
-    with pytest.raises(RunFolderError, match=r"own.py is not as it was when .* was trained"):
+    with pytest.raises(RunFolderError, match=r"own.py has changed since .* was trained"):
         sweep(tmp_path, text, start)
     assert start.names == []
 

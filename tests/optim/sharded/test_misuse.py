@@ -268,7 +268,9 @@ def test_learnable_weights_of_samples_are_refused_where_torchrec_loses_their_gra
         model = DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
         keys = [f"f{key}" for key in keys]
         learnable = features(weights=lambda n: torch.ones(n, requires_grad=True), keys=keys)
-        with pytest.raises(ValueError, match=r"neither sends nor reorders.*come as fa, fb; detach"):
+        with pytest.raises(
+            ValueError, match=r"does not send or reorder.*in the order fa, fb. Or detach"
+        ):
             model(learnable)
         model(features(weights=torch.ones, keys=keys)).sum().backward()
 
