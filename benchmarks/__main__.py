@@ -38,9 +38,7 @@ _GRACE = 20
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--quick", action="store_true", help="takes a minute; the figures mean little"
-    )
+    parser.add_argument("--quick", action="store_true", help="a minute; the figures mean little")
     names = list(BENCHMARKS)
     parser.add_argument(
         "--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names)

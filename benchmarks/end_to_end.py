@@ -227,7 +227,6 @@ def train(one: Contender, clicks: Path, scratch: Path) -> float:
 
 
 def _median_of(measured: list[Any]) -> Any:
-    """The median of each figure of several measurements."""
     if isinstance(measured[0], dict):
         return {key: _median_of([one[key] for one in measured]) for key in measured[0]}
     return statistics.median(measured)

@@ -89,9 +89,7 @@ def launch(
         computed = re.search(r"dense layers in (.*)", said).group(1)
         if computed.startswith(precision):
             return summary
-    raise RuntimeError(
-        f"train.precision={precision} was requested, but the launcher used {computed}"
-    )
+    raise RuntimeError(f"train.precision={precision}: the launcher used {computed}")
 
 
 def _train(

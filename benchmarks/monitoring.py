@@ -104,7 +104,6 @@ def _watched(trained: Training, run: RunFolder) -> tuple[float, float]:
 
 
 def _waits(trained: Training) -> int:
-    """Number of waits in a step."""
     times = PhaseTimes(clock_of(trained.processes.device))
     with trained.processes.heartbeat.listening(times.begin), waits_counted(times):
         trained.step()

@@ -193,8 +193,7 @@ def main() -> None:
         "--models",
         nargs="*",
         help=f"networks of the log's own configuration everywhere; default: {', '.join(MODELS)} on "
-        "the whole Criteo sample, elsewhere the configuration's own; without a name: only the "
-        "configuration's own",
+        "the whole Criteo sample, elsewhere the configuration's own; without a name: only that",
     )
     parser.add_argument(
         "--split",
@@ -540,7 +539,6 @@ def summarize(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _aucs(by_draw: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
-    """Mean AUC of the runs on each draw."""
     aucs = {
         draw: [run["auc"] for run in runs if "failed" not in run] for draw, runs in by_draw.items()
     }

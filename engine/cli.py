@@ -38,10 +38,7 @@ _COMMANDS = {
         "write synthetic clicks as a log in files whose ids drift",
     ),
     "describe": ("stampede.data.describe", "show what is in a click log or a prepared folder"),
-    "prepare": (
-        "stampede.data.prepare",
-        "turn a click log into arrays, or check a prepared folder",
-    ),
+    "prepare": ("stampede.data.prepare", "turn a click log into arrays, or check the result"),
     "apply": ("stampede.data.apply", "encode new data with learned ids and ranges"),
     "predict": ("stampede.engine.predict", "score rows with a trained model"),
     "export": ("stampede.engine.export", "write a model as a folder that scores without stampede"),
@@ -249,10 +246,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
         "--compute-device", choices=["cuda", "cpu"], help="kind of the devices; default cuda"
     )
     plan.add_argument(
-        "--plan-out",
-        type=Path,
-        metavar="FILE.json",
-        help="write the costs of every rank to this file",
+        "--plan-out", type=Path, metavar="FILE.json", help="file for the costs of every rank"
     )
     return parser
 

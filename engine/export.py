@@ -34,9 +34,7 @@ def _export(given: argparse.Namespace) -> None:
     folder = Path(given.out).resolve()
     if given.since is not None:
         if given.format == "onnx":
-            raise RunFolderError(
-                "--since works with packages only; leave out --since or --format onnx"
-            )
+            raise RunFolderError("--since needs a package; leave out --since or --format onnx")
         unused = {
             "--rows": given.rows,
             "--most-ids": given.most_ids,

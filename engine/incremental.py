@@ -58,8 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         "--on-bad-file",
         choices=["error", "skip"],
         default="error",
-        help="a file that cannot be read or comes too late: error (default) stops, skip leaves it "
-        "out",
+        help="an unreadable or late file: error (default) stops, skip leaves it out",
     )
     return parser
 

@@ -166,7 +166,6 @@ class LogisticRegression:
         return total, positive, squares
 
     def _loss(self, total: float, penalty: float) -> tuple[Tensor, Tensor]:
-        """The loss, a float64 scalar, and its gradient."""
         gradient = torch.zeros_like(self._weights)
         value = torch.zeros((), dtype=torch.float64)
         for chunk in self._training():
@@ -199,7 +198,6 @@ class LogisticRegression:
         sums[-1] += values.sum()
 
     def _training(self) -> Iterator[_Chunk]:
-        """All chunks of the training part."""
         for chunk in self._kept:
             self._on_chunk()
             yield chunk

@@ -274,7 +274,6 @@ class _Periods:
         return period.time or 0, naturally(Path(period.file))
 
     def _time(self, file: Path, size: int) -> int | None:
-        """The time that a file is ordered by."""
         if not self._by_time:
             return None
         if (file, size) not in self._times:

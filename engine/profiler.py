@@ -83,7 +83,6 @@ class StepTrace:
         self._over = True
 
     def _begin_if_due(self) -> None:
-        """Begin to record with the coming step."""
         if self._over or self._profile is not None or self._step + 1 != self._first:
             return
         heartbeat = self._processes.heartbeat

@@ -337,7 +337,6 @@ def _dense_pass(
 
 
 def _tile_rows(batch: Batch, rows: Tensor) -> int:
-    """Samples of a tile."""
     if batch.tiles:
         return len(rows) // batch.tiles
     return TILE_ROWS if rows.device.type == "cpu" else max(len(rows), 1)

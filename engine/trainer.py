@@ -122,7 +122,6 @@ class Trainer:
         progress.tables_epoch, progress.tables_start = epoch, progress.updates
 
     def _batches_left(self, epoch: int) -> Iterator[SentBatch]:
-        """The batches of an epoch that are left."""
         if self._has_ended(epoch):
             return
         # Repeat an evaluation during which the run was stopped.
@@ -261,7 +260,6 @@ class Trainer:
             raise
 
     def _learning_rates(self) -> LearningRates:
-        """Rates of the next step."""
         train, progress = self._config.train, self._progress
         rates = learning_rates(
             self._config,

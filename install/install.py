@@ -182,9 +182,8 @@ def tell(version, nvidia_packages, gpu):
 def unfit_packages(found, variant, torch):
     """List the installed packages to remove before installing `variant`.
 
-    The two FBGEMM packages have the same files, so one must be removed before the other is
-    installed. pip cannot tell the shim from the real fbgemm-gpu, or a CPU build of torch from a
-    CUDA build.
+    The two FBGEMM packages have the same files, so remove one before installing the other.
+    pip cannot tell the shim from the real fbgemm-gpu, or a CPU build of torch from a CUDA build.
     """
     unfit = []
     if variant == "cuda" and (found["shim"] or found["fbgemm-gpu-cpu"]):

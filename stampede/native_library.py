@@ -155,7 +155,6 @@ def _key(files: Sequence[Path]) -> str:
 
 
 def _processor() -> str:
-    """The instructions that this processor supports."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,5 +1,4 @@
-"""Runs the parts of `benchmarks/gpu.sh`: correctness, unless checked before, then the requested
-ones.
+"""Runs the parts of `benchmarks/gpu.sh`: correctness, unless checked before, then others.
 
 Started by `benchmarks/gpu.sh`, which sets the paths.
 """

@@ -1,7 +1,6 @@
 """Lookup and update of the tables alone: ours against FBGEMM's fused ADAM.
 
-Forward and backward are timed together, as ours with `rows: all` sorts and brings rows up to date
-in forward.
+Both are timed together: with `rows: all`, ours sorts and brings rows up to date in forward.
 """
 
 from __future__ import annotations

@@ -297,7 +297,6 @@ def fuxictr_deepfm(rows: Rows, seed: int, scratch: Path) -> dict:
 
 
 def _fuxictr_columns(rows: Rows) -> list[dict]:
-    """BARS' descriptions of the columns."""
     ids = {"active": True, "type": "categorical", "dtype": "str", "fill_na": "", "name": rows.ids}
     if rows.kind == "criteo":
         bucket = {"dtype": "float", "fill_na": 0, "preprocess": "convert_to_bucket"}

@@ -39,8 +39,7 @@ def export_delta(trained: Trained, base: Path, folder: Path, tolerance: float = 
     """Write the differences from a package; the folder appears once it is complete.
 
     `delta.json` identifies the base package; `package.json` is that of the updated package.
-    `changes/` holds the changed rows of tables and ids of vocabularies. The dense part is stored in
-    full.
+    `changes/` holds the changed rows of tables and ids of vocabularies. The dense part is complete.
 
     Args:
         trained: the model.
@@ -94,7 +93,6 @@ def export_delta(trained: Trained, base: Path, folder: Path, tolerance: float = 
 
 
 def _write(base: Path, whole: Path, delta: Path, tolerance: float) -> Delta:
-    """Write a delta from one package to another."""
     after = json.loads(read_file(whole / PACKAGE))
     rows = changed_rows = changed_ids = 0
     tables, vocabularies, sizes = {}, {}, {}

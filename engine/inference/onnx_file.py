@@ -165,7 +165,6 @@ class Inputs:
         return described["name"]
 
     def _kind(self, field: dict[str, Any]) -> str:
-        """The kind of input that a field takes."""
         encode = field["encode"]
         if encode == "vocabulary":
             return "text" if field["rows"] - FIRST_ROW <= self._most_ids else "row"

@@ -148,7 +148,6 @@ class _Call:
 
 
 def _type_of(given: Node) -> torch.dtype:
-    """Type of a node's value; sizes are int64."""
     found = given.meta["val"]
     return found.dtype if isinstance(found, Tensor) else torch.int64
 

@@ -271,10 +271,7 @@ def _rows(
 ) -> Rows:
     kept = inputs_folder(trained.config, trained.run)
     if OWN_DATA in inputs and len(inputs) > 1:
-        raise DataError(
-            f"{OWN_DATA}: is the run's own data and cannot be combined with others; write it "
-            "alone, or write files"
-        )
+        raise DataError(f"{OWN_DATA}: is the run's own data; write it alone, or write files")
     if inputs == [OWN_DATA]:
         return _own_rows(trained, options)
     folders = [Path(name) for name in inputs if os.path.isdir(name)]

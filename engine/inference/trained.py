@@ -97,8 +97,7 @@ def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = F
     config = load_config_of_run(run.config_file)
     if lacking := sorted(open_keys(config)):
         raise RunFolderError(
-            f"{run.config_file}: was not written by a run ({lacking[0]} is absent); copy the run "
-            "again"
+            f"{run.config_file}: no run wrote it ({lacking[0]} is absent); copy the run again"
         )
     if imported:
         print(f"model.import: {config.model.import_file} was executed", file=sys.stderr)

@@ -248,7 +248,6 @@ def draw_loss(settings: Sequence[Setting]) -> Drawing:
 
 
 def _values(run: RunRecord, lines: Sequence[dict[str, Any]], key: str) -> Points:
-    """A value of some lines over the samples."""
     return {
         line["step"]: (run.samples_at(line), line[key])
         for line in lines

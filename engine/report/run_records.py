@@ -181,8 +181,7 @@ class RunRecord:
         config: values of `config.yaml` by dotted key.
         lines: lines of `metrics.jsonl`.
         summary: `summary.json`; empty if the run has not ended or was continued since.
-        periods: the line of each period of a log that comes in files; all other attributes are of
-            the newest period.
+        periods: lines of the periods of a log that comes in files; the rest is of the newest.
     """
 
     path: Path

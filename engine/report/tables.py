@@ -269,9 +269,7 @@ def configuration_table(runs: Sequence[RunRecord]) -> Table:
         return Table("Configuration", "All keys.", ["key", "value"], values)
     title, keys = "Differences of the configurations", differing_keys(runs)
     if not keys:
-        return Table(
-            title, "All runs have the same settings, except names, logging and checkpoints."
-        )
+        return Table(title, "All runs have the same settings.")
     rows = [[run.label, *(readable(run.compared.get(k, _ABSENT)) for k in keys)] for run in runs]
     note = "All other keys are equal, except names, logging and checkpoints."
     return Table(title, note, ["run", *keys], rows)

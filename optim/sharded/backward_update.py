@@ -213,7 +213,6 @@ class BackwardUpdate:
         self._step([n for n in numbers if n in self._collections], is_one_pass=False)
 
     def _step(self, numbers: list[int], is_one_pass: bool) -> None:
-        """Step the tables of some collections."""
         present = [self._collections[number] for number in numbers]
         if not present:
             return

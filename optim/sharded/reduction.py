@@ -27,8 +27,7 @@ class CollectionLayout:
     """The plan of one collection's tables, the same on every rank.
 
     Attributes:
-        split_blocks: for each range of rows that is split by columns, the ranks that hold its
-            parts.
+        split_blocks: the ranks that hold the parts of each range of rows split by columns.
     """
 
     tables: tuple[str, ...] = ()

@@ -124,7 +124,6 @@ def _key(name: str, position: int) -> str:
 def _sharded_states(
     config: GroupedEmbeddingConfig, tables: CowClipTables, pg: dist.ProcessGroup | None
 ) -> dict[str, dict[str, ShardedTensor]]:
-    """The states by table."""
     # By table, then by the state's name and number of dimensions.
     shards: dict[str, dict[tuple[str, int], list[Shard]]] = {}
     configs: dict[str, ShardedEmbeddingTable] = {}

@@ -274,10 +274,7 @@ class Model:
         sizes = {len(a) if n is None else len(n) for a, n in zip(rows, counts, strict=True)}
         numbers = _numbers(np.empty((max(sizes), 0)) if numbers is None else numbers)
         if {*sizes, len(numbers)} != sizes or len(sizes) > 1:
-            raise ValueError(
-                f"found {sorted({*sizes, len(numbers)})} samples; write the same number for all "
-                "inputs"
-            )
+            raise ValueError(f"found {sorted({*sizes, len(numbers)})} samples; write equal numbers")
         if numbers.shape[1] != len(self.numbers):
             raise ValueError(f"numbers: found {numbers.shape[1]}; write {len(self.numbers)}")
         encoded = self._encode.Encoded(rows, counts, numbers)

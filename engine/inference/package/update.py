@@ -316,7 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Apply deltas of `stampede export --since`.")
     parser.add_argument("package", help="a full export, or the result of an earlier call")
     parser.add_argument(
-        "deltas", nargs="+", metavar="delta", help="each based on the result of the one before it"
+        "deltas", nargs="+", metavar="delta", help="each based on the one before it"
     )
     parser.add_argument("--out", required=True, type=Path, help="new folder")
     parser.add_argument(

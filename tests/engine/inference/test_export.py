@@ -196,7 +196,7 @@ def test_encoded_samples_with_several_ids(packages, trainers):
     assert lengths["genres"].max() == 2  # max_ids
     found = model.score_rows(ids, encoded.numbers, lengths)
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-logits)), atol=1e-7)
-    with pytest.raises(ValueError, match="samples; write the same number"):
+    with pytest.raises(ValueError, match="samples; write equal numbers"):
         model.score_rows(ids, encoded.numbers[1:], lengths)
     with pytest.raises(ValueError, match="no ids of 'user'"):
         model.score_rows({}, encoded.numbers)

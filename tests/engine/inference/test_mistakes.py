@@ -116,7 +116,7 @@ def test_inputs_that_cannot_be_used(trained_run, tmp_path, log):
     said = refused(tmp_path, trained_run, tmp_path, log, out)
     assert "write one prepared folder alone, or files" in said
     said = refused(tmp_path, trained_run, "@run", log, out)
-    assert "@run: is the run's own data and cannot be combined" in said
+    assert "@run: is the run's own data; write it alone" in said
     said = refused(tmp_path, trained_run, "x" * 300, log, out)
     assert "no such file or glob" in said
     for part in ("train", "test"):
@@ -128,7 +128,7 @@ def test_a_configuration_that_no_run_wrote(trained_run, tmp_path, log):
     run = shutil.copytree(trained_run, tmp_path / "run")
     (run / "config.yaml").write_text("")
     said = refused(tmp_path, run, log, tmp_path / "s.parquet")
-    assert "config.yaml: was not written by a run (model.dropout is absent)" in said
+    assert "config.yaml: no run wrote it (model.dropout is absent)" in said
 
 
 @pytest.mark.parametrize("name", ["learned/learned.json", "learned/user.parquet", "manifest.json"])

@@ -293,7 +293,7 @@ def test_mistakes_are_told_in_a_sentence(trained_run, tmp_path):
     assert "already exists; write --over" in refused(tmp_path, trained_run, path, *onnx_format)
     assert path.read_text() == "mine"
     said = refused(tmp_path, trained_run, path, *onnx_format, "--since", tmp_path)
-    assert "--since works with packages only; leave out --since or --format onnx" in said
+    assert "--since needs a package; leave out --since or --format onnx" in said
     said = refused(tmp_path, trained_run, tmp_path / "package", "--most-ids", "9")
     assert "--most-ids works with --format onnx only; write --format onnx too" in said
     said = refused(tmp_path, trained_run, tmp_path / "new.onnx", *onnx_format, "--most-ids", "-1")

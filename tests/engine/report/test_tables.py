@@ -122,10 +122,7 @@ def test_differences_of_the_configurations(runs):
     near = replace(runs[0], config={**runs[0].config, "optim.dense.lr": 1e-3 + 1e-12})
     assert configuration_table([runs[0], near]).header == ["run", "optim.dense.lr"]
     same = configuration_table([runs[0], replace(runs[0], label="again")])
-    assert (
-        same.note == "All runs have the same settings, except names, logging and checkpoints."
-        and not same.rows
-    )
+    assert same.note == "All runs have the same settings." and not same.rows
 
 
 def test_numbers_stand_to_the_right(runs):
