@@ -97,7 +97,8 @@ def draw_periods(lines: Sequence[dict[str, Any]], title: str) -> bytes:
         lines: of the periods, see `stampede.engine.incremental`.
         title: heading.
     """
-    figure = Figure(figsize=(12, 4), layout="constrained")
+    figure = Figure(figsize=(12, 4))
+    figure.subplots_adjust(0.06, 0.13, 0.985, 0.86, wspace=0.22)
     first, second, third = figure.subplots(1, 3)
     # The first period is scored by an untrained model.
     scored = [line for line in lines if line["period"] > 1]

@@ -297,15 +297,18 @@ class _Filling:
     def layers(self, layers: dict[str, Tensor]) -> None:
         """Fill dense layers, by name."""
         if layers:
-            read_tensors(self._checkpoint, dict(layers), alone=True)
+            self._fill(dict(layers))
         if _NUMBER_WEIGHTS in layers:
             layers[_NUMBER_WEIGHTS].detach().mul_(self._ratio)
 
     def _read(self, name: str) -> Tensor:
         saved = self._manifest.tensors[name]
         whole = torch.empty(saved.size, dtype=DTYPES[saved.dtype])
-        read_tensors(self._checkpoint, {name: whole}, alone=True)
+        self._fill({name: whole})
         return whole
+
+    def _fill(self, tensors: dict[str, Tensor]) -> None:
+        read_tensors(self._checkpoint, tensors, alone=True, manifest=self._manifest)
 
 
 def _fitting_layers(

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -34,7 +35,8 @@ BEFORE = {
 }
 # What other tests run: make's targets are checked by name, a sweep takes minutes.
 ELSEWHERE = ("make ", ". .venv", "stampede sweep")
-SMALL = ("data.rows=20000", "train.batch_size=1024")
+SMALL = ("model.hidden=[16,16]", "evaluate.compare_with_lr=false")
+FEW_CLICKS = ("data.rows=2000", "data.test_rows=500", "data.scale=0.0005", "train.batch_size=256")
 
 
 def blocks(page):
@@ -110,6 +112,12 @@ def desk(tmp_path, monkeypatch):
 def run_command(line):
     """Its exit status."""
     words = shlex.split(line, comments=True)
+    if words[:2] == ["stampede", "synthetic"]:
+        if "--files" not in words:
+            shutil.rmtree("logs")
+        words += ["--rows", "400", "--scale", "0.0005"]
+    if words[:2] == ["stampede", "incremental"]:
+        words += SMALL
     if words[0] == "stampede":
         return stampede(words[1:])
     if "launch.py" not in words:
@@ -122,8 +130,11 @@ def run_command(line):
     arguments = words[words.index("launch.py") + 1 :]
     if "--plan" in arguments:
         return main(arguments)
+    arguments += SMALL
     if "configs/quickstart.yaml" in arguments:
-        arguments += SMALL
+        arguments += FEW_CLICKS
+    if not any(argument.startswith("train.epochs") for argument in arguments):
+        arguments.append("train.epochs=1")
     if "checkpoint.resume=auto" not in arguments:
         arguments.append("run.overwrite=true")
     return main(arguments)

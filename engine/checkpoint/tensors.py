@@ -32,6 +32,7 @@ from stampede.engine.checkpoint.manifest import (
     REMEDY,
     ChunkEntry,
     DamagedCheckpointError,
+    Manifest,
     TensorEntry,
     read_manifest,
 )
@@ -113,26 +114,32 @@ def write_tensors(
     return _as_entries(metadata), writer.files
 
 
-def read_tensors(path: Path, state: dict[str, Any], *, alone: bool = False) -> None:
+def read_tensors(
+    path: Path, state: dict[str, Any], *, alone: bool = False, manifest: Manifest | None = None
+) -> None:
     """Fill tensors from a checkpoint of any plan and number of ranks.
 
     Args:
         path: the checkpoint.
         state: all or some of the written tensors, by name; filled in place.
         alone: whether only this process reads; else all ranks must call it.
+        manifest: of the checkpoint, where the caller has read it.
 
     Raises:
         DamagedCheckpointError: the checkpoint is damaged, or a tensor is missing.
         MemoryError: a rank lacks the memory.
     """
     # Checked first: torch would print a traceback.
-    manifest = read_manifest(path)
+    manifest = manifest or read_manifest(path)
+    # A reader of one tensor at a time need not be told of thousands.
+    wanted = {name: manifest.tensors[name] for name in state if name in manifest.tensors}
+    tensors = wanted if len(wanted) == len(state) else manifest.tensors
     try:
         check_files(path, manifest.files, content=False)
         with warnings.catch_warnings():
             # torch warns if there is no process group.
             warnings.simplefilter("ignore", UserWarning)
-            dcp.load(state, storage_reader=Reader(path, manifest.tensors), no_dist=alone)
+            dcp.load(state, storage_reader=Reader(path, tensors), no_dist=alone)
     except (CheckpointException, OSError, ValueError, RuntimeError, MemoryError) as failure:
         lack = next(filter(lacks_memory, _causes(failure)), None)
         if lack is not None:

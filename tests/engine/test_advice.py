@@ -18,7 +18,7 @@ from support.prepared import drawn_fields, drawn_rows, write_prepared
 from support.stopping import ask_to_stop
 
 # As it is by itself.
-COMPARED = "evaluate.compare_with_lr=null"
+COMPARED = "evaluate.compare_with_lr=auto"
 MANY_STEPS = ["train.batch_size=32"]
 
 
