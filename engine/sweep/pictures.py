@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -42,7 +43,8 @@ def draw(sweep: Sweep, found: Sequence[Result], folder: Path) -> list[Path]:
 
 def _draw_grid(sweep: Sweep, found: Sequence[Result], shown: Sequence[Column]) -> Figure:
     """A panel per column, side by side: validation and test may differ in level."""
-    x = sweep.section.report.x or axes_of(found)[-1]
+    axes = [axis for axis in axes_of(found) if axis != sweep.section.tune]
+    x = sweep.section.report.x or axes[-1]
     figure = Figure(figsize=(1.5 + 6.0 * len(shown), 4.5), layout="constrained")
     panels = figure.subplots(1, len(shown), squeeze=False)[0]
     for panel, column in zip(panels, shown, strict=True):
@@ -52,7 +54,7 @@ def _draw_grid(sweep: Sweep, found: Sequence[Result], shown: Sequence[Column]) -
     figure.suptitle(heading + ("; bars: standard error" if bars else ""), fontsize=9)
     # The legend goes into the last panel, that of the test part, which has published values too.
     if panels[-1].get_legend_handles_labels()[0]:
-        title = " / ".join(axis for axis in axes_of(found) if axis != x)
+        title = " / ".join(axis for axis in axes if axis != x)
         panels[-1].legend(loc="best", fontsize=8, title=title, title_fontsize=8)
     return figure
 
@@ -63,7 +65,9 @@ def _draw_panel(axes: Axes, sweep: Sweep, found: Sequence[Result], x: str, colum
     in_order = all(text[:1].isdigit() for text in along)
     lines: dict[str, list[Result]] = {}
     for one in found:
-        others = [text for axis, text in one.point.labels.items() if axis != x]
+        others = [
+            text for axis, text in one.point.labels.items() if axis not in (x, sweep.section.tune)
+        ]
         line = lines.setdefault(" / ".join(others), [])
         if one.mean(column) is not None:
             line.append(one)
@@ -83,19 +87,20 @@ def _draw_panel(axes: Axes, sweep: Sweep, found: Sequence[Result], x: str, colum
             label=_legend_label(title) if title else None,
         )
         # The small form has other data, and published values would flatten its curves.
-        published = [
-            (place, one.published)
-            for place, one in zip(places, of_line, strict=True)
-            if one.published is not None and column.name == "auc" and not sweep.small
-        ]
-        if published:
-            axes.plot(
-                *zip(*published, strict=True),
-                style[0],
-                markerfacecolor="none",
-                color="gray",
-                label=_legend_label(f"{title} published".strip()),
-            )
+        for marker, source in zip(cycle(style[0] + "sD^"), sweep.section.published, strict=False):
+            published = [
+                (place, one.published[source])
+                for place, one in zip(places, of_line, strict=True)
+                if one.published[source] is not None and column.name == "auc" and not sweep.small
+            ]
+            if published:
+                axes.plot(
+                    *zip(*published, strict=True),
+                    marker,
+                    markerfacecolor="none",
+                    color="gray",
+                    label=_legend_label(f"{title} published, {source}".strip()),
+                )
     axes.set_xticks(range(len(along)), along)
     axes.set(xlabel=x, ylabel=column.title)
     axes.grid(alpha=0.3)

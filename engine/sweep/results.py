@@ -17,7 +17,13 @@ from stampede.engine.sweep.spec import Point, Sweep, Trial, shown_as
 
 _WIDTH = 100
 # Digits after the point, if not 4.
-_DIGITS = {"train_seconds": 1, "best_epoch": 1, "steps": 0, "samples_per_second": 0}
+_DIGITS = {
+    "train_seconds": 1,
+    "best_epoch": 1,
+    "steps": 0,
+    "samples_per_second": 0,
+    "parameters": 0,
+}
 _HOW = {
     "validation": "the epoch that was best on the validation part",
     "test": "the best epoch, chosen on the test part itself (evaluate.select_on=test): optimistic",
@@ -86,7 +92,9 @@ class Column:
         """Its value in a summary; None if the run has none."""
         for section in self.path:
             summary = summary.get(section) or {}
-        return summary.get(self.metric)
+        found = summary.get(self.metric)
+        # The parameters of the tables and of the dense layers.
+        return sum(found.values()) if isinstance(found, dict) else found
 
 
 @dataclass(frozen=True)
@@ -97,13 +105,15 @@ class Result:
         point: their settings.
         outcomes: how they ended.
         objective: in a study, the metric that it optimizes.
-        published: AUC that others report for the point.
+        published: AUC that others report for the point, by the name of their column.
+        rejected: trials of the other values of the axis that is tuned.
     """
 
     point: Point
     outcomes: Sequence[Outcome]
     objective: Mean | None = None
-    published: float | None = None
+    published: Mapping[str, float | None] = field(default_factory=dict)
+    rejected: Sequence[Outcome] = ()
 
     @property
     def done(self) -> list[Outcome]:
@@ -120,20 +130,28 @@ class Result:
         return mean(column.of(outcome.summary) for outcome in self.done)
 
 
+def best_of(tried: Sequence[Outcome]) -> Outcome:
+    """The trial with the largest AUC of the part that chose its epoch; failed ones are last."""
+    return max(tried, key=lambda one: 0.0 if one.message else one.objective("auc") or 0.0)
+
+
 def results(sweep: Sweep, outcomes: Sequence[Outcome]) -> list[Result]:
-    """A result per point, in order; of a study, the best first."""
-    by_point: dict[str, list[Outcome]] = {}
+    """A result per row of the tables, in order; of a study, the best first."""
+    rows: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         point = outcome.trial.point
-        by_point.setdefault(point.name or point.title, []).append(outcome)
-    published = sweep.section.published.auc if sweep.section.published else {}
+        rows.setdefault(point.name or sweep.row(point), []).append(outcome)
     found = []
-    for of_point in by_point.values():
-        point, objective = of_point[0].trial.point, None
+    for row, of_row in rows.items():
+        tried = [one for one in of_row if one.trial.seed == sweep.section.seeds[0]]
+        point, objective = best_of(tried).trial.point, None
+        of_point = [one for one in of_row if one.trial.point == point]
         if sweep.study:
             values = (one.objective(sweep.study.metric) for one in of_point if not one.message)
             objective = mean(values)
-        found.append(Result(point, of_point, objective, published.get(point.title)))
+        published = {name: of.auc.get(row) for name, of in sweep.section.published.items()}
+        rejected = [one for one in of_row if one.trial.point != point]
+        found.append(Result(point, of_point, objective, published, rejected))
     if sweep.study:
         sign = -1 if sweep.study.direction == "maximize" else 1
         # A point with a failed trial is last.
@@ -190,7 +208,7 @@ def to_csv(sweep: Sweep, found: Sequence[Result]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     objective = [f"{sweep.study.metric}_sought", "sought_stderr"] if sweep.study else []
     measured = [f"{column.name}_{which}" for column in shown for which in ("mean", "stderr")]
-    published = ["auc_published"] if sweep.section.published else []
+    published = [f"auc_published_{name}" for name in sweep.section.published]
     writer.writerow(
         [*axes_of(found), *objective, *measured, "seeds", "failed", "selected_on", *published]
     )
@@ -201,7 +219,7 @@ def to_csv(sweep: Sweep, found: Sequence[Result]) -> str:
         for column in shown:
             row += cells(one.mean(column))
         row += [len(one.done), one.failed, " and ".join(selected_on([one]))]
-        writer.writerow([*row, *([one.published] if published else [])])
+        writer.writerow([*row, *one.published.values()])
     return text.getvalue()
 
 
@@ -221,16 +239,24 @@ def to_markdown(sweep: Sweep, found: Sequence[Result]) -> str:
     ]
     if len(parts) > 1:
         cells["selected on"] = [" and ".join(selected_on([one])) for one in found]
-    if section.published:
-        shown = ["" if one.published is None else f"{one.published:.4f}" for one in found]
-        cells["published test AUC"] = shown
+    for name in section.published:
+        shown = [one.published[name] for one in found]
+        title = f"published AUC, {name}"
+        cells[title] = ["" if value is None else f"{value:.4f}" for value in shown]
     chosen = "; ".join(_HOW.get(part, part) for part in parts) or "no trial was finished"
     several = ", mean ± standard error over the seeds" if len(section.seeds) > 1 else ""
     how = f"Figures at {chosen}{several}; `last`: after the last epoch, for comparison."
+    if section.tune:
+        how += (
+            f" {section.tune}: of {len(section.grid[section.tune])}, the one whose AUC on the part "
+            f"that chose the epoch was largest with seed {section.seeds[0]}."
+        )
     said = [_data(sweep, found), _wrapped(how), _table(cells)]
-    if section.published:
-        said.append(_wrapped(f"Published AUC: {section.published.source}."))
-    failed = [outcome for one in found for outcome in one.outcomes if outcome.message]
+    said += [
+        _wrapped(f"Published AUC, {name}: {of.source}.") for name, of in section.published.items()
+    ]
+    trials = (outcome for one in found for outcome in (*one.outcomes, *one.rejected))
+    failed = [outcome for outcome in trials if outcome.message]
     if failed:
         lines = [_wrapped(f"- `{one.trial.name}`: {one.message}") for one in failed]
         again = "" if sweep.study else " (`--retry-failed` runs them again)"
@@ -273,8 +299,10 @@ def _shown(found: Mean | None, metric: str) -> str:
     if found is None:
         return ""
     digits = _DIGITS.get(metric, 4)
-    error = "" if found.error is None else f" ± {found.error:.{digits}f}"
-    return f"{found.value:.{digits}f}{error}"
+    # No seed changes the number of parameters.
+    without = found.error is None or metric == "parameters"
+    error = "" if without else f" ± {found.error:,.{digits}f}"
+    return f"{found.value:,.{digits}f}{error}"
 
 
 def _table(cells: Mapping[str, Sequence[str]]) -> str:

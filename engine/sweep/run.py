@@ -30,7 +30,7 @@ from stampede.engine.recipe import open_keys
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.summary import selected_metrics
 from stampede.engine.sweep.pictures import draw
-from stampede.engine.sweep.results import Outcome, results, to_csv, to_markdown
+from stampede.engine.sweep.results import Outcome, best_of, results, to_csv, to_markdown
 from stampede.engine.sweep.spec import Point, Sweep, Trial, label, override, shown_as
 from stampede.files import MOST_TEXT, check_links, open_file, read_file, to_json, write_file
 from stampede.settings import SettingsError, reading
@@ -99,29 +99,42 @@ def _reserved(folder: Path) -> Iterator[None]:
 
 
 def _run_all(sweep: Sweep, runner: _Runner) -> list[Outcome]:
-    count = len(sweep.points) if sweep.study is None else sweep.study.trials
     shown: set[str] = set()
 
+    def run(trial: Trial) -> Outcome:
+        outcome = runner.known(trial)
+        if outcome is None:
+            tqdm.write(f"{trial.name} ...")
+            outcome = runner.run(trial)
+            tqdm.write(f"{trial.name}: {_said(outcome)}")
+        bar.update(trial.name not in shown)
+        shown.add(trial.name)
+        return outcome
+
     def run_point(point: Point) -> list[Outcome]:
-        outcomes = []
-        for trial in sweep.trials([point]):
-            outcome = runner.known(trial)
-            if outcome is None:
-                tqdm.write(f"{trial.name} ...")
-                outcome = runner.run(trial)
-                tqdm.write(f"{trial.name}: {_said(outcome)}")
-            bar.update(trial.name not in shown)
-            shown.add(trial.name)
-            outcomes.append(outcome)
-        return outcomes
+        return [run(trial) for trial in sweep.trials([point])]
 
     for trial in sweep.trials(sweep.points):
         # Finds folders of another configuration before hours of training.
         runner.known(trial)
-    with progress_bar(count * len(sweep.section.seeds), 0, True, "sweep", "trials") as bar:
+    with progress_bar(sweep.count, 0, True, "sweep", "trials") as bar:
         if sweep.study is not None:
             return _run_study(sweep, run_point)
+        if sweep.section.tune:
+            return _run_tuned(sweep, run)
         return [outcome for point in sweep.points for outcome in run_point(point)]
+
+
+def _run_tuned(sweep: Sweep, run: Callable[[Trial], Outcome]) -> list[Outcome]:
+    """Run all points with the first seed, then the best of each row with the others."""
+    first, *others = sweep.section.seeds
+    rows: dict[str, list[Outcome]] = {}
+    for point in sweep.points:
+        rows.setdefault(sweep.row(point), []).append(run(point.trial(first)))
+    for tried in rows.values():
+        point = best_of(tried).trial.point
+        tried += [run(point.trial(seed)) for seed in others]
+    return [outcome for of_row in rows.values() for outcome in of_row]
 
 
 def _said(outcome: Outcome) -> str:

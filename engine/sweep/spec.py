@@ -22,11 +22,17 @@ from stampede.settings import Section, Seed, SettingsError, read_yaml, sentences
 Grid = dict[str, Any]
 Metric = Literal[
     "auc", "logloss", "pr_auc", "gauc", "normalized_entropy", "calibration", "best_epoch",
-    "steps", "clipped_share", "train_seconds", "samples_per_second",
+    "steps", "clipped_share", "train_seconds", "samples_per_second", "parameters",
 ]  # fmt: skip
 _Seeds = Annotated[list[Seed], Field(min_length=1)]
 
-_SHOWN = {"auc": "AUC", "pr_auc": "PR-AUC", "gauc": "GAUC", "train_seconds": "seconds"}
+_SHOWN = {
+    "auc": "AUC",
+    "pr_auc": "PR-AUC",
+    "gauc": "GAUC",
+    "train_seconds": "seconds",
+    "samples_per_second": "samples/s",
+}
 
 # Keys that a sweep sets, so that it finds its trials again, and what a user does instead.
 _OWN_KEYS = dict.fromkeys(("run.name", "run.overwrite", "checkpoint.resume"), "leave it out") | {
@@ -146,7 +152,9 @@ class PublishedSection(Section):
 
     source: str = Field(..., min_length=1, description="where they were published, and of what")
     auc: dict[str, Annotated[float, Field(ge=0.5, le=1)]] = Field(
-        ..., min_length=1, description="from 0.5 to 1, by the point's labels: 'deepfm / 1K'"
+        ...,
+        min_length=1,
+        description="from 0.5 to 1, by the point's labels, that of `tune` left out: 'deepfm / 1K'",
     )
 
 
@@ -170,11 +178,19 @@ class SweepSection(Section):
     grid: Grid = Field({}, description="axes; every combination of their values is a point")
     study: StudySection | None = Field(None, description="a search instead of a grid")
     seeds: _Seeds = Field([1], description="run.seed of the trials of a point")
+    tune: str = Field(
+        "",
+        description="axis of the grid: each combination of the other axes takes its best value, by "
+        "the AUC of evaluate.select_on with the first seed; the other seeds run with that value "
+        "alone",
+    )
     keep_checkpoints: bool = Field(
         True, description="false: delete a trial's checkpoints when it is done"
     )
     report: ReportSection = ReportSection()
-    published: PublishedSection | None = None
+    published: dict[str, PublishedSection] = Field(
+        {}, description="results of others, by the name of their column"
+    )
     small: SmallSection = SmallSection()
 
     _check_grid = field_validator("grid")(_checked_grid)
@@ -183,12 +199,18 @@ class SweepSection(Section):
     def _check_together(self) -> SweepSection:
         if bool(self.grid) == (self.study is not None):
             raise ValueError("write either a grid or a study")
-        if self.published is not None and self.study is not None:
+        if self.published and self.study is not None:
             raise ValueError("published: only for the points of a grid; leave it out")
         axes = ", ".join(self.grid)
+        if self.tune and (self.tune not in self.grid or len(self.grid) < 2):
+            raise ValueError(
+                f"tune: found {self.tune!r}; write an axis of a grid that has others too"
+            )
         for axis in self.small.grid:
             if axis not in self.grid:
                 raise ValueError(f"small.grid.{axis}: not an axis of the grid; write one of {axes}")
+        if self.report.x and self.report.x == self.tune:
+            raise ValueError(f"report.x: {self.tune!r} is tuned; write another axis")
         if self.report.x and self.report.x not in self.grid:
             raise ValueError(
                 f"report.x: {self.report.x!r} is not an axis of the grid; write one of {axes}"
@@ -208,7 +230,7 @@ class SweepSection(Section):
             "grid": self.grid | small.grid,
             "seeds": small.seeds or self.seeds,
             "study": study,
-            "published": self.published if small.published else None,
+            "published": self.published if small.published else {},
         }
         return self.model_copy(update=changes)
 
@@ -291,6 +313,19 @@ class Sweep:
         """The trials of points, point by point."""
         return [point.trial(seed) for point in points for seed in self.section.seeds]
 
+    @property
+    def count(self) -> int:
+        """How many trials a run of the sweep has."""
+        seeds = len(self.section.seeds)
+        if self.study is not None:
+            return self.study.trials * seeds
+        rows = {self.row(point) for point in self.points}
+        return len(self.points) + (seeds - 1) * len(rows)
+
+    def row(self, point: Point) -> str:
+        """The labels of a point's row in the tables: its title without the axis that is tuned."""
+        return _row(point, self.section.tune)
+
     def overrides_of(self, trial: Trial) -> list[str]:
         """All changes to the job's file."""
         return [
@@ -361,6 +396,10 @@ def _grid_points(grid: Grid) -> list[Point]:
     ]
 
 
+def _row(point: Point, tuned: str) -> str:
+    return " / ".join(text for axis, text in point.labels.items() if axis != tuned)
+
+
 def _choices(axis: str, values: Any) -> list[tuple[str, list[str]]]:
     """The labels of an axis with their overrides."""
     if isinstance(values, dict):
@@ -377,13 +416,14 @@ def _key(text: str) -> str:
 
 
 def _check_published(path: Path, section: SweepSection) -> None:
-    titles = [point.title for point in _grid_points(section.grid)]
-    for title in section.published.auc if section.published is not None else ():
-        if title not in titles:
-            raise SettingsError(
-                f"{path}: published.auc: {title!r} is not a point of the grid; write labels such "
-                f"as {titles[0]!r}"
-            )
+    rows = [_row(point, section.tune) for point in _grid_points(section.grid)]
+    for name, published in section.published.items():
+        for title in published.auc:
+            if title not in rows:
+                raise SettingsError(
+                    f"{path}: published.{name}.auc: {title!r} is not a point of the grid; write "
+                    f"labels such as {rows[0]!r}"
+                )
 
 
 def _check_keys(sweep: Sweep) -> None:

@@ -9,15 +9,20 @@ from support.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
-LEARNS = ["data.rows=16000", "data.test_rows=2000", "train.batch_size=256"]
+LEARNS = ["data.test_rows=2000", "train.batch_size=256"]
 SHORT = ["data.rows=600", "data.test_rows=300", "train.batch_size=256", "sharding.plan=row_wise"]
+
+
+def learning(variant):
+    # Layer norm makes rare ids' vectors as large as all others, so that Wukong learns later.
+    return [*LEARNS, f"data.rows={48000 if variant[0] == 'wukong' else 16000}"]
 
 
 @pytest.fixture(scope="module", params=VARIANTS, ids=variant_id)
 def trained(request, tmp_path_factory):
     """A variant, and an epoch of its training."""
     folder = tmp_path_factory.mktemp("trained")
-    return request.param, *train_networks(folder, [request.param], LEARNS)
+    return request.param, *train_networks(folder, [request.param], learning(request.param))
 
 
 def test_it_learns(trained):
@@ -45,7 +50,7 @@ def test_bf16(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "stampede.engine.build.choose_precision", lambda *_: DensePrecision(True, "bf16")
     )
-    (rounded,) = train_networks(tmp_path, [variant], LEARNS)
+    (rounded,) = train_networks(tmp_path, [variant], learning(variant))
     assert rounded.evaluation.auc > 0.58
     assert rounded.losses == pytest.approx(exact.losses, rel=0.1)
     has_products = any(weight.ndim > 1 for weight in exact.dense.values())

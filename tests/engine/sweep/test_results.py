@@ -13,7 +13,7 @@ from support.sweeping import write_sweep
 TEXT = """
 grid: {model.name: [deepfm, dcn], train.batch_size: [256, 512]}
 seeds: [1, 2, 3]
-published: {source: somewhere, auc: {deepfm / 512: 0.81}}
+published: {CowClip: {source: somewhere, auc: {deepfm / 512: 0.81}}}
 """
 
 
@@ -59,7 +59,7 @@ def test_markdown_says_what_selected_and_what_others_published(tmp_path):
     assert "2, 1 failed" in failed and "0.7315 ± 0.0005" in failed
     assert "| test AUC | test logloss | last test AUC | last test logloss |" in text
     assert "x " * 98 in text.replace("\n", " ")
-    assert "Published AUC: somewhere." in text
+    assert "Published AUC, CowClip: somewhere." in text
     assert "Data: synthetic; 5,700 training rows, 200 test rows; selected on the test part." in text
     assert "Failed (`--retry-failed` runs them again):" in text
     assert "- `dcn-512-seed3`: out of memory" in text
@@ -72,7 +72,7 @@ def test_csv_holds_numbers_in_full(tmp_path):
     assert head == (
         "model.name,train.batch_size,auc_mean,auc_stderr,logloss_mean,logloss_stderr,"
         "last_auc_mean,last_auc_stderr,last_logloss_mean,last_logloss_stderr,"
-        "seeds,failed,selected_on,auc_published"
+        "seeds,failed,selected_on,auc_published_CowClip"
     )
     cells = first.split(",")
     assert float(cells[2]) == pytest.approx(0.702) and float(cells[3]) == pytest.approx(
@@ -103,11 +103,71 @@ def test_an_undefined_metric_leaves_a_cell_empty(tmp_path):
     assert "best on the validation part" in text and "None" not in text
 
 
-def drawn(sweep, monkeypatch, folder):
+TUNED = """
+grid:
+  model.name: [deepfm, dcn]
+  rate: {low: [optim.dense.lr=1e-4], high: [optim.dense.lr=1e-3], wild: [optim.dense.lr=1]}
+tune: rate
+seeds: [1, 2]
+published: {here: {source: a, auc: {dcn: 0.81}}, there: {source: b, auc: {deepfm: 0.82}}}
+report: {metrics: [auc, parameters]}
+"""
+
+
+def tuned_outcomes(sweep):
+    """On the validation part `high` is best, on the test part `low`; `wild` fails."""
+    found = []
+    for trial in sweep.trials(sweep.points):
+        name, rate = trial.point.labels.values()
+        if trial.seed > 1 and rate != "high":
+            continue
+        auc = 0.6 + 0.1 * (rate == "high")
+        summary = {
+            "auc": 1.3 - auc,
+            "validation": {"auc": auc},
+            "last": {"test": {"auc": 0.5}},
+            "train_seconds": 1.0,
+            "rows": {"train": 5700, "test": 200},
+            "parameters": {"tables": 1_000_000, "dense": 234 + (name == "dcn")},
+            "selected_on": "validation",
+        }
+        message = "the loss is nan" if rate == "wild" else ""
+        found.append(Outcome(trial, {} if message else summary, message))
+    return found
+
+
+def test_a_tuned_axis_has_the_value_that_the_validation_part_chose(tmp_path, monkeypatch):
+    sweep = load_sweep(write_sweep(tmp_path, TUNED))
+    # Three rates with the first seed and one with the second, for two networks.
+    assert sweep.count == 8
+    found = results(sweep, tuned_outcomes(sweep))
+    chosen = [(*one.point.labels.values(), len(one.outcomes)) for one in found]
+    assert chosen == [("deepfm", "high", 2), ("dcn", "high", 2)]
+    text = to_markdown(sweep, found)
+    said = "rate: of 3, the one whose AUC on the part that chose the epoch was largest with seed 1."
+    assert said in " ".join(text.split())
+    (dcn,) = [line for line in text.splitlines() if line.startswith("| dcn")]
+    assert "0.6000 ± 0.0000" in dcn and " 1,000,235 " in dcn
+    heads = "| parameters | seeds | published AUC, here | published AUC, there |"
+    assert heads in " ".join(text.split())
+    assert [cell.strip() for cell in dcn.split("|")[-3:-1]] == ["0.8100", ""]
+    assert "- `deepfm-wild-seed1`: the loss is nan" in text
+    row = to_csv(sweep, found).splitlines()[2].split(",")
+    assert row[:2] == ["dcn", "high"] and row[-2:] == ["0.81", ""] and "1000235.0" in row
+    (_, axes) = drawn(sweep, monkeypatch, tmp_path, found)["auc.png"].axes
+    assert axes.get_xlabel() == "model.name"
+    # One line: the rate is no axis of the table. Beside it the two published values.
+    assert len(axes.containers) == 1
+    labels = [text.get_text().strip() for text in axes.get_legend().get_texts()]
+    assert labels == ["published, here", "published, there"]
+
+
+def drawn(sweep, monkeypatch, folder, found=None):
     """The pictures, drawn to the end, by name of the file."""
     figures = []
     monkeypatch.setattr(pictures, "to_png", lambda one: figures.append(one) or to_png(one))
-    files = pictures.draw(sweep, results(sweep, outcomes_of(sweep, "validation")), folder)
+    found = found or results(sweep, outcomes_of(sweep, "validation"))
+    files = pictures.draw(sweep, found, folder)
     return {file.name: figure for file, figure in zip(files, figures, strict=True)}
 
 
@@ -138,6 +198,6 @@ def test_published_figures_are_not_drawn_beside_those_of_other_data(tmp_path, mo
     sweep = load_sweep(write_sweep(tmp_path, text), small=small)
     _, axes = drawn(sweep, monkeypatch, tmp_path)["auc.png"].axes
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert ("deepfm published" in labels) == (not small)
+    assert ("deepfm published, CowClip" in labels) == (not small)
     # The table has them, with what they are of.
     assert "0.8100" in to_markdown(sweep, results(sweep, outcomes_of(sweep)))

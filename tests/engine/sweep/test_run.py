@@ -47,6 +47,30 @@ def test_why_a_run_failed(said, status, reason):
     assert why(said.encode(), status) == reason
 
 
+TUNED = """
+grid:
+  model.name: [lr, fm]
+  rate:
+    low: [optim.dense.lr=1e-4]
+    too high: [optim.dense.lr=1e38, optim.dense.schedule.warmup=0]
+tune: rate
+seeds: [1, 2]
+"""
+
+
+@pytest.mark.slow
+def test_the_other_seeds_run_with_the_best_value_of_a_tuned_axis(tmp_path):
+    start = Started()
+    sweep(tmp_path, TUNED, start)
+    tried = ["lr-low-seed1", "lr-too-high-seed1", "fm-low-seed1", "fm-too-high-seed1"]
+    assert start.names == [*tried, "lr-low-seed2", "fm-low-seed2"]
+    assert [row["seeds"] for row in rows_of(tmp_path)] == ["2", "2"]
+    assert "`fm-too-high-seed1`: " in (tmp_path / "out/results.md").read_text()
+    # The same command has nothing left to do.
+    sweep(tmp_path, TUNED, start)
+    assert len(start.names) == 6
+
+
 GRID = """
 grid:
   $rate_{:

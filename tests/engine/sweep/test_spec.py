@@ -7,6 +7,7 @@ import pytest
 from stampede.engine.sweep.__main__ import main
 from stampede.engine.sweep.spec import load_sweep
 from stampede.settings import SettingsError
+from support.networks import OURS
 from support.paths import ROOT
 from support.sweeping import write_sweep
 
@@ -32,16 +33,34 @@ BAD = [
     (GRID + "overrides: [run.name=x]", ["run.name", "the sweep sets it"]),
     (GRID + "report: {metrics: [acu]}", ["report.metrics", "did you mean 'auc'?"]),
     (GRID + "report: {x: batch}", ["report.x: 'batch' is not an axis", "train.epochs"]),
-    (GRID + "published: {source: a, auc: {'3': 0.8}}", ["'3' is not a point", "'1'"]),
+    (GRID + "tune: train.epochs", ["tune: found 'train.epochs'", "a grid that has others too"]),
+    (
+        "grid: {train.epochs: [1, 2], model.name: [lr, fm]}\ntune: epochs",
+        ["tune: found 'epochs'", "write an axis"],
+    ),
+    (
+        "grid: {train.epochs: [1, 2], model.name: [lr, fm]}\ntune: train.epochs\n"
+        "report: {x: train.epochs}",
+        ["report.x: 'train.epochs' is tuned"],
+    ),
+    (
+        "grid: {train.epochs: [1, 2], model.name: [lr, fm]}\ntune: train.epochs\n"
+        "published: {a: {source: a, auc: {1 / fm: 0.8}}}",
+        ["'1 / fm' is not a point", "such as 'lr'"],
+    ),
+    (
+        GRID + "published: {a: {source: a, auc: {'3': 0.8}}}",
+        ["published.a.auc", "'3' is not a point", "'1'"],
+    ),
     (GRID + "small: {grid: {batch: {a: []}}}", ["small.grid.batch", "train.epochs"]),
     ("study: {parameters: {}}", ["study.parameters"]),
     ("study: {parameters: {a.b: {low: 1}}}", ["study.parameters.a.b", "low and high, or choices"]),
     ("study: {parameters: {a.b: {low: 2, high: 1}}}", ["low is 2 and high 1"]),
     ("study: {parameters: {a.b: {low: 0, high: 1, log: true}}}", ["a low above 0"]),
-    (GRID + "published: {source: a, auc: {'1': 80.9}}", ["published.auc.1", "80.9", "1"]),
+    (GRID + "published: {a: {source: a, auc: {'1': 80.9}}}", ["published.a.auc.1", "80.9", "1"]),
     (
         "study: {parameters: {train.epochs: {low: 1, high: 3}}}\n"
-        "published: {source: a, auc: {a: 0.8}}",
+        "published: {a: {source: a, auc: {a: 0.8}}}",
         ["published", "points of a grid"],
     ),
     (
@@ -139,9 +158,7 @@ def test_the_manual_counts_the_trials():
     counted = {}
     for path in SHIPPED:
         forms = [shipped(path, small) for small in (False, True)]
-        counted[path.stem] = tuple(
-            one.study.trials if one.study else len(one.trials(one.points)) for one in forms
-        )
+        counted[path.stem] = tuple(one.count for one in forms)
     assert shown == counted
 
 
@@ -151,9 +168,43 @@ def test_published_figures_are_the_papers():
     avazu = [78.83, 78.82, 78.90, 79.06, 79.01, 78.82, 78.82, 78.80]
     for name, figures in (("criteo_batch_size", criteo), ("avazu_batch_size", avazu)):
         path = ROOT / f"configs/sweeps/{name}.yaml"
-        published = load_sweep(path, ["data.path=x"]).section.published.auc
+        published = load_sweep(path, ["data.path=x"]).section.published["CowClip"].auc
         assert [100 * value for value in published.values()] == pytest.approx(figures)
         assert list(published) == [f"deepfm / {2**k}K" for k in range(8)]
+
+
+@pytest.mark.parametrize("log", ["criteo", "avazu"])
+@pytest.mark.parametrize("small", [False, True])
+def test_leaderboards_have_all_networks_with_the_same_budget(log, small):
+    path = ROOT / f"configs/sweeps/leaderboard_{log}.yaml"
+    sweep = load_sweep(path, [] if small else ["data.path=x"], small)
+    tried = {}
+    for point in sweep.points:
+        config = sweep.config_of(point.trial(1))
+        tried.setdefault(config.model.name, []).append(point.labels["setting"])
+    assert set(tried) == set(OURS)
+    assert len(set(map(tuple, tried.values()))) == 1
+    assert sweep.count == 13 * (4 + 2)
+    shown = sweep.section.report.metrics
+    assert shown == ["auc", "logloss", "samples_per_second", "parameters"]
+
+
+def test_published_figures_are_those_of_bars():
+    """Of docs/CTR/leaderboard/*.csv in reczoo/BARS."""
+    shown = {}
+    for log in ("criteo", "avazu"):
+        sweep = load_sweep(ROOT / f"configs/sweeps/leaderboard_{log}.yaml", small=True)
+        shown |= {name: of.auc for name, of in sweep.section.published.items()}
+    assert {name: len(of) for name, of in shown.items()} == {
+        "Criteo_x1": 12, "Criteo_x4": 10, "Avazu_x1": 12, "Avazu_x4": 10,
+    }  # fmt: skip
+    assert shown["Criteo_x1"]["deepfm"] == 0.8137 and shown["Criteo_x1"]["destine"] == 0.8139
+    for name, figures in (
+        ("Criteo_x4", [0.8143, 0.81451, 0.81458, 0.81342]),
+        ("Avazu_x4", [0.7930, 0.79315, 0.79354, 0.79438]),
+    ):
+        found = [shown[name][key] for key in ("deepfm", "dcnv2", "finalmlp", "masknet")]
+        assert found == pytest.approx(figures, abs=1e-5)
 
 
 def test_mistakes_end_with_status_2_before_anything_is_written(tmp_path, capsys, monkeypatch):
