@@ -330,8 +330,9 @@ class CowClipAdagrad(CowClipOptimizer):
 
     Args:
         eps: added to the denominator.
-        params, lr, l2, clip, rows, weight_decay, on_nonfinite, padding_idx, seed, ar_alpha,
-            min_shrinkage: see `CowClipAdam`.
+        params, lr, l2, clip, rows, weight_decay, on_nonfinite, padding_idx, seed: see
+            `CowClipAdam`.
+        ar_alpha, min_shrinkage: see `CowClipAdam`.
     """
 
     rule_type = Adagrad
@@ -369,8 +370,9 @@ class CowClipSGD(CowClipOptimizer):
 
     Args:
         momentum: from 0 up to below 1.
-        params, lr, l2, clip, rows, weight_decay, on_nonfinite, padding_idx, seed, ar_alpha,
-            min_shrinkage: see `CowClipAdam`.
+        params, lr, l2, clip, rows, weight_decay, on_nonfinite, padding_idx, seed: see
+            `CowClipAdam`.
+        ar_alpha, min_shrinkage: see `CowClipAdam`.
     """
 
     rule_type = SGD
