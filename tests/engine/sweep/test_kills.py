@@ -91,7 +91,13 @@ def test_a_trial_ends_with_its_sweep(tmp_path, how, ends_with):
     path = write_sweep(tmp_path, "grid: {train.epochs: [100000]}")
     out = tmp_path / "out"
     command = [sys.executable, "-m", "stampede.engine.sweep", str(path), "--out", str(out)]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stderr=subprocess.DEVNULL,
+        # A shell starts background jobs, such as these tests, with SIGINT ignored.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
     lock = out / "trials/.100000-seed1.lock"
     try:
         assert wait_for(
