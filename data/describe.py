@@ -44,15 +44,16 @@ def _describe(options: argparse.Namespace) -> None:
             text = _described(options, out, made, Path(spool))
             out.mkdir(parents=True, exist_ok=True)
             (out / BAD_ROWS).unlink(missing_ok=True)
-            for file in made.iterdir():
-                write_file(out / file.name, file.read_bytes())
+            written = sorted(file.name for file in made.iterdir())
+            for name in written:
+                write_file(out / name, (made / name).read_bytes())
     except OSError as failure:
         raise DataError(
             f"{failure.filename or out}: {failure.strerror or failure}; choose another folder "
             "with --out (temporary files are in TMPDIR)"
         ) from None
     print(text)
-    print(f"wrote {out / PICTURE} and {out / TEXT}")
+    print(f"wrote to {out}: {', '.join(written)}")
 
 
 def _described(options: argparse.Namespace, out: Path, made: Path, spool: Path) -> str:

@@ -114,6 +114,11 @@ def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: P
         return Begun(Progress(), [*lines, *_set_initial_bias(config, job, dataset, processes)])
     progress = load(found.newest, job, dataset)
     lines = [f"continuing after step {progress.step:,} from {found.newest}"]
+    if progress.epoch >= config.train.epochs:
+        lines.append(
+            f"all {config.train.epochs} epochs are trained already; to train more, raise "
+            "train.epochs"
+        )
     lines += [f"new setting: {line}" for line in found.changed]
     if config.checkpoint.init_from:
         lines.append("checkpoint.init_from is not used: the run has a checkpoint of its own")

@@ -61,7 +61,10 @@ def run_here(config: Config, here: Processes) -> None:
         this = TrainingRun(config, here, folder, dataset, job, begun.progress)
         _print_beginning(this, described(choices) if choices else "", [*begun.lines, *lost])
         with watched(here, config.run, folder.path):
-            found_off = on_batch_size(config.train.batch_size, rows, here.world_size)
+            found_off = []
+            if not dataset.period:
+                # That of a period is chosen by all rows so far.
+                found_off = on_batch_size(config.train.batch_size, rows, here.world_size)
             found_off += here.on_main(lambda: on_data(dataset), patience=PATIENCE)
             tell(found_off, this.progress.step, folder, here)
             this.progress.metrics_lines = folder.metrics_lines

@@ -175,7 +175,7 @@ def _unreadable(path: Path, line: int, failure: Exception) -> DataError:
         return DataError(f"{path}: {failure.strerror}")
     unpack, name = _unpack(path)
     return DataError(
-        f"{path}: damaged or truncated compressed file ({failure}); not all lines after line "
-        f"{line:,} can be read. Copy or download it again. To train without them, save the "
-        f"readable lines (`{unpack} > {shlex.quote(f'part_{name}')}`) and use that file"
+        f"{path}: damaged or truncated compressed file ({failure}); some line after line "
+        f"{line:,} cannot be read. Copy or download it again. To train without the rest, save the "
+        f"whole lines (`{unpack} | head -n -1 > {shlex.quote(f'part_{name}')}`) and use that file"
     )

@@ -133,6 +133,12 @@ def choose_checkpoint(path: Path, epoch: str | None = None, remedy: str | None =
         return path
     folder = RunFolder(path).checkpoints
     last = newest(folder)
+    periods = sorted(path.glob("period_*"))
+    if last is None and periods:
+        raise RunFolderError(
+            f"{path}: each period of stampede incremental has a run folder of its own; write "
+            f"{periods[-1]}, the newest"
+        )
     if last is None:
         raise RunFolderError(
             f"{path}: has no checkpoint ({folder} holds none); write a run folder such as "

@@ -112,6 +112,14 @@ def test_a_checkpoint_waits_for_the_lines_it_counts(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_run_that_has_ended_says_so(tmp_path, capsys):
+    run_small(tmp_path, ["train.epochs=1"])
+    assert "trained already" not in capsys.readouterr().out
+    run_small(tmp_path, ["train.epochs=1", "checkpoint.resume=auto"])
+    assert "all 1 epochs are trained already; to train more, raise" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_resume_with_nothing_to_resume_starts(tmp_path):
     run_small(tmp_path, ["checkpoint.resume=auto"])
     assert (tmp_path / "small/summary.json").exists()

@@ -327,6 +327,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         made = apply(given.package, given.deltas, given.out)
         if given.publish:
             publish(made.parent, made.name)
+            print(f"{made.parent / CURRENT} names {made.name}", file=sys.stderr)
     except (OSError, ValueError) as failure:
         print(f"error: {failure}", file=sys.stderr)
         return 2

@@ -81,11 +81,10 @@ def test_truncated_compressed_files(tmp_path, monkeypatch, suffix, block_bytes):
             action()
     # What can be read is had by the command that is named.
     command = str(refusal.value).split("`")[1]
-    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True)
+    subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True)
     if shutil.which(command.split()[0]):
-        assert done.returncode
-        frame, _, count = read(log_of(tmp_path / "part_cut.csv"), "skip")
-        assert count <= 1 and 10_000 < len(frame) < 20_000
+        frame, _, count = read(log_of(tmp_path / "part_cut.csv"))
+        assert count == 0 and 10_000 < len(frame) < 20_000
         assert frame["user"].to_list() == [line.split(",")[1] for line in lines[: len(frame)]]
 
 

@@ -40,6 +40,10 @@ def test_runs_that_are_not_there(trained_run, tmp_path, log):
     assert "nowhere: there is no such run folder or checkpoint" in said
     (tmp_path / "empty").mkdir()
     assert "has no checkpoint" in refused(tmp_path, tmp_path / "empty", log, out)
+    for number in (1, 2):
+        (tmp_path / f"empty/period_000{number}").mkdir()
+    found = refused(tmp_path, tmp_path / "empty", log, out)
+    assert f"write {tmp_path}/empty/period_0002, the newest" in found
     said = refused(tmp_path, trained_run, log, out, "--epoch", "7")
     assert (
         "no complete checkpoint of epoch 7; there are: epoch_0001, epoch_0002, epoch_0003" in said
