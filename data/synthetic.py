@@ -218,16 +218,19 @@ class _SyntheticPart:
         if len(rows) == 0:
             return self._block(0).take(rows)
         blocks = rows // BLOCK_ROWS
-        drawn = {int(block): self._block(int(block)) for block in np.unique(blocks)}
+        order = np.argsort(blocks, kind="stable")
+        firsts = np.flatnonzero(np.diff(blocks[order])) + 1
         taken = [
-            samples.take(rows[blocks == block] - block * BLOCK_ROWS)
-            for block, samples in drawn.items()
+            self._block(int(blocks[of_block[0]])).take(rows[of_block] % BLOCK_ROWS)
+            for of_block in np.split(order, firsts)
         ]
         joined = _Drawn(*map(np.concatenate, zip(*taken, strict=True)))
-        # The rows now stand block by block; put them back where they were asked for.
-        place = np.empty(len(rows), dtype=np.int64)
-        place[np.argsort(blocks, kind="stable")] = np.arange(len(rows))
-        return joined.take(place)
+        if np.any(np.diff(order) < 0):
+            # The rows now stand block by block; put them back where they were asked for.
+            place = np.empty_like(order)
+            place[order] = np.arange(len(rows))
+            joined = joined.take(place)
+        return joined
 
     def _block(self, block: int) -> _Drawn:
         key = np.random.SeedSequence([self.truth.clicks.seed, self.stream, block])
