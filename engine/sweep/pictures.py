@@ -51,7 +51,11 @@ def _draw_grid(sweep: Sweep, found: Sequence[Result], shown: Sequence[Column]) -
         _draw_panel(panel, sweep, found, x, column)
     bars = any((mean := one.mean(column)) and mean.error for one in found for column in shown)
     heading = f"best epoch chosen on the {' and '.join(selected_on(found))} part"
-    figure.suptitle(heading + ("; bars: standard error" if bars else ""), fontsize=9)
+    heading += "; bars: standard error" if bars else ""
+    attainable = {outcome.summary.get("attainable_auc") for one in found for outcome in one.done}
+    if len(attainable) == 1 and None not in attainable:
+        heading += f"; the true click probabilities reach a test AUC of {attainable.pop():.4f}"
+    figure.suptitle(heading, fontsize=9)
     # The legend goes into the last panel, that of the test part, which has published values too.
     if panels[-1].get_legend_handles_labels()[0]:
         title = " / ".join(axis for axis in axes if axis != x)

@@ -23,6 +23,7 @@ Grid = dict[str, Any]
 Metric = Literal[
     "auc", "logloss", "pr_auc", "gauc", "normalized_entropy", "calibration", "best_epoch",
     "steps", "clipped_share", "train_seconds", "samples_per_second", "parameters",
+    "attainable_auc",
 ]  # fmt: skip
 _Seeds = Annotated[list[Seed], Field(min_length=1)]
 
@@ -30,6 +31,7 @@ _SHOWN = {
     "auc": "AUC",
     "pr_auc": "PR-AUC",
     "gauc": "GAUC",
+    "attainable_auc": "attainable AUC",
     "train_seconds": "seconds",
     "samples_per_second": "samples/s",
 }
@@ -176,6 +178,9 @@ class SweepSection(Section):
     config: str = Field(..., description="the job, relative to the sweep file")
     overrides: list[str] = Field([], description="section.key=value for all trials")
     grid: Grid = Field({}, description="axes; every combination of their values is a point")
+    exclude: list[str] = Field(
+        [], description="points of the grid to leave out, by their labels: 'linear / 1K'"
+    )
     study: StudySection | None = Field(None, description="a search instead of a grid")
     seeds: _Seeds = Field([1], description="run.seed of the trials of a point")
     tune: str = Field(
@@ -199,8 +204,9 @@ class SweepSection(Section):
     def _check_together(self) -> SweepSection:
         if bool(self.grid) == (self.study is not None):
             raise ValueError("write either a grid or a study")
-        if self.published and self.study is not None:
-            raise ValueError("published: only for the points of a grid; leave it out")
+        for key in ("published", "exclude"):
+            if getattr(self, key) and self.study is not None:
+                raise ValueError(f"{key}: only for the points of a grid; leave it out")
         axes = ", ".join(self.grid)
         if self.tune and (self.tune not in self.grid or len(self.grid) < 2):
             raise ValueError(
@@ -364,7 +370,7 @@ def load_sweep(
         section = SweepSection.model_validate(values)
     except ValidationError as failure:
         raise SettingsError(f"{path}:\n" + "\n".join(sentences(failure, SweepSection))) from None
-    _check_published(path, section)
+    _check_points(path, section)
     if small:
         if not section.small.model_fields_set:
             raise SettingsError(f"{path}: no section `small`; leave --small out")
@@ -373,10 +379,12 @@ def load_sweep(
         path,
         section,
         (*section.overrides, *overrides),
-        tuple(_grid_points(section.grid)) if section.grid else (),
+        tuple(_points(section)) if section.grid else (),
         small,
         folder or Path("runs") / (path.stem + "-small" * small),
     )
+    if not sweep.points and section.study is None:
+        raise SettingsError(f"{path}: exclude: no point of the grid is left; name fewer")
     _check_keys(sweep)
     _check_trials(sweep)
     if section.study is not None:
@@ -384,16 +392,18 @@ def load_sweep(
     return sweep
 
 
-def _grid_points(grid: Grid) -> list[Point]:
-    """Every combination of the axes' values, the last axis fastest."""
+def _points(section: SweepSection) -> list[Point]:
+    """Every combination of the axes' values but those left out, the last axis fastest."""
+    grid = section.grid
     axes = [[(axis, *choice) for choice in _choices(axis, grid[axis])] for axis in grid]
-    return [
+    points = [
         Point(
             {axis: text for axis, text, _ in chosen},
             tuple(text for *_, overrides in chosen for text in overrides),
         )
         for chosen in itertools.product(*axes)
     ]
+    return [point for point in points if point.title not in section.exclude]
 
 
 def _row(point: Point, tuned: str) -> str:
@@ -415,8 +425,17 @@ def _key(text: str) -> str:
     return text.partition("=")[0]
 
 
-def _check_published(path: Path, section: SweepSection) -> None:
-    rows = [_row(point, section.tune) for point in _grid_points(section.grid)]
+def _check_points(path: Path, section: SweepSection) -> None:
+    """Check that the points that are named are points of the grid."""
+    whole = section.model_copy(update={"exclude": []})
+    titles = [point.title for form in (whole, whole.as_small()) for point in _points(form)]
+    for title in section.exclude:
+        if title not in titles:
+            raise SettingsError(
+                f"{path}: exclude: {title!r} is not a point of the grid; write labels such as "
+                f"{titles[0]!r}"
+            )
+    rows = [_row(point, section.tune) for point in _points(section)]
     for name, published in section.published.items():
         for title in published.auc:
             if title not in rows:

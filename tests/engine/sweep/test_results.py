@@ -192,6 +192,27 @@ report: {metrics: [auc, train_seconds]}
     assert axes.get_xticklabels()[0].get_text() == "$1_{$"
 
 
+def test_points_that_are_excluded_are_neither_run_nor_shown(tmp_path, monkeypatch):
+    sweep = load_sweep(write_sweep(tmp_path, TEXT + "exclude: [dcn / 256]\n"))
+    assert sweep.count == 9 and len(sweep.trials(sweep.points)) == 9
+    found = results(sweep, outcomes_of(sweep, "validation"))
+    assert [one.point.title for one in found] == ["deepfm / 256", "deepfm / 512", "dcn / 512"]
+    _, axes = drawn(sweep, monkeypatch, tmp_path, found)["auc.png"].axes
+    assert [len(line[0].get_xdata()) for line in axes.containers] == [2, 1]
+
+
+def test_the_attainable_auc_of_synthetic_clicks_is_shown(tmp_path, monkeypatch):
+    text = TEXT + "report: {metrics: [auc, attainable_auc]}\n"
+    sweep = load_sweep(write_sweep(tmp_path, text))
+    outcomes = outcomes_of(sweep, "validation")
+    for outcome in outcomes:
+        outcome.summary["attainable_auc"] = 0.83
+    found = results(sweep, outcomes)
+    assert "| attainable AUC |" in " ".join(to_markdown(sweep, found).split())
+    heading = drawn(sweep, monkeypatch, tmp_path, found)["auc.png"].get_suptitle()
+    assert heading.endswith("; the true click probabilities reach a test AUC of 0.8300")
+
+
 @pytest.mark.parametrize("small", [False, True])
 def test_published_figures_are_not_drawn_beside_those_of_other_data(tmp_path, monkeypatch, small):
     text = TEXT + "small: {seeds: [1, 2], published: true}\n"

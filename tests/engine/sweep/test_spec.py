@@ -52,6 +52,12 @@ BAD = [
         GRID + "published: {a: {source: a, auc: {'3': 0.8}}}",
         ["published.a.auc", "'3' is not a point", "'1'"],
     ),
+    (GRID + "exclude: ['3']", ["exclude: '3' is not a point of the grid", "such as '1'"]),
+    (GRID + "exclude: ['1', '2']", ["exclude: no point of the grid is left", "name fewer"]),
+    (
+        "study: {parameters: {train.epochs: {low: 1, high: 3}}}\nexclude: [a]",
+        ["exclude", "points of a grid"],
+    ),
     (GRID + "small: {grid: {batch: {a: []}}}", ["small.grid.batch", "train.epochs"]),
     ("study: {parameters: {}}", ["study.parameters"]),
     ("study: {parameters: {a.b: {low: 1}}}", ["study.parameters.a.b", "low and high, or choices"]),
