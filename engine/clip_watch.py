@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -10,13 +10,26 @@ from torch import Tensor
 
 from stampede.data import Batch
 from stampede.engine.job import TrainingRun
-from stampede.optim.clip import row_factor
+from stampede.optim.clip import row_threshold
 
 _ABSENT, _SEVERAL = -1, -2
 
+# Of the rows of a batch, in `metrics.jsonl`: means over ids that occur about equally often.
+NORMS = ("gradient_norm", "weight_norm", "threshold")
+
+
+class _Rows(NamedTuple):
+    """The rows of a field in a batch, `[n]` each."""
+
+    count: Tensor
+    clipped: Tensor
+    gradient_norm: Tensor
+    weight_norm: Tensor
+    threshold: Tensor
+
 
 class ClipWatch:
-    """Counts clipped rows of single steps, from values that the step computes anyway.
+    """Counts clipped rows of single steps and averages their norms, from values that the step computes anyway.
 
     A sample's embedding of a field with one id is the row of that id, and the gradient of the row
     is the sum of those of its samples. So neither the tables nor their update are touched. Fields
@@ -52,7 +65,7 @@ class ClipWatch:
         embeddings, _ = self._front.split(rows)
         grads, _ = self._front.split(grad)
         fields, left_out = {}, []
-        by_count: dict[int, list[int]] = {}
+        by_count: dict[int, list[float]] = {}
         for index, field in enumerate(self._front.fields):
             # Field by field, so that rank 0 holds only one field of the global batch at a time.
             ids = self._gathered(_one_id(batch, field))
@@ -62,17 +75,17 @@ class ClipWatch:
             if (ids == _SEVERAL).any():
                 left_out.append(field)
                 continue
-            clipped, counts = self._clipped(ids, values)
-            fields[field] = {"touched": len(counts), "clipped": int(clipped.sum())}
-            for power, (touched, held) in _by_power(clipped, counts).items():
-                sums = by_count.setdefault(power, [0, 0])
-                sums[0] += touched
-                sums[1] += held
+            found = self._rows(ids, values)
+            fields[field] = {"touched": len(found.count), "clipped": int(found.clipped.sum())}
+            for power, sums in _by_power(found).items():
+                total = by_count.setdefault(power, [0.0] * len(sums))
+                by_count[power] = [a + b for a, b in zip(total, sums, strict=True)]
         self._found = {
             "fields": fields,
             "counts": [
-                {"from": 2**power, "touched": touched, "clipped": held}
-                for power, (touched, held) in sorted(by_count.items())
+                {"from": 2**power, "touched": int(touched), "clipped": int(clipped)}
+                | {name: of_all / touched for name, of_all in zip(NORMS, norms, strict=True)}
+                for power, (touched, clipped, *norms) in sorted(by_count.items())
             ],
             "left_out": left_out,
         }
@@ -81,23 +94,23 @@ class ClipWatch:
         """The counts since the last call, complete on rank 0: `fields`, `counts`, `left_out`.
 
         `counts` groups the rows of all fields by the occurrences of their ids in the global batch:
-        `from` a power of two up to the next.
+        `from` a power of two up to the next. Beside them the means over these rows of the
+        gradient's norm, L2 term included, of the weights' norm, and of the threshold.
         """
         found, self._found = self._found, None
         return found
 
-    def _clipped(self, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether each distinct id's gradient is clipped, and its occurrences, `[n]` each."""
+    def _rows(self, ids: Tensor, values: Tensor) -> _Rows:
+        """The distinct ids' rows; an id occurs `count` times."""
         kept = ids != _ABSENT
         distinct, place, counts = ids[kept].unique(return_inverse=True, return_counts=True)
         weights, grads = values[kept].double().split(self._dim, 1)
         summed = weights.new_zeros(len(distinct), self._dim).index_add_(0, place, grads)
         row = torch.empty_like(summed).index_copy_(0, place, weights)
         summed = summed / self._processes.world_size + 2 * self._l2 * row
-        factor = row_factor(
-            summed.square().sum(1), row.square().sum(1), counts, self._dim, self._clip
-        )
-        return factor < 1, counts
+        norm, weight_norm = summed.norm(dim=1), row.norm(dim=1)
+        threshold = row_threshold(weight_norm, counts, self._dim, self._clip)
+        return _Rows(counts, norm > threshold, norm, weight_norm, threshold)
 
     def _gathered(self, local: Tensor) -> Tensor | None:
         """`[n, ...]` of all ranks, whose parts are padded to one size, on rank 0's CPU."""
@@ -120,12 +133,10 @@ def _one_id(batch: Batch, field: str) -> Tensor:
     return ids
 
 
-def _by_power(clipped: Tensor, counts: Tensor) -> dict[int, tuple[int, int]]:
-    """Touched and clipped rows by the whole part of the base-2 logarithm of their counts."""
+def _by_power(rows: _Rows) -> dict[int, list[float]]:
+    """How many rows, and sums of the others, by the whole part of the counts' base-2 logarithm."""
     # The exponent of a float is exact where a logarithm is rounded.
-    powers = torch.frexp(counts.double()).exponent.long() - 1
-    touched, held = powers.bincount(), powers.bincount(clipped.double())
-    return {
-        power: (int(touched[power]), int(held[power]))
-        for power in touched.nonzero().flatten().tolist()
-    }
+    powers = torch.frexp(rows.count.double()).exponent.long() - 1
+    touched = powers.bincount()
+    sums = torch.stack([touched.double(), *(powers.bincount(of.double()) for of in rows[1:])])
+    return {power: sums[:, power].tolist() for power in touched.nonzero().flatten().tolist()}

@@ -57,7 +57,19 @@ def test_counts_do_not_depend_on_the_ranks(tmp_path):
         folder = tmp_path / str(ranks)
         folder.mkdir()
         run_ranks(ranks, run_small, folder, options, ranks)
-        assert watched(folder) == alone
+        for found, expected in zip(watched(folder), alone, strict=True):
+            for one, other in zip(found.pop("counts"), expected["counts"], strict=True):
+                assert one == pytest.approx(other, rel=1e-5)
+            assert found == {key: of for key, of in expected.items() if key != "counts"}
+
+
+def test_norms_are_those_of_the_rows(tmp_path):
+    """Of L2 alone the gradient is 2 l2 w; the threshold is the weights' norm times the count."""
+    run_small(tmp_path, [*EVERY_STEP, "optim.embedding.l2=1e6", "optim.scaling.rule=none"])
+    for count in (count for line in watched(tmp_path) for count in line["counts"]):
+        assert count["gradient_norm"] == pytest.approx(2e6 * count["weight_norm"], rel=1e-4)
+        times = count["threshold"] / count["weight_norm"]
+        assert 0.999 * count["from"] < times < 2 * count["from"]
 
 
 def test_fields_with_several_ids_are_left_out(tmp_path):
