@@ -29,7 +29,9 @@ class _Rows(NamedTuple):
 
 
 class ClipWatch:
-    """Counts clipped rows of single steps and averages their norms, from values that the step computes anyway.
+    """Counts clipped rows of single steps, and averages norms by how frequent rows are.
+
+    It uses values that the step computes anyway.
 
     A sample's embedding of a field with one id is the row of that id, and the gradient of the row
     is the sum of those of its samples. So neither the tables nor their update are touched. Fields

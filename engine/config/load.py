@@ -29,7 +29,13 @@ def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) 
     values = read_yaml(path, "`python launch.py --help` lists the shipped configurations")
     for override in overrides:
         _apply(values, override)
-    return check_config(values, path, world_size)
+    try:
+        return check_config(values, path, world_size)
+    except SettingsError as mistake:
+        said = str(mistake)
+        wrong = [text for text in overrides if f"\n  {text.partition('=')[0]}: " in said]
+        given = f"{path} with {' '.join(wrong)}:" if wrong else f"{path}:"
+        raise SettingsError(said.replace(f"{path}:", given, 1)) from None
 
 
 def load_config_of_run(path: Path) -> Config:

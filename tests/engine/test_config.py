@@ -228,3 +228,9 @@ def test_to_print_it_neither_torch_nor_torchrec_is_imported(option):
     imported = set(done.stderr.split())
     assert "stampede.engine.config" in imported and "optim" in done.stdout
     assert not imported & {"torch", "torchrec", "fbgemm_gpu", "matplotlib", "tensorboard"}
+
+
+def test_a_mistake_of_the_command_line_is_named_as_one():
+    with pytest.raises(SettingsError) as raised:
+        load_config(CONFIGS[0], ["train.epochs=0", "train.batch_size=64"])
+    assert str(raised.value).startswith(f"{CONFIGS[0]} with train.epochs=0:\n  train.epochs: ")
