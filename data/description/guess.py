@@ -24,6 +24,7 @@ from stampede.settings import cut, shown
 
 LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "target", "y")
 _TIMES = ("time", "timestamp", "ts", "date", "datetime", "event_time", "unix_time")
+_WEIGHTS = ("weight", "weights", "sample_weight", "sample_weights")
 _FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d")
 _AVAZU = {"click", "hour", "C1", "banner_pos", "site_id", "device_ip", "C21"}
 
@@ -103,6 +104,16 @@ def _table(path: Path, head: pl.DataFrame, written: dict[str, Any]) -> Guess:
     ]
     if left_out:
         reason.append(f"left out: {_listed(left_out)}")
+    taken = {options.get("column", name): name for name, options in (ids | numbers).items()}
+    for column, name in taken.items():
+        became = f"column {shown(column)} became {'ids' if name in ids else 'numbers'}.{name}"
+        if column.lower() in _WEIGHTS:
+            reason.append(f"{became}; if it has the weights of samples, write `weight: {column}`")
+        elif not time and _may_be_time(head[column]):
+            reason.append(
+                f"{became}; if it is a time, write `time: {{column: {column}}}`, and its format if "
+                "it is a text"
+            )
     schema = {**written, "label": label, "ids": ids, "numbers": numbers}
     return Guess("table", {**schema, "time": time} if time else schema, reason)
 
@@ -190,6 +201,13 @@ def _time(head: pl.DataFrame) -> dict[str, str] | None:
                 if not present.str.strptime(kind, format, strict=False).null_count():
                     return {"column": series.name, "format": format}
     return None
+
+
+def _may_be_time(series: pl.Series) -> bool:
+    """Whether a column that was not taken for the time has its name or its values."""
+    present = series.drop_nulls()
+    seconds = present.dtype.is_integer() and len(present) and present.is_between(*_SECONDS).all()
+    return series.name.lower() in _TIMES or bool(seconds)
 
 
 def _separator(series: pl.Series, between_columns: str) -> dict[str, str]:

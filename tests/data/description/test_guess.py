@@ -58,6 +58,22 @@ def test_a_table_is_guessed_from_its_types(log):
     assert found.schema["ids"]["tags"] == {"separator": "|"}
 
 
+def test_columns_that_may_be_weights_or_times_are_named(log, tmp_path):
+    folder, frame = log
+    assert guess([folder / "log_0.csv"]).reason[1:] == [
+        "column 'seen' became ids.seen; if it is a time, write `time: {column: seen}`, and its "
+        "format if it is a text"
+    ]
+    frame = frame.rename(columns={"price": "Weight", "seen": "seen_at"})
+    frame["seen_at"] = range(len(frame))
+    frame["date"] = "1st of May"
+    frame[:50].to_csv(tmp_path / "log.csv", index=False)
+    date, weight = guess([tmp_path / "log.csv"]).reason[1:]
+    assert date.startswith("column 'date' became ids.date; if it is a time")
+    assert weight.startswith("column 'Weight' became numbers.Weight; if it has the weights")
+    assert weight.endswith("write `weight: Weight`")
+
+
 SCHEMA_WITH_OPEN_KEYS = """
 label: clicked
 ids: {site: {}, user: {min_count: 3}, tags: {separator: "|"}}
