@@ -102,7 +102,7 @@ def _assignment(source: Source) -> Assignment:
         log.check_rows()
         if sum(counts) < _FEWEST_ROWS:
             raise DataError(
-                f"{log.files[0]}: {sum(counts)} rows are too few to divide into parts; give at "
+                f"{log.files[0]}: too few rows to divide into parts ({sum(counts)}); give at "
                 f"least {_FEWEST_ROWS}"
             )
     return Assignment(source.split, counts, source.test_share, source.file_parts)

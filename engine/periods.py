@@ -38,7 +38,7 @@ from stampede.engine.run_folder import PERIODS, RunFolder, period_folder
 from stampede.engine.start_up import launched_world_size
 from stampede.engine.stop import Agreement, StopSignals
 from stampede.files import append, delete_folder, read_file, sync, write_file
-from stampede.settings import Section, SettingsError, reading
+from stampede.settings import Section, SettingsError, counted, reading
 
 OnBadFile = Literal["error", "skip"]
 
@@ -213,7 +213,7 @@ class _Periods:
                     self._here.on_main(lambda one=period, took=seconds: self._finish(one, took))
         if self._here.is_main:
             self._draw()
-            what = f"{taken} new periods in" if taken else "no new file for"
+            what = f"{counted(taken, 'new period')} in" if taken else "no new file for"
             print(f"{what} {self._folder.path}, see {PICTURE}")
 
     def _next(self, follow: bool) -> Period | None:

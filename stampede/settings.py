@@ -48,6 +48,11 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
 _LONGEST_SENTENCE = 1500
 
 
+def counted(number: int, what: str) -> str:
+    """`1 row` or `1,234 rows`."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
 def shown(value: Any) -> str:
     """`repr` of a value, shortened if it is long or deep."""
     try:

@@ -27,6 +27,7 @@ from stampede.data.raw.log import LABEL, TIME, Chunk, RawLog
 from stampede.data.raw.rows import BadRows
 from stampede.data.schema.schema import Hashed, IdField, Integers, Quantiles, TimePart
 from stampede.data.sources import Assignment, Source
+from stampede.settings import counted
 
 PART, PLACE = "#part", "#place"
 
@@ -93,7 +94,7 @@ def raw_rows(source: Source, bad_rows: BadRows, limit: int | None, folder: Path)
     if limit is not None:
         notes.append(f"only the first {limit:,} rows were read (--rows)")
     if bad_rows.count:
-        notes.append(f"{bad_rows.count:,} bad rows were left out and listed in a file")
+        notes.append(f"left out {counted(bad_rows.count, 'bad row')}, listed in a file")
     if bad_rows.marks:
         notes.append(missing_marks_sentence(bad_rows.marks_by_column()))
     # A column that is cut into quantiles is described as the number that it is.
@@ -148,7 +149,9 @@ def prepared_rows(folder: Path, limit: int | None, spool: Path) -> Rows:
     if limit is not None:
         notes.append(f"only the first {limit:,} rows of each part were read (--rows)")
     if manifest.bad_rows:
-        notes.append(f"{manifest.bad_rows:,} bad rows were left out when the folder was prepared")
+        notes.append(
+            f"{counted(manifest.bad_rows, 'bad row')} left out when the folder was prepared"
+        )
     return Rows(
         frames.scan(),
         frames.by_time,

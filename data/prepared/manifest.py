@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from stampede.data.errors import DataError
 from stampede.data.schema.schema import MOST_ROWS, FieldName
 from stampede.files import FileEntry, read_file
-from stampede.settings import Section, reading
+from stampede.settings import Section, counted, reading
 
 # Raised by a change of layout or meaning; other formats are refused.
 FORMAT = 2
@@ -188,13 +188,14 @@ def missing_marks_sentence(columns: dict[str, dict[str, int]]) -> str:
         return ""
     named = []
     for column, marks in list(columns.items())[:8]:
-        shown = ", ".join(f"{mark!r} {cells:,}" for mark, cells in list(marks.items())[:4])
+        shown = ", ".join(f"{mark!r} {times:,}" for mark, times in list(marks.items())[:4])
         named.append(f"{column} ({shown})")
     more = f" and {len(columns) - 8} more columns" * (len(columns) > 8)
     cells = sum(sum(marks.values()) for marks in columns.values())
     return (
-        f"{cells:,} cells count as missing because of their text: {', '.join(named)}{more}; to "
-        "keep such texts as ids, list only the others as `missing` in the schema"
+        f"treated {counted(cells, 'cell')} as missing because of the text: "
+        f"{', '.join(named)}{more}; if such a text is a value, write the schema's list `missing` "
+        "without it"
     )
 
 
@@ -209,8 +210,4 @@ def prepared_summary(folder: Path) -> str:
     if "features" in manifest.source:
         features = f"features: {manifest.source['features']}"
         lines += textwrap.wrap(features, 98, initial_indent="  ", subsequent_indent="    ")
-    if manifest.bad_rows:
-        lines.append(f"  {manifest.bad_rows:,} bad rows left out, see {folder / BAD_ROWS}")
-    if marks := manifest.source.get("missing_marks"):
-        lines.append(f"  {missing_marks_sentence(marks)}")
     return "\n".join([str(folder), *lines])

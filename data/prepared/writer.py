@@ -32,6 +32,7 @@ from stampede.data.progress import RowProgress
 from stampede.data.raw.log import LABEL, TIME, WEIGHT, RawLog
 from stampede.data.raw.rows import BadRows
 from stampede.files import FileEntry, file_entry
+from stampede.settings import counted
 
 _Arrays = dict[str, np.ndarray]
 _Bags = list[tuple[np.ndarray, np.ndarray]]
@@ -134,7 +135,7 @@ def write_manifest(
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
     record_verified(folder)
     if bad_rows.count:
-        tqdm.write(f"{bad_rows.count:,} bad rows were left out; see {BAD_ROWS}")
+        tqdm.write(f"left out {counted(bad_rows.count, 'bad row')}, listed in {BAD_ROWS}")
     if marks:
         tqdm.write(missing_marks_sentence(marks))
 

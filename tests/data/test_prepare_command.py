@@ -88,7 +88,7 @@ def test_mistakes_in_files(log, capsys):
     assert "line 3, column y: found 3.0; write 0 or 1" in capsys.readouterr().err
     assert sorted(path.name for path in log.parent.iterdir()) == ["log.csv", "schema.yaml"]
     assert main(command(log, "--set", "on_bad_row=skip")) == 0
-    assert "1 bad rows left out, see" in capsys.readouterr().out
+    assert "left out 1 bad row, listed in bad_rows.jsonl" in capsys.readouterr().out
     assert main(command(log)) == 2
     assert "exists already" in capsys.readouterr().err
     (log.parent / "schema.yaml").write_text(SCHEMA + "idz: [a]\n")
@@ -103,7 +103,7 @@ def test_mistakes_in_files(log, capsys):
         ("y,user,x\n", "has only a header line: 'y,user,x'"),
         ("1,anna,0.5\n", "name the columns in the schema of a table, as in `columns: ["),
         ("y,user,x\r1,anna,0.5\r", "its lines end with \\r alone"),
-        ("y,user,x\n1,anna,0.5\n", "1 rows are too few to divide into parts"),
+        ("y,user,x\n1,anna,0.5\n", "too few rows to divide into parts (1)"),
     ],
 )
 @pytest.mark.parametrize("split", ["sequential", "by_column"])
@@ -125,7 +125,7 @@ def test_what_is_missing_because_of_its_text_is_told(log, capsys):
     rows = ["1,NA,0.5", "0,-,NaN", "0,-,7", "1,null-and-void,"]
     log.write_text("\n".join([log.read_text().strip(), *rows]) + "\n")
     assert main(command(log)) == 0
-    told = "4 cells count as missing because of their text: user ('-' 2, 'NA' 1), x ('NaN' 1)"
+    told = "treated 4 cells as missing because of the text: user ('-' 2, 'NA' 1), x ('NaN' 1)"
     assert told in capsys.readouterr().out
     assert manifest_of(log.parent / "out")["source"]["missing_marks"] == {
         "user": {"-": 2, "NA": 1},

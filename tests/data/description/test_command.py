@@ -51,7 +51,7 @@ def test_bad_rows_are_left_out_and_counted(log, tmp_path, capsys):
     assert f"{path}: line 501, column clicked: found 'maybe'" in capsys.readouterr().err
     assert main([*command, "--on-bad-row", "skip"]) == 0
     text = (tmp_path / "out" / "description.txt").read_text()
-    assert "1 bad rows were left out" in text
+    assert "left out 1 bad row, listed" in text
     assert "2,999" in text
     assert len((tmp_path / "out" / "bad_rows.jsonl").read_text().splitlines()) == 1
 

@@ -89,7 +89,7 @@ def test_marks_of_missing_values_are_counted(tmp_path, mark, quoted):
         "slot": 1,
     }
     assert found["user"] == {mark: 2}
-    assert "5 cells count as missing because of their text" in missing_marks_sentence(found)
+    assert "treated 5 cells as missing because of the text" in missing_marks_sentence(found)
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])
