@@ -57,8 +57,8 @@ def apply_learned(
 
     def make(unfinished: Path) -> None:
         shutil.copytree(prepared / LEARNED_FOLDER, unfinished / LEARNED_FOLDER)
-        option = f"{options.written}on_bad_row=skip"
-        bad_rows = BadRows(options.on_bad_row, unfinished / BAD_ROWS, option)
+        remedy = f"{options.written}on_bad_row=skip to leave such rows out"
+        bad_rows = BadRows(options.on_bad_row, unfinished / BAD_ROWS, remedy)
         rows = (
             RowsOfParts(chunk.frame, np.full(len(chunk.numbers), TEST, np.int8), chunk.position)
             for chunk in log.chunks(bad_rows)

@@ -67,7 +67,8 @@ def _described(options: argparse.Namespace, out: Path, made: Path, spool: Path) 
         rows, notes, chosen = prepared_rows(Path(paths[0]), options.rows, spool), [], []
     else:
         source, left_open, notes = _source(options, out, made)
-        bad_rows = BadRows(options.on_bad_row, made / BAD_ROWS, "--on-bad-row skip")
+        remedy = "--on-bad-row skip to leave such rows out"
+        bad_rows = BadRows(options.on_bad_row, made / BAD_ROWS, remedy)
         rows = raw_rows(source, bad_rows, options.rows, spool)
         chosen = chosen_features(left_open, rows)
     statistics = collect(rows)

@@ -66,7 +66,8 @@ def prepare(source: Source, options: PreparationOptions, folder: Path) -> bool:
 def _prepare(source: Source, options: PreparationOptions, folder: Path) -> None:
     log, started = source.log, time.perf_counter()
     assignment = _assignment(source)
-    bad_rows = BadRows(options.on_bad_row, folder / BAD_ROWS, f"{options.written}on_bad_row=skip")
+    remedy = f"{options.written}on_bad_row=skip to leave such rows out"
+    bad_rows = BadRows(options.on_bad_row, folder / BAD_ROWS, remedy)
     spool = Spool(folder / "spool", log.schema) if options.spool else None
     counted = time.perf_counter()
     learner = _learn(source, assignment, options, folder, bad_rows, spool)

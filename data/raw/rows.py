@@ -53,7 +53,7 @@ class BadRows:
     Args:
         policy: `error` raises at the first bad row; `skip` leaves bad rows out.
         aside: JSON lines file to list them in; None: only count them.
-        option: the option that skips bad rows, for the message.
+        remedy: what else to write than a good value, for the message.
 
     Attributes:
         count: rows left out so far.
@@ -61,10 +61,10 @@ class BadRows:
         values: bad values so far that became null, by column.
     """
 
-    def __init__(self, policy: OnBadRow, aside: Path | None = None, option: str = "") -> None:
+    def __init__(self, policy: OnBadRow, aside: Path | None = None, remedy: str = "") -> None:
         self._policy = policy
         self._aside = aside
-        self._option = option
+        self._remedy = remedy
         self.count = 0
         self.marks: Marks = Counter()
         self.values: Counter[str] = Counter()
@@ -79,7 +79,7 @@ class BadRows:
             return
         rows = sorted(rows, key=lambda row: row.line)
         if self._policy == "error":
-            remedy = f" (or {self._option} to leave such rows out)" if self._option else ""
+            remedy = f" (or {self._remedy})" if self._remedy else ""
             raise DataError(rows[0].sentence() + remedy)
         self.count += len(rows)
         if self._aside is not None:

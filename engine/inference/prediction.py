@@ -121,7 +121,8 @@ def predict(
         SettingsError: there is no such device.
     """
     with score_file(output, options.overwrite) as file:
-        bad_rows = BadRows(options.on_bad_row, file.unfinished_bad_rows, "--on-bad-row skip")
+        remedy = "--on-bad-row skip to leave such rows out"
+        bad_rows = BadRows(options.on_bad_row, file.unfinished_bad_rows, remedy)
         rows = _rows(trained, inputs, options, bad_rows)
         if any(Path(name).resolve() == output.resolve() for name in rows.files):
             raise RunFolderError(f"{output}: is also an input; write another name for the output")
@@ -165,7 +166,9 @@ def score(
     Raises:
         DataError, RunFolderError: as of `predict`.
     """
-    bad_rows = BadRows("error", option="`stampede predict --on-bad-row skip`")
+    bad_rows = BadRows(
+        "error", remedy="`stampede predict --on-bad-row skip` to leave such rows out"
+    )
     options = PredictionOptions(with_label=False, on_bad_value=on_bad_value)
     rows = _rows(trained, inputs, options, bad_rows)
     return _probabilities(scorer, _with_progress(rows)), dict(bad_rows.values)
@@ -198,12 +201,13 @@ def score_frame(
         file = Path(folder) / "frame.parquet"
         try:
             frame.select(used).write_parquet(file)
-            bad_rows = BadRows("error", option="drop them")
+            bad_rows = BadRows("error", remedy='on_bad_value="missing" to treat it as missing')
             options = PredictionOptions(with_label=False, on_bad_value=on_bad_value)
             rows = _rows_of_files([str(file)], learned, manifest.numbers_dtype, bad_rows, options)
             return _probabilities(scorer, rows.pieces()), dict(bad_rows.values)
         except DataError as failure:
-            raise DataError(str(failure).replace(str(file), "the frame")) from None
+            said = str(failure).replace(f"{file}: line", "the frame: row")
+            raise DataError(said.replace(str(file), "the frame")) from None
 
 
 def _check_ids(frame: pd.DataFrame, schema: Schema) -> None:

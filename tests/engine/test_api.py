@@ -133,7 +133,7 @@ def test_what_a_frame_lacks_is_said(movie_run, tmp_path):
     frame = rows_of_test_part()
     with pytest.raises(DataError, match=r"^the frame: no column 'movie'; it has "):
         movie_run.score(frame.drop(columns="movie"))
-    with pytest.raises(DataError, match="the frame: line 1"):
+    with pytest.raises(DataError, match=r"the frame: row 1, .*\(or on_bad_value=\"missing\" "):
         movie_run.score(frame.assign(slot=99))
     with pytest.raises(DataError, match="no such file"):
         movie_run.score(tmp_path / "absent.csv")

@@ -28,7 +28,7 @@ def write(path, lines, end="\n"):
 
 
 def read(log, policy="error", aside=None):
-    bad = BadRows(policy, aside, "--set on_bad_row=skip")
+    bad = BadRows(policy, aside, "--set on_bad_row=skip to leave such rows out")
     chunks = list(log.chunks(bad))
     frame = pl.concat([chunk.frame for chunk in chunks])
     numbers = np.concatenate([chunk.numbers for chunk in chunks])
