@@ -13,14 +13,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import polars as pl
+from tqdm.auto import tqdm
 
 from stampede.data.errors import DataError, exit_status
 from stampede.data.learning.learned import Learner
 from stampede.data.learning.vocabulary import Distinct, distinct_ids, hashed, hashes
 from stampede.data.options import PreparationOptions
 from stampede.data.parallel import computed_ahead
-from stampede.data.prepared.manifest import BAD_ROWS, LEARNED_FOLDER, prepared_summary
+from stampede.data.prepared.arrays import map_shard
+from stampede.data.prepared.manifest import (
+    BAD_ROWS,
+    LEARNED_FOLDER,
+    prepared_summary,
+    read_manifest,
+)
 from stampede.data.prepared.verify import verify
 from stampede.data.prepared.writer import RowsOfParts, write_manifest, write_rows
 from stampede.data.progress import RowProgress
@@ -34,6 +42,9 @@ from stampede.settings import from_key_values, keys_help
 
 # With fewer rows, a part could be empty.
 _FEWEST_ROWS = 10
+
+# Of each part, the times that are looked at; the share of newer training rows to speak about.
+_MOST_TIMES, _MOST_NEWER = 100_000, 0.1
 
 _PART, _POSITION = "#part", "#position"
 
@@ -93,6 +104,32 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path) -> None:
     }
     about = {**source.described(), "features": described(learned.schema), "seconds": seconds}
     write_manifest(folder, log, learned, options, parts, bad_rows, about, source.growth)
+    if options.split == "sequential" and log.schema.time is not None:
+        for sentence in _advice_on_order(folder, log.schema.time.column, options.written):
+            tqdm.write(f"advice: {sentence}")
+
+
+def _advice_on_order(folder: Path, column: str, written: str) -> list[str]:
+    """Whether a sequential split tests on rows that are not the newest."""
+    manifest = read_manifest(folder)
+    train, test = (
+        np.concatenate(
+            [
+                map_shard(folder, manifest, shard, ["time"])["time"][:: 1 + rows // _MOST_TIMES]
+                for shard in manifest.parts[part]
+            ]
+        )
+        for part in ("train", "test")
+        for rows in [manifest.rows(part)]
+    )
+    newer = (train > np.median(test)).mean()
+    if newer < _MOST_NEWER:
+        return []
+    return [
+        f"{newer:.0%} of the training rows are newer than half of the test rows: {written}split="
+        f"sequential takes the last rows of the log for the newest; sort the log by {column}, or "
+        f"write {written}split=by_column"
+    ]
 
 
 def _assignment(source: Source) -> Assignment:

@@ -205,8 +205,10 @@ def prepared_summary(folder: Path) -> str:
     lines = [f"  {part:<12}{manifest.rows(part):>16,} rows" for part in PARTS]
     ids = sum(entry.rows for entry in manifest.fields)
     size = sum(entry.bytes for shard in manifest.shards() for entry in shard.files.values())
-    lines.append(f"  {len(manifest.fields)} id fields with {ids:,} rows of tables together")
-    lines.append(f"  {len(manifest.numbers)} numbers; {size / 1e6:,.0f} MB")
+    lines.append(
+        f"  {counted(len(manifest.fields), 'id field')} with {ids:,} rows of tables together"
+    )
+    lines.append(f"  {counted(len(manifest.numbers), 'number')}; {size / 1e6:,.0f} MB")
     if "features" in manifest.source:
         features = f"features: {manifest.source['features']}"
         lines += textwrap.wrap(features, 98, initial_indent="  ", subsequent_indent="    ")

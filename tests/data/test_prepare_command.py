@@ -41,11 +41,31 @@ def test_prepares_and_tells(log, capsys):
     shown, progress = capsys.readouterr()
     assert "pass 2 of 2, writing" in progress and "1,000 rows" in progress
     assert "rows/s" in progress
-    assert "450 rows" in shown and "500 rows" in shown and "1 id fields with 52 rows" in shown
+    assert "450 rows" in shown and "500 rows" in shown and "1 id field with 52 rows" in shown
     assert manifest_of(log.parent / "out")["source"]["options"]["test_fraction"] == 0.5
     assert main(["--verify", str(log.parent / "out")]) == 0
     next((log.parent / "out").glob("train-*-ids.npy")).unlink()
     assert main(["--verify", str(log.parent / "out")]) == 2
+
+
+@pytest.mark.parametrize("order, told", [("sorted", False), ("nearly", False), ("mixed", True)])
+def test_a_sequential_split_of_a_log_without_order_is_told(log, capsys, order, told):
+    times = np.arange(1000)
+    draw = np.random.default_rng(0)
+    if order == "nearly":
+        times = np.argsort(times + 50 * draw.random(1000))
+    elif order == "mixed":
+        draw.shuffle(times)
+    lines = [f"{i % 2},u{i % 50},{time}" for i, time in enumerate(times.tolist())]
+    log.write_text("\n".join(["y,user,x", *lines]) + "\n")
+    (log.parent / "schema.yaml").write_text("label: y\nids: [user]\ntime: {column: x}\n")
+    assert main(command(log)) == 0
+    shown = capsys.readouterr().out
+    assert ("of the training rows are newer than half of the test rows" in shown) == told
+    assert ("sort the log by x, or write --set split=by_column" in shown) == told
+    # A random split has no such order.
+    assert main(command(log, "--set", "split=random", out="other")) == 0
+    assert "newer" not in capsys.readouterr().out
 
 
 def test_learned_ids_for_new_data(log, capsys):
