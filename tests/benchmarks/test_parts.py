@@ -297,3 +297,14 @@ def test_torchrec_features_are_refused_as_the_manual_says():
 
     told = json.loads((ROOT / "benchmarks/results/torchrec_features.json").read_text())["refused"]
     assert {name: torchrec_features.refusal(name) for name in torchrec_features.REFUSED} == told
+
+
+def test_norms_are_averaged_over_the_rows_of_all_steps():
+    import clip_norms
+
+    def line(touched, clipped, norm):
+        norms = dict.fromkeys(clip_norms.NORMS, norm)
+        return {"counts": [{"from": 4, "touched": touched, "clipped": clipped, **norms}]}
+
+    (found,) = clip_norms._by_count([line(1, 1, 5.0), line(3, 0, 1.0)])
+    assert found == {"from": 4, "rows": 4, "clipped": 0.25, **dict.fromkeys(clip_norms.NORMS, 2.0)}

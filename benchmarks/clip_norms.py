@@ -1,0 +1,101 @@
+"""How far gradients are from CowClip's threshold, by how often an id occurs in the batch.
+
+Trains with the paper's settings, on Criteo's sample and on synthetic clicks of its shape, and reads
+the lines `clipping` of `metrics.jsonl`: mean norms of gradients (L2 term included), of rows and of
+thresholds, and the share of clipped rows, in the first and the last quarter of the training.
+
+    python benchmarks/clip_norms.py --data ../shared/data/criteo_kaggle_137k.tsv.gz
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from launched import run_program
+from report import ROOT, Report, parse_options
+
+from stampede.engine.clip_watch import NORMS
+
+BATCHES = (1024, 8192, 65536)
+
+# As in configs/sweeps/synthetic_rules.yaml, with fewer rows and ids.
+SYNTHETIC = [
+    "data.rows=2000000", "data.test_rows=50000", "data.scale=0.02", "data.zipf=1.05",
+    "data.numbers_std=0.6", "data.first_order_std=1.35", "data.interactions_std=0.7",
+    "optim.embedding.lr=1e-3", "optim.dense.lr=1e-3",
+]  # fmt: skip
+
+# Lines of a training are about this many.
+LINES = 40
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="criteo_kaggle_137k.tsv.gz")
+    options = parse_options(parser, "clip_norms")
+    report = Report(options.out, options.quick)
+    logs = {
+        "Criteo": ("criteo_kaggle.yaml", 105_793, 4, [f"data.path={options.data.resolve()}"]),
+        "synthetic": ("quickstart.yaml", 1_900_000, 2, SYNTHETIC),
+    }
+    for log, (config, rows, epochs, overrides) in logs.items():
+        for batch in BATCHES[:1] if options.quick else BATCHES:
+            steps = epochs * -(-rows // batch)
+            chosen = ["preset=paper", f"train.epochs={epochs}", f"train.batch_size={batch}"]
+            lines = _train(config, [*overrides, *chosen], steps, options.folder)
+            quarter = -(-len(lines) // 4)
+            found = {"first": _by_count(lines[:quarter]), "last": _by_count(lines[-quarter:])}
+            report.add(**{f"{log} {batch}": {"steps": steps, **found}})
+            _print(f"{log}, batch {batch:,}, {steps:,} steps", found)
+    report.close()
+
+
+def _train(config: str, overrides: list[str], steps: int, folder: Path) -> list[dict[str, Any]]:
+    """The counts of clipped rows of a training."""
+    run = folder / "clip_norms"
+    place = [f"run.dir={folder}", f"run.name={run.name}", "run.overwrite=true"]
+    watched = [f"train.clip_stats_every={-(-steps // LINES)}", "evaluate.compare_with_lr=false"]
+    program = [ROOT / "launch.py", ROOT / "configs" / config]
+    try:
+        run_program([*program, *overrides, *watched, *place])
+        lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        return [line for line in lines if line["kind"] == "clipping"]
+    finally:
+        shutil.rmtree(run, ignore_errors=True)
+
+
+def _by_count(lines: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+    """Means over the rows of several steps, by the occurrences of their ids."""
+    sums: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for count in (count for line in lines for count in line["counts"]):
+        total = sums[count["from"]]
+        total["rows"] += count["touched"]
+        total["clipped"] += count["clipped"]
+        for name in NORMS:
+            total[name] += count["touched"] * count[name]
+    return [
+        {"from": first, "rows": total["rows"]}
+        | {name: total[name] / total["rows"] for name in ("clipped", *NORMS)}
+        for first, total in sorted(sums.items())
+    ]
+
+
+def _print(title: str, found: dict[str, list[dict[str, float]]]) -> None:
+    for when, counts in found.items():
+        print(f"\n{title}, {when} quarter")
+        heads = "".join(f"{name:>15}" for name in NORMS)
+        print(f"{'occurrences':>12}{'rows':>12}{'clipped':>10}{heads}")
+        for count in counts:
+            numbers = "".join(f"{count[name]:>15.2e}" for name in NORMS)
+            rows = f"{count['from']:>12,}{count['rows']:>12,.0f}"
+            print(f"{rows}{count['clipped']:>10.3%}{numbers}")
+
+
+if __name__ == "__main__":
+    main()
