@@ -9,25 +9,23 @@ import argparse
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import polars as pl
-from tqdm.auto import tqdm
 
 from stampede.data.errors import DataError, exit_status
 from stampede.data.learning.learned import Learner
 from stampede.data.learning.vocabulary import Distinct, distinct_ids, hashed, hashes
 from stampede.data.options import PreparationOptions
 from stampede.data.parallel import computed_ahead
-from stampede.data.prepared.arrays import map_shard
 from stampede.data.prepared.manifest import (
     BAD_ROWS,
     LEARNED_FOLDER,
+    ShardEntry,
     prepared_summary,
-    read_manifest,
 )
 from stampede.data.prepared.verify import verify
 from stampede.data.prepared.writer import RowsOfParts, write_manifest, write_rows
@@ -38,7 +36,7 @@ from stampede.data.schema.features import described
 from stampede.data.schema.schema import Quantiles, Schema
 from stampede.data.sources import TRAIN, Assignment, Kind, Source, open_source
 from stampede.files import make_folder
-from stampede.settings import from_key_values, keys_help
+from stampede.settings import counted, from_key_values, keys_help, shown
 
 # With fewer rows, a part could be empty.
 _FEWEST_ROWS = 10
@@ -103,33 +101,31 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path) -> None:
         "writing": time.perf_counter() - saved,
     }
     about = {**source.described(), "features": described(learned.schema), "seconds": seconds}
-    write_manifest(folder, log, learned, options, parts, bad_rows, about, source.growth)
     if options.split == "sequential" and log.schema.time is not None:
-        for sentence in _advice_on_order(folder, log.schema.time.column, options.written):
-            tqdm.write(f"advice: {sentence}")
+        advice = _advice_on_order(folder, parts, log.schema.time.column)
+        about |= {"advice": advice} if advice else {}
+    write_manifest(folder, log, learned, options, parts, bad_rows, about, source.growth)
 
 
-def _advice_on_order(folder: Path, column: str, written: str) -> list[str]:
-    """Whether a sequential split tests on rows that are not the newest."""
-    manifest = read_manifest(folder)
-    train, test = (
-        np.concatenate(
-            [
-                map_shard(folder, manifest, shard, ["time"])["time"][:: 1 + rows // _MOST_TIMES]
-                for shard in manifest.parts[part]
-            ]
-        )
-        for part in ("train", "test")
-        for rows in [manifest.rows(part)]
-    )
-    newer = (train > np.median(test)).mean()
+def _advice_on_order(folder: Path, parts: Mapping[str, Sequence[ShardEntry]], column: str) -> str:
+    """Whether a sequential split tests on rows that are not the newest; empty if it does not."""
+    train, test = (_some_times(folder, parts.get(part, ())) for part in ("train", "test"))
+    newer = (train > np.median(test)).mean() if len(test) else 0.0
     if newer < _MOST_NEWER:
-        return []
-    return [
-        f"{newer:.0%} of the training rows are newer than half of the test rows: {written}split="
-        f"sequential takes the last rows of the log for the newest; sort the log by {column}, or "
-        f"write {written}split=by_column"
-    ]
+        return ""
+    return (
+        f"{newer:.0%} of the training rows are newer than half of the test rows, but "
+        f"split=sequential takes the last rows of the log for the newest: sort the log by "
+        f"{shown(column)}, or write split=by_column, split_column={column} and test_from=VALUE"
+    )
+
+
+def _some_times(folder: Path, shards: Sequence[ShardEntry]) -> np.ndarray:
+    """The times of evenly spread rows of a part."""
+    step = 1 + sum(shard.rows for shard in shards) // _MOST_TIMES
+    files = [folder / shard.files["time"].name for shard in shards]
+    times = [np.load(file, mmap_mode="r")[::step] for file in files]
+    return np.concatenate([np.empty(0, np.int64), *times])
 
 
 def _assignment(source: Source) -> Assignment:
@@ -178,9 +174,9 @@ def _learn(
         log.check_rows()
         written = options.written
         raise DataError(
-            f"{log.files[0]}: the training part has no rows ({bad_rows.count:,} bad rows were left "
-            f"out); write {written}split=random or another split, or {written}on_bad_row=error to "
-            "see what is wrong with the rows"
+            f"{log.files[0]}: the training part has no rows (left out "
+            f"{counted(bad_rows.count, 'bad row')}); write {written}split=random or another split, "
+            f"or {written}on_bad_row=error to see what is wrong with the rows"
         )
     return learner
 

@@ -88,6 +88,7 @@ class Dataset:
             independently.
         vocabulary_sha256: `vocabulary_fingerprint` of the data; empty for synthetic clicks.
         features: how the log became ids and numbers, in words; may be empty.
+        advice: what looked wrong when the log was prepared; may be empty.
         period: number of the period of a log, from 1; 0 for data without periods. The rows of a
             period are scored, as `test`, before they are trained on.
         rows_before: training rows of the periods before.
@@ -106,6 +107,7 @@ class Dataset:
     shuffle: bool = True
     vocabulary_sha256: str = ""
     features: str = ""
+    advice: str = ""
     period: int = 0
     rows_before: int = 0
     rows_of_new_ids: Mapping[str, np.ndarray] = field(default_factory=dict)

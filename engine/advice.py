@@ -20,7 +20,7 @@ from stampede.engine.processes import PATIENCE, Processes
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.stop import StopSignals
 from stampede.files import read_file
-from stampede.settings import DAMAGE
+from stampede.settings import DAMAGE, counted
 
 # Kind of the lines of `metrics.jsonl` that hold a sentence.
 ADVICE = "advice"
@@ -95,11 +95,11 @@ def on_batch_size(batch_size: int, rows: int, world_size: int = 1) -> list[str]:
             f"train.batch_size {batch_size:,} is larger than the training part, {rows:,} rows: "
             f"{remedy}"
         ]
-    return [f"an epoch has only {steps} step{'s' * (steps > 1)} of batch {batch_size:,}: {remedy}"]
+    return [f"an epoch has only {counted(steps, 'step')} of batch {batch_size:,}: {remedy}"]
 
 
 def on_data(dataset: Dataset) -> list[str]:
-    """Whether a part has one class only, and which columns have ids unseen in training.
+    """What the preparation found, parts of one class only, and columns with ids unseen in training.
 
     Samples some 100,000 rows of each part.
 
@@ -107,7 +107,7 @@ def on_data(dataset: Dataset) -> list[str]:
         dataset: its parts must be on the CPU.
     """
     parts = {"training": dataset.train, "validation": dataset.validation, "test": dataset.test}
-    sentences, unseen = [], {}
+    sentences, unseen = [dataset.advice] if dataset.advice else [], {}
     for name, part in parts.items():
         if part is None:
             continue

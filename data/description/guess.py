@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,16 +105,9 @@ def _table(path: Path, head: pl.DataFrame, written: dict[str, Any]) -> Guess:
     ]
     if left_out:
         reason.append(f"left out: {_listed(left_out)}")
-    taken = {options.get("column", name): name for name, options in (ids | numbers).items()}
-    for column, name in taken.items():
-        became = f"column {shown(column)} became {'ids' if name in ids else 'numbers'}.{name}"
-        if column.lower() in _WEIGHTS:
-            reason.append(f"{became}; if it has the weights of samples, write `weight: {column}`")
-        elif not time and _may_be_time(head[column]):
-            reason.append(
-                f"{became}; if it is a time, write `time: {{column: {column}}}`, and its format if "
-                "it is a text"
-            )
+    for name, options in (ids | numbers).items():
+        key = f"{'ids' if name in ids else 'numbers'}.{name}"
+        reason += _hint(head[options.get("column", name)], key, bool(time))
     schema = {**written, "label": label, "ids": ids, "numbers": numbers}
     return Guess("table", {**schema, "time": time} if time else schema, reason)
 
@@ -203,11 +197,25 @@ def _time(head: pl.DataFrame) -> dict[str, str] | None:
     return None
 
 
-def _may_be_time(series: pl.Series) -> bool:
-    """Whether a column that was not taken for the time has its name or its values."""
-    present = series.drop_nulls()
-    seconds = present.dtype.is_integer() and len(present) and present.is_between(*_SECONDS).all()
-    return series.name.lower() in _TIMES or bool(seconds)
+def _hint(series: pl.Series, key: str, has_time: bool) -> list[str]:
+    """What a column may be besides the input that it was taken for."""
+    column, present = json.dumps(series.name, ensure_ascii=False), series.drop_nulls()
+    is_integer = present.dtype.is_integer()
+    in_seconds = is_integer and len(present) and present.is_between(*_SECONDS).all()
+    if series.name.lower() in _WEIGHTS:
+        what = f"has the weights of samples, write `weight: {column}`"
+    elif has_time or not (in_seconds or series.name.lower() in _TIMES):
+        return []
+    elif in_seconds:
+        what = f"is a time, write `time: {{column: {column}}}`"
+    elif present.dtype.is_float():
+        what = "is a time, write it into the log as whole seconds since 1970"
+    else:
+        what = (
+            f'is a time, write `time: {{column: {column}, format: "%Y%m%d"}}` with its format, or '
+            "whole seconds since 1970 into the log"
+        )
+    return [f"column {shown(series.name)} became {key}; if it {what}, and delete {key}"]
 
 
 def _separator(series: pl.Series, between_columns: str) -> dict[str, str]:

@@ -89,7 +89,9 @@ def raw_rows(source: Source, bad_rows: BadRows, limit: int | None, folder: Path)
             progress.advance_to(chunk.position, len(chunk.numbers))
     if not frames.rows:
         log.check_rows()
-        raise DataError(f"{log.files[0]}: all {bad_rows.count:,} rows are bad and were left out")
+        raise DataError(
+            f"{log.files[0]}: no rows are left without {counted(bad_rows.count, 'bad row')}"
+        )
     notes = [f"parts: split {source.split.split}, see --set"]
     if limit is not None:
         notes.append(f"only the first {limit:,} rows were read (--rows)")

@@ -212,4 +212,7 @@ def prepared_summary(folder: Path) -> str:
     if "features" in manifest.source:
         features = f"features: {manifest.source['features']}"
         lines += textwrap.wrap(features, 98, initial_indent="  ", subsequent_indent="    ")
+    if "advice" in manifest.source:
+        advice = f"advice: {manifest.source['advice']}"
+        lines += textwrap.wrap(advice, 98, initial_indent="  ", subsequent_indent="    ")
     return "\n".join([str(folder), *lines])

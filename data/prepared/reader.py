@@ -74,6 +74,7 @@ def open_prepared(folder: Path) -> Dataset:
         unknown_rows={name: entry.unknown_rows for name, entry in entries.items()},
         unseen_rows={n: e.unseen_row for n, e in entries.items() if e.unseen_row is not None},
         features=cut(str(manifest.source.get("features", ""))),
+        advice=cut(str(manifest.source.get("advice", ""))),
         period=manifest.period,
         rows_before=manifest.rows_before,
         rows_of_new_ids=new,

@@ -12,7 +12,15 @@ from pydantic import ValidationError
 from stampede.engine.config import Config, check_divides, config_type
 from stampede.engine.config.model import DEFAULT_NETWORK, execute_network_file
 from stampede.engine.config.presets import below_old_runs, with_preset
-from stampede.settings import Section, SettingsError, parse_yaml, read_yaml, sentences, shown
+from stampede.settings import (
+    Section,
+    SettingsError,
+    cut,
+    parse_yaml,
+    read_yaml,
+    sentences,
+    shown,
+)
 
 
 def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) -> Config:
@@ -33,8 +41,15 @@ def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) 
         return check_config(values, path, world_size)
     except SettingsError as mistake:
         said = str(mistake)
-        wrong = [text for text in overrides if f"\n  {text.partition('=')[0]}: " in said]
-        given = f"{path} with {' '.join(wrong)}:" if wrong else f"{path}:"
+        # `model.hidden.0: ...`, `data.path, data.schema_file: ...`
+        heads = re.findall(r"^  ([\w., ]+): ", said, re.M)
+        keys = [f"{key}." for head in heads for key in head.split(", ")]
+        wrong = [
+            text
+            for text in overrides
+            if any(key.startswith(text.partition("=")[0] + ".") for key in keys)
+        ]
+        given = f"{path} with {cut(' '.join(wrong))}:" if wrong else f"{path}:"
         raise SettingsError(said.replace(f"{path}:", given, 1)) from None
 
 

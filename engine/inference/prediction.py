@@ -166,9 +166,8 @@ def score(
     Raises:
         DataError, RunFolderError: as of `predict`.
     """
-    bad_rows = BadRows(
-        "error", remedy="`stampede predict --on-bad-row skip` to leave such rows out"
-    )
+    remedy = 'on_bad_value="missing" to treat it as missing'
+    bad_rows = BadRows("error", remedy=remedy)
     options = PredictionOptions(with_label=False, on_bad_value=on_bad_value)
     rows = _rows(trained, inputs, options, bad_rows)
     return _probabilities(scorer, _with_progress(rows)), dict(bad_rows.values)

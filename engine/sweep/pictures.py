@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from stampede.engine.plots import as_written, to_png
 from stampede.engine.sweep.results import Column, Result, axes_of, columns, selected_on
-from stampede.engine.sweep.spec import Sweep, shown_as
+from stampede.engine.sweep.spec import Sweep, axis_labels, shown_as
 from stampede.files import write_file
 
 # Different in black and white too.
@@ -29,7 +29,7 @@ def draw(sweep: Sweep, found: Sequence[Result], folder: Path) -> list[Path]:
         aucs = [column for column in columns(["auc"], found) if column.path != ("last", "test")]
         seconds = [Column("train_seconds", "training time, s", "train_seconds")]
         figures = {
-            "auc.png": _draw_grid(sweep, found, aucs),
+            "auc.png": _draw_grid(sweep, found, aucs, _attainable(found)),
             "seconds.png": _draw_grid(sweep, found, seconds),
         }
     for name, figure in figures.items():
@@ -41,7 +41,17 @@ def draw(sweep: Sweep, found: Sequence[Result], folder: Path) -> list[Path]:
     return [folder / name for name in figures]
 
 
-def _draw_grid(sweep: Sweep, found: Sequence[Result], shown: Sequence[Column]) -> Figure:
+def _attainable(found: Sequence[Result]) -> str:
+    """The AUC of the true click probabilities, if all trials have the same."""
+    attainable = {outcome.summary.get("attainable_auc") for one in found for outcome in one.done}
+    if len(attainable) > 1 or None in attainable:
+        return ""
+    return f"\nthe true click probabilities reach a test AUC of {attainable.pop():.4f}"
+
+
+def _draw_grid(
+    sweep: Sweep, found: Sequence[Result], shown: Sequence[Column], more: str = ""
+) -> Figure:
     """A panel per column, side by side: validation and test may differ in level."""
     axes = [axis for axis in axes_of(found) if axis != sweep.section.tune]
     x = sweep.section.report.x or axes[-1]
@@ -52,10 +62,7 @@ def _draw_grid(sweep: Sweep, found: Sequence[Result], shown: Sequence[Column]) -
     bars = any((mean := one.mean(column)) and mean.error for one in found for column in shown)
     heading = f"best epoch chosen on the {' and '.join(selected_on(found))} part"
     heading += "; bars: standard error" if bars else ""
-    attainable = {outcome.summary.get("attainable_auc") for one in found for outcome in one.done}
-    if len(attainable) == 1 and None not in attainable:
-        heading += f"; the true click probabilities reach a test AUC of {attainable.pop():.4f}"
-    figure.suptitle(heading, fontsize=9)
+    figure.suptitle(heading + more, fontsize=9)
     # The legend goes into the last panel, that of the test part, which has published values too.
     if panels[-1].get_legend_handles_labels()[0]:
         title = " / ".join(axis for axis in axes if axis != x)
@@ -64,7 +71,8 @@ def _draw_grid(sweep: Sweep, found: Sequence[Result], shown: Sequence[Column]) -
 
 
 def _draw_panel(axes: Axes, sweep: Sweep, found: Sequence[Result], x: str, column: Column) -> None:
-    along = list(dict.fromkeys(one.point.labels[x] for one in found))
+    shown = {one.point.labels[x] for one in found}
+    along = [text for text in axis_labels(x, sweep.section.grid[x]) if text in shown]
     # Lines would suggest that names, such as those of clips, have an order.
     in_order = all(text[:1].isdigit() for text in along)
     lines: dict[str, list[Result]] = {}

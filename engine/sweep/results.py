@@ -248,8 +248,8 @@ def to_markdown(sweep: Sweep, found: Sequence[Result]) -> str:
     how = f"Figures at {chosen}{several}; `last`: after the last epoch, for comparison."
     if section.tune:
         how += (
-            f" {section.tune}: of {len(section.grid[section.tune])}, the one whose AUC on the part "
-            f"that chose the epoch was largest with seed {section.seeds[0]}."
+            f" {section.tune}: of those tried, the one whose AUC on the part that chose the epoch "
+            f"was largest with seed {section.seeds[0]}."
         )
     said = [_data(sweep, found), _wrapped(how), _table(cells)]
     said += [
@@ -299,8 +299,8 @@ def _shown(found: Mean | None, metric: str) -> str:
     if found is None:
         return ""
     digits = _DIGITS.get(metric, 4)
-    # No seed changes the number of parameters.
-    without = found.error is None or metric == "parameters"
+    # No seed changes these.
+    without = found.error is None or metric in ("parameters", "attainable_auc")
     error = "" if without else f" ± {found.error:,.{digits}f}"
     return f"{found.value:,.{digits}f}{error}"
 

@@ -383,8 +383,6 @@ def load_sweep(
         small,
         folder or Path("runs") / (path.stem + "-small" * small),
     )
-    if not sweep.points and section.study is None:
-        raise SettingsError(f"{path}: exclude: no point of the grid is left; name fewer")
     _check_keys(sweep)
     _check_trials(sweep)
     if section.study is not None:
@@ -417,6 +415,11 @@ def _choices(axis: str, values: Any) -> list[tuple[str, list[str]]]:
     return [(label(value), [override(axis, value)]) for value in values]
 
 
+def axis_labels(axis: str, values: Any) -> list[str]:
+    """The labels of an axis, in order."""
+    return [text for text, _ in _choices(axis, values)]
+
+
 def _plain(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.") or "empty"
 
@@ -436,11 +439,13 @@ def _check_points(path: Path, section: SweepSection) -> None:
                 f"{titles[0]!r}"
             )
     rows = [_row(point, section.tune) for point in _points(section)]
+    if section.grid and not (rows and _points(section.as_small())):
+        raise SettingsError(f"{path}: exclude: no point of the grid is left; name fewer")
     for name, published in section.published.items():
         for title in published.auc:
             if title not in rows:
                 raise SettingsError(
-                    f"{path}: published.{name}.auc: {title!r} is not a point of the grid; write "
+                    f"{path}: published.{name}.auc: {title!r} is not a point of the sweep; write "
                     f"labels such as {rows[0]!r}"
                 )
 

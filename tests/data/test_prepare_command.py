@@ -12,6 +12,7 @@ import pytest
 
 from stampede.data.apply import main as apply
 from stampede.data.prepare import main
+from stampede.data.prepared.reader import open_prepared
 from stampede.data.prepared.writer import PartWriter
 from support.prepared_arrays import arrays_of, manifest_of
 
@@ -61,11 +62,20 @@ def test_a_sequential_split_of_a_log_without_order_is_told(log, capsys, order, t
     (log.parent / "schema.yaml").write_text("label: y\nids: [user]\ntime: {column: x}\n")
     assert main(command(log)) == 0
     shown = capsys.readouterr().out
-    assert ("of the training rows are newer than half of the test rows" in shown) == told
-    assert ("sort the log by x, or write --set split=by_column" in shown) == told
+    told_now = " ".join(shown.split())
+    assert ("of the training rows are newer than half of the test rows" in told_now) == told
+    assert ("sort the log by 'x', or write split=by_column, split_column=x" in told_now) == told
+    assert bool(open_prepared(log.parent / "out").advice) == told
     # A random split has no such order.
     assert main(command(log, "--set", "split=random", out="other")) == 0
     assert "newer" not in capsys.readouterr().out
+
+
+def test_an_empty_test_part_has_no_order(log):
+    (log.parent / "schema.yaml").write_text("label: y\nids: [user]\ntime: {column: x}\n")
+    log.write_text("\n".join(["y,user,x", *(f"{i % 2},u{i % 5},{-i}" for i in range(100))]) + "\n")
+    assert main(command(log, "--set", "test_fraction=0")) == 0
+    assert manifest_of(log.parent / "out")["parts"]["test"] == []
 
 
 def test_learned_ids_for_new_data(log, capsys):

@@ -66,7 +66,9 @@ def test_counts_do_not_depend_on_the_ranks(tmp_path):
 def test_norms_are_those_of_the_rows(tmp_path):
     """Of L2 alone the gradient is 2 l2 w; the threshold is the weights' norm times the count."""
     run_small(tmp_path, [*EVERY_STEP, "optim.embedding.l2=1e6", "optim.scaling.rule=none"])
-    for count in (count for line in watched(tmp_path) for count in line["counts"]):
+    counts = [count for line in watched(tmp_path) for count in line["counts"]]
+    assert len(counts) > 8
+    for count in counts:
         assert count["gradient_norm"] == pytest.approx(2e6 * count["weight_norm"], rel=1e-4)
         times = count["threshold"] / count["weight_norm"]
         assert 0.999 * count["from"] < times < 2 * count["from"]

@@ -230,7 +230,18 @@ def test_to_print_it_neither_torch_nor_torchrec_is_imported(option):
     assert not imported & {"torch", "torchrec", "fbgemm_gpu", "matplotlib", "tensorboard"}
 
 
-def test_a_mistake_of_the_command_line_is_named_as_one():
+@pytest.mark.parametrize(
+    "wrong, named",
+    [
+        (["train.epochs=0"], "train.epochs=0"),
+        (["model.hidden=[0]"], "model.hidden=[0]"),
+        (["optim.embedding.clip={granularity: rowx}"], "optim.embedding.clip={granularity: rowx}"),
+        (["data.path=x", "data.schema_file=y"], "data.path=x data.schema_file=y"),
+        (["train.epoch=3"], "train.epoch=3"),
+    ],
+)
+def test_a_mistake_of_the_command_line_is_named_as_one(wrong, named):
+    quickstart = next(path for path in CONFIGS if path.stem == "quickstart")
     with pytest.raises(SettingsError) as raised:
-        load_config(CONFIGS[0], ["train.epochs=0", "train.batch_size=64"])
-    assert str(raised.value).startswith(f"{CONFIGS[0]} with train.epochs=0:\n  train.epochs: ")
+        load_config(quickstart, [*wrong, "train.batch_size=64"])
+    assert str(raised.value).startswith(f"{quickstart} with {named}:\n  ")

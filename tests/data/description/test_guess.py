@@ -61,17 +61,23 @@ def test_a_table_is_guessed_from_its_types(log):
 def test_columns_that_may_be_weights_or_times_are_named(log, tmp_path):
     folder, frame = log
     assert guess([folder / "log_0.csv"]).reason[1:] == [
-        "column 'seen' became ids.seen; if it is a time, write `time: {column: seen}`, and its "
-        "format if it is a text"
+        "column 'seen' became ids.seen; if it is a time, write `time: {column: \"seen\"}`, and "
+        "delete ids.seen"
     ]
-    frame = frame.rename(columns={"price": "Weight", "seen": "seen_at"})
-    frame["seen_at"] = range(len(frame))
-    frame["date"] = "1st of May"
-    frame[:50].to_csv(tmp_path / "log.csv", index=False)
-    date, weight = guess([tmp_path / "log.csv"]).reason[1:]
-    assert date.startswith("column 'date' became ids.date; if it is a time")
-    assert weight.startswith("column 'Weight' became numbers.Weight; if it has the weights")
-    assert weight.endswith("write `weight: Weight`")
+    frame = frame[:50].rename(columns={"price": "Weight", "seen": "seen, utc"})
+    frame["date"], frame["ts"], frame["time"] = 20240501, 0.5, "1st of May"
+    frame.to_csv(tmp_path / "log.csv", index=False)
+    said = guess([tmp_path / "log.csv"]).reason[1:]
+    hints = {sentence.split(" became ")[0]: sentence.split(" became ")[1] for sentence in said}
+    in_seconds = 'if it is a time, write `time: {column: "seen, utc"}`, and delete ids.seen__utc'
+    assert hints["column 'seen, utc'"] == f"ids.seen__utc; {in_seconds}"
+    for name in ("date", "time"):
+        hint = hints[f"column '{name}'"]
+        assert f'`time: {{column: "{name}", format: "%Y%m%d"}}` with its format' in hint
+        assert hint.endswith(f"and delete ids.{name}")
+    assert "as whole seconds since 1970, and delete numbers.ts" in hints["column 'ts'"]
+    weight = 'if it has the weights of samples, write `weight: "Weight"`'
+    assert hints["column 'Weight'"] == f"numbers.Weight; {weight}, and delete numbers.Weight"
 
 
 SCHEMA_WITH_OPEN_KEYS = """

@@ -144,7 +144,7 @@ def test_a_tuned_axis_has_the_value_that_the_validation_part_chose(tmp_path, mon
     chosen = [(*one.point.labels.values(), len(one.outcomes)) for one in found]
     assert chosen == [("deepfm", "high", 2), ("dcn", "high", 2)]
     text = to_markdown(sweep, found)
-    said = "rate: of 3, the one whose AUC on the part that chose the epoch was largest with seed 1."
+    said = "rate: of those tried, the one whose AUC on the part that chose the epoch was largest"
     assert said in " ".join(text.split())
     (dcn,) = [line for line in text.splitlines() if line.startswith("| dcn")]
     assert "0.6000 ± 0.0000" in dcn and " 1,000,235 " in dcn
@@ -193,12 +193,14 @@ report: {metrics: [auc, train_seconds]}
 
 
 def test_points_that_are_excluded_are_neither_run_nor_shown(tmp_path, monkeypatch):
-    sweep = load_sweep(write_sweep(tmp_path, TEXT + "exclude: [dcn / 256]\n"))
+    sweep = load_sweep(write_sweep(tmp_path, TEXT + "exclude: [deepfm / 256]\n"))
     assert sweep.count == 9 and len(sweep.trials(sweep.points)) == 9
     found = results(sweep, outcomes_of(sweep, "validation"))
-    assert [one.point.title for one in found] == ["deepfm / 256", "deepfm / 512", "dcn / 512"]
+    assert [one.point.title for one in found] == ["deepfm / 512", "dcn / 256", "dcn / 512"]
     _, axes = drawn(sweep, monkeypatch, tmp_path, found)["auc.png"].axes
-    assert [len(line[0].get_xdata()) for line in axes.containers] == [2, 1]
+    # The axis is in the order of the file, also where its first point is missing.
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["256", "512"]
+    assert [len(line[0].get_xdata()) for line in axes.containers] == [1, 2]
 
 
 def test_the_attainable_auc_of_synthetic_clicks_is_shown(tmp_path, monkeypatch):
@@ -208,9 +210,15 @@ def test_the_attainable_auc_of_synthetic_clicks_is_shown(tmp_path, monkeypatch):
     for outcome in outcomes:
         outcome.summary["attainable_auc"] = 0.83
     found = results(sweep, outcomes)
+    (row, *_) = [line for line in to_markdown(sweep, found).splitlines() if "| 256" in line]
     assert "| attainable AUC |" in " ".join(to_markdown(sweep, found).split())
-    heading = drawn(sweep, monkeypatch, tmp_path, found)["auc.png"].get_suptitle()
-    assert heading.endswith("; the true click probabilities reach a test AUC of 0.8300")
+    assert "| 0.8300 " in row
+    said = "the true click probabilities reach a test AUC of 0.8300"
+    figures = drawn(sweep, monkeypatch, tmp_path, found)
+    assert figures["auc.png"].get_suptitle().endswith(f"\n{said}")
+    assert said not in figures["seconds.png"].get_suptitle()
+    outcomes[0].summary["attainable_auc"] = 0.82
+    assert said not in drawn(sweep, monkeypatch, tmp_path, found)["auc.png"].get_suptitle()
 
 
 @pytest.mark.parametrize("small", [False, True])

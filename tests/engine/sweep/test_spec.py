@@ -53,6 +53,10 @@ BAD = [
         ["published.a.auc", "'3' is not a point", "'1'"],
     ),
     (GRID + "exclude: ['3']", ["exclude: '3' is not a point of the grid", "such as '1'"]),
+    (
+        GRID + "exclude: ['1', '2']\npublished: {a: {source: a, auc: {'1': 0.8}}}",
+        ["exclude: no point of the grid is left"],
+    ),
     (GRID + "exclude: ['1', '2']", ["exclude: no point of the grid is left", "name fewer"]),
     (
         "study: {parameters: {train.epochs: {low: 1, high: 3}}}\nexclude: [a]",
