@@ -1,10 +1,12 @@
 """How far gradients are from CowClip's threshold, by how often an id occurs in the batch.
 
-Trains with the paper's settings, on Criteo's sample and on synthetic clicks of its shape, and reads
-the lines `clipping` of `metrics.jsonl`: mean norms of gradients (L2 term included), of rows and of
-thresholds, and the share of clipped rows, in the first and the last quarter of the training.
+Trains with the paper's settings, on Criteo's sample and on synthetic clicks of its shape, or takes
+run folders with `train.clip_stats_every`, and reads the lines `clipping` of `metrics.jsonl`: mean
+norms of gradients (L2 term included), of rows and of thresholds, and the share of clipped rows, in
+the first and the last quarter of the training.
 
     python benchmarks/clip_norms.py --data ../shared/data/criteo_kaggle_137k.tsv.gz
+    python benchmarks/clip_norms.py --runs runs/synthetic_rules/trials/CowClip-*K-seed1
 """
 
 from __future__ import annotations
@@ -37,9 +39,20 @@ LINES = 40
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="criteo_kaggle_137k.tsv.gz")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--data", type=Path, help="criteo_kaggle_137k.tsv.gz")
+    what.add_argument("--runs", type=Path, nargs="+", help="run folders")
     options = parse_options(parser, "clip_norms")
     report = Report(options.out, options.quick)
+    if options.runs:
+        for run in options.runs:
+            _add(report, run.name, _lines(run))
+    else:
+        _train_all(options, report)
+    report.close()
+
+
+def _train_all(options: argparse.Namespace, report: Report) -> None:
     logs = {
         "Criteo": ("criteo_kaggle.yaml", 105_793, 4, [f"data.path={options.data.resolve()}"]),
         "synthetic": ("quickstart.yaml", 1_900_000, 2, SYNTHETIC),
@@ -49,11 +62,14 @@ def main() -> None:
             steps = epochs * -(-rows // batch)
             chosen = ["preset=paper", f"train.epochs={epochs}", f"train.batch_size={batch}"]
             lines = _train(config, [*overrides, *chosen], steps, options.folder)
-            quarter = -(-len(lines) // 4)
-            found = {"first": _by_count(lines[:quarter]), "last": _by_count(lines[-quarter:])}
-            report.add(**{f"{log} {batch}": {"steps": steps, **found}})
-            _print(f"{log}, batch {batch:,}, {steps:,} steps", found)
-    report.close()
+            _add(report, f"{log} {batch}", lines)
+
+
+def _add(report: Report, name: str, lines: Sequence[dict[str, Any]]) -> None:
+    quarter = -(-len(lines) // 4)
+    found = {"first": _by_count(lines[:quarter]), "last": _by_count(lines[-quarter:])}
+    report.add(**{name: found})
+    _print(name, found)
 
 
 def _train(config: str, overrides: list[str], steps: int, folder: Path) -> list[dict[str, Any]]:
@@ -65,10 +81,14 @@ def _train(config: str, overrides: list[str], steps: int, folder: Path) -> list[
     program = [ROOT / "launch.py", ROOT / "configs" / config]
     try:
         run_program([*program, *overrides, *watched, *place])
-        lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-        return [line for line in lines if line["kind"] == "clipping"]
+        return _lines(run)
     finally:
         shutil.rmtree(run, ignore_errors=True)
+
+
+def _lines(run: Path) -> list[dict[str, Any]]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == "clipping"]
 
 
 def _by_count(lines: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
