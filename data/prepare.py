@@ -36,7 +36,7 @@ from stampede.data.schema.features import described
 from stampede.data.schema.schema import Quantiles, Schema
 from stampede.data.sources import TRAIN, Assignment, Kind, Source, open_source
 from stampede.files import make_folder
-from stampede.settings import counted, from_key_values, keys_help, shown
+from stampede.settings import from_key_values, keys_help, shown
 
 # With fewer rows, a part could be empty.
 _FEWEST_ROWS = 10
@@ -174,9 +174,9 @@ def _learn(
         log.check_rows()
         written = options.written
         raise DataError(
-            f"{log.files[0]}: the training part has no rows (left out "
-            f"{counted(bad_rows.count, 'bad row')}); write {written}split=random or another split, "
-            f"or {written}on_bad_row=error to see what is wrong with the rows"
+            f"{log.files[0]}: the training part has no rows (bad rows left out: "
+            f"{bad_rows.count:,}); write {written}split=random or another split, or "
+            f"{written}on_bad_row=error to see what is wrong with the rows"
         )
     return learner
 
