@@ -28,7 +28,7 @@ BATCHES = (1024, 8192, 65536)
 
 # The clicks of configs/sweeps/synthetic_rules.yaml, with fewer rows and ids.
 SYNTHETIC = [
-    "data.rows=2000000", "data.test_rows=50000", "data.scale=0.02", "data.zipf=1.05",
+    "data.test_rows=50000", "data.validation_fraction=0.05", "data.scale=0.02", "data.zipf=1.05",
     "data.numbers_std=0.6", "data.first_order_std=1.35", "data.interactions_std=0.7",
     "optim.embedding.lr=1e-3", "optim.dense.lr=1e-3",
 ]  # fmt: skip
@@ -53,9 +53,10 @@ def main() -> None:
 
 
 def _train_all(options: argparse.Namespace, report: Report) -> None:
+    drawn = 200_000 if options.quick else 2_000_000
     logs = {
         "Criteo": ("criteo_kaggle.yaml", 105_793, 4, [f"data.path={options.data.resolve()}"]),
-        "synthetic": ("quickstart.yaml", 1_900_000, 2, SYNTHETIC),
+        "synthetic": ("quickstart.yaml", drawn * 19 // 20, 2, [*SYNTHETIC, f"data.rows={drawn}"]),
     }
     for log, (config, rows, epochs, overrides) in logs.items():
         for batch in BATCHES[-1:] if options.quick else BATCHES:

@@ -90,7 +90,7 @@ def raw_rows(source: Source, bad_rows: BadRows, limit: int | None, folder: Path)
     if not frames.rows:
         log.check_rows()
         raise DataError(
-            f"{log.files[0]}: no rows are left without {counted(bad_rows.count, 'bad row')}"
+            f"{log.files[0]}: has no good row, but {counted(bad_rows.count, 'bad row')}"
         )
     notes = [f"parts: split {source.split.split}, see --set"]
     if limit is not None:

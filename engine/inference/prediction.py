@@ -166,7 +166,10 @@ def score(
     Raises:
         DataError, RunFolderError: as of `predict`.
     """
-    remedy = 'on_bad_value="missing" to treat it as missing'
+    remedy = (
+        'on_bad_value="missing" to treat bad values as missing, or `stampede predict --on-bad-row '
+        "skip` to leave such rows out"
+    )
     bad_rows = BadRows("error", remedy=remedy)
     options = PredictionOptions(with_label=False, on_bad_value=on_bad_value)
     rows = _rows(trained, inputs, options, bad_rows)
