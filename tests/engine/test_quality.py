@@ -24,6 +24,8 @@ pytestmark = pytest.mark.slow
 def test_beside_scikit_learn(tmp_path, config, file, network, theirs, margin):
     path = shared(f"data/{file}")
     given = [f"data.path={path}", f"data.cache={tmp_path}", f"run.dir={tmp_path}"]
-    run(load_config(ROOT / f"configs/{config}.yaml", [*given, f"model.name={network}"]))
+    # Layers of 400 give the same AUC to 0.0003 and take twice as long.
+    network = [f"model.name={network}", "model.hidden=[128, 128]", "evaluate.compare_with_lr=false"]
+    run(load_config(ROOT / f"configs/{config}.yaml", [*given, *network]))
     ours = json.loads((tmp_path / config / "summary.json").read_text())["best_auc"]
     assert ours > theirs + margin

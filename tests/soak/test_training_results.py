@@ -8,7 +8,7 @@ import pytest
 
 from support.paths import ROOT, shared
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.slow
 
 
 def launch(*arguments):
@@ -28,9 +28,13 @@ def test_quickstart_reaches_nine_tenths_of_the_attainable_auc(tmp_path):
 
 # One seed each; benchmarks/criteo_137k.py runs them all. The margins allow for the seed.
 @pytest.mark.parametrize(
-    "setting, margin, epochs", [("baseline_1024", 0.004, 3), ("cowclip_1024", 0.004, 3),
-                                ("cowclip_8192", 0.005, 5)],
-)  # fmt: skip
+    "setting, margin, epochs",
+    [
+        pytest.param("baseline_1024", 0.004, 3, marks=pytest.mark.soak),
+        ("cowclip_1024", 0.004, 3),
+        pytest.param("cowclip_8192", 0.005, 5, marks=pytest.mark.soak),
+    ],
+)
 def test_real_clicks_against_the_authors_code(tmp_path, setting, margin, epochs):
     log = shared("data/criteo_kaggle_137k.tsv.gz")
     reference = json.loads(shared("golden/criteo_137k_reference.json").read_text())
