@@ -33,6 +33,10 @@ LARGE_LOG = 10_000_000
 # AUC of batch 1024 after 150 steps with the rates of `sqrt_star`.
 _FEWEST_STEPS, _MOST_EPOCHS = 160, 50
 
+# With many epochs the AUC may stand still for some, until the rates have fallen: 24 epochs of 4 steps
+# on Criteo's sample reach 0.7627 where a patience of 2 ends them at 0.7608.
+_PATIENCE, _OF_THE_EPOCHS = 2, 0.2
+
 # Epochs for logs with fewer rows than this.
 _EPOCHS = ((1_000_000, 6), (10_000_000, 3), (math.inf, 2))
 
@@ -126,6 +130,7 @@ _KEYS = (
     "optim.scaling.base_batch_size",
     "train.batch_size",
     "train.epochs",
+    "evaluate.patience",
     "optim.scaling.rule",
     "optim.embedding.lr",
     "optim.embedding.l2",
@@ -193,7 +198,13 @@ def _epochs(log: _Log) -> tuple[int, str]:
     needed = min(math.ceil(_FEWEST_STEPS / steps), _MOST_EPOCHS)
     if needed > epochs:
         return needed, f"{needed * steps:,} steps in all, {steps:,} an epoch"
-    return epochs, f"{log.rows:,} rows; evaluate.patience stops earlier"
+    return epochs, f"{log.rows:,} rows"
+
+
+def _patience(log: _Log) -> tuple[int, str]:
+    evaluated = log.at("train.epochs") / log.at("evaluate.every_epochs")
+    patience = max(_PATIENCE, math.ceil(_OF_THE_EPOCHS * evaluated))
+    return patience, "evaluated epochs without a better AUC end the training"
 
 
 def _scaling(log: _Log) -> tuple[str, str]:
@@ -241,6 +252,7 @@ _RULES: dict[str, Callable[[_Log], tuple[Any, str]]] = {
     "optim.scaling.base_batch_size": _base_batch_size,
     "train.batch_size": _batch_size,
     "train.epochs": _epochs,
+    "evaluate.patience": _patience,
     "optim.scaling.rule": _scaling,
     "optim.embedding.lr": _embedding_lr,
     "optim.embedding.l2": _embedding_l2,

@@ -165,11 +165,11 @@ class EvaluateSection(Section):
         description="part that chooses the best epoch, stops early and reduces rates; test, as in "
         "the paper, keeps no rows for validation and makes best_auc optimistic",
     )
-    patience: int = Field(
-        2,
+    patience: int | None = Field(
+        None,
         ge=0,
         description="evaluated epochs in a row without a better AUC on select_on before training "
-        "stops; 0: never",
+        "stops; 0: never; null: by the recipe",
     )
     metrics: list[_Metric] = Field(
         ["pr_auc", "normalized_entropy", "calibration", "calibration_buckets"],

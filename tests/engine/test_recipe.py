@@ -89,6 +89,14 @@ def test_few_steps_of_a_large_batch_become_more_epochs():
     assert chosen(41_000_000, "train.batch_size=131072")[0].train.epochs == 2
 
 
+def test_many_epochs_may_stand_still_for_longer():
+    assert chosen(105_793)[0].evaluate.patience == 2
+    assert chosen(105_793, "train.batch_size=32768")[0].evaluate.patience == 8
+    every_second = ["train.batch_size=32768", "evaluate.every_epochs=2"]
+    assert chosen(105_793, *every_second)[0].evaluate.patience == 4
+    assert chosen(105_793, "train.epochs=40", "evaluate.patience=0")[0].evaluate.patience == 0
+
+
 def test_the_rate_falls_with_the_steps_down_to_the_papers():
     rates = [chosen(rows)[0].optim.embedding.lr for rows in (1_000, 1_000_000, 10**9)]
     assert rates[0] == 1e-3 > rates[1] > rates[2] == 1e-4
