@@ -150,6 +150,10 @@ def _begin(folder: RunFolder, whole: Config) -> None:
     folder.write_config(whole)
     # A power failure may have left half a line.
     folder.keep_whole_lines()
+    with reading(folder.metrics, RunFolderError, "repair or delete that line"):
+        for line in folder.lines():
+            if line["kind"] == "period":
+                int(line["period"]), int(line["ids"])
 
 
 class _Periods:

@@ -33,8 +33,8 @@ LARGE_LOG = 10_000_000
 # AUC of batch 1024 after 150 steps with the rates of `sqrt_star`.
 _FEWEST_STEPS, _MOST_EPOCHS = 160, 50
 
-# With many epochs the AUC may stand still for some, until the rates have fallen: 24 epochs of 4 steps
-# on Criteo's sample reach 0.7627 where a patience of 2 ends them at 0.7608.
+# With many epochs the AUC may stand still for some, until the rates have fallen: 24 epochs of 4
+# steps reach 0.7627 on Criteo's sample, where a patience of 2 ends them at about 0.7608.
 _PATIENCE, _OF_THE_EPOCHS = 2, 0.2
 
 # Epochs for logs with fewer rows than this.

@@ -202,12 +202,11 @@ def missing_marks_sentence(columns: dict[str, dict[str, int]]) -> str:
 def prepared_summary(folder: Path) -> str:
     """Rows, fields and size of a prepared folder, for a person."""
     manifest = read_manifest(folder)
-    lines = [f"  {part:<12}{manifest.rows(part):>16,} rows" for part in PARTS]
+    lines = [f"  {part:<12}{counted(manifest.rows(part), 'row'):>21}" for part in PARTS]
     ids = sum(entry.rows for entry in manifest.fields)
     size = sum(entry.bytes for shard in manifest.shards() for entry in shard.files.values())
-    lines.append(
-        f"  {counted(len(manifest.fields), 'id field')} with {ids:,} rows of tables together"
-    )
+    fields = counted(len(manifest.fields), "id field")
+    lines.append(f"  {fields} with {counted(ids, 'row')} of tables together")
     lines.append(f"  {counted(len(manifest.numbers), 'number')}; {size / 1e6:,.0f} MB")
     if "features" in manifest.source:
         features = f"features: {manifest.source['features']}"
