@@ -1,8 +1,7 @@
 """Best test AUC with the dense layers in bf16 and in fp32, on the real Criteo sample.
 
-CowClip at batch 1024, five seeds, best epoch on the test part as in criteo_137k.py; means with
-standard errors, and the paired differences of the seeds. Speed is not measured: one run per core at
-a time.
+CowClip at batch 1024, five seeds, best epoch on the test part; means with standard errors, and the
+paired differences of the seeds. Speed is not measured: one run per core at a time.
 
     python benchmarks/bf16_auc.py --data ../shared/data/criteo_kaggle_137k.tsv.gz
 """
@@ -18,17 +17,17 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 
-from criteo_runs import CONFIG
 from launched import launch
 from machine import CORES, describe_machine
 from report import ROOT, Report, parse_options
 from tqdm import tqdm
 
+CONFIG = ROOT / "configs/criteo_kaggle.yaml"
 DATA = ROOT.parent / "shared/data/criteo_kaggle_137k.tsv.gz"
 PRECISIONS = ("fp32", "bf16")
 SEEDS = (1, 2, 3, 4, 5)
 
-# The best epoch is the second (benchmarks/results/criteo_137k.json).
+# The best epoch is the second.
 EPOCHS = 4
 
 

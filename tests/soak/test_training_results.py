@@ -26,7 +26,7 @@ def test_quickstart_reaches_nine_tenths_of_the_attainable_auc(tmp_path):
     assert 0 < summary["clipped_share"] < 1
 
 
-# One seed each; benchmarks/criteo_137k.py runs them all. The margins allow for the seed.
+# One seed each; configs/sweeps/authors_code.yaml runs more. The margins allow for the seed.
 @pytest.mark.parametrize(
     "setting, margin, epochs",
     [
