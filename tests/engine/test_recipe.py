@@ -85,15 +85,16 @@ def test_what_the_network_has_no_use_for_is_left_alone():
 
 def test_few_steps_of_a_large_batch_become_more_epochs():
     assert chosen(105_793, "train.batch_size=8192")[0].train.epochs == 13
-    assert chosen(105_793, "train.batch_size=131072")[0].train.epochs == 50
+    assert chosen(105_793, "train.batch_size=32768")[0].train.epochs == 24
+    assert chosen(105_793, "train.batch_size=131072")[0].train.epochs == 42
     assert chosen(41_000_000, "train.batch_size=131072")[0].train.epochs == 2
 
 
 def test_many_epochs_may_stand_still_for_longer():
     assert chosen(105_793)[0].evaluate.patience == 2
-    assert chosen(105_793, "train.batch_size=32768")[0].evaluate.patience == 8
+    assert chosen(105_793, "train.batch_size=32768")[0].evaluate.patience == 5
     every_second = ["train.batch_size=32768", "evaluate.every_epochs=2"]
-    assert chosen(105_793, *every_second)[0].evaluate.patience == 4
+    assert chosen(105_793, *every_second)[0].evaluate.patience == 3
     assert chosen(105_793, "train.epochs=40", "evaluate.patience=0")[0].evaluate.patience == 0
 
 
