@@ -151,9 +151,10 @@ def _begin(folder: RunFolder, whole: Config) -> None:
     # A power failure may have left half a line.
     folder.keep_whole_lines()
     with reading(folder.metrics, RunFolderError, "repair or delete that line"):
-        for line in folder.lines():
-            if line["kind"] == "period":
-                int(line["period"]), int(line["ids"])
+        for number, line in enumerate(folder.lines(), 1):
+            needed = ["kind", "step", *(["period", "ids"] if line.get("kind") == "period" else [])]
+            if lacking := [key for key in needed if key not in line]:
+                raise ValueError(f"line {number:,}: no {lacking[0]!r}")
 
 
 class _Periods:

@@ -239,7 +239,13 @@ class RunFolder:
         Raises:
             OSError, ValueError: the file cannot be read, or a line of it is damaged.
         """
-        return [json.loads(line) for line in self._whole_lines()]
+        found = []
+        for number, line in enumerate(self._whole_lines(), 1):
+            try:
+                found.append(json.loads(line))
+            except ValueError as mistake:
+                raise ValueError(f"line {number:,}: {mistake}") from None
+        return found
 
     def keep_lines(self, count: int) -> list[str]:
         """Drop the lines of steps that a resumed run repeats.

@@ -317,9 +317,16 @@ def test_mistakes_are_told_in_a_sentence(three, tmp_path, capsys):
     (damaged / "runs/ads/periods.json").write_text("{")
     with pytest.raises(RunFolderError, match=r"periods\.json: damaged .* another run\.name"):
         train(damaged / "ads.yaml", [f"run.dir={damaged}/runs"])
-    for line, said in (("{no json}", "line 1"), ('{"kind": "period", "step": 1}', "no 'period'")):
-        (damaged / "runs/ads/metrics.jsonl").write_text(f"{line}\n")
-        with pytest.raises(RunFolderError, match=rf"metrics\.jsonl: damaged .*{said}.* that line"):
+    good = (damaged / "runs/ads/metrics.jsonl").read_text()
+    end = good.count("\n") + 1
+    for line, said in (
+        ("{no json}", ""),
+        ('{"kind": "period", "step": 1}', "no 'period'"),
+        ('{"kind": "left_out"}', "no 'step'"),
+    ):
+        (damaged / "runs/ads/metrics.jsonl").write_text(f"{good}{line}\n")
+        told = rf"metrics\.jsonl: damaged \(line {end}: .*{said}.* that line"
+        with pytest.raises(RunFolderError, match=told):
             train(damaged / "ads.yaml", [f"run.dir={damaged}/runs"])
     of_train = tmp_path / "of_train/runs/ads"
     (of_train / "checkpoints").mkdir(parents=True)

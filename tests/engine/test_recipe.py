@@ -92,9 +92,9 @@ def test_few_steps_of_a_large_batch_become_more_epochs():
 
 def test_many_epochs_may_stand_still_for_longer():
     assert chosen(105_793)[0].evaluate.patience == 2
-    assert chosen(105_793, "train.batch_size=32768")[0].evaluate.patience == 5
+    assert chosen(105_793, "train.batch_size=32768")[0].evaluate.patience == 8
     every_second = ["train.batch_size=32768", "evaluate.every_epochs=2"]
-    assert chosen(105_793, *every_second)[0].evaluate.patience == 3
+    assert chosen(105_793, *every_second)[0].evaluate.patience == 4
     assert chosen(105_793, "train.epochs=40", "evaluate.patience=0")[0].evaluate.patience == 0
 
 
