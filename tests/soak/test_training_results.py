@@ -46,7 +46,8 @@ def test_real_clicks_against_the_authors_code(tmp_path, setting, margin, epochs)
     }[setting].split()
     launch(
         "configs/criteo_kaggle.yaml", "preset=paper", f"data.path={log}",
-        f"data.cache={tmp_path}/cache", f"run.dir={tmp_path}", "evaluate.select_on=test", f"train.epochs={epochs}", *overrides,
+        f"data.cache={tmp_path}/cache", f"run.dir={tmp_path}",
+        "evaluate.select_on=test", f"train.epochs={epochs}", *overrides,
     )  # fmt: skip
     summary = json.loads((tmp_path / "criteo_kaggle/summary.json").read_text())
     assert summary["best_auc"] > reference["summary"][setting]["best_auc_mean"] - margin
