@@ -23,7 +23,7 @@ from stampede.data.raw.rows import BadRows
 from stampede.data.schema.schema import Schema
 from stampede.data.sources import Kind, Source, open_source
 from stampede.files import write_file
-from stampede.settings import SettingsError, all_keys, from_key_values
+from stampede.settings import SettingsError, all_keys, from_key_values, yaml_value
 
 TEXT, PICTURE, SCHEMA = "description.txt", "description.png", "schema.yaml"
 
@@ -120,7 +120,7 @@ def _at_least_one(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    keys = "\n".join(f"  {key.path} = {key.default!r}" for key in all_keys(Split))
+    keys = "\n".join(f"  {key.path} = {yaml_value(key.default)}" for key in all_keys(Split))
     parser = argparse.ArgumentParser(
         prog="stampede describe",
         description="Show what is in a click log or a prepared folder, as text and as pictures.",

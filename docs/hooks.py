@@ -14,7 +14,7 @@ from pydantic import BaseModel, TypeAdapter
 from stampede.engine.config import config_type
 from stampede.engine.config.optim import BASELINES
 from stampede.files import write_file
-from stampede.settings import Key, all_keys
+from stampede.settings import Key, all_keys, yaml_value
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
@@ -66,7 +66,7 @@ def _kinds(key: Key) -> str:
 
 def _row(key: Key, told: bool) -> str:
     """A line of the table; `told`: with the values of another key that have this one."""
-    default = "" if isinstance(key.default, BaseModel) else f"`{_yaml(key.default)}`"
+    default = "" if isinstance(key.default, BaseModel) else f"`{yaml_value(key.default)}`"
     meaning = f"{key.description} ({_kinds(key)})" if told and key.kinds else key.description
     allowed = "a section" if isinstance(key.default, BaseModel) else _values(key)
     meaning, one_of, choices = meaning.partition("; one of ")
@@ -74,15 +74,6 @@ def _row(key: Key, told: bool) -> str:
         allowed = ", ".join(f"`{choice}`" for choice in choices.split(", "))
     cells = (f"`{key.path.rpartition('.')[2]}`", allowed, default, meaning)
     return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
-
-
-def _yaml(value: Any) -> str:
-    """A default as a YAML file has it."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, tuple):
-        value = list(value)
-    return '""' if value == "" else str(value)
 
 
 def _values(key: Key) -> str:
@@ -101,9 +92,9 @@ def _words(schema: dict[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(_words(one) for one in schema["anyOf"]))
     if "enum" in schema:
-        return ", ".join(f"`{one}`" for one in schema["enum"])
+        return ", ".join(f"`{yaml_value(one)}`" for one in schema["enum"])
     if "const" in schema:
-        return f"`{schema['const']}`"
+        return f"`{yaml_value(schema['const'])}`"
     if "prefixItems" in schema:
         return f"{len(schema['prefixItems'])} of {_words(schema['prefixItems'][0])}"
     if schema.get("type") == "array":
@@ -151,6 +142,14 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Point to these files within the site."""
     return markdown.replace("](../benchmarks/results/", "](results/")
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Mark the tables of keys, let keys break at dots, and link pictures to their files."""
+    if page.file.src_uri == "configuration.md":
+        html = f'<div class="keys">{html}</div>'
+    html = re.sub(r"(?<=<td><code>)[\w.]+", lambda key: key.group().replace(".", ".<wbr>"), html)
+    return re.sub(r'<img [^>]*src="([^"]+\.png)"[^>]*>', r'<a href="\1">\g<0></a>', html)
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import reprlib
 import textwrap
@@ -45,6 +46,7 @@ _SHORT.maxlevel = 4
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = 12
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
 
+_LONGEST_VALUE = 80
 _LONGEST_SENTENCE = 1500
 
 
@@ -54,12 +56,17 @@ def counted(number: int, what: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """`repr` of a value, shortened if it is long or deep."""
+    """`repr` of a value on one line, shortened if it is long or deep."""
     try:
-        return _SHORT.repr(value)
+        text = _SHORT.repr(value)
     except (ValueError, RecursionError):
         # Python refuses to print a number with thousands of digits.
         return f"a {type(value).__name__} too large to show"
+    if "\n" in text:
+        # A DataFrame or an array.
+        return type(value).__name__
+    half = _LONGEST_VALUE // 2
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:half]} ... {text[-half:]}"
 
 
 def cut(sentence: str) -> str:
@@ -130,7 +137,7 @@ def _short_number(loader: _Loader, node: yaml.Node) -> int | float:
     if len(node.value) > _MOST_DIGITS:
         raise SettingsError(
             f"line {node.start_mark.line + 1}: found a number of {len(node.value):,} characters; "
-            f"{_MOST_DIGITS} are the most"
+            f"the limit is {_MOST_DIGITS}"
         )
     is_int = node.tag == "tag:yaml.org,2002:int"
     return (loader.construct_yaml_int if is_int else loader.construct_yaml_float)(node)
@@ -156,6 +163,40 @@ def _mapping_without_repeats(loader: _Loader, node: yaml.MappingNode) -> dict[st
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_repeats)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes exactly the texts that `_Loader` would read as something else."""
+
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+    def represent_float(self, number: float) -> yaml.Node:
+        # PyYAML would write 1e-08 as 1.0e-08.
+        if not math.isfinite(number):
+            return super().represent_float(number)
+        return self.represent_scalar("tag:yaml.org,2002:float", repr(number))
+
+    def represent_other(self, value: Any) -> yaml.Node:
+        # Options of a user's own network may have any type, and the help must not fail.
+        return self.represent_str(str(value))
+
+
+_Dumper.add_representer(float, _Dumper.represent_float)
+_Dumper.add_multi_representer(object, _Dumper.represent_other)
+
+
+def yaml_value(value: Any) -> str:
+    """A value as it stands in a YAML file, on one line: `null`, `true`, `''`, `[400, 400]`."""
+    text = yaml.dump(
+        value,
+        Dumper=_Dumper,
+        default_flow_style=True,
+        sort_keys=False,
+        allow_unicode=True,
+        width=math.inf,
+    )
+    # PyYAML ends a value outside a list or mapping with `...`.
+    return text.removesuffix("...\n").rstrip("\n")
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -389,9 +430,10 @@ def _unknown_key(path: str, place: _Place, root: type[BaseModel]) -> str:
     near = difflib.get_close_matches(unknown[:_LONGEST_KEY], siblings, n=1, cutoff=0.5)
     # Or a key of another section.
     near = near or [k.path for k in all_keys(root) if k.path.split(".")[-1] == unknown]
-    hint = f"did you mean {near[0]!r}? " if near and path not in near else ""
     kind = f" with {place.chosen}" if place.chosen else ""
-    return f"{path}: unknown key{kind}; {hint}allowed here: {', '.join(siblings) or 'none'}"
+    if near and path not in near:
+        return f"{path}: unknown key{kind}; did you mean {near[0]!r}?"
+    return f"{path}: unknown key{kind}; allowed here: {', '.join(siblings) or 'none'}"
 
 
 def _nearest(found: Any, expected: str) -> str:
@@ -445,7 +487,7 @@ def keys_help(model: type[BaseModel], defaults: bool = True) -> list[str]:
     lines = []
     for key in all_keys(model):
         is_section = isinstance(key.default, BaseModel)
-        default = "a section, see below" if is_section else repr(key.default)
+        default = "a section, see below" if is_section else yaml_value(key.default)
         lines.append(f"  {key.path} = {default}" if defaults else f"  {key.path}")
         text = f"{key.description} ({key.kinds})" if key.kinds else key.description
         lines += textwrap.wrap(text, 92, initial_indent=" " * 6, subsequent_indent=" " * 6)

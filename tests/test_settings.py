@@ -1,11 +1,22 @@
 """Settings that cannot be read, or are not what they should be, are refused in a sentence."""
 
 import os
+import re
 
+import polars as pl
 import pytest
 from pydantic import Field
 
-from stampede.settings import Section, SettingsError, from_key_values, parse_yaml, read_yaml, shown
+from stampede.settings import (
+    Section,
+    SettingsError,
+    from_key_values,
+    keys_help,
+    parse_yaml,
+    read_yaml,
+    shown,
+    yaml_value,
+)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +42,41 @@ def test_numbers_are_what_looks_like_numbers():
     assert parse_yaml(text, "") == expected
 
 
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (None, "null"),
+        (True, "true"),
+        ("", "''"),
+        ("sequential", "sequential"),
+        # Quoted only if it would be read as something else.
+        ("null", "'null'"),
+        ("1e-4", "'1e-4'"),
+        ("010", "010"),
+        (1e-8, "1e-08"),
+        (float("inf"), ".inf"),
+        ([400, None], "[400, null]"),
+        (["a, b"] * 50, "[" + ", ".join(["'a, b'"] * 50) + "]"),
+        ({}, "{}"),
+        ({"b": 1, "a": [False]}, "{b: 1, a: [false]}"),
+    ],
+)
+def test_a_value_is_shown_as_a_file_has_it(value, text):
+    assert yaml_value(value) == text
+    assert parse_yaml(text, "") == value
+
+
+def test_the_help_shows_defaults_as_a_file_has_them():
+    class Shown(Section):
+        limit: int | None = Field(None, description="null: none")
+        betas: tuple[float, float] = Field((0.9, 1e-8), description="rates")
+        way: type = Field(int, description="of a network's own options")
+
+    assert keys_help(Shown)[::2] == [
+        "  limit = null", "  betas = [0.9, 1e-08]", "  way = <class 'int'>"
+    ]  # fmt: skip
+
+
 def test_an_alias_still_works():
     text = "a: &a {k: 1, l: [2]}\nb: [*a, *a]"
     assert parse_yaml(text, "") == {"a": {"k": 1, "l": [2]}, "b": [{"k": 1, "l": [2]}] * 2}
@@ -41,7 +87,7 @@ def test_an_alias_still_works():
     [
         ("!!int 0x" + "f" * 900_000, "line 1: found a number of 900,002 characters"),
         ("a: 1\nb: !!float " + "1:" * 450_000 + "1", "line 2: found a number of"),
-        ("1" * 401, "line 1: found a number of 401 characters; 400 are the most"),
+        ("1" * 401, "line 1: found a number of 401 characters; the limit is 400"),
         ("a: &a [1]\nb: &b [*a, *a]\nc: [*b]", "line 2: at most 100 aliases"),
         ("a: &a [*a]", "line 1: at most 100 aliases"),
         ("a: &a 1\nb: [" + "*a, " * 101 + "]", "line 2: at most 100 aliases"),
@@ -56,7 +102,7 @@ def test_files_that_are_no_files_or_too_large(tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
     with (tmp_path / "large.yaml").open("wb") as file:
         file.truncate(1 << 40)
-    for name, words in (("pipe.yaml", "is not a file"), ("large.yaml", "are the most")):
+    for name, words in (("pipe.yaml", "is not a file"), ("large.yaml", "the limit is")):
         with pytest.raises(SettingsError, match=f"{name}: cannot be read as text .*{words}"):
             read_yaml(tmp_path / name, "")
 
@@ -82,7 +128,14 @@ class _Options(Section):
 def test_what_was_found_is_shown_in_short(value):
     with pytest.raises(SettingsError, match="count: found") as failure:
         from_key_values([f"count={value}"], _Options, "--set")
-    assert len(str(failure.value)) < 1000
+    (_, line) = str(failure.value).splitlines()
+    assert len(line) < 150
+
+
+def test_a_frame_is_named_and_not_printed():
+    frame = pl.DataFrame({"a": range(30)})
+    assert shown(frame) == shown(pl.DataFrame()) == "DataFrame"
+    assert shown([frame]) == "list" and shown("a\nb") == "'a\\nb'"
 
 
 def test_of_many_mistakes_some_are_told():
@@ -95,6 +148,12 @@ def test_of_many_mistakes_some_are_told():
 def test_short_values_are_shown_whole():
     for value in (3, "a'b", [400, 400], {"b": 1, "a": None}, 1.5, float("inf")):
         assert eval(shown(value), {"inf": float("inf")}) == value
+
+
+def test_a_likely_key_is_told_without_all_others():
+    for key, told in (("cuont", "did you mean 'count'?"), ("xyz", "allowed here: count, names")):
+        with pytest.raises(SettingsError, match=rf"{key}: unknown key; {re.escape(told)}$"):
+            from_key_values([f"{key}=1"], _Options, "--set")
 
 
 def test_a_key_cannot_reach_the_terminal():

@@ -53,6 +53,17 @@ def test_the_help_is_that_of_the_module(name, capsys):
     assert "python -m" not in shown
 
 
+def test_ctrl_c_while_data_are_prepared(monkeypatch, tmp_path, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stampede.engine.run.open_dataset", interrupted)
+    job = [ROOT / "configs/quickstart.yaml", f"run.dir={tmp_path}"]
+    assert said(cli.stampede, "train", *job) == 130
+    # No checkpoint is promised.
+    assert "from the newest checkpoint, or begins anew if there is none" in capsys.readouterr().out
+
+
 def test_the_launchers_help_is_the_same_but_for_its_name(capsys):
     assert said(cli.main, "--help") == 0
     launcher = capsys.readouterr().out

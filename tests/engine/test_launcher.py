@@ -147,6 +147,7 @@ def test_help_lists_configurations_and_keys():
     done = launch("--help")
     assert done.returncode == 0
     for word in ("configs/quickstart.yaml", "configs/criteo_kaggle.yaml", "train.batch_size",
-                 "section.key=value", "torchrun"):  # fmt: skip
+                 "section.key=value", "torchrun", "run.name = ''", "train.epochs = null",
+                 "run.device = auto", "train.reproducible = false"):  # fmt: skip
         assert word in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 100
