@@ -9,7 +9,15 @@ if TYPE_CHECKING:
     from stampede.data.errors import DataError
     from stampede.data.global_batches import GlobalBatches
     from stampede.data.order import Order
-    from stampede.data.samples import Bag, Batch, Dataset, Part, Samples, click_share
+    from stampede.data.samples import (
+        Bag,
+        Batch,
+        Dataset,
+        Part,
+        Samples,
+        click_share,
+        only_label,
+    )
     from stampede.data.synthetic import SyntheticClicks
 
 _MODULES = {
@@ -17,7 +25,9 @@ _MODULES = {
     "GlobalBatches": "global_batches",
     "Order": "order",
     "SyntheticClicks": "synthetic",
-    **dict.fromkeys(("Bag", "Batch", "Dataset", "Part", "Samples", "click_share"), "samples"),
+    **dict.fromkeys(
+        ("Bag", "Batch", "Dataset", "Part", "Samples", "click_share", "only_label"), "samples"
+    ),
 }
 
 __all__ = [
@@ -31,6 +41,7 @@ __all__ = [
     "Samples",
     "SyntheticClicks",
     "click_share",
+    "only_label",
 ]
 
 

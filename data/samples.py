@@ -13,7 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 # Rows whose labels are read at a time.
-_CHUNK = 1 << 20
+_CHUNK, _FEW = 1 << 20, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -204,6 +204,18 @@ class Batch(Pipelineable):
 
     def _each(self, copy: Callable[[Any], Any]) -> Batch:
         return replace(self, **{name: copy(held) for name, held in self._tensors().items()})
+
+
+def only_label(part: Part) -> float | None:
+    """The label that all rows of a part have; None if there are two."""
+    found: set[float] = set()
+    # Mostly the first rows tell, and synthetic ones are slow to draw.
+    for start in range(0, part.rows, _FEW):
+        rows = torch.arange(start, min(start + _FEW, part.rows), device=part.device)
+        found.update(part.label(rows).unique().tolist())
+        if len(found) > 1:
+            return None
+    return found.pop()
 
 
 def click_share(part: Part) -> float | None:

@@ -1,4 +1,7 @@
-"""Advice that a run prints when something looks wrong: what was found, and what to do."""
+"""Advice that a run prints when something looks wrong: what was found, and what to do.
+
+What would only train nonsense is refused.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from stampede.data import Dataset, Part, Samples
+from stampede.data import DataError, Dataset, Part, Samples, only_label
 from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.config import Config
 from stampede.engine.console import progress_bar
@@ -20,7 +23,7 @@ from stampede.engine.processes import PATIENCE, Processes
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.stop import StopSignals
 from stampede.files import read_file
-from stampede.settings import DAMAGE, counted
+from stampede.settings import DAMAGE, SettingsError, counted
 
 # Kind of the lines of `metrics.jsonl` that hold a sentence.
 ADVICE = "advice"
@@ -33,6 +36,8 @@ _WRAPPER = textwrap.TextWrapper(
 _FEWEST_STEPS = 50
 _LEAST_AUC = 0.55
 _LARGEST_LOSS_TO_LR = 0.002
+# As the recipe trains a log that is small enough to be compared.
+_ENOUGH_EPOCHS = 6
 
 # Training rows, and rows of all tables, up to which `evaluate.compare_with_lr: auto` compares.
 _MOST_TRAINING_ROWS = 1_000_000
@@ -73,6 +78,39 @@ def told(folder: RunFolder) -> list[str]:
         return []
 
 
+def check_batch_size(batch_size: int, rows: int, world_size: int = 1) -> None:
+    """Refuse a batch larger than the data: the rates would be scaled to a batch that never comes.
+
+    Args:
+        batch_size, rows, world_size: see `on_batch_size`.
+
+    Raises:
+        SettingsError: it is larger.
+    """
+    if batch_size > rows:
+        raise SettingsError(
+            f"train.batch_size: found {batch_size:,}, but the training part has "
+            f"{counted(rows, 'row')}; write train.batch_size="
+            f"{_batch_of_enough_steps(rows, world_size)}, or leave it to the recipe with "
+            "train.batch_size=null"
+        )
+
+
+def check_labels(part: Part) -> None:
+    """Refuse a training part of one class.
+
+    Raises:
+        DataError: all labels are the same.
+    """
+    label = only_label(part)
+    if label is not None:
+        raise DataError(
+            f"every label of the training part is {label:g} ({counted(part.rows, 'row')}), so "
+            "there is nothing to learn: check the label column, or choose another split "
+            "(data.split, or split of stampede prepare)"
+        )
+
+
 def on_batch_size(batch_size: int, rows: int, world_size: int = 1) -> list[str]:
     """Whether an epoch has too few steps.
 
@@ -84,18 +122,18 @@ def on_batch_size(batch_size: int, rows: int, world_size: int = 1) -> list[str]:
     steps = -(-rows // batch_size)
     if steps >= _FEWEST_STEPS:
         return []
-    smaller = world_size
-    while 2 * smaller * _FEWEST_STEPS <= rows:
-        smaller *= 2
+    smaller = _batch_of_enough_steps(rows, world_size)
     remedy = f"take a smaller train.batch_size, such as {smaller:,}"
     if smaller >= batch_size:
         remedy = "train on more rows, or for more epochs"
-    if batch_size > rows:
-        return [
-            f"train.batch_size {batch_size:,} is larger than the training part, {rows:,} rows: "
-            f"{remedy}"
-        ]
     return [f"an epoch has only {counted(steps, 'step')} of batch {batch_size:,}: {remedy}"]
+
+
+def _batch_of_enough_steps(rows: int, world_size: int) -> int:
+    size = world_size
+    while 2 * size * _FEWEST_STEPS <= rows:
+        size *= 2
+    return size
 
 
 def on_data(dataset: Dataset) -> list[str]:
@@ -113,10 +151,10 @@ def on_data(dataset: Dataset) -> list[str]:
             continue
         rows, labels, counts = _look(part, dataset, counts_ids=name != "test")
         if len(labels) == 1:
-            which = "all" if rows == part.rows else "all sampled"
+            which = "rows" if rows == part.rows else "sampled rows"
             sentences.append(
-                f"the {name} part has one class only, the label is {labels.pop()} in {which} "
-                f"{rows:,} rows: check the label column, or split the data otherwise"
+                f"every label of the {name} part is {labels.pop()} ({rows:,} {which}): check the "
+                "label column, or choose another split (data.split, or split of stampede prepare)"
             )
         unseen[name] = {field: count / rows for field, count in counts.items()}
     found = {
@@ -130,8 +168,8 @@ def on_data(dataset: Dataset) -> list[str]:
             for field, (share, rare) in found.items()
         )
         sentences.append(
-            f"validation rows have ids that the training part lacks: {columns}; leave such columns "
-            "out, or encode what recurs in them, such as the hour of the day"
+            f"validation rows have ids that the training part lacks: {columns}; drop these "
+            "columns, or keep a part that recurs, such as the hour of a timestamp"
         )
     return sentences
 
@@ -194,9 +232,10 @@ def on_regression(part: str, progress: Progress, regression: Mapping[str, Any]) 
     ours, other = progress.best_score, regression.get(f"{part}_auc")
     if ours is None or other is None or ours >= other - _LARGEST_LOSS_TO_LR:
         return []
+    more = f"more epochs (train.epochs={_ENOUGH_EPOCHS}), " if progress.epoch <= 2 else ""
     return [
-        f"the best {part} AUC {ours:.4f} is below logistic regression's {other:.4f}: "
-        "try other rates or a stronger l2"
+        f"the best {part} AUC {ours:.4f} is below logistic regression's {other:.4f}: try {more}"
+        "other rates (optim.embedding.lr, optim.dense.lr) or a stronger optim.embedding.l2"
     ]
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from stampede.engine.advice import compare_with_lr, on_batch_size, on_data, tell, told
+from stampede.engine.advice import (
+    check_batch_size,
+    check_labels,
+    compare_with_lr,
+    on_batch_size,
+    on_data,
+    tell,
+    told,
+)
 from stampede.engine.build import build
 from stampede.engine.config import Config
 from stampede.engine.hang import watched
@@ -47,6 +55,10 @@ def run_here(config: Config, here: Processes) -> None:
         # A period continues those before, as one log of all their rows.
         known = rows + dataset.rows_before
         config, choices = with_recipe(config, known, fields, here.world_size, found.saved)
+        if is_new and not dataset.period:
+            here.on_main(lambda: check_labels(dataset.train), patience=PATIENCE)
+            if "train.batch_size" not in {choice.key for choice in choices}:
+                check_batch_size(config.train.batch_size, rows, here.world_size)
         here.heartbeat.beat("loading")
         job = build(config, dataset, here)
         begun = begin(found, config, job, dataset, here)

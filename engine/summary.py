@@ -155,8 +155,11 @@ def _metric_table(summary: dict[str, Any]) -> str:
     elif not best:
         title = f"last evaluation, after step {summary['steps']:,}"
     else:
-        title = f"epoch {best}: best AUC on the {summary['selected_on']} part"
-        if summary["selected_on"] == "test":
+        part = summary["selected_on"]
+        title = f"epoch {best}: best AUC on the {part} part"
+        if blocks[0][part]["auc"] is None:
+            title = f"epoch {best}: the last one, as the AUC of the {part} part is undefined"
+        elif part == "test":
             title += " itself, so optimistic"
         if best != last["epoch"]:
             title += f"; epoch {last['epoch']}: the last one"

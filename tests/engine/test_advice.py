@@ -8,14 +8,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from stampede.data import DataError
 from stampede.data.prepared.reader import open_prepared
 from stampede.engine import advice
 from stampede.engine.advice import on_batch_size, on_data, on_first_epoch, on_regression
 from stampede.engine.report.page import write_report
 from stampede.engine.report.run_records import open_runs
+from stampede.settings import SettingsError
 from support.jobs import lines, run_small
+from support.movie_runs import train_on_movies
+from support.movies import movies
 from support.prepared import drawn_fields, drawn_rows, write_prepared
 from support.stopping import ask_to_stop
+from support.warm_starts import movie_folder
 
 # As it is by itself.
 COMPARED = "evaluate.compare_with_lr=auto"
@@ -33,14 +38,38 @@ def summary_of(folder):
                     "such as 128"),
     (300, 1000, 3, "an epoch has only 4 steps of batch 300: take a smaller train.batch_size, "
                    "such as 12"),
-    (8192, 1900, 1, "train.batch_size 8,192 is larger than the training part, 1,900 rows: take a "
-                    "smaller train.batch_size, such as 32"),
     (1, 40, 1, "an epoch has only 40 steps of batch 1: train on more rows, or for more epochs"),
     (1024, 50 * 1024, 1, None),
     (1024, 49 * 1024 + 1, 1, None),
 ])  # fmt: skip
 def test_few_steps(batch_size, rows, ranks, said):
     assert on_batch_size(batch_size, rows, ranks) == ([said] if said else [])
+
+
+def test_a_batch_larger_than_the_data_is_refused(tmp_path):
+    words = r"train\.batch_size: found 1,901, but the .* has 1,900 rows; write train.batch_size=32,"
+    with pytest.raises(SettingsError, match=words):
+        run_small(tmp_path, ["train.batch_size=1901"])
+    # Nothing is in the way of the next attempt.
+    run_small(tmp_path, ["train.batch_size=1900"])
+    assert summary_of(tmp_path)["steps"] == 1
+
+
+def test_a_batch_that_the_recipe_chose_is_not_refused(tmp_path):
+    folder = movie_folder(tmp_path / "new", 14)
+    run = train_on_movies(folder, "evaluate.select_on=test", "train.batch_size=null")
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["batch_size"] > summary["rows"]["train"]
+
+
+def test_training_rows_of_one_class_are_refused(tmp_path):
+    folder = movie_folder(tmp_path / "new")
+    frame = movies(600)
+    frame.loc[:400, "rating"] = 1
+    frame.to_csv(folder / "log.csv", index=False)
+    with pytest.raises(DataError, match=r"every label of the training part is 0 \(\d+ rows\), so"):
+        train_on_movies(folder, "data.validation_fraction=0.4")
+    assert not (folder / "movies").exists()
 
 
 def prepared(folder, *, train_unseen=0.0, validation_unseen=0.0, test_unseen=0.0, multi=0):
@@ -71,7 +100,7 @@ def test_unseen_ids_are_told_by_column(tmp_path, multi):
     dataset = prepared(tmp_path, train_unseen=0.05, validation_unseen=0.4, multi=multi)
     (said,) = on_data(dataset)
     field = "M1" if multi else "C3"
-    assert f"{field} in 40% (rare in 5% of the training rows); leave" in said
+    assert f"{field} in 40% (rare in 5% of the training rows); drop these columns" in said
     assert "C1" not in said
 
 
@@ -106,7 +135,7 @@ def test_a_part_of_one_class(tmp_path, part):
     dataset = open_prepared(write_prepared(tmp_path / "one", parts, drawn_fields()))
     (said,) = on_data(dataset)
     name = {"train": "training"}.get(part, part)
-    assert f"the {name} part has one class only, the label is 1 in all 300 rows" in said
+    assert f"every label of the {name} part is 1 (300 rows): check the label column" in said
 
 
 def test_stretches_of_a_large_part_are_looked_at(tmp_path, monkeypatch):
@@ -118,7 +147,7 @@ def test_stretches_of_a_large_part_are_looked_at(tmp_path, monkeypatch):
     parts["test"]["label"][:] = 0
     dataset = open_prepared(write_prepared(tmp_path, parts, drawn_fields()))
     (said,) = on_data(dataset)
-    assert "the test part has one class only, the label is 0 in all sampled 50" in said
+    assert "every label of the test part is 0 (50 sampled rows): check the label" in said
     read = [samples.dense[:, 0] for samples in advice._stretches(dataset.train)]
     assert [(len(rows), rows[0].item()) for rows in read] == [(10, 200.0 * i) for i in range(5)]
     monkeypatch.setattr(advice, "_STRETCHES", 100)
@@ -131,14 +160,14 @@ def test_an_auc_near_chance_and_one_below_regression():
     (said,) = on_first_epoch("validation", 0.5499, 2)
     assert "the validation AUC is 0.5499 after epoch 2" in said
 
-    def below(ours, other):
-        return on_regression(
-            "validation", SimpleNamespace(best_score=ours), {"validation_auc": other}
-        )
+    def below(ours, other, epoch=3):
+        progress = SimpleNamespace(best_score=ours, epoch=epoch)
+        return on_regression("validation", progress, {"validation_auc": other})
 
     assert below(0.7, 0.7019) == below(None, 0.7) == below(0.7, None) == below(0.8, 0.7) == []
     (said,) = below(0.7, 0.7021)
-    assert "validation AUC 0.7000 is below logistic regression's 0.7021" in said
+    assert "validation AUC 0.7000 is below logistic regression's 0.7021: try other rates" in said
+    assert "try more epochs (train.epochs=6), other rates" in below(0.7, 0.7021, epoch=2)[0]
 
 
 def test_a_run_prints_logs_and_summarizes_it(tmp_path, capsys):

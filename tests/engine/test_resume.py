@@ -172,12 +172,16 @@ def test_a_kill_while_the_folder_is_made_does_no_harm(tmp_path):
 
 
 def test_an_undefined_auc_is_shown_and_survives_a_resume(tmp_path, capsys):
-    overrides = ["data.rows=100", "data.test_rows=100", "evaluate.select_on=test"]
+    overrides = ["data.rows=100", "data.test_rows=100", "train.batch_size=64"]
+    overrides.append("evaluate.select_on=test")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metrics._RankingSums, "auc", float("nan"))
         run_small(tmp_path, overrides)
         run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
-    assert len(re.findall(r"  AUC +undefined", capsys.readouterr().out)) == 2
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"  AUC +undefined", printed)) == 2
+    told = "epoch 1: the last one, as the AUC of the test part is undefined"
+    assert printed.count(told) == 2 and "best AUC" not in printed
     assert json.loads((tmp_path / "small/summary.json").read_text())["auc"] is None
 
 

@@ -164,7 +164,8 @@ def test_tables_are_read_without_padding(tmp_path):
 
 def test_weights_that_diverged_in_the_last_step_are_not_saved(tmp_path):
     with pytest.raises(TrainingStoppedError, match=r"logloss.*optim.dense.lr"):
-        run_small(tmp_path, ["data.rows=250", "evaluate.select_on=test", "optim.dense.lr=1e30",
+        run_small(tmp_path, ["data.rows=256", "data.validation_fraction=0",
+                             "evaluate.select_on=test", "optim.dense.lr=1e30",
                              "optim.dense.schedule.warmup=0"])  # fmt: skip
     assert list((tmp_path / "small/checkpoints").iterdir()) == []
 
@@ -200,7 +201,8 @@ def test_a_validation_part_without_rows_is_refused(tmp_path):
 
 
 def test_a_validation_part_of_one_class_gives_null(tmp_path):
-    run_small(tmp_path, ["data.rows=100", "data.validation_fraction=0.01", "train.epochs=2"])
+    run_small(tmp_path, ["data.rows=100", "data.validation_fraction=0.01", "train.epochs=2",
+                         "train.batch_size=64"])  # fmt: skip
     text = (tmp_path / "small/metrics.jsonl").read_text()
     assert "NaN" not in text and '"auc": null' in text
     summary = json.loads((tmp_path / "small/summary.json").read_text())
