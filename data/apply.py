@@ -66,7 +66,7 @@ def apply_learned(
         with RowProgress("writing", log.bytes) as progress:
             parts = write_rows(unfinished, rows, learned, options, progress)
         source = {"learned_from": str(prepared), "schema": learned.schema.model_dump(mode="json")}
-        write_manifest(unfinished, log, learned, options, parts, bad_rows, source)
+        write_manifest(unfinished, log, learned, options, parts, bad_rows, source, place=folder)
 
     return make_folder(folder, make, DataError)
 

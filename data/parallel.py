@@ -44,9 +44,9 @@ def computed_ahead(
 def run_tasks(function: Callable[[T], None], arguments: Sequence[T]) -> None:
     """Call a function that releases the GIL, as numpy's do, for each argument.
 
-    This thread and helpers share the calls, as many as torch uses and at most 4. Unlike OpenMP's
-    threads they do not spin while they wait. After a call fails, no other begins; its exception is
-    raised when all calls have ended.
+    This thread and its helpers share the calls: as many threads as torch uses, at most 4. Unlike
+    OpenMP's threads they do not spin while they wait. After a failure no new call starts; running
+    calls finish, then the exception is raised.
     """
     import torch  # here: preparing data must not import torch
 
@@ -69,7 +69,7 @@ def run_tasks(function: Callable[[T], None], arguments: Sequence[T]) -> None:
     try:
         work()
     finally:
-        # A helper that was busy for other callers until now is not needed any more.
+        # Cancel helpers that have not started: the work is done.
         begun = [helper for helper in helping if not helper.cancel()]
         wait(begun)
     for helper in begun:

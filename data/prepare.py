@@ -6,6 +6,7 @@ Pass 1 learns from the training part, pass 2 writes all parts.
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import sys
 import time
@@ -63,7 +64,7 @@ def prepare(source: Source, options: PreparationOptions, folder: Path) -> bool:
 
     def fill(unfinished: Path) -> None:
         try:
-            _prepare(source, options, unfinished)
+            _prepare(source, options, unfinished, folder)
         except DataError:
             # A file that is still being written looks damaged.
             source.log.check_unchanged()
@@ -72,7 +73,7 @@ def prepare(source: Source, options: PreparationOptions, folder: Path) -> bool:
     return make_folder(folder, fill, DataError)
 
 
-def _prepare(source: Source, options: PreparationOptions, folder: Path) -> None:
+def _prepare(source: Source, options: PreparationOptions, folder: Path, place: Path) -> None:
     log, started = source.log, time.perf_counter()
     assignment = _assignment(source)
     remedy = f"{options.written}on_bad_row=skip to leave such rows out"
@@ -102,21 +103,33 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path) -> None:
     }
     about = {**source.described(), "features": described(learned.schema), "seconds": seconds}
     if options.split == "sequential" and log.schema.time is not None:
-        advice = _advice_on_order(folder, parts, log.schema.time.column)
+        advice = _advice_on_order(folder, parts, source, options.written)
         about |= {"advice": advice} if advice else {}
-    write_manifest(folder, log, learned, options, parts, bad_rows, about, source.growth)
+    write_manifest(folder, log, learned, options, parts, bad_rows, about, source.growth, place)
 
 
-def _advice_on_order(folder: Path, parts: Mapping[str, Sequence[ShardEntry]], column: str) -> str:
+def _advice_on_order(
+    folder: Path, parts: Mapping[str, Sequence[ShardEntry]], source: Source, written: str
+) -> str:
     """Whether a sequential split tests on rows that are not the newest; empty if it does not."""
     train, test = (_some_times(folder, parts.get(part, ())) for part in ("train", "test"))
     newer = (train > np.median(test)).mean() if len(test) else 0.0
     if newer < _MOST_NEWER:
         return ""
+    every = [shard for shards in parts.values() for shard in shards]
+    share = sum(shard.rows for shard in parts["test"]) / sum(shard.rows for shard in every)
+    start = np.quantile(_some_times(folder, every), 1 - share, method="nearest")
+    time, is_parquet = source.log.schema.time, source.log.files[0].suffix == ".parquet"
+    # How Parquet's own times look as text is not known here.
+    text = "VALUE" if is_parquet else str(start)
+    if time.format != "seconds":
+        text = pl.from_epoch(pl.Series([start])).dt.strftime(time.format)[0]
+    keys = ("split=by_column", f"split_column={time.column}", f"test_from={text}")
     return (
         f"{newer:.0%} of the training rows are newer than half of the test rows, but "
         f"split=sequential takes the last rows of the log for the newest: sort the log by "
-        f"{shown(column)}, or write split=by_column, split_column={column} and test_from=VALUE"
+        f"{shown(time.column)}, or write "
+        + " ".join(f"{written}{shlex.quote(key)}" for key in keys)
     )
 
 

@@ -179,7 +179,7 @@ def _growth(options: GrowthOptions, folder: str, schema: Schema) -> Growth:
             raise DataError(
                 f"period_before: {folder} has other {what} than this schema: "
                 f"{', '.join(sorted(then ^ now))} is in one of them only; write the schema that "
-                "the first period was prepared with, or begin anew"
+                "the first period was prepared with, or start over"
             )
     merged = saved.model_copy(update={"schema_": _merged(saved.schema_, schema)})
     return Growth(options, learned, merged)
@@ -205,7 +205,7 @@ def _merged(then: Schema, now: Schema) -> Schema:
         raise DataError(
             f"schema: {_difference(was, given)}, and rows of earlier periods would mean something "
             f"else; write it as before (only {', '.join((*_OF_FILES, *_OF_NEW_IDS))} may change), "
-            "or begin anew"
+            "or start over"
         )
     return Schema.model_validate(was)
 

@@ -147,10 +147,10 @@ class _Truth:
         """The truth after some of the ids were replaced by new ones with weights of their own.
 
         Args:
-            replaced: how often each id was, on average.
+            replaced: mean number of replacements per id.
 
         Returns:
-            The truth, and how often each id was: `[ids of all fields]` int64.
+            The truth, and the number of replacements of each id: `[ids of all fields]` int64.
         """
         draw = np.random.default_rng([self.clicks.seed, _DRIFT])
         times = np.floor(draw.random(len(self.weights)) + replaced).astype(np.int64)
@@ -158,7 +158,7 @@ class _Truth:
         starts = np.repeat(self.offsets, self.sizes)
         times[sizes <= _STABLE] = 0
         ids = np.arange(len(times)) - starts
-        # The weights are those of another id; a prime far from the sizes leads to all in turn.
+        # The weights are those of another id; stepping by a large prime visits every id once.
         others = (ids + times * 7919) % sizes + starts
         after = copy(self)
         after.weights, after.vectors = self.weights[others], self.vectors[others]
@@ -195,7 +195,7 @@ class _Truth:
 
 @dataclass(frozen=True)
 class _SyntheticPart:
-    """Rows of one stream; row i is the same whoever asks for it, and in whatever company."""
+    """Rows of one stream; row i does not depend on which other rows are read."""
 
     truth: _Truth
     stream: int
@@ -245,9 +245,9 @@ def write_criteo_log(
     Label, 13 whole numbers, 26 ids of 8 hexadecimal digits; some are missing.
 
     Args:
-        path: appears when it is whole.
-        rows: of it.
-        number: of the file in its log, from 0: it has the rows after those of the files before.
+        path: the file, written atomically.
+        rows: number of rows.
+        number: index of the file, from 0; its rows follow those of earlier files.
         drift: share of the ids of large fields that are replaced by new ones from file to file.
     """
     import polars as pl
@@ -280,7 +280,7 @@ def _with_missing(values: pl.Series, draw: np.random.Generator, column: int) -> 
 
 
 def _hex(ids: np.ndarray, field: int) -> pl.Series:
-    """Eight digits for an id, other ones in every field."""
+    """Eight hex digits for an id, different in every field."""
     import polars as pl
     import pyarrow as pa
 
@@ -315,7 +315,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede synthetic",
         description="Write synthetic clicks as a log in Criteo's layout, a file for each day. From "
-        "day to day some\nids are replaced by new ones. Files that are there stay.",
+        "day to day some\nids are replaced by new ones. Existing files are kept.",
         epilog="example:\n"
         "  stampede synthetic logs --files 3\n"
         "  stampede incremental configs/criteo_kaggle.yaml data.path='logs/*.tsv' run.name=ads",
@@ -333,7 +333,7 @@ def _parser() -> argparse.ArgumentParser:
         help="share of the ids that are new each day, in fields of more than 1000; default 0.05",
     )
     add("--scale", type=float, default=0.01, help="ids relative to Criteo Kaggle's; default 0.01")
-    add("--seed", type=int, default=0, help="of the truth and the rows; default 0")
+    add("--seed", type=int, default=0, help="seed of the hidden model and the rows; default 0")
     return parser
 
 

@@ -107,7 +107,11 @@ def exit_status(action: Callable[[], None]) -> int:
             _let_rank_0_speak()
         return 128 + stop.signal
     except KeyboardInterrupt:
-        print("stopped; checkpoint.resume=auto continues from the newest checkpoint")
+        # Training saves a checkpoint when it is asked to stop, so this was before or after it.
+        print(
+            "stopped; start again with checkpoint.resume=auto: it continues from the newest "
+            "checkpoint, or begins anew if there is none"
+        )
         return INTERRUPTED
     except (MemoryError, RuntimeError, OSError) as failure:
         sentence = _sentence_of(failure)

@@ -33,7 +33,7 @@ from stampede.files import APPEND, open_file, write_file
 # The first step may compile kernels.
 _FIRST_STEP_SECONDS = 600.0
 
-# Rounds without a new status after which a rank counts as silent; a busy machine loses some.
+# Rounds without a new status after which a rank counts as silent; a busy machine misses some.
 _SILENT_ROUNDS = 8
 
 # Ranks start to read the others this many rounds before they judge.
@@ -53,9 +53,9 @@ def watched(processes: Processes, settings: RunSection, folder: Path) -> Iterato
     Time counts from the first heartbeat. All ranks must enter together.
 
     Args:
-        settings: with `hang_seconds`, the limit without a heartbeat on any rank, which is ten
-            minutes longer in the first step; and `slow_hang_seconds`, that of stages that may last
-            for hours, see `Heartbeat.slowly`.
+        settings: `hang_seconds`, the longest time without a heartbeat on any rank (ten minutes
+            more in the first step), and `slow_hang_seconds`, the limit for stages that may last for
+            hours, see `Heartbeat.slowly`.
         folder: of the run, for the stacks of all threads.
     """
     if not settings.hang_seconds:
@@ -195,7 +195,7 @@ class Watchdog:
     def _publish(self) -> None:
         self._published += 1
         if self._store is not None:
-            # Without the store, the others notice missing rounds.
+            # If the store fails, the others notice the missing rounds.
             with suppress(RuntimeError):
                 self._store.set(str(self._rank), json.dumps(asdict(self._status())))
 
@@ -287,7 +287,7 @@ def what_happens_now(status: int) -> str:
 def stuck_ranks(ranks: Mapping[int, Seen]) -> str:
     """The ranks that the others wait for, as a sentence without its full stop.
 
-    Empty while a rank makes progress, or if none waits.
+    Empty while a rank makes progress, or if no rank is still training.
 
     Args:
         ranks: all ranks.

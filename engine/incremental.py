@@ -39,14 +39,14 @@ def _parser() -> argparse.ArgumentParser:
         "       [--follow] [--on-bad-file skip]",
         description="Train on a log that comes in files, in the order of names or times. Each\n"
         "is scored with the model so far, then trained on once; new ids get rows, weights and\n"
-        "moments are kept. Started again, it takes the files that are new.",
+        "moments are kept. Run it again to continue with new files.",
         epilog="results, in the run folder:\n"
         "  metrics.jsonl      a line for each file: AUC and logloss before it was trained on\n"
         "  periods.png        the same as a picture\n"
         "  period_0001, ...   a run folder for each file, for predict and export\n\n"
-        "keys that matter here (launch.py --help has all): data.order_by, data.admission_periods,\n"
-        "data.max_rows, data.evict, and min_count in the schema; checkpoint.keep: periods whose\n"
-        "checkpoints stay",
+        "keys that matter here (launch.py --help lists all): data.order_by, data.max_rows,\n"
+        "data.admission_periods, data.evict, and min_count in the schema; checkpoint.keep: number\n"
+        "of periods that keep their checkpoints",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("config", metavar="CONFIG.yaml", help="a job on a raw log")

@@ -399,6 +399,8 @@ class _Periods:
             self._noted(self._read(), period, bytes=read)
             scored = summary["last"]["test"]
             names = [prefix + name for prefix in ("", NEW_IDS) for name in _METRICS]
+            # All ids of the first are new: their scores say nothing, even after a warm start.
+            is_first = period.number == 1
             line = {
                 "kind": "period",
                 "period": period.number,
@@ -406,7 +408,7 @@ class _Periods:
                 "file": period.file,
                 "rows": summary["rows"]["train"],
                 "ids": summary["ids"],
-                **{name: scored[name] for name in names if name in scored},
+                **{n: None if is_first else scored[n] for n in names if n in scored},
                 "train_seconds": summary["train_seconds"],
                 "seconds": sum(seconds.values()),
                 "part_seconds": dict(seconds),

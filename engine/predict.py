@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Score rows with a trained model, in their order. The output has the columns\n"
         "  file    name of the input file, where there are files\n"
         "  row     number of the row in its file, or in its part, from 0; rows that are left out\n"
-        "          have a number too, so that it tells which row a score is of\n"
+        "          are counted too, so you can match scores to rows\n"
         "  score   probability of a click\n"
         "  label, weight   where the input has them",
         epilog="example:\n  stampede predict runs/criteo 'day_*.gz' scores.parquet",
@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--part",
         choices=PARTS,
-        help=f"of a prepared folder or {OWN_DATA}; default test",
+        help=f"part of a prepared folder or of {OWN_DATA}; default test",
     )
     add(
         "--on-bad-row",

@@ -228,7 +228,7 @@ def _say(line: str) -> None:
 def _check_groups(field: str, fields: Iterable[str], multi: Collection[str]) -> None:
     single = [name for name in fields if name not in multi]
     if field and field not in single:
-        found = "a field of several ids" if field in multi else "no id field"
+        found = "a field of several ids" if field in multi else "not an id field"
         raise SettingsError(
             f"evaluate.group_by: {field!r} is {found}; write one of {', '.join(single)}"
         )

@@ -22,28 +22,29 @@ _LARGEST_BASE, _SMALLEST_BATCH = 1024, 16
 # Larger batches are faster and, with many steps, equally good.
 _STEPS_OF_LARGE_BATCHES, _LARGEST_BATCH = 400, 8192
 
-# Times fields, over rows. For first-order weights, divided by the square of the scale, it matches
-# scikit-learn's best C on samples of Criteo and Avazu, 0.03 to 0.3, as l2 = 1 / (2 C n).
+# The L2 is _L2 * fields / rows. For first-order weights, where it counts divided by the square of
+# the scale, this matches scikit-learn's best C on samples of Criteo and Avazu, 0.03 to 0.3, with
+# l2 = 1 / (2 C rows).
 _L2, _FIRST_ORDER_SCALE = 4.0, 4.0
 
 # Rows that a plan assumes if the log's are unknown.
 LARGE_LOG = 10_000_000
 
-# Large batches on a small log need more epochs, until there are so many steps, but at most a power
-# of the batch times as many. On Criteo's sample 8 epochs of batch 2048 are better than 6 by 0.0007,
-# 13 at 8192 and 24 at 32768 are as good as 6 at 1024 to 0.0007.
+# Large batches on a small log need more epochs: enough for this many steps, but at most
+# (batch / base batch)**_EPOCHS_BY_BATCH times as many. On Criteo's sample, 8 epochs of batch 2048
+# beat 6 by 0.0007; 13 at 8192 and 24 at 32768 come within 0.0007 of 6 at 1024.
 _FEWEST_STEPS, _EPOCHS_BY_BATCH = 400, 0.4
 
-# With many epochs the AUC may stand still for some, until the rates have fallen: on Criteo's sample
-# 24 epochs of 4 steps gain 0.002 over those that a patience of 2 leaves.
+# With many epochs the AUC may stall until the rates have fallen: on Criteo's sample, all 24 epochs
+# of 4 steps gain 0.002 over stopping with a patience of 2.
 _PATIENCE, _OF_THE_EPOCHS = 2, 1 / 3
 
-# Epochs for logs with fewer rows than this.
+# Epochs of logs that have fewer rows than each number.
 _EPOCHS = ((1_000_000, 6), (10_000_000, 3), (math.inf, 2))
 
 _WARMUP = 0.2
 _DROPOUT, _DROPOUT_BELOW = 0.2, 1_000_000
-# These learn more slowly and do not overfit as soon.
+# These networks learn more slowly and overfit later.
 _WITHOUT_HIDDEN_LAYERS = ("lr", "fm")
 _WITH_HIDDEN_LAYERS = (
     "deepfm",
@@ -57,8 +58,8 @@ _WITH_HIDDEN_LAYERS = (
 )
 
 _LR = 1e-3
-# Up to this many steps the rate is constant; above it falls with their square root, at most to the
-# paper's rate of 1e-4 for 400,000 steps.
+# Up to this many steps the rate is constant. With more it falls with their square root, but not
+# below the paper's rate for 400,000 steps, 1e-4.
 _STEPS_AT_FULL_RATE, _LEAST_LR = 600, 1e-4
 
 
@@ -97,7 +98,7 @@ def with_recipe(
     values = config.model_dump(mode="json")
     choices = []
     for choice in _choices(values, rows, fields, world_size):
-        # A run of a version before the recipe used the paper's values for missing keys.
+        # Runs from before there was a recipe used the paper's values for missing keys.
         before = _at(below_old_runs(dict(saved)), choice.key) if saved else None
         # Without a scaling rule, the base batch size only sets the recipe's own rates.
         is_base = choice.key == "optim.scaling.base_batch_size"

@@ -141,7 +141,7 @@ def _check_all_was_taken(report: LoadReport, before: Manifest, config: Config) -
         error = RunFolderError(
             f"checkpoint.init_state: found 'all', but this is another model than that of "
             f"{report.checkpoint} ({other[0]}); write the configuration that it was trained with, "
-            "or begin anew"
+            "or start over"
         )
         error.known_to_all_ranks = True
         raise error

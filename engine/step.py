@@ -76,9 +76,8 @@ def prefetch(
     """
     source, ahead = iter(batches), None
     heartbeat = heartbeat or Heartbeat()
-    # On a GPU this uses its own stream: TorchRec waits for the device when it sends ids, and on
-    # this stream it does not wait for queued steps. These small launches have priority over the
-    # steps.
+    # On a GPU, use another stream: TorchRec waits for its stream when it sends ids, and this one
+    # has no queued steps. Its small launches have priority over the steps.
     aside = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
     while True:
         with torch.cuda.stream(aside):
@@ -115,7 +114,7 @@ def train_step(
     Returns:
         Mean loss over the global batch, weighted if samples have weights, a float64 scalar on the
         device, the same on every rank. It is 0 if all weights are 0. It is not finite if the job
-        skipped the batch for that, without an update.
+        skipped the batch for that reason; then nothing was updated.
 
     Raises:
         DivergedError: a loss or a gradient is not finite; nothing was updated in that step or
@@ -358,9 +357,9 @@ def _grad(parameter: Tensor) -> Tensor:
 def _sample_weights(batch: Batch) -> Tensor:
     """`[n]`: factor of each sample's loss in the weighted mean over the global batch."""
     # First scale weights to a mean of 1: a loss times an extreme weight would overflow or
-    # underflow. A batch without weight has a loss of 0.
+    # underflow. A batch whose weights are all 0 has a loss of 0.
     total = batch.global_weight
-    # Do not read it from a GPU.
+    # Reading it from a GPU would wait.
     total = torch.where(total == 0, 1.0, total) if isinstance(total, Tensor) else total or 1.0
     scale = batch.global_samples / total
     return (batch.weight.double() * scale).float() / batch.global_samples

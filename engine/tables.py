@@ -37,7 +37,7 @@ def read_field(checkpoint: Path, field: str) -> FieldWeights:
         field: name of the id field.
 
     Raises:
-        RunFolderError: it is no whole checkpoint, or has no such field.
+        RunFolderError: it is not a whole checkpoint, or has no such field.
     """
     stored = read_stored_field(checkpoint, field, finite=False)
     return _true(stored, read_manifest(checkpoint).first_order_scale)

@@ -1,7 +1,7 @@
 # ruff: noqa: ANN001, ANN002, ANN201, ANN202
 """Set up .venv for this checkout, again whenever the requirements change; `make setup` runs it.
 
-Without annotations, so that a Python that is too old gets a sentence and no traceback.
+No annotations: on a Python that is too old, the user must see a sentence, not a traceback.
 """
 
 import hashlib
@@ -112,7 +112,7 @@ def _is_usable(venv):
         raise SetUpError(f"{venv} exists but is not a virtual environment; move it")
     found = look_into(venv / "bin/python")
     if found.get("python") != VERSION:
-        say(f".venv has another Python: making it anew with {VERSION}")
+        say(f".venv has another Python: creating it again with {VERSION}")
     return found.get("python") == VERSION and bool(found["pip"])
 
 
@@ -139,7 +139,7 @@ def _install(root, python, gpu):
     lines = (root / "install/requirements-cpu.txt").read_text().splitlines()
     pinned = next(line.strip() for line in lines if line.startswith("torch=="))
     torch = found.get("torch")
-    # A CPU build may be from before there was a GPU.
+    # A CPU build may be older than the machine's GPU.
     present = torch and torch.split("+")[0] == pinned.split("==")[1]
     if not present or (gpu and "+cpu" in torch):
         torch = _asked_for(python, root, pinned, gpu)

@@ -47,7 +47,7 @@ class CTRModel(nn.Module):
     Raises:
         KeyError: there is no network of that name.
         SettingsError: the options do not fit the data; the network breaks a rule of `register`; or
-            it has no use for a setting that differs from its default.
+            it ignores a setting that was changed.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class CTRModel(nn.Module):
         return logits
 
     def _network_adds_first_order(self) -> bool:
-        """Whether it can, and no hook expects a module to be called instead."""
+        """Whether the network can add the term itself, and no hook relies on separate modules."""
         network, weights = self.network, self.number_weights
         return (
             self.first_order

@@ -16,8 +16,8 @@ from stampede.models.registry import NetworkShape
 class CIN(nn.Module):
     """Compressed interactions: `x^k_h = sum_ij W^{k,h}_ij (x^{k-1}_i * x^0_j)` (eq. 6).
 
-    * is by elements, x^0 the embeddings; no bias, no activation. Every map of every layer is
-    summed over its `dim` elements (eq. 7).
+    `*` is elementwise and x^0 are the embeddings; there is no bias and no activation. Every map of
+    every layer is summed over its `dim` elements (eq. 7).
 
     Args:
         fields: number of fields.

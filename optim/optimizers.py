@@ -227,7 +227,7 @@ class CowClipOptimizer(torch.optim.Optimizer):
         table = f"{type(self).__name__}: a parameter of shape {tuple(param.shape)}"
         if param.ndim != 2:
             raise ValueError(
-                f"{table} is no table, [rows, dim]; give other parameters to another optimizer"
+                f"{table} is not a table [rows, dim]; give other parameters to another optimizer"
             )
         if not param.is_floating_point():
             raise ValueError(f"{table} has dtype {param.dtype}; tables are floating-point")

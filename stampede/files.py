@@ -64,7 +64,7 @@ def read_file(path: Path, most: int = MOST_TEXT) -> bytes:
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
-            raise OSError(errno.EFBIG, f"{size:,} bytes, and {most:,} are the most", str(path))
+            raise OSError(errno.EFBIG, f"has {size:,} bytes; the limit is {most:,}", str(path))
         return file.read(size)
 
 
@@ -158,8 +158,8 @@ def check_links(folder: Path, error: type[Exception], other: str) -> None:
     for path in folder.rglob("*"):
         if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(own):
             raise error(
-                f"{path} leads out of {folder}, where stampede does not write; replace the "
-                f"link by its target, or {other}"
+                f"{path} is a link to outside {folder}, and stampede does not write there; replace "
+                f"it with its target, or {other}"
             )
 
 

@@ -262,7 +262,7 @@ def test_what_is_read_is_a_regular_file_of_a_size(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"x" * 11)
     assert read_file(path) == read_file(path, 11) == b"x" * 11
-    with pytest.raises(OSError, match="11 bytes, and 10 are the most"):
+    with pytest.raises(OSError, match="has 11 bytes; the limit is 10"):
         read_file(path, 10)
     os.mkfifo(tmp_path / "pipe")
     for other in (tmp_path / "pipe", tmp_path, "/dev/zero"):

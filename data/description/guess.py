@@ -120,8 +120,8 @@ def _head(path: Path) -> str:
     head = block.data[: block.data.rfind(b"\n", 0, _HEAD_BYTES) + 1]
     if not head:
         raise DataError(
-            f"{path}: line 1 is longer than {_HEAD_BYTES >> 20} MB, so this is no click log; a log "
-            "has one row per line, with \\n between lines"
+            f"{path}: line 1 is longer than {_HEAD_BYTES >> 20} MB, so this is not a click log; "
+            "a log has one row per line, with \\n between lines"
         )
     return head.decode("utf-8", "replace")
 

@@ -539,5 +539,5 @@ def rows_of_new_ids(
 
 def _plain(name: str) -> str:
     if not re.fullmatch(r"\w[\w.-]*", name):
-        raise ValueError(f"{name!r} is no file of this folder")
+        raise ValueError(f"{name!r} is not a file of this folder")
     return name

@@ -36,7 +36,7 @@ def map_shard(
                 path, f"holds {array.dtype} {list(array.shape)} instead of {dtype} {list(shape)}"
             )
         if not array.flags.c_contiguous:
-            raise damaged(path, "has its columns instead of its rows one after the other")
+            raise damaged(path, "is stored column by column; row by row is needed")
         maps[name] = array
     for name, offsets in maps.items():
         if name.startswith("offsets_"):
@@ -88,7 +88,7 @@ def _map(path: Path, entry: FileEntry) -> np.memmap:
 
 
 def impossible(manifest: Manifest, name: str, array: np.ndarray) -> Iterator[str]:
-    """Of each piece of an array of a shard its first impossible value, as a sentence.
+    """Describe the first impossible value in each piece of a shard's array.
 
     Ids must have a row in their table, labels be 0 or 1, numbers and weights finite, weights not
     negative; offsets must ascend. Rows are counted from 0.

@@ -45,7 +45,7 @@ def open_prepared(folder: Path) -> Dataset:
     """The data set in a prepared folder, memory-mapped.
 
     Raises:
-        DataError: the folder is no prepared data set, or a file of it is absent or not as the
+        DataError: the folder is not a prepared data set, or a file of it is absent or not as the
             manifest says.
     """
     manifest = read_manifest(folder)

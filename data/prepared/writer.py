@@ -103,12 +103,14 @@ def write_manifest(
     bad_rows: BadRows,
     source: dict[str, Any],
     growth: Growth | None = None,
+    place: Path | None = None,
 ) -> None:
     """Write what the folder consists of, when all else is written.
 
     Args:
         source: what the rows were made of, besides files and options.
         growth: where the log comes in periods.
+        place: where the folder is once it is complete, for the message; None: where it is now.
     """
     marks = bad_rows.marks_by_column()
     manifest = Manifest(
@@ -135,7 +137,8 @@ def write_manifest(
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
     record_verified(folder)
     if bad_rows.count:
-        tqdm.write(f"left out {counted(bad_rows.count, 'bad row')}, listed in {BAD_ROWS}")
+        listed = (place or folder) / BAD_ROWS
+        tqdm.write(f"left out {counted(bad_rows.count, 'bad row')}, listed in {listed}")
     if marks:
         tqdm.write(missing_marks_sentence(marks))
 

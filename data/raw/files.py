@@ -29,6 +29,7 @@ BLOCK_BYTES = 16 << 20
 _LONGEST_LINE = 64 << 20
 
 _NEWLINE = ord("\n")
+_COMPRESSED = {".gz": ("gzip", b"\x1f\x8b"), ".zst": ("Zstandard", b"\x28\xb5\x2f\xfd")}
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -173,9 +174,16 @@ def _unreadable(path: Path, line: int, failure: Exception) -> DataError:
     # Errors of the system have a number, those of gzip and zstandard do not.
     if getattr(failure, "errno", None) is not None:
         return DataError(f"{path}: {failure.strerror}")
+    kind, magic = _COMPRESSED.get(path.suffix.lower(), ("", b""))
+    with path.open("rb") as raw:
+        if raw.read(len(magic)) != magic:
+            return DataError(
+                f"{path}: is not a {kind} file; rename it if it is plain text, or copy it again"
+            )
+    where = f"; some line after line {line:,} cannot be read" if line else ""
     unpack, name = _unpack(path)
+    command = f"{unpack} | head -n -1 > {shlex.quote(f'part_{name}')}"
     return DataError(
-        f"{path}: damaged or truncated compressed file ({failure}); some line after line "
-        f"{line:,} cannot be read. Copy or download it again. To train without the rest, save the "
-        f"whole lines (`{unpack} | head -n -1 > {shlex.quote(f'part_{name}')}`) and use that file"
+        f"{path}: damaged or truncated compressed file ({failure}){where}. Copy or download it "
+        f"again. To train without the rest, save the whole lines (`{command}`) and use that file"
     )

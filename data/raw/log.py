@@ -372,7 +372,7 @@ def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list
 
 
 def _float(column: str, types: pl.Schema) -> pl.Expr:
-    """Float64; null for empty cells and for text that is no number."""
+    """Float64; null for empty cells and for text that is not a number."""
     return stripped(column, types[column]).cast(pl.Float64, strict=False)
 
 

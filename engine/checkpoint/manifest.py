@@ -296,7 +296,7 @@ def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
     # A checkpoint gets its name once it is whole, so this one has lost its manifest.
     if not file.exists() and not (NAME.fullmatch(path.name) and path.is_dir()):
         raise RunFolderError(
-            f"{path} is no checkpoint ({MANIFEST} is absent); write a folder such as "
+            f"{path} is not a checkpoint ({MANIFEST} is absent); write a folder such as "
             "runs/quickstart/checkpoints/epoch_0001"
         )
     with reading(path, DamagedCheckpointError, remedy, "damaged checkpoint"):
@@ -305,7 +305,7 @@ def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
         # The first format had neither a number nor a checksum.
         is_first = digest is None and "format" not in values and "progress" in values
         if not is_first and digest != _digest(values):
-            raise ValueError(f"{MANIFEST} is not as it was written")
+            raise ValueError(f"{MANIFEST} was changed after it was written")
         if is_first or values["format"] not in (1, FORMAT):
             raise RunFolderError(_other_format(path, values.get("format", 0)))
         # From text, where a list may stand for a tuple and a section for a dataclass.
@@ -324,8 +324,8 @@ def _migrated(values: dict[str, Any]) -> dict[str, Any]:
 
 def _other_format(path: Path, version: object) -> str:
     return (
-        f"{path}: a checkpoint of format {version!r:.20}, this version of stampede knows 1 and "
-        f"{FORMAT} only; use the version that wrote it, or train anew with another run.name"
+        f"{path}: the checkpoint has format {version!r:.20}, but this version of stampede reads "
+        f"only 1 and {FORMAT}; use the version that wrote it, or train anew with another run.name"
     )
 
 

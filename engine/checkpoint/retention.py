@@ -38,7 +38,7 @@ def checkpoint_of(folder: Path, epoch: int) -> Path | None:
 def newest(folder: Path) -> Path | None:
     """The checkpoint with the most steps in a run's `checkpoints` folder.
 
-    Only manifests are read. One that cannot be read counts as the newest, since it may be.
+    Only manifests are read. An unreadable one counts as the newest, because it could be.
     """
     return next(iter(_newest_first(folder)), None)
 
@@ -64,7 +64,11 @@ def prune(folder: Path, settings: CheckpointSection, best_epoch: int) -> None:
 
 
 def delete_all(folder: Path) -> bool:
-    """Delete a folder of checkpoints, but not those that are read now; whether none is left."""
+    """Delete all checkpoints that nobody is reading, then the folder if none is left.
+
+    Returns:
+        Whether the folder is gone.
+    """
     for path, _ in readable(folder):
         _delete_unless_read(path)
     if _named(folder):
@@ -75,7 +79,7 @@ def delete_all(folder: Path) -> bool:
 
 
 def _delete_unless_read(path: Path) -> None:
-    """Delete a checkpoint; one that is being read goes after a later save."""
+    """Delete a checkpoint; one that is being read is deleted after a later save."""
     with open_file(path / MANIFEST) as handle:
         if _lock(handle, fcntl.LOCK_EX):
             delete_folder(path)
@@ -169,8 +173,8 @@ def _newest_whole(folder: Path) -> Path | None:
             return path
     except OSError as failure:
         raise RunFolderError(
-            f"{folder}: cannot be read and written ({failure.strerror or failure}); see to its "
-            "permissions and free space"
+            f"{folder}: cannot be read and written ({failure.strerror or failure}); check its "
+            "permissions and the free space"
         ) from None
     if damaged:
         sentences = "\n".join(str(failure) for _, failure in damaged)

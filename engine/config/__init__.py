@@ -54,8 +54,8 @@ class RunSection(Section):
     slow_hang_seconds: float = Field(
         24 * 3600,
         gt=0,
-        description="the same in stages whose time grows with the data, such as saves and the "
-        "metrics of an evaluation, if it is longer",
+        description="the same limit during saves, metrics and other stages whose time grows with "
+        "the data; used if it is longer than hang_seconds",
     )
 
 
@@ -111,7 +111,8 @@ class TrainSection(Section):
     )
     precision: Literal["fp32", "tf32", "bf16"] = Field(
         "fp32",
-        description="of the dense layers; tf32 is for GPUs, bf16 is used only where it is faster",
+        description="precision of the dense layers; tf32 is for GPUs, bf16 is used only where it "
+        "is faster",
     )
     compile: Literal["none", "default", "cuda_graphs"] = Field(
         "none",
@@ -139,8 +140,8 @@ class TrainSection(Section):
     )
     on_nonfinite: Literal["error", "skip_batch"] = Field(
         "error",
-        description="for a batch whose loss is not finite. error: stop; skip_batch: leave it out, "
-        "but stop after ten in a row (on a GPU every step then waits for the loss)",
+        description="what to do with a batch whose loss is not finite. error: stop; skip_batch: "
+        "leave it out, but stop after ten in a row (on a GPU every step then waits for the loss)",
     )
     on_divergence: DivergenceSection = DivergenceSection()
     timing_every: int = Field(
@@ -229,13 +230,15 @@ class CheckpointSection(Section):
 
 
 class CommunicationSection(Section):
-    """In which precision rows travel between ranks."""
+    """Precision of the rows that ranks send each other."""
 
     forward: Literal["fp32", "fp16", "bf16"] = Field(
-        "fp32", description="of pooled embeddings, rounded to it before they are sent"
+        "fp32", description="precision of pooled embeddings when they are sent"
     )
     backward: Literal["fp32", "bf16"] = Field(
-        "fp32", description="of their gradients, which are too small for fp16"
+        "fp32",
+        description="precision of the gradients of pooled embeddings when they are sent; they are "
+        "too small for fp16",
     )
 
 

@@ -53,8 +53,14 @@ class SyntheticSection(Section):
     numbers_std: float = Field(
         0.4, gt=0, description="standard deviation of the numbers' part of the true logit"
     )
-    first_order_std: float = Field(1.0, gt=0, description="of the sum of the ids' weights")
-    interactions_std: float = Field(1.1, gt=0, description="of the interactions between ids")
+    first_order_std: float = Field(
+        1.0,
+        gt=0,
+        description="standard deviation of the first-order part, the sum of the ids' weights",
+    )
+    interactions_std: float = Field(
+        1.1, gt=0, description="standard deviation of the part from interactions between ids"
+    )
 
     def clicks(self) -> SyntheticClicks:
         """The hidden model."""

@@ -38,7 +38,7 @@ class ScheduleSection(Section):
         0.0, ge=0, description="length of the linear warm-up from 1e-8, in units; 0: none"
     )
     decay: Decay | None = Field(
-        None, description="after the warm-up; null: by the recipe, else constant"
+        None, description="decay after the warm-up; null: by the recipe, else constant"
     )
     unit: Literal["epochs", "steps"] = Field(
         "epochs", description="unit of warmup, length and every"
@@ -113,9 +113,10 @@ class ClipSection(Section):
 
     granularity: Granularity = Field(
         "cowclip",
-        description="which gradients share a threshold: none; those of all tables (global), of a "
-        "field, of a row; quantile takes that of a row from the rows of its field in the batch; "
-        "field_adaptive and cowclip derive it from the weights of a field or row",
+        description="which gradients share a threshold. none: no clipping; global: those of all "
+        "tables; field: those of a field; row: that of a row; quantile: that of a row, with a "
+        "threshold from the rows of its field in the batch; field_adaptive: those of a field, with "
+        "a threshold from its weights; cowclip: that of a row, with a threshold from its weights",
     )
     ratio: float = Field(
         1.0, gt=0, description="field_adaptive, cowclip: gradient norm allowed per weight norm"

@@ -18,12 +18,12 @@ _PAPER: dict[str, Any] = {
     "evaluate": {"patience": 0},
 }
 
-# Different for Avazu; the bound is the paper's for batches from 4096 on.
+# What differs for Avazu; the bound is the paper's for batches from 4096 on.
 _PAPER_ON_AVAZU: dict[str, Any] = {
     "optim": {"embedding": {"clip": {"bound": 1e-4}}, "dense": {"lr": 1e-4}}
 }
 
-# The other keys of these depend on `name`, `optimizer` or `kind`.
+# Sections whose other keys depend on `name`, `optimizer` or `kind`.
 _OF_SEVERAL_KINDS = ("model", "embedding", "data")
 
 _RAW_LOGS = ("criteo_kaggle", "criteo_1tb", "avazu", "table")
@@ -34,7 +34,7 @@ _WITHOUT_CLIP = ("helen", "fbgemm_adam", "fbgemm_cowclip", "fbgemm_rowwise_adagr
 def with_preset(values: dict[str, Any]) -> dict[str, Any]:
     """The values of a configuration file, completed by those of its `preset`.
 
-    An unknown preset and what is not a section are left for the check that follows.
+    The check that follows refuses an unknown preset, and values that are not sections.
     """
     if values.get("preset", "auto") != "paper":
         return values
@@ -59,15 +59,15 @@ def _paper(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def below_old_runs(values: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a saved run, completed by the paper's values for keys that came later.
+    """The configuration of a saved run, completed by the paper's values for newer keys.
 
-    Before there was a recipe, runs were what the preset `paper` is now.
+    Before there was a recipe, all runs used what is now the preset `paper`.
     """
     return _completed(_paper(values), values)
 
 
 def _completed(below: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """The values, completed by `below`, but without a section of several kinds that they lack."""
+    """The values, completed by `below`; a missing section of several kinds is not added."""
     found = dict(values)
     for name, value in below.items():
         if not isinstance(value, dict):

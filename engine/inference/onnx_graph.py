@@ -22,7 +22,7 @@ class Graph:
     """Nodes and constants; a value is referred to by its name.
 
     Attributes:
-        model: that holds the graph.
+        model: the ONNX model that holds the graph.
     """
 
     def __init__(self) -> None:

@@ -122,6 +122,8 @@ def predict(
     """
     with score_file(output, options.overwrite) as file:
         remedy = "--on-bad-row skip to leave such rows out"
+        if options.on_bad_value == "error":
+            remedy += ", --on-bad-value missing to treat bad input values as missing"
         bad_rows = BadRows(options.on_bad_row, file.unfinished_bad_rows, remedy)
         rows = _rows(trained, inputs, options, bad_rows)
         if any(Path(name).resolve() == output.resolve() for name in rows.files):

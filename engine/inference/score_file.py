@@ -32,7 +32,11 @@ def score_file(path: Path, overwrite: bool) -> Iterator[ScoreFile]:
         RunFolderError: the file already exists, is not named .parquet, or cannot be written.
     """
     if path.suffix != ".parquet":
-        raise RunFolderError(f"{path}: scores are written as Parquet; write a NAME.parquet")
+        asked = f"{path}: scores are written as Parquet; write a NAME.parquet"
+        if path.suffix == ".csv":
+            convert = f"pl.read_parquet('{path.with_suffix('.parquet')}').write_csv('{path}')"
+            asked += f', then `python -c "import polars as pl; {convert}"`'
+        raise RunFolderError(asked)
     bad_rows = path.with_suffix(".bad_rows.jsonl")
     try:
         if path.is_dir():

@@ -140,6 +140,12 @@ def choose_checkpoint(path: Path, epoch: str | None = None, remedy: str | None =
             f"{periods[-1]}, the newest"
         )
     if last is None:
+        others = [one.name for one in sorted(path.parent.glob("period_*")) if _is_kept(one)]
+        if path.name.startswith("period_") and others and path.name < others[-1]:
+            raise RunFolderError(
+                f"{path}: its checkpoint was deleted, as only the newest periods keep theirs "
+                f"(checkpoint.keep); there are: {', '.join(others)}"
+            )
         raise RunFolderError(
             f"{path}: has no checkpoint ({folder} holds none); write a run folder such as "
             "runs/quickstart, trained for at least one epoch"
@@ -172,6 +178,10 @@ def _in_its_run(path: Path) -> Path:
         if is_checkpoint or RunFolder(found).checkpoints.is_dir():
             return found
     return path
+
+
+def _is_kept(period: Path) -> bool:
+    return newest(RunFolder(period).checkpoints) is not None
 
 
 def _existing(folder: Path, epoch: int) -> Path:

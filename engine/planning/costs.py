@@ -22,9 +22,9 @@ class TableGroup:
 
     Attributes:
         fields: their id fields, the largest table first.
-        rows: in all of them.
-        shards: how many.
-        ranks: how many hold a shard.
+        rows: rows of all these tables.
+        shards: number of shards.
+        ranks: number of ranks that hold a shard.
     """
 
     fields: list[str]
@@ -40,7 +40,7 @@ class PlanCosts:
     Attributes:
         memory: bytes, by `MEMORY`.
         lookups: expected ids that a rank looks up in a step.
-        sent: bytes that leave a rank in a step, by `COMMUNICATION`; all passes of Helen.
+        sent: bytes that leave a rank in a step, by `COMMUNICATION`; with Helen, in both passes.
         received: bytes that reach a rank in a step.
         groups: the tables by sharding type.
     """
@@ -67,7 +67,7 @@ class PlanCosts:
         return int(self.total_memory.argmax())
 
     def imbalance(self) -> dict[str, float]:
-        """Largest rank over the mean, of memory, lookups and communication."""
+        """Memory, lookups and communication of the largest rank, over the mean of all ranks."""
         traffic = self.total_sent + self.received
         of = {"memory": self.total_memory, "lookups": self.lookups, "communication": traffic}
         return {k: float(v.max() / v.mean()) if v.any() else 1.0 for k, v in of.items()}
@@ -113,7 +113,7 @@ def plan_costs(workload: Workload, shards: Sequence[PlacedShard]) -> PlanCosts:
     for kind in ("ids", "pooled_rows", "gradients", "row_sums"):
         costs.sent[kind] *= workload.passes
     costs.received *= workload.passes
-    # A ring all-reduce passes every part on twice.
+    # A ring all-reduce sends every part around twice.
     dense = 2 * (ranks - 1) / ranks * workload.dense_weight_bytes() * workload.passes
     costs.sent["dense"] += dense
     costs.received += dense
@@ -124,7 +124,7 @@ def _add_exchanges(costs: PlanCosts, workload: Workload, shards: Sequence[Placed
     """Ids go to the ranks that hold their rows, pooled rows come back, gradients go there again.
 
     Every rank exchanges with every shard; each shard of a table split by rows returns a sum for
-    every sample. Of a replicated table, ranks exchange the rows' gradients and counts instead.
+    every sample. For a replicated table, ranks exchange the rows' gradients and counts instead.
     """
     ranks, local = workload.world_size, workload.local_batch_size
     forward, backward = workload.bytes_on_the_way

@@ -32,7 +32,7 @@ from stampede.optim.baselines import BASELINE_SHARDING_TYPES, BASELINES
 from stampede.optim.sharded.supported import SHARDING_TYPES
 from stampede.settings import SettingsError
 
-# Columns of a shard at least; FBGEMM needs a multiple of 4. Without it the planner would not split
+# Fewest columns of a shard; FBGEMM needs a multiple of 4. By default the planner would not split
 # tables as narrow as a CTR model's.
 _SMALLEST_PARTITION = 4
 
@@ -74,7 +74,7 @@ class Cluster:
     Attributes:
         world_size, local_world_size: how many in all, and in a node.
         device_type: `cuda` or `cpu`.
-        memory: bytes of each.
+        memory: bytes of each device.
     """
 
     world_size: int
@@ -123,8 +123,8 @@ def make_plan(
     """The plan of a run, made on rank 0 and the same on all ranks.
 
     Args:
-        sharding_types: that the planner may choose from.
-        workload: what a step takes; called on rank 0 only.
+        sharding_types: types that the planner may choose from.
+        workload: returns what a step takes; called on rank 0 only.
 
     Raises:
         SettingsError: the tables do not fit with these sharding types.
@@ -174,7 +174,7 @@ def search_plan(
     """The planner's choice.
 
     Args:
-        sharding_types: that it may choose from.
+        sharding_types: types that it may choose from.
 
     Raises:
         PlannerError: the tables do not fit with these sharding types.
@@ -182,7 +182,7 @@ def search_plan(
     on_gpu = cluster.device_type == "cuda"
     constraints = {
         name: ParameterConstraints(
-            # Where rows are split, a bag is added up rank by rank.
+            # Where rows are split, ranks add up parts of a bag: the bits depend on the ranks.
             sharding_types=(
                 [ShardingType.TABLE_WISE.value]
                 if workload.reproducible and table.has_bags
@@ -199,7 +199,7 @@ def search_plan(
         compute_device=cluster.device_type,
         **{"hbm_cap" if on_gpu else "ddr_cap": cluster.memory},
     )
-    # TorchRec's own memory estimate knows a closed list of optimizers.
+    # TorchRec's own memory estimate knows only a fixed list of optimizers.
     estimators = [EmbeddingPerfEstimator(topology, constraints), _Storage(workload, on_gpu)]
     planner = EmbeddingShardingPlanner(
         topology=topology,
@@ -221,8 +221,8 @@ def _storage(size: int, on_gpu: bool) -> Storage:
 class _Enumerator(EmbeddingEnumerator):
     """Puts the planner's options in the same order in every process.
 
-    Among equals the planner takes the first, and TorchRec's order comes from a set of strings. A
-    restarted run must get the same plan: another one would round sums in another order.
+    Among equal options the planner takes the first, and TorchRec's order comes from a set of
+    strings. A restarted run must get the same plan: another one would round sums differently.
     """
 
     def enumerate(
@@ -259,7 +259,7 @@ class _Storage(ShardEstimator):
 
 
 class _Reservation(FixedPercentageStorageReservation):
-    """Keeps memory free, and room for what every rank needs whatever the plan."""
+    """Keeps memory free, and room for what every rank needs under any plan."""
 
     def __init__(self, reserved: float, common: Storage) -> None:
         super().__init__(reserved)

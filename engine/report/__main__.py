@@ -58,8 +58,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--baseline",
         metavar="RUN",
-        help="run to which the tables show the others' differences, such as baseline; with several "
-        "seeds, any of them",
+        help="run that the tables compare the others with, such as baseline; with several seeds, "
+        "any of them",
     )
     parser.add_argument(
         "--out",

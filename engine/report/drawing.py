@@ -149,7 +149,7 @@ def curves(
 def add_curve(axes: Axes, curve: Curve, style: Style, label: str) -> None:
     """Draw the mean, and the band where seeds differ."""
     x, mean, low, high = curve
-    # A marker for each of some ten points.
+    # Draw about ten markers.
     axes.plot(x, mean, **style, markevery=max(1, len(x) // 10), label=label)
     if (high > low).any():
         axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)

@@ -46,7 +46,7 @@ def write_report(
         baseline: one of the runs, to which the tables show the differences of the others.
 
     Returns:
-        A sentence for each thing that the report lacks.
+        A sentence for each thing that the report lacks, apart from whole pictures of a single run.
 
     Raises:
         RunFolderError: the folder cannot be written.
@@ -96,7 +96,9 @@ def write_report(
             f"{folder}: the report cannot be written ({failure.strerror or failure}); choose "
             "another folder with --out"
         ) from None
-    return [*notes, *(f"{one.title}: {sentence}" for one in every for sentence in one.left_out)]
+    # Most pictures that a single run lacks do not apply to it; the page names them.
+    told = [one for one in every if one.figure is not None or len(runs) > 1]
+    return [*notes, *(f"{one.title}: {sentence}" for one in told for sentence in one.left_out)]
 
 
 def _advice(runs: Sequence[RunRecord]) -> list[str]:

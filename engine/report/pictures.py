@@ -1,5 +1,8 @@
-"""Pictures of the report. A curve is the mean over seeds, with a band from the lowest to the
-highest; it says what is left out because runs did not record it."""
+"""Pictures of the report.
+
+A curve is the mean over seeds, with a band from the lowest to the highest. Each picture says what
+it lacks because runs did not record it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,8 @@ from stampede.engine.tables import read_field
 
 _SAMPLES = "training samples (steps x batch size)"
 
-# Above this ratio of largest to smallest probability, use a log scale: low ones would overlap.
+# Use a log scale above this ratio of the largest to the smallest probability: on a linear scale
+# the low ones would overlap.
 _WIDE = 20
 
 # Most fields whose norms are shown; fewest ids for percentiles, and most ids to read.
@@ -68,7 +72,7 @@ def all_drawings(runs: Sequence[RunRecord], drawn: Sequence[RunRecord]) -> list[
 
     Args:
         runs: all of them.
-        drawn: those with single curves.
+        drawn: the runs that get curves.
     """
     settings = settings_of(drawn)
     return [
@@ -105,7 +109,7 @@ def draw_periods(settings: Sequence[Setting]) -> list[Drawing]:
         values = {line["period"]: line.get(name) for line in lines}
         return {n: (n, value) for n, value in values.items() if value is not None}
 
-    # Without runs on periods, do not list them as missing.
+    # If no run has periods, do not list the runs as missing.
     settings = [one for one in settings if any(run.periods for run in one.runs)] and settings
     return [
         _draw_lines(
@@ -377,7 +381,7 @@ def draw_by_field(settings: Sequence[Setting]) -> Drawing:
     )
     lines = [line for one in settings for run in one.runs for line in run.of_kind("clipping")]
     several = sorted({field for line in lines for field in line["left_out"]})
-    left_out = (f"Not counted, several ids in a sample: {listed(several)}.",) if several else ()
+    left_out = (f"Not counted, samples have several ids: {listed(several)}.",) if several else ()
     drawing = Drawing("clipped_by_field", "Clipped rows by field", caption, None, left_out)
     return _draw_shares(settings, drawing, lambda line: line["fields"], "")
 
@@ -462,7 +466,7 @@ def draw_embedding_norms(settings: Sequence[Setting]) -> Drawing:
         return drawing
     figure, axes = new_figure(1.0 + 0.17 * len(fields))
     for number, (one, style, percentiles) in enumerate(norms):
-        # Lines of several settings are below each other.
+        # Draw the lines of several settings below one another.
         y = np.arange(len(fields)) + 0.6 * ((number + 0.5) / len(norms) - 0.5)
         low, middle, high = percentiles.T
         axes.hlines(y, low, high, color=style["color"], linewidth=1.2)

@@ -181,7 +181,7 @@ class RunRecord:
         config: values of `config.yaml` by dotted key.
         lines: lines of `metrics.jsonl`.
         summary: `summary.json`; empty if the run has not ended or was continued since.
-        periods: lines of the periods of a log that comes in files; the rest is of the newest.
+        periods: lines on the periods of a log that comes in files; all else is of the newest one.
     """
 
     path: Path
@@ -375,7 +375,7 @@ def _run_folders(path: Path) -> list[Path]:
 
 
 def _labels(folders: list[Path]) -> list[str]:
-    """The shortest endings of the paths that tell them apart."""
+    """The shortest path endings that tell the folders apart."""
     parts = 1
     while True:
         labels = ["/".join(folder.parts[-parts:]) for folder in folders]

@@ -26,7 +26,7 @@ _ABSENT = "-"
 # Metrics whose differences to a baseline are shown.
 _COMPARED = ("auc", "logloss")
 
-# Its heading, and its cell for a setting.
+# A column: its heading, and what gives its cell for a setting.
 _Column = tuple[str, Callable[[Setting], str]]
 
 
@@ -60,7 +60,7 @@ def result_tables(groups: dict[str, list[RunRecord]], baseline: RunRecord | None
 
     Args:
         groups: runs by data; see `by_data`.
-        baseline: with which others on the same data are compared; None for no comparison.
+        baseline: the run to compare others on the same data with; None: no comparison.
     """
     settings = {data: settings_of(runs) for data, runs in groups.items()}
     rows = [(one, data) for data, found in settings.items() for one in found]

@@ -57,7 +57,7 @@ def run_sweep(sweep: Sweep, start: Start, retry_failed: bool = False) -> list[Pa
         The written files.
 
     Raises:
-        SettingsError, DataError, RunFolderError: for the user to mend.
+        SettingsError, DataError, RunFolderError: the user must fix something.
         TrainingStoppedError: every trial failed.
         KeyboardInterrupt: a trial was interrupted.
     """
@@ -172,7 +172,7 @@ class _Runner:
                     name: {key: one[key] for key in ("message", "config")}
                     for name, one in found.items()
                 }
-        # Forgotten one by one as they run, so that a kill loses none.
+        # Each failure is deleted only when its trial runs again: a killed sweep keeps the others.
         self._retried = set(self._failures) if retry_failed else set()
 
     def known(self, trial: Trial) -> Outcome | None:
@@ -264,7 +264,7 @@ def _summary(folder: RunFolder) -> dict[str, Any]:
 
 
 def _compared(config: Config) -> dict[str, Any]:
-    """The settings that matter to what a run computes, by `section.key`."""
+    """The settings that change what a run computes, by `section.key`."""
     values = flat_keys(config.model_dump(mode="json"))
     return {key: value for key, value in values.items() if key not in _NOT_COMPARED}
 
@@ -301,7 +301,7 @@ def why(said: bytes, status: int) -> str:
     for number, line in enumerate(lines):
         begins = _ERROR.match(line)
         if begins:
-            # The first one: other processes' errors follow from it. A list is indented.
+            # The first error: those of other processes follow from it. Its list is indented.
             more = []
             for following in lines[number + 1 :]:
                 if not following.startswith(" "):

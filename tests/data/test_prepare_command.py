@@ -64,7 +64,8 @@ def test_a_sequential_split_of_a_log_without_order_is_told(log, capsys, order, t
     shown = capsys.readouterr().out
     told_now = " ".join(shown.split())
     assert ("of the training rows are newer than half of the test rows" in told_now) == told
-    assert ("sort the log by 'x', or write split=by_column, split_column=x" in told_now) == told
+    by_column = "--set split=by_column --set split_column=x --set test_from=899"
+    assert (f"sort the log by 'x', or write {by_column}" in told_now) == told
     assert bool(open_prepared(log.parent / "out").advice) == told
     # A random split has no such order.
     assert main(command(log, "--set", "split=random", out="other")) == 0
@@ -118,7 +119,9 @@ def test_mistakes_in_files(log, capsys):
     assert "line 3, column y: found 3.0; write 0 or 1" in capsys.readouterr().err
     assert sorted(path.name for path in log.parent.iterdir()) == ["log.csv", "schema.yaml"]
     assert main(command(log, "--set", "on_bad_row=skip")) == 0
-    assert "left out 1 bad row, listed in bad_rows.jsonl" in capsys.readouterr().out
+    place = log.parent / "out/bad_rows.jsonl"
+    assert f"left out 1 bad row, listed in {place}" in capsys.readouterr().out
+    assert place.is_file()
     assert main(command(log)) == 2
     assert "exists already" in capsys.readouterr().err
     (log.parent / "schema.yaml").write_text(SCHEMA + "idz: [a]\n")

@@ -214,7 +214,7 @@ def raw_log(tmp_path):
     [
         (
             "evaluate.group_by=usr",
-            r"evaluate.group_by: 'usr' is no id field; write one of user",
+            r"evaluate.group_by: 'usr' is not an id field; write one of user",
         ),
         ("evaluate.group_by=tags", r"evaluate.group_by: 'tags' is a field of several ids"),
         ("data.path=empty.csv", r"empty.csv: is empty"),

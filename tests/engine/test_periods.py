@@ -19,6 +19,7 @@ from stampede.engine import api, evaluate, incremental, periods, reading, traine
 from stampede.engine.checkpoint import being_read, newest
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError
+from stampede.engine.inference.trained import open_trained
 from stampede.engine.run import run
 from stampede.settings import SettingsError
 from support.periods import (
@@ -69,6 +70,8 @@ def test_every_file_is_a_period_and_new_ones_are_taken_later(three, tmp_path, ca
     found = [{k: v for k, v in line.items() if k != "file"} for line in lines(folder)]
     assert found == [{k: v for k, v in line.items() if k != "file"} for line in lines(three)]
     assert [line["step"] for line in found] == [7, 14, 21]
+    assert [line["auc"] is None for line in found] == [True, False, False]
+    assert found[0]["new_ids_samples"] is None and found[0]["rows"] == 400
     assert (folder / "runs/ads/periods.png").read_bytes()[:4] == b"\x89PNG"
     capsys.readouterr()
     before = (folder / "runs/ads/metrics.jsonl").read_bytes()
@@ -366,6 +369,12 @@ def test_a_model_that_is_being_read_stays_with_its_vocabularies(tmp_path):
     write_log(folder / "log3.csv", 60, seed=3)
     train(path, ["checkpoint.keep=1"])
     assert not checkpoints.exists() and not (period(folder, 1) / "inputs").exists()
+    words = r"period_0001: its checkpoint was deleted, .*checkpoint.keep.*; there are: period_0003$"
+    with pytest.raises(RunFolderError, match=words):
+        open_trained(period(folder, 1))
+    shutil.rmtree(period(folder, 3) / "checkpoints")
+    with pytest.raises(RunFolderError, match=r"period_0003: has no checkpoint"):
+        open_trained(period(folder, 3))
 
 
 def test_half_a_line_of_a_power_failure_is_dropped(three, tmp_path):

@@ -258,7 +258,8 @@ def test_metrics_reach_the_files_and_the_table(tmp_path, capsys):
 
 
 def test_groups_must_be_an_id_field(tmp_path):
-    with pytest.raises(SettingsError, match=r"evaluate.group_by: 'user' is no id field.*C1, C2"):
+    said = r"evaluate.group_by: 'user' is not an id field.*C1, C2"
+    with pytest.raises(SettingsError, match=said):
         run_small(tmp_path, ["evaluate.group_by=user"])
     with pytest.raises(SettingsError, match=r"'gauc' but group_by is not given"):
         small_config(tmp_path, "evaluate.metrics=[gauc]")

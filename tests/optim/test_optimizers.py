@@ -463,7 +463,7 @@ def test_a_group_that_is_refused_is_not_added():
     for wrong, words in (
         ({"params": other.parameters(), "l2": -1}, "l2 is -1"),
         ({"params": other.parameters(), "maximize": True}, "maximize"),
-        ({"params": nn.Linear(3, 3).bias}, "no table"),
+        ({"params": nn.Linear(3, 3).bias}, "is not a table"),
         ({"params": other.parameters(), "padding_idx": 20}, "no row 20"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -349,8 +349,8 @@ def test_modules_that_rescale_are_refused(options):
 
 def test_parameters_that_are_no_tables_are_refused():
     for param, words in (
-        (torch.zeros(3), "no table"),
-        (torch.zeros(3, 2, 2), "no table"),
+        (torch.zeros(3), "is not a table"),
+        (torch.zeros(3, 2, 2), "is not a table"),
         (torch.zeros(3, 2).T, "contiguous"),
         (torch.zeros(3, 2, dtype=torch.int64), "floating-point"),
     ):

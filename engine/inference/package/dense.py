@@ -83,8 +83,8 @@ class Dense:
         self, graph: Mapping[str, Any], weights: Mapping[str, Tensor], device: torch.device
     ) -> None:
         self._device = device
-        # Copy, as a mapped file may not be aligned for torch. Keep requires_grad, as torch chooses
-        # kernels by it, and these round differently.
+        # Copy: a mapped file may not be aligned for torch. Keep requires_grad: torch chooses
+        # kernels by it, and kernels round differently.
         self._weights = {
             name: weight.to(device, copy=True).requires_grad_(name in graph["trained"])
             for name, weight in weights.items()

@@ -80,7 +80,10 @@ class BadValues:
         if not bad.any():
             return
         if not self.are_missing:
-            raise ValueError(f"column {column}: found {values.filter(bad)[0]!r}; {remedy}")
+            raise ValueError(
+                f"column {column}: found {values.filter(bad)[0]!r}; {remedy} "
+                '(or on_bad_value="missing" to treat it as missing)'
+            )
         # A column used by several inputs counts once.
         self.counts[column] = max(self.counts.get(column, 0), int(bad.sum()))
 

@@ -49,7 +49,7 @@ def test_every_changed_bit_of_a_manifest_is_found(tmp_path):
 
 def test_no_checkpoint(tmp_path):
     for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(RunFolderError, match=r"is no checkpoint.*write a folder such as"):
+        with pytest.raises(RunFolderError, match=r"is not a checkpoint.*write a folder such as"):
             read_manifest(path)
 
 
@@ -70,7 +70,8 @@ def test_another_format_is_refused_and_not_passed_over(tmp_path, change, number)
     path = write_checkpoint(tmp_path / "epoch_0002", Progress(epoch=2, step=10))
     change(path)
     said = (
-        rf"epoch_0002: a checkpoint of format {number}, .* knows 1 and 2 only; use the version that"
+        rf"epoch_0002: the checkpoint has format {number}, but .* reads only 1 and 2; "
+        "use the version that"
     )
     with pytest.raises(RunFolderError, match=said):
         read_manifest(path)

@@ -69,7 +69,7 @@ def test_a_checkpoint_is_read_without_a_model(tmp_path, scale):
             assert stored.any() and torch.equal(gathered.first_order, scale * stored)
     with pytest.raises(RunFolderError, match=r"'C99'.*C1, C2"):
         read_field(folder, "C99")
-    with pytest.raises(RunFolderError, match="no checkpoint"):
+    with pytest.raises(RunFolderError, match="is not a checkpoint"):
         read_field(tmp_path, "C1")
 
 

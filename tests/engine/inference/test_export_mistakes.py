@@ -146,6 +146,7 @@ def test_files_are_readable_by_others(packages):
         ({"age": ["old"]}, "column age: found 'old'; write a finite number"),
         ({"age": [float("inf")]}, "column age: found inf; write a finite number"),
         ({"when": ["yesterday"]}, "column when: found 'yesterday'; write a time as %Y-%m-%d"),
+        ({"when": [None]}, '%H:%M:%S (or on_bad_value="missing" to treat it as missing)'),
         ({"user": [["1", "2"]]}, "column user: found lists; write one id per sample"),
         ({"city": ["Oslo", "Paris"]}, "columns of different lengths"),
         ({"user": [1.5]}, "column user: found 1.5; write an id as text or as a whole number"),

@@ -4,6 +4,8 @@ import io
 import os
 import shutil
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet
@@ -190,7 +192,13 @@ def test_another_vocabulary(trained_run, tmp_path):
 
 
 def test_outputs_that_cannot_be_written(trained_run, tmp_path, log, monkeypatch):
-    assert "write a NAME.parquet" in refused(tmp_path, trained_run, log, tmp_path / "s.csv")
+    assert refused(tmp_path, trained_run, log, tmp_path / "s").endswith("write a NAME.parquet\n")
+    said = refused(tmp_path, trained_run, log, tmp_path / "s.csv")
+    # The command that is named does it.
+    command = said.split("`")[1]
+    assert predict(trained_run, log, tmp_path / "s.parquet")[0] == 0
+    subprocess.run(command.replace("python", sys.executable, 1), shell=True, check=True)
+    assert (tmp_path / "s.csv").read_text().startswith("file,row,")
     (tmp_path / "old.parquet").write_text("old")
     said = refused(tmp_path, trained_run, log, tmp_path / "old.parquet")
     assert "already exists; write --overwrite, or another name" in said

@@ -163,7 +163,7 @@ def test_a_row_left_out_does_not_move_others(trained_run, tmp_path):
     (tmp_path / "bad.csv").write_text("\n".join(lines) + "\n")
     status, said = predict(trained_run, tmp_path / "bad.csv", tmp_path / "new.parquet")
     assert status == 2 and "bad.csv: line 5: found 3 columns" in said
-    assert "(or --on-bad-row skip to leave such rows out)" in said
+    assert "(or --on-bad-row skip to leave such rows out, --on-bad-value missing to" in said
     assert not (tmp_path / "new.parquet").exists()
     found = scores(trained_run, [tmp_path / "bad.csv"], tmp_path, "--on-bad-row", "skip")
     kept = whole.filter(~pl.col("row").is_in([3, 20]))
