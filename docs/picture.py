@@ -49,7 +49,8 @@ ARROWS = (
 def picture() -> str:
     """The picture as SVG."""
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'width="{WIDTH}" height="{HEIGHT}" role="img" '
         'font-family="system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif">',
         "<title>The way of a batch: read, sent, looked up, through the network to the loss; back "
         "to the rows, clipped and updated</title>",
