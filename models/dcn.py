@@ -66,6 +66,31 @@ class DCN(CrossNetwork):
         super().__init__(cross, list(cross.kernels), shape, generator, options.l2)
 
 
+class MixtureCrossNet(LowRankMixtureCrossNet):
+    """TorchRec's mixture of low-rank cross layers, with one product for the experts of a layer.
+
+    TorchRec computes expert by expert, with several passes over `[batch, inputs]` for each. The
+    gates of a layer add up to 1, so `sum_i gate_i (U_i h_i + b)` is one product of all `gate_i h_i`
+    with all `U_i`, plus b.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`[batch, inputs]` from `[batch, inputs]`."""
+        x = input
+        layers = zip(self.V_kernels, self.C_kernels, self.U_kernels, self.bias, strict=True)
+        for v, c, u, bias in layers:
+            experts, rank, _ = v.shape
+            hidden = self._activation(x @ v.flatten(0, 1).T).unflatten(1, (experts, rank))
+            hidden = (hidden.transpose(0, 1) @ c.transpose(1, 2)).transpose(0, 1)
+            hidden = self._activation(hidden)
+            if self.gates is not None:
+                gates = torch.cat([gate.weight for gate in self.gates])
+                hidden = hidden * torch.softmax(x @ gates.T, 1).unsqueeze(2)
+            cross = hidden.flatten(1) @ u.transpose(1, 2).flatten(0, 1) + bias.T
+            x = input * cross + x
+        return x
+
+
 class DCNv2(CrossNetwork):
     """Cross layers with matrices beside an MLP (section 3.2).
 
@@ -81,7 +106,7 @@ class DCNv2(CrossNetwork):
             cross = CrossNet(shape.inputs, options.layers)
             matrices = list(cross.kernels)
         else:
-            cross = LowRankMixtureCrossNet(
+            cross = MixtureCrossNet(
                 shape.inputs, options.layers, options.experts, options.rank, torch.tanh
             )
             matrices = [*cross.U_kernels, *cross.V_kernels, *cross.C_kernels]
