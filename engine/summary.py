@@ -157,7 +157,8 @@ def _metric_table(summary: dict[str, Any]) -> str:
     else:
         part = summary["selected_on"]
         title = f"epoch {best}: best AUC on the {part} part"
-        if blocks[0][part]["auc"] is None:
+        # Checkpoints of earlier versions lack the validation part's metrics.
+        if part in blocks[0] and blocks[0][part]["auc"] is None:
             title = f"epoch {best}: the last one, as the AUC of the {part} part is undefined"
         elif part == "test":
             title += " itself, so optimistic"

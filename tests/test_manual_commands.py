@@ -133,6 +133,8 @@ def run_command(line):
     arguments += SMALL
     if "configs/quickstart.yaml" in arguments:
         arguments += FEW_CLICKS
+    elif any(argument.startswith("train.batch_size") for argument in arguments):
+        arguments.append("train.batch_size=64")
     if not any(argument.startswith("train.epochs") for argument in arguments):
         arguments.append("train.epochs=1")
     if "checkpoint.resume=auto" not in arguments:
