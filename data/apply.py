@@ -81,7 +81,7 @@ def _run(given: argparse.Namespace) -> None:
     folder = Path(given.out)
     options = from_key_values(given.set, WritingOptions, "--set")
     if not apply_learned(Path(given.prepared), given.files, options, folder):
-        raise DataError(f"{folder}: exists already; delete it, or write another --out")
+        raise DataError(f"{folder}: already exists; delete it, or choose another --out")
     print(prepared_summary(folder))
 
 

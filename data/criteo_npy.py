@@ -102,7 +102,7 @@ def import_criteo_npy(
     if modulo and sizes is None:
         raise DataError("modulo needs the sizes of the tables; write --sizes")
     if out.exists():
-        raise DataError(f"{out}: exists already; choose a new folder")
+        raise DataError(f"{out}: already exists; choose a new folder")
     ranges = _ranges(folder)
     sets = list({found.name: found for _, found, _, _ in ranges}.values())
     width, numbers = (sets[0].arrays[name].shape[1] for name in ("sparse", "dense"))
@@ -132,7 +132,7 @@ def import_criteo_npy(
 def _ranges(folder: Path) -> list[_Range]:
     """All rows of a folder's files with their parts, days in order."""
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; write the one with the .npy files")
+        raise DataError(f"{folder}: no such folder; write the path of the .npy files")
     paths: dict[str, dict[str, Path]] = {}
     for path in sorted(folder.glob("*.npy")):
         named = _NAME.fullmatch(path.name)
@@ -166,7 +166,7 @@ def _open(folder: Path, name: str, paths: dict[str, Path]) -> _Set:
     arrays = {}
     for array, (widest, expected) in _TYPES.items():
         if array not in paths:
-            raise DataError(f"{folder}: {name}_{array}.npy is absent; {_EXPECTED}")
+            raise DataError(f"{folder}: {name}_{array}.npy is missing; {_EXPECTED}")
         path = paths[array]
         try:
             found = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -273,7 +273,7 @@ def _sizes(text: str) -> list[int]:
         return [int(size) for size in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"found {text!r}; write a whole number, or one per field with commas between"
+            f"found {text!r}; write a whole number, or one per field, separated by commas"
         ) from None
 
 

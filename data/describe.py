@@ -108,7 +108,7 @@ def _source(options: argparse.Namespace, out: Path, made: Path) -> tuple[Source,
 
 
 def _stem(path: str) -> str:
-    """`train` for `/data/train.tsv.gz`; of a glob, the letters and digits."""
+    """`train` for `/data/train.tsv.gz`; for a glob, its letters and digits."""
     name = Path(path).resolve().name.split(".")[0]
     return "".join(c for c in name if c.isalnum() or c in "-_") or "data"
 

@@ -9,7 +9,8 @@ from typing import Literal
 
 from stampede.settings import SettingsError, printable
 
-# What a row that cannot be read does: `error` stops, `skip` leaves it out and lists it in a file.
+# What to do with a row that cannot be read: `error` stops, `skip` leaves it out and lists it in a
+# file.
 OnBadRow = Literal["error", "skip"]
 
 
@@ -41,6 +42,6 @@ def exit_status(action: Callable[[], None], *mistakes: type[Exception]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
-        print("stopped; nothing half-written was left", file=sys.stderr)
+        print("stopped; no unfinished files were left", file=sys.stderr)
         return 130
     return 0

@@ -33,9 +33,9 @@ class GlobalBatches:
     any number of ranks.
 
     The rows of a batch depend only on the order, the epoch and the batch's number. `state_dict`
-    tells what the consumer has received, whatever was read ahead; after `load_state_dict`, any
-    number of ranks continues from there (torchdata's stateful protocol). A new iterator continues,
-    too: with the next epoch after the last batch, with the next batch after a break. Older
+    covers what the consumer has received, not what was read ahead; after `load_state_dict`, any
+    number of ranks continues from there (torchdata's stateful protocol). A new iterator also
+    continues: with the next epoch after the last batch, with the next batch after a break. Older
     iterators then raise a RuntimeError.
 
     Args:
@@ -48,8 +48,8 @@ class GlobalBatches:
         pin: GPU to put batches into page-locked memory for.
         before_reading: called with epoch and position of each batch before it is read.
         unknown_rows: see `Dataset`; kept as an attribute.
-        tiles: equal parts of a global batch, a multiple of `world_size`, of which each rank has
-            as many; 0: none.
+        tiles: equal parts of a global batch, a multiple of `world_size`, divided equally among the
+            ranks; 0: none.
     """
 
     def __init__(
@@ -135,10 +135,10 @@ class GlobalBatches:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken, on any number of ranks.
+        """Continue where `state_dict` was saved, on any number of ranks.
 
         Raises:
-            DataError: the state is of other data or another order, or was taken within an epoch of
+            DataError: the state is of other data or another order, or was saved within an epoch of
                 another batch size.
         """
         try:
@@ -150,21 +150,21 @@ class GlobalBatches:
             raise DataError(f"not a state of this reader: {failure!r} in {state!r}") from None
         if order["rows"] != self._order.rows:
             raise DataError(
-                f"the state was taken from a part of {order['rows']:,} rows, this one has "
+                f"the state was saved from a part of {order['rows']:,} rows, this one has "
                 f"{self._order.rows:,}; continue with the same data"
             )
         for key, now in self._order.deciding().items():
             then = order.get(key)
             if then != now:
                 raise DataError(
-                    f"the state was taken with the {key} {then!r} of the order of rows, now it is "
-                    f"{now!r}: rows would be read twice or not at all; set it back"
+                    f"the state was saved with {key}={then!r}, now it is {now!r}; restore "
+                    f"{then!r}, or rows would be repeated or skipped"
                 )
         if samples and batch_size != self._batch_size:
             raise DataError(
-                f"the state was taken after {samples:,} samples of an epoch in batches of "
-                f"{batch_size}, now they have {self._batch_size}; set the batch size back, or "
-                "change it at the beginning of an epoch"
+                f"the state was saved after {samples:,} samples of an epoch with "
+                f"batch_size={batch_size}, now it is {self._batch_size}; restore the batch size, "
+                "or change it at the start of an epoch"
             )
         if not (epoch >= 0 and 0 <= samples < max(self._part.rows, 1)):
             raise DataError(f"not a state of this reader: epoch {epoch}, {samples} samples")

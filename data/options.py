@@ -28,7 +28,7 @@ class Split(Section):
     """How to divide the rows of a log into parts.
 
     Attributes:
-        written: what messages put before a key, so that users can copy it.
+        written: what messages write before a key, so that users can copy it.
     """
 
     written: ClassVar[str] = "--set "
@@ -86,12 +86,13 @@ class Split(Section):
             if not self.test_values and self.test_from is None:
                 raise ValueError(
                     "split by_column needs test_values or test_from; write "
-                    f"{self.written}test_from=VALUE, from which on rows are in the test part"
+                    f"{self.written}test_from=VALUE to test on rows with this or a larger value"
                 )
         elif self.split_column or self.test_values or self.test_from or self.validation_values:
             raise ValueError(
-                "split_column, test_values, test_from and validation_values belong to "
-                f"split: by_column; found split: {self.split}"
+                "split_column, test_values, test_from and validation_values belong to split: "
+                f"by_column; found split: {self.split}; delete these keys, or write "
+                f"{self.written}split=by_column"
             )
         if self.split == "files" and not self.test_path:
             raise ValueError(
@@ -100,12 +101,13 @@ class Split(Section):
             )
         if self.split == "periods" and self.test_fraction is not None:
             raise ValueError(
-                "test_fraction: leave it out with split: periods, which has no test part: all "
-                "rows are scored before they are trained on"
+                "test_fraction: delete it; split: periods has no test part, as all rows are "
+                "scored before they are trained on"
             )
         if self.split != "files" and (self.test_path or self.validation_path):
             raise ValueError(
-                f"test_path and validation_path belong to split: files; found split: {self.split}"
+                "test_path and validation_path belong to split: files; found split: "
+                f"{self.split}; delete these keys, or write {self.written}split=files"
             )
         return self
 

@@ -19,7 +19,7 @@ Shuffle = Literal["global", "block", "none"]
 # Rows of a block. 2.5 MB of Criteo, so that a disk reads at nearly full speed.
 BLOCK_ROWS = 1 << 14
 
-# Last part of a permutation's key, after seed and epoch, so that the four are independent.
+# Last part of a permutation's key, after seed and epoch, so that the four permutations differ.
 _WHOLE, _BLOCKS, _WINDOW, _SHIFT = range(4)
 
 # Each round mixes high bits into low ones and low ones into high ones. With fewer rounds,
@@ -186,7 +186,7 @@ class Order:
         return whole if self.shuffle == "global" else min(self.window_rows or whole, whole)
 
     def window_at(self, position: int) -> int:
-        """Number of the window at a position of an epoch."""
+        """Index of the window that contains this position."""
         return position // self.window
 
     def window_ranges(self, epoch: int, window: int) -> np.ndarray:

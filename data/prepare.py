@@ -42,7 +42,7 @@ from stampede.settings import from_key_values, keys_help, shown
 # With fewer rows, a part could be empty.
 _FEWEST_ROWS = 10
 
-# Of each part, the times that are looked at; the share of newer training rows to speak about.
+# Times sampled per part, and the share of newer training rows that gives advice.
 _MOST_TIMES, _MOST_NEWER = 100_000, 0.1
 
 _PART, _POSITION = "#part", "#position"
@@ -111,7 +111,7 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path, place: P
 def _advice_on_order(
     folder: Path, parts: Mapping[str, Sequence[ShardEntry]], source: Source, written: str
 ) -> str:
-    """Whether a sequential split tests on rows that are not the newest; empty if it does not."""
+    """Advice if a sequential split tests on rows that are not the newest, else empty."""
     train, test = (_some_times(folder, parts.get(part, ())) for part in ("train", "test"))
     newer = (train > np.median(test)).mean() if len(test) else 0.0
     if newer < _MOST_NEWER:
@@ -120,14 +120,14 @@ def _advice_on_order(
     share = sum(shard.rows for shard in parts["test"]) / sum(shard.rows for shard in every)
     start = np.quantile(_some_times(folder, every), 1 - share, method="nearest")
     time, is_parquet = source.log.schema.time, source.log.files[0].suffix == ".parquet"
-    # How Parquet's own times look as text is not known here.
+    # The text form of Parquet's time columns is unknown here.
     text = "VALUE" if is_parquet else str(start)
     if time.format != "seconds":
         text = pl.from_epoch(pl.Series([start])).dt.strftime(time.format)[0]
     keys = ("split=by_column", f"split_column={time.column}", f"test_from={text}")
     return (
         f"{newer:.0%} of the training rows are newer than half of the test rows, but "
-        f"split=sequential takes the last rows of the log for the newest: sort the log by "
+        "split=sequential assumes that the last rows of the log are the newest: sort the log by "
         f"{shown(time.column)}, or write "
         + " ".join(f"{written}{shlex.quote(key)}" for key in keys)
     )
@@ -285,7 +285,7 @@ def _run(given: argparse.Namespace) -> None:
     )
     folder = Path(given.out)
     if not prepare(source, options, folder):
-        raise DataError(f"{folder}: exists already; delete it, or write another --out")
+        raise DataError(f"{folder}: already exists; delete it, or choose another --out")
     print(prepared_summary(folder))
 
 

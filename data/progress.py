@@ -1,4 +1,4 @@
-"""Progress bars of the commands: rows/s and the time that is left."""
+"""Progress bars of the commands: rows/s and the time left."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class Readahead:
             forgotten = self._order.window_ranges(*self._used.pop(0))
             self._advise(forgotten, os.POSIX_FADV_DONTNEED)
         self._used.append((epoch, number))
-        # Request what was not requested yet; in the first window that is everything.
+        # Request the rest; in the first window that is everything.
         self._advise(self._order.window_ranges(epoch, number), os.POSIX_FADV_WILLNEED)
         last = self._order.window_at(self._order.rows - 1)
         after = (epoch, number + 1) if number < last else (epoch + 1, 0)

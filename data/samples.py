@@ -207,9 +207,9 @@ class Batch(Pipelineable):
 
 
 def only_label(part: Part) -> float | None:
-    """The label that all rows of a part have; None if there are two."""
+    """The label that all rows of a part have; None if both labels occur."""
     found: set[float] = set()
-    # Mostly the first rows tell, and synthetic ones are slow to draw.
+    # The first rows usually suffice, and synthetic rows are slow to draw.
     for start in range(0, part.rows, _FEW):
         rows = torch.arange(start, min(start + _FEW, part.rows), device=part.device)
         found.update(part.label(rows).unique().tolist())

@@ -149,7 +149,7 @@ def open_source(
     return Source(log, split, share, parts, growing)
 
 
-# What another period may have: how its files are written, and which new ids get a row.
+# Keys that may differ between periods: how the files are written, and which new ids get a row.
 _OF_FILES = ("format", "separator", "quote", "columns")
 _OF_NEW_IDS = ("min_count", "max_size")
 
@@ -170,15 +170,15 @@ def _growth(options: GrowthOptions, folder: str, schema: Schema) -> Growth:
     saved = read_saved(learned, "write another period_before")
     if not saved.period:
         raise DataError(
-            f"period_before: {folder} holds no period of a log: it was prepared without split: "
-            "periods, so the counts of its rare ids are not known; begin with its files instead"
+            f"period_before: {folder} is not a period of a log: it was prepared without split: "
+            "periods, so the counts of its rare ids are not known; start from its files instead"
         )
     for what in ("ids", "numbers"):
         then, now = (set(getattr(one, what)) for one in (saved.schema_, schema))
         if then != now:
             raise DataError(
                 f"period_before: {folder} has other {what} than this schema: "
-                f"{', '.join(sorted(then ^ now))} is in one of them only; write the schema that "
+                f"{', '.join(sorted(then ^ now))} is in only one of them; write the schema that "
                 "the first period was prepared with, or start over"
             )
     merged = saved.model_copy(update={"schema_": _merged(saved.schema_, schema)})
@@ -293,7 +293,7 @@ class Assignment:
         return parts.astype(np.int8)
 
     def _total(self) -> int:
-        """Rows to draw random ones from; with split `files`, those of the training files."""
+        """Number of rows to divide at random; with split `files`, rows of the training files."""
         parts = self.file_parts or [TRAIN] * len(self.counts)
         return sum(count for count, part in zip(self.counts, parts, strict=True) if part == TRAIN)
 

@@ -21,7 +21,7 @@ from stampede.data.errors import DataError, exit_status
 from stampede.data.samples import Dataset, Samples, Slice
 from stampede.files import new_file
 
-# A GPU machine without Polars reads synthetic clicks too: files need it, batches do not.
+# A GPU machine without Polars can train on synthetic clicks; only log files need it.
 if TYPE_CHECKING:
     import polars as pl
 
@@ -158,7 +158,7 @@ class _Truth:
         starts = np.repeat(self.offsets, self.sizes)
         times[sizes <= _STABLE] = 0
         ids = np.arange(len(times)) - starts
-        # The weights are those of another id; stepping by a large prime visits every id once.
+        # Each new id takes the weights of another; stepping by a large prime visits every id once.
         others = (ids + times * 7919) % sizes + starts
         after = copy(self)
         after.weights, after.vectors = self.weights[others], self.vectors[others]
@@ -341,8 +341,9 @@ def _write(given: argparse.Namespace) -> None:
     wrong = min(given.files, given.rows) < 1 or given.drift < 0 or not 0 < given.scale <= 1
     if wrong or given.seed < 0:
         raise DataError(
-            "--files and --rows must be at least 1, --drift and --seed at least 0, and --scale "
-            "above 0 and at most 1"
+            "found --files {given.files} --rows {given.rows} --drift {given.drift:g} --scale "
+            "{given.scale:g} --seed {given.seed}; write --files and --rows of 1 or more, --drift "
+            "and --seed of 0 or more, and --scale above 0 and at most 1"
         )
     clicks = SyntheticClicks(seed=given.seed, scale=given.scale)
     try:

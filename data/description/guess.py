@@ -40,8 +40,8 @@ class Guess:
     """What a log seems to be.
 
     Attributes:
-        kind: of log.
-        schema: of a table, in the form of a schema file; None for other kinds.
+        kind: the log's kind.
+        schema: a table's schema, in the form of a schema file; None for other kinds.
         reason: sentences that say why, and which columns were left out.
     """
 
@@ -116,7 +116,7 @@ def _head(path: Path) -> str:
     """The first lines of a file."""
     block = next(read_blocks(path), None)
     if block is None:
-        raise DataError(f"{path}: is empty; write where the click log is")
+        raise DataError(f"{path}: is empty; write the path of the click log")
     head = block.data[: block.data.rfind(b"\n", 0, _HEAD_BYTES) + 1]
     if not head:
         raise DataError(
@@ -158,7 +158,9 @@ def _parquet_head(path: Path) -> pl.DataFrame:
             empty = file.schema_arrow.empty_table()
             return pl.from_arrow(empty if batch is None else batch)
     except (pyarrow.ArrowException, OSError) as failure:
-        raise DataError(f"{path}: cannot be read as Parquet ({failure})") from None
+        raise DataError(
+            f"{path}: cannot be read as Parquet ({failure}); copy or download it again"
+        ) from None
 
 
 def _check_label(path: Path, label: pl.Series) -> None:
@@ -198,7 +200,7 @@ def _time(head: pl.DataFrame) -> dict[str, str] | None:
 
 
 def _hint(series: pl.Series, key: str, has_time: bool) -> list[str]:
-    """What a column may be besides the input that it was taken for."""
+    """What a column may be instead of the guessed input."""
     column, present = json.dumps(series.name, ensure_ascii=False), series.drop_nulls()
     is_integer = present.dtype.is_integer()
     in_seconds = is_integer and len(present) and present.is_between(*_SECONDS).all()

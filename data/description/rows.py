@@ -99,7 +99,7 @@ def raw_rows(source: Source, bad_rows: BadRows, limit: int | None, folder: Path)
         notes.append(f"left out {counted(bad_rows.count, 'bad row')}, listed in a file")
     if bad_rows.marks:
         notes.append(missing_marks_sentence(bad_rows.marks_by_column()))
-    # A column that is cut into quantiles is described as the number that it is.
+    # A column cut into quantiles is described as a number.
     cut = [name for name, found in fields.items() if isinstance(found, Quantiles)]
     return Rows(
         frames.scan(),

@@ -29,7 +29,7 @@ _UNITS = {"day": DAY, "hour": _HOUR, "minute": _MINUTE, "second": 1}
 _CURVE_POINTS = 64
 _BINS = 40
 
-# Buckets of a number for its AUC, and how many rows of the mean click rate a rate is smoothed with.
+# For the AUC of a column: buckets of a number, and rows at the mean click rate that smooth a rate.
 _BUCKETS, _PRIOR = 50, 20
 
 _VALUE = "value"
@@ -45,8 +45,8 @@ class Column:
             counts as one.
         missing: `[3]` how many of them are missing; None if not known.
         unseen: `[3]` how many of them are ids absent from the training part; None for numbers.
-        alone: test AUC of the column's click rates in the training part; None where a part is
-            empty or has one class only.
+        alone: test AUC of the column's click rates in the training part; None if a part is empty or
+            has only one class.
         rates: `[n, 2]` rows and clicks of the most frequent ids; for numbers, of missing values
             and the four quarters.
     """
@@ -59,7 +59,7 @@ class Column:
     rates: np.ndarray
 
     def share(self, what: str, part: int | None = None) -> float | None:
-        """Share of the values of a part, or of all, that is `missing` or `unseen`, if known."""
+        """Share of a part's values, or of all, that are `missing` or `unseen`, if known."""
         counts = getattr(self, what)
         if counts is None or (what == "unseen" and not self.values[TRAIN]):
             return None
@@ -105,13 +105,13 @@ class NumberColumn(Column):
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of a whole data set.
+    """Statistics of a whole data set.
 
     Attributes:
         rows, clicks: `[3]` of each part.
         ids, numbers: its columns.
-        by_time: whether slices are of seconds since 1970; else of rows.
-        width: of a slice.
+        by_time: whether slices span seconds since 1970; else rows.
+        width: width of a slice.
         slices: `start`, `rows` and `clicks` of each slice that has rows, in order.
     """
 
@@ -223,7 +223,7 @@ def _ids(rows: Rows, name: str) -> IdColumn:
 
 
 def _curve(ordered: np.ndarray, present: int) -> tuple[np.ndarray, np.ndarray]:
-    """Coverage of the first k of `ordered` counts, for k evenly on a log scale and in `TOPS`."""
+    """Coverage of the first k `ordered` counts, for log-spaced k and those of `TOPS`."""
     most = len(ordered)
     points = np.geomspace(1, most, _CURVE_POINTS).astype(np.int64) if most else []
     places = np.unique([*points, *(top for top in TOPS if top <= most), most])
@@ -256,7 +256,7 @@ def _number(rows: Rows, name: str) -> NumberColumn:
 
 
 def _bucket_counts(table: pl.DataFrame, edges: list[float]) -> np.ndarray:
-    """`[1 + buckets, parts, 2]` rows and clicks of missing values, then between the edges."""
+    """Rows and clicks per bucket, `[1 + buckets, parts, 2]`; bucket 0 holds the missing values."""
     buckets = bucket_rows(table[_VALUE], edges)
     at = buckets * len(PARTS) + table[PART].to_numpy()
     clicks = (table[LABEL] > 0).to_numpy()
@@ -281,7 +281,7 @@ def _auc_alone(counts: np.ndarray) -> float | None:
 
 
 def _histogram(values: np.ndarray, clicks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Edges, and rows and clicks between them; `clicks` is a mask."""
+    """Edges of the bins, and the rows and clicks in each; `clicks` is a mask."""
     if not len(values):
         return np.empty(0), np.empty(0), np.empty(0)
     low, middle, high = np.quantile(values, [0.001, 0.5, 0.999])

@@ -22,7 +22,7 @@ _NAME = 18
 _SLICES = 12
 _TOP = 3
 
-# Shares and AUCs from which a column or a slice is worth advice.
+# Shares and AUCs from which a column or a slice gets advice.
 _MANY_UNSEEN, _ALL_UNSEEN, _LEAK, _ROW_NAMES, _LARGE_SLICE = 0.2, 0.98, 0.95, 0.9, 1 / 3
 
 
@@ -65,8 +65,8 @@ def _about_parts(statistics: Statistics) -> Iterator[str]:
     for part in (TRAIN, VALIDATION, TEST):
         rows, clicks = statistics.rows[part], statistics.clicks[part]
         if rows and clicks in (0, rows):
-            found = "clicks" if clicks else "no clicks"
-            yield f"the {PARTS[part]} part has {found} only: no AUC there; choose another split"
+            found = "only clicks" if clicks else "no clicks"
+            yield f"the {PARTS[part]} part has {found}, so it has no AUC; choose another split"
     width = max(statistics.width, DAY)
     days = statistics.wider(width)
     if statistics.by_time and len(days) > 2:
@@ -75,8 +75,8 @@ def _about_parts(statistics: Statistics) -> Iterator[str]:
         if share > _LARGE_SLICE:
             yield (
                 f"{share:.0%} of the rows lie in {statistics.span(width)} of {len(days)}, from "
-                f"{statistics.place(days['start'][largest])} on: a share of the rows is "
-                "another share of the time; split=by_column splits at a date"
+                f"{statistics.place(days['start'][largest])} on: a split by rows is not a split "
+                "by time; split=by_column splits at a date"
             )
 
 

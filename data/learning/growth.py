@@ -22,8 +22,9 @@ class Grown(NamedTuple):
     """A field's ids after a period.
 
     Attributes:
-        vocabulary: `value`, `count` of all periods since the id waited for its row, `row_since` and
-            `seen`, the first and the newest period; the id in line i has row `FIRST_ROW + i`.
+        vocabulary: `value`, `count` over all periods since the id began to wait for its row,
+            `row_since` and `seen`, the first and the newest period; the id in line i has row
+            `FIRST_ROW + i`.
         waiting: ids without a row: `value`, `period`, and `count` in that period.
     """
 
@@ -88,10 +89,10 @@ def grown(
 
 
 def _given_up(kept: pl.DataFrame, period: int, options: GrowthOptions) -> pl.DataFrame:
-    """Places of ids that are not in the period, the first to go first."""
+    """Places of the ids absent from the period, in the order in which they lose their rows."""
     by = [SEEN, COUNT] if options.evict == "lru" else [COUNT, SEEN]
     absent = kept.with_row_index("place").filter(pl.col(SEEN) < period)
-    # Of two alike, the one that would have come later got its row later.
+    # Among equals, the largest text goes first: it got its row last.
     return absent.sort([*by, VALUE], descending=[False, False, True])
 
 

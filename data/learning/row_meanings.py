@@ -33,7 +33,7 @@ _FIRST_BUCKET = 1
 # Ids that are hashed at a time.
 _PIECE = 1 << 20
 
-# Options whose effect the ids of a vocabulary show.
+# Options whose effect shows in the ids of a vocabulary.
 _SHOWS_IN_THE_IDS = {"min_count", "max_size"}
 
 
@@ -95,7 +95,7 @@ def row_meanings(folder: Path, remedy: str) -> dict[str, RowMeanings]:
 
 
 def _read(folder: Path, remedy: str) -> tuple[Manifest, Saved | None]:
-    """The manifest, and what was learned; None for imported arrays, which are rows already."""
+    """The manifest, and what was learned; None for imported arrays, whose ids are rows already."""
     manifest, learned = read_manifest(folder, remedy), folder / LEARNED_FOLDER
     is_learned = manifest.learned or learned.is_dir()
     return manifest, read_saved(learned, remedy) if is_learned else None
@@ -163,7 +163,7 @@ def keys_of_rows(meanings: RowMeanings, rows: np.ndarray) -> np.ndarray:
     """A hash of the ids of some rows of a vocabulary's table, `[n]` uint64; see `stable_hashes`.
 
     Args:
-        rows: `[n]`, none of missing or unseen ids.
+        rows: `[n]`, without the rows of missing and unseen ids.
 
     Raises:
         DataError: the vocabulary is damaged.

@@ -123,7 +123,7 @@ class ValueCounts:
 
     @property
     def spills(self) -> int:
-        """How often a column was moved to disk."""
+        """Number of spills to disk."""
         return sum(self._spilled.values())
 
     def add(self, chunk: pl.DataFrame, distinct: Mapping[str, Distinct] | None = None) -> None:
@@ -225,7 +225,7 @@ class _Tables:
             self.append(self.release())
 
     def release(self) -> pl.DataFrame | None:
-        """Give all tables away as one; None if there are none."""
+        """Remove all tables and return them as one; None if there are no tables."""
         tables = self._tables
         self._tables, self.merged_rows, self.newer_rows, self.bytes = [], 0, 0, 0
         return _summed(tables) if len(tables) > 1 else next(iter(tables), None)
@@ -284,15 +284,17 @@ def read_vocabulary(
     """
     most = _MOST_UNPACKED * file_size(path) + (1 << 20)
     try:
-        # Not after reading: a small file may unpack to far more.
+        # Checked before reading: a small file may unpack to far more.
         about = pq.read_metadata(path)
         if size is not None and about.num_rows != size:
             raise ValueError(f"{path.name} holds {about.num_rows:,} ids instead of {size:,}")
         unpacked = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
         if unpacked > most or _bytes_of_repeated(path, about) > most:
-            raise ValueError(f"{path.name} unpacks to more than {most:,} bytes, which are no ids")
+            raise ValueError(
+                f"{path.name} unpacks to more than {most:,} bytes, too many for its ids"
+            )
         found = pl.read_parquet(path, columns=[*columns], glob=False)
-    # Damage that Polars' own checks do not see makes it panic, which is no Exception.
+    # Damage that Polars does not detect makes it panic, and a panic is not an Exception.
     except (pa.ArrowException, pl.exceptions.PolarsError, pl.exceptions.PanicException) as failure:
         raise ValueError(f"{path.name} cannot be read ({failure!s:.100})") from None
     for column, dtype in columns.items():
@@ -303,7 +305,7 @@ def read_vocabulary(
 
 
 def _bytes_of_repeated(path: Path, about: pq.FileMetaData) -> int:
-    """Bytes of ids, where one that stands in the file once may be meant for many rows."""
+    """Bytes of the ids of all rows, where the file stores repeated ids once; 0 for other files."""
     groups = map(about.row_group, range(about.num_row_groups))
     columns = [group.column(i) for group in groups for i in range(about.num_columns)]
     if not any(one.has_dictionary_page and one.path_in_schema == VALUE for one in columns):

@@ -28,7 +28,7 @@ def map_shard(
         entry = shard.files[name]
         path = folder / entry.name
         array = _map(path, entry)
-        # How many values there are is known from the offsets only.
+        # Only the offsets tell the number of values.
         rows = len(array) if name.startswith("values_") and array.ndim else shard.rows + more
         shape = (rows,) if columns is None else (rows, columns)
         if array.shape != shape or array.dtype != np.dtype(dtype):
@@ -55,10 +55,10 @@ def values_of(offsets: str) -> str:
 
 
 def damaged(path: Path, what: str) -> DataError:
-    """A sentence for a file of a prepared folder that cannot be used."""
+    """The error for a file of a prepared folder that cannot be used."""
     return DataError(
-        f"{path}: {what}; delete the folder to prepare the data again, or see what else is wrong "
-        f"with: stampede prepare --verify {path.parent}"
+        f"{path}: {what}; delete the folder to prepare the data again, or list all damage with: "
+        f"stampede prepare --verify {path.parent}"
     )
 
 
@@ -82,7 +82,7 @@ def _map(path: Path, entry: FileEntry) -> np.memmap:
     try:
         # Never unpickles, unlike np.load; a header that promises more than the file holds fails.
         return np.lib.format.open_memmap(path, mode="r")
-    # numpy hands the header to Python's parser, which raises whatever it stumbles over.
+    # numpy hands the header to Python's parser, which may raise any exception.
     except Exception as failure:
         raise damaged(path, f"cannot be mapped ({type(failure).__name__}: {failure})") from None
 
@@ -106,7 +106,7 @@ def impossible(manifest: Manifest, name: str, array: np.ndarray) -> Iterator[str
 
 
 def _wrong(manifest: Manifest, name: str, piece: np.ndarray) -> np.ndarray | None:
-    """Which values of some rows are impossible; None where any is possible."""
+    """Which values of some rows are impossible; None if every value is possible."""
     kind, _, number = name.partition("_")
     if kind == "ids":
         return (piece < 0) | (piece >= np.array([entry.rows for entry in manifest.single()]))

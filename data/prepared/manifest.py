@@ -13,7 +13,7 @@ from stampede.data.schema.schema import MOST_ROWS, FieldName
 from stampede.files import FileEntry, read_file
 from stampede.settings import Section, counted, reading
 
-# Raised by a change of layout or meaning; other formats are refused.
+# Incremented when the layout or its meaning changes; other formats are refused.
 FORMAT = 2
 
 MANIFEST = "manifest.json"
@@ -38,9 +38,9 @@ class FieldEntry(Section):
     Attributes:
         name: of the field.
         rows: rows of its table.
-        missing_row: row of a missing value; None where it is not known.
-        unseen_row: row shared by rare ids and ids that the training part lacks; None where an id of
-            any value has a row.
+        missing_row: row of a missing value; None if not known.
+        unseen_row: row shared by rare ids and ids absent from the training part; None if every id
+            has a row.
         multi: whether a sample has any number of ids.
     """
 
@@ -58,7 +58,7 @@ class FieldEntry(Section):
 
     @property
     def unknown_rows(self) -> tuple[int, ...]:
-        """Rows that are no id's own."""
+        """Rows that belong to no single id."""
         return tuple(row for row in (self.missing_row, self.unseen_row) if row is not None)
 
 
@@ -68,7 +68,7 @@ class ShardEntry(Section):
     Attributes:
         rows: their number.
         files: by array: `ids` `[rows, single-valued fields]`, `numbers` `[rows, numbers]`, `label`
-            `[rows]` uint8; where the data have them `weight` `[rows]` float32, `time` `[rows]`
+            `[rows]` uint8; if the data have them, `weight` `[rows]` float32, `time` `[rows]`
             int64 seconds; for the multi-valued field number i (among those) `offsets_i`
             `[rows + 1]` int64, from 0, into `values_i`.
     """
@@ -79,7 +79,7 @@ class ShardEntry(Section):
     @field_validator("files", mode="before")
     @classmethod
     def _without_times(cls, files: Any) -> Any:
-        """Older versions had the times of files here."""
+        """Drop the file times that older versions wrote."""
         if not isinstance(files, dict):
             return files
         return {
@@ -128,9 +128,9 @@ class Manifest(Section):
     def _arrays_fit_the_fields(self) -> Manifest:
         names = [entry.name for entry in self.fields]
         if len(set(names)) != len(names) or not names:
-            raise ValueError("fields: their names must differ, and there must be one")
+            raise ValueError("fields: write at least one, each with its own name")
         if sorted(self.fields, key=lambda entry: entry.multi) != self.fields:
-            raise ValueError("fields: single-valued ones must stand first")
+            raise ValueError("fields: single-valued ones must come first")
         expected = set(self.arrays())
         for part, shards in self.parts.items():
             if any(set(shard.files) != expected for shard in shards):
@@ -166,14 +166,14 @@ def read_manifest(folder: Path, remedy: str = REMEDY) -> Manifest:
     """The manifest of a prepared folder.
 
     Args:
-        remedy: what to do where it is damaged.
+        remedy: what to do if it is damaged.
 
     Raises:
-        DataError: it is absent, damaged, or of another format.
+        DataError: it is missing, damaged, or of another format.
     """
     path = folder / MANIFEST
     if not path.exists():
-        raise DataError(f"{folder}: no prepared data here ({MANIFEST} is absent)")
+        raise DataError(f"{folder}: no prepared data here ({MANIFEST} is missing)")
     with reading(path, DataError, remedy, "damaged, or of another version of stampede"):
         return Manifest.model_validate_json(read_file(path, _MOST_BYTES))
 

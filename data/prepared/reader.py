@@ -52,8 +52,8 @@ def open_prepared(folder: Path) -> Dataset:
     for part in ("train",) if manifest.period else ("train", "test"):
         if not manifest.rows(part):
             raise DataError(
-                f"{folder / MANIFEST}: the {part} part has no rows; choose another split to "
-                "prepare the data again"
+                f"{folder / MANIFEST}: the {part} part has no rows; prepare the data again with "
+                "another split"
             )
     has_validation = manifest.rows("validation") > 0
     entries = {entry.name: entry for entry in manifest.fields}
@@ -97,7 +97,7 @@ def _open_shard(folder: Path, manifest: Manifest, shard: ShardEntry) -> Shard:
     names = [name for name in manifest.arrays() if name != "time"]
     maps = map_shard(folder, manifest, shard, names)
     with warnings.catch_warnings():
-        # The maps cannot be written; nothing here tries to.
+        # The maps are read-only, and nothing here writes to them.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         arrays = {name: torch.from_numpy(a) for name, a in maps.items()}
         return Shard(shard.rows, arrays, maps, manifest)
@@ -105,14 +105,14 @@ def _open_shard(folder: Path, manifest: Manifest, shard: ShardEntry) -> Shard:
 
 @dataclass(frozen=True)
 class Shard:
-    """Some rows that stand together.
+    """Rows that are stored together.
 
     Attributes:
         rows: their number.
         arrays: as the manifest names them: `ids`, `numbers`, `label`, perhaps `weight`, and
             `offsets_i`, `values_i` of the multi-valued fields.
-        maps: the same as memory-mapped files, where they are.
-        manifest: says which values are possible, which `read` then checks; None: it need not.
+        maps: those of the arrays that are memory-mapped files.
+        manifest: says which values are possible, for `read` to check; None: no check.
     """
 
     rows: int
@@ -122,7 +122,7 @@ class Shard:
 
     @cached_property
     def ends(self) -> dict[str, np.ndarray]:
-        """By array the first value that is too large; of `ids` for each field."""
+        """By array, the smallest value that is too large; for `ids`, one per field."""
         if self.manifest is None:
             return {}
         ends = {"ids": np.array([[entry.rows] for entry in self.manifest.single()], np.int64)}
@@ -131,7 +131,7 @@ class Shard:
         return ends | {"label": np.array(2)}
 
     def impossible(self, name: str) -> DataError:
-        """A sentence for an array with a value that its fields or labels cannot have."""
+        """The error for an array with an impossible value."""
         reasons = impossible(self.manifest, name, self.maps[name])
         return damaged(
             Path(self.maps[name].filename), next(reasons, "was changed while it was read")
@@ -139,7 +139,7 @@ class Shard:
 
 
 class BeforePeriod:
-    """The rows of a period as the model knew their ids before it: new ids were unseen.
+    """The rows of a period with its ids as the model knew them before it: new ids were unseen.
 
     Args:
         part: the rows as they are trained on.
@@ -152,7 +152,7 @@ class BeforePeriod:
     ) -> None:
         self._part = part
         self.rows, self.device = part.rows, part.device
-        # The row of each row before, by field; None where the field has no vocabulary.
+        # By field, the earlier row of each row; None if the field has no vocabulary.
         before = [_row_before(entry, new.get(entry.name)) for entry in fields]
         single = sum(not entry.multi for entry in fields)
         self._single, self._multi = before[:single], before[single:]
@@ -160,7 +160,7 @@ class BeforePeriod:
     def read(self, rows: Tensor) -> Samples:
         """See `Part`."""
         samples = self._part.read(rows)
-        # What was read is a copy.
+        # The samples are a copy.
         for column, before in zip(samples.ids.T, self._single, strict=True):
             if before is not None:
                 column.copy_(before[column.long()])
@@ -188,7 +188,7 @@ def _row_before(entry: FieldEntry, new: np.ndarray | None) -> Tensor | None:
 
 
 class _Piece(NamedTuple):
-    """Rows of one shard that are wanted, by its own numbers, and where they go."""
+    """Requested rows of one shard, numbered within it, and where they go."""
 
     shard: Shard
     rows: Tensor
@@ -228,10 +228,10 @@ class ShardedPart:
 
         Args:
             rows: `[n]` int64 on `device`. With several shards every ascending stretch of them costs
-                time, so that stretches should be long.
+                time, so stretches should be long.
 
         Returns:
-            The samples; the ids are stored field by field, as a batch wants them.
+            The samples; the ids are stored field by field, as a batch needs them.
 
         Raises:
             DataError: an id has no row in its table, a label is neither 0 nor 1, or offsets of a
@@ -249,11 +249,11 @@ class ShardedPart:
         )
 
     def label(self, rows: Tensor) -> Tensor:
-        """Labels of rows as `read` wants them, `[n]` float32."""
+        """Labels of rows, given as to `read`: `[n]` float32."""
         return self._gather(["label"], self._pieces(rows), len(rows))["label"]
 
     def weight(self, rows: Tensor) -> Tensor | None:
-        """Weights of rows as `read` wants them, `[n]` float32; None where there are none."""
+        """Weights of rows, given as to `read`: `[n]` float32; None if the data have no weights."""
         if "weight" not in self.shards[0].arrays:
             return None
         return self._gather(["weight"], self._pieces(rows), len(rows))["weight"]
@@ -329,7 +329,7 @@ class ShardedPart:
         bags = []
         for name, bounds in zip(names, found, strict=True):
             like = self.shards[0].arrays[values_of(name)]
-            # So that there are tensors to join even without any rows.
+            # There must be tensors to join even without rows.
             values = [like[:0]]
             lengths = [torch.empty(0, dtype=torch.int64, device=like.device)]
             for piece, (first, length) in zip(pieces, bounds, strict=True):
@@ -346,7 +346,7 @@ class ShardedPart:
         return tuple(bags)
 
     def _joined(self, name: str, device: torch.device) -> Tensor:
-        """An array of all shards, copied to a device without a copy of all on this side."""
+        """An array of all shards on `device`, joined there to save memory on the host."""
         arrays = [shard.arrays[name] for shard in self.shards]
         rows = sum(len(array) for array in arrays)
         joined = torch.empty((rows, *arrays[0].shape[1:]), dtype=arrays[0].dtype, device=device)
@@ -356,7 +356,7 @@ class ShardedPart:
             first += len(array)
             here.copy_(array)
             if name in shard.ends and len(here):
-                # Where it is now, as a GPU does this as fast as it reads.
+                # Checked on the device: a GPU does this as fast as it reads.
                 low, high = here.aminmax(dim=0)
                 end = torch.from_numpy(shard.ends[name]).to(device).flatten()
                 if bool(((low < 0) | (high >= end)).any()):
@@ -367,7 +367,7 @@ class ShardedPart:
         joined, end = [torch.zeros(1, dtype=torch.int64, device=device)], 0
         for shard in self.shards:
             offsets = shard.arrays[name]
-            # A GPU that gathers by such offsets would fail for good.
+            # A GPU that gathers with such offsets fails until the process ends.
             if bool((offsets[1:] < offsets[:-1]).any()):
                 raise _descending(name, shard)
             joined.append(offsets[1:].to(device) + end)
@@ -394,13 +394,13 @@ def _descending(name: str, shard: Shard) -> DataError:
 
 
 def _check(shard: Shard, name: str, values: np.ndarray) -> None:
-    """Refuse ids without a row in their table, and labels that are none.
+    """Refuse ids without a row in their table, and labels other than 0 and 1.
 
     Raises:
-        DataError: names the first of the shard.
+        DataError: names the shard's first.
     """
     if name in shard.ends and values.size:
-        # Negative numbers are large without their sign.
+        # Read as unsigned, negative numbers are too large.
         largest = values.view(f"u{values.itemsize}").max(-1, keepdims=True)
         if (largest >= shard.ends[name]).any():
             raise shard.impossible(name)
@@ -414,7 +414,7 @@ def _tiles(shard: Shard, rows: Tensor, first: int) -> list[_Piece]:
 
 
 def _fill(gathered: Mapping[str, Tensor], piece: _Piece) -> None:
-    """Gather what a shard contributes."""
+    """Gather the rows of one piece."""
     here = slice(piece.first, piece.first + len(piece.rows))
     for name, out in gathered.items():
         array, rows = piece.shard.arrays[name], piece.rows
@@ -424,7 +424,7 @@ def _fill(gathered: Mapping[str, Tensor], piece: _Piece) -> None:
         else:
             taken = array.index_select(0, rows)
         if name == "ids":
-            # Field by field a processor finds the largest several times faster.
+            # Finding the largest value is several times faster field by field.
             taken, out = taken.T, out[:, here]
         else:
             out = out[here]

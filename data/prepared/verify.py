@@ -1,4 +1,4 @@
-"""Checks prepared data: that files are as they were written, and that their values are possible."""
+"""Checks that prepared files are unchanged and that their values are possible."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _TICK = 0.01
 
 
 def check_unchanged(folder: Path, say: Callable[[str], object]) -> None:
-    """Compare the SHA-256 of what was learned, and of shards that were not verified here before.
+    """Compare the SHA-256 of what was learned, and of shards not yet verified here.
 
-    Those that were are trusted: to read a terabyte takes too long. A copy is not, whatever times of
-    files it kept.
+    Verified shards are trusted, as reading a terabyte takes too long. Copies are not, even if they
+    kept the times of the files.
 
     Args:
-        say: gets a line where shards have to be read.
+        say: gets a line if shards must be read.
 
     Raises:
         DataError: there is no manifest, or a file has changed; names the first.
     """
     manifest = read_manifest(folder)
     check_content(folder, [one for one in manifest.learned if (folder / one.name).exists()])
-    # Who opens the folder names a file that is absent.
+    # Opening the folder reports missing files.
     states, verified = _states(folder, manifest), _verified(folder)
     suspects = [
         one
@@ -57,7 +57,7 @@ def check_unchanged(folder: Path, say: Callable[[str], object]) -> None:
     say(f"{folder}: {len(suspects)} files ({size:,.0f} MB) not verified here yet; reading them")
     check_content(folder, suspects)
     if not _record(folder, states):
-        say(f"{folder}: {VERIFIED} cannot be written, so that they are read before every run")
+        say(f"{folder}: {VERIFIED} cannot be written, so they are read before every run")
 
 
 def check_content(folder: Path, entries: Sequence[FileEntry]) -> None:
@@ -71,17 +71,17 @@ def check_content(folder: Path, entries: Sequence[FileEntry]) -> None:
     except ValueError as failure:
         raise DataError(
             f"{folder}/{failure} since the data were prepared; delete the folder to prepare them "
-            f"again, or see what else: python -m stampede.data.prepare --verify {folder}"
+            f"again, or list all changes with: python -m stampede.data.prepare --verify {folder}"
         ) from None
 
 
 def verify(folder: Path) -> None:
     """Read every file of a prepared folder; compare its length and SHA-256, and check its values.
 
-    Where all is well, that is recorded, so that `check_unchanged` need not read them.
+    If all is well, this is recorded, and `check_unchanged` need not read the files.
 
     Raises:
-        DataError: files are absent, differ, or hold what cannot be trained on; names all of them.
+        DataError: files are missing, differ, or hold impossible values; names all of them.
     """
     manifest = read_manifest(folder)
     states = _states(folder, manifest)
@@ -97,7 +97,7 @@ def verify(folder: Path) -> None:
                 bar.update(entry.bytes)
                 if found:
                     differing.append(f"{folder / entry.name}: {found}")
-            # The values of a file that has changed need not be told.
+            # The values of a changed file are not worth reporting.
             if shard is not None and not differing:
                 differing = impossible_values(folder, manifest, shard)
             wrong += differing
@@ -120,10 +120,10 @@ def _files(manifest: Manifest) -> list[FileEntry]:
 
 
 def _states(folder: Path, manifest: Manifest) -> dict[str, list[int | str]]:
-    """Of each file of a shard what a copy or a change alters, whatever is done with its times.
+    """By shard file, what a copy or a change alters, even if it restores the file's times.
 
     Nobody can choose an inode or the time of a change (ctime), unlike the time of writing (mtime).
-    The device is left out: its number may be another one after a restart, or on another machine.
+    The device is left out: its number may differ after a restart, or on another machine.
     """
     states = {}
     for entry in _files(manifest):
@@ -134,24 +134,24 @@ def _states(folder: Path, manifest: Manifest) -> dict[str, list[int | str]]:
 
 
 def _verified(folder: Path) -> dict[str, list[int | str]]:
-    """States of files that were verified; none where that is not known."""
+    """States of the verified files; empty if they are not known."""
     path = folder / VERIFIED
     try:
         before = path.stat().st_ctime_ns
         found = json.loads(read_file(path, MOST_MANIFEST))["files"]
-        # A file that was changed as late may have been changed after it was read.
+        # A file changed at this time or later may have changed after it was read.
         return {name: state for name, state in found.items() if state[1] < before}
-    # Whoever damages it has the shards read.
+    # If this file is damaged, the shards are read.
     except DAMAGE:
         return {}
 
 
 def _record(folder: Path, states: Mapping[str, list[int | str]]) -> bool:
-    """Write which files were verified, in which state; whether it could be written."""
+    """Write which files were verified, in which state; returns whether this worked."""
     path = folder / VERIFIED
     newest = max((state[1] for state in states.values()), default=0)
     with suppress(OSError):
-        # Otherwise the last files that were written would not count as verified before it.
+        # Only files older than the record count as verified.
         for _ in range(3):
             write_file(path, json.dumps({"files": states}, indent=1))
             if path.stat().st_ctime_ns > newest:
@@ -162,7 +162,7 @@ def _record(folder: Path, states: Mapping[str, list[int | str]]) -> bool:
 
 
 def impossible_values(folder: Path, manifest: Manifest, shard: ShardEntry) -> list[str]:
-    """What is wrong with the values of a shard: of each array its first impossible one.
+    """The first impossible value of each array of a shard.
 
     Reads the arrays piece by piece. Ids must have a row in their table, labels be 0 or 1, numbers
     and weights finite, weights not negative; offsets must ascend.

@@ -61,7 +61,7 @@ def write_rows(
     options: WritingOptions,
     progress: RowProgress,
 ) -> dict[PartName, list[ShardEntry]]:
-    """Encode rows and write them, each to its part; what the manifest says about the files."""
+    """Encode rows and write each to its part; returns the manifest's entries of the files."""
     writers = {part: PartWriter(folder, part, options.shard_rows) for part in PARTS}
 
     def encode(some: RowsOfParts) -> tuple[RowsOfParts, _Arrays, _Bags]:
@@ -79,7 +79,7 @@ def write_rows(
             if mask.any():
                 writers[part].append(*_masked(arrays, bags, mask))
         progress.advance_to(some.position, len(some.parts))
-    # The disk then works for all of them while their checksums are made.
+    # The disk then writes for all of them while their checksums are computed.
     for writer in writers.values():
         writer.close()
     return {part: writer.finish() for part, writer in writers.items()}
@@ -105,12 +105,12 @@ def write_manifest(
     growth: Growth | None = None,
     place: Path | None = None,
 ) -> None:
-    """Write what the folder consists of, when all else is written.
+    """Write the manifest, after all other files.
 
     Args:
         source: what the rows were made of, besides files and options.
-        growth: where the log comes in periods.
-        place: where the folder is once it is complete, for the message; None: where it is now.
+        growth: for a log in periods.
+        place: the complete folder's path, for the message; None: its present path.
     """
     marks = bad_rows.marks_by_column()
     manifest = Manifest(
@@ -144,7 +144,7 @@ def write_manifest(
 
 
 class PartWriter:
-    """Writes a part shard by shard; `part` begins the files' names."""
+    """Writes a part shard by shard; file names begin with `part`."""
 
     def __init__(self, folder: Path, part: str, shard_rows: int) -> None:
         self._folder = folder
@@ -154,7 +154,7 @@ class PartWriter:
         self._ends: dict[int, int] = {}
         self._rows = 0
         self._closed: list[tuple[int, dict[str, Future[FileEntry]]]] = []
-        # Files are flushed and checksums made while the next rows are prepared.
+        # Files are flushed and checksums computed while the next rows are prepared.
         self._threads = ThreadPoolExecutor(2)
 
     def append(
@@ -192,7 +192,7 @@ class PartWriter:
         self._files, self._ends, self._rows = {}, {}, 0
 
     def finish(self) -> list[ShardEntry]:
-        """Close the last shard; what the manifest says about all of them."""
+        """Close the last shard; returns the manifest's entries of all shards."""
         self.close()
         shards = [
             ShardEntry(rows=rows, files={name: entry.result() for name, entry in entries.items()})
@@ -202,7 +202,7 @@ class PartWriter:
         return shards
 
     def _append_bag(self, i: int, starts: np.ndarray, values: np.ndarray) -> None:
-        """Add values `starts[0]` to `starts[-1]`, and where each row's end in the shard."""
+        """Add values `starts[0]` to `starts[-1]`, and the end of each row's values in the shard."""
         offsets = self._file(f"offsets_{i}", starts)
         end = self._ends.get(i)
         if end is None:

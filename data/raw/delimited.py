@@ -95,9 +95,10 @@ class Delimited:
                     columns, block = self._header(path, block)
                 absent = sorted(used - set(columns))
                 if absent:
+                    remedy = self._hint_at_header(columns) or "; rename one, or correct the schema"
                     raise DataError(
                         f"{path}: no column {absent[0]!r}; its header line has "
-                        f"{cut(', '.join(columns))}{self._hint_at_header(columns)}"
+                        f"{cut(', '.join(columns))}{remedy}"
                     )
                 yield Piece(path, block, columns)
 
@@ -127,8 +128,8 @@ class Delimited:
             frame = self._frame(text, columns, used, len(kept)) if bad else None
         if frame is None:
             raise DataError(
-                f"{path}: cannot be parsed from line {block.first_line} on; a quoted cell with a "
-                "line end in it is not supported"
+                f"{path}: cannot be parsed from line {block.first_line} on; quoted cells cannot "
+                "contain line ends; remove them"
             )
         marks: Marks = Counter()
         if any_mark(text, self.missing, self.separator, self.quote):
@@ -142,7 +143,9 @@ class Delimited:
         try:
             columns = self._cells(line.rstrip(b"\r").decode("utf-8"))
         except UnicodeDecodeError:
-            raise DataError(f"{path}: line 1: the header is not UTF-8 text") from None
+            raise DataError(
+                f"{path}: line 1: the header is not UTF-8 text; save the file as UTF-8"
+            ) from None
         twice = [name for name, count in Counter(columns).items() if count > 1]
         if twice:
             raise DataError(
@@ -204,7 +207,7 @@ class Delimited:
         """Lines that are not UTF-8 or have a wrong number of columns, found line by line."""
         bad = []
         for i, line in enumerate(block.data.split(b"\n")[:-1]):
-            found, remedy = None, f"a line must hold {columns} columns of UTF-8 text"
+            found, remedy = None, f"write {columns} columns of UTF-8 text"
             try:
                 content = line.rstrip(b"\r").decode("utf-8")
                 cells = self._count_cells(content)
@@ -244,7 +247,7 @@ def _named(separator: str) -> str:
 
 
 def _arrow_counts(text: bytes, columns: int, separator: str, quote: str) -> bool:
-    """Whether every line has that many cells, as Arrow's stricter parser finds."""
+    """Whether every line has that many cells, according to Arrow's stricter parser."""
     names = [str(i) for i in range(columns)]
     try:
         pyarrow.csv.read_csv(

@@ -44,7 +44,7 @@ def expand(patterns: str | Sequence[str]) -> list[Path]:
     for pattern in patterns:
         matches = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
         if not matches:
-            raise DataError(f"{pattern}: no such file or glob; write where the click log is")
+            raise DataError(f"{pattern}: no such file or glob; write the path of the click log")
         for file in sorted(map(Path, matches), key=naturally):
             if file.is_dir():
                 raise DataError(f"{file}: is a folder; write its files, such as {file}/*.csv")
@@ -107,7 +107,7 @@ def read_blocks(path: Path) -> Iterator[Block]:
         DataError: the file cannot be read, is damaged or truncated, or has no line ends.
     """
     lines = 0
-    blanks = b""  # Empty lines, which may be the last of the file.
+    blanks = b""  # Empty lines, perhaps at the end of the file.
     with open_bytes(path) as (content, on_disk), ThreadPoolExecutor(1) as thread:
         coming = thread.submit(_whole_lines, content, BLOCK_BYTES)
         while True:
@@ -171,7 +171,7 @@ def _unpack(path: Path) -> tuple[str, str]:
 
 def _unreadable(path: Path, line: int, failure: Exception) -> DataError:
     """An error for a file that cannot be read to its end; skipping bad rows does not help here."""
-    # Errors of the system have a number, those of gzip and zstandard do not.
+    # System errors have a number; errors of gzip and zstandard do not.
     if getattr(failure, "errno", None) is not None:
         return DataError(f"{path}: {failure.strerror}")
     kind, magic = _COMPRESSED.get(path.suffix.lower(), ("", b""))

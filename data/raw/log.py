@@ -125,7 +125,7 @@ class RawLog:
         return self._counts
 
     def check_unchanged(self) -> None:
-        """Refuse files that have grown since, of which one part may have been read.
+        """Refuse files that have grown since reading began.
 
         Raises:
             UnfinishedFileError: names the first.
@@ -133,12 +133,12 @@ class RawLog:
         for file, before in zip(self.files, self._sizes, strict=True):
             if _size(file) != before:
                 raise UnfinishedFileError(
-                    f"{file}: had {before:,} bytes when reading began and has {_size(file):,} now; "
-                    "wait until it is whole, and start again"
+                    f"{file}: had {before:,} bytes when reading began and has {_size(file):,} "
+                    "now; wait until the file is complete, then rerun"
                 )
 
     def first_time(self) -> int | None:
-        """The smallest time among the first rows, seconds since 1970; None where there is none.
+        """The smallest time among the first rows, in seconds since 1970; None without rows.
 
         Raises:
             DataError: the first file cannot be read.
@@ -158,10 +158,10 @@ class RawLog:
         file = self.files[0]
         kind = self._format(file)
         if isinstance(kind, Parquet):
-            raise DataError(f"{file}: has no rows; write where the click log is")
+            raise DataError(f"{file}: has no rows; write the path of the click log")
         first = "" if kind.columns else kind.first_line(file)
         if not first:
-            raise DataError(f"{file}: is empty; write where the click log is")
+            raise DataError(f"{file}: is empty; write the path of the click log")
         raise DataError(
             f"{file}: has only a header line: {cut(repr(first))}. If that is a row, name the "
             "columns in the schema of a table, as in `columns: [label, user, item]`"
@@ -206,7 +206,7 @@ def scoring_log(
     with_label: bool = True,
     bad_values_are_missing: bool = False,
 ) -> RawLog:
-    """A log to score; columns that are no input of the model may be absent.
+    """A log to score; columns that the model does not read may be missing.
 
     Args:
         schema: that the model was trained with.
@@ -215,7 +215,7 @@ def scoring_log(
         bad_values_are_missing: see `RawLog`.
 
     Returns:
-        The log, whose schema has only what will be read.
+        The log; its schema has only the columns to read.
 
     Raises:
         DataError: the first file cannot be read.
@@ -252,7 +252,10 @@ def _size(file: Path) -> int:
     try:
         return os.path.getsize(file)
     except OSError as failure:
-        raise DataError(f"{file}: {failure.strerror or failure}") from None
+        raise DataError(
+            f"{file}: cannot be read ({failure.strerror or failure}); check its path and "
+            "permissions"
+        ) from None
 
 
 def typed(
@@ -290,7 +293,7 @@ def typed(
     frame = found.select(column.name for column in columns)
     taken: Counter[str] = Counter()
     for column in forgiven:
-        # A column of which several inputs are made counts once.
+        # A column that feeds several inputs counts once.
         taken[column.column] = max(taken[column.column], found[f"?{column.name}"].sum())
     masks = {
         column.name: found[f"?{column.name}"].to_numpy()
@@ -377,7 +380,7 @@ def _float(column: str, types: pl.Schema) -> pl.Expr:
 
 
 def _is_bad(column: str, types: pl.Schema, is_good: pl.Expr) -> pl.Expr:
-    """Whether a cell has a value that is not good."""
+    """Whether a cell has a value, and a bad one."""
     return stripped(column, types[column]).is_not_null() & ~is_good.fill_null(False)
 
 
@@ -396,7 +399,7 @@ def _number(name: str, column: str, types: pl.Schema) -> _Typed:
     _check_type(column, types, "a number", _is_numeric)
     value = _float(column, types)
     bad = _is_bad(column, types, value.abs() <= LARGEST)
-    remedy = f"write a finite number up to {LARGEST:.1e}, or nothing where it is missing"
+    remedy = f"write a finite number up to {LARGEST:.1e}, or leave the cell empty"
     return _Typed(name, column, value, bad, remedy, pl.when(~bad).then(value))
 
 
@@ -453,22 +456,22 @@ def _integers(name: str, column: str, field: Integers, cells: pl.Expr, types: pl
 
 
 def _is_numeric(kind: pl.DataType) -> bool:
-    """Numbers, booleans, or text."""
+    """Whether the type is a number, boolean or text."""
     return kind.is_numeric() or kind in (pl.String, pl.Boolean, pl.Null)
 
 
 def _is_time(kind: pl.DataType) -> bool:
-    """Dates, times, integer seconds, or text."""
+    """Whether the type is a date, time, integer or text."""
     return kind in (pl.Date, pl.Datetime, pl.String) or kind.is_integer()
 
 
 def _is_scalar(kind: pl.DataType) -> bool:
-    """Types with one text per cell."""
+    """Whether each cell has one text."""
     return _is_numeric(kind) or kind.is_temporal()
 
 
 def _is_list(kind: pl.DataType) -> bool:
-    """Text, or lists of scalars."""
+    """Whether cells are scalars, or lists of scalars."""
     return _is_scalar(kind.inner if isinstance(kind, pl.List | pl.Array) else kind)
 
 
@@ -478,4 +481,7 @@ def _check_type(
     """Refuse a column whose type does not fit its purpose."""
     kind = types[column]
     if not serves(kind):
-        raise DataError(f"column {column} is stored as {kind}, which is not {purpose}")
+        raise DataError(
+            f"column {column} is stored as {kind}, which is not {purpose}; convert it, or name "
+            "another column in the schema"
+        )

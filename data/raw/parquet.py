@@ -61,14 +61,19 @@ class Parquet:
             absent = sorted(used - set(file.schema_arrow.names))
             if absent:
                 names = cut(", ".join(file.schema_arrow.names))
-                raise DataError(f"{path}: no column {absent[0]!r}; it has {names}")
+                raise DataError(
+                    f"{path}: no column {absent[0]!r}; its columns are {names}; rename one, or "
+                    "correct the schema"
+                )
             done = 0
             batches = file.iter_batches(_BATCH_ROWS, columns=sorted(used))
             while True:
                 try:
                     batch = next(batches, None)
                 except (pyarrow.ArrowException, OSError) as failure:
-                    raise DataError(f"{path}: damaged after row {done}: {failure}") from None
+                    raise DataError(
+                        f"{path}: damaged after row {done} ({failure}); copy or download it again"
+                    ) from None
                 if batch is None:
                     return
                 first, done = done, done + len(batch)
@@ -105,4 +110,6 @@ def _open(path: Path) -> pyarrow.parquet.ParquetFile:
     try:
         return pyarrow.parquet.ParquetFile(path)
     except (pyarrow.ArrowException, OSError) as failure:
-        raise DataError(f"{path}: cannot be read as Parquet ({failure})") from None
+        raise DataError(
+            f"{path}: cannot be read as Parquet ({failure}); copy or download it again"
+        ) from None

@@ -53,7 +53,7 @@ class BadRows:
     Args:
         policy: `error` raises at the first bad row; `skip` leaves bad rows out.
         aside: JSON lines file to list them in; None: only count them.
-        remedy: what else to write than a good value, for the message.
+        remedy: an alternative to writing a good value, for the message.
 
     Attributes:
         count: rows left out so far.

@@ -18,7 +18,7 @@ FieldName = Annotated[str, Field(pattern=_FIELD_NAME)]
 MOST_ROWS = 2**48
 
 _COLUMN = Field("", description="column it is made from; default: the column of the same name")
-# One row more is for missing values.
+# One more row is for missing values.
 _Rows = Annotated[int, Field(ge=1, lt=MOST_ROWS)]
 
 
@@ -110,8 +110,8 @@ class NumberField(Section):
     transform: Annotated[list[Transform] | None, BeforeValidator(_one_or_many)] = Field(
         None,
         description="log1p: ln(1 + max(x, 0)); minmax: to [0, 1] by the training part's range, "
-        "clipped; standard: mean 0, standard deviation 1 in the training part; [] leaves it; none: "
-        "chosen by data.features",
+        "clipped; standard: mean 0, standard deviation 1 in the training part; [] changes "
+        "nothing; none: chosen by data.features",
     )
     bins: int | None = Field(
         None,
@@ -126,7 +126,7 @@ class NumberField(Section):
     def _more_than_one(cls, bins: int | None) -> int | None:
         if bins == 1:
             raise ValueError(
-                "found 1, but one bin holds all numbers; write 0 for none, or 2 and more"
+                "found 1, but one bin holds all numbers; write 0 for none, or 2 or more"
             )
         return bins
 
@@ -320,7 +320,7 @@ def avazu(split_hour: bool) -> Schema:
 
     Args:
         split_hour: replace `hour` (YYMMDDHH) by hour of the day and weekday. The CowClip paper's
-            authors use it as an id, which no later day has again.
+            authors use it as an id, although no id of the training days recurs in later ones.
     """
     hours = {"hour_of_day": {"encode": "hour_of_day"}, "weekday": {"encode": "weekday"}}
     return Schema.model_validate(

@@ -210,7 +210,7 @@ def damage(kind, folder, arrays):
         ("pickled", "test_sparse.npy: cannot be read as an array"),
         ("pickle", "test_sparse.npy: cannot be read as an array"),
         ("cut", "test_sparse.npy: cannot be read as an array"),
-        ("absent", "test_labels.npy is absent"),
+        ("absent", "test_labels.npy is missing"),
         ("no part", "holdout_dense.npy: not a file name of this layout; write train_dense.npy"),
         ("no test", "found train_*.npy; write train_dense.npy"),
         ("stranger", "weights.npy: not a file name of this layout"),
@@ -234,7 +234,7 @@ def test_other_mistakes(tmp_path, capsys):
         ([str(folder), str(out)], "no such folder"),
         ([str(tmp_path), str(out)], "no .npy file"),
         ([str(folder), str(out), "--modulo"], "modulo needs the sizes"),
-        ([str(folder), str(tmp_path)], "exists already"),
+        ([str(folder), str(tmp_path)], "already exists"),
     ):
         assert main(arguments) == 2
         assert sentence in capsys.readouterr().err

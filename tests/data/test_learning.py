@@ -302,12 +302,12 @@ def test_a_vocabulary_that_unpacks_to_far_more_is_refused(tmp_path):
     file = tmp_path / "user.parquet"
     pl.DataFrame({"value": ["a" * 5_000_000 + str(i) for i in range(4)]}).write_parquet(file)
     assert file.stat().st_size < 100_000
-    with pytest.raises(ValueError, match=r"user\.parquet unpacks to more than .* are no ids"):
+    with pytest.raises(ValueError, match=r"user\.parquet unpacks to more than .* for its ids"):
         read_vocabulary(file, size=4)
     # One text that stands there once.
     ids = pa.DictionaryArray.from_arrays([0] * 100_000, ["a" * 500_000])
     pq.write_table(pa.table({"value": ids}), file)
-    with pytest.raises(ValueError, match=r"user\.parquet unpacks to more than .* are no ids"):
+    with pytest.raises(ValueError, match=r"user\.parquet unpacks to more than .* for its ids"):
         read_vocabulary(file, size=100_000)
 
 

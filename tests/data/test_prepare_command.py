@@ -123,7 +123,7 @@ def test_mistakes_in_files(log, capsys):
     assert f"left out 1 bad row, listed in {place}" in capsys.readouterr().out
     assert place.is_file()
     assert main(command(log)) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     (log.parent / "schema.yaml").write_text(SCHEMA + "idz: [a]\n")
     assert main(command(log, out="other")) == 2
     assert "idz: unknown key; did you mean 'ids'?" in capsys.readouterr().err
@@ -132,7 +132,7 @@ def test_mistakes_in_files(log, capsys):
 @pytest.mark.parametrize(
     "content, words",
     [
-        ("", "is empty; write where"),
+        ("", "is empty; write the path"),
         ("y,user,x\n", "has only a header line: 'y,user,x'"),
         ("1,anna,0.5\n", "name the columns in the schema of a table, as in `columns: ["),
         ("y,user,x\r1,anna,0.5\r", "its lines end with \\r alone"),

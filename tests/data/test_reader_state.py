@@ -65,12 +65,12 @@ def test_states_of_something_else_are_refused():
     state = loader.state_dict()
     with pytest.raises(DataError, match="40 rows, this one has 41"):
         reader(numbered(41)).load_state_dict(state)
-    with pytest.raises(DataError, match=r"shuffle 'global'.*'none'"):
+    with pytest.raises(DataError, match=r"shuffle='global'.*'none'"):
         reader(numbered(40), shuffle="none").load_state_dict(state)
-    with pytest.raises(DataError, match="batches of 8, now they have 16"):
+    with pytest.raises(DataError, match="batch_size=8, now it is 16"):
         reader(numbered(40), batch_size=16).load_state_dict(state)
     other = GlobalBatches(numbered(40), FIELDS[:2], 8, 0, 1, Order(40, "global", 6, 0, 4))
-    with pytest.raises(DataError, match=r"seed 5 .* 6"):
+    with pytest.raises(DataError, match=r"seed=5,.* 6"):
         other.load_state_dict(state)
     for broken in ({}, {**state, "epoch": "x"}, {**state, "samples": 40}, {**state, "epoch": -1}):
         with pytest.raises(DataError, match="not a state"):
@@ -105,7 +105,7 @@ def test_windows_matter_only_where_blocks_are_mixed():
 
     for shuffle in ("none", "global"):
         loader(shuffle, 16).load_state_dict(loader(shuffle, 8).state_dict())
-    with pytest.raises(DataError, match="window_rows 8"):
+    with pytest.raises(DataError, match="window_rows=8, now"):
         loader("block", 16).load_state_dict(loader("block", 8).state_dict())
 
 

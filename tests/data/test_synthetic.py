@@ -161,7 +161,7 @@ def test_a_log_whose_ids_drift(tmp_path, capsys):
     replaced = set(plain["column_17"].drop_nulls()) - large[2]
     assert 0.1 < len(replaced) / plain["column_17"].n_unique() < 0.3
     assert synthetic.main([str(tmp_path / "none"), "--files", "0"]) == 2
-    assert "must be at least 1" in capsys.readouterr().err
+    assert "write --files and --rows of 1 or more" in capsys.readouterr().err
 
 
 def test_an_id_that_is_replaced_gets_another_weight():

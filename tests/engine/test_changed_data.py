@@ -154,7 +154,7 @@ def test_a_record_that_cannot_be_written(tmp_path, make):
     verifying.check_unchanged(data, said.append)
     assert READING in said[0]
     if make is os.mkdir:
-        assert "verified.json cannot be written, so that they are read before every run" in said[1]
+        assert "verified.json cannot be written, so they are read before every run" in said[1]
 
 
 def test_a_file_that_changed_as_late_as_the_record_is_read(tmp_path):

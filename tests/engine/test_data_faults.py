@@ -192,7 +192,7 @@ def test_a_vocabulary_that_vanished(tmp_path):
 def test_a_raw_log_that_vanished_between_runs(tmp_path, log):
     train_log(tmp_path, log)
     log.unlink()
-    with pytest.raises(DataError, match=r"log.txt: no such file or glob; write where"):
+    with pytest.raises(DataError, match=r"log.txt: no such file or glob; write the path"):
         train_log(tmp_path, log, "run.name=other")
 
 

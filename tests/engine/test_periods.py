@@ -314,7 +314,7 @@ def test_mistakes_are_told_in_a_sentence(three, tmp_path, capsys):
     assert incremental.main([str(path)]) == 2
     assert "no such file or glob" in capsys.readouterr().err
     assert incremental.main([str(path), "data.test_fraction=0.1"]) == 2
-    assert "test_fraction: leave it out with split: periods" in capsys.readouterr().err
+    assert "test_fraction: delete it; split: periods has no test part" in capsys.readouterr().err
     damaged = tmp_path / "damaged"
     shutil.copytree(three, damaged)
     (damaged / "runs/ads/periods.json").write_text("{")
@@ -547,7 +547,7 @@ def test_other_fields_than_the_first_periods_are_refused(tmp_path):
     schema = (folder / "schema.yaml").read_text()
     (folder / "schema.yaml").write_text(schema.replace("  ad: {min_count: 1}\n", ""))
     write_log(folder / "log2.csv", 30, seed=2)
-    with pytest.raises(DataError, match="other ids than this schema: ad is in one of them only"):
+    with pytest.raises(DataError, match="other ids than this schema: ad is in only one of them"):
         train(path)
 
 

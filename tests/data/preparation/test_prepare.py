@@ -221,7 +221,7 @@ def test_half_a_line_of_a_file_that_grows(made_up, tmp_path):
     source = open_source("criteo_kaggle", str(path), Split())
     with (tmp_path / "log.tsv").open("a") as file:
         file.write("1\t2")
-    with pytest.raises(UnfinishedFileError, match="wait until it is whole"):
+    with pytest.raises(UnfinishedFileError, match="wait until the file is complete"):
         prepare(source, PreparationOptions(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -216,7 +216,7 @@ def test_the_first_line_of_a_file_without_header_tells_whether_the_label_is_ther
     assert found["I1"].to_list() == [0.0, 0.0] and found["C26"].to_list() == ["id25"] * 2
     labelled = read(scoring_log(CRITEO, [write(tmp_path / "l.txt", ["1\t" + lines[0]])]))[0]
     assert labelled["#label"].to_list() == [1.0] and labelled["I1"].to_list() == [0.0]
-    with pytest.raises(DataError, match="line 1: found 38 columns; a line must hold 40"):
+    with pytest.raises(DataError, match="line 1: found 38 columns; write 40 columns"):
         read(scoring_log(CRITEO, [write(tmp_path / "s.txt", ["\t".join(values[1:])])]))
 
 
