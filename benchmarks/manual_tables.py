@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from pathlib import Path
 
 import floors
@@ -94,14 +95,14 @@ def incremental_tables(results: Path) -> str:
     ]
     heads = ["trained", "AUC", "logloss", "seconds, start-up included"]
     grown = "; ".join(
-        f"{line['new']:,} new ids into {line['kept']:,} rows {line['seconds']:.1f} s, "
-        f"{line['evicting_seconds']:.1f} s where they take rows of others"
+        f"{line['seconds']:.1f} for {line['new']:,} new ids in a table of {line['kept']:,} rows that "
+        f"may grow, {line['evicting_seconds']:.1f} if it may not and they take the rows of others"
         for line in found["growth"]
     )
     parts = [
         "![AUC of the last six periods](../benchmarks/results/incremental.png)",
         _markdown(heads, rows),
-        f"Giving new ids their rows takes: {grown}.",
+        _wrapped(f"Seconds that it takes to give new ids their rows: {grown}."),
         _measured_on(found["machine"]),
         *_many_periods(results / "many_periods.json"),
     ]
@@ -150,16 +151,20 @@ def _many_periods(path: Path) -> list[str]:
     ]
     busy = found["machine"]["other_processes"]
     parts = [
-        f"A hundred files of {found['many'][0]['rows']:,} rows and four fields, one in fifty ids "
-        "new in each, at most 2,000 rows of a field (`benchmarks/many_periods.py`; medians):",
+        _wrapped(
+            f"A hundred files of {found['many'][0]['rows']:,} rows and four fields, one in fifty ids "
+            "new in each, at most 2,000 rows of a field (`benchmarks/many_periods.py`; medians):"
+        ),
         _markdown(["period", "processor seconds", "rows of all tables", "memory at most"], rows),
     ]
     if large := found.get("large"):
         shares = sorted(large["part_seconds"].items(), key=lambda one: -one[1])
         parts.append(
-            f"Of the time of a period of {large['rows']:,} rows with {large['ids']:,} ids: "
-            + ", ".join(f"{part} {s / large['seconds']:.0%}" for part, s in shares)
-            + "."
+            _wrapped(
+                f"Of the time of a period of {large['rows']:,} rows with {large['ids']:,} ids: "
+                + ", ".join(f"{part} {s / large['seconds']:.0%}" for part, s in shares)
+                + "."
+            )
         )
     measured = _measured_on(found["machine"])
     return [*parts, f"{measured} Other programs took {busy:.0%} of the cores' time."]
@@ -168,6 +173,11 @@ def _many_periods(path: Path) -> list[str]:
 def _markdown(heads: list[str], rows: list[list[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _wrapped(text: str) -> str:
+    """A paragraph in lines as long as the manual's."""
+    return textwrap.fill(text, 110, break_long_words=False, break_on_hyphens=False)
 
 
 def _measured_on(machine: dict) -> str:
@@ -206,14 +216,17 @@ def _end_to_end(found: dict) -> str:
     )
     parts = [
         "![Training speed](../benchmarks/results/end_to_end.png)",
-        said,
+        _wrapped(said),
         _markdown([*heads, "MLP alone / SparseAdam"], rows),
     ]
-    if beside := "; ".join(speeds.all_beside_touched(found["samples_per_second"])):
-        parts.append(f"{beside[0].upper()}{beside[1:]}.")
+    if beside := speeds.all_beside_touched(found["samples_per_second"]):
+        parts.append("\n".join(f"- {one}" for one in beside))
     if beside := "; ".join(speeds.beside_our_allocator(found["samples_per_second"])):
         parts.append(
-            f"`rows: all` / SparseAdam with our allocator's setting, which sets no bar: {beside}."
+            _wrapped(
+                "`sparse_adam keeps memory` is SparseAdam with our allocator's setting. Samples/s of "
+                f"`rows: all` over its, without a bar: {beside}."
+            )
         )
     return "\n\n".join(parts)
 
@@ -242,11 +255,12 @@ def _update_kernel(found: dict) -> str:
     heads = ["batch", "distinct ids", "FBGEMM", "ours", "ratio", "plain PyTorch"]
     heads += ["`touched`", "`all`", "`all`, swept"]
     said = (
-        "The update of the tables alone, milliseconds: the backward pass of a lookup beside "
-        "FBGEMM's fused Adagrad and plain PyTorch, `rows: touched`; then forward and backward of a "
-        "step with the last flush, for each `rows`, and `all` with a sweep in every step:"
+        "The update of the tables alone, in milliseconds. FBGEMM (its fused Adagrad), ours and plain "
+        "PyTorch: the backward pass of a lookup, only rows of the batch. The last three columns: "
+        "forward and backward of our step with the last flush, by `rows`; `all`, swept is `all` with "
+        "a sweep of all rows in every step."
     )
-    return f"{said}\n\n{_markdown(heads, rows)}"
+    return f"{_wrapped(said)}\n\n{_markdown(heads, rows)}"
 
 
 def _waiting_rows(found: dict) -> str:
@@ -262,12 +276,12 @@ def _waiting_rows(found: dict) -> str:
     ]
     worst = max(map(waiting_rows.chosen_to_better, found["points"]))
     said = (
-        "`rows: all`: rows that take their steps later beside a sweep of all rows in each step, "
-        "milliseconds of forward and backward of the tables with the last flush. What is chosen "
-        f"takes at most {worst:.2f} times as long as the better of the two:"
+        "`rows: all`, rows that wait beside a sweep of all rows in each step: milliseconds of forward "
+        "and backward of the tables, with the last flush. The chosen way takes at most "
+        f"{worst:.2f} times as long as the better of the two:"
     )
     heads = ["ids", "batch", "ids / distinct ids", "waiting", "swept", "chosen"]
-    return f"{said}\n\n{_markdown(heads, rows)}"
+    return f"{_wrapped(said)}\n\n{_markdown(heads, rows)}"
 
 
 def _step_breakdown(found: dict) -> str:
@@ -304,7 +318,7 @@ def _growth(found: dict) -> str:
     )
     heads = ["", "ms a step", "samples/s", "tables GB", "peak memory GB"]
     each = f"Each further id adds {found['bytes_per_id']:.0f} bytes to the peak."
-    return f"{said}\n\n{_markdown(heads, rows)}\n\n{each}"
+    return f"{_wrapped(said)}\n\n{_markdown(heads, rows)}\n\n{each}"
 
 
 def _communication(found: dict) -> str:
@@ -324,11 +338,11 @@ def _communication(found: dict) -> str:
         )
     heads = ["processes", "plan", "batch", "ms a step", "waiting", "exchange", "MB a rank sends"]
     said = (
-        "Several gloo processes of a thread each on these cores: how long a rank is blocked in "
-        "collectives, waiting for slower ranks included, and how long the same exchanges take by "
-        "themselves, as shares of the step:"
+        "Several gloo processes with a thread each on these cores. Waiting: the share of a step in "
+        "which a rank is blocked in collectives, also by slower ranks. Exchange: the share that the "
+        "same exchanges take by themselves."
     )
-    return f"{said}\n\n{_markdown(heads, rows)}"
+    return f"{_wrapped(said)}\n\n{_markdown(heads, rows)}"
 
 
 def _bf16_auc(found: dict) -> str:
@@ -346,7 +360,7 @@ def _bf16_auc(found: dict) -> str:
         f"{found['difference']:+.5f}, with a standard error of "
         f"{found['standard_error_of_difference']:.5f} over the pairs of seeds:"
     )
-    return f"{said}\n\n{_markdown(['', 'each seed', 'mean', 'standard error'], rows)}"
+    return f"{_wrapped(said)}\n\n{_markdown(['', 'each seed', 'mean', 'standard error'], rows)}"
 
 
 # The function that makes the tables of each page.
