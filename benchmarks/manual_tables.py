@@ -95,8 +95,9 @@ def incremental_tables(results: Path) -> str:
     ]
     heads = ["trained", "AUC", "logloss", "seconds, start-up included"]
     grown = "; ".join(
-        f"{line['seconds']:.1f} for {line['new']:,} new ids in a table of {line['kept']:,} rows that "
-        f"may grow, {line['evicting_seconds']:.1f} if it may not and they take the rows of others"
+        f"{line['seconds']:.1f} for {line['new']:,} new ids in a table of {line['kept']:,} rows "
+        f"that may grow, {line['evicting_seconds']:.1f} if it may not and they take the rows of "
+        "others"
         for line in found["growth"]
     )
     parts = [
@@ -152,8 +153,9 @@ def _many_periods(path: Path) -> list[str]:
     busy = found["machine"]["other_processes"]
     parts = [
         _wrapped(
-            f"A hundred files of {found['many'][0]['rows']:,} rows and four fields, one in fifty ids "
-            "new in each, at most 2,000 rows of a field (`benchmarks/many_periods.py`; medians):"
+            f"A hundred files of {found['many'][0]['rows']:,} rows and four fields, one in fifty "
+            "ids new in each, at most 2,000 rows of a field (`benchmarks/many_periods.py`; "
+            "medians):"
         ),
         _markdown(["period", "processor seconds", "rows of all tables", "memory at most"], rows),
     ]
@@ -224,8 +226,8 @@ def _end_to_end(found: dict) -> str:
     if beside := "; ".join(speeds.beside_our_allocator(found["samples_per_second"])):
         parts.append(
             _wrapped(
-                "`sparse_adam keeps memory` is SparseAdam with our allocator's setting. Samples/s of "
-                f"`rows: all` over its, without a bar: {beside}."
+                "`sparse_adam keeps memory` is SparseAdam with our allocator's setting. Samples/s "
+                f"of `rows: all` over its, without a bar: {beside}."
             )
         )
     return "\n\n".join(parts)
@@ -255,10 +257,10 @@ def _update_kernel(found: dict) -> str:
     heads = ["batch", "distinct ids", "FBGEMM", "ours", "ratio", "plain PyTorch"]
     heads += ["`touched`", "`all`", "`all`, swept"]
     said = (
-        "The update of the tables alone, in milliseconds. FBGEMM (its fused Adagrad), ours and plain "
-        "PyTorch: the backward pass of a lookup, only rows of the batch. The last three columns: "
-        "forward and backward of our step with the last flush, by `rows`; `all`, swept is `all` with "
-        "a sweep of all rows in every step."
+        "The update of the tables alone, in milliseconds. FBGEMM (its fused Adagrad), ours and "
+        "plain PyTorch: the backward pass of a lookup, only rows of the batch. The last three "
+        "columns: forward and backward of our step with the last flush, by `rows`; `all`, swept is "
+        "`all` with a sweep of all rows in every step."
     )
     return f"{_wrapped(said)}\n\n{_markdown(heads, rows)}"
 
@@ -276,8 +278,8 @@ def _waiting_rows(found: dict) -> str:
     ]
     worst = max(map(waiting_rows.chosen_to_better, found["points"]))
     said = (
-        "`rows: all`, rows that wait beside a sweep of all rows in each step: milliseconds of forward "
-        "and backward of the tables, with the last flush. The chosen way takes at most "
+        "`rows: all`, rows that wait beside a sweep of all rows in each step: milliseconds of "
+        "forward and backward of the tables, with the last flush. The chosen way takes at most "
         f"{worst:.2f} times as long as the better of the two:"
     )
     heads = ["ids", "batch", "ids / distinct ids", "waiting", "swept", "chosen"]
@@ -339,8 +341,8 @@ def _communication(found: dict) -> str:
     heads = ["processes", "plan", "batch", "ms a step", "waiting", "exchange", "MB a rank sends"]
     said = (
         "Several gloo processes with a thread each on these cores. Waiting: the share of a step in "
-        "which a rank is blocked in collectives, also by slower ranks. Exchange: the share that the "
-        "same exchanges take by themselves."
+        "which a rank is blocked in collectives, also by slower ranks. Exchange: the share that "
+        "the same exchanges take by themselves."
     )
     return f"{_wrapped(said)}\n\n{_markdown(heads, rows)}"
 

@@ -180,8 +180,8 @@ def test_results_become_tables_of_the_readme(tmp_path):
     (tmp_path / "end_to_end.json").write_text(json.dumps(found))
     lines = manual_tables.tables(tmp_path).splitlines()
     assert "| 65,536 | stampede fp32 all | 50,000 | 1.25 | 2.2 | 0.71 | 1.75 |" in lines
-    assert "takes 1.10 times as long as `touched`, bar 1.15" in lines[-5]
-    assert lines[-3].endswith("over its, without a bar: batch 65,536: fp32 1.00.")
+    assert "takes 1.10 times as long as `touched`, bar 1.15" in lines[-6]
+    assert lines[-3] == "without a bar: batch 65,536: fp32 1.00."
     assert lines[-1] == "Measured at 1234567 on 2 cores: AMD EPYC, no instructions for bf16."
     (tmp_path / "end_to_end.json").write_text(json.dumps({**found, "quick": True}))
     assert manual_tables.tables(tmp_path) == manual_tables.NOTHING
