@@ -46,5 +46,4 @@ lint: setup
 docs: setup
 	@$(VENV_PYTHON) -c 'import mkdocs, material, mkdocstrings, nbclient, ipykernel' 2>/dev/null || \
 	  $(VENV_PYTHON) -m pip install --quiet -e '.[docs]'
-	$(VENV_PYTHON) docs/hooks.py
 	NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build

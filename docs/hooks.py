@@ -28,6 +28,11 @@ is `train.epochs=3`. `python launch.py CONFIG --print-config` prints the values 
 default is null, the page says who chooses; see [What is chosen for you](choices.md).
 """
 
+# An attribute of any element but a link, `url(...)` or `@import`, with a host.
+ELSEWHERE = (
+    r"(?:<(?!a\b)\w[^>]*\s(?:src|href)\s*=|url\(|@import\b)\s*[\"']?\s*(?:https?:)?//[^\s>\"')]*"
+)
+
 # Bounds in pydantic's words and in those of a JSON schema.
 BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 
@@ -117,10 +122,12 @@ def _words(schema: dict[str, Any]) -> str:
 
 
 def on_startup(**_: Any) -> None:
-    """Lay out the packages as they are imported, `engine/` as `stampede.engine`: mkdocstrings.
+    """Check the page of all keys; lay out the packages as they are imported, for mkdocstrings.
 
     Before the configuration is read: mkdocstrings leaves out a path that does not exist then.
     """
+    if PAGE.read_text(encoding="utf-8") != configuration_page():
+        raise _plugin_error(f"{PAGE}: keys have changed; run `python docs/hooks.py` and commit it")
     package = ROOT / "cache/docs/stampede"
     package.mkdir(parents=True, exist_ok=True)
     for path in (*(ROOT / "stampede").glob("*.py"), *(ROOT / name for name in PACKAGES)):
@@ -133,14 +140,16 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pictures and tables of the benchmarks that the pages show."""
     from mkdocs.structure.files import File
 
-    for path in (*RESULTS.glob("*.png"), *RESULTS.glob("*.md")):
-        name = f"results/{path.name}"
+    for path in (*RESULTS.glob("*.png"), *RESULTS.rglob("*.md")):
+        name = f"results/{path.relative_to(RESULTS)}"
         files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Point to these files within the site."""
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Point to these files within the site, and call the table of a sweep by the sweep's name."""
+    if page.file.src_uri.startswith("results/sweeps/"):
+        markdown = re.sub(r"\A# .*", f"# {Path(page.file.src_uri).stem}", markdown)
     return markdown.replace("](../benchmarks/results/", "](results/")
 
 
@@ -154,12 +163,32 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
     """Refuse a page that would load something from elsewhere."""
+    _refuse_elsewhere(page.file.src_uri, output)
+    return output
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Refuse a style sheet that would."""
+    for path in Path(config.site_dir).rglob("*.css"):
+        _refuse_elsewhere(str(path), path.read_text(encoding="utf-8"))
+
+
+def loaded_from_elsewhere(text: str) -> str | None:
+    """What a page or a style sheet loads from another host, if anything; links are not loaded."""
+    found = re.search(ELSEWHERE, text, flags=re.I)
+    return found and found.group()
+
+
+def _refuse_elsewhere(name: str, text: str) -> None:
+    found = loaded_from_elsewhere(text)
+    if found:
+        raise _plugin_error(f"{name}: the site must work offline; found {found}")
+
+
+def _plugin_error(message: str) -> Exception:
     from mkdocs.exceptions import PluginError
 
-    found = re.search(r"<(?:script|link|img|iframe)[^>]* (?:src|href)=\"?https?://[^ >]*", output)
-    if found:
-        raise PluginError(f"{page.file.src_uri}: the site must work offline; found {found.group()}")
-    return output
+    return PluginError(message)
 
 
 if __name__ == "__main__":
