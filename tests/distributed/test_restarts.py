@@ -17,7 +17,7 @@ from support.jobs import SMALL, run_small, without_times
 from support.monitored import logged
 from support.paths import ROOT
 from support.ranks import run_ranks
-from support.undisturbed import undisturbed_runs
+from support.stopping import undisturbed_runs
 from support.waiting import HANG
 from support.weights import check_weights
 

@@ -1,6 +1,6 @@
 """Runs that are killed at random moments end as if nothing had been.
 
-`make soak` kills a hundred times; without it a handful of times.
+`make soak` kills a hundred times, `make slow` in each stage once.
 """
 
 from random import Random
@@ -8,17 +8,23 @@ from random import Random
 import pytest
 
 from support.jobs import SMALL
-from support.soak.killing import DEADLINE, STAGES, killed_run, random_moment, table
+from support.soak.killing import (
+    STAGES,
+    killed_run,
+    killed_trees,
+    killed_workers,
+    random_moment,
+    table,
+)
 from support.soak.launching import Worker
-from support.soak.results import write_results
-from support.soak.runs import same_end
-from support.soak.torchrun import killed_trees, killed_workers
-from support.undisturbed import undisturbed_runs
+from support.soak.runs import same_end, write_results
+from support.stopping import undisturbed_runs
+from support.waiting import HANG
 
 EVERY = 4
 # 14 steps an epoch; seconds long, most of them in saves and evaluations.
 LONG = [
-    "data.rows=3700", "data.test_rows=1000", "train.epochs=3", "evaluate.every=5",
+    "data.rows=3700", "data.test_rows=1000", "train.epochs=2", "evaluate.every=5",
     f"checkpoint.every_steps={EVERY}", "sharding.plan=row_wise",
 ]  # fmt: skip
 # Of a round: once in each stage, and at any time.
@@ -46,8 +52,8 @@ def undisturbed(tmp_path_factory):
 
 
 def moments(draw, count, seconds):
-    """So many random moments, of all stages alike."""
-    stages = []
+    """So many random moments, of all stages alike; the first four are one of each."""
+    stages = draw.sample(STAGES, len(STAGES))
     while len(stages) < count:
         stages += draw.sample(ROUND, len(ROUND))
     return [random_moment(draw, stage, seconds) for stage in stages[:count]]
@@ -70,11 +76,11 @@ def arguments(folder, *overrides):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [6, pytest.param(60, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [len(STAGES), pytest.param(60, marks=pytest.mark.soak)])
 def test_one_process(tmp_path, undisturbed, count):
     draw, worker = Random(count), Worker(tmp_path / "worker")
     worker.start(arguments(tmp_path / "undisturbed"))
-    seconds = worker.end(DEADLINE).seconds
+    seconds = worker.end(HANG).seconds
     same_end(tmp_path / "undisturbed/small", undisturbed(1))
 
     def kill(folder, moments):
@@ -83,7 +89,7 @@ def test_one_process(tmp_path, undisturbed, count):
 
     found = in_rounds(tmp_path, undisturbed(1), kill, moments(draw, count, seconds))
     worker.kill()
-    check("one process", found, count > 6)
+    check("one process", found, count > len(STAGES))
 
 
 @pytest.mark.soak

@@ -1,4 +1,4 @@
-"""Runs that are stopped at a chosen step, on one or several ranks."""
+"""Runs that are stopped at a chosen step, on one or several ranks, and runs that are not."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ from stampede.engine import trainer
 from stampede.engine.errors import InterruptedRunError
 from stampede.optim import native
 from support.jobs import run_small
+from support.ranks import run_ranks
 
 
 def before_step(patch, number, action):
@@ -49,3 +50,17 @@ def run_without_kernels(folder: Path, overrides: list[str], world_size: int) -> 
     os.environ["STAMPEDE_NATIVE"] = "0"
     assert not native.available()
     run_small(folder, overrides, world_size)
+
+
+def undisturbed_runs(tmp_path_factory, overrides):
+    """A function that gives the folder of a run that nothing happens to by its number of ranks."""
+    made = {}
+
+    def run(ranks):
+        if ranks not in made:
+            folder = tmp_path_factory.mktemp(f"undisturbed_{ranks}")
+            run_ranks(ranks, run_small, folder, overrides, ranks)
+            made[ranks] = folder / "small"
+        return made[ranks]
+
+    return run
