@@ -1,13 +1,19 @@
-"""Small sweeps, their trials in processes that are forked."""
+"""Small sweeps, their trials in this process."""
 
 import csv
+import multiprocessing
+import signal
+import sys
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
+from stampede.engine.config.load import load_config
+from stampede.engine.errors import exit_status
+from stampede.engine.run import run
+from stampede.engine.sweep.__main__ import main
 from stampede.engine.sweep.run import run_sweep
 from stampede.engine.sweep.spec import load_sweep
-from support.forked import run_program
-from support.paths import ROOT
-from support.waiting import HANG
+from support.forked import START_METHOD
 
 JOB = """
 preset: paper
@@ -16,11 +22,10 @@ model: {hidden: [8], init_std: 1e-4}
 train: {batch_size: 256, epochs: 1}
 optim: {dense: {lr: 1e-3}}
 """
-TRIAL = ROOT / "engine/sweep/trial.py"
 
 
 class Started:
-    """Runs trials in forked processes, and counts them.
+    """Runs trials here, and counts them.
 
     Args:
         die_at: number of the trial during which the sweep is killed.
@@ -35,10 +40,9 @@ class Started:
         self.names.append(name.removeprefix("run.name=").strip('"'))
         if len(self.names) == self._die_at:
             raise SystemExit("killed")
-        done = run_program(TRIAL, arguments, Path.cwd(), timeout=HANG)
-        with log.open("a") as file:
-            file.write(done.stdout + done.stderr)
-        return done.returncode
+        path, *overrides = arguments
+        with log.open("a") as file, redirect_stdout(file), redirect_stderr(file):
+            return exit_status(lambda: run(load_config(Path(path), overrides)))
 
 
 def write_sweep(folder: Path, text: str) -> Path:
@@ -60,3 +64,23 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
     """Lines of `results.csv` of the sweep in a folder."""
     with (folder / "out/results.csv").open() as file:
         return list(csv.DictReader(file))
+
+
+@contextmanager
+def swept(*arguments):
+    """The command in a process of its own, killed at the end."""
+    process = multiprocessing.get_context(START_METHOD).Process(
+        target=_sweep_here, args=([str(argument) for argument in arguments],)
+    )
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+def _sweep_here(arguments):
+    # A shell starts background jobs, such as these tests, with SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.exit(main(arguments))

@@ -50,19 +50,16 @@ def test_tables_beyond_int32_are_split(large):
     assert sum(s.shard_sizes[0] * s.shard_sizes[1] for s in spec.shards) == 2_994_952_602 * 12
 
 
-def test_the_report_fits_a_terminal(large, capsys):
-    print_dry_run(TEN_BILLION, gpus(128, 141), None)
+def test_the_report_fits_a_terminal_and_its_costs_are_written(large, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("stampede.engine.planning.dry_run.dry_run", lambda *_: large)
+    out = tmp_path / "plan.json"
+    print_dry_run(TEN_BILLION, gpus(128, 141), out)
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 100
     for word in ("10,000,000,000 rows", "optimizer state", "activations", "imbalance", "fits: ",
                  "pooled rows, forward", "all ranks", "C3, C12, C21"):  # fmt: skip
         assert word in printed
     assert len(printed.splitlines()) < 40
-
-
-def test_the_costs_as_json(tmp_path, large):
-    out = tmp_path / "plan.json"
-    print_dry_run(TEN_BILLION, gpus(128, 141), out)
     written = json.loads(out.read_text())
     assert written == json.loads(json.dumps(large.to_dict()))
     assert written["fits"] and len(written["memory_bytes"]["total"]) == 128
@@ -72,36 +69,35 @@ def test_the_costs_as_json(tmp_path, large):
         print_dry_run(TEN_BILLION, gpus(128, 141), tmp_path / "absent/plan.json")
 
 
+def users(count, *overrides, world_size=8):
+    """A job of a large table and a small one."""
+    tables = f"data.tables={{user: {count}, item: 1000}}"
+    return planned_config(tables, *overrides, world_size=world_size, batch_size=64 * world_size)
+
+
 def test_a_shortfall_is_named_with_what_would_do(capsys):
-    config = planned_config(world_size=8, batch_size=65536)
     with pytest.raises(DoesNotFitError) as failure:
-        print_dry_run(config, gpus(8, 80), None)
+        print_dry_run(users(6e9), gpus(8, 80), None)
     said = str(failure.value)
     assert "of 68.00 GB (15% of 80.00 GB" in said and "too much" in said
     assert "8 of 8 ranks" in said and "--device-memory" in said
     assert "does not fit" in capsys.readouterr().out
     devices = int(said.split("--world-size ")[1].split()[0])
     assert devices % 8 == 0
-    batch = devices * 1024
-    enough = planned_config(world_size=devices, batch_size=batch)
-    assert dry_run(enough, gpus(devices, 80)).fits
+    assert dry_run(users(6e9, world_size=devices), gpus(devices, 80)).fits
 
 
 def test_a_smaller_state_is_proposed_where_it_is_enough():
-    config = planned_config(world_size=64, batch_size=65536)
-    # 1.44 TB of weights and moments on 64 devices; half of them would do for Adagrad.
+    # 444 GB of weights and moments on 8 devices; 300 GB would do for Adagrad.
     with pytest.raises(DoesNotFitError, match=r"optim.embedding.optimizer=(rowwise_adam|adagrad)"):
-        print_dry_run(config, gpus(64, 24), None)
+        print_dry_run(users(3e9), gpus(8, 60), None)
 
 
 def test_a_table_that_is_not_split_is_the_reason():
-    overrides = ["data.tables={user: 2e9, item: 1000}", "sharding.plan=table_wise"]
-    config = planned_config(*overrides, world_size=8)
     with pytest.raises(DoesNotFitError, match=r"sharding.plan=auto or row_wise"):
-        print_dry_run(config, gpus(8, 80), None)
+        print_dry_run(users(2e9, "sharding.plan=table_wise"), gpus(8, 80), None)
     # With the counter of steps 296 GB on 8 devices.
-    split = planned_config(overrides[0], "sharding.plan=row_wise", world_size=8)
-    assert dry_run(split, gpus(8, 80)).fits
+    assert dry_run(users(2e9, "sharding.plan=row_wise"), gpus(8, 80)).fits
 
 
 def test_cpus_keep_nothing_free():

@@ -1,11 +1,10 @@
 """Sweeps that are killed or interrupted, and trials that fail, in processes of their own."""
 
 import json
+import os
 import signal
-import subprocess
-import sys
-import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -13,8 +12,7 @@ from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.sweep.run import run_sweep, start_trial
 from stampede.engine.sweep.spec import load_sweep
 from support.jobs import without_times
-from support.paths import ROOT
-from support.sweeping import Started, rows_of, sweep, write_sweep
+from support.sweeping import Started, rows_of, sweep, swept, write_sweep
 from support.waiting import HANG, wait_for
 
 pytestmark = pytest.mark.slow
@@ -30,6 +28,8 @@ overrides: [train.epochs=2]
 keep_checkpoints: false
 report: {metrics: [auc, train_seconds]}
 """
+FAILED = ["too-high-256-seed1", "too-high-256-seed2"]
+ALL_FAIL = "grid: {optim.dense.lr: [1e38]}\noverrides: [optim.dense.schedule.warmup=0]"
 
 
 def test_a_killed_grid_with_failing_trials_goes_on_where_it_was(tmp_path, capsys):
@@ -39,7 +39,7 @@ def test_a_killed_grid_with_failing_trials_goes_on_where_it_was(tmp_path, capsys
     second = Started()
     sweep(tmp_path, GRID, second)
     # The first was done before the kill.
-    assert second.names == ["low-256-seed2", "too-high-256-seed1", "too-high-256-seed2"]
+    assert second.names == ["low-256-seed2", *FAILED]
 
     low, high = rows_of(tmp_path)
     each, seconds = [], []
@@ -69,8 +69,18 @@ def test_a_killed_grid_with_failing_trials_goes_on_where_it_was(tmp_path, capsys
     third = Started()
     sweep(tmp_path, GRID, third)
     assert third.names == []
+    # The first failure of a sweep that is killed while it tries them again is known, and the
+    # second is run.
+    killed = Started(die_at=2)
     with pytest.raises(SystemExit):
-        sweep(tmp_path, GRID, Started(die_at=1), retry_failed=True)
+        sweep(tmp_path, GRID, killed, retry_failed=True)
+    assert killed.names == FAILED
+    after, again = Started(), Started()
+    sweep(tmp_path, GRID, after)
+    assert after.names == FAILED[1:]
+    assert [row["failed"] for row in rows_of(tmp_path)] == ["0", "2"]
+    sweep(tmp_path, GRID, again, retry_failed=True)
+    assert again.names == FAILED
     # A seed more is one run more.
     with pytest.raises(SystemExit):
         sweep(tmp_path, GRID.replace("[1, 2]", "[1, 2, 3]"), Started(die_at=1))
@@ -80,111 +90,66 @@ def test_a_killed_grid_with_failing_trials_goes_on_where_it_was(tmp_path, capsys
 
 
 def test_a_sweep_all_of_whose_trials_fail_says_why(tmp_path):
-    text = "grid: {optim.dense.lr: [1e38]}\noverrides: [optim.dense.schedule.warmup=0]"
     with pytest.raises(TrainingStoppedError, match=r"all 1 trials failed.*loss is nan"):
-        sweep(tmp_path, text, Started())
+        sweep(tmp_path, ALL_FAIL, Started())
     assert rows_of(tmp_path)[0]["failed"] == "1"
 
 
-@pytest.mark.parametrize("how, ends_with", [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
-def test_a_trial_ends_with_its_sweep(tmp_path, how, ends_with):
-    path = write_sweep(tmp_path, "grid: {train.epochs: [100000]}")
-    out = tmp_path / "out"
-    command = [sys.executable, "-m", "stampede.engine.sweep", str(path), "--out", str(out)]
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stderr=subprocess.DEVNULL,
-        # A shell starts background jobs, such as these tests, with SIGINT ignored.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )
-    lock = out / "trials/.100000-seed1.lock"
-    try:
-        assert wait_for(
-            lambda: lock.exists() and (out / "trials/100000-seed1/metrics.jsonl").exists()
-        )
+def test_a_trial_ends_with_its_sweep_and_is_continued(tmp_path):
+    text = "grid: {train.epochs: [25]}"
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    sweep(tmp_path / "whole", text, Started())
+    path, out = write_sweep(tmp_path / "killed", text), tmp_path / "killed/out"
+    run = out / "trials/25-seed1"
+    with swept(path, "--out", out) as process:
+        # The name that a whole one has.
+        assert wait_for(lambda: not process.is_alive() or list(run.glob("checkpoints/epoch_*")))
+        trial = trial_of(run)
+        assert trial != process.pid and not is_gone(trial)
+        process.kill()
+        process.join()
+    assert wait_for(lambda: is_gone(trial))
+    assert not (run / "summary.json").exists()
+    run_sweep(load_sweep(path, folder=out), Started())
+    assert "continuing after step" in (out / "trials/25-seed1.log").read_text()
+    assert without_times(run) == without_times(tmp_path / "whole/out/trials/25-seed1")
+
+
+def test_ctrl_c_ends_a_sweep_and_its_trial(tmp_path):
+    path, out = write_sweep(tmp_path, "grid: {train.epochs: [100000]}"), tmp_path / "out"
+    run = out / "trials/100000-seed1"
+    with swept(path, "--out", out) as process:
+        assert wait_for(lambda: (run / "metrics.jsonl").exists())
         with pytest.raises(RunFolderError, match="in use by another sweep"):
-            run_sweep(load_sweep(path, folder=out), partial(start_trial, 1))
-        # The trial deletes it as it ends.
-        trial = int(lock.read_text())
-    finally:
-        process.send_signal(how)
-        status = process.wait(HANG)
-    assert status == ends_with
-    assert trial != process.pid
-    assert wait_for(lambda: _is_gone(trial))
+            run_sweep(load_sweep(path, folder=out), Started())
+        trial = trial_of(run)
+        os.kill(process.pid, signal.SIGINT)
+        process.join(HANG)
+    assert process.exitcode == 130
+    assert wait_for(lambda: is_gone(trial))
 
 
-def _is_gone(process):
+def trial_of(run):
+    """Number of the process of a trial, which deletes the file as it ends."""
+    return int(run.with_name(f".{run.name}.lock").read_text())
+
+
+def is_gone(process):
+    """Also where nobody asks for its status; its threads have let go of its files."""
     try:
-        with open(f"/proc/{process}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "Z"
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        return state == "Z" and len(os.listdir(f"/proc/{process}/task")) == 1
     except FileNotFoundError:
         return True
 
 
-pytestmark = pytest.mark.slow
-
-FAILING = """
-grid:
-  rate:
-    high: [optim.dense.lr=1e38]
-    higher: [optim.dense.lr=3e38]
-    low: [optim.dense.lr=1e-4]
-overrides: [optim.dense.schedule.warmup=0]
-"""
-
-
 def test_a_trial_on_two_processes_that_fails_is_recorded_with_its_sentence(tmp_path):
-    text = FAILING.replace("    higher: [optim.dense.lr=3e38]\n", "")
-    sweep(tmp_path, text, partial(start_trial, 2))
-    high, low = rows_of(tmp_path)
-    assert (high["failed"], low["failed"]) == ("1", "0")
+    with pytest.raises(TrainingStoppedError, match="all 1 trials failed"):
+        sweep(tmp_path, ALL_FAIL, partial(start_trial, 2))
     table = (tmp_path / "out/results.md").read_text()
-    assert "`high-seed1`: the loss is nan" in table
+    assert "-seed1`: the loss is nan" in table
     assert "ChildFailedError" not in table
-    (tmp_path / "one").mkdir()
-    sweep(tmp_path / "one", text, Started())
-    alone = rows_of(tmp_path / "one")[1]
-    assert float(low["auc_mean"]) == pytest.approx(float(alone["auc_mean"]), abs=1e-4)
-
-
-def test_a_kill_in_the_middle_of_retry_failed_loses_no_failure(tmp_path):
-    sweep(tmp_path, FAILING, Started())
-    killed = Started(die_at=2)
-    with pytest.raises(SystemExit):
-        sweep(tmp_path, FAILING, killed, retry_failed=True)
-    assert killed.names == ["high-seed1", "higher-seed1"]
-    # The one that was killed has not ended, so that it is run; the other's failure is known.
-    after = Started()
-    sweep(tmp_path, FAILING, after)
-    assert after.names == ["higher-seed1"]
-    assert [row["failed"] for row in rows_of(tmp_path)] == ["1", "1", "0"]
-    again = Started()
-    sweep(tmp_path, FAILING, again, retry_failed=True)
-    assert again.names == ["high-seed1", "higher-seed1"]
-
-
-def test_a_trial_killed_in_its_middle_is_continued_not_begun_again(tmp_path):
-    text = "grid: {train.epochs: [30]}"
-    (tmp_path / "whole").mkdir()
-    sweep(tmp_path / "whole", text, Started())
-    (tmp_path / "killed").mkdir()
-    path, out = write_sweep(tmp_path / "killed", text), tmp_path / "killed/out"
-    run = out / "trials/30-seed1"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stampede.engine.sweep", str(path), "--out", str(out)],
-        cwd=ROOT,
-        stderr=subprocess.DEVNULL,
-    )
-    ends = time.monotonic() + HANG
-    # The name that a whole one has.
-    while not list(run.glob("checkpoints/epoch_*")):
-        assert time.monotonic() < ends and process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (run / "summary.json").exists()
-    run_sweep(load_sweep(path, folder=out), partial(start_trial, 1))
-    assert "continuing after step" in (out / "trials/30-seed1.log").read_text()
-    assert without_times(run) == without_times(tmp_path / "whole/out/trials/30-seed1")
+    # Not how one process has them.
+    (log,) = (tmp_path / "out/trials").glob("*.log")
+    assert "tables row_wise" in log.read_text()
