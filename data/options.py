@@ -175,8 +175,8 @@ class PreparationOptions(WritingOptions, GrowthOptions, Split):
     )
     period_before: str = Field(
         "",
-        description="split: periods. Prepared folder of the period before, or its copy in a run's "
-        "`inputs/`: its ids keep their rows; empty: this is the first period",
+        description="split: periods. Prepared folder of the previous period, or its copy in a "
+        "run's `inputs/`: its ids keep their rows; empty: this is the first period",
     )
     counts_gb: float = Field(
         2.0, gt=0, description="memory for counting ids, in 10^9 bytes; further counts go to disk"

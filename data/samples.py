@@ -91,7 +91,7 @@ class Dataset:
         advice: what looked wrong when the log was prepared; may be empty.
         period: number of the period of a log, from 1; 0 for data without periods. The rows of a
             period are scored, as `test`, before they are trained on.
-        rows_before: training rows of the periods before.
+        rows_before: training rows of earlier periods.
         rows_of_new_ids: by field name, rows of its table that went to new ids in this period.
     """
 

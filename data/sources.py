@@ -94,7 +94,7 @@ def open_source(
             `auto`.
         features: how to choose what the schema leaves open, see `stampede.data.schema.features`.
         growth: options of `split: periods`.
-        period_before: prepared folder of the period before.
+        period_before: prepared folder of the previous period.
 
     Raises:
         DataError: a file is absent, or `period_before` cannot be used.
@@ -158,8 +158,8 @@ def _growth(options: GrowthOptions, folder: str, schema: Schema) -> Growth:
     """How the vocabularies of this period grow.
 
     Args:
-        folder: prepared folder of the period before; empty for the first period.
-        schema: of this period; its ids and numbers must be those of the period before.
+        folder: prepared folder of the previous period; empty for the first one.
+        schema: of this period; with the same ids and numbers as the previous period.
 
     Raises:
         DataError: the folder cannot be used.

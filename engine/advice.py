@@ -1,6 +1,6 @@
 """Advice that a run prints when something looks wrong: what was found, and what to do.
 
-What would only train nonsense is refused.
+Data and settings that could only train a useless model are refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WRAPPER = textwrap.TextWrapper(
 _FEWEST_STEPS = 50
 _LEAST_AUC = 0.55
 _LARGEST_LOSS_TO_LR = 0.002
-# As the recipe trains a log that is small enough to be compared.
+# As many as the recipe gives a log that is small enough for the comparison.
 _ENOUGH_EPOCHS = 6
 
 # Training rows, and rows of all tables, up to which `evaluate.compare_with_lr: auto` compares.
@@ -79,7 +79,7 @@ def told(folder: RunFolder) -> list[str]:
 
 
 def check_batch_size(batch_size: int, rows: int, world_size: int = 1) -> None:
-    """Refuse a batch larger than the data: the rates would be scaled to a batch that never comes.
+    """Refuse a batch larger than the data: the rates would be scaled to a batch that never occurs.
 
     Args:
         batch_size, rows, world_size: see `on_batch_size`.
@@ -112,7 +112,7 @@ def check_labels(part: Part) -> None:
 
 
 def on_batch_size(batch_size: int, rows: int, world_size: int = 1) -> list[str]:
-    """Whether an epoch has too few steps.
+    """Advice if an epoch has too few steps.
 
     Args:
         batch_size: samples of a global batch.
@@ -123,7 +123,7 @@ def on_batch_size(batch_size: int, rows: int, world_size: int = 1) -> list[str]:
     if steps >= _FEWEST_STEPS:
         return []
     smaller = _batch_of_enough_steps(rows, world_size)
-    remedy = f"take a smaller train.batch_size, such as {smaller:,}"
+    remedy = f"use a smaller train.batch_size, such as {smaller:,}"
     if smaller >= batch_size:
         remedy = "train on more rows, or for more epochs"
     return [f"an epoch has only {counted(steps, 'step')} of batch {batch_size:,}: {remedy}"]
@@ -137,7 +137,7 @@ def _batch_of_enough_steps(rows: int, world_size: int) -> int:
 
 
 def on_data(dataset: Dataset) -> list[str]:
-    """What the preparation found, parts of one class only, and columns with ids unseen in training.
+    """Advice from preparation, on parts of one class, and on columns with ids unseen in training.
 
     Samples some 100,000 rows of each part.
 
@@ -207,7 +207,7 @@ def _rows_with(samples: Samples, field: int, row: int) -> int:
 
 
 def on_first_epoch(part: str, score: float | None, epoch: int) -> list[str]:
-    """Whether nothing was learned.
+    """Advice if nothing was learned.
 
     Args:
         part: on which the best epoch is chosen.
@@ -223,7 +223,7 @@ def on_first_epoch(part: str, score: float | None, epoch: int) -> list[str]:
 
 
 def on_regression(part: str, progress: Progress, regression: Mapping[str, Any]) -> list[str]:
-    """Whether logistic regression is better.
+    """Advice if logistic regression is better.
 
     Args:
         part: on which the best epoch was chosen.
@@ -311,7 +311,7 @@ def _fitted(dataset: Dataset, signals: StopSignals) -> dict[str, Any] | None:
             return logistic_regression(dataset, on_chunk)
         except _AskedToStopError:
             name = signal.Signals(signals.received).name
-            tqdm.write(f"{name}: the comparison with logistic regression is left out")
+            tqdm.write(f"{name}: the comparison with logistic regression was skipped")
         except ValueError:
             # One class only; the run said so before training.
             pass

@@ -48,7 +48,7 @@ _NOT_METRICS = ("kind", "part", "step", "train_seconds", "samples")
 def train(config: str | PathLike[str] | Mapping[str, Any] | None = None, /, **sections: Any) -> Run:
     """Train like `python launch.py`, with the same output, and open the run.
 
-    Without `run.name` the run gets a free name: that of the file (`run` without a file), then
+    Without `run.name` the run gets a free name: the file's (`run` without a file), then
     `quickstart-2` and so on. A second call replaces nothing.
 
     Args:
@@ -120,7 +120,7 @@ def open_run(path: str | PathLike[str], *, allow_import: bool = False) -> Run:
 
     Args:
         path: such as `runs/quickstart`.
-        allow_import: allow to execute the Python file of a run with a network of its own.
+        allow_import: allow to execute the Python file of a run with its own network.
 
     Raises:
         RunFolderError: there is no such run.
@@ -150,8 +150,8 @@ class Run:
         self._allow_import = allow_import
         if not self._folder.config_file.is_file():
             raise RunFolderError(
-                f"{path}: there is no run ({self._folder.config_file.name} is absent); write a run "
-                "folder such as runs/quickstart"
+                f"{path}: there is no run ({self._folder.config_file.name} is missing); write a "
+                "run folder such as runs/quickstart"
             )
 
     def __repr__(self) -> str:
@@ -173,7 +173,7 @@ class Run:
         """
         remedy = "continue the run with checkpoint.resume=auto"
         if not self._folder.summary.exists():
-            what = f"the run has not ended ({self._folder.summary.name} is absent)"
+            what = f"the run has not ended ({self._folder.summary.name} is missing)"
             raise RunFolderError(f"{self.path}: {what}; {remedy}")
         with reading(self._folder.summary, RunFolderError, f"delete it and {remedy}"):
             return json.loads(read_file(self._folder.summary))
@@ -225,8 +225,8 @@ class Run:
         """Probabilities of a click, `[n]` float64, of all rows in order.
 
         Args:
-            data: a frame with the columns of the training log (label or not), names of raw files
-                or globs of them, or one prepared folder, of which the test part is scored.
+            data: a frame with the columns of the training log (the label is optional), names of raw
+                files or globs of them, or one prepared folder, of which the test part is scored.
             batch_size: rows scored at a time.
             on_bad_value: `missing` treats raw values that cannot be used as missing,
                 and warns how many there were.

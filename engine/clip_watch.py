@@ -14,7 +14,7 @@ from stampede.optim.clip import row_threshold
 
 _ABSENT, _SEVERAL = -1, -2
 
-# Of the rows of a batch, in `metrics.jsonl`: means over ids that occur about equally often.
+# Means over rows whose ids occur about equally often in a batch, in `metrics.jsonl`.
 NORMS = ("gradient_norm", "weight_norm", "threshold")
 
 
@@ -33,9 +33,9 @@ class ClipWatch:
 
     It uses values that the step computes anyway.
 
-    A sample's embedding of a field with one id is the row of that id, and the gradient of the row
-    is the sum of those of its samples. So neither the tables nor their update are touched. Fields
-    with several ids in a sample are left out, as their embeddings are sums of rows.
+    A sample's embedding of a field with one id is the row of that id, and the row's gradient is the
+    sum of its samples' gradients. So neither the tables nor their update are touched. Fields with
+    several ids in a sample are left out, as their embeddings are sums of rows.
 
     Args:
         run: with a clip by row if `train.clip_stats_every` is set; all its ranks must watch the
@@ -96,7 +96,7 @@ class ClipWatch:
         """The counts since the last call, complete on rank 0: `fields`, `counts`, `left_out`.
 
         `counts` groups the rows of all fields by the occurrences of their ids in the global batch:
-        `from` a power of two up to the next. Beside them the means over these rows of the
+        `from` a power of two up to the next. It also has the means over these rows of the
         gradient's norm, L2 term included, of the weights' norm, and of the threshold.
         """
         found, self._found = self._found, None
@@ -136,7 +136,7 @@ def _one_id(batch: Batch, field: str) -> Tensor:
 
 
 def _by_power(rows: _Rows) -> dict[int, list[float]]:
-    """How many rows, and sums of the others, by the whole part of the counts' base-2 logarithm."""
+    """Number of rows and sums of the other values, by the integer part of the counts' log2."""
     # The exponent of a float is exact where a logarithm is rounded.
     powers = torch.frexp(rows.count.double()).exponent.long() - 1
     touched = powers.bincount()

@@ -17,8 +17,8 @@ MISTAKE, STOPPED, INTERRUPTED, HUNG = 2, 1, 130, 3
 
 _TRY_LOWER_RATES = (
     "Try a lower optim.dense.lr or optim.embedding.lr, or a longer warm-up "
-    "(optim.dense.schedule.warmup, optim.embedding.schedule.warmup); "
-    "with checkpoint.resume=auto the run goes on from its newest checkpoint"
+    "(optim.dense.schedule.warmup, optim.embedding.schedule.warmup); with checkpoint.resume=auto "
+    "the run continues from its newest checkpoint"
 )
 _NEED_LESS_MEMORY = (
     "try a smaller train.batch_size, evaluate.batch_size or model.dim, or more processes on other "
@@ -109,8 +109,8 @@ def exit_status(action: Callable[[], None]) -> int:
     except KeyboardInterrupt:
         # Training saves a checkpoint when it is asked to stop, so this was before or after it.
         print(
-            "stopped; start again with checkpoint.resume=auto: it continues from the newest "
-            "checkpoint, or begins anew if there is none"
+            "stopped; rerun with checkpoint.resume=auto to continue from the newest checkpoint, "
+            "or from scratch if there is none"
         )
         return INTERRUPTED
     except (MemoryError, RuntimeError, OSError) as failure:
@@ -118,7 +118,7 @@ def exit_status(action: Callable[[], None]) -> int:
         if sentence is None:
             raise
         told = RuntimeError(sentence)
-        # All ranks raise what rank 0 did for them; one tells it.
+        # All ranks raise the errors of work that rank 0 did for them; one prints them.
         told.known_to_all_ranks = getattr(failure, "known_to_all_ranks", False)
         return _complain(told, STOPPED)
     return 0

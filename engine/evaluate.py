@@ -31,7 +31,7 @@ T = TypeVar("T")
 # Prefix of metrics over samples with new ids.
 NEW_IDS = "new_ids_"
 
-# The least samples of all ranks that are sent to rank 0 at a time.
+# Fewest samples of all ranks that are sent to rank 0 at a time.
 _TOGETHER = 1 << 17
 
 
@@ -43,7 +43,7 @@ class Evaluation:
         auc: exact area under the ROC curve; None if one class is absent.
         logloss: mean binary cross-entropy.
         attainable_auc: AUC of the true probabilities, if the data have them.
-        samples: number of samples, including those of weight 0.
+        samples: number of samples, weight 0 included.
         further: the metrics of `evaluate.metrics` and `evaluate.group_by`, by name.
     """
 
@@ -70,9 +70,9 @@ def evaluate(
 ) -> Evaluation:
     """Score every sample once and compute the metrics; the same result on every rank.
 
-    Rank 0 collects and sorts the scores, see `PartMetrics` for its memory; that of other ranks does
-    not grow with the part. Rank 0 takes the samples in the order of the part, so equal scores give
-    bit-equal metrics on any number of ranks.
+    Rank 0 collects and sorts the scores, see `PartMetrics` for its memory; the memory of other
+    ranks does not grow with the part. Rank 0 takes the samples in the order of the part, so equal
+    scores give bit-equal metrics on any number of ranks.
 
     At least one sample must have a weight above 0.
 
@@ -318,7 +318,7 @@ def _reduce_rates(run: TrainingRun, score: float | None) -> None:
         if after.fraction < before.fraction and run.processes.is_main:
             tqdm.write(
                 f"step {progress.step}: no better AUC on the {run.config.evaluate.select_on} "
-                f"part, the {what} go on with {after.fraction:.3g} of their scheduled rate"
+                f"part, the {what} continue with {after.fraction:.3g} of their scheduled rate"
             )
 
 
@@ -359,7 +359,7 @@ def is_evaluated(epoch: int, config: Config) -> bool:
 def choose(progress: Progress, results: Mapping[str, Evaluation], select_on: str) -> None:
     """Remember the epoch just finished if it is the best so far."""
     score, best = results[select_on].auc, progress.best_score
-    # If the part has one class only, its AUC is undefined and the last epoch is the best.
+    # If the part has only one class, its AUC is undefined and the last epoch is the best.
     if best is None or score > best:
         progress.best_epoch = progress.epoch
         progress.best_score = score

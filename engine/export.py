@@ -45,7 +45,9 @@ def _export(given: argparse.Namespace) -> None:
                 f"{name} cannot be combined with --since, which uses the package's; leave it out"
             )
         if not 0.0 <= given.tolerance < math.inf:
-            raise RunFolderError(f"--tolerance: found {given.tolerance}; write a number from 0 on")
+            raise RunFolderError(
+                f"--tolerance: found {given.tolerance}; write a number of at least 0"
+            )
         _export_delta(given, trained, folder)
         return
     if given.tolerance:
@@ -150,8 +152,8 @@ def _parser() -> argparse.ArgumentParser:
         "--most-ids",
         type=int,
         metavar="N",
-        help="with --format onnx: a vocabulary with more ids is left out, and its input takes rows "
-        "of the table; default 1,000,000",
+        help="with --format onnx: vocabularies with more ids are left out, and their inputs take "
+        "rows of the tables; default 1,000,000",
     )
     add(
         "--since",
@@ -163,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=0.0,
         metavar="X",
-        help="with --since: leave out rows whose values moved by no more than this; default 0",
+        help="with --since: leave out rows whose values changed by at most this; default 0",
     )
     return parser
 

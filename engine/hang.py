@@ -75,7 +75,7 @@ def watched(processes: Processes, settings: RunSection, folder: Path) -> Iterato
 
 @dataclass(frozen=True)
 class RankStatus:
-    """Where a rank is, as it tells the others.
+    """Where a rank is, as published to the other ranks.
 
     Attributes:
         published: number of this message; it grows while the rank's watchdog runs.
@@ -130,7 +130,7 @@ class Watchdog:
         self._is_slow = False
         self._still = 0.0
         self._published = 0
-        # The others' newest status, and in which round of reading it was new.
+        # The other ranks' newest status, and the round in which it was first read.
         self._seen: dict[int, tuple[RankStatus | None, int]] = {}
         self._rounds = 0
         self._end = threading.Event()
@@ -157,7 +157,7 @@ class Watchdog:
         self._publish()
 
     def _count(self, seconds: float) -> None:
-        # Read before the beats, so that the end of a slow stage comes with its last beat.
+        # Read before the beats: the end of a slow stage must not be seen before its last beat.
         is_slow = self._heartbeat.slow
         beats = self._heartbeat.beats
         if beats == self._beats:

@@ -80,5 +80,5 @@ class Heartbeat:
             yield
         finally:
             # First, so that a reader who sees the end of the slow stage also sees this beat.
-            self.beat(f"going on after {stage}")
+            self.beat(f"continuing after {stage}")
             self.slow = False

@@ -70,7 +70,7 @@ class Job:
             group["lr"] = rates.dense
         for group in self.model.fused_optimizer.param_groups:
             group["lr"] = rates.embedding
-        # Fused tables are updated in backward; step() only passes the rate on.
+        # Fused tables are updated in backward; step() only passes on the rate.
         self.model.fused_optimizer.step()
 
 

@@ -136,7 +136,7 @@ class PartMetrics:
                 "gauc_left_out": sums.left_out,
                 "gauc_unknown_samples": self._unknown_samples,
             }
-        # Show a non-finite logloss as it is.
+        # Show a non-finite logloss unchanged.
         return {
             name: None if name != "logloss" and _is_nan(value) else value
             for name, value in found.items()

@@ -90,7 +90,7 @@ class StepTime:
 
     Attributes:
         phases: by phase.
-        outside: by other stages since the step before; not part of the step.
+        outside: by other stages since the previous step; not part of the step.
         waited: for collectives; part of the phases.
     """
 
@@ -116,8 +116,8 @@ class _Step:
 class PhaseTimes:
     """Takes the time at every heartbeat, see `Heartbeat.listening`.
 
-    A step begins where the one before ended: with reading and sending its batch. An unfinished step
-    that diverged counts for the next one.
+    A step begins where the previous one ended: with reading and sending its batch. An unfinished
+    step that diverged counts for the next one.
 
     Args:
         clock: of the device.
@@ -133,7 +133,7 @@ class PhaseTimes:
         self._times: list[StepTime] = []
 
     def begin(self, stage: str) -> None:
-        """A stage begins, and the one before ends."""
+        """A stage begins, and the previous one ends."""
         # An evaluation beats at each of its batches.
         if stage != self._stage:
             self._stage = stage
@@ -313,7 +313,7 @@ def sentence_of(line: Mapping[str, Any], world_size: int) -> str:
         slowest = line["slowest_seconds"]
         parts += [
             f"communication {line['communication_seconds'] / mean:.1%}",
-            f"slowest rank {slowest['rank']}: {_ms(slowest['own'])} of its own, the others "
+            f"slowest rank {slowest['rank']}: {_ms(slowest['own'])} without waiting, the others "
             f"{_ms(slowest['others'])}",
         ]
     return "; ".join([*parts, f"memory {readable_bytes(line['peak_memory_bytes'])}"])

@@ -114,8 +114,8 @@ def dense_optimizer(
 def _decays(name: str, parameter: Tensor) -> bool:
     """Whether `optim.dense.weight_decay` applies: only to the network's matrices.
 
-    Biases and norms that are matrices are recognised by name. Numbers' first-order weights decay
-    like those of ids.
+    Biases and norms that are matrices are recognised by name. First-order weights of numbers decay
+    like the ids'.
     """
     is_other = re.search(r"(^number_weights\.)|(^|[._])(bias|norm)([._]|$)", name)
     return parameter.ndim > 1 and is_other is None

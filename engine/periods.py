@@ -99,7 +99,7 @@ class Ledger(Section):
 
     @property
     def trained(self) -> list[Period]:
-        """The periods without files that were left out."""
+        """The periods, without left-out files."""
         return [period for period in self.periods if period.number]
 
 
@@ -129,8 +129,8 @@ def train_incrementally(
         )
     if whole.run.overwrite:
         raise SettingsError(
-            "run.overwrite: found true, but periods always continue where they stopped; leave it "
-            "out; to start anew, delete the run folder or choose another run.name"
+            "run.overwrite: found true, but periods always continue where they stopped; delete "
+            "this key; to start from scratch, delete the run folder or choose another run.name"
         )
     given = [*overrides, "checkpoint.resume=auto", "data.split=periods"]
     whole = load_config(path, given, launched_world_size())
@@ -386,7 +386,7 @@ class _Periods:
         return load_config(self._path, [*self._overrides, *given], self._here.world_size)
 
     def _finish(self, period: Period, seconds: Mapping[str, float]) -> None:
-        """Note a period's result and delete what later ones do not need; safe to repeat.
+        """Note a period's result and delete what later periods do not need; safe to repeat.
 
         Args:
             seconds: spent in this process, by part.

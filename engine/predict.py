@@ -74,12 +74,11 @@ def _described(done: Prediction, trained: Trained, output: Path) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede predict",
-        description="Score rows with a trained model, in their order. The output has the columns\n"
-        "  file    name of the input file, where there are files\n"
-        "  row     number of the row in its file, or in its part, from 0; rows that are left out\n"
-        "          are counted too, so you can match scores to rows\n"
-        "  score   probability of a click\n"
-        "  label, weight   where the input has them",
+        description="Score rows with a trained model, in their order. The output has the "
+        "columns\n  file    name of the input file, if there are files\n  row     number of "
+        "the row in its file, or in its part, from 0; rows that are left out\n          are "
+        "counted too, so you can match scores to rows\n  score   probability of a click\n  "
+        "label, weight if the input has them",
         epilog="example:\n  stampede predict runs/criteo 'day_*.gz' scores.parquet",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

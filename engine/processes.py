@@ -282,7 +282,7 @@ def _rendezvous() -> tuple[dist.Store, int, int]:
 
 
 def connection() -> dist.Store:
-    """Another connection to that store, for a thread of its own."""
+    """Another connection to that store, for one thread."""
     if STORE_FILE in os.environ:
         return dist.FileStore(os.environ[STORE_FILE])
     return dist.TCPStore(

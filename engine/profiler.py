@@ -51,7 +51,7 @@ class StepTrace:
     def begin(self) -> None:
         """Training begins; all ranks call it once."""
         if self._was_asked and self._over and not self._file.is_file():
-            self._say(f"{self._asked}, but {self._step:,} are done already: no trace is written")
+            self._say(f"{self._asked}, but {self._step:,} are already done: no trace is written")
         self._begin_if_due()
 
     def after_step(self, step: int) -> None:

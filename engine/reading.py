@@ -149,7 +149,7 @@ def training_order(config: Config, dataset: Dataset) -> Order:
 
 
 def _section(config: Config) -> ReadingSection:
-    """None for data without files, which have no keys for reading."""
+    """The keys for reading; their defaults for data without files."""
     return config.data if isinstance(config.data, ReadingSection) else ReadingSection()
 
 
@@ -163,15 +163,15 @@ def _written(settings: Mapping[str, Any]) -> str:
 
 
 def _check_weighted(name: str, part: Part) -> None:
-    """Refuse a part whose weights are all 0, before training; mostly the first rows suffice."""
+    """Refuse a part whose weights are all 0, before training; the first rows usually suffice."""
     for start in range(0, part.rows, _PIECE):
         rows = torch.arange(start, min(start + _PIECE, part.rows), device=part.device)
         weights = part.weight(rows)
         if weights is None or bool(weights.any()):
             return
     raise DataError(
-        f"all {part.rows:,} samples of the {name} part have the weight 0: no logloss is "
-        "defined; give some a weight above 0, or split the data in another way"
+        f"all {part.rows:,} samples of the {name} part have weight 0, so its logloss is "
+        "undefined; give some a weight above 0, or split the data differently"
     )
 
 
@@ -197,7 +197,7 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
             folder = Path(section.path)
         else:
             raw = _used(section, selects)
-            # Preparing may take hours; mistakes in the configuration are told before.
+            # Preparing may take hours; mistakes in the configuration are reported first.
             group_by = config.evaluate.group_by
             folder = processes.on_main(lambda: _prepared(raw, group_by), patience=PATIENCE)
         processes.on_each_machine(lambda: check_unchanged(folder, _say), PATIENCE)
@@ -209,8 +209,8 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
         )
     if dataset.train.rows == 0 or dataset.test.rows == 0:
         raise SettingsError(
-            "data: the training or the test part has no row; write data.split=random, or another "
-            "data.test_fraction"
+            "data: the training or the test part has no rows; write data.split=random, or "
+            "another data.test_fraction"
         )
     if selects and dataset.validation is None:
         raise SettingsError(

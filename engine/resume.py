@@ -116,17 +116,17 @@ def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: P
     lines = [f"continuing after step {progress.step:,} from {found.newest}"]
     if progress.epoch >= config.train.epochs:
         lines.append(
-            f"all {config.train.epochs} epochs are trained already; to train more, raise "
+            f"all {config.train.epochs} epochs are already trained; to train more, raise "
             "train.epochs"
         )
     lines += [f"new setting: {line}" for line in found.changed]
     if config.checkpoint.init_from:
-        lines.append("checkpoint.init_from is not used: the run has a checkpoint of its own")
+        lines.append("checkpoint.init_from is not used: the run has its own checkpoint")
     return Begun(progress, lines)
 
 
 def _check_all_was_taken(report: LoadReport, before: Manifest, config: Config) -> None:
-    """Refuse a model of which a part would start anew or change its meaning.
+    """Refuse a model if a part of it would start from scratch or change its meaning.
 
     Raises:
         RunFolderError: names the first such part.
@@ -139,9 +139,9 @@ def _check_all_was_taken(report: LoadReport, before: Manifest, config: Config) -
         other.append(f"optim.embedding.optimizer was {was!r}, now {now!r}")
     if other:
         error = RunFolderError(
-            f"checkpoint.init_state: found 'all', but this is another model than that of "
-            f"{report.checkpoint} ({other[0]}); write the configuration that it was trained with, "
-            "or start over"
+            "checkpoint.init_state: found 'all', but the model differs from the one in "
+            f"{report.checkpoint} ({other[0]}); restore the configuration of that model, or start "
+            "over"
         )
         error.known_to_all_ranks = True
         raise error

@@ -52,7 +52,7 @@ def run_here(config: Config, here: Processes) -> None:
         here.heartbeat.beat("preparing data")
         dataset = open_dataset(config, here)
         rows, fields = dataset.train.rows, len(dataset.vocabulary_sizes)
-        # A period continues those before, as one log of all their rows.
+        # A period continues the earlier ones, as one log of all rows.
         known = rows + dataset.rows_before
         config, choices = with_recipe(config, known, fields, here.world_size, found.saved)
         if is_new and not dataset.period:
@@ -75,7 +75,7 @@ def run_here(config: Config, here: Processes) -> None:
         with watched(here, config.run, folder.path):
             found_off = []
             if not dataset.period:
-                # That of a period is chosen by all rows so far.
+                # A period's batch size is chosen by all rows so far.
                 found_off = on_batch_size(config.train.batch_size, rows, here.world_size)
             found_off += here.on_main(lambda: on_data(dataset), patience=PATIENCE)
             tell(found_off, this.progress.step, folder, here)

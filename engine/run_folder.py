@@ -185,7 +185,7 @@ class RunFolder:
             raise RunFolderError(_cannot_write(self.path, failure)) from None
 
     def begin_anew(self) -> str:
-        """Check that a run without a checkpoint, which was to be continued, may start anew.
+        """Check that a run that was to be continued, but has no checkpoint, may start from scratch.
 
         Returns:
             A sentence on what is lost; empty if nothing is.
@@ -197,14 +197,14 @@ class RunFolder:
             raise RunFolderError(
                 f"{self.path} has the results of a run that has ended, and no checkpoint to "
                 "continue it from; write run.overwrite=true instead of checkpoint.resume=auto to "
-                "train anew, or choose another run.name"
+                "train from scratch, or choose another run.name"
             )
         with self.writing():
             lost = len(self._whole_lines())
         if not lost:
             return ""
         return (
-            f"no checkpoint in {self.checkpoints}: the run begins anew; {lost:,} lines of "
+            f"no checkpoint in {self.checkpoints}: the run starts from scratch; {lost:,} lines of "
             f"{self.metrics.name} are dropped"
         )
 
@@ -268,7 +268,7 @@ class RunFolder:
         if len(lines) == count:
             return []
         return [
-            f"{self.metrics}: {count:,} lines had been written by the step that the run goes on "
+            f"{self.metrics}: {count:,} lines had been written by the step that the run continues "
             f"from, and {count - len(lines):,} of them are missing"
         ]
 

@@ -68,7 +68,7 @@ def prefetch(
     position: Callable[[], Any] | None = None,
     heartbeat: Heartbeat | None = None,
 ) -> Iterator[SentBatch]:
-    """Send the ids of each batch while the one before it is trained on.
+    """Send the ids of each batch while the previous one is trained on.
 
     Args:
         position: returns the position of `batches`, which is one batch ahead of the consumer.
@@ -141,7 +141,7 @@ def train_step(
             heartbeat.beat("between steps")
             return loss
         raise DivergedError(
-            f"the loss is {loss} at step {step}; the weights are as before this step", step
+            f"the loss is {loss} at step {step}; this step changed no weights", step
         )
     if watch is not None:
         watch(batch, rows.detach(), grad)

@@ -31,11 +31,11 @@ PARTS = ("validation", "test")
 def summarize(run: TrainingRun) -> dict[str, Any]:
     """The content of `summary.json`; all ranks must call it.
 
-    `auc`, `logloss` and the other metrics are those of the test part after `best_epoch`, whose
-    weights `predict` and `export` use. `validation` has the same metrics of the validation part
-    after that epoch, and `last` has both parts' metrics at the newest evaluation. `selected_on`
-    names the part that the epoch was chosen on. `best_auc` equals `auc`. The run adds
-    `logistic_regression`, see there, or None, and the sentences of `advice`.
+    `auc`, `logloss` and the other metrics are of the test part after `best_epoch`, whose weights
+    `predict` and `export` use. `validation` has the same metrics of the validation part after that
+    epoch, and `last` has both parts' metrics at the newest evaluation. `selected_on` names the part
+    that the epoch was chosen on. `best_auc` equals `auc`. The run adds `logistic_regression`, see
+    there, or None, and the sentences of `advice`.
     """
     config, progress, dataset = run.config, run.progress, run.dataset
     selected = _selected(progress)
@@ -147,7 +147,7 @@ def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
 
 
 def _metric_table(summary: dict[str, Any]) -> str:
-    """Metrics of the selected epoch, and beside them those of the last one if it differs."""
+    """Metrics of the selected epoch, beside the last epoch's if it differs."""
     best, last = summary["best_epoch"], summary["last"]
     blocks = [selected_metrics(summary)]
     if summary.get("period"):

@@ -347,7 +347,7 @@ def count_if_skipped(loss: Tensor, progress: Progress) -> bool:
     if progress.skipped_in_a_row >= _MOST_SKIPPED:
         raise DivergedError(
             f"the losses of {_MOST_SKIPPED} steps in a row, up to step {progress.step}, are not "
-            "finite; the weights are as before the first of them",
+            "finite; none of these steps changed the weights",
             progress.step,
         )
     return True

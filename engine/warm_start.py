@@ -50,10 +50,10 @@ from stampede.models import StoredColumns, table_name
 from stampede.optim import TableInit, drawn_by_id
 from stampede.settings import cut
 
-_REMEDY = "copy it again from where the run was made, or begin without its weights"
+_REMEDY = "copy it again from the original run, or start without its weights"
 
 _ABSENT, _UNUSED = "not in the checkpoint", "not in this run"
-_NEW_RUN = "a new run's optimizers begin anew"
+_NEW_RUN = "a new run's optimizers start from scratch"
 
 # Prefixes of the names of tensors.
 _MODEL, _OF_TABLES, _OF_LAYERS = "model.", "fused.", "dense."
@@ -83,12 +83,12 @@ class Source:
     held: BinaryIO | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What other ranks get."""
+        """The state for other ranks, which do not hold the checkpoint."""
         return {**vars(self), "held": None}
 
 
 def open_source(init_from: str, run: Path) -> Source:
-    """Open and verify what `checkpoint.init_from` names, without executing anything of it.
+    """Open and verify what `checkpoint.init_from` names, without executing any of its code.
 
     Args:
         init_from: a checkpoint, or a run folder, which stands for its best epoch's checkpoint, or
@@ -101,12 +101,13 @@ def open_source(init_from: str, run: Path) -> Source:
     path = Path(init_from).absolute()
     if not os.path.isdir(path):
         raise RunFolderError(
-            f"checkpoint.init_from: {init_from}: there is no such run folder or checkpoint"
+            f"checkpoint.init_from: {init_from}: no such run folder or checkpoint; write a run "
+            "folder such as runs/quickstart"
         )
     if run.absolute().resolve() in (path.resolve(), *path.resolve().parents):
         raise RunFolderError(
-            f"checkpoint.init_from: {init_from} is in {run}, where this run begins anew; write "
-            "another run.name, or checkpoint.resume=auto to continue it"
+            f"checkpoint.init_from: {init_from} is in {run}, where this run starts from scratch; "
+            "write another run.name, or checkpoint.resume=auto to continue it"
         )
     checkpoint, held = being_read(lambda: choose_checkpoint(path, remedy=_REMEDY))
     verify(checkpoint, _REMEDY)
@@ -203,7 +204,7 @@ def draw_rows_of_new_ids(
         rows: rows of new ids, by field.
     """
     state = job.model.state_dict()
-    # On rank 0; to find the folder, all vocabularies of the period before are hashed.
+    # On rank 0; to find the folder, all vocabularies of the previous period are hashed.
     meanings: dict[str, RowMeanings] = {}
 
     def keys(field: str, places: np.ndarray) -> np.ndarray:
@@ -237,7 +238,7 @@ def _together(action: Any, group: dist.ProcessGroup) -> list[Any]:
 
 
 def progress_after(manifest: Manifest) -> Progress:
-    """The progress of a run that takes all state of another: schedules and rates go on."""
+    """The progress of a run that takes all state of another: schedules and rates continue."""
     before = manifest.progress
     return Progress(
         step=before.step,
@@ -254,7 +255,7 @@ def _go_on_counting(job: Job, manifest: Manifest) -> None:
 
 
 class _Filling:
-    """Fills a job's tensors with those of a checkpoint, on the rank that has them."""
+    """Fills a job's tensors from a checkpoint, on the rank that has them."""
 
     def __init__(
         self,
@@ -266,7 +267,7 @@ class _Filling:
     ) -> None:
         self._checkpoint, self._manifest, self._targets = checkpoint, manifest, targets
         self._takes_all = takes_all
-        # Stored first-order weights are multiplied by it, so that scores stay what they are.
+        # Stored first-order weights are multiplied by it, so that scores stay the same.
         self._ratio = manifest.first_order_scale / job.ctr_model.first_order_scale
         self._first_order = slice(*job.front.columns.names["first_order"])
 
@@ -315,7 +316,7 @@ def _fitting_layers(
     manifest: Manifest, targets: Mapping[str, Any], takes_all: bool
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The layers to fill from the checkpoint, with their moments if `takes_all`, by name; and the
-    reason for each other tensor to start anew.
+    reason why each other tensor starts from scratch.
     """
     fitting, new = {}, {}
     for name, target in targets.items():
@@ -470,7 +471,7 @@ class LoadReport:
         step: of the checkpoint.
         fields: tables of the run, then those that only the checkpoint has.
         loaded: names of the other tensors that were loaded.
-        new: the other tensors of the run that start anew, with the reason.
+        new: the other tensors of the run that start from scratch, with the reason.
         dropped: the other tensors of the checkpoint that are not used, with the reason.
         note: a warning on the layers; or empty.
     """
@@ -502,7 +503,7 @@ class LoadReport:
         lines.append(total.line(width))
         if not total.loaded:
             lines.append(
-                "  NO ROW of a table was loaded: no field has the name, dim and kind of ids"
+                "  NO ROW of a table was loaded: no field matches in name, dim and kind of ids"
             )
         lines += self._tensors("dense layers", (_MODEL,))
         lines += _wrapped(f"    {self.note}", 4) if self.note else []
@@ -512,7 +513,7 @@ class LoadReport:
         loaded = sum(name.startswith(kinds) for name in self.loaded)
         lines = [f"  {what}: {loaded} tensors loaded"]
         others = {name: why for name, why in self.dropped.items() if name not in self.new}
-        for told, tensors in (("begin anew", self.new), ("not taken", others)):
+        for told, tensors in (("start from scratch", self.new), ("not taken", others)):
             by_reason: dict[str, list[str]] = {}
             for name, why in tensors.items():
                 if name.startswith(kinds):

@@ -45,7 +45,7 @@ class FinalMLP(nn.Module):
     There is no first-order term.
 
     Raises:
-        SettingsError: an MLP's last width does not divide by the number of heads.
+        SettingsError: an MLP's last width is not divisible by the number of heads.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class FinalMLP(nn.Module):
         for key, widths in streams.items():
             if widths[-1] % options.heads:
                 raise SettingsError(
-                    f"{key}: its last width, {widths[-1]}, does not divide by model.options.heads, "
-                    f"{options.heads}; change one of them"
+                    f"{key}: its last width, {widths[-1]}, is not divisible by "
+                    f"model.options.heads, {options.heads}; change one of them"
                 )
         self.heads = options.heads
         self.numbers = NumberEmbedding(shape.numbers, shape.dim, generator)

@@ -50,7 +50,7 @@ def grown(
     The result depends on how often each id occurs in each period, not on the order of rows.
 
     Args:
-        before: after the period before.
+        before: after the previous period.
         counts: tables of `value` and `count` in this period; each value in one of them.
         period: its number, from 1.
         min_count: occurrences that give an id a row.

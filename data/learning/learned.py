@@ -274,7 +274,7 @@ class Growth:
 
     Attributes:
         options: which ids get a row.
-        folder: what was learned up to the period before; None in the first period.
+        folder: what was learned up to the previous period; None in the first one.
         before: content of its `learned.json`.
     """
 
@@ -289,7 +289,7 @@ class Growth:
 
     @property
     def rows_before(self) -> int:
-        """Training rows of the periods before."""
+        """Training rows of earlier periods."""
         return 0 if self.before is None else self.before.rows
 
     def described(self) -> dict[str, Any]:
@@ -301,7 +301,7 @@ class Growth:
         }
 
     def ids_before(self, field: str) -> Grown:
-        """A field's ids after the period before.
+        """A field's ids after the previous period.
 
         Raises:
             DataError: the folder is damaged.

@@ -105,7 +105,7 @@ class Manifest(Section):
         bad_rows: number of rows left out; they are in `bad_rows.jsonl`.
         period: number of this period of a log, from 1; 0 of a log without periods. A period has a
             training part only, whose rows are scored before they are trained on.
-        rows_before: training rows of the periods before.
+        rows_before: training rows of earlier periods.
         source: what the data were made of, and how.
     """
 

@@ -53,7 +53,7 @@ _NOT_WORTH_TELLING = (
 _MOST_LINES = 20
 
 # What the user of a changed run can do instead.
-_INSTEAD = "or begin a new run with its weights: another run.name, and checkpoint.init_from="
+_INSTEAD = "or start a new run with its weights: write another run.name, and checkpoint.init_from="
 
 
 def load(path: Path, job: Job, dataset: Dataset) -> Progress:
@@ -97,9 +97,9 @@ def check_same_network(path: Path, manifest: Manifest, model: Mapping[str, Tenso
     difference = _network_difference(manifest, model)
     if difference is not None:
         raise RunFolderError(
-            f"{path}: the network is not the one that was trained ({difference:.300}). The "
-            "checkpoint is not damaged, keep it; put the section model of the configuration and "
-            "the file of model.import back as they were, or train anew with another run.name"
+            f"{path}: the network differs from the trained one ({difference:.300}). Keep the "
+            "checkpoint, which is intact; restore the configuration's section model and the file "
+            "of model.import, or train from scratch with another run.name"
         )
 
 
@@ -117,7 +117,7 @@ def _network_difference(manifest: Manifest, model: Mapping[str, Tensor]) -> str 
             return f"{name} is {saved[name]} in the checkpoint, {now} now"
     for name, size in saved.items():
         if name not in model and not name.startswith(TABLES):
-            return f"{name} {size} is in the checkpoint only"
+            return f"{name} {size} is only in the checkpoint"
     return None
 
 
@@ -135,7 +135,7 @@ def _check_same_data(path: Path, saved: DataEntry, now: DataEntry) -> None:
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES:] = [f"{len(lines) - _MOST_LINES:,} more of this kind"]
     raise RunFolderError(
-        f"{path}: the checkpoint was made on other data ({what}):\n"
+        f"{path}: the checkpoint was trained on other data ({what}):\n"
         + "\n".join(f"  data: {line}" for line in lines)
         + f"\nuse the same data, {_INSTEAD}{path}"
     )

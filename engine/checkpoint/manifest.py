@@ -1,7 +1,6 @@
-"""`manifest.json` of a checkpoint: its contents, and where they lie.
+"""`manifest.json` of a checkpoint: its contents, and their places in its files.
 
-It records where each tensor lies in the files. `torch.distributed.checkpoint` would pickle that;
-from JSON, reading a checkpoint cannot execute anything.
+`torch.distributed.checkpoint` would pickle these; reading JSON cannot execute anything.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ from stampede.files import MOST_MANIFEST, FileEntry, read_file, to_json
 from stampede.models import StoredColumns, table_name
 from stampede.settings import Section, reading
 
-# Raised when layout or meaning change. Format 1 lacks the fingerprint of the vocabulary.
+# Incremented when the layout or its meaning changes. Format 1 lacks the fingerprint of the
+# vocabulary.
 FORMAT = 2
 
 MANIFEST = "manifest.json"
@@ -37,7 +37,7 @@ _ROOM = 1 << 16
 NAME = re.compile(r"epoch_\d{4,}|step_\d{8,}", re.ASCII)
 
 # What to do about a damaged checkpoint of the user's own run.
-REMEDY = "delete it to use the one before"
+REMEDY = "delete it to use the previous one"
 
 DTYPES = {
     name: getattr(torch, name)
@@ -50,7 +50,7 @@ class DamagedCheckpointError(RunFolderError):
 
 
 def _by_part(values: Any) -> Any:
-    """Earlier versions kept the evaluation of the test part alone."""
+    """Earlier versions kept only the evaluation of the test part."""
     return {"test": values} if isinstance(values, dict) and "auc" in values else values
 
 
@@ -71,8 +71,8 @@ class Progress:
             rows that were clipped, rows skipped because their gradient was not finite.
         skipped_batches: batches skipped because their loss was not finite.
         skipped_in_a_row: how many of the last batches were skipped.
-        best_epoch: epoch with the best AUC on the part that selects, from 1; 0 for none.
-        best_score: that AUC; None where it is undefined.
+        best_epoch: epoch with the best AUC on the selecting part, from 1; 0 for none.
+        best_score: that AUC; None if it is undefined.
         best_auc: AUC on the test part in that epoch.
         waited: evaluations since then without a better AUC.
         plateau, table_plateau: state of the plateau schedule of dense layers and tables, see
@@ -82,7 +82,7 @@ class Progress:
         last: newest evaluations, by part.
         evaluated_step: the step of those evaluations.
         metrics_lines: lines of `metrics.jsonl` so far.
-        tables_epoch: epoch before which tables last began again, from 0, see
+        tables_epoch: epoch before which tables were last reset, from 0, see
             `optim.embedding.begin_again`.
         tables_start: updates of the model before that.
     """
@@ -122,7 +122,7 @@ class Progress:
 
     @property
     def table_steps(self) -> int:
-        """Steps of the tables since they last began."""
+        """Steps of the tables since they were last reset."""
         return self.updates - self.tables_start
 
     @property
@@ -194,7 +194,7 @@ class Manifest(Section):
         data: what it was trained on.
         world_size: number of processes.
         files: all files with tensors.
-        tensors: by name; they lie in those files.
+        tensors: by name; they are in these files.
     """
 
     format: Literal[2] = FORMAT
@@ -276,7 +276,7 @@ def versions() -> dict[str, str]:
 
 
 def as_text(manifest: Manifest) -> str:
-    """The manifest as it is written, with its own checksum."""
+    """The manifest's text, with its own checksum."""
     # Through JSON once: numbers that are not finite become null.
     values = json.loads(to_json(manifest.model_dump(mode="json")))
     return to_json({**values, "sha256": _digest(values)}, indent=1)
@@ -286,17 +286,17 @@ def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
     """A checkpoint's manifest.
 
     Args:
-        remedy: what to do where it is damaged.
+        remedy: what to do if it is damaged.
 
     Raises:
         DamagedCheckpointError: it was changed or truncated.
         RunFolderError: there is no checkpoint, or its format is unknown.
     """
     file = path / MANIFEST
-    # A checkpoint gets its name once it is whole, so this one has lost its manifest.
+    # A checkpoint gets its name only when it is complete, so this one has lost its manifest.
     if not file.exists() and not (NAME.fullmatch(path.name) and path.is_dir()):
         raise RunFolderError(
-            f"{path} is not a checkpoint ({MANIFEST} is absent); write a folder such as "
+            f"{path} is not a checkpoint ({MANIFEST} is missing); write a folder such as "
             "runs/quickstart/checkpoints/epoch_0001"
         )
     with reading(path, DamagedCheckpointError, remedy, "damaged checkpoint"):
@@ -325,7 +325,8 @@ def _migrated(values: dict[str, Any]) -> dict[str, Any]:
 def _other_format(path: Path, version: object) -> str:
     return (
         f"{path}: the checkpoint has format {version!r:.20}, but this version of stampede reads "
-        f"only 1 and {FORMAT}; use the version that wrote it, or train anew with another run.name"
+        f"only 1 and {FORMAT}; use the version that wrote it, or train from scratch with another "
+        "run.name"
     )
 
 

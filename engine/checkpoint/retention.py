@@ -1,4 +1,4 @@
-"""The checkpoints of a run: names, which is newest, which are kept, which are whole."""
+"""The checkpoints of a run: their names, the newest one, which to keep, which are intact."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def name_of(progress: Progress) -> str:
 
 
 def checkpoint_of(folder: Path, epoch: int) -> Path | None:
-    """The checkpoint of an epoch's end in a run's `checkpoints` folder; None if there is none."""
+    """The checkpoint of an epoch's end in a run's `checkpoints` folder, or None."""
     path = folder / f"epoch_{epoch:04d}"
     return path if (path / MANIFEST).is_file() else None
 
@@ -113,7 +113,7 @@ def being_read(choose: Callable[[], Path]) -> tuple[Path, BinaryIO | None]:
 
 
 def _lock(handle: BinaryIO, how: int) -> bool:
-    """Take a lock without waiting; whether it was free."""
+    """Take a lock without waiting; returns whether it was free."""
     try:
         fcntl.flock(handle, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -143,8 +143,8 @@ def verify(path: Path, remedy: str = REMEDY) -> None:
 def newest_whole(folder: Path, processes: Processes) -> Path | None:
     """The newest whole checkpoint; damaged ones are renamed, with a message.
 
-    All ranks must call it, and the run must own the folder; rank 0 looks at the files. It removes
-    what a killed run left half-written.
+    All ranks must call it, and the run must own the folder; rank 0 reads the files. It removes
+    unfinished ones of a killed run.
 
     Args:
         folder: a run's `checkpoints`; it need not exist.
@@ -180,7 +180,7 @@ def _newest_whole(folder: Path) -> Path | None:
         sentences = "\n".join(str(failure) for _, failure in damaged)
         raise RunFolderError(
             f"{sentences}\nno other checkpoint is left in {folder}; write run.overwrite=true to "
-            "train anew, or choose another run.name"
+            "train from scratch, or choose another run.name"
         )
     return None
 

@@ -1,4 +1,4 @@
-"""Writes a run's checkpoints while training goes on."""
+"""Writes a run's checkpoints while training continues."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ _NO_MEMORY = "no memory for a copy; checkpoint.asynchronous=false needs none on 
 class Checkpoints:
     """Writes checkpoints of a job; a checkpoint appears whole or not at all.
 
-    With `checkpoint.asynchronous` training goes on while a thread writes. A save then copies this
-    rank's tables, moments and dense layers to CPU memory, which doubles what they take until all
-    is written. Otherwise only tensors on a GPU are copied.
+    With `checkpoint.asynchronous` training continues while a thread writes. A save then copies this
+    rank's tables, moments and dense layers to CPU memory, which doubles their memory until all is
+    written. Otherwise only tensors on a GPU are copied.
 
     All ranks must make one and call its methods at the same points; the thread has its own process
     group. On exit the context waits for the last write.
@@ -97,21 +97,21 @@ class Checkpoints:
             heartbeat.stage = stage
 
     def save(self, progress: Progress) -> None:
-        """Begin a checkpoint of the job as it is now, once the one before is written.
+        """Begin a checkpoint of the job's current state, once the previous one is written.
 
-        If the one before failed, rank 0 says so and this one is written synchronously, since the
+        If the previous one failed, rank 0 says so and this one is written synchronously, since the
         cause may be gone.
 
         Its name is `epoch_0001` at an epoch's end, after the evaluation, else `step_00000123`.
 
         Raises:
-            TrainingStoppedError: it failed, and so did the one before, or
+            TrainingStoppedError: it failed, and so did the previous one, or
                 `checkpoint.asynchronous` is off.
             DivergedError: the dense layers are not finite.
         """
         before = self._finish()
         if before is not None and self._processes.is_main:
-            tqdm.write(f"{before}; training goes on, and the present state is written now")
+            tqdm.write(f"{before}; training continues, and the current state is written now")
         self._check_finite(progress.step)
         state, failure = contents(self._job, self._processes.rank), None
         try:
@@ -162,7 +162,7 @@ class Checkpoints:
             )
 
     def _finish(self) -> str | None:
-        """Wait for the last write; returns why it failed, the first time it is asked."""
+        """Wait for the last write; returns why it failed, only once."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -178,7 +178,7 @@ class Checkpoints:
     def _try_to_write(self, state: dict[str, Any], failure: str | None, progress: Progress) -> None:
         try:
             self._write(state, failure, progress)
-        # torch's CheckpointException is no Exception.
+        # torch's CheckpointException is not an Exception.
         except (Exception, CheckpointException) as found:
             self._failure = reason(found)
             if self._processes.is_main:

@@ -123,7 +123,7 @@ def read_tensors(
         path: the checkpoint.
         state: all or some of the written tensors, by name; filled in place.
         alone: whether only this process reads; else all ranks must call it.
-        manifest: of the checkpoint, where the caller has read it.
+        manifest: of the checkpoint, if the caller has read it.
 
     Raises:
         DamagedCheckpointError: the checkpoint is damaged, or a tensor is missing.
@@ -131,7 +131,7 @@ def read_tensors(
     """
     # Checked first: torch would print a traceback.
     manifest = manifest or read_manifest(path)
-    # A reader of one tensor at a time need not be told of thousands.
+    # A reader of one tensor at a time does not need the metadata of thousands.
     wanted = {name: manifest.tensors[name] for name in state if name in manifest.tensors}
     tensors = wanted if len(wanted) == len(state) else manifest.tensors
     try:
@@ -215,7 +215,7 @@ class Reader(dcp.FileSystemReader):
         try:
             return super().read_data(plan, planner)
         except pickle.UnpicklingError:
-            # torch's own message tells how to switch the protection off.
+            # torch's own message would say how to switch off the protection.
             raise ValueError("an entry is not a tensor") from None
 
 

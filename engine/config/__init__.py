@@ -121,8 +121,8 @@ class TrainSection(Section):
     )
     reproducible: bool = Field(
         False,
-        description="the same bits on any number of ranks that divides train.tiles; see the manual "
-        "for what that takes",
+        description="the same bits on any number of ranks that divides train.tiles; see the "
+        "manual for the requirements",
     )
     tiles: int = Field(
         8,
@@ -211,8 +211,9 @@ class CheckpointSection(Section):
     )
     init_state: Literal["weights", "all"] = Field(
         "weights",
-        description="what init_from takes. weights: for a new run; all: also the optimizers' "
-        "state, matched by id, and the number of steps, to continue with a new log",
+        description="what to take from init_from. weights: for a new run; all: also the "
+        "optimizers' state, matched by id, and the number of steps, to continue with a new "
+        "log",
     )
     every_steps: int = Field(
         0, ge=0, description="steps between checkpoints within an epoch; 0: none"
@@ -220,9 +221,7 @@ class CheckpointSection(Section):
     every_minutes: float = Field(
         0, ge=0, description="minutes between checkpoints within an epoch; 0: none"
     )
-    keep: int = Field(
-        2, ge=1, description="newest checkpoints to keep, beside that of the best epoch"
-    )
+    keep: int = Field(2, ge=1, description="newest checkpoints to keep, besides the best epoch's")
     keep_every: int = Field(
         0, ge=0, description="epochs between further checkpoints to keep; 0: none"
     )
@@ -256,9 +255,9 @@ class Config(Section):
 
     preset: Preset = Field(
         "auto",
-        description="values of keys that are not given. auto: the recipe chooses those that are "
-        "null by the size of the training part, and prints them; paper: as in the CowClip paper "
-        "(arXiv 2204.06240)",
+        description="how unset keys get their values. auto: the recipe chooses values for null "
+        "keys by the size of the training part, and prints them; paper: as in the CowClip "
+        "paper (arXiv 2204.06240)",
     )
     run: RunSection = RunSection()
     data: DataSection = SyntheticSection()
@@ -280,7 +279,7 @@ class Config(Section):
         clip = getattr(getattr(table, "clip", None), "granularity", "none")
         sent = self.sharding.communication
         optimizers = {"helen", *BASELINES}
-        # By key: the value, whether it keeps the bits, what does.
+        # By key: its value, whether this keeps the bits, and which values do.
         keys = {
             "sharding.plan": (
                 plan,
@@ -311,7 +310,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_sections_together(self) -> Config:
-        # Of a prepared folder this is known once it is open.
+        # For a prepared folder this is known only once it is open.
         no_validation = getattr(self.data, "validation_fraction", None) == 0
         if isinstance(self.data, RawSection):
             no_validation = no_validation and not self.data.validation_given()
@@ -409,7 +408,7 @@ def check_divides(config: Config, world_size: int, where: str = "") -> None:
             )
     if config.train.reproducible and config.train.tiles % world_size:
         raise SettingsError(
-            f"{where}train.tiles: {config.train.tiles} does not divide by the number of ranks, "
-            f"{world_size}; with train.reproducible the ranks share the tiles of a batch: start 1, "
-            "2, 4 or another power of two of them, and write at least as many tiles"
+            f"{where}train.tiles: {config.train.tiles} is not divisible by the number of ranks, "
+            f"{world_size}; with train.reproducible the ranks share the tiles of a batch: start "
+            "1, 2, 4 or another power of two of ranks, and write at least as many tiles"
         )

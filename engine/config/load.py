@@ -1,4 +1,4 @@
-"""From a YAML file and overrides to a checked configuration; also for those of older versions."""
+"""From a YAML file and overrides to a checked configuration, also of older versions."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def check_config(values: dict[str, Any], path: Path, world_size: int = 1) -> Con
 
 
 def _set_default(values: dict[str, Any], sections: list[str], key: str, default: Any) -> None:
-    """Set a key that is not given; what is not a section is left for the check."""
+    """Set a key that is not given; values that are not sections are left for the check."""
     for section in sections:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):
@@ -140,7 +140,7 @@ _GONE = (
 
 
 def without_gone_keys(saved: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A saved configuration without keys that no longer exist."""
+    """A saved configuration without the keys that were removed since."""
     return {
         key: without_gone_keys(value, f"{prefix}{key}.") if isinstance(value, dict) else value
         for key, value in saved.items()
@@ -149,14 +149,14 @@ def without_gone_keys(saved: dict[str, Any], prefix: str = "") -> dict[str, Any]
 
 
 def with_defaults(saved: dict[str, Any], section: Section) -> dict[str, Any]:
-    """A saved configuration, completed by the defaults of keys that came later.
+    """A saved configuration with the defaults of keys that were added since.
 
-    By default a run does what it did before the key existed.
+    With these defaults, a run behaves as before the keys existed.
 
     Args:
         saved: JSON of this section, perhaps of an older version.
-        section: the present one. A section of `saved` of another kind is not completed: what it
-            lacks belongs to the present kind.
+        section: the current one. A section of another kind in `saved` is not completed: the keys
+            that it lacks belong to the current kind.
     """
     fields = type(section).model_fields
     absent = {

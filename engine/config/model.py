@@ -52,9 +52,9 @@ class _ModelSection(Section):
     )
     initial_bias: InitialBias = Field(
         "log_odds",
-        description="initial bias of a new run. log_odds: of a click in the training part, with "
-        "the first-order weights of numbers at 0; zero: with these weights random, as in the "
-        "authors' code",
+        description="initial bias of a new run. log_odds: the log odds of a click in the "
+        "training part, with the first-order weights of numbers at 0; zero: 0, with these "
+        "weights random, as in the authors' code",
     )
     options: Section = NoOptions()
 
@@ -122,7 +122,7 @@ def execute_network_file(model: Any, config_path: Path) -> None:
         SettingsError: there is no such file, it fails, or it lacks the network `model.name`.
     """
     given = model.get("import") if isinstance(model, dict) else None
-    # What is not text is refused later, with all keys.
+    # Values other than text are refused later, with all keys.
     if not given or not isinstance(given, str):
         return
     path = _find(given, config_path)

@@ -18,7 +18,7 @@ OnNonfinite = Literal["error", "skip_row"]
 
 BASELINES = ("fbgemm_rowwise_adagrad", "fbgemm_adam", "fbgemm_cowclip")
 BASELINE_SHARDING_TYPES = ("table_wise", "row_wise", "table_row_wise")
-# Those that add up a row's gradients in the order of the global batch, whatever the ranks.
+# Types that add up a row's gradients in the order of the global batch on any number of ranks.
 IN_ORDER_SHARDING_TYPES = ("table_wise", "row_wise")
 SHARDING_TYPES = (
     "data_parallel",
@@ -67,7 +67,7 @@ class ScheduleSection(Section):
         return self
 
     def as_schedule(self) -> Schedule:
-        """For the formulas of learning rates; null becomes no warm-up and a constant rate."""
+        """The schedule for the rate formulas; null becomes no warm-up and a constant rate."""
         null = {"warmup": self.warmup or 0.0, "decay": self.decay or "constant"}
         return Schedule(**self.model_dump() | null)
 
@@ -109,28 +109,28 @@ class PlateauSection(Section):
 
 
 class ClipSection(Section):
-    """The clip."""
+    """Settings of the clip."""
 
     granularity: Granularity = Field(
         "cowclip",
-        description="which gradients share a threshold. none: no clipping; global: those of all "
-        "tables; field: those of a field; row: that of a row; quantile: that of a row, with a "
-        "threshold from the rows of its field in the batch; field_adaptive: those of a field, with "
-        "a threshold from its weights; cowclip: that of a row, with a threshold from its weights",
+        description="which gradients are clipped together. none: no clipping; global: all "
+        "tables; field: each field; row: each row; quantile: each row, with a threshold from "
+        "the rows of its field in the batch; field_adaptive: each field, with a threshold "
+        "from its weights; cowclip: each row, with a threshold from its weights",
     )
     ratio: float = Field(
         1.0, gt=0, description="field_adaptive, cowclip: gradient norm allowed per weight norm"
     )
     bound: float = Field(1e-5, ge=0, description="cowclip: lower bound of the weight norm")
     threshold: float | None = Field(
-        None, gt=0, description="global, field, row: gradient norm allowed; required there"
+        None, gt=0, description="global, field, row: gradient norm allowed; required by these clips"
     )
     quantile: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="quantile: share of a field's rows in the batch that are not clipped; required "
-        "there",
+        description="quantile: share of a field's rows in the batch that are not clipped; "
+        "required by this clip",
     )
     variant: Variant = Field(
         "reference", description="form of the lower bound: as in the authors' code or in the paper"
@@ -145,7 +145,7 @@ class ClipSection(Section):
         return self
 
     def as_clip(self, columns: int | None) -> CowClip:
-        """For the optimizers.
+        """The clip for the optimizers.
 
         Args:
             columns: of a stored row that are clipped.
@@ -190,14 +190,14 @@ class _Clipped(_TableOptimizer, _L2, _Decoupled, _Rows):
     min_shrinkage: float = Field(0.1, ge=0, le=1, description="see ar_alpha")
     begin_again: Literal["never", "each_epoch"] = Field(
         "never",
-        description="each_epoch: tables begin each epoch with new initial values and without "
-        "moments, the dense layers go on (MEDA, arXiv 2305.19531)",
+        description="each_epoch: tables and their moments are reinitialized each epoch; dense "
+        "layers keep training (MEDA, arXiv 2305.19531)",
     )
     clip: ClipSection | None = Field(ClipSection(), description="null for no clipping")
     on_nonfinite: OnNonfinite = Field(
         "error",
-        description="what a NaN or infinity in the gradient of a row does: stop the run, or leave "
-        "the row out of the batch",
+        description="what to do about a NaN or infinity in a row's gradient: stop the run, or "
+        "leave the row out of the batch",
     )
 
     @model_validator(mode="after")
@@ -285,7 +285,7 @@ class FbgemmCowClipSection(_TableOptimizer, _L2, _Decoupled):
     )
     bound: float = Field(1e-5, ge=0, description="lower bound of the allowed norm")
     counter_halflife: Literal[-1, 0] = Field(
-        -1, description="-1: counts all steps with the row; 0: only the present one"
+        -1, description="-1: counts all steps with the row; 0: only the current one"
     )
 
 

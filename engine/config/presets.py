@@ -32,7 +32,7 @@ _WITHOUT_CLIP = ("helen", "fbgemm_adam", "fbgemm_cowclip", "fbgemm_rowwise_adagr
 
 
 def with_preset(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a configuration file, completed by those of its `preset`.
+    """The values of a configuration file, completed by its `preset`.
 
     The check that follows refuses an unknown preset, and values that are not sections.
     """

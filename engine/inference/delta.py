@@ -38,7 +38,7 @@ class Delta:
 def export_delta(trained: Trained, base: Path, folder: Path, tolerance: float = 0.0) -> Delta:
     """Write the differences from a package; the folder appears once it is complete.
 
-    `delta.json` identifies the base package; `package.json` is that of the updated package.
+    `delta.json` identifies the base package; `package.json` describes the updated package.
     `changes/` holds the changed rows of tables and ids of vocabularies. The dense part is complete.
 
     Args:
@@ -52,7 +52,7 @@ def export_delta(trained: Trained, base: Path, folder: Path, tolerance: float = 
             cannot be written.
     """
     if folder.exists():
-        raise RunFolderError(f"{folder}: is there already; write another folder")
+        raise RunFolderError(f"{folder}: already exists; write another folder")
     remedy = "write a package made by `stampede export` or update.py"
     with reading(base, RunFolderError, remedy, "no exported package here"):
         load.check(base)
@@ -67,7 +67,9 @@ def export_delta(trained: Trained, base: Path, folder: Path, tolerance: float = 
         export(trained, whole, kind, overwrite=False)
         after = json.loads(read_file(whole / PACKAGE))
         if [field["name"] for field in after["fields"]] != fields:
-            raise RunFolderError(f"{base}: has other fields; export a full package once")
+            raise RunFolderError(
+                f"{base}: its fields differ from the model's; export a full package once"
+            )
         for name, entry in after["files"].items():
             if name.endswith(".py") and files.get(name) != entry:
                 raise RunFolderError(
@@ -81,14 +83,15 @@ def export_delta(trained: Trained, base: Path, folder: Path, tolerance: float = 
             update.patch(base, unfinished, made, checked=tolerance == 0.0)
         except ValueError as failure:
             raise RunFolderError(
-                f"the delta would not reproduce a full export: {failure}"
+                f"the delta would not reproduce a full export ({failure}); export a full package "
+                "once"
             ) from None
         shutil.copyfile(made / PACKAGE, unfinished / PACKAGE)
         for done in (whole, made):
             shutil.rmtree(done)
 
     if not make_folder(folder, fill, RunFolderError):
-        raise RunFolderError(f"{folder}: is there already; write another folder")
+        raise RunFolderError(f"{folder}: already exists; write another folder")
     return found[0]
 
 

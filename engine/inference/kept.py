@@ -36,7 +36,7 @@ def keep_inputs(config: Config, run: Path, *, replace: bool) -> None:
     hard-linked if the file system can, which takes no space.
 
     Args:
-        replace: whether the run starts anew; otherwise existing files stay.
+        replace: whether the run starts from scratch; otherwise existing files stay.
 
     Raises:
         RunFolderError: they cannot be written.
@@ -88,7 +88,7 @@ def inputs_folder(config: Config, run: Path) -> Path | None:
         return own_folder(config, run)
     except (DataError, SettingsError) as failure:
         raise RunFolderError(
-            f"{run}: the run kept no vocabularies ({run / INPUTS} is absent), and its prepared "
+            f"{run}: the run kept no vocabularies ({run / INPUTS} is missing), and its prepared "
             f"data are not found: {failure}"
         ) from None
 
@@ -102,7 +102,7 @@ def own_folder(config: Config, run: Path) -> Path:
     try:
         folder = data_folder(config)
         if not folder.is_dir():
-            raise DataError(f"{folder}: no such folder; write where the prepared data are")
+            raise DataError(f"{folder}: no such folder; write the path of the prepared data")
         return folder
     except (DataError, SettingsError) as failure:
         keys = ("path", "schema_file", "cache", "validation_path", "test_path")
@@ -202,7 +202,10 @@ def check_same_inputs(found: Manifest, data: DataEntry, where: Path, model: Path
     for name, rows in data.vocabulary_sizes.items():
         if name not in fields:
             has = ", ".join(fields)
-            raise DataError(f"{where}: no id field {name!r}, which {model} needs; it has {has}")
+            raise DataError(
+                f"{where}: no id field {name!r}, which {model} needs; it has {has}. Score the raw "
+                "files, or prepare them with `stampede apply`"
+            )
         if fields[name] != rows:
             raise DataError(
                 f"{where}: the table of {name!r} has {fields[name]:,} rows, but {rows:,} in "
@@ -212,10 +215,14 @@ def check_same_inputs(found: Manifest, data: DataEntry, where: Path, model: Path
     if list(fields) != list(data.vocabulary_sizes):
         raise DataError(
             f"{where}: the id fields are {', '.join(fields)}, but in {model} they are "
-            f"{', '.join(data.vocabulary_sizes)}"
+            f"{', '.join(data.vocabulary_sizes)}. Score the raw files, or prepare them with "
+            "`stampede apply`"
         )
     if len(found.numbers) != data.numbers:
-        raise DataError(f"{where}: {len(found.numbers)} numbers, but {data.numbers} in {model}")
+        raise DataError(
+            f"{where}: {len(found.numbers)} numbers, but {data.numbers} in {model}. Score the raw "
+            "files, or prepare them with `stampede apply`"
+        )
 
 
 def check_same_vocabularies(found: Manifest, kept: Manifest, where: Path) -> None:
@@ -231,9 +238,8 @@ def check_same_vocabularies(found: Manifest, kept: Manifest, where: Path) -> Non
     differing = sorted(name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name])
     if differing:
         raise DataError(
-            f"{where}: its {differing[0]} differs from the one that the model was trained with, so "
-            "its ids mean something else. Score the raw files, or prepare them with `stampede "
-            "apply`"
+            f"{where}: its {differing[0]} differs from the model's, so its ids have other "
+            "meanings. Score the raw files, or prepare them with `stampede apply`"
         )
 
 
@@ -241,7 +247,7 @@ def keep_network(config: Config, run: Path, *, replace: bool) -> None:
     """Keep a copy of the executed `model.import` file in a run's folder; not its imports.
 
     Args:
-        replace: whether the run starts anew; otherwise an existing copy stays.
+        replace: whether the run starts from scratch; otherwise an existing copy stays.
 
     Raises:
         TrainingStoppedError: it cannot be written.
@@ -292,7 +298,9 @@ def check_unexecuted(run: Path, config_file: Path) -> None:
             "copy it back, and the files it imports beside it"
         ) from None
     except OSError as failure:
-        raise RunFolderError(f"{file}: cannot be read ({failure.strerror or failure})") from None
+        raise RunFolderError(
+            f"{file}: cannot be read ({failure.strerror or failure}); check its permissions"
+        ) from None
     _check(file, found, copy)
 
 
@@ -305,7 +313,7 @@ def imported_by(config_file: Path) -> object:
 def _check(file: str, found: bytes, copy: Path) -> None:
     if copy.is_file() and read_file(copy) != found:
         raise RunFolderError(
-            f"model.import: {file} has changed since {copy.parent} was trained, so its network may "
-            f"differ; the file of that time is {copy}: copy it back, or train anew into another "
-            "folder"
+            f"model.import: {file} has changed since {copy.parent} was trained, so its network "
+            f"may differ; the file of that time is {copy}: copy it back, or train from scratch in "
+            "another folder"
         )

@@ -53,8 +53,8 @@ class Graph:
         self._bytes += size
         if self._bytes > MOST_BYTES:
             raise RunFolderError(
-                f"the tables and vocabularies have more than {MOST_BYTES:,} bytes, the limit of an "
-                "ONNX file; write --rows fp16 or int8, or leave --format onnx out"
+                f"the tables and vocabularies have more than {MOST_BYTES:,} bytes, the limit of "
+                "an ONNX file; write --rows fp16 or int8, or leave out --format onnx"
             )
 
     def constant(self, values: Any, kind: type[np.generic] | None = None) -> str:

@@ -72,8 +72,8 @@ class _Translation:
                 except _UnknownError as failure:
                     raise RunFolderError(
                         f"the network cannot be written as ONNX: {node.target}{failure} has no "
-                        "translation here; write its forward with other functions of torch, or "
-                        "leave --format onnx out"
+                        "translation here; use other torch functions in its forward, or leave "
+                        "out --format onnx"
                     ) from None
         return self.value(output, torch.float32)
 

@@ -79,7 +79,7 @@ def export(trained: Trained, folder: Path, rows: RowType, overwrite: bool) -> No
         raise RunFolderError(f"{folder}: already exists; write --overwrite, or another folder")
     if is_there and not (folder / PACKAGE).is_file():
         raise RunFolderError(
-            f"{folder}: is not an exported package ({PACKAGE} is absent), so it is not "
+            f"{folder}: is not an exported package ({PACKAGE} is missing), so it is not "
             "overwritten; write another folder"
         )
     fresh = hidden(folder, "new") if is_there else folder
@@ -294,8 +294,8 @@ def describe(program: ExportedProgram) -> tuple[dict[str, Any], dict[str, Tensor
                 step["named"] = {key: described(one) for key, one in node.kwargs.items()}
         except ValueError as failure:
             raise RunFolderError(
-                f"the network cannot be exported: {failure}; write its forward with other "
-                "functions of torch"
+                f"the network cannot be exported: {failure}; use other torch functions in its "
+                "forward"
             ) from None
         steps.append(step)
     trained = [name for name, weight in weights.items() if weight.requires_grad]

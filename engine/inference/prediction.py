@@ -116,7 +116,7 @@ def predict(
         output: a `.parquet` file, see `ScoreFile`.
 
     Raises:
-        DataError: the inputs cannot be used, or do not match those of the training.
+        DataError: the inputs cannot be used, or do not match the training's.
         RunFolderError: the run cannot be used, or the output cannot be written.
         SettingsError: there is no such device.
     """

@@ -77,13 +77,15 @@ def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = F
         SettingsError: the configuration of the run cannot be used.
     """
     if not os.path.exists(path):
-        raise RunFolderError(f"{path}: there is no such run folder or checkpoint")
+        raise RunFolderError(
+            f"{path}: no such run folder or checkpoint; write a run folder such as runs/quickstart"
+        )
     checkpoint, held = being_read(lambda: choose_checkpoint(path.absolute(), epoch))
     run = RunFolder(checkpoint.parent.parent)
     if not run.config_file.is_file():
         raise RunFolderError(
-            f"{checkpoint}: is not in a run folder ({run.config_file} is absent); a checkpoint "
-            "stays where the run wrote it"
+            f"{checkpoint}: is not in a run folder ({run.config_file} is missing); do not move "
+            "checkpoints out of their run folder"
         )
     verify(checkpoint)
     manifest = read_manifest(checkpoint)
@@ -97,7 +99,7 @@ def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = F
     config = load_config_of_run(run.config_file)
     if lacking := sorted(open_keys(config)):
         raise RunFolderError(
-            f"{run.config_file}: no run wrote it ({lacking[0]} is absent); copy the run again"
+            f"{run.config_file}: no run wrote it ({lacking[0]} is missing); copy the run again"
         )
     if imported:
         print(f"model.import: {config.model.import_file} was executed", file=sys.stderr)
@@ -136,7 +138,7 @@ def choose_checkpoint(path: Path, epoch: str | None = None, remedy: str | None =
     periods = sorted(path.glob("period_*"))
     if last is None and periods:
         raise RunFolderError(
-            f"{path}: each period of stampede incremental has a run folder of its own; write "
+            f"{path}: each period of stampede incremental has its own run folder; write "
             f"{periods[-1]}, the newest"
         )
     if last is None:

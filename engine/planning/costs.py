@@ -1,4 +1,4 @@
-"""What a plan costs each rank: memory, lookups, and bytes sent in a step."""
+"""The cost of a plan for each rank: memory, lookups, and bytes sent in a step."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def _enough_devices(done: DryRun) -> int | None:
 
 
 def _smaller_optimizer(done: DryRun) -> str | None:
-    """The first whose state is small enough, its other keys as in the paper; None if none is."""
+    """The first with small enough state, other keys as in the paper; None if all need too much."""
     work = done.work
     for name in _SMALLER:
         values = with_preset({"preset": "paper", "optim": {"embedding": {"optimizer": name}}})

@@ -27,7 +27,7 @@ FLOAT = 4
 # int32, see `optim/waiting_rows.py`.
 _STEP_COUNTER = 4
 
-# Batch sizes of two passes; the difference in memory gives that of a sample.
+# Batch sizes of two passes; their difference in memory gives the memory of a sample.
 _SAMPLES = (16, 32)
 
 

@@ -1,4 +1,4 @@
-"""Where the tables go: TorchRec's planner, told how much memory our tables take."""
+"""Places the tables with TorchRec's planner, given the memory that our tables need."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def no_plan(sharding_types: Sequence[str], world_size: int, failure: PlannerErro
 
 
 def describe_plan(plan: ShardingPlan) -> str:
-    """How many tables are sharded in which way, e.g. `26 tables table_wise`."""
+    """The number of tables by sharding type, such as `26 tables table_wise`."""
     modules = plan.plan.values()
     kinds = Counter(table.sharding_type for module in modules for table in module.values())
     return ", ".join(f"{count} tables {kind}" for kind, count in sorted(kinds.items()))

@@ -1,4 +1,4 @@
-"""What a step of training takes: the tables, how often their rows are looked up, and bytes.
+"""The work of a training step: tables, lookups of their rows, and bytes.
 
 Weights and optimizer states are exact. Activations are upper bounds: they count all tensors of a
 step as if they lived at the same time, each at its largest. On a CPU, steps took one to two thirds.
@@ -57,7 +57,7 @@ class PlannedTable:
 
 @dataclass(frozen=True)
 class PlannedData:
-    """What a plan needs to know of the data.
+    """What a plan needs to know about the data.
 
     Attributes:
         tables: in the order of the fields.
@@ -138,7 +138,8 @@ class Workload:
         batch_size: global.
         world_size: number of ranks.
         passes: forward and backward passes of a step.
-        bytes_on_the_way: of a number of an embedding, and of its gradient, between two ranks.
+        bytes_on_the_way: bytes of a number of an embedding, and of its gradient, when they are
+            sent.
         reproducible: whether the bits may not depend on the number of ranks.
     """
 
@@ -185,11 +186,11 @@ class Workload:
         return self.batch_size * table.ids_per_sample * share
 
     def distinct_rows(self, shard: PlacedShard) -> float:
-        """Most rows of a shard that a step changes."""
+        """Upper bound of the rows of a shard that a step changes."""
         return min(self.lookups(shard), shard.rows)
 
     def activation_bytes(self, shard: PlacedShard) -> int:
-        """What a step makes for a shard: received ids, the lookup's output, the update."""
+        """Bytes that a step allocates for a shard: received ids, lookup output, update."""
         lookups, states = self.lookups(shard), self.states
         samples = self.local_batch_size if shard.is_replicated else self.batch_size
         # Ids and lengths as they arrive, and again in the order of the tables.
@@ -206,7 +207,7 @@ class Workload:
         return round(received + output + update)
 
     def common_activation_bytes(self) -> int:
-        """What a step makes on every rank, wherever the tables are."""
+        """Bytes that a step allocates on every rank, wherever the tables are."""
         batch, data, fields = self.local_batch_size, self.data, len(self.data.tables)
         ids = sum(t.ids_per_sample for t in data.tables) * data.id_bytes + fields * INT
         # The batch, its ids sorted by destination, label and weight.
@@ -232,11 +233,11 @@ class Workload:
         return sum(table.rows for table in self.data.tables) * row
 
     def even_bytes(self) -> float:
-        """What a rank needs if the tables are divided evenly."""
+        """Bytes that a rank needs if the tables are divided evenly."""
         return self.table_bytes() / self.world_size + self.common_bytes()
 
     def common_bytes(self) -> int:
-        """What every rank needs whatever the plan."""
+        """Bytes that every rank needs under any plan."""
         return self.dense_weight_bytes() + self.dense_state_bytes() + self.common_activation_bytes()
 
 
@@ -304,14 +305,14 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
 
 
 def uniform(rows: int) -> Callable[[int], float]:
-    """`PlannedTable.below` of rows that are equally frequent, nearly true of hashed ids."""
+    """`PlannedTable.below` of equally frequent rows; hashed ids nearly are."""
     return lambda row: row / rows
 
 
 def zipf(rows: int, exponent: float) -> Callable[[int], float]:
     """`PlannedTable.below` if row `i` gets the integral of `x^-exponent` over `[i+1, i+2)`.
 
-    So synthetic clicks are drawn; preparation, too, puts the most frequent ids first.
+    Synthetic clicks are drawn like this; preparation also puts the most frequent ids first.
     """
     power = 1.0 - exponent
     return lambda row: (1.0 - (row + 1.0) ** power) / (1.0 - (rows + 1.0) ** power)

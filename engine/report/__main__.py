@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         "runs",
         nargs="+",
         metavar="RUN",
-        help="run folders, folders of run folders, or those of sweeps",
+        help="run folders, folders of run folders, or sweep folders",
     )
     parser.add_argument(
         "--baseline",

@@ -325,7 +325,7 @@ def open_runs(paths: Sequence[Path]) -> list[RunRecord]:
     """Read runs, each once.
 
     Args:
-        paths: run folders, folders of run folders, or those of sweeps.
+        paths: run folders, folders of run folders, or sweep folders.
 
     Raises:
         RunFolderError: there is no run, or what it wrote cannot be read.
@@ -354,7 +354,7 @@ def baseline_of(runs: Sequence[RunRecord], asked: str) -> RunRecord:
 
 def _run_folders(path: Path) -> list[Path]:
     if not path.exists():
-        raise RunFolderError(f"{path}: there is no such run folder; {_HINT}")
+        raise RunFolderError(f"{path}: no such run folder; {_HINT}")
     if not path.is_dir():
         raise RunFolderError(f"{path}: is a file; {_HINT}")
     if RunFolder(path).config_file.is_file():
@@ -369,7 +369,7 @@ def _run_folders(path: Path) -> list[Path]:
         return _run_folders(path / TRIALS)
     if not found:
         raise RunFolderError(
-            f"{path}: there is no config.yaml in it or in a folder in it, so it has no run; {_HINT}"
+            f"{path}: neither it nor a folder in it has a config.yaml, so it has no run; {_HINT}"
         )
     return found
 
@@ -398,7 +398,7 @@ def _read(path: Path, label: str) -> RunRecord:
     batch_size = config.get("train.batch_size")
     if type(batch_size) is not int or not 0 < batch_size < _MOST_BATCH:
         raise RunFolderError(
-            f"{folder.config_file}: train.batch_size is absent or not a whole number, so no run "
+            f"{folder.config_file}: train.batch_size is missing or not a whole number, so no run "
             f"wrote this file; {_HINT}"
         )
     lines, summary = _lines(folder), {}

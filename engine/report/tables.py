@@ -257,8 +257,8 @@ def _slowest(lines: Sequence[dict[str, Any]]) -> str:
         for name in ("own", "others")
     )
     return (
-        f"{rank}, {often:,} of {len(several):,} times: {1e3 * own:,.1f} ms of its own, the others "
-        f"{1e3 * others:,.1f} ms"
+        f"{rank}, {often:,} of {len(several):,} times: {1e3 * own:,.1f} ms without waiting, the "
+        f"others {1e3 * others:,.1f} ms"
     )
 
 

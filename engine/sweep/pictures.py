@@ -63,7 +63,7 @@ def _draw_grid(
     heading = f"best epoch chosen on the {' and '.join(selected_on(found))} part"
     heading += "; bars: standard error" if bars else ""
     figure.suptitle(heading + more, fontsize=9)
-    # The legend goes into the last panel, that of the test part, which has published values too.
+    # The legend goes into the last panel, the test part's, which also has published values.
     if panels[-1].get_legend_handles_labels()[0]:
         title = " / ".join(axis for axis in axes if axis != x)
         panels[-1].legend(loc="best", fontsize=8, title=title, title_fontsize=8)
@@ -73,7 +73,7 @@ def _draw_grid(
 def _draw_panel(axes: Axes, sweep: Sweep, found: Sequence[Result], x: str, column: Column) -> None:
     shown = {one.point.labels[x] for one in found}
     along = [text for text in axis_labels(x, sweep.section.grid[x]) if text in shown]
-    # Lines would suggest that names, such as those of clips, have an order.
+    # Lines would suggest that names, such as the clips', have an order.
     in_order = all(text[:1].isdigit() for text in along)
     lines: dict[str, list[Result]] = {}
     for one in found:

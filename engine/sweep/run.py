@@ -71,7 +71,7 @@ def run_sweep(sweep: Sweep, start: Start, retry_failed: bool = False) -> list[Pa
     except OSError as failure:
         raise RunFolderError(
             f"{failure.filename or sweep.folder}: cannot be written "
-            f"({failure.strerror or failure}); make room and repeat the command, or write another "
+            f"({failure.strerror or failure}); make room and rerun the command, or write another "
             "--out"
         ) from None
     if all(outcome.message for outcome in outcomes):
@@ -115,7 +115,7 @@ def _run_all(sweep: Sweep, runner: _Runner) -> list[Outcome]:
         return [run(trial) for trial in sweep.trials([point])]
 
     for trial in sweep.trials(sweep.points):
-        # Finds folders of another configuration before hours of training.
+        # Find folders with another configuration now, not after hours of training.
         runner.known(trial)
     with progress_bar(sweep.count, 0, True, "sweep", "trials") as bar:
         if sweep.study is not None:
@@ -301,7 +301,7 @@ def why(said: bytes, status: int) -> str:
     for number, line in enumerate(lines):
         begins = _ERROR.match(line)
         if begins:
-            # The first error: those of other processes follow from it. Its list is indented.
+            # The first error: other processes' errors follow from it. Its list is indented.
             more = []
             for following in lines[number + 1 :]:
                 if not following.startswith(" "):

@@ -156,7 +156,7 @@ class PublishedSection(Section):
     auc: dict[str, Annotated[float, Field(ge=0.5, le=1)]] = Field(
         ...,
         min_length=1,
-        description="from 0.5 to 1, by the point's labels, that of `tune` left out: 'deepfm / 1K'",
+        description="from 0.5 to 1, by the point's labels without the one of `tune`: 'deepfm / 1K'",
     )
 
 
@@ -210,7 +210,7 @@ class SweepSection(Section):
         axes = ", ".join(self.grid)
         if self.tune and (self.tune not in self.grid or len(self.grid) < 2):
             raise ValueError(
-                f"tune: found {self.tune!r}; write an axis of a grid that has others too"
+                f"tune: found {self.tune!r}; write an axis of a grid with at least two axes"
             )
         for axis in self.small.grid:
             if axis not in self.grid:
@@ -429,7 +429,7 @@ def _key(text: str) -> str:
 
 
 def _check_points(path: Path, section: SweepSection) -> None:
-    """Check that the points that are named are points of the grid."""
+    """Check that the named points are in the grid."""
     whole = section.model_copy(update={"exclude": []})
     titles = [point.title for form in (whole, whole.as_small()) for point in _points(form)]
     for title in section.exclude:

@@ -73,7 +73,7 @@ def has_tiles() -> bool:
 def relu_layers(
     inputs: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]
 ) -> list[Tensor]:
-    """The outputs of all layers, each `relu(x @ weight.T + bias)` of the one before.
+    """The outputs of all layers, each `relu(x @ weight.T + bias)` of the previous one.
 
     Each is `[rows, outputs]`, in the inputs' dtype.
     """

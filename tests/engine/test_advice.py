@@ -234,7 +234,7 @@ def test_a_signal_ends_the_regression_and_not_the_run(tmp_path, monkeypatch, cap
         patch.setattr(advice, "logistic_regression", disturbed)
         run_small(tmp_path, [COMPARED])
     printed = capsys.readouterr().out
-    assert f"{number.name}: the comparison with logistic regression is left out" in printed
+    assert f"{number.name}: the comparison with logistic regression was skipped" in printed
     assert "test AUC of LR" not in printed and "samples/s" in printed
     summary = summary_of(tmp_path)
     assert summary["auc"] > 0.5 and summary["logistic_regression"] is None

@@ -39,7 +39,8 @@ def test_another_vocabulary(folder):
     saved = newest_of(folder)
     said = (
         r"(?s)rows differ.*vocabulary_sha256: '\w+' in .*sizes.user: \d+ in the checkpoint, \d+ now"
-        rf".*begin a new run with its weights: another run.name, and checkpoint.init_from={saved}"
+        r".*start a new run with its weights: write another run.name, and "
+        rf"checkpoint.init_from={saved}"
     )
     with pytest.raises(RunFolderError, match=said):
         train_on_movies(folder, *RESUME)

@@ -37,11 +37,11 @@ def test_a_run_that_begins_anew_says_which_lines_it_drops(tmp_path, capsys):
     capsys.readouterr()
     run_small(tmp_path, [*LONG, *RESUME])
     said = capsys.readouterr().out
-    assert f"the run begins anew; {len(whole)} lines of metrics.jsonl are dropped" in said
+    assert f"the run starts from scratch; {len(whole)} lines of metrics.jsonl are dropped" in said
     assert without_times(run) == whole
     # Nothing is said where nothing is lost.
     run_small(tmp_path, [*RESUME, "run.name=new"])
-    assert "begins anew" not in capsys.readouterr().out
+    assert "starts from scratch" not in capsys.readouterr().out
 
 
 @pytest.mark.slow

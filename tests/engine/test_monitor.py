@@ -93,7 +93,7 @@ def test_evaluations_and_saves_are_outside(watched):
     times.end_step()
     last = times.take()[1]
     assert last.seconds == 15.5 + 3.0
-    assert last.outside == {"evaluating": 20.0, "saving": 7.0, "going on after saving": 1.0}
+    assert last.outside == {"evaluating": 20.0, "saving": 7.0, "continuing after saving": 1.0}
 
 
 def test_an_evaluation_of_many_batches_takes_no_memory(watched):
@@ -222,8 +222,8 @@ def test_the_sentence_for_the_console():
     )
     windows = [window_of(steps_of([0.2], 0.2), 0), window_of(steps_of([0.4]), 0)]
     assert sentence_of({"step": 3, **together(windows)}, 2) == (
-        "step 3: p50 500 ms, p90 500 ms, p99 500 ms, max 500 ms; reading 20.0%; "
-        "communication 20.0%; slowest rank 1: 500 ms of its own, the others 300 ms; memory 0 B"
+        "step 3: p50 500 ms, p90 500 ms, p99 500 ms, max 500 ms; reading 20.0%; communication "
+        "20.0%; slowest rank 1: 500 ms without waiting, the others 300 ms; memory 0 B"
     )
 
 

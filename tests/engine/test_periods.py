@@ -348,7 +348,7 @@ def test_another_model_or_a_decay_is_refused(tmp_path):
         ("model.hidden=[9]", "hidden"),
         ("optim.embedding.optimizer=adagrad", "optimizer was 'adam', now 'adagrad'"),
     ):
-        with pytest.raises(RunFolderError, match=f"this is another model than .*{part}"):
+        with pytest.raises(RunFolderError, match=f"the model differs from .*{part}"):
             train(path, [change])
     with pytest.raises(SettingsError, match=r"decay is 'cosine', but data\.split is 'periods'"):
         train(path, ["optim.dense.schedule.decay=cosine"])

@@ -79,7 +79,7 @@ def test_a_resumed_run_traces_what_is_left(tmp_path, monkeypatch, capsys):
     trace_file(tmp_path / "small", 0).unlink()
     run_small(tmp_path, [*trace(1, 2), "checkpoint.resume=auto", "train.epochs=3"])
     said = capsys.readouterr().out
-    assert "asks for steps 1 to 2, but 16 are done already: no trace is written" in said
+    assert "asks for steps 1 to 2, but 16 are already done: no trace is written" in said
 
 
 @pytest.mark.slow

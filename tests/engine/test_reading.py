@@ -136,7 +136,7 @@ def test_a_part_without_any_weight_is_refused_before_training(tmp_path, monkeypa
     reader_of(prepared_config(tmp_path, write_prepared(tmp_path / "one", parts, drawn_fields())))
     parts[part]["weight"][39] = 0
     data = write_prepared(tmp_path / "none", parts, drawn_fields())
-    with pytest.raises(DataError, match=f"all 40 samples of the {part} part have the weight 0"):
+    with pytest.raises(DataError, match=f"all 40 samples of the {part} part have weight 0"):
         reader_of(prepared_config(tmp_path, data))
 
 

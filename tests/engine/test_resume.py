@@ -116,7 +116,7 @@ def test_a_run_that_has_ended_says_so(tmp_path, capsys):
     run_small(tmp_path, ["train.epochs=1"])
     assert "trained already" not in capsys.readouterr().out
     run_small(tmp_path, ["train.epochs=1", "checkpoint.resume=auto"])
-    assert "all 1 epochs are trained already; to train more, raise" in capsys.readouterr().out
+    assert "all 1 epochs are already trained; to train more, raise" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -183,7 +183,7 @@ def test_the_rate_of_the_tables_falls_by_a_factor_of_its_own(tmp_path, scripted,
     assert rates(tmp_path, "embedding") == pytest.approx([1e-2 * one for one in fractions])
     fractions = [1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25]
     assert rates(tmp_path) == pytest.approx([5e-4 * one for one in fractions])
-    assert "the tables go on with 0.05 of their scheduled rate" in capsys.readouterr().out
+    assert "the tables continue with 0.05 of their scheduled rate" in capsys.readouterr().out
 
 
 @pytest.mark.slow

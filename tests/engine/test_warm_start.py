@@ -262,7 +262,7 @@ BAD = {
     "other inputs": (lambda run: swap_users(run / "inputs"),
                      "these are not the vocabularies that .*epoch_0002 was"),
     "half the inputs": (no_learned_file, r"learned.json: damaged .*user.parquet.*copy it again"),
-    "no run": (shutil.rmtree, "checkpoint.init_from: .*source: there is no such run folder or"),
+    "no run": (shutil.rmtree, "checkpoint.init_from: .*source: no such run folder or"),
 }  # fmt: skip
 
 
@@ -283,7 +283,9 @@ def test_the_run_folder_that_is_to_be_replaced(trained, tmp_path):
     folder = movie_folder(tmp_path / "new")
     run = train_on_movies(folder, "run.name=own")
     for given in (run, run / "checkpoints/epoch_0001"):
-        with pytest.raises(RunFolderError, match=r"own, where this run begins anew; write another"):
+        with pytest.raises(
+            RunFolderError, match=r"own, where this run starts from scratch; write another"
+        ):
             train_on_movies(
                 folder, "run.name=own", "run.overwrite=true", f"checkpoint.init_from={given}"
             )

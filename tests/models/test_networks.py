@@ -219,7 +219,7 @@ def test_l2_is_for_the_matrices_of_cross_layers():
 @pytest.mark.parametrize(
     "name, options, sizes, numbers, words",
     [
-        ("finalmlp", {"heads": 4}, SIZES, 2, "model.hidden: its last width, 6, does not divide"),
+        ("finalmlp", {"heads": 4}, SIZES, 2, "model.hidden: its last width, 6, is not divisible"),
         ("finalmlp", {"heads": 3, "second": [6, 5]}, SIZES, 2, "model.options.second: its last"),
         ("dlrm", {}, {"C1": 5}, 0, "one id field and no numbers"),
     ],

@@ -355,7 +355,7 @@ def _table_of(
     Args:
         samples: raw ones.
         columns: to return.
-        id_columns: those of them whose values are treated as text.
+        id_columns: the columns whose values are treated as text.
         bad_values: how bad values are treated.
 
     Raises:

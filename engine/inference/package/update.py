@@ -123,7 +123,7 @@ def patch(package: Path, delta: Path, out: Path, checked: bool = True) -> None:
     if base != package_digest(package):
         raise ValueError(
             f"{delta}: was made for another package than {package} (SHA-256 of its content "
-            "differs); apply the deltas in order, each to the result of the one before it"
+            "differs); apply the deltas in order, each to the result of the previous one"
         )
     out.mkdir(parents=True)
     for name in after["files"]:
@@ -315,9 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Apply deltas on the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description="Apply deltas of `stampede export --since`.")
     parser.add_argument("package", help="a full export, or the result of an earlier call")
-    parser.add_argument(
-        "deltas", nargs="+", metavar="delta", help="each based on the one before it"
-    )
+    parser.add_argument("deltas", nargs="+", metavar="delta", help="each based on the previous one")
     parser.add_argument("--out", required=True, type=Path, help="new folder")
     parser.add_argument(
         "--publish", action="store_true", help=f"name the result in {CURRENT} of its parent folder"

@@ -135,7 +135,7 @@ def test_keys_that_are_gone_are_left_out_of_what_was_saved(tmp_path, capsys):
 EDITS = {
     "width": ("4", "6", r"network.first.\w+ is \[4.*\] in the checkpoint, \[6.*\] now"),
     "renamed": ("last", "end", r"network.end.\w+ \[1.*\] is not in the checkpoint"),
-    "removed": ("scale", None, r"network.scale.\w+ \[4\] is in the checkpoint only"),
+    "removed": ("scale", None, r"network.scale.\w+ \[4\] is only in the checkpoint"),
 }
 
 
@@ -170,7 +170,7 @@ def test_an_edited_file(tmp_path, own, case):
     old, new, said = EDITS[case]
     edit(tmp_path / "own.py", old, new)
     goes_on = [*own, "train.epochs=2", "checkpoint.resume=auto"]
-    pattern = rf"(?s)not the one that was trained \({said}\).*is not damaged"
+    pattern = rf"(?s)differs from the trained one \({said}\).*is intact"
     with pytest.raises(RunFolderError, match=pattern):
         run_small(tmp_path, goes_on)
     # The checkpoint was left where it is.
@@ -189,7 +189,7 @@ def test_an_edited_configuration(tmp_path):
         assert text.count(old) == 1
         config.write_text(text.replace(old, new))
         status, said = predict(tmp_path / "small", "@run", tmp_path / "s.parquet")
-        assert status == 2 and "the network is not the one that was trained" in said
+        assert status == 2 and "the network differs from the trained one" in said
         assert name in said and "delete" not in said
 
 
@@ -197,4 +197,4 @@ def test_all_ranks_say_so(tmp_path, own):
     edit(tmp_path / "own.py", *EDITS["width"][:2])
     overrides = [*own, "train.epochs=2", "checkpoint.resume=auto", "sharding.plan=table_wise"]
     said = run_ranks(2, refusal, tmp_path, overrides, 2)
-    assert "is not the one that was trained" in said[0] and said[0] == said[1]
+    assert "differs from the trained one" in said[0] and said[0] == said[1]

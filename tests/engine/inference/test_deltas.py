@@ -132,7 +132,7 @@ def test_mistakes_of_the_command_are_told_in_a_sentence(days, tmp_path, capsys):
         "--tolerance works with --since only; write --since PACKAGE too" in capsys.readouterr().err
     )
     for option, said in (
-        (("--tolerance", "nan"), "--tolerance: found nan; write a number from 0 on"),
+        (("--tolerance", "nan"), "--tolerance: found nan; write a number of at least 0"),
         (("--rows", "int8"), "--rows cannot be combined with --since"),
         (("--overwrite",), "--overwrite cannot be combined with --since"),
     ):

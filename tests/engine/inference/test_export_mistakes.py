@@ -114,7 +114,7 @@ def test_a_name_that_is_too_long(trained_run, tmp_path, length):
     status, said = export(trained_run, tmp_path / ("x" * length))
     assert status == 2 and "cannot be written (File name too long)" in said
     status, said = export(tmp_path / ("x" * length), tmp_path / "package")
-    assert status == 2 and "there is no such run folder" in said
+    assert status == 2 and "no such run folder" in said
 
 
 @pytest.mark.parametrize("data", [{}, [], {"numbers": 1}])
@@ -128,7 +128,7 @@ def test_a_checkpoint_that_does_not_say_its_data(trained_run, tmp_path, data):
 
 def test_runs_that_cannot_be_used(trained_run, tmp_path):
     status, said = export(tmp_path / "nowhere", tmp_path / "package")
-    assert status == 2 and "there is no such run folder or checkpoint" in said
+    assert status == 2 and "no such run folder or checkpoint" in said
     status, said = export(trained_run, tmp_path / "package", "--epoch", "9")
     assert status == 2 and "no complete checkpoint of epoch 9" in said
 

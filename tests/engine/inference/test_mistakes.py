@@ -39,7 +39,7 @@ def refused(tmp_path, *arguments):
 def test_runs_that_are_not_there(trained_run, tmp_path, log):
     out = tmp_path / "s.parquet"
     said = refused(tmp_path, tmp_path / "nowhere", log, out)
-    assert "nowhere: there is no such run folder or checkpoint" in said
+    assert "nowhere: no such run folder or checkpoint" in said
     (tmp_path / "empty").mkdir()
     assert "has no checkpoint" in refused(tmp_path, tmp_path / "empty", log, out)
     for number in (1, 2):
@@ -134,7 +134,7 @@ def test_a_configuration_that_no_run_wrote(trained_run, tmp_path, log):
     run = shutil.copytree(trained_run, tmp_path / "run")
     (run / "config.yaml").write_text("")
     said = refused(tmp_path, run, log, tmp_path / "s.parquet")
-    assert "config.yaml: no run wrote it (model.dropout is absent)" in said
+    assert "config.yaml: no run wrote it (model.dropout is missing)" in said
 
 
 @pytest.mark.parametrize("name", ["learned/learned.json", "learned/user.parquet", "manifest.json"])
@@ -188,7 +188,7 @@ def test_another_vocabulary(trained_run, tmp_path):
     kept = (other / "inputs/manifest.json").read_text()
     (other / "inputs/manifest.json").write_text(kept.replace('"sha256": "', '"sha256": "0'))
     said = refused(tmp_path, other, folder, tmp_path / "s.parquet")
-    assert "differs from the one that the model was trained with" in said
+    assert "differs from the model's" in said
 
 
 def test_outputs_that_cannot_be_written(trained_run, tmp_path, log, monkeypatch):

@@ -308,7 +308,7 @@ def test_a_file_that_would_be_too_large(trained_run, tmp_path, monkeypatch, most
     monkeypatch.setattr(onnx_graph, "MOST_BYTES", most)
     said = refused(tmp_path, trained_run, tmp_path / "model.onnx", "--format", "onnx")
     assert f"have more than {most:,} bytes, the limit of an ONNX file" in said
-    assert "write --rows fp16 or int8, or leave --format onnx out" in said
+    assert "write --rows fp16 or int8, or leave out --format onnx" in said
 
 
 @pytest.mark.slow

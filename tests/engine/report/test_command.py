@@ -186,15 +186,15 @@ def foreign_config(run):
 @pytest.mark.parametrize(
     "damage, sentence",
     [
-        (shutil.rmtree, "there is no such run folder; write a run folder such as"),
+        (shutil.rmtree, "no such run folder; write a run folder such as"),
         (
             lambda run: (run / "config.yaml").unlink(),
-            "there is no config.yaml in it or in a folder in",
+            "neither it nor a folder in it has a config.yaml",
         ),
         (damaged_summary, "summary.json: damaged"),
         (poor_summary, "summary.json: damaged (no 'auc'); delete it to show"),
         (damaged_line, "metrics.jsonl: damaged (no 'loss')"),
-        (foreign_config, "train.batch_size is absent"),
+        (foreign_config, "train.batch_size is missing"),
     ],
 )
 def test_mistakes(run_folders, tmp_path, capsys, damage, sentence):

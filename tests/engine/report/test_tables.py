@@ -109,7 +109,7 @@ def test_times_of_steps(runs):
     table = step_table([replace(runs[0], label="timed", lines=lines), runs[1]])
     assert table.header[1] == "steps" and table.rows[0] == [
         "timed", "9 to 20", "100.0 ms", "200.0 ms", "300.0 ms", "1,500.0 ms", "20.0%", "10.0%",
-        "0, 2 of 3 times: 300.0 ms of its own, the others 100.0 ms", "2.50 GB",
+        "0, 2 of 3 times: 300.0 ms without waiting, the others 100.0 ms", "2.50 GB",
     ]  # fmt: skip
     alone = [timing(8, 8, 0, 0.1, None)]
     assert step_table([replace(runs[0], lines=alone)]).rows[0][-2] == ""

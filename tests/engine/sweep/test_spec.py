@@ -33,7 +33,10 @@ BAD = [
     (GRID + "overrides: [run.name=x]", ["run.name", "the sweep sets it"]),
     (GRID + "report: {metrics: [acu]}", ["report.metrics", "did you mean 'auc'?"]),
     (GRID + "report: {x: batch}", ["report.x: 'batch' is not an axis", "train.epochs"]),
-    (GRID + "tune: train.epochs", ["tune: found 'train.epochs'", "a grid that has others too"]),
+    (
+        GRID + "tune: train.epochs",
+        ["tune: found 'train.epochs'", "a grid with at least two axes"],
+    ),
     (
         "grid: {train.epochs: [1, 2], model.name: [lr, fm]}\ntune: epochs",
         ["tune: found 'epochs'", "write an axis"],
