@@ -99,7 +99,7 @@ def _standard_error(values: list[float]) -> float:
 
 
 def table(found: dict) -> str:
-    """For people."""
+    """The results as text."""
     lines = [f"{'':<6}{'best test AUC of each seed':<40}{'mean':>8}{'standard error':>17}"]
     for precision, best in found["best_auc"].items():
         lines.append(

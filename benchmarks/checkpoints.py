@@ -4,7 +4,7 @@ launch.py's steps in one process, in windows of about half a minute with equal n
 Every second window begins with a checkpoint and ends when it is written; the ratio of a pair of
 windows is the cost of a checkpoint every 30 s. Configurations: the quickstart with its 0.35 million
 ids, and clicks with 1.3 and 2.6 million ids. Each has its own process, so that a window's peak
-memory is that of training alone.
+memory is from training alone.
 
     python benchmarks/checkpoints.py
 """

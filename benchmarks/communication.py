@@ -2,9 +2,9 @@
 
 Two figures, for ranks with one thread each. "waiting": the time a rank is blocked in a collective,
 from timers around `Work.wait`, which all calls of torch.distributed go through; it includes waiting
-for ranks that compute longer and, where there are more ranks than cores, for a core. "exchange":
-the time of the same collectives on buffers of the same sizes without other work. Both are shares of
-the time of the steps with the last flush; means over the ranks.
+for ranks that compute longer and, if there are more ranks than cores, for a core. "exchange": the
+time of the same collectives on buffers of the same sizes without other work. Both are shares of the
+time of the steps with the last flush; means over the ranks.
 
     python benchmarks/communication.py
 """
@@ -73,7 +73,7 @@ def summarize(ranks: list[dict], steps: int) -> dict:
 
 
 def table(found: dict[str, dict]) -> str:
-    """For people."""
+    """The results as text."""
     lines = [
         f"{'ranks':>5}  {'plan':<12}{'batch':>7}{'ms a step':>11}{'waiting':>9}{'exchange':>10}"
         f"{'collectives':>13}{'MB a step':>11}"

@@ -117,7 +117,7 @@ def _mlp(rows: int, precision: str, passes: int) -> Callable[[], float]:
 
 
 def table(found: dict) -> str:
-    """For people."""
+    """The results as text."""
     flops, mlp = found["gemm_flops"], found["mlp_samples_per_second"]
     copied = found["copy_bytes_per_second"] / 1e9
     lines = [f"copy                        {copied:>9.1f} GB/s, read and written"]

@@ -2,7 +2,7 @@
 
 launch.py's steps with CowClip and `rows: all` in fp32, with the last flush; also after many steps,
 when moments of untouched rows have decayed. Each point has its own process, so its peak memory is
-that of training alone.
+from training alone.
 
     python benchmarks/growth.py
 """
@@ -99,7 +99,7 @@ def bytes_per_id(by_ids: dict[str, dict]) -> float:
 
 
 def table(found: dict[str, dict[str, dict]]) -> str:
-    """For people."""
+    """The results as text."""
     lines = [f"{'':<8}{'':>12}{'ms a step':>12}{'samples/s':>12}{'tables':>12}{'peak memory':>14}"]
     for name, points in found.items():
         for value, one in points.items():

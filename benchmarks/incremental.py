@@ -1,8 +1,8 @@
-"""Incremental training against training once and training anew; the cost of growing tables.
+"""Incremental training against training once and from scratch; the cost of growing tables.
 
 The log is cut into twelve files, in its order. Three models that have not seen a file score each
-file of the second half: that of `stampede incremental`, one trained on the first half, and one
-trained anew on all earlier files.
+file of the second half: the model of `stampede incremental`, one trained on the first half, and one
+trained from scratch on all earlier files.
 
     python benchmarks/incremental.py --log ../shared/data/criteo_kaggle_137k.tsv.gz
 """

@@ -137,7 +137,7 @@ def torchrec_tables(results: Path) -> str:
 
 
 def _many_periods(path: Path) -> list[str]:
-    """Cost of the tenth and the hundredth period, and of a large one by part."""
+    """Cost of early and late periods, and the parts of a large period's time."""
     if not path.exists():
         return []
     found = json.loads(path.read_text())

@@ -145,7 +145,7 @@ def summarize(rank: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(found: dict[str, dict]) -> str:
-    """For people."""
+    """The results as text."""
     lines = [f"{'ranks':>5}{'ms a step':>11}{'steps':>18}{'calls':>10}{'look':>10}{'all':>9}"]
     for ranks, one in found.items():
         steps = f"{one['steps_cost']:.2%} +- {one['standard_error']:.2%}"

@@ -1,7 +1,7 @@
 """Largest deviation from float64 plain PyTorch, by sharding plan and number of processes.
 
-The runs are those of tests/distributed/test_every_plan.py: 20 steps of CowClip with Adam.
-Deviations are relative to the largest movement of any weight. Also reports each optimizer's state.
+The runs are from tests/distributed/test_every_plan.py: 20 steps of CowClip with Adam. Deviations
+are relative to the largest movement of any weight. Also reports each optimizer's state.
 
     python benchmarks/plan_parity.py --out benchmarks/results/plan_parity.json
 """

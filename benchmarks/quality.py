@@ -504,8 +504,8 @@ def summarize(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Means over seeds and draws, in the order of the logs, the subsets and the contenders.
 
     `above_lr` is the mean over the draws of a contender's AUC minus scikit-learn's logistic
-    regression's on the same rows. The standard error is that of this mean; with one draw, that of
-    the mean AUC over the seeds.
+    regression's on the same rows. The standard error belongs to this mean; with one draw, to the
+    mean AUC over the seeds.
     """
     groups: dict[tuple[str, str], dict[str, dict[str, list[dict[str, Any]]]]] = {}
     for run in runs:
@@ -546,7 +546,7 @@ def _aucs(by_draw: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """For people: Markdown, a table for each log and subset."""
+    """The results as Markdown, a table for each log and subset."""
     lines, before = [], None
     for line in summarize(runs):
         rows = (line["log"], line["rows"])

@@ -132,7 +132,7 @@ def print_speeds(rows: int, found: dict[str, float]) -> None:
     print(f"{rows:,} rows, {size / 1e9:.1f} GB")
     for name, speed in found.items():
         share = speed / found["numpy take"]
-        print(f"  {name:<36}{speed / 1e6:>6.1f} M samples/s, {share:.2f} of numpy's take")
+        print(f"  {name:<36}{speed / 1e6:>6.1f} M samples/s, {share:.2f} of numpy take's speed")
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def watch_parts(watch: Stopwatch, stack: ExitStack, job: Training) -> None:
 
 
 def table(found: dict[str, dict[str, float]]) -> str:
-    """For people."""
+    """The results as text."""
     heads = "".join(f"{part:>9}" for part in PARTS)
     lines = [
         "microseconds a sample",

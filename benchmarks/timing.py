@@ -79,6 +79,6 @@ class Stopwatch:
             yield
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Reset all times and counts."""
         self.seconds.clear()
         self.calls.clear()

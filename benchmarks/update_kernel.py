@@ -43,7 +43,7 @@ from support.updated_tables import Tables, computed
 DIM, CLIPPED = 12, 10
 BATCHES = (1024, 8192, 65536)
 
-# Steps of a window of `rows: all`, those of an epoch in `end_to_end.py`.
+# Steps of a window of `rows: all`, as many as in an epoch of `end_to_end.py`.
 STEPS = {1024: 512, 8192: 256, 65536: 32}
 # Plain PyTorch sweeps the whole table in every step, so few steps suffice.
 TORCH_STEPS = 6
@@ -221,7 +221,7 @@ def window(tables: nn.Module, lookups: Lookups, steps: int) -> Callable[[], floa
 
 
 def backward_table(found: dict) -> str:
-    """For people; milliseconds."""
+    """The results as text, in milliseconds."""
     lines = [
         "backward pass of a lookup, rows: touched, ms",
         f"{'batch':>7}{'distinct ids':>14}{'FBGEMM':>9}{'ours':>9}{'ratio':>8}   "
@@ -240,7 +240,7 @@ def backward_table(found: dict) -> str:
 
 
 def all_rows_table(found: dict) -> str:
-    """For people; milliseconds a step."""
+    """The results as text, in milliseconds a step."""
     lines = [
         "\nforward and backward, ms a step, the last flush included",
         f"{'batch':>7}{'steps':>7}{'touched':>9}   {'all, taken later':>16}{'all, swept':>12}"

@@ -93,7 +93,7 @@ def chosen_to_better(point: dict) -> float:
 
 
 def table(found: list[dict]) -> str:
-    """For people; milliseconds a step."""
+    """The results as text, in milliseconds a step."""
     lines = [
         f"{'ids':>10}{'batch':>8}{'distinct':>10}{'ids a distinct one':>20}{'waiting':>10}"
         f"{'swept':>9}{'chosen':>10}{'to better':>11}"

@@ -226,7 +226,7 @@ def _pip(python, root, *arguments, quiet=False):
             "pip could not reach its package index: check the network or pip's settings "
             f"(`pip config list`) and run make again (pip said: {said})"
         )
-    raise SetUpError(f"pip failed: {said}")
+    raise SetUpError(f"pip failed: {said}; read its output above and run make again")
 
 
 def say(text):

@@ -163,7 +163,7 @@ class CTRModel(nn.Module):
                     raise SettingsError(
                         f"model.name: the network {name!r} fails for {rows} [{samples}, "
                         f"{len(fields)}, {width}] and numbers [{samples}, {numbers}]: "
-                        f"{type(failure).__name__}: {failure}"
+                        f"{type(failure).__name__}: {failure}; correct its {method}"
                     ) from failure
                 found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
                 if found != [samples]:

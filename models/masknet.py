@@ -49,8 +49,8 @@ class MaskBlock(nn.Module):
 class MaskNet(nn.Module):
     """`MLP([block_1(z, n) .. block_K(z, n)])`, or `<w, block_K(z, .. block_1(z, n))>`.
 
-    z are all embeddings, numbers among them, see `NumberEmbedding`; n are the same, each
-    normalized (layer norm with weights of its own). There is no first-order term.
+    z are all embeddings, numbers among them, see `NumberEmbedding`; n are the same, each normalized
+    (layer norm with its own weights). There is no first-order term.
     """
 
     def __init__(

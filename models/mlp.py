@@ -33,7 +33,7 @@ def glorot_normal_(weight: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def linear(inputs: int, outputs: int, generator: torch.Generator, *, bias: bool) -> nn.Linear:
-    """A layer with Glorot-normal weights and, where it has one, a bias of zeros."""
+    """A layer with Glorot-normal weights and, if it has a bias, zeros for it."""
     return initialize_(nn.Linear(inputs, outputs, bias=bias), generator)
 
 

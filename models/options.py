@@ -77,7 +77,8 @@ class DLRMOptions(Section):
 
     bottom: _Widths = Field(
         [512, 256],
-        description="widths of the bottom MLP's hidden layers, over the numbers; model.dim follows",
+        description="hidden widths of the bottom MLP, which maps the numbers to a vector of "
+        "width model.dim",
     )
 
 
@@ -98,13 +99,13 @@ class MaskNetOptions(Section):
 
     structure: Literal["parallel", "serial"] = Field(
         "parallel",
-        description="blocks beside each other under the MLP; or one after another instead of it, "
-        "of the widths model.hidden",
+        description="parallel: blocks side by side below the MLP; serial: one after another in "
+        "its place, with the widths model.hidden",
     )
     blocks: int = Field(5, ge=1, description="parallel: number of blocks")
     width: int = Field(64, ge=1, description="parallel: width of a block")
     reduction: float = Field(
-        1.0, gt=0, description="width of a mask's hidden layer, relative to the mask's"
+        1.0, gt=0, description="width of a mask's hidden layer, relative to the width of the mask"
     )
 
 

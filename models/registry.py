@@ -121,7 +121,7 @@ class Network:
             names = "shape, generator, options"[: None if len(arguments) == 3 else -9]
             raise SettingsError(
                 f"model.name: the network {self.name!r} cannot be built with ({names}): "
-                f"{type(failure).__name__}: {failure}"
+                f"{type(failure).__name__}: {failure}; correct its class or model.options"
             ) from failure
         for key, default in _OF_LAYERS.items():
             if vars(shape)[key] != default and key not in watched.read:
@@ -209,7 +209,7 @@ def network(name: str) -> Network:
         KeyError: there is none; the message lists all names.
     """
     if name not in _NETWORKS:
-        raise KeyError(f"no network {name!r}; there are {', '.join(network_names())}")
+        raise KeyError(f"no network {name!r}; write one of {', '.join(network_names())}")
     return _NETWORKS[name]
 
 

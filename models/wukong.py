@@ -62,7 +62,7 @@ class WukongLayer(nn.Module):
     def forward(self, vectors: Tensor) -> Tensor:
         """`[batch, fmb_features + lcb_features, dim]`."""
         turned = vectors.transpose(1, 2)
-        # In this order the matrix of all pairs is never there.
+        # In this order the matrix of all pairs is never built.
         products = vectors @ (turned if self.projection is None else turned @ self.projection)
         products = self.products_norm(products.flatten(1))
         of_pairs = self.mlp(products).unflatten(1, (-1, self.dim))
@@ -77,7 +77,7 @@ class BottomMLP(nn.Module):
 
     Args:
         numbers: how many there are.
-        widths: of the MLP h; the last one is that of the embeddings.
+        widths: of the MLP h; the last one equals the embeddings' width.
         generator: source of the initial weights.
     """
 

@@ -53,8 +53,7 @@ __all__ = [
     "table_update",
 ]
 
-# Imported when they are asked for: plain PyTorch does without TorchRec, and a configuration
-# without either.
+# Imported lazily: plain PyTorch does not need TorchRec, and a configuration needs neither.
 _MODULES = {
     "BackwardUpdate": "sharded.backward_update",
     "CowClip": "clip",

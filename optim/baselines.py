@@ -1,7 +1,7 @@
 """FBGEMM's own fused optimizers for TorchRec tables, as baselines to compare with.
 
 All update only the rows of the batch. `grad` is the gradient of a row, summed over its occurrences.
-`D`, `||w||` and `||g||` are those of the stored row, padding and all.
+`D`, `||w||` and `||g||` are of the stored row, padding included.
 
 `fbgemm_rowwise_adagrad`, one accumulator `a` a row (`rowwise_adagrad` in FBGEMM's
 `codegen/genscript/optimizers.py`)::
@@ -27,9 +27,9 @@ file)::
     t = n * max(ratio * ||w||, bound)
     w = (1 - lr*weight_decay) * w - lr / (sqrt(a) + eps) * min(1, t / ||g||) * g
 
-It is not the CowClip of the paper: `n` is the number of steps in which the row was seen, not
-the occurrences of the id in the batch, so its clip fades as training goes on; and only the
-step is clipped, the accumulator takes the whole gradient.
+It is not the CowClip of the paper: `n` is the number of steps in which the row was seen, not the
+occurrences of the id in the batch, so its clip fades during training; and only the step is clipped,
+the accumulator takes the whole gradient.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 Baseline = Literal["fbgemm_rowwise_adagrad", "fbgemm_adam", "fbgemm_cowclip"]
 BASELINES: tuple[Baseline, ...] = get_args(Baseline)
 
-# To plan tables with a baseline by. Split columns would give each part of a row a norm and an
-# accumulator of its own; TorchRec drops the optimizer of data-parallel tables without a word.
+# Sharding types for tables with a baseline. If columns were split, each part of a row would have
+# its own norm and accumulator; TorchRec silently drops the optimizer of data-parallel tables.
 BASELINE_SHARDING_TYPES = (
     ShardingType.TABLE_WISE.value,
     ShardingType.ROW_WISE.value,
@@ -89,7 +89,7 @@ def baseline_optimizer(
         ratio, bound: threshold of `fbgemm_cowclip`, read by it only. FBGEMM's own defaults, both
             0, freeze every weight; with `bound` 0 a zero row stays zero.
         counter_halflife: -1 counts every step in which a row was seen (FBGEMM's default), 0 only
-            the present one; read by `fbgemm_cowclip` only.
+            the current one; read by `fbgemm_cowclip` only.
 
     Returns:
         The class, and a new dictionary (TorchRec changes it when it shards the tables).
@@ -121,13 +121,13 @@ def baseline_optimizer(
 
 
 def _rowwise_adagrad(device_type: str, l2: float, weight_decay: float) -> dict[str, Any]:
-    # FBGEMM's CPU kernel passes weight_decay=0 on, whatever it is asked for, except for tables
-    # shared by several features (embedding_backward_split_cpu_template.cpp).
+    # FBGEMM's CPU kernel always passes on weight_decay=0, except for tables shared by several
+    # features (embedding_backward_split_cpu_template.cpp).
     if device_type == "cpu" and (l2 or weight_decay):
         raise ValueError(
             f"fbgemm_rowwise_adagrad: l2 is {l2!r} and weight_decay {weight_decay!r}, but on CPU "
-            "FBGEMM ignores both without a word; write 0 for both, choose fbgemm_cowclip, or run "
-            "on a GPU"
+            "FBGEMM silently ignores both; write 0 for both, choose fbgemm_cowclip, or run on a "
+            "GPU"
         )
     # Without a mode FBGEMM ignores the decay on a GPU too.
     return {"weight_decay_mode": WeightDecayMode[_decay_mode(l2, weight_decay)]}
@@ -147,7 +147,7 @@ def _cowclip(
         # checkpoints do not have it.
         raise ValueError(
             f"fbgemm_cowclip: counter_halflife is {counter_halflife!r}, which could not be "
-            "continued from a checkpoint; write -1 (all steps so far) or 0 (only the present one)"
+            "continued from a checkpoint; write -1 (all steps so far) or 0 (only the current one)"
         )
     definition = CowClipDefinition(
         counter_weight_decay_mode=CounterWeightDecayMode[_decay_mode(l2, weight_decay)],

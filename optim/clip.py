@@ -34,11 +34,10 @@ class CowClip:
     | `field_adaptive` | the gradient of a table | ratio * norm of its weights |
     | `cowclip` | the gradient of a row | ratio * max(norm of its weights, bound) * max(count, 1) |
 
-    Gradients include the L2 term. Norms run over the rows that take part in the step: all, or
-    those of the batch. The quantile is that of norm / max(count, 1) over the rows of the batch, to
-    within 4 %; rows outside of the batch are not clipped by it. The count is how often an id occurs
-    in the global batch; a repeat within one bag counts, whatever the pooling and the weights of
-    samples.
+    Gradients include the L2 term. Norms run over the rows that take part in the step: all, or the
+    batch's. The quantile is taken of norm / max(count, 1) over the rows of the batch, to within 4
+    %; rows outside of the batch are not clipped by it. The count is how often an id occurs in the
+    global batch; a repeat within one bag counts, whatever the pooling and the weights of samples.
 
     Args:
         granularity: see the table.
@@ -193,7 +192,7 @@ def row_threshold(weight_norm: Tensor, counts: Tensor, width: int, clip: CowClip
         weight_norm: `[n]` L2 norms of the clipped columns of the weights.
     """
     relative, least = clip.row_bounds(width)
-    # An infinite norm times 0 would be none.
+    # An infinite norm times 0 would be NaN.
     of_weights = relative * weight_norm if relative else weight_norm.new_zeros(weight_norm.shape)
     threshold = of_weights.clamp_min(least)
     return threshold * counts.clamp_min(1).to(threshold.dtype)
@@ -207,8 +206,8 @@ HISTOGRAM_SIZE = (_MOST_POWER - _LEAST_POWER) * _BINS + 2
 def norm_histogram(norms: Tensor) -> Tensor:
     """How many of the norms `[n]` are near each power of 2: `[HISTOGRAM_SIZE]` float64.
 
-    Each counts for the two nearest bins, the more the nearer. So the histogram changes little
-    where norms do, as by rounding, and those of several ranks add up.
+    Each norm counts for the two nearest bins, more for the nearer one. So a small change of norms,
+    as by rounding, changes the histogram little, and the histograms of several ranks add up.
     """
     import torch
 
@@ -222,7 +221,7 @@ def norm_histogram(norms: Tensor) -> Tensor:
 
 
 def quantile_of(histogram: Tensor, quantile: float) -> Tensor:
-    """The norm below which that share of a histogram's norms are: float64 scalar."""
+    """The norm below which this share of a histogram's norms lies: float64 scalar."""
     total = histogram.cumsum(0)
     wanted = quantile * total[-1]
     bin_ = (total < wanted).sum().clamp_max(len(total) - 1)

@@ -62,7 +62,7 @@ class DenseAdam(torch.optim.Optimizer):
         """One step of every parameter that has a gradient.
 
         Args:
-            closure: computes the loss anew.
+            closure: recomputes the loss.
             found_inf: `[1]` float32 on the parameters' device; 1 leaves parameters and moments
                 unchanged but counts the step. None for 0.
         """
@@ -100,6 +100,6 @@ def _decay_(params: list[Tensor], share: float, found_inf: Tensor | None) -> Non
         return
     keep: float | Tensor = 1.0 - share
     if found_inf is not None:
-        # The host does not wait to know it.
+        # The host does not wait for the flag.
         keep = torch.where(found_inf == 1.0, 1.0, keep).squeeze()
     torch._foreach_mul_(params, keep)

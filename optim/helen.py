@@ -2,8 +2,8 @@
 
 Source: "Helen: Optimizing CTR Prediction Models with Frequency-wise Hessian Eigenvalue
 Regularization" (arXiv 2403.00798) and the authors' code, NUS-HPC-AI-Lab/Helen, called the
-repository. Every step takes two gradients of one batch: the first moves the tables to where the
-loss is higher, the second, taken there, updates the weights from where they stood before.
+repository. Every step takes two gradients of one batch: the first moves the tables towards a higher
+loss; the second, taken there, updates the original weights.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Helen(torch.optim.Optimizer):
         rho, bound, betas, eps, weight_decay, rows, l2: see `HelenSettings`.
         net_pert: whether dense parameters are perturbed. The repository's configuration says
             False, its README and the default of its class True.
-        kind: of groups that do not say.
+        kind: of groups without one.
         columns: for sharded tables, see `HelenSettings`.
         dense_norm: the norm that `net_pert` divides by. `all`: of all gradients together, tables
             included. `last_table`: of the last table's gradient, which is what the repository
@@ -127,7 +127,7 @@ class Helen(torch.optim.Optimizer):
         return _settings_of(group), float(group["lr"])
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:
-        """One step; unlike the repository's, it has both gradients computed.
+        """One step; unlike the repository's, it computes both gradients.
 
         Args:
             closure: computes the loss of the batch and its gradients; called twice. Gradients are
@@ -151,7 +151,7 @@ class Helen(torch.optim.Optimizer):
 
     @torch.no_grad()
     def first_step(self) -> None:
-        """Perturb with the gradients at hand, remember what was there, clear the gradients.
+        """Perturb with the current gradients, save the original weights, clear the gradients.
 
         Raises:
             RuntimeError: the previous first step has not been followed by a second.
@@ -184,7 +184,7 @@ class Helen(torch.optim.Optimizer):
 
     @torch.no_grad()
     def second_step(self) -> None:
-        """Undo the perturbation and update with the gradients at hand.
+        """Undo the perturbation and update with the current gradients.
 
         Raises:
             RuntimeError: there was no first step.
@@ -192,7 +192,9 @@ class Helen(torch.optim.Optimizer):
             NonFiniteGradientError: a table's gradient is not finite; no weight was changed.
         """
         if self._first is None:
-            raise RuntimeError("Helen: second_step without first_step")
+            raise RuntimeError(
+                "Helen: second_step was called without first_step; call first_step before it"
+            )
         first = self._first
         groups = {param: group for group, param in self._all()}
         batches, moved = {}, {}
@@ -205,7 +207,7 @@ class Helen(torch.optim.Optimizer):
                 if group["l2"] and param in first and first[param].rows is not None:
                     moved[param] = _as_table(param)[batch.rows]
         self.restore()
-        # The update adds the L2 term of the weights; it belongs to where they had been moved.
+        # The update adds the L2 term of the original weights; correct it to that of the moved ones.
         for param, weights in moved.items():
             weights -= _as_table(param)[batches[param].rows]
             batches[param].grads.add_(weights, alpha=2.0 * groups[param]["l2"])
@@ -288,7 +290,7 @@ class _First:
     Attributes:
         batch: the gradient to update with, if that is the first pass's.
         rows: `[n]` rows that moved, or None if none did.
-        weights: `[n, dim]` where they were.
+        weights: `[n, dim]` before the move.
         decay_factor: see `HelenSettings.swept_decay_factor`. The perturbation of rows outside the
             batch is not carried out: no lookup reads them.
     """
@@ -307,8 +309,8 @@ def _as_table(array: Tensor) -> Tensor:
 def _gradient(param: Tensor, group: dict[str, Any]) -> RowGradients:
     """The gradient without the L2 term and without the row that never changes.
 
-    That of a table must tell how often each id occurred. Of a dense parameter, every row counts as
-    seen once.
+    A table's gradient must tell how often each id occurred. In a dense parameter, every row counts
+    as seen once.
     """
     counted, settings = group["kind"] == "embedding", _settings_of(group)
     grad, name = param.grad, f"the gradient of a parameter of shape {tuple(param.shape)}"
@@ -382,7 +384,7 @@ def _update_all_(updates: Sequence[PendingUpdate], dense: Sequence[bool]) -> Non
     """Take the steps, in place; a gradient that is refused changes nothing on its device.
 
     Args:
-        dense: of each, whether it is not a table but a dense parameter.
+        dense: for each, whether it is a dense parameter instead of a table.
     """
     by_device: dict[torch.device, list[PendingUpdate]] = {}
     whole = []

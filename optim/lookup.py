@@ -15,7 +15,7 @@ _INFO_BITS = 32
 
 @dataclass(frozen=True)
 class SortedRuns:
-    """Occurrences of ids, sorted by row; those of one row are a run. All on one device.
+    """Occurrences of ids, sorted by row; each row's occurrences are a run. All on one device.
 
     Entries of `rows` beyond `count` are undefined.
 
@@ -61,12 +61,12 @@ class Lookup:
     """The ids of one lookup in the tables of one array.
 
     Attributes:
-        indices: `[occurrences]` int32 or int64 ids, each inside its table; those of a feature
-            stand together, and in them those of a bag.
+        indices: `[occurrences]` int32 or int64 ids, each inside its table, grouped by feature, then
+            by bag.
         offsets: `[features * batch + 1]` int32 or int64, where each bag begins; the first is 0.
         first_rows: `[features]` int64, where in the array each feature's table begins.
         rows: rows of the array.
-        pooled: whether the bags are pooled; otherwise each occurrence has a gradient of its own.
+        pooled: whether the bags are pooled; otherwise each occurrence has its own gradient.
         mean: whether pooling takes the mean.
         per_sample_weights: `[occurrences]` factors of a pooled lookup; None for 1.
     """
@@ -170,7 +170,8 @@ def runs_from_sort(lookup: Lookup) -> SortedRuns:
 def runs_from_fbgemm(lookup: Lookup) -> SortedRuns:
     """Sort a lookup by row as FBGEMM's own backward does; ids must lie on a GPU.
 
-    Its sort is stable, so the result is that of `runs_from_sort`. Written for fbgemm 1.6 to 1.8.
+    Its sort is stable, so the result equals that of `runs_from_sort`. Written for fbgemm 1.6 to
+    1.8.
     """
     # Loads the operator.
     import fbgemm_gpu  # noqa: F401
@@ -178,7 +179,7 @@ def runs_from_fbgemm(lookup: Lookup) -> SortedRuns:
     if not lookup.occurrences:
         return runs_from_sort(lookup)
     sample_bits = _INFO_BITS - lookup.features.bit_length()
-    # FBGEMM tells of each occurrence either feature and sample, packed, or feature and position.
+    # For each occurrence FBGEMM gives either feature and sample, packed, or feature and position.
     by_position = (
         not lookup.pooled
         or lookup.per_sample_weights is not None
@@ -215,7 +216,7 @@ def runs_from_fbgemm(lookup: Lookup) -> SortedRuns:
 
 
 def _coefficient(lookup: Lookup, positions: Tensor | None, bags: Tensor | None) -> Tensor | None:
-    """Factor of each sorted occurrence, from its position and its bag where they matter."""
+    """Factor of each sorted occurrence, from its position and its bag if they matter."""
     if not lookup.pooled:
         return None
     coefficient = None

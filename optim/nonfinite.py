@@ -27,7 +27,7 @@ class NonFiniteGradientError(ValueError):
 
 
 class _Queued(NamedTuple):
-    """The flag as it was at the end of a step, on its way to the host."""
+    """A copy of the flag at the end of a step, on its way to the host."""
 
     step: int
     value: Tensor

@@ -36,11 +36,11 @@ class CowClipOptimizer(torch.optim.Optimizer):
     `DistributedModelParallel`: the update then runs inside the sharded tables' backward.
 
     In plain PyTorch it is an ordinary optimizer for `nn.Embedding(sparse=True)` and
-    `nn.EmbeddingBag(sparse=True)`, whose uncoalesced gradient has one entry per occurrence of an
-    id and so carries the counts; several lookups or backward passes before a step add up. Where
-    the gradient has lost the counts, they can be given to `step`. Rows of a module's
-    `padding_idx` are never changed. As with torch's optimizers, a table without a gradient
-    (`grad` is None) is left alone altogether, and counts no step.
+    `nn.EmbeddingBag(sparse=True)`, whose uncoalesced gradient has one entry per occurrence of an id
+    and so carries the counts; several lookups or backward passes before a step add up. If a
+    gradient has lost the counts, they can be given to `step`. Rows of a module's `padding_idx` are
+    never changed. As with torch's optimizers, a table without a gradient (`grad` is None) is left
+    alone altogether, and counts no step.
 
     Create the optimizer before the first lookup: it notes lookups from then on. If a table is not
     the `weight` of an `nn.Embedding` or `nn.EmbeddingBag` (`functional.embedding`,
@@ -68,9 +68,9 @@ class CowClipOptimizer(torch.optim.Optimizer):
             params = list(params)
             if not params:
                 raise ValueError(
-                    f"{type(self).__name__} got no parameters; if TorchRec's tables were to be "
-                    "its own: those with an optimizer of apply_optimizer_in_backward are updated "
-                    "in their backward, data_parallel ones too, so leave this optimizer out"
+                    f"{type(self).__name__} got no parameters. TorchRec's tables with an "
+                    "optimizer of apply_optimizer_in_backward are updated in their backward, "
+                    "data_parallel ones too, so leave this optimizer out for them"
                 )
         super().__init__(params, {"lr": lr, "padding_idx": None, **given})
 
@@ -230,13 +230,13 @@ class CowClipOptimizer(torch.optim.Optimizer):
                 f"{table} is not a table [rows, dim]; give other parameters to another optimizer"
             )
         if not param.is_floating_point():
-            raise ValueError(f"{table} has dtype {param.dtype}; tables are floating-point")
+            raise ValueError(f"{table} has dtype {param.dtype}; write a floating-point table")
         if not param.is_contiguous():
             raise ValueError(
                 f"{table} is not contiguous; write parameter.data = parameter.data.contiguous()"
             )
         if padding_idx is not None and not -len(param) <= padding_idx < len(param):
-            raise ValueError(f"{table} has no row {padding_idx!r} to be the padding_idx")
+            raise ValueError(f"{table} has no row {padding_idx!r}; write another padding_idx")
 
     def _frozen_row(self, param: Tensor, given: int | None) -> int | None:
         found = padding_of(param)
@@ -246,7 +246,7 @@ class CowClipOptimizer(torch.optim.Optimizer):
         if found not in (None, row):
             raise ValueError(
                 f"{type(self).__name__}: padding_idx is {given}, but the module of a table of "
-                f"shape {tuple(param.shape)} has padding_idx={found}; give the optimizer none"
+                f"shape {tuple(param.shape)} has padding_idx={found}; leave out the optimizer's"
             )
         return row
 
@@ -273,9 +273,9 @@ class CowClipAdam(CowClipOptimizer):
         eps_placement: `keras` adds eps to `sqrt(v)` before the bias correction (the authors'
             code), `torch` after it.
         weight_decay: decoupled decay, `w = w * (1 - lr*weight_decay)`, outside the clip (AdamW).
-        on_nonfinite: what a NaN or an infinity in a row's gradient does: `error` refuses the
+        on_nonfinite: what to do about a NaN or an infinity in a row's gradient: `error` refuses the
             step, `skip_row` leaves the row out of the batch.
-        padding_idx: plain PyTorch: a row that is never changed; found by itself where the table
+        padding_idx: plain PyTorch: a row that is never changed; found automatically if the table
             belongs to an `nn.Embedding` or `nn.EmbeddingBag`.
         seed: of the stochastic rounding of fp16 and bf16 tables.
         ar_alpha, min_shrinkage: adaptive regularisation (arXiv 2511.06374), which decays a row by

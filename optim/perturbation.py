@@ -78,7 +78,7 @@ class HelenSettings:
         """
         if not self.l2 or self.rows == "touched":
             return None
-        # Such a row, with no gradient but that of L2, would move by `stretch * w`.
+        # Such a row has only the L2 gradient, so it would move by `stretch * w`.
         stretch = 2.0 * self.l2 * self.rho * bound / (grad_norms + NORM_FLOOR)
         decay = self.weight_decay + 2.0 * self.l2
         return (decay + 2.0 * self.l2 * stretch) / decay

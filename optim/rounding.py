@@ -50,7 +50,7 @@ def round_stochastically(values: Tensor, unit: Tensor, dtype: torch.dtype) -> Te
 
 
 def _mix(values: Tensor) -> Tensor:
-    """A 32-bit finaliser (murmur3's) on int64, every bit of the result depending on every bit."""
+    """A 32-bit finaliser (murmur3's) on int64: every result bit depends on every input bit."""
     # Fold in the upper half first, to use all 64 bits of the key.
     values = (values ^ (values >> 32)) & _LOW_32
     values = ((values ^ (values >> 16)) * 0x85EBCA6B) & _LOW_32

@@ -84,7 +84,7 @@ _found: WeakSet[nn.Module] = WeakSet()
 
 
 def follow(param: Tensor) -> None:
-    """Note all lookups in a table by its present modules, as long as it lives."""
+    """Note all lookups in a table by its current modules, as long as it lives."""
     if not param.requires_grad or param in _NOTES:
         return
     # A parameter does not know its modules, and an optimizer gets parameters only. A hook on all
@@ -121,7 +121,7 @@ def ids_behind(param: Tensor) -> Tensor | None:
     """The ids looked up for the sparse gradient of a table, one entry per occurrence.
 
     Returns:
-        `[occurrences]` int64, or None where they are lost: the gradient was coalesced.
+        `[occurrences]` int64, or None if the gradient was coalesced, which loses them.
     """
     notes = _NOTES.get(param)
     return _own_ids(param.grad) if notes is None else notes.ids_of(param.grad)

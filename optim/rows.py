@@ -24,7 +24,7 @@ class RowGradients(NamedTuple):
     counts: Tensor
 
     def where(self, kept: Tensor) -> RowGradients:
-        """Those marked in `kept`, `[n]` bool."""
+        """The rows marked in `kept`, `[n]` bool."""
         return RowGradients(*(part[kept] for part in self))
 
 

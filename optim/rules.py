@@ -59,7 +59,7 @@ class Rule:
     Class attributes:
         element_states: names of the states shaped like the weights, `[rows, dim]` float32.
         row_states: names of the states with one value a row, `[rows]` float32. Each has a twin
-            `<name>_rest` for the columns that are not clipped, where there are such columns.
+            `<name>_rest` for the columns that are not clipped, if there are such columns.
         moves_without_gradient: whether a row with a zero gradient moves (momentum).
     """
 

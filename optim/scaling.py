@@ -1,4 +1,4 @@
-"""Rules that turn the settings of a base batch size into those of a larger one."""
+"""Rules that scale the settings of a base batch size to a larger one."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def scale(
 ) -> Scaled:
     """Settings for `batch_size`, given those for `base_batch_size`; `table()` shows what changed.
 
-    The rules are those of the table in the paper's section on scaling.
+    The rules are from the table in the paper's section on scaling.
 
     Raises:
         ValueError: unknown rule, a batch size below 1, or a setting that is negative or not finite.

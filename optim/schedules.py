@@ -23,7 +23,7 @@ _USED_BY: dict[str, tuple[Decay, ...]] = {
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a learning rate changes in the course of training.
+    """How a learning rate changes during training.
 
     Args:
         warmup: length of the linear warm-up from 1e-8; 0 for none.

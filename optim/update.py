@@ -64,7 +64,7 @@ def update_(updates: Sequence[PendingUpdate], reduction: Reduction | None = None
     No dense gradient of a table is made. Tables clipped together (`global`) must be in one call.
 
     Raises:
-        NonFiniteGradientError: a gradient is not finite where the settings do not allow it.
+        NonFiniteGradientError: a gradient is not finite, and the settings do not allow it.
     """
     reduction = reduction or Reduction()
     updates = [_without_frozen_row(update) for update in updates]

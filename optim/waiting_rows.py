@@ -30,8 +30,8 @@ class WaitingRows:
     Args:
         settings: of the array; `is_replayable` is true for them.
         rows, device: of the array.
-        defers: whether rows may stay behind from one step to the next. Whoever reads the table
-            must then call `catch_up` or `flush` before.
+        defers: whether rows may stay behind from one step to the next. Whoever reads the table must
+            then call `catch_up` or `flush` first.
         known_late: how many steps later it may turn out that a step was not taken.
 
     Attributes:

@@ -143,7 +143,7 @@ def _cache_folder() -> Path:
 
 
 def _key(files: Sequence[Path]) -> str:
-    """A hash of all the compiled code depends on; machines may share a home folder."""
+    """A hash of everything that the compiled code depends on; machines may share a home folder."""
     parts = [
         *(file.read_text() for file in files),
         *_FLAGS,

@@ -114,7 +114,7 @@ def test_failed_install_leaves_no_stamp(checkout, capsys):
     assert install.main(checkout) == 1
     assert not _stamp(checkout).exists()
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == "error: pip failed: Could not build it"
+    assert last == "error: pip failed: Could not build it; read its output above and run make again"
 
     (checkout / "broken").unlink()
     assert install.main(checkout) == 0

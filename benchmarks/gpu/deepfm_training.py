@@ -101,7 +101,7 @@ def _run(
             tables.flush()
 
     if here.device.type == "cuda":
-        # Exclude memory of earlier runs, but include that of graphs recorded now.
+        # Exclude memory of earlier runs, but include graphs recorded now.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     train(min(WARM_UP, steps))

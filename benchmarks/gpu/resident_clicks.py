@@ -41,7 +41,7 @@ class ResidentClicks:
 
 
 def drawn_ids(rows: int, sizes: list[int], draw: torch.Generator) -> Tensor:
-    """`[rows, fields]` ids by a power law, like those of `clicks.drawn`."""
+    """`[rows, fields]` ids by a power law, as `clicks.drawn` draws them."""
     size = torch.tensor(sizes, dtype=torch.float64, device=draw.device)
     # The inverse of a Zipf distribution, cut off at the table's size.
     power = 1.0 - EXPONENT

@@ -91,7 +91,7 @@ def _earlier(out: Path, found: dict) -> dict:
 
 
 class _TookTooLong(BaseException):
-    """Not an `Exception`, some of which parts catch."""
+    """Not an `Exception`, because parts catch some of these."""
 
 
 @contextmanager

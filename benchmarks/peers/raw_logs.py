@@ -97,7 +97,7 @@ def read_rows(kind: str, log: Path, parts: np.ndarray) -> Rows:
     """Read a log.
 
     Raises:
-        ValueError: the number of rows differs from that of the parts.
+        ValueError: the log and the parts differ in their number of rows.
     """
     if kind == "criteo":
         columns = ["label", *CRITEO_NUMBERS, *CRITEO_IDS]
@@ -162,8 +162,7 @@ def logistic_regression(rows: Rows, seed: int, scratch: Path) -> dict:
 def tree_inputs(rows: Rows) -> np.ndarray:
     """Plain numbers, the hour of the day, frequency and frequency rank of each id.
 
-    Frequencies are those of the training part; other ids have 0 and the last rank. Labels are not
-    used.
+    Frequencies are from the training part; other ids have 0 and the last rank. Labels are not used.
 
     Returns:
         `[n, inputs]` float64, missing numbers as NaN.

@@ -58,7 +58,7 @@ def no_double_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "the gradient of these layers cannot be differentiated again, but "
-                "create_graph=True was asked for"
+                "create_graph=True was requested"
             )
         return once(ctx, *grads)
 
@@ -112,7 +112,7 @@ def single_output(inputs: Tensor, weight: Tensor) -> Tensor:
 def single_output_backward(
     grad: Tensor, inputs: Tensor, weight: Tensor, *, into_inputs: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradient of the ReLUs that made the inputs, the sums of its columns, gradient of the weight.
+    """The gradient before the ReLUs of the inputs, its column sums, and the weight's gradient.
 
     Args:
         grad: `[rows, 1]` float32.

@@ -13,7 +13,7 @@ from stampede.optim.rules import Adam, step_constants
 from stampede.optim.table_array import TableArray
 from stampede.optim.waiting_rows import WaitingRows, is_replayable, sweeps_all
 
-# Shapes and dtypes are those of the arguments in `optim/native`.
+# Shapes and dtypes are as in `optim/native`.
 _OPS = torch.ops.stampede
 
 

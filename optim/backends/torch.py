@@ -21,7 +21,7 @@ BLOCK_ELEMENTS = 1 << 20
 
 @dataclass
 class RowValues:
-    """What a step needs to know of rows, as one matrix that sums over column shards.
+    """The values of rows that a step needs, as one matrix that can be summed over column shards.
 
     Attributes:
         matrix: `[3 + row states, n]`: squared norm of the gradient over the clipped columns and
@@ -85,7 +85,7 @@ class TorchBackend:
         array: the tables.
         waiting: the rows that take their steps later; None if each step sweeps all rows.
         pools: whether to use `pool_` instead of FBGEMM's lookup.
-        must_pool: whether FBGEMM's lookup does not know these tables.
+        must_pool: whether FBGEMM's lookup does not support these tables.
         needs_checked_ids: whether ids must be inside their tables before `catch_up` and `pool_`.
     """
 
@@ -95,7 +95,7 @@ class TorchBackend:
     def __init__(self, array: TableArray) -> None:
         self.array = array
         self.waiting: WaitingRows | None = None
-        # FBGEMM's lookup knows no bf16 on a CPU, and on a GPU reads 4 columns at a time.
+        # FBGEMM's lookup does not support bf16 on a CPU, and on a GPU reads 4 columns at a time.
         is_odd = array.weights.is_cuda and array.weights.shape[1] % 4 != 0
         self.must_pool = array.weights.dtype == torch.bfloat16 or is_odd
         self.needs_checked_ids = self.must_pool
@@ -251,7 +251,7 @@ class PendingUpdate:
         return self.backend.array
 
     def bounds(self) -> list[int]:
-        """Start of each shard's rows among those of the batch, and their end."""
+        """Start of each shard's rows among the batch's rows, and their end."""
         return self.array.bounds_of(self.batch.rows)
 
 
@@ -273,7 +273,7 @@ def _by_occurrence(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _owned_states(array: TableArray, rows: Tensor | slice) -> list[Tensor]:
-    """Row states; zero if another column shard holds the ones that count."""
+    """Row states; zero if another column shard holds the ones to use."""
     # Column shards of one array begin at one column, see `CowClipTables.adopt`.
     states = [array.states[name][rows] for name in array.row_state_names]
     if array.shards[0].column_offset:

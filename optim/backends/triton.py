@@ -34,7 +34,7 @@ def why_not(array: TableArray) -> str | None:
     if array.weights.dtype != torch.float32:
         return f"the weights are {array.weights.dtype}, not float32"
     if dim % 4 or not 4 <= dim <= MAX_COLUMNS:
-        return f"{dim} columns are no multiple of 4 up to {MAX_COLUMNS}"
+        return f"{dim} columns are not a multiple of 4 up to {MAX_COLUMNS}"
     if settings.clip.by_row and array.width != array.local_width:
         return "their columns are split, so norms need sums over ranks"
     if settings.moves_untouched_rows and not is_replayable(settings):
@@ -87,7 +87,7 @@ class TritonBackend(TorchBackend):
         step: int,
         row_counts: Tensor,
     ) -> None:
-        """Second half: clip and step the batch's rows, and those of the others that are due.
+        """Second half: clip and step the batch's rows, and the other rows that are due.
 
         Args:
             measured: of `measure_queued`; None for a batch without ids.

@@ -327,11 +327,11 @@ def local_cowclip_tables(model: nn.Module) -> list[CowClipTables]:
 def begin_tables_again(model: nn.Module, seed: int) -> None:
     """Give tables new initial values and clear their state, as before the first step.
 
-    That is for MEDA (arXiv 2305.19531), between epochs; the dense layers go on. Learning rates
-    stay as they are. All ranks must call it.
+    MEDA (arXiv 2305.19531) does this between epochs, while the dense layers keep training. Learning
+    rates are unchanged. All ranks must call it.
 
     Args:
-        model: sharded; all tables of its collections with CowClip begin again.
+        model: sharded; all tables of its collections with CowClip are reset.
         seed: of the initial values, instead of `TableInit.seed`.
     """
     for module in model.modules():

@@ -95,7 +95,7 @@ def perturb_(
     settings: Sequence[HelenSettings],
     reductions: Sequence[CollectionGroups],
 ) -> list[FirstPass]:
-    """Move the rows of the batch to where the loss is higher.
+    """Move the rows of the batch towards a higher loss.
 
     Raises:
         NonFiniteGradientError: a gradient is not finite; no table was changed.

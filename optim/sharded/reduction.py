@@ -63,7 +63,7 @@ def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
     Every rank must ask for the same groups in the same order, including groups it is not in.
 
     Returns:
-        None where there is nothing to communicate.
+        None if there is nothing to communicate.
     """
     if len(ranks) < 2:
         return None
@@ -199,7 +199,7 @@ class BackwardReduction:
     """Sums of all collections of one backward pass, one after the other.
 
     Args:
-        everything: the group of sums over all tables; None where no clip needs them.
+        everything: the group of sums over all tables; None if no clip needs them.
     """
 
     def __init__(

@@ -275,7 +275,7 @@ class CowClipEmbeddingCollectionSharder(_CowClipSharder, EmbeddingCollectionShar
 
 
 class _FeatureProcessedSharder(_InDeviceMemory, FeatureProcessedEmbeddingBagCollectionSharder):
-    """TorchRec's, with ours of the tables inside."""
+    """TorchRec's sharder, with ours for the tables inside."""
 
 
 class _ManagedCollision(_InDeviceMemory):
@@ -308,11 +308,11 @@ class _ManagedCollision(_InDeviceMemory):
 
 
 class _ManagedCollisionBagSharder(_ManagedCollision, ManagedCollisionEmbeddingBagCollectionSharder):
-    """TorchRec's, with ours of the tables inside."""
+    """TorchRec's sharder, with ours for the tables inside."""
 
 
 class _ManagedCollisionSharder(_ManagedCollision, ManagedCollisionEmbeddingCollectionSharder):
-    """TorchRec's, with ours of the tables inside."""
+    """TorchRec's sharder, with ours for the tables inside."""
 
 
 def _refuse_update_arguments(fused_params: dict[str, Any] | None) -> None:

@@ -59,8 +59,8 @@ class CowClipFusedOptimizer(_UpToDate, EmbeddingFusedOptimizer):
     """The optimizer of sharded tables.
 
     States shaped like the table are sharded like it. States with one value a row are sharded by
-    rows, each row once, also where the table is split by columns. The step counter,
-    `<table>.step`, is one number. So a checkpoint can be read under another sharding plan.
+    rows, each row once, even if the table is split by columns. The step counter, `<table>.step`, is
+    one number. So a checkpoint can be read under another sharding plan.
     """
 
     def __init__(

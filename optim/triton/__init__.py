@@ -1,8 +1,8 @@
 """The update of embedding rows on a GPU, in Triton kernels.
 
 `stampede.optim` works without Triton: it is imported only where a kernel is used. No function waits
-for the device. The number of distinct rows stays there, so buffers have room for the most there can
-be.
+for the device. The number of distinct rows stays on the device, so buffers have room for the
+maximum.
 """
 
 from __future__ import annotations

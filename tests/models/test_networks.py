@@ -284,5 +284,5 @@ def test_names_and_options_are_checked():
         register("mean", options=dict)
     register("mean")(Mean)
     register("mean")(Mean)
-    with pytest.raises(KeyError, match=r"no network 'maen'; there are .*mean"):
+    with pytest.raises(KeyError, match=r"no network 'maen'; write one of .*mean"):
         network("maen")

@@ -334,7 +334,7 @@ def test_padding_rows_that_differ_are_refused():
         other(torch.tensor([1]))
     alone = table(padding_idx=3)
     optimizer = CowClipAdam(alone.parameters(), padding_idx=4)
-    with pytest.raises(ValueError, match="give the optimizer none"):
+    with pytest.raises(ValueError, match="leave out the optimizer's"):
         train(alone, optimizer, 1)
 
 
