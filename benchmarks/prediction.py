@@ -1,11 +1,11 @@
 """Prediction against training: rows per second of processor time, on synthetic clicks.
 
 DeepFM on a raw Criteo log, batch 8192. launch.py trains one epoch and three; the processor time of
-the two further epochs, with evaluations, gives training's samples a second. stampede.engine.predict
-scores a tenth of the raw log, the whole log, and the parts of the prepared data; the differences
-exclude starting and loading. Processor time is reported because other processes change wall time;
-the wall-clock rows/s that predict prints are in the results too. Contenders take turns; results are
-medians.
+the two additional epochs, with evaluations, gives training's samples a second.
+stampede.engine.predict scores a tenth of the raw log, the whole log, and the parts of the prepared
+data; the differences exclude starting and loading. Processor time is reported because other
+processes change wall time; the wall-clock rows/s that predict prints are in the results too.
+Contenders take turns; results are medians.
 
     python benchmarks/prediction.py
 """

@@ -126,7 +126,7 @@ class GlobalBatches:
         return iter(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the consumer has received: epochs, samples of the current one, and their order."""
+        """The consumer's progress: epochs, samples of the current one, and their order."""
         return {
             "epoch": self._epoch,
             "samples": self._samples,

@@ -179,7 +179,7 @@ class PreparationOptions(WritingOptions, GrowthOptions, Split):
         "run's `inputs/`: its ids keep their rows; empty: this is the first period",
     )
     counts_gb: float = Field(
-        2.0, gt=0, description="memory for counting ids, in 10^9 bytes; further counts go to disk"
+        2.0, gt=0, description="memory for counting ids, in 10^9 bytes; the rest goes to disk"
     )
     spool: bool = Field(
         True,

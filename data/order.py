@@ -73,7 +73,7 @@ class Permutation:
         return mixed
 
     def _round_keys(self, bits: int) -> list[tuple[int, int]]:
-        """What each round adds and multiplies with."""
+        """The numbers that each round adds and multiplies by."""
         rounds = max(_ROUNDS, _KEY_BITS // (2 * bits))
         # With the length, keys that differ only in trailing zeros draw different numbers.
         entropy = [*self.key, len(self.key)]

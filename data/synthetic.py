@@ -112,7 +112,7 @@ class _Truth:
     def __init__(self, clicks: SyntheticClicks) -> None:
         self.clicks = clicks
         self.sizes = np.array(clicks.cardinalities())
-        # Ids of all fields stand in one array, field after field.
+        # Ids of all fields are in one array, field after field.
         self.offsets = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
         draw = np.random.default_rng([clicks.seed, _TRUTH])
         total = int(self.sizes.sum())
@@ -226,7 +226,7 @@ class _SyntheticPart:
         ]
         joined = _Drawn(*map(np.concatenate, zip(*taken, strict=True)))
         if np.any(np.diff(order) < 0):
-            # The rows now stand block by block; put them back where they were asked for.
+            # The rows now stand block by block; put them back in the requested order.
             place = np.empty_like(order)
             place[order] = np.arange(len(rows))
             joined = joined.take(place)

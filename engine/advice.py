@@ -210,7 +210,7 @@ def on_first_epoch(part: str, score: float | None, epoch: int) -> list[str]:
     """Advice if nothing was learned.
 
     Args:
-        part: on which the best epoch is chosen.
+        part: the part that selects the best epoch.
         score: its AUC.
         epoch: the first evaluated one.
     """
@@ -226,7 +226,7 @@ def on_regression(part: str, progress: Progress, regression: Mapping[str, Any]) 
     """Advice if logistic regression is better.
 
     Args:
-        part: on which the best epoch was chosen.
+        part: the part that selected the best epoch.
         regression: see `logistic_regression`.
     """
     ours, other = progress.best_score, regression.get(f"{part}_auc")

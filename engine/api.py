@@ -226,7 +226,7 @@ class Run:
 
         Args:
             data: a frame with the columns of the training log (the label is optional), names of raw
-                files or globs of them, or one prepared folder, of which the test part is scored.
+                files or globs of them, or one prepared folder, whose test part is scored.
             batch_size: rows scored at a time.
             on_bad_value: `missing` treats raw values that cannot be used as missing,
                 and warns how many there were.

@@ -54,7 +54,7 @@ def readable_metric(value: float | None) -> str:
 
 
 def readable_bytes(count: float) -> str:
-    """For example `1.44 GB` (10^9 bytes), in three digits or more."""
+    """A number of bytes such as `1.44 GB` (10^9 bytes), in three digits or more."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if count >= 0.9995 * size:
             return f"{count / size:.{2 if count < 100 * size else 1}f} {unit}"

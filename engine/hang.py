@@ -80,11 +80,11 @@ class RankStatus:
     Attributes:
         published: number of this message; it grows while the rank's watchdog runs.
         beats, step, stage: see `stampede.engine.heartbeat.Heartbeat`.
-        still_seconds: time since its last beat, without time in which the process was stopped.
+        still_seconds: time since its last beat, not counting time while the process was stopped.
         hangs: whether that is too long.
         place: where its main thread is, as `file:line in function`.
         waits: whether it waits for other ranks there.
-        ended: whether its training loop has ended, in whatever way.
+        ended: whether its training loop has ended, in any way.
     """
 
     published: int
@@ -147,7 +147,7 @@ class Watchdog:
         before = time.monotonic()
         while not self._end.wait(self._interval):
             now = time.monotonic()
-            # Time in which the process was stopped does not count.
+            # Time while the process was stopped does not count.
             self._count(min(now - before, 2 * self._interval))
             before = now
             self._publish()
@@ -314,7 +314,7 @@ def stuck_ranks(ranks: Mapping[int, Seen]) -> str:
 
 
 def _named(described: Mapping[int, str], one: str, many: str) -> str:
-    """For example `ranks 1 and 3 make no progress: rank 1 at ..; rank 3 at ..`."""
+    """Such as `ranks 1 and 3 make no progress: rank 1 at ..; rank 3 at ..`."""
     ranks = list(described)
     if len(ranks) == 1:
         return f"rank {ranks[0]} {one}: {described[ranks[0]]}"

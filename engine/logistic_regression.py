@@ -59,7 +59,7 @@ class LogisticRegression:
     with sample weights w and without a penalty on the bias. If the weights have mean 1, this is
     scikit-learn's `LogisticRegression(C=0.1)`. An id that occurs twice in a sample counts twice.
     Memory: 5 bytes for each row of the tables, some 110 for each id of the training part, and up to
-    a gigabyte for training rows; further rows are read in every pass.
+    a gigabyte for training rows; the rest is read in every pass.
 
     Args:
         dataset: whose parts are on the CPU.

@@ -140,7 +140,7 @@ class PhaseTimes:
             self._step.stages.append((stage, self._clock.mark()))
 
     def mark(self) -> Any:
-        """Where a wait begins."""
+        """A mark where a wait begins."""
         return self._clock.mark()
 
     def waited(self, since: Any) -> None:
@@ -235,7 +235,7 @@ class Window:
         return self.mean - self.waited
 
     def fields(self) -> dict[str, Any]:
-        """For the rank's log; shares are of the step."""
+        """The values for the rank's log; shares are of the step."""
         whole = self.mean or 1.0
         return {
             "steps": self.steps,

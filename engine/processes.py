@@ -126,7 +126,7 @@ def launched_by() -> str | None:
 
 
 def restarts() -> tuple[int, int]:
-    """How often torchrun has restarted the processes, and how often it may at most."""
+    """How often torchrun has restarted the processes, and its limit."""
     done = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     allowed = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     return int(done), int(allowed)

@@ -337,7 +337,7 @@ def _source(section: RawSection) -> Source:
 
 
 def _folder(section: RawSection, source: Source) -> Path:
-    """Its name holds a hash of the log and of everything else the result depends on."""
+    """A folder named after a hash of the log and of all else that the result depends on."""
     described = {
         "format": FORMAT,
         "on_bad_row": section.on_bad_row,

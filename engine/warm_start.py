@@ -275,7 +275,7 @@ class _Filling:
         """Fill a field's table, with its optimizer's states if all is taken.
 
         Args:
-            rows: as of `_Match`.
+            rows: as in `_Match`.
         """
         name = weights_key(field)
         # A process may hold some tables only.
@@ -485,11 +485,11 @@ class LoadReport:
     note: str = ""
 
     def values(self) -> dict[str, Any]:
-        """As a dict for JSON."""
+        """The report as a dict for JSON."""
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """As lines of at most 100 columns, unless names are longer."""
+        """The report as lines of at most 100 columns, unless names are longer."""
         width = min(max([5, *(len(one.field) for one in self.fields)]), 32)
         columns = ("rows", "loaded", "new", "not taken")
         lines = [f"  {'field':<{width}}" + "".join(f"  {name:>13}" for name in columns)]

@@ -206,7 +206,7 @@ def look_into(python):
 
 def _pip(python, root, *arguments, quiet=False):
     """Run pip and show or return its output; raises SetUpError if it fails."""
-    # Overrides only the user's setting `user`, with which pip refuses to work in a venv.
+    # Overrides only the user's setting `user`, which makes pip refuse to work in a venv.
     environment = {**os.environ, "PIP_USER": "0"}
     done = subprocess.run(
         [str(python), "-m", "pip", *arguments],

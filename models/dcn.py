@@ -111,7 +111,7 @@ class DCNv2(CrossNetwork):
             )
             matrices = [*cross.U_kernels, *cross.V_kernels, *cross.C_kernels]
             for gate in cross.gates or ():
-                # Keras' default, with which the authors' code leaves the gates.
+                # Keras' default, which the authors' code keeps for the gates.
                 nn.init.xavier_uniform_(gate.weight, generator=generator)
         for matrix in matrices:
             glorot_normal_(matrix, generator)

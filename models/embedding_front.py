@@ -48,7 +48,7 @@ class StoredColumns:
 
 
 class _Split(torch.autograd.Function):
-    """Its gradient is written in one pass; on a CPU."""
+    """Splits rows on a CPU; writes the gradient in one pass."""
 
     @staticmethod
     def forward(rows: Tensor, dim: int) -> tuple[Tensor, Tensor]:

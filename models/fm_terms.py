@@ -14,7 +14,7 @@ from stampede.models.embedding_front import StoredColumns
 
 
 class _SecondOrder(torch.autograd.Function):
-    """Its gradient is `sum_j e_j - e_i`; autograd would take three times as many passes."""
+    """With the gradient `sum_j e_j - e_i`; autograd would take three times as many passes."""
 
     @staticmethod
     def forward(embeddings: Tensor) -> tuple[Tensor, Tensor]:

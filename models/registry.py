@@ -79,7 +79,7 @@ class Network:
     """A registered network; see `register`.
 
     Attributes:
-        name: under which it is registered.
+        name: its registered name.
         source: its class, or `file.Class` in this package, imported when needed.
         first_order: whether the model adds the first-order term to the network's logits.
         options: the section `model.options` of the configuration.
@@ -92,7 +92,7 @@ class Network:
 
     @property
     def module(self) -> type[nn.Module]:
-        """Its class."""
+        """The network's class."""
         if not isinstance(self.source, str):
             return self.source
         file, name = self.source.split(".")

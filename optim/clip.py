@@ -1,4 +1,4 @@
-"""The clipping rules: which gradients are compared with which threshold."""
+"""The clipping rules: groups of gradients and their thresholds."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ HISTOGRAM_SIZE = (_MOST_POWER - _LEAST_POWER) * _BINS + 2
 
 
 def norm_histogram(norms: Tensor) -> Tensor:
-    """How many of the norms `[n]` are near each power of 2: `[HISTOGRAM_SIZE]` float64.
+    """Number of norms `[n]` near each power of 2: `[HISTOGRAM_SIZE]` float64.
 
     Each norm counts for the two nearest bins, more for the nearer one. So a small change of norms,
     as by rounding, changes the histogram little, and the histograms of several ranks add up.

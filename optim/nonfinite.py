@@ -61,7 +61,7 @@ class NonFiniteFlag:
         return (self.tensor > 0).float()
 
     def end_step(self, step: int) -> None:
-        """Send the flag to the host, as of the kernels queued so far."""
+        """Send the flag to the host once the kernels queued so far are done."""
         copied = None
         if self.tensor.is_cuda:
             value = torch.empty(1, dtype=torch.int32, pin_memory=True)

@@ -40,7 +40,7 @@ class CowClipOptimizer(torch.optim.Optimizer):
     and so carries the counts; several lookups or backward passes before a step add up. If a
     gradient has lost the counts, they can be given to `step`. Rows of a module's `padding_idx` are
     never changed. As with torch's optimizers, a table without a gradient (`grad` is None) is left
-    alone altogether, and counts no step.
+    alone, and no step is counted for it.
 
     Create the optimizer before the first lookup: it notes lookups from then on. If a table is not
     the `weight` of an `nn.Embedding` or `nn.EmbeddingBag` (`functional.embedding`,

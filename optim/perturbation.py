@@ -94,8 +94,8 @@ def perturbation(
 ) -> Tensor:
     """How far the first pass moves each row of a table.
 
-    `e_i = rho * g_i / (||g|| + 1e-12) * max(c_i / max_j c_j, bound)`, where `||g||` and `max_j`
-    run over the whole table and are given, so that the rows may be any part of it.
+    `e_i = rho * g_i / (||g|| + 1e-12) * max(c_i / max_j c_j, bound)`, where `||g||` and `max_j` run
+    over the whole table and are given, so the rows may be any part of it.
 
     Args:
         grads: `[n, dim]` gradients of the mean loss.

@@ -34,7 +34,7 @@ def sum_by_row(
     source_rows: Tensor | None = None,
     coefficients: Tensor | None = None,
 ) -> RowGradients:
-    """Add up the gradients of each row, in the order in which its occurrences stand.
+    """Add up the gradients of each row, in the order of its occurrences.
 
     Args:
         occurrences: `[n]` int64, the row of each occurrence.

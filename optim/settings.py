@@ -12,7 +12,7 @@ from stampede.optim.rules import Adam, Rule
 Rows = Literal["all", "touched"]
 OnNonfinite = Literal["error", "skip_row"]
 
-# The state of adaptive regularisation: the step in which a row was last in a batch, 0 for none.
+# State of adaptive regularisation: the last step with the row in its batch, 0 for none.
 LAST_STEP = "last_step"
 
 

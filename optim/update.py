@@ -218,7 +218,7 @@ def _times(counts: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _shard_histograms(one: _Measured) -> list[Tensor]:
-    """Of the norms of each shard's rows, per occurrence; the first column shard has them."""
+    """Histograms of each shard's norms of rows, per occurrence; the first column shard has them."""
     norms = one.values.grad_squares.sqrt()
     norms = norms / _times(one.batch.counts, norms.dtype)
     if one.array.shards[0].column_offset:

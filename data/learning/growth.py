@@ -10,7 +10,7 @@ import polars as pl
 from stampede.data.learning.vocabulary import COUNT, VALUE
 from stampede.data.options import GrowthOptions
 
-# Further columns of a vocabulary that grows: periods, counted from 1.
+# More columns of a vocabulary that grows: periods, counted from 1.
 ROW_SINCE, SEEN = "row_since", "seen"
 PERIOD = "period"
 

@@ -150,7 +150,7 @@ class Encoder(NamedTuple):
 
 
 def _fixed_encoder(name: str, field: IdField) -> Encoder:
-    """For a field that learns nothing; the last row is for missing values."""
+    """The encoder of a field that learns nothing; the last row is for missing values."""
     if isinstance(field, Hashed):
         size = field.buckets
     else:
@@ -391,7 +391,7 @@ class Learner:
         return load(folder)
 
     def _settled(self) -> Saved:
-        """All but the vocabularies."""
+        """Everything learned except the vocabularies."""
         seen = self._ranges
         tails = {name: (seen[name].low, seen[name].high, seen[name].mean) for name in self._log1p}
         schema = settled(self._schema, self.rows, tails)

@@ -179,7 +179,7 @@ def read_manifest(folder: Path, remedy: str = REMEDY) -> Manifest:
 
 
 def missing_marks_sentence(columns: dict[str, dict[str, int]]) -> str:
-    """How many cells of which columns were missing because of their text; may be empty.
+    """A sentence on cells that were missing because of their text; may be empty.
 
     Args:
         columns: cells by text, by column, the most frequent first.

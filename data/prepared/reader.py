@@ -208,7 +208,7 @@ class ShardedPart:
 
     @property
     def device(self) -> torch.device:
-        """Where the arrays are."""
+        """Device of the arrays."""
         return self.shards[0].arrays["label"].device
 
     @property
@@ -286,7 +286,7 @@ class ShardedPart:
         return np.cumsum([0, *(shard.rows for shard in self.shards)])
 
     def _pieces(self, rows: Tensor) -> list[_Piece]:
-        """What each shard contributes: its own row numbers, and their place among `rows`."""
+        """By shard, the numbers of the requested rows within it, and their places among `rows`."""
         if len(self.shards) == 1:
             return [_Piece(self.shards[0], rows, 0)]
         stretches = np.flatnonzero(np.diff(rows.numpy()) < 0) + 1
@@ -376,7 +376,7 @@ class ShardedPart:
 
 
 def _bounds(name: str, piece: _Piece) -> tuple[Tensor, Tensor]:
-    """Where the ids of each row begin, and how many there are."""
+    """Start and number of each row's ids."""
     offsets = piece.shard.arrays[name]
     first = offsets.index_select(0, piece.rows)
     last = offsets.index_select(0, piece.rows + 1)

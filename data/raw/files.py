@@ -140,7 +140,7 @@ def read_blocks(path: Path) -> Iterator[Block]:
 
 
 def count_bytes(data: bytes, value: int) -> int:
-    """How often a byte occurs, several times faster than `bytes.count`."""
+    """Number of occurrences of a byte, several times faster than `bytes.count`."""
     array, piece = np.frombuffer(data, dtype=np.uint8), 1 << 18  # within the cache
     return sum(
         int(np.count_nonzero(array[i : i + piece] == value)) for i in range(0, len(array), piece)

@@ -87,7 +87,7 @@ class RawLog:
     Args:
         schema: what their columns mean.
         files: in order; all of one format.
-        split_column: a further column to read as text.
+        split_column: another column to read as text.
         bad_values_are_missing: whether a bad value of an input becomes null; else its row is bad.
     """
 
@@ -268,7 +268,7 @@ def typed(
     1970, `#split` String. Null is missing.
 
     Args:
-        split_column: a further column to read as text.
+        split_column: another column to read as text.
         bad_values_are_missing: whether a bad value of an input becomes null; else its row is bad.
 
     Raises:

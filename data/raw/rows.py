@@ -107,7 +107,7 @@ class RawRows:
         numbers: `[n]` number of each row within the file, from 0, bad rows counted.
         text: the `n` lines themselves; None for Parquet.
         position: bytes of the file read so far.
-        bad: further rows, which could not be split into columns.
+        bad: other rows, which could not be split into columns.
         marks: cells that are null because of their text.
     """
 
@@ -178,6 +178,6 @@ def without_marks(frame: pl.DataFrame, missing: Sequence[str]) -> tuple[pl.DataF
 
 
 def counts_of_marks(marks: pl.Series) -> Marks:
-    """How often each text occurs in a column, without empty ones."""
+    """Number of occurrences of each text in a column, without empty ones."""
     found = marks.value_counts(name="cells")
     return Counter({(marks.name, mark): cells for mark, cells in found.iter_rows() if mark})

@@ -114,6 +114,6 @@ def _with_min_count(field: IdField, least: int) -> IdField:
 
 
 def _transform(low: float, high: float, mean: float) -> list[Transform]:
-    # log1p maps negative numbers to 0, so they must be small beside the rest.
+    # log1p maps negative numbers to 0, so they must be small compared with the rest.
     is_skewed = mean > 0 and low > -mean and high - mean > _SKEWED * (mean - low)
     return ["log1p", "standard"] if is_skewed else ["standard"]

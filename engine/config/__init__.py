@@ -223,7 +223,7 @@ class CheckpointSection(Section):
     )
     keep: int = Field(2, ge=1, description="newest checkpoints to keep, besides the best epoch's")
     keep_every: int = Field(
-        0, ge=0, description="epochs between further checkpoints to keep; 0: none"
+        0, ge=0, description="also keep the checkpoint of every N-th epoch; 0: none"
     )
     asynchronous: bool = Field(True, description="write a copy of the state during training")
 

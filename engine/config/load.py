@@ -68,7 +68,7 @@ def check_config(values: dict[str, Any], path: Path, world_size: int = 1) -> Con
 
     Args:
         values: by section and key; this changes them.
-        path: their file, after which the run is named, and with which messages begin.
+        path: their file; it names the run, and messages begin with it.
         world_size: number of ranks, which must divide global batches.
 
     Raises:

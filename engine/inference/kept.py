@@ -226,7 +226,7 @@ def check_same_inputs(found: Manifest, data: DataEntry, where: Path, model: Path
 
 
 def check_same_vocabularies(found: Manifest, kept: Manifest, where: Path) -> None:
-    """Refuse prepared data whose table rows stand for other ids than the run's.
+    """Refuse prepared data whose table rows stand for ids other than the run's.
 
     Raises:
         DataError: names the first file that differs.

@@ -119,7 +119,7 @@ class Inputs:
     """The graph from raw columns to looked-up rows and numbers.
 
     Attributes:
-        graph: to which the inputs are added.
+        graph: the graph to add the inputs to.
         described: of each input its `name`, `column`, `kind` (text, integer, number, seconds, or
             or row, of the field's table), whether it is `[samples, ids]` (`multi`), and `fields`.
 

@@ -26,7 +26,7 @@ _NUMPY = {
 
 
 class _UnknownError(Exception):
-    """An operator without translation; the text may say with which arguments."""
+    """An operator without a translation; the text may name its arguments."""
 
 
 def add_program(graph: Graph, program: ExportedProgram, inputs: Sequence[str]) -> str:
@@ -108,7 +108,7 @@ class _Call:
     """An operator of torch with its arguments.
 
     Attributes:
-        translation: to which it belongs.
+        translation: the translation that it belongs to.
         given: arguments by name, defaults included.
         result: as `torch.export` traced it: type and shape.
     """

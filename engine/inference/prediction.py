@@ -159,14 +159,14 @@ def score(
     Args:
         trained: the model.
         scorer: of the same model.
-        inputs: as of `predict`.
+        inputs: as for `predict`.
         on_bad_value: see `PredictionOptions`.
 
     Returns:
         The probabilities, and the number of values treated as missing, by column.
 
     Raises:
-        DataError, RunFolderError: as of `predict`.
+        DataError, RunFolderError: as for `predict`.
     """
     remedy = (
         'on_bad_value="missing" to treat bad values as missing, or `stampede predict --on-bad-row '

@@ -73,7 +73,7 @@ class PlanCosts:
         return {k: float(v.max() / v.mean()) if v.any() else 1.0 for k, v in of.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, a value for each rank; memory and traffic in whole bytes."""
+        """The costs for JSON, a value for each rank; memory and traffic in whole bytes."""
 
         def rounded(values: np.ndarray) -> list[int]:
             return [round(value) for value in values.tolist()]

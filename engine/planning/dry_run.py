@@ -82,7 +82,7 @@ class DryRun:
         return bool(self.costs.total_memory.max() <= self.cluster.usable)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; memory in bytes."""
+        """The result for JSON; memory in bytes."""
         return {
             "job": self.config.run.name,
             "fits": self.fits,

@@ -248,7 +248,7 @@ class _Storage(ShardEstimator):
         self._workload, self._on_gpu = workload, on_gpu
 
     def estimate(self, sharding_options: list[ShardingOption], *_: Any, **__: Any) -> None:
-        """Write the bytes into the options; further arguments depend on TorchRec's version."""
+        """Write the bytes into the options; other arguments depend on TorchRec's version."""
         work = self._workload
         for option in sharding_options:
             for shard in option.shards:

@@ -28,7 +28,7 @@ LONG = 8
 # Lengths of bags are int32.
 INT = 4
 
-# Bytes per looked-up id, beside the id itself: its row, its bag, and a sort with its order (see
+# Bytes per looked-up id, besides the id itself: its row, its bag, and a sort with its order (see
 # `sum_by_row`), all int64.
 _SORTING = 5 * LONG
 

@@ -21,7 +21,7 @@ _WIDTH, _HEIGHT, _LEGEND_LINE = 5.4, 3.4, 0.19
 # Longest label of a legend with two columns.
 _NARROW = 22
 
-# Dark to light alternates, so that neighbours differ in print, too (Okabe and Ito's colours).
+# Dark to light alternates, so that neighbours also differ in print (Okabe and Ito's colours).
 _COLOURS = ("#000000", "#d55e00", "#0072b2", "#009e73", "#8c3b73", "#7f7f7f")
 _DASHES = ("-", "--", "-.", ":", (0, (7, 2, 1, 2, 1, 2)))
 _MARKERS = ("o", "s", "^", "D", "v", "x", "P")

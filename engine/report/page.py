@@ -43,7 +43,7 @@ def write_report(
     Args:
         runs: at least one.
         folder: created if absent.
-        baseline: one of the runs, to which the tables show the differences of the others.
+        baseline: one of the runs; the tables show how the others differ from it.
 
     Returns:
         A sentence for each thing that the report lacks, apart from whole pictures of a single run.

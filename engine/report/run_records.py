@@ -181,7 +181,7 @@ class RunRecord:
         config: values of `config.yaml` by dotted key.
         lines: lines of `metrics.jsonl`.
         summary: `summary.json`; empty if the run has not ended or was continued since.
-        periods: lines on the periods of a log that comes in files; all else is of the newest one.
+        periods: lines on the periods of a log that comes in files; all else is from the newest one.
     """
 
     path: Path

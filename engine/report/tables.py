@@ -263,7 +263,7 @@ def _slowest(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def configuration_table(runs: Sequence[RunRecord]) -> Table:
-    """All keys of a single run, or those in which several differ."""
+    """All keys of a single run, or the keys in which several runs differ."""
     if len(runs) == 1:
         values = [[key, readable(value)] for key, value in runs[0].config.items()]
         return Table("Configuration", "All keys.", ["key", "value"], values)

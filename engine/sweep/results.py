@@ -89,7 +89,7 @@ class Column:
     path: tuple[str, ...] = ()
 
     def of(self, summary: Mapping[str, Any]) -> float | None:
-        """Its value in a summary; None if the run has none."""
+        """The column's value in a summary; None if the run has none."""
         for section in self.path:
             summary = summary.get(section) or {}
         found = summary.get(self.metric)
@@ -122,7 +122,7 @@ class Result:
 
     @property
     def failed(self) -> int:
-        """How many trials failed."""
+        """Number of failed trials."""
         return len(self.outcomes) - len(self.done)
 
     def mean(self, column: Column) -> Mean | None:
@@ -186,7 +186,7 @@ def columns(metrics: Iterable[str], found: Sequence[Result]) -> list[Column]:
 
 
 def axes_of(found: Sequence[Result]) -> list[str]:
-    """What the points differ in."""
+    """The axes in which the points differ."""
     return list(found[0].point.labels) if found else []
 
 

@@ -275,7 +275,7 @@ def _digest(config: Config) -> str:
 
 
 def difference(config: Config, folder: RunFolder) -> str:
-    """The first key in which a run folder differs from a configuration; empty if none does.
+    """The first key that differs between a run folder and a configuration; empty if none does.
 
     Keys that are newer than the run have their defaults.
     """

@@ -257,7 +257,7 @@ class Point:
 
     @property
     def title(self) -> str:
-        """Its labels, as in `deepfm / 1K`."""
+        """The point's labels, as in `deepfm / 1K`."""
         return " / ".join(self.labels.values())
 
     @property
@@ -321,7 +321,7 @@ class Sweep:
 
     @property
     def count(self) -> int:
-        """How many trials a run of the sweep has."""
+        """Number of trials in a run of the sweep."""
         seeds = len(self.section.seeds)
         if self.study is not None:
             return self.study.trials * seeds

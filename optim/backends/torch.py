@@ -261,7 +261,7 @@ def _of_bags(lookup: Lookup, grad: Tensor) -> Tensor:
 
 
 def _by_occurrence(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
-    """For each id of a lookup its row, its bag in `_of_bags`, and its share of a mean."""
+    """For each id of a lookup: its row, its bag in `_of_bags`, and its share of a mean."""
     bags, features, batch = lookup.features * lookup.batch, lookup.features, lookup.batch
     lengths = lookup.offsets.diff()
     bag = torch.arange(bags, device=lengths.device)

@@ -70,7 +70,7 @@ class TritonBackend(TorchBackend):
         array = self.array
         sums = sum_runs(
             lookup.runs,
-            # A pooled output holds columns of arrays of other widths, too.
+            # A pooled output also holds columns of arrays of other widths.
             grad.contiguous().view(-1, array.weights.shape[1]),
             array.weights,
             clipped=array.local_width,

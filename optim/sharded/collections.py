@@ -60,7 +60,7 @@ _Dense = BatchedDenseEmbeddingBag | BatchedDenseEmbedding
 
 
 class CowClipCollection:
-    """What pooled and sequence collections have in common; mixed into TorchRec's classes."""
+    """Common parts of pooled and sequence collections; mixed into TorchRec's classes."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class CowClipCollection:
 
     @property
     def owner(self) -> BackwardUpdate:
-        """What updates the tables."""
+        """The update of the tables."""
         return self._owner
 
     def cowclip_tables(self) -> list[CowClipTables]:
@@ -264,7 +264,7 @@ class CowClipCollection:
                     yield kernel
 
     def _shards(self, config: GroupedEmbeddingConfig) -> list[TableShard]:
-        """Where a group's tables lie; replicated ones count on the first rank."""
+        """The shards of a group's tables; replicated ones count on the first rank."""
         shards = []
         for table in config.embedding_tables:
             name = self._names.get(table.name, table.name)
@@ -340,7 +340,7 @@ def begin_tables_again(model: nn.Module, seed: int) -> None:
 
 
 def table_update(model: nn.Module) -> BackwardUpdate | None:
-    """What updates the tables of a model, on every rank; None if no table has CowClip."""
+    """The update of a model's tables, on every rank; None if no table has CowClip."""
     for module in model.modules():
         if isinstance(module, CowClipCollection):
             return module.owner

@@ -152,7 +152,7 @@ class _InDeviceMemory(BaseEmbeddingSharder[nn.Module]):
 
 
 class _CowClipSharder(_InDeviceMemory):
-    """Common to the sharders of pooled and sequence embeddings."""
+    """Common parts of the sharders of pooled and sequence embeddings."""
 
     _sharded_type: type[CowClipCollection]
     # Path of the module around the collection, for calls of `shard` without one.
@@ -169,7 +169,7 @@ class _CowClipSharder(_InDeviceMemory):
         self._owner = owner
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """All of them, on every device (TorchRec offers no row-wise on CPU)."""
+        """All sharding types, on every device (TorchRec offers no row-wise on CPU)."""
         return list(SHARDING_TYPES)
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
@@ -246,7 +246,7 @@ class _CowClipSharder(_InDeviceMemory):
 
     @property
     def sharded_module_type(self) -> type[nn.Module]:
-        """What `shard` returns."""
+        """The class that `shard` returns."""
         return self._sharded_type
 
 
@@ -262,7 +262,7 @@ class CowClipEmbeddingCollectionSharder(_CowClipSharder, EmbeddingCollectionShar
     _sharded_type = CowClipShardedEmbeddingCollection
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Those that TorchRec has for sequences."""
+        """The types that TorchRec has for sequences."""
         return EmbeddingCollectionSharder.sharding_types(self, compute_device_type)
 
     def _check_module(self, module: nn.Module) -> None:
@@ -279,7 +279,7 @@ class _FeatureProcessedSharder(_InDeviceMemory, FeatureProcessedEmbeddingBagColl
 
 
 class _ManagedCollision(_InDeviceMemory):
-    """Common to both sharders of managed collision."""
+    """Common parts of both sharders of managed collision."""
 
     _e_sharder: _CowClipSharder
 

@@ -261,7 +261,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     def _stored(self) -> Tensor:
         return self.weights_host if self.weights_host.numel() else self.weights_dev
 
-    # FBGEMM's own lookup breaks a graph on a CPU, too.
+    # FBGEMM's own lookup also breaks a graph on a CPU.
     @torch.compiler.disable(reason=NOT_COMPILED)
     def forward(
         self,

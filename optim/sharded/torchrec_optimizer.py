@@ -46,7 +46,7 @@ class _UpToDate:
 
     @property
     def state(self) -> Mapping[Any, Any]:
-        """By parameter, see `FusedOptimizer`."""
+        """The state by parameter, see `FusedOptimizer`."""
         self._tables.flush()
         return self._state
 

@@ -96,7 +96,7 @@ class Encoder:
         about: its `package.json`; None to read it.
 
     Attributes:
-        columns: from which the inputs are made.
+        columns: the columns that the inputs are made from.
     """
 
     def __init__(self, folder: str | Path, about: Mapping[str, Any] | None = None) -> None:

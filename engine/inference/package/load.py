@@ -180,7 +180,7 @@ class Model:
     Attributes:
         about: `package.json`.
         fields, numbers: names of the id fields and numbers, in the model's order.
-        columns: from which they are made.
+        columns: the columns that they are made from.
         bad_values: numbers of values that the last call treated as missing, by column.
     """
 
