@@ -13,10 +13,10 @@ from stampede.models.registry import NetworkShape
 class DisentangledAttention(nn.Module):
     """`sum_n (softmax(<q_m - mean q, k_n - mean k>) + softmax(u_n)) v_n` for each head (fig. 1).
 
-    `q = Q e`, `k = K e`, `v = V e`; means and softmaxes are over the fields. The unary term `u_n =
-    <Q' mean(e), k_n>` has its own projection; with `unary: field` it is `<w, e_n>`. Attention
-    dropout takes single weights out of the sum of both softmaxes. No layer has a bias: those of q
-    and k would cancel in the pairwise term.
+    `q = Q e`, `k = K e`, `v = V e`; means and softmaxes are over the fields. The unary term
+    `u_n = <Q' mean(e), k_n>` has its own projection; with `unary: field` it is `<w, e_n>`.
+    Attention dropout takes single weights out of the sum of both softmaxes. No layer has a bias:
+    biases of q and k would cancel in the pairwise term.
 
     Args:
         inputs: width of a field's vector.

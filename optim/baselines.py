@@ -177,7 +177,7 @@ def _adam(
             "write l2=0, and weight_decay instead"
         )
     if not all(0 <= beta < 1 for beta in betas):
-        raise ValueError(f"fbgemm_adam: betas is {betas!r}; write numbers from 0 to below 1")
+        raise ValueError(f"fbgemm_adam: betas is {betas!r}; write numbers in [0, 1)")
     return Adam, {
         "lr": float(lr),
         "eps": float(eps),

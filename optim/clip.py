@@ -35,8 +35,8 @@ class CowClip:
     | `cowclip` | the gradient of a row | ratio * max(norm of its weights, bound) * max(count, 1) |
 
     Gradients include the L2 term. Norms run over the rows that take part in the step: all, or the
-    batch's. The quantile is taken of norm / max(count, 1) over the rows of the batch, to within 4
-    %; rows outside of the batch are not clipped by it. The count is how often an id occurs in the
+    batch's. The quantile is taken of norm / max(count, 1) over the rows of the batch, to within 4%;
+    rows outside of the batch are not clipped by it. The count is how often an id occurs in the
     global batch; a repeat within one bag counts, whatever the pooling and the weights of samples.
 
     Args:

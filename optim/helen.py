@@ -137,7 +137,9 @@ class Helen(torch.optim.Optimizer):
             The loss of the first call: of the weights before this step.
         """
         if closure is None:
-            raise ValueError("Helen: step needs a closure; without, use first_step, second_step")
+            raise ValueError(
+                "Helen: step needs a closure; without one, call first_step and second_step"
+            )
         with torch.enable_grad():
             loss = closure()
         self.first_step()

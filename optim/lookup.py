@@ -168,7 +168,7 @@ def runs_from_sort(lookup: Lookup) -> SortedRuns:
 
 @torch.no_grad()
 def runs_from_fbgemm(lookup: Lookup) -> SortedRuns:
-    """Sort a lookup by row as FBGEMM's own backward does; ids must lie on a GPU.
+    """Sort a lookup by row as FBGEMM's own backward does; ids must be on a GPU.
 
     Its sort is stable, so the result equals that of `runs_from_sort`. Written for fbgemm 1.6 to
     1.8.

@@ -177,7 +177,7 @@ class CowClipOptimizer(torch.optim.Optimizer):
             )
         if len({param.device for param in params}) > 1:
             raise ValueError(
-                f"{type(self).__name__}: the tables lie on several devices; make one optimizer "
+                f"{type(self).__name__}: the tables are on several devices; make one optimizer "
                 "for each device"
             )
         batches = [
@@ -195,7 +195,7 @@ class CowClipOptimizer(torch.optim.Optimizer):
             array.frozen_row = self._frozen_row(param, group["padding_idx"])
             known = self._backends.get(param)
             if known is None or not known.array.is_same(array):
-                # Anybody may read the table, so none of its rows may wait.
+                # Anyone may read the table, so none of its rows may wait.
                 self._backends[param] = choose_backend(array)
             step = int(self.state[param]["step"]) + 1
             update = PendingUpdate(self._backends[param], batch, float(group["lr"]), step)
@@ -316,7 +316,7 @@ class CowClipAdam(CowClipOptimizer):
 
 
 class CowClipRowWiseAdam(CowClipAdam):
-    """`CowClipAdam` with one second moment per row: a third of its memory is saved.
+    """`CowClipAdam` with one second moment per row, which saves a third of its memory.
 
     The moment follows the mean of the squared gradient over the row (FBGEMM's
     PARTIAL_ROWWISE_ADAM).
@@ -369,7 +369,7 @@ class CowClipSGD(CowClipOptimizer):
     """SGD with CowClip: `b = momentum*b + g; w = w - lr*b`; no state without momentum.
 
     Args:
-        momentum: from 0 up to below 1.
+        momentum: in [0, 1).
         params, lr, l2, clip, rows, weight_decay, on_nonfinite, padding_idx, seed: see
             `CowClipAdam`.
         ar_alpha, min_shrinkage: see `CowClipAdam`.

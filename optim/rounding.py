@@ -20,7 +20,7 @@ def table_key(seed: int, table: str) -> int:
 
 
 def random_unit(keys: Tensor, rows: Tensor, columns: Tensor, step: int) -> Tensor:
-    """Uniform numbers from 0 up to below 1, a pure function of table, row, column and step.
+    """Uniform numbers in [0, 1), a pure function of table, row, column and step.
 
     Args:
         keys: `[n]` int64 `table_key` of each row.
@@ -39,7 +39,7 @@ def round_stochastically(values: Tensor, unit: Tensor, dtype: torch.dtype) -> Te
     """Round float32 to one of the two neighbours, each with the probability that keeps the mean.
 
     Args:
-        unit: uniform numbers from 0 up to below 1, shape of `values`.
+        unit: uniform numbers in [0, 1), shape of `values`.
         dtype: `torch.float16` or `torch.bfloat16`.
     """
     bits, smallest = _FORMATS[dtype]

@@ -157,7 +157,7 @@ def _note_lookup(module: nn.Module, _: Any, output: Any) -> None:
         if notes.padding_idx not in (None, module.padding_idx):
             raise ValueError(
                 f"{table} modules with padding_idx={notes.padding_idx} and "
-                f"padding_idx={module.padding_idx}; give them the same"
+                f"padding_idx={module.padding_idx}; give them the same padding_idx"
             )
         notes.padding_idx = module.padding_idx
     node = getattr(output, "grad_fn", None)

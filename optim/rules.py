@@ -166,10 +166,10 @@ class Adam(Rule):
 
 @dataclass(frozen=True)
 class RowWiseAdam(Adam):
-    """Adam with one second moment per row: a third of the memory is saved.
+    """Adam with one second moment per row, which saves a third of the memory.
 
     `v = b2*v + (1-b2)*mean(g*g)` over the clipped columns of the row, as FBGEMM's
-    PARTIAL_ROWWISE_ADAM. The other columns share a second moment of their own, of the sum of their
+    PARTIAL_ROWWISE_ADAM. The other columns share another second moment, of the sum of their
     squares: with a single such column (a first-order weight) that is Adam.
     """
 
@@ -221,8 +221,8 @@ class Adagrad(Rule):
 class RowWiseAdagrad(Adagrad):
     """Adagrad with one sum per row, of the mean square over its clipped columns.
 
-    As FBGEMM's EXACT_ROWWISE_ADAGRAD. The other columns share a sum of their own, of the sum of
-    their squares: with a single such column (a first-order weight) that is Adagrad.
+    As FBGEMM's EXACT_ROWWISE_ADAGRAD. The other columns share another sum, of the sum of their
+    squares: with a single such column (a first-order weight) that is Adagrad.
     """
 
     element_states: ClassVar[tuple[str, ...]] = ()
@@ -247,14 +247,14 @@ class SGD(Rule):
     """`b = momentum*b + g; w = w - lr*b`, as torch's SGD; without momentum there is no state.
 
     Attributes:
-        momentum: from 0 up to below 1.
+        momentum: in [0, 1).
     """
 
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.momentum < 1.0:
-            raise ValueError(f"momentum is {self.momentum!r}; write a number from 0 up to below 1")
+            raise ValueError(f"momentum is {self.momentum!r}; write a number in [0, 1)")
 
     @property
     def element_states(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -277,7 +277,7 @@ class SGD(Rule):
 def check_betas(betas: tuple[float, float]) -> None:
     """Raise ValueError unless `betas` are two decay rates."""
     if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
-        raise ValueError(f"betas is {betas!r}; write two numbers from 0 up to below 1")
+        raise ValueError(f"betas is {betas!r}; write two numbers in [0, 1)")
 
 
 def check_eps(eps: float) -> None:

@@ -27,10 +27,10 @@ class UpdateSettings:
         weight_decay: decoupled decay, `w = w * (1 - lr*weight_decay)` before the step, outside the
             clip (AdamW).
         ar_alpha: adaptive regularisation (Li and Lyu, arXiv 2511.06374, algorithm 2, as FBGEMM's
-            ROWWISE_RMSPROP_AR): a row of the batch is first multiplied by `max(min_shrinkage, 1 -
-            min(1, lr*ar_alpha*gap))`, `gap` being the steps since it was last in a batch, 1 for its
-            first. So rare ids decay as much over time as frequent ones. Only with `rows="touched"`;
-            0 for none.
+            ROWWISE_RMSPROP_AR): a row of the batch is first multiplied by
+            `max(min_shrinkage, 1 - min(1, lr*ar_alpha*gap))`, `gap` being the steps since it was
+            last in a batch, 1 for its first. So rare ids decay as much over time as frequent ones.
+            Only with `rows="touched"`; 0 for none.
         min_shrinkage: see `ar_alpha`.
         rows: `all`, every row takes a step (momentum, L2 and decay), or `touched`, only the rows
             of the batch.

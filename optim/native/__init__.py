@@ -36,7 +36,7 @@ def sum_by_row(lookup: Lookup, grad: Tensor, dim: int) -> RowGradients:
         dim: columns of a row.
 
     Raises:
-        IndexError: an id lies outside its table.
+        IndexError: an id is outside its table.
     """
     # A slice of columns is read in place; other layouts are copied.
     grad = grad if grad.stride(1) == 1 else grad.contiguous()

@@ -300,7 +300,7 @@ class _ManagedCollision(_InDeviceMemory):
                     "and managed collision may move an id to another row in between; write an "
                     "optimizer with CowClip"
                 )
-        # TorchRec does not pass the path on, and tables of two modules may share a name.
+        # TorchRec does not pass on the path, and tables of two modules may share a name.
         named = copy.copy(self)
         named._e_sharder = copy.copy(self._e_sharder)
         named._e_sharder.module_fqn = module_fqn
