@@ -1,5 +1,6 @@
 """Settings of all tests."""
 
+import gc
 import os
 
 # The tensors are small: threads would cost more than they bring, many times more on a busy machine.
@@ -21,3 +22,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 # imports Triton, as TorchRec does.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_collection_finish():
+    """Optimizers look for modules among all objects: let them not see a million of imports."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()

@@ -22,10 +22,15 @@ pytestmark = pytest.mark.slow
 
 # The largest deviation, of the largest movement, that float32 may make in 6 steps.
 TOLERANCE = 1e-4
-# What four processes may do otherwise than two is a matter of the plan and the clip.
-ON_FOUR = [*every_plan(), *family(), *corners(), *odd_widths()]
-CASES = [*ON_FOUR, *base_optimizers(), *drawn(), *queued()]
-ON = {1: CASES, 2: CASES, 4: ON_FOUR}
+# What one or four processes may do otherwise than two is a matter of the plan and the clip.
+CASES = [
+    *every_plan(), *family(), *corners(), *odd_widths(), *base_optimizers(), *drawn(), *queued(),
+]  # fmt: skip
+ON = {
+    1: [*every_plan(), *corners()],
+    2: CASES,
+    4: [*every_plan(), *family()[::2], *odd_widths()],
+}
 # Four processes are two nodes of two, or table-row-wise and grid never cross nodes.
 PROCESSES = {1: 1, 2: 2, 4: 2}
 
@@ -63,7 +68,7 @@ def test_the_result_is_that_of_one_process_in_float64(count, case):
     assert deviation(case, start, found[case]["weights"], expected) < TOLERANCE
     assert state_deviation(case, found[case]["states"], expected) < TOLERANCE
     assert found[case]["counts"] == [expected.touched, expected.clipped, 0]
-    if count == 1:
+    if count == 2:
         would_notice(case, found[case]["weights"], expected)
 
 
@@ -119,13 +124,13 @@ def test_the_plan_is_what_was_asked_for(count, plan):
         assert len({rank // per_node for rank in ranks}) == on_nodes
 
 
-@pytest.mark.parametrize("count", PROCESSES)
+@pytest.mark.parametrize("count", [2, 4])
 def test_columns_are_split_at_any_width(count):
     found = results(count)
     for case in odd_widths():
         for index, table in enumerate(case.tables):
             shards = [columns for _, columns in found[case]["shards"][f"t{index}"]]
-            if count > 1 and case.sharding_of(f"t{index}") == "column_wise" and table.columns:
+            if case.sharding_of(f"t{index}") == "column_wise" and table.columns:
                 assert shards == list(table.columns)
             else:
                 assert set(shards) <= {table.dim}

@@ -10,21 +10,19 @@ pytestmark = pytest.mark.slow
 # Small tables evict in every step, with rows that wait for their steps; where each rank's part is
 # of 65,536 rows, they wait without being told.
 RUNS = [
-    (way, (pooled, rows, moved, by_hand))
-    for way, rows, by_hand in (
-        ("waiting", 64, False),
-        ("waiting", 64, True),
-        (None, 1 << 17, False),
-    )
-    for pooled in (True, False)
-    for moved in ("all", "touched")
+    ("waiting", (True, 64, "all", False)),
+    ("waiting", (False, 64, "touched", False)),
+    ("waiting", (True, 64, "touched", True)),
+    ("waiting", (False, 64, "all", True)),
+    (None, (True, 1 << 17, "all", False)),
+    (None, (False, 1 << 17, "touched", False)),
 ]
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_every_id_has_one_row_and_rows_follow_the_equations(count):
-    ranks = run_ranks(count, train_all, RUNS)
-    for (_, (_, _, moved, _)), *found in zip(RUNS, *ranks, strict=True):
+@pytest.mark.parametrize("count, runs", [(1, RUNS[:2]), (2, RUNS), (4, RUNS[1:3])])
+def test_every_id_has_one_row_and_rows_follow_the_equations(count, runs):
+    ranks = run_ranks(count, train_all, runs)
+    for (_, (_, _, moved, _)), *found in zip(runs, *ranks, strict=True):
         assert all(one["mapped"] == found[0]["mapped"] for one in found)
         assert len(set(found[0]["mapped"]["feature_0"])) > 10
         assert all(one["deviation"] < 1e-4 for one in found)

@@ -32,8 +32,7 @@ def stop(folder, ranks):
 
 
 @pytest.mark.parametrize("before, plan, after", [
-    (2, "row_wise", 2), (2, "column_wise", 2), (2, "column_wise", 4), (2, "table_wise", 1),
-    (1, "row_wise", 2), (4, "table_wise", 1),
+    (2, "row_wise", 2), (2, "column_wise", 4), (1, "row_wise", 2), (4, "table_wise", 1),
 ])  # fmt: skip
 def test_a_signal_to_one_rank_stops_all_and_any_ranks_and_plan_go_on(
     tmp_path, undisturbed, before, plan, after
