@@ -101,7 +101,7 @@ def id_texts(
     """Ids as text; lists of them for multi-valued fields.
 
     Args:
-        missing: texts to leave out of lists; single cells with such a text are null already.
+        missing: texts to leave out of lists; single cells with such a text are already null.
     """
     cells = pl.col(column)
     if separator is None:

@@ -141,7 +141,7 @@ def _sentence_of(failure: Exception) -> str | None:
     # gloo has no error type for a lost rank.
     if "gloo/transport" in str(failure):
         reason = str(failure).strip().partition(". ")[0].rpartition("] ")[2]
-        return f"the connection to another rank is lost ({reason}); see what that rank says"
+        return f"the connection to another rank is lost ({reason}); read that rank's output"
     return None
 
 

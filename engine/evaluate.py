@@ -196,7 +196,7 @@ class _Scores:
         return torch.cat(real, 1).numpy()
 
     def _on_main(self, action: Callable[[], T]) -> T:
-        """Run it on rank 0; all ranks fail together."""
+        """Run `action` on rank 0; all ranks fail together."""
 
         def run() -> T:
             try:

@@ -32,7 +32,7 @@ class Heartbeat:
     Attributes:
         beats: calls of `beat` so far. All ranks make the same calls in the same order, so a smaller
             number is an earlier place in the run.
-        step: number of the present or last step; 0 before the first.
+        step: number of the current or last step; 0 before the first.
         first_step: the first step since this start of the run.
         stage: of the step, or between steps.
         slow: whether the stage may take hours without being a hang.

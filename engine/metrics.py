@@ -350,9 +350,8 @@ class _GroupedSums:
     """GAUC: the mean AUC within groups, such as users, weighted by their impressions.
 
     `sum(impressions x AUC) / sum(impressions)`, after "Optimized Cost per Click in Taobao Display
-    Advertising" (arXiv 1703.02091) and "Deep Interest Network" (arXiv 1706.06978).
-    Groups with one class only have no AUC and are left out. With weights, impressions are sums of
-    weights.
+    Advertising" (arXiv 1703.02091) and "Deep Interest Network" (arXiv 1706.06978). Groups with only
+    one class have no AUC and are left out. With weights, impressions are sums of weights.
 
     Attributes:
         groups: groups with both classes so far.
@@ -385,7 +384,7 @@ class _GroupedSums:
 
     @property
     def gauc(self) -> float:
-        """The weighted mean; NaN if every group has one class only."""
+        """The weighted mean; NaN if every group has only one class."""
         return self._weighted / self._impressions if self._impressions else float("nan")
 
 

@@ -188,7 +188,7 @@ def waits_counted(times: PhaseTimes) -> Iterator[None]:
     original, thread = dist.Work.wait, threading.get_ident()
 
     def wait(work: dist.Work, *arguments: Any, **options: Any) -> Any:
-        # Not of a thread that writes a checkpoint; but autograd has its own threads on a GPU.
+        # A thread that writes a checkpoint does not count; autograd's own threads on a GPU do.
         if threading.get_ident() != thread and torch._C._current_graph_task_id() == -1:
             return original(work, *arguments, **options)
         since = times.mark()

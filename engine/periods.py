@@ -236,7 +236,7 @@ class _Periods:
                 if self._by_time:
                     remedy = "leave it out"
                 late = (
-                    f"{period.file}: comes before {last.file}, which was trained on already; "
+                    f"{period.file}: comes before {last.file}, which was already trained on; "
                     f"{remedy} with --on-bad-file skip"
                 )
                 if self._on_bad_file == "error":

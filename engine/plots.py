@@ -56,7 +56,7 @@ def draw_curve(lines: Sequence[dict[str, Any]], title: str) -> bytes:
         title: heading.
     """
     figure = Figure(figsize=(10, 4))
-    # Margins that are given: to find them, matplotlib would draw everything twice more.
+    # Given margins: to find them, matplotlib would draw everything two more times.
     figure.subplots_adjust(0.075, 0.13, 0.985, 0.86, wspace=0.24)
     left, right = figure.subplots(1, 2)
     training = [line for line in lines if line["kind"] == "train"]

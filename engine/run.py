@@ -41,7 +41,7 @@ def run(config: Config) -> None:
 
 
 def run_here(config: Config, here: Processes) -> None:
-    """`run` in processes that are connected already; all must call it."""
+    """`run` in processes that are already connected; all must call it."""
     folder = RunFolder(Path(config.run.dir) / config.run.name)
     with folder:
         continued = here.on_main(lambda: folder.reserve(config))

@@ -241,7 +241,8 @@ def stopping(step: int) -> Iterator[None]:
     except NonFiniteGradientError as failure:
         bad = step - failure.ago
         raise DivergedError(
-            f"step {bad}: {failure}; in a configuration: optim.embedding.on_nonfinite=skip_row",
+            f"step {bad}: {failure}; in a configuration, write "
+            "optim.embedding.on_nonfinite=skip_row",
             bad,
         ) from None
 

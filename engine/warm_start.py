@@ -63,7 +63,7 @@ _NUMBER_WEIGHTS = "model.number_weights.weight"
 # Rows copied at a time.
 _PIECE = 1 << 18
 
-# The terminal shows at most so many columns, fields and tensors; the file has all.
+# The terminal shows at most this many columns, fields and tensors; the file has all.
 _WIDTH, _MOST_FIELDS, _MOST_TENSORS = 100, 60, 4
 
 

@@ -66,7 +66,7 @@ class MaskNet(nn.Module):
         sizes = [(inputs, options.width)] * options.blocks
         if self.is_serial:
             sizes = list(pairwise([inputs, *shape.hidden]))
-            # These blocks are the hidden layers; they have a layer norm already.
+            # These blocks are the hidden layers; they already have a layer norm.
             self.dropout = nn.Dropout(shape.dropout)
         self.blocks = nn.ModuleList(
             MaskBlock(inputs, before, after, options.reduction, generator)

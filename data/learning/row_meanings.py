@@ -47,7 +47,7 @@ class RowMeanings:
 
     Attributes:
         entry: the table.
-        field: how ids become rows; None if they are rows already.
+        field: how ids become rows; None if they are already rows.
         edges: inner edges of a field cut at quantiles.
         values: reads the ids of a vocabulary, String, in the order of their rows.
     """
@@ -59,7 +59,7 @@ class RowMeanings:
 
     @property
     def encode(self) -> str:
-        """The encoding of the ids; `rows` if they are rows already."""
+        """The encoding of the ids; `rows` if they are already rows."""
         return "rows" if self.field is None else self.field.encode
 
     @property
@@ -95,7 +95,7 @@ def row_meanings(folder: Path, remedy: str) -> dict[str, RowMeanings]:
 
 
 def _read(folder: Path, remedy: str) -> tuple[Manifest, Saved | None]:
-    """The manifest, and what was learned; None for imported arrays, whose ids are rows already."""
+    """The manifest, and what was learned; None for imported arrays, whose ids are already rows."""
     manifest, learned = read_manifest(folder, remedy), folder / LEARNED_FOLDER
     is_learned = manifest.learned or learned.is_dir()
     return manifest, read_saved(learned, remedy) if is_learned else None

@@ -47,8 +47,9 @@ def with_features(schema: Schema, features: Features) -> Schema:
             bin = name + _BIN
             if bin in ids or bin in schema.numbers:
                 raise SettingsError(
-                    f"numbers.{name}: its bins would be the field {bin!r}, which the schema has "
-                    f"already; rename that one (with `column:`), or write numbers.{name}.bins: 0"
+                    f"numbers.{name}: its bins would be the field {bin!r}, which the schema "
+                    "already has; rename that one (with `column:`), or write "
+                    f"numbers.{name}.bins: 0"
                 )
             ids[bin] = Quantiles(column=field.column or name, buckets=bins)
         update: dict[str, Any] = {"bins": 0}

@@ -67,7 +67,7 @@ class Hashed(_ManyIds):
 
 
 class Integers(_ManyIds):
-    """Integers that are rows already: id i has row i."""
+    """Integers that are already rows: id i has row i."""
 
     encode: Literal["integer"] = Field("integer", description="how ids become rows")
     size: _Rows = Field(description="rows; ids are 0 to size - 1")

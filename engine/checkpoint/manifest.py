@@ -50,7 +50,7 @@ class DamagedCheckpointError(RunFolderError):
 
 
 def _by_part(values: Any) -> Any:
-    """Earlier versions kept only the evaluation of the test part."""
+    """Convert checkpoints of earlier versions, which kept only the test part's evaluation."""
     return {"test": values} if isinstance(values, dict) and "auc" in values else values
 
 

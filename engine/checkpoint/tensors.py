@@ -66,16 +66,16 @@ def contents(job: Job, rank: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def on_cpu(values: Any, *, copy: bool) -> Any:
-    """Nested tensors, also sharded ones, on the CPU, in a layout that torch saves without a copy.
+    """Nested and sharded tensors on the CPU, in a layout that torch saves without a copy.
 
     Args:
-        copy: whether to copy tensors that are on the CPU already; else they share memory.
+        copy: whether to copy tensors that are already on the CPU; else they share memory.
     """
     if isinstance(values, dict):
         return {key: on_cpu(value, copy=copy) for key, value in values.items()}
     moved: Tensor = values.cpu()
     if moved is not values:
-        # Came from a GPU, so it is a copy already.
+        # It came from a GPU, so it is already a copy.
         return moved
     taken = torch.clone if copy else _with_own_storage
     if not isinstance(values, ShardedTensor):
@@ -178,7 +178,7 @@ class _Writer(dcp.FileSystemWriter):
     """
 
     def __init__(self, folder: Path) -> None:
-        # The tensors are on the CPU already.
+        # The tensors are already on the CPU.
         super().__init__(folder, per_thread_copy_ahead=0)
         self.files: list[str] = []
 

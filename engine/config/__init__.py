@@ -72,8 +72,8 @@ class DivergenceSection(Section):
         10,
         ge=1,
         le=1000,
-        description="logged losses in this median, one every train.log_every steps; without so "
-        "many no loss is compared",
+        description="logged losses in this median, one every train.log_every steps; until there "
+        "are that many, no loss is compared",
     )
 
     @field_validator("loss_factor")
@@ -111,8 +111,8 @@ class TrainSection(Section):
     )
     precision: Literal["fp32", "tf32", "bf16"] = Field(
         "fp32",
-        description="precision of the dense layers; tf32 is for GPUs, bf16 is used only where it "
-        "is faster",
+        description="precision of the dense layers; tf32 is for GPUs, bf16 is used only if it is "
+        "faster",
     )
     compile: Literal["none", "default", "cuda_graphs"] = Field(
         "none",

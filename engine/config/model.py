@@ -175,14 +175,15 @@ def _execute(path: Path) -> None:
     _MODULES.update(dict.fromkeys(keys, name))
     module = types.ModuleType(name)
     module.__file__ = str(path)
-    # Dataclasses and pickle look modules up here.
+    # Dataclasses and pickle look up modules here.
     sys.modules[module.__name__] = module
     sys.path.insert(0, str(path.parent))
     try:
         exec(compile(source, str(path), "exec"), module.__dict__)
     except (Exception, SystemExit) as failure:
         raise SettingsError(
-            f"model.import: {path}{_line(failure, path)}: {type(failure).__name__}: {failure}"
+            f"model.import: {path}{_line(failure, path)}: {type(failure).__name__}: {failure}; "
+            "correct the file"
         ) from failure
     finally:
         sys.path.remove(str(path.parent))

@@ -11,7 +11,7 @@ from stampede.optim.scaling import ScalingRule
 from stampede.optim.schedules import Decay, Schedule
 from stampede.settings import Beta, Section
 
-# Copies of those in `stampede.optim`, which needs torch; a test compares them.
+# Copies of types in `stampede.optim`, which needs torch; a test compares them.
 EpsPlacement = Literal["keras", "torch"]
 Rows = Literal["all", "touched"]
 OnNonfinite = Literal["error", "skip_row"]
@@ -250,7 +250,7 @@ class HelenSection(_TableOptimizer, _L2, _Betas, _Rows):
     optimizer: Literal["helen"] = Field("helen", description="optimizer of the tables")
     rho: float = Field(0.05, ge=0, description="length of the perturbation")
     bound: float = Field(
-        0.3, ge=0, le=1, description="least share of the perturbation, which rare ids get"
+        0.3, ge=0, le=1, description="smallest share of the perturbation, which rare ids get"
     )
     eps: float = Field(1e-8, gt=0, description="Adam's epsilon, after the bias correction")
     weight_decay: float = Field(0.0, ge=0, description="adds weight_decay*w to the gradient")
@@ -328,7 +328,7 @@ class ScalingSection(Section):
     """How the settings for the base batch size change with the batch size."""
 
     rule: ScalingRule | None = Field(
-        None, description="scaling rule; none changes nothing; null: by the recipe"
+        None, description="scaling rule; none: no scaling; null: by the recipe"
     )
     base_batch_size: int | None = Field(
         None,

@@ -66,7 +66,7 @@ def _link(source: str, target: str) -> None:
 
 
 def kept_inputs(run: Path) -> Path | None:
-    """The inputs folder that a run kept; None if there is none."""
+    """The inputs folder that a run kept, or None."""
     return run / INPUTS if (run / INPUTS).is_dir() else None
 
 
@@ -314,6 +314,6 @@ def _check(file: str, found: bytes, copy: Path) -> None:
     if copy.is_file() and read_file(copy) != found:
         raise RunFolderError(
             f"model.import: {file} has changed since {copy.parent} was trained, so its network "
-            f"may differ; the file of that time is {copy}: copy it back, or train from scratch in "
+            f"may differ; the original file is {copy}: copy it back, or train from scratch in "
             "another folder"
         )

@@ -121,7 +121,7 @@ def plan_costs(workload: Workload, shards: Sequence[PlacedShard]) -> PlanCosts:
 
 
 def _add_exchanges(costs: PlanCosts, workload: Workload, shards: Sequence[PlacedShard]) -> None:
-    """Ids go to the ranks that hold their rows, pooled rows come back, gradients go there again.
+    """Ids go to the ranks that hold their rows, pooled rows come back, and gradients go out again.
 
     Every rank exchanges with every shard; each shard of a table split by rows returns a sum for
     every sample. For a replicated table, ranks exchange the rows' gradients and counts instead.

@@ -170,7 +170,7 @@ def _plan(config: Config, model: nn.Module, work: Workload, cluster: Cluster) ->
 
 
 def _shortfall(done: DryRun) -> str:
-    """Which rank lacks most memory, and what to change."""
+    """Which rank lacks the most memory, and what to change."""
     cluster, total = done.cluster, done.costs.total_memory
     rank, size = done.costs.worst_rank, readable_bytes
     free = ""

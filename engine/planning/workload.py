@@ -275,7 +275,7 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
     """Sizes and frequencies, from the configuration or from prepared data.
 
     Args:
-        dataset: the data if they are open already.
+        dataset: the data if they are already open.
 
     Raises:
         SettingsError: the sizes of the tables are not given.

@@ -100,7 +100,7 @@ def draw_periods(settings: Sequence[Setting]) -> list[Drawing]:
             "AUC of rows with new ids",
             "The same for rows with an id that the model did not know.",
         ),
-        ("ids", "Rows of all tables", "Ids with a row of their own after each period."),
+        ("ids", "Rows of all tables", "Ids with their own row after each period."),
     ]
 
     def points(run: RunRecord, name: str) -> Points:

@@ -248,8 +248,8 @@ def to_markdown(sweep: Sweep, found: Sequence[Result]) -> str:
     how = f"Figures at {chosen}{several}; `last`: after the last epoch, for comparison."
     if section.tune:
         how += (
-            f" {section.tune}: of those tried, the one whose AUC on the part that chose the epoch "
-            f"was largest with seed {section.seeds[0]}."
+            f" {section.tune}: the tried value with the largest AUC on the part that chose the "
+            f"epoch, with seed {section.seeds[0]}."
         )
     said = [_data(sweep, found), _wrapped(how), _table(cells)]
     said += [

@@ -1,8 +1,8 @@
 """What becomes of processes that hang, and which rank is named."""
 
+import multiprocessing
+import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -23,42 +23,52 @@ from stampede.engine.hang import (
     what_happens_now,
 )
 from stampede.engine.processes import Processes, processes
+from support.forked import START_METHOD
 from support.jobs import run_small
-from support.paths import ROOT
 from support.waiting import HANG, wait_for
 
-HANGS = """
-import sys, time
-from pathlib import Path
-from stampede.engine.config import RunSection
-from stampede.engine.processes import processes
-from stampede.engine.hang import watched
 
 def sleep_well():
     time.sleep(36000)
 
-with processes("cpu") as here, watched(here, RunSection(hang_seconds=5.0), Path(sys.argv[1])):
-    for step in range(1, 4):
-        here.heartbeat.beat("computing", step)
-        time.sleep(0.6)
-    print("three steps done")
-    here.heartbeat.beat("saving")
-    sleep_well()
-"""
+
+def hang(folder, slowly):
+    """Take three steps, then hang; status and output go where the test finds them."""
+    settings = RunSection(hang_seconds=3.0, slow_hang_seconds=4.0)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), number)
+    with processes("cpu") as here, watched(here, settings, folder):
+        for step in range(1, 4):
+            here.heartbeat.beat("computing", step)
+            time.sleep(0.3)
+        print("three steps done")
+        if slowly:
+            with here.heartbeat.slowly("saving"):
+                sleep_well()
+        here.heartbeat.beat("saving")
+        sleep_well()
 
 
 @pytest.mark.slow
-def test_the_only_process_ends_itself(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", HANGS, str(tmp_path)],
-        capture_output=True, text=True, cwd=ROOT, timeout=HANG,
-    )  # fmt: skip
-    assert done.returncode == 3
+@pytest.mark.parametrize(
+    "slowly, limit", [(False, "run.hang_seconds=3"), (True, "run.slow_hang_seconds=4")]
+)
+def test_the_only_process_ends_itself(tmp_path, slowly, limit):
+    process = forked(hang, tmp_path, slowly)
+    process.join(HANG)
+    assert process.exitcode == 3
     # What the process had printed is not lost.
-    assert "three steps done" in done.stdout
-    assert "error: the run hangs: rank 0 makes no progress: at step 3, saving, for " in done.stderr
-    assert "After run.hang_seconds=5 its processes end with status 3; checkpoint.res" in done.stderr
+    assert "three steps done" in (tmp_path / "stdout").read_text()
+    said = (tmp_path / "stderr").read_text()
+    assert "error: the run hangs: rank 0 makes no progress: at step 3, saving, for " in said
+    assert f"After {limit} its processes end with status 3; checkpoint.res" in said
     assert "in sleep_well" in (tmp_path / "hang_rank_0.txt").read_text()
+
+
+def forked(function, *arguments):
+    process = multiprocessing.get_context(START_METHOD).Process(target=function, args=arguments)
+    process.start()
+    return process
 
 
 @pytest.mark.slow
@@ -78,16 +88,16 @@ def test_0_seconds_watch_nothing():
 def test_time_counts_from_the_first_beat_on(tmp_path):
     with processes("cpu") as here:
         here.heartbeat.beat("an earlier run in this process")
-        watchdog = Watchdog(here, RunSection(hang_seconds=20.0), tmp_path, None)
+        watchdog = Watchdog(here, RunSection(hang_seconds=8.0), tmp_path, None)
         try:
-            time.sleep(2.5)
+            time.sleep(1)
             assert not watchdog._still
             here.heartbeat.beat("computing", 1)
             assert wait_for(lambda: watchdog._still)
             # Kernels may be compiled in the first step.
             assert watchdog._left() > 600
             here.heartbeat.beat("computing", 2)
-            assert wait_for(lambda: watchdog._left() < 20)
+            assert wait_for(lambda: watchdog._left() < 8)
         finally:
             watchdog.close()
 
@@ -96,91 +106,51 @@ def test_time_counts_from_the_first_beat_on(tmp_path):
 def test_only_the_first_step_may_take_longer(tmp_path, begun):
     """Also where the thread sees a later one first."""
     with processes("cpu") as here:
-        watchdog = Watchdog(here, RunSection(hang_seconds=20.0), tmp_path, None)
+        watchdog = Watchdog(here, RunSection(hang_seconds=8.0), tmp_path, None)
         try:
             for stage, step in begun:
                 here.heartbeat.beat(stage, step)
             here.heartbeat.beat("computing", 8)
-            assert wait_for(lambda: watchdog._left() <= 20)
+            assert wait_for(lambda: watchdog._left() <= 8)
         finally:
             watchdog.close()
 
 
 def test_a_slow_stage_has_a_time_of_its_own(tmp_path):
-    settings = RunSection(hang_seconds=20.0, slow_hang_seconds=300.0)
+    settings = RunSection(hang_seconds=8.0, slow_hang_seconds=300.0)
     with processes("cpu") as here:
         watchdog = Watchdog(here, settings, tmp_path, None)
         try:
             for step in (1, 2):
                 here.heartbeat.beat("computing", step)
-            assert wait_for(lambda: watchdog._left() <= 20)
+            assert wait_for(lambda: watchdog._left() <= 8)
             with here.heartbeat.slowly("saving"):
-                assert wait_for(lambda: 20 < watchdog._left() <= 300)
-            assert wait_for(lambda: watchdog._left() <= 20)
+                assert wait_for(lambda: 8 < watchdog._left() <= 300)
+            assert wait_for(lambda: watchdog._left() <= 8)
         finally:
             watchdog.close()
 
 
-SAVES = """
-import sys, time
-from pathlib import Path
-from stampede.engine.config import RunSection
-from stampede.engine.processes import processes
-from stampede.engine.hang import watched
-
-settings = RunSection(hang_seconds=5.0, slow_hang_seconds=6.0)
-with processes("cpu") as here, watched(here, settings, Path(sys.argv[1])):
-    for step in (1, 2):
-        here.heartbeat.beat("computing", step)
-    with here.heartbeat.slowly("saving"):
-        time.sleep(36000)
-"""
-
-
-@pytest.mark.slow
-def test_a_save_that_hangs_ends_the_process(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", SAVES, str(tmp_path)],
-        capture_output=True, text=True, cwd=ROOT, timeout=HANG,
-    )  # fmt: skip
-    assert done.returncode == 3
-    assert "rank 0 makes no progress: at step 2, saving, for " in done.stderr
-    assert "After run.slow_hang_seconds=6 its processes end with status 3" in done.stderr
-
-
-STEPS = """
-import sys, time
-from pathlib import Path
-from stampede.engine.config import RunSection
-from stampede.engine.processes import processes
-from stampede.engine.hang import watched
-
-with processes("cpu") as here, watched(here, RunSection(hang_seconds=8.0), Path(sys.argv[1])):
-    for step in range(1, 6):
-        here.heartbeat.beat("computing", step)
-        print(step, flush=True)
-        # While the process is stopped none of these ends.
-        for _ in range(12):
-            time.sleep(0.1)
-"""
+def take_steps(folder):
+    with processes("cpu") as here, watched(here, RunSection(hang_seconds=3.0), folder):
+        for step in range(1, 5):
+            here.heartbeat.beat("computing", step)
+            (folder / str(step)).touch()
+            # While the process is stopped none of these ends.
+            for _ in range(12):
+                time.sleep(0.1)
 
 
 @pytest.mark.slow
 def test_a_process_that_was_stopped_for_a_while_goes_on(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-c", STEPS, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    try:
-        while process.stdout.readline() != "2\n":
-            assert process.poll() is None
-        time.sleep(0.5)
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(9)
-        process.send_signal(signal.SIGCONT)
-        assert process.wait(HANG) == 0
-    finally:
-        process.kill()
-        process.stdout.close()
+    process = forked(take_steps, tmp_path)
+    assert wait_for(lambda: not process.is_alive() or (tmp_path / "2").exists())
+    time.sleep(0.5)
+    os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(4)
+    os.kill(process.pid, signal.SIGCONT)
+    process.join(HANG)
+    assert process.exitcode == 0
 
 
 def test_what_happens_now(monkeypatch):
@@ -210,7 +180,7 @@ def test_a_rank_that_is_gone_is_no_traceback_of_the_others(capsys, monkeypatch):
     assert exit_status(lambda: fail(LOST)) == 1
     said = capsys.readouterr().err
     assert said.startswith("error on rank 1: the connection to another rank is lost (Read error ")
-    assert "Connection reset by peer); see what that rank says" in said
+    assert "Connection reset by peer); read that rank's output" in said
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         exit_status(lambda: fail("a mistake of ours"))
 

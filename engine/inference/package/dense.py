@@ -126,7 +126,7 @@ class Dense:
             set(),
         )
         if found.name in known:
-            raise ValueError(f"{found.name!r} has a value already")
+            raise ValueError(f"{found.name!r} already has a value")
         for value in _values([found.arguments, found.named]):
             if value.name not in known:
                 raise ValueError(f"{value.name!r} has no value yet")

@@ -205,7 +205,7 @@ def test_a_graph_has_no_other_operators(package, tmp_path, name):
         ({"arguments": [{"value": "later"}]}, "step 0: 'later' has no value yet"),
         ({"arguments": [{}]}, "step 0: "),
         ({"arguments": None}, "step 0: "),
-        ({"name": "rows"}, "step 0: 'rows' has a value already"),
+        ({"name": "rows"}, "step 0: 'rows' already has a value"),
         ({"name": ["x"]}, "step 0: "),
         ({"operator": 1}, "step 0: "),
         ({"operator": "mul", "arguments": ["x", 9]}, "mul takes sizes"),

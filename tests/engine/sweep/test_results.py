@@ -144,7 +144,7 @@ def test_a_tuned_axis_has_the_value_that_the_validation_part_chose(tmp_path, mon
     chosen = [(*one.point.labels.values(), len(one.outcomes)) for one in found]
     assert chosen == [("deepfm", "high", 2), ("dcn", "high", 2)]
     text = to_markdown(sweep, found)
-    said = "rate: of those tried, the one whose AUC on the part that chose the epoch was largest"
+    said = "rate: the tried value with the largest AUC on the part that chose the epoch"
     assert said in " ".join(text.split())
     (dcn,) = [line for line in text.splitlines() if line.startswith("| dcn")]
     assert "0.6000 ± 0.0000" in dcn and " 1,000,235 " in dcn
