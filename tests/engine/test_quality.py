@@ -8,17 +8,18 @@ from stampede.engine.config.load import load_config
 from stampede.engine.run import run
 from support.paths import ROOT, shared
 
-pytestmark = pytest.mark.slow
-
 
 # Beside the test AUC of scikit-learn's logistic regression on hashed `column=value`, with the
 # strength of its penalty chosen on the validation part; benchmarks/quality.py measures it anew.
 @pytest.mark.parametrize(
     "config, file, network, theirs, margin",
     [
-        ("criteo_kaggle", "criteo_kaggle_137k.tsv.gz", "deepfm", 0.7600, 0.002),
+        pytest.param(
+            *("criteo_kaggle", "criteo_kaggle_137k.tsv.gz", "deepfm", 0.7600, 0.002),
+            marks=pytest.mark.soak,
+        ),
         # Of 2,000 test rows: the AUC of one seed is within 0.002 of that of another.
-        ("avazu", "avazu_20k.csv.gz", "lr", 0.7075, -0.002),
+        pytest.param(*("avazu", "avazu_20k.csv.gz", "lr", 0.7075, -0.002), marks=pytest.mark.slow),
     ],
 )
 def test_beside_scikit_learn(tmp_path, config, file, network, theirs, margin):

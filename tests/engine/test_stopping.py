@@ -1,10 +1,9 @@
 """Runs that are stopped within an epoch, and what continues from there."""
 
 import json
+import multiprocessing
 import signal
-import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -12,14 +11,15 @@ import torch
 from stampede.engine import evaluate as evaluation
 from stampede.engine import stop
 from stampede.engine.checkpoint import newest, read_manifest
+from stampede.engine.cli import main
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import InterruptedRunError
 from stampede.engine.stop import StopSignals
 from stampede.engine.tables import read_field
+from support.forked import START_METHOD
 from support.jobs import SMALL, run_small, without_times
-from support.paths import ROOT
 from support.stopping import ask_to_stop, before_step
-from support.waiting import HANG
+from support.waiting import HANG, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ def kill():
     raise KilledError
 
 
-@pytest.mark.parametrize("killed_before, continues_after", [(3, 2), (5, 4), (8, 8), (11, 10)])
+@pytest.mark.parametrize("killed_before, continues_after", [(3, 2), (8, 8), (11, 10)])
 def test_a_killed_run_continues_from_its_newest_checkpoint(
     tmp_path, monkeypatch, capsys, undisturbed, killed_before, continues_after
 ):
@@ -64,7 +64,7 @@ def test_a_killed_run_continues_from_its_newest_checkpoint(
     same_run(tmp_path / "small", undisturbed)
 
 
-@pytest.mark.parametrize("before", [1, 4, 8, 9, 16])
+@pytest.mark.parametrize("before", [4, 8, 16])
 def test_a_signal_stops_after_the_step_and_saves_it(tmp_path, monkeypatch, undisturbed, before):
     with monkeypatch.context() as patch:
         before_step(patch, before, ask_to_stop)
@@ -77,7 +77,7 @@ def test_a_signal_stops_after_the_step_and_saves_it(tmp_path, monkeypatch, undis
     same_run(tmp_path / "small", undisturbed)
 
 
-@pytest.mark.parametrize("which, step", [(0, 3), (1, 3), (3, 6), (4, 8), (5, 8)])
+@pytest.mark.parametrize("which, step", [(1, 3), (4, 8), (5, 8)])
 def test_an_evaluation_that_is_broken_off_is_done_again(
     tmp_path, monkeypatch, undisturbed, which, step
 ):
@@ -132,20 +132,24 @@ def test_a_second_signal_ends_at_once_unless_it_is_torchruns_copy(monkeypatch):
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
+def launch(*arguments):
+    sys.exit(main(arguments))
+
+
 def test_the_launcher_ends_with_the_signals_status(tmp_path):
     (tmp_path / "small.yaml").write_text("")
-    command = [sys.executable, ROOT / "launch.py", "small.yaml", *SMALL, "train.epochs=100000"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
-        metrics = tmp_path / "runs/small/metrics.jsonl"
-        # Advice is there before the training that heeds the signal.
-        while not (metrics.exists() and '"train"' in metrics.read_text()):
-            assert process.poll() is None
-            time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=HANG)
-    assert process.returncode == 143
-    step = read_manifest(newest(tmp_path / "runs/small/checkpoints")).progress.step
-    assert f"stopped by SIGTERM after step {step:,}, which is saved" in said
+    arguments = (f"{tmp_path}/small.yaml", f"run.dir={tmp_path}", *SMALL, "train.epochs=100000")
+    process = multiprocessing.get_context(START_METHOD).Process(target=launch, args=arguments)
+    process.start()
+    metrics = tmp_path / "small/metrics.jsonl"
+    # Advice is there before the training that heeds the signal.
+    assert wait_for(
+        lambda: not process.is_alive() or (metrics.exists() and '"train"' in metrics.read_text())
+    )
+    process.terminate()
+    process.join(HANG)
+    assert process.exitcode == 143
+    assert read_manifest(newest(tmp_path / "small/checkpoints")).progress.step > 0
 
 
 def test_fewer_epochs_than_were_begun(tmp_path, monkeypatch):
