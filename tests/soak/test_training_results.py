@@ -8,8 +8,6 @@ import pytest
 
 from support.paths import ROOT, shared
 
-pytestmark = pytest.mark.slow
-
 
 def launch(*arguments):
     done = subprocess.run(
@@ -18,11 +16,20 @@ def launch(*arguments):
     assert done.returncode == 0, done.stderr
 
 
-def test_quickstart_reaches_nine_tenths_of_the_attainable_auc(tmp_path):
-    launch("configs/quickstart.yaml", f"run.dir={tmp_path}")
+# The whole job, and a tenth of its rows in smaller batches, which came to 0.833 when measured.
+@pytest.mark.parametrize(
+    "rows, test_rows, batch, share",
+    [
+        pytest.param(2_600_000, 100_000, 8192, 0.90, marks=pytest.mark.soak),
+        pytest.param(250_000, 50_000, 1024, 0.80, marks=pytest.mark.slow),
+    ],
+)
+def test_quickstart_comes_close_to_the_attainable_auc(tmp_path, rows, test_rows, batch, share):
+    reduced = [f"data.rows={rows}", f"data.test_rows={test_rows}", f"train.batch_size={batch}"]
+    launch("configs/quickstart.yaml", f"run.dir={tmp_path}", *reduced)
     summary = json.loads((tmp_path / "quickstart/summary.json").read_text())
-    assert summary["batch_size"] == 8192
-    assert (summary["auc"] - 0.5) / (summary["attainable_auc"] - 0.5) >= 0.90
+    assert summary["batch_size"] == batch
+    assert (summary["auc"] - 0.5) / (summary["attainable_auc"] - 0.5) >= share
     assert 0 < summary["clipped_share"] < 1
 
 
@@ -31,7 +38,8 @@ def test_quickstart_reaches_nine_tenths_of_the_attainable_auc(tmp_path):
     "setting, margin, epochs",
     [
         pytest.param("baseline_1024", 0.004, 3, marks=pytest.mark.soak),
-        ("cowclip_1024", 0.004, 3),
+        # As many epochs as the authors' code needs for its best.
+        pytest.param("cowclip_1024", 0.004, 2, marks=pytest.mark.slow),
         pytest.param("cowclip_8192", 0.005, 5, marks=pytest.mark.soak),
     ],
 )
