@@ -8,12 +8,9 @@ from stampede.engine.checkpoint import newest
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.run import run
-from stampede.models.registry import _NETWORKS
 from support.checkpoints import as_first_format, values_of
-from support.jobs import run_small
 from support.movie_runs import train_on_movies
 from support.movies import MOVIES
-from support.other_network import OWN
 from support.preparing import prepared
 from support.tampering import sign_learned, swap_users
 from support.warm_starts import movie_folder
@@ -89,22 +86,6 @@ def test_a_vocabulary_of_the_same_size_is_another_one(tmp_path):
     assert "the tables have the same sizes, but other ids or ranges of numbers" in said
     hashes = [values_of(newest_of(folder, "small"))["data"]["vocabulary_sha256"]]
     assert said.count("in the checkpoint") == 1 and f"'{hashes[0]}' in the checkpoint" in said
-
-
-@pytest.fixture
-def registered(monkeypatch):
-    """Networks that are registered during a test are gone after it."""
-    monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
-
-
-@pytest.mark.slow
-def test_an_edited_network(tmp_path, registered):
-    (tmp_path / "own.py").write_text(OWN)
-    own = [f"model.import={tmp_path}/own.py", "model.name=own_layers"]
-    run_small(tmp_path, own)
-    (tmp_path / "own.py").write_text(OWN.replace("4", "6"))
-    with pytest.raises(RunFolderError, match="has changed since"):
-        run_small(tmp_path, [*own, *RESUME])
 
 
 @pytest.mark.slow

@@ -53,14 +53,12 @@ def test_counts_do_not_depend_on_the_ranks(tmp_path):
     run_small(tmp_path, options)
     alone = watched(tmp_path)
     assert [line["step"] for line in alone] == [3, 6]
-    for ranks in (2, 4):
-        folder = tmp_path / str(ranks)
-        folder.mkdir()
-        run_ranks(ranks, run_small, folder, options, ranks)
-        for found, expected in zip(watched(folder), alone, strict=True):
-            for one, other in zip(found.pop("counts"), expected["counts"], strict=True):
-                assert one == pytest.approx(other, rel=1e-5)
-            assert found == {key: of for key, of in expected.items() if key != "counts"}
+    (tmp_path / "two").mkdir()
+    run_ranks(2, run_small, tmp_path / "two", options, 2)
+    for found, expected in zip(watched(tmp_path / "two"), alone, strict=True):
+        for one, other in zip(found.pop("counts"), expected["counts"], strict=True):
+            assert one == pytest.approx(other, rel=1e-5)
+        assert found == {key: of for key, of in expected.items() if key != "counts"}
 
 
 def test_norms_are_those_of_the_rows(tmp_path):

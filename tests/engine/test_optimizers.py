@@ -1,7 +1,6 @@
 """Schedules of a run, what reaches the optimizers, and which parameters decay."""
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from stampede.engine.processes import processes
 from stampede.engine.tables import read_field
 from stampede.optim import CowClipAdam, DenseAdam, Schedule, cowclip_sharders, learning_rate
 from support.checkpoints import small_job
-from support.jobs import lines, run_small, small_config, without_times
+from support.jobs import lines, run_small, small_config
 
 # 2000 rows in batches of 256: 7 whole ones and another step.
 ROWS = ["train.log_every=1", "evaluate.select_on=test"]
@@ -67,20 +66,6 @@ def test_tables_stand_still_while_their_rate_is_0(tmp_path):
     # The dense layers go on.
     losses = logged(tmp_path / "stopped", "loss")
     assert len(set(losses[8:])) == 8
-
-
-def test_a_run_that_was_interrupted_has_the_rates_of_a_whole_one(tmp_path):
-    overrides = [
-        *ROWS, "train.epochs=3", "checkpoint.keep=3",
-        "optim.embedding.schedule={warmup: 0.3, decay: cosine, length: 2.5, final: 0.05}",
-        "optim.dense.schedule={warmup: 0.3, decay: polynomial, power: 2}",
-    ]  # fmt: skip
-    run_small(tmp_path, overrides)
-    whole = without_times(tmp_path / "small")
-    for epoch in (2, 3):
-        shutil.rmtree(tmp_path / f"small/checkpoints/epoch_000{epoch}")
-    run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
-    assert without_times(tmp_path / "small") == whole
 
 
 def test_a_schedule_may_change_on_resume(tmp_path, capsys):

@@ -50,13 +50,11 @@ def test_the_first_step_and_a_run_that_ends_meanwhile(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", [9, 1000])
-def test_steps_beyond_the_runs_end(tmp_path, capsys, start):
-    run_small(tmp_path, trace(start, 3))
+def test_steps_beyond_the_runs_end(tmp_path, capsys):
+    run_small(tmp_path, trace(9, 3))
     assert not (tmp_path / "small/profile").exists()
     assert (
-        f"train.profile asks for steps {start:,} to {start + 2:,}, but training ended after step "
-        "8: no trace is written"
+        "train.profile asks for steps 9 to 11, but training ended after step 8: no trace is written"
     ) in capsys.readouterr().out
     # The profiler is free again.
     run_small(tmp_path, ["run.name=again", *trace(2, 1)])

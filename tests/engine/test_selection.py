@@ -122,6 +122,7 @@ def test_results_are_those_of_the_selected_epoch_beside_the_last_one(tmp_path, s
         assert summary["last"][part] == {name: last[name] for name in names}
     printed = capsys.readouterr().out
     assert "epoch 2: best AUC on the validation part; epoch 3: the last one\n" in printed
+    assert "optimistic" not in printed and not summary["stopped_early"]
     cells = [
         f"{metrics['logloss']:.4f}"
         for metrics in (summary["validation"], summary, *map(summary["last"].get, PARTS))
@@ -142,12 +143,6 @@ def test_results_are_those_of_the_selected_epoch_beside_the_last_one(tmp_path, s
     assert re.search(r"  logloss +undefined", capsys.readouterr().out)
 
 
-def test_without_patience_all_epochs_are_trained(tmp_path, scripted):
-    scripted([0.7, 0.6, 0.6])
-    run_small(tmp_path, ["train.epochs=3"])
-    assert summary_of(tmp_path)["epochs"] == 3 and not summary_of(tmp_path)["stopped_early"]
-
-
 def test_evaluation_every_other_epoch_and_after_the_last(tmp_path):
     run_small(tmp_path, ["train.epochs=5", "evaluate.every_epochs=2"])
     assert [line["step"] for line in evaluations(tmp_path, "test")] == [16, 32, 40]
@@ -163,27 +158,19 @@ def test_evaluation_every_other_epoch_and_after_the_last(tmp_path):
 PLATEAU = "optim.dense.plateau={factor: 0.5, patience: 1, threshold: 0.01}"
 
 
-def test_the_dense_rate_falls_on_a_plateau(tmp_path, scripted, capsys):
-    aucs = [0.6, 0.7, 0.705, 0.7, 0.72, 0.72, 0.72, 0.72]
-    scripted(aucs)
-    run_small(tmp_path, ["train.epochs=4", "evaluate.every=4", "train.log_every=4", PLATEAU,
-                         "optim.dense.schedule.warmup=0"])  # fmt: skip
-    # A line after each evaluation, but for the last; a quarter of the base batch halves the rate.
-    fractions = [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.25]
-    assert rates(tmp_path) == pytest.approx([5e-4 * fraction for fraction in fractions])
-    assert "0.5 of their scheduled rate" in capsys.readouterr().out
-
-
-def test_the_rate_of_the_tables_falls_by_a_factor_of_its_own(tmp_path, scripted, capsys):
-    scripted([0.6, 0.7, 0.7, 0.7, 0.7, 0.7, 0.7, 0.7])
+def test_rates_fall_on_a_plateau_by_factors_of_their_own(tmp_path, scripted, capsys):
+    scripted([0.6, 0.7, 0.705, 0.7, 0.72, 0.72, 0.72, 0.72])
     tables = "optim.embedding.plateau={factor: 0.1, patience: 0, threshold: 0.01, least: 0.05}"
     run_small(tmp_path, ["train.epochs=4", "evaluate.every=4", "train.log_every=4", PLATEAU, tables,
                          "optim.dense.schedule.warmup=0"])  # fmt: skip
     fractions = [1, 1, 1, 0.1, 0.05, 0.05, 0.05, 0.05]
     assert rates(tmp_path, "embedding") == pytest.approx([1e-2 * one for one in fractions])
-    fractions = [1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25]
+    # A line after each evaluation, but for the last; a quarter of the base batch halves the rate.
+    fractions = [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.25]
     assert rates(tmp_path) == pytest.approx([5e-4 * one for one in fractions])
-    assert "the tables continue with 0.05 of their scheduled rate" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "the tables continue with 0.05 of their scheduled rate" in printed
+    assert "0.5 of their scheduled rate" in printed
 
 
 @pytest.mark.slow
@@ -201,22 +188,19 @@ def test_tables_stay_where_they_are_at_a_rate_of_nearly_nothing(tmp_path, script
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["dense", "embedding"])
-def test_a_plateau_goes_on_after_a_resume(tmp_path, scripted, part):
-    plateau = f"optim.{part}.plateau={{factor: 0.5, patience: 1, threshold: 0.01}}"
-    aucs = [0.7, 0.6, 0.6, 0.6, 0.6]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    for folder in (whole, parts):
-        folder.mkdir()
+def test_a_plateau_goes_on_after_a_resume(tmp_path, scripted):
+    plateau = "plateau={factor: 0.5, patience: 1, threshold: 0.01}"
+    overrides = [f"optim.dense.{plateau}", f"optim.embedding.{plateau}"]
+    aucs = [0.7, 0.6, 0.6, 0.6]
     scripted(aucs)
-    run_small(whole, ["train.epochs=5", plateau])
+    run_small(tmp_path, [*overrides, "train.epochs=4", "run.name=whole"])
     scripted(aucs)
-    run_small(parts, ["train.epochs=2", plateau])
-    run_small(parts, ["train.epochs=5", plateau, "checkpoint.resume=auto"])
-    assert without_times(parts / "small") == without_times(whole / "small")
-    full = {"dense": 5e-4, "embedding": 1e-2}[part]
-    found = rates(whole, part)
-    assert found[-1] == pytest.approx(full / 2) and found[10] == full
+    run_small(tmp_path, [*overrides, "train.epochs=2"])
+    run_small(tmp_path, [*overrides, "train.epochs=4", "checkpoint.resume=auto"])
+    assert without_times(tmp_path / "small") == without_times(tmp_path / "whole")
+    for part, full in (("dense", 5e-4), ("embedding", 1e-2)):
+        found = rates(tmp_path, part)
+        assert found[-1] == pytest.approx(full / 2) and found[10] == full
 
 
 def test_selecting_on_the_test_part_is_told_everywhere(tmp_path, capsys):
@@ -224,10 +208,6 @@ def test_selecting_on_the_test_part_is_told_everywhere(tmp_path, capsys):
     assert summary_of(tmp_path)["selected_on"] == "test"
     assert "best AUC on the test part itself, so optimistic" in capsys.readouterr().out
     assert "validation" not in summary_of(tmp_path)
-    run_small(tmp_path, ["run.overwrite=true"])
-    assert summary_of(tmp_path)["selected_on"] == "validation"
-    printed = capsys.readouterr().out
-    assert "best AUC on the validation part" in printed and "optimistic" not in printed
 
 
 def test_the_last_epoch_counts_where_the_auc_is_undefined():

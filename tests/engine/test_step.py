@@ -137,20 +137,9 @@ def run_in(way, folder, *parts):
     return without_times(folder / "small"), tables
 
 
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory):
-    return run_in("kernels", tmp_path_factory.mktemp("swept") / "run", ["train.epochs=2"])
-
-
 @pytest.mark.slow
-def test_a_run_with_evaluations_within_an_epoch(swept, tmp_path):
-    metrics, tables = run_in("waiting", tmp_path / "run", ["train.epochs=2"])
-    assert metrics == swept[0]
-    assert all(map(torch.equal, tables, swept[1]))
-
-
-@pytest.mark.slow
-def test_a_run_that_is_continued_from_a_checkpoint(swept, tmp_path):
+def test_rows_that_wait_give_the_bits_of_a_sweep_also_after_a_resume(tmp_path):
+    swept = run_in("kernels", tmp_path / "swept", ["train.epochs=2"])
     parts = ["train.epochs=1"], ["train.epochs=2", "checkpoint.resume=auto"]
     metrics, tables = run_in("waiting", tmp_path / "run", *parts)
     assert metrics == swept[0]

@@ -14,7 +14,6 @@ from stampede.models.registry import _NETWORKS
 from stampede.settings import SettingsError
 from support.checkpoints import sign, values_of
 from support.jobs import run_small, small_config
-from support.other_network import OWN, refusal
 from support.predicting import predict
 from support.ranks import run_ranks
 
@@ -131,6 +130,23 @@ def test_keys_that_are_gone_are_left_out_of_what_was_saved(tmp_path, capsys):
     assert told == ["new setting: train.epochs=2 (was 1)"]
 
 
+# A network of a user's own that is edited between two runs.
+OWN = """
+from torch import nn
+from stampede.models import register
+
+@register("own_layers")
+class OwnLayers(nn.Module):
+    def __init__(self, shape, generator):
+        super().__init__()
+        self.first = nn.Linear(shape.inputs, 4)
+        self.scale = nn.LayerNorm(4)
+        self.last = nn.Linear(4, 1)
+
+    def forward(self, embeddings, dense):
+        inputs = nn.functional.pad(embeddings.flatten(1), [0, dense.shape[1]])
+        return self.last(self.scale(self.first(inputs))).squeeze(1)
+"""
 # What becomes of the file, and what is said.
 EDITS = {
     "width": ("4", "6", r"network.first.\w+ is \[4.*\] in the checkpoint, \[6.*\] now"),
@@ -165,14 +181,13 @@ def edit(path, old, new):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", EDITS)
-def test_an_edited_file(tmp_path, own, case):
-    old, new, said = EDITS[case]
-    edit(tmp_path / "own.py", old, new)
+def test_an_edited_file(tmp_path, own):
     goes_on = [*own, "train.epochs=2", "checkpoint.resume=auto"]
-    pattern = rf"(?s)differs from the trained one \({said}\).*is intact"
-    with pytest.raises(RunFolderError, match=pattern):
-        run_small(tmp_path, goes_on)
+    for old, new, said in EDITS.values():
+        edit(tmp_path / "own.py", old, new)
+        pattern = rf"(?s)differs from the trained one \({said}\).*is intact"
+        with pytest.raises(RunFolderError, match=pattern):
+            run_small(tmp_path, goes_on)
     # The checkpoint was left where it is.
     (tmp_path / "own.py").write_text(OWN)
     run_small(tmp_path, goes_on)
@@ -191,6 +206,13 @@ def test_an_edited_configuration(tmp_path):
         status, said = predict(tmp_path / "small", "@run", tmp_path / "s.parquet")
         assert status == 2 and "the network differs from the trained one" in said
         assert name in said and "delete" not in said
+
+
+def refusal(folder, overrides, world_size):
+    """Why a run cannot be used; as a rank of several."""
+    with pytest.raises(RunFolderError) as refused:
+        run_small(folder, overrides, world_size)
+    return str(refused.value)
 
 
 def test_all_ranks_say_so(tmp_path, own):

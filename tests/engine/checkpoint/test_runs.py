@@ -1,13 +1,11 @@
 """Checkpoints of whole runs: damaged, half-written, on a full disk, read for their tables."""
 
-import json
-
 import pytest
 import torch
 
-from stampede.engine import checkpoint, run_folder
+from stampede.engine import checkpoint
 from stampede.engine.build import build
-from stampede.engine.errors import RunFolderError, TrainingStoppedError
+from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import processes
 from stampede.engine.reading import open_dataset
 from stampede.engine.tables import gather_field, read_field
@@ -43,17 +41,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, capsys)
 
 
 @pytest.mark.slow
-def test_old_checkpoints_go_but_the_best_stays(tmp_path):
-    run_small(tmp_path, ["train.epochs=5", "checkpoint.keep=1", "optim.embedding.lr=0.1"])
-    best = json.loads((tmp_path / "small/summary.json").read_text())["best_epoch"]
-    names = {path.name for path in (tmp_path / "small/checkpoints").iterdir()}
-    assert names == {f"epoch_{best:04d}", "epoch_0005"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scale", [1, 8])
-def test_a_checkpoint_is_read_without_a_model(tmp_path, scale):
-    settings = [f"model.first_order_scale={scale}"]
+def test_a_checkpoint_is_read_without_a_model(tmp_path):
+    settings = ["model.first_order_scale=8"]
     run_small(tmp_path, settings)
     folder = tmp_path / "small/checkpoints/epoch_0001"
     config = small_config(tmp_path, *settings, "checkpoint.resume=auto")
@@ -66,7 +55,7 @@ def test_a_checkpoint_is_read_without_a_model(tmp_path, scale):
             for one, other in zip(read_field(folder, field), gathered, strict=True):
                 assert torch.equal(one, other)
             stored = tensors_of(folder)[weights_name(field)][:, 10:11]
-            assert stored.any() and torch.equal(gathered.first_order, scale * stored)
+            assert stored.any() and torch.equal(gathered.first_order, 8 * stored)
     with pytest.raises(RunFolderError, match=r"'C99'.*C1, C2"):
         read_field(folder, "C99")
     with pytest.raises(RunFolderError, match="is not a checkpoint"):
@@ -83,21 +72,3 @@ def test_a_checkpoint_that_was_being_written_does_not_count(tmp_path):
     run_small(tmp_path, ["train.epochs=2", "checkpoint.resume=auto"])
     assert without_times(tmp_path / "small") == whole
     assert {path.name for path in folder.iterdir()} == {"epoch_0001", "epoch_0002"}
-
-
-@pytest.mark.slow
-def test_a_full_disk_keeps_the_earlier_checkpoint(tmp_path, monkeypatch):
-    run_small(tmp_path, [])
-    folder = tmp_path / "small/checkpoints"
-
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("stampede.engine.checkpoint.saving.as_text", full)
-    with pytest.raises(TrainingStoppedError, match=r"epoch_0002.*No space left"):
-        run_small(tmp_path, ["train.epochs=2", "checkpoint.resume=auto"])
-    assert [path.name for path in folder.iterdir()] == ["epoch_0001"]
-    monkeypatch.undo()
-    monkeypatch.setattr(run_folder, "to_json", full)
-    with pytest.raises(TrainingStoppedError, match="results cannot be written"):
-        run_small(tmp_path, ["run.overwrite=true"])
