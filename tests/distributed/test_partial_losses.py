@@ -3,17 +3,136 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+)
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.engine.processes import processes
-from support.partial import (
-    features,
-    helen_on_two_batches,
-    poison_one_table,
-    sharded,
-    train_partly,
-    weights,
-)
-from support.ranks import run_ranks
+from stampede.optim import CowClipAdam, Helen, NonFiniteGradientError, TableInit, cowclip_sharders
+from support.gathering import gathered
+from support.ranks import join, run_ranks
+
+CPU = torch.device("cpu")
+
+
+class Two(nn.Module):
+    """Two tables in one collection."""
+
+    def __init__(self, sequence):
+        super().__init__()
+        kind, config = (
+            (EmbeddingCollection, EmbeddingConfig)
+            if sequence
+            else (EmbeddingBagCollection, EmbeddingBagConfig)
+        )
+        self.tables = kind(
+            tables=[
+                config(name=n, embedding_dim=8, num_embeddings=10, feature_names=[f"f{n}"])
+                for n in "ab"
+            ],
+            device=torch.device("meta"),
+        )
+
+    def forward(self, features):
+        return self.tables(features)
+
+
+def sharded(plans, sequence=True, optimizer=CowClipAdam, **arguments):
+    """The model, with the tables planned as asked: table-wise ones each on a rank of its own."""
+    model = Two(sequence)
+    settings = {"lr": 1e-2, "l2": 1e-2, **arguments}
+    apply_optimizer_in_backward(optimizer, model.parameters(), settings)
+    sharders = cowclip_sharders(TableInit(std=0.1))
+    world = dist.get_world_size()
+    plan = EmbeddingShardingPlanner(
+        topology=Topology(world_size=world, local_world_size=world, compute_device="cpu"),
+        batch_size=4,
+        constraints={
+            name: ParameterConstraints(sharding_types=[kind], min_partition=4)
+            for name, kind in zip("ab", plans, strict=True)
+        },
+    ).collective_plan(model, sharders, dist.group.WORLD)
+    return DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
+
+
+def features(ids=(1, 2, 2, 5)):
+    return KeyedJaggedTensor.from_lengths_sync(
+        keys=["fa", "fb"],
+        values=torch.tensor([*ids, *ids]),
+        lengths=torch.ones(2 * len(ids), dtype=torch.int64),
+    )
+
+
+def weights(model):
+    return gathered({k.split(".")[-2]: v for k, v in model.state_dict().items()})
+
+
+def train_partly(all_plans):
+    """Three steps with a loss of the first table only; the weights of both, for each plan."""
+    join()
+    results = []
+    for plans in all_plans:
+        model = sharded(plans)
+        start = weights(model)
+        for _ in range(3):
+            model(features())["fa"].values().square().sum().backward()
+        results.append((start, weights(model)))
+    dist.barrier()
+    dist.destroy_process_group()
+    return results
+
+
+def poison_one_table():
+    """What a NaN in the gradient of a table of rank 0 does on every rank."""
+    join()
+    model = sharded(("table_wise", "table_wise"), sequence=False)
+    before = weights(model)
+    factor = float("nan") if dist.get_rank() == 0 else 1.0
+    looked_up = model(features())
+    loss = (looked_up["fa"] * factor).sum() + looked_up["fb"].sum()
+    said = ""
+    try:
+        loss.backward()
+    except NonFiniteGradientError as error:
+        said = str(error)
+    after = weights(model)
+    untouched = before["a"] is None or all(before[n].equal(after[n]) for n in before)
+    dist.barrier()
+    dist.destroy_process_group()
+    return said, untouched
+
+
+def helen_on_two_batches():
+    """Two passes on different batches, of which only rank 1 sees the difference."""
+    join()
+    model = sharded(("table_wise", "row_wise"), sequence=False, optimizer=Helen, rho=1.0)
+    before = weights(model)
+    sums = []
+    for ids in ((1, 2, 2, 5), (1, 2, 2, 5) if dist.get_rank() == 0 else (9, 9, 9, 9)):
+        try:
+            sum(v.square().sum() for v in model(features(ids)).to_dict().values()).backward()
+            sums.append("")
+        except ValueError as error:
+            sums.append(str(error))
+    after = weights(model)
+    same = before["a"] is None or all(before[n].equal(after[n]) for n in before)
+    for _ in range(2):
+        sum(v.square().sum() for v in model(features()).to_dict().values()).backward()
+    later = weights(model)
+    moved = before["a"] is None or not later["a"].equal(before["a"])
+    dist.barrier()
+    dist.destroy_process_group()
+    return sums, same, moved
+
 
 PLANS = [
     ("table_wise", "table_wise"),
@@ -61,12 +180,6 @@ def alone():
 
 
 def test_one_model_for_each_call_of_cowclip_sharders(alone):
-    from torchrec.distributed import DistributedModelParallel
-    from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-
-    from stampede.optim import CowClipAdam, cowclip_sharders
-    from support.partial import CPU, Two
-
     sharders = cowclip_sharders()
     models = [Two(sequence=False), Two(sequence=False)]
     for model in models:

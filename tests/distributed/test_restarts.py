@@ -75,30 +75,23 @@ def same_run(one, other):
 
 
 def went_on(done, folder, undisturbed, *steps):
-    """Whether it ended well, continued once after one of these steps."""
+    """Whether it ended well, each time continued after one of these steps."""
     assert done.returncode == 0, done.stderr
     continued = [int(step) for step in re.findall(r"continuing after step (\d+) from", done.stdout)]
-    assert len(continued) == 1 and continued[0] in steps, done.stdout
+    assert len(continued) == len(steps), done.stdout
+    assert all(map(list.__contains__, steps, continued)), done.stdout
     same_run(folder / "small", undisturbed)
 
 
-def test_a_killed_worker_is_replaced(tmp_path, undisturbed):
-    """That of rank 0, which holds the lock of the run folder and writes all files."""
+def test_workers_that_sleep_or_are_killed_are_replaced(tmp_path, undisturbed):
+    """One sleeps, then that of rank 0 is killed, which holds the lock and writes all files."""
     # A run that is to be replaced, which a restart must not do once more.
     (tmp_path / "small").mkdir()
     (tmp_path / "small/config.yaml").write_text("")
-    done = train(tmp_path, "kill:0:14", "run.overwrite=true")
+    faults = "sleep:1:6,kill:0:14:2"
+    done = train(tmp_path, faults, "run.overwrite=true", f"run.hang_seconds={PATIENCE}")
     assert "Traceback" not in done.stderr
-    went_on(done, tmp_path, undisturbed(2), 12, 9)
-    # The logs of all ranks are whole, and tell of both starts.
-    for rank in range(2):
-        log = logged(tmp_path / "small", rank)
-        starts = [line for line in log if line["event"] == "started"]
-        assert [line["restart"] for line in starts] == [0, 1] and log[-1]["event"] == "ended"
-
-
-def test_a_worker_that_sleeps_is_named_and_replaced(tmp_path, undisturbed):
-    done = train(tmp_path, "sleep:1:6", f"run.hang_seconds={PATIENCE}")
+    went_on(done, tmp_path, undisturbed(2), [3], [12, 9])
     said = next(line for line in done.stderr.splitlines() if "the run hangs" in line)
     found = re.search(r"rank 1 makes no progress: at step 5, between steps, for (\d+)", said)
     assert int(found[1]) >= PATIENCE
@@ -110,7 +103,11 @@ def test_a_worker_that_sleeps_is_named_and_replaced(tmp_path, undisturbed):
         told = (tmp_path / f"small/hang_rank_{rank}.txt").read_text()
         assert f"in {place}" in told
         assert f"\nrank {rank} at step {6 - rank}, " in told
-    went_on(done, tmp_path, undisturbed(2), 3)
+    # The logs of all ranks are whole, and tell of all starts.
+    for rank in range(2):
+        log = logged(tmp_path / "small", rank)
+        starts = [line for line in log if line["event"] == "started"]
+        assert [line["restart"] for line in starts] == [0, 1, 2] and log[-1]["event"] == "ended"
 
 
 def test_a_signal_to_torchrun_saves_before_it_kills(tmp_path, undisturbed):
@@ -140,6 +137,7 @@ def test_a_signal_to_torchrun_saves_before_it_kills(tmp_path, undisturbed):
     same_run(tmp_path / "small", undisturbed(2))
 
 
+@pytest.mark.soak
 def test_a_worker_that_gets_no_memory_says_so_and_nobody_waits(tmp_path):
     """The others wait for it in a collective; torchrun ends them."""
     start = time.monotonic()
@@ -157,7 +155,7 @@ def test_a_worker_that_gets_no_memory_says_so_and_nobody_waits(tmp_path):
 @pytest.mark.parametrize("torchrun", [(), ("--standalone",), ("--master_port", "29617")])
 def test_every_rendezvous_forgets_the_killed(tmp_path, undisturbed, ranks, torchrun):
     done = train(tmp_path, f"kill:{ranks - 1}:14", ranks=ranks, torchrun=torchrun)
-    went_on(done, tmp_path, undisturbed(ranks), 12, 9)
+    went_on(done, tmp_path, undisturbed(ranks), [12, 9])
 
 
 @pytest.mark.soak
@@ -165,7 +163,7 @@ def test_every_rendezvous_forgets_the_killed(tmp_path, undisturbed, ranks, torch
 def test_an_exception_in_a_worker(tmp_path, undisturbed, ranks):
     done = train(tmp_path, "raise:1:10", ranks=ranks)
     assert "KeyError: 'a fault of this test'" in done.stderr
-    went_on(done, tmp_path, undisturbed(ranks), 9, 8)
+    went_on(done, tmp_path, undisturbed(ranks), [9, 8])
 
 
 @pytest.mark.soak
@@ -175,7 +173,7 @@ def test_a_stopped_worker_is_named_and_replaced(tmp_path, undisturbed, ranks, ra
     assert f"the run hangs: rank {rank} is stopped, dead or out of reach: " in done.stderr
     assert "the others wait at step 10, " in done.stderr
     assert done.stderr.count("the run hangs") == 1
-    went_on(done, tmp_path, undisturbed(ranks), 9, 8)
+    went_on(done, tmp_path, undisturbed(ranks), [9, 8])
 
 
 @pytest.mark.soak

@@ -11,8 +11,7 @@ from support.ranks import run_ranks
 SLEPT = 0.5
 
 
-@pytest.mark.parametrize("slow", [0, 1])
-def test_the_slow_rank_is_named(tmp_path, slow):
+def test_the_slow_rank_is_named(tmp_path, slow=1):
     overrides = ["train.timing_every=4", "evaluate.every=3", "sharding.plan=row_wise"]
     overrides += ["train.profile.start=2", "train.profile.steps=1"]
     run_ranks(2, run_with_a_slow_rank, tmp_path, overrides, 2, slow, SLEPT)

@@ -221,32 +221,3 @@ def test_whether_momentum_carries_a_row_on(rule, moves):
 
 def test_rules_are_hashable_and_equal_by_value():
     assert len({Adam(), Adam(), RowWiseAdam(), Adagrad(), RowWiseAdagrad(), SGD(), SGD(0.5)}) == 6
-
-
-@pytest.mark.parametrize("kind", [Adam, RowWiseAdam])
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ({"betas": (0.9, 1.0)}, "betas"),
-        ({"betas": (0.9,)}, "betas"),
-        ({"eps": 0.0}, "eps is 0.0"),
-        ({"eps": float("nan")}, "eps is nan"),
-        ({"eps_placement": "tf"}, "'keras' or 'torch'"),
-    ],
-)
-def test_settings_of_adam_out_of_range_are_refused(kind, arguments, words):
-    with pytest.raises(ValueError, match=words):
-        kind(**arguments)
-
-
-@pytest.mark.parametrize("kind", [Adagrad, RowWiseAdagrad])
-@pytest.mark.parametrize("eps", [0.0, -1e-8, float("inf")])
-def test_settings_of_adagrad_out_of_range_are_refused(kind, eps):
-    with pytest.raises(ValueError, match="eps"):
-        kind(eps=eps)
-
-
-@pytest.mark.parametrize("momentum", [-0.1, 1.0, float("nan")])
-def test_settings_of_sgd_out_of_range_are_refused(momentum):
-    with pytest.raises(ValueError, match="momentum"):
-        SGD(momentum=momentum)

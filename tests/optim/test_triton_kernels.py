@@ -86,11 +86,12 @@ def test_sums_of_any_lookup(lookup, dim, data):
     assert_sums(lookup, dim, clipped, data.draw(st.sampled_from([0.0, 0.3])), small_blocks(dim))
 
 
-@pytest.mark.parametrize("weighted, mean", [(False, False), (True, True)])
-@pytest.mark.parametrize("batch", [1, 4, 5, 8, 63])
-def test_an_id_of_every_sample_crosses_windows(batch, weighted, mean):
+@pytest.mark.parametrize(
+    "batch, weighted", [(1, False), (4, True), (5, True), (8, True), (63, False)]
+)
+def test_an_id_of_every_sample_crosses_windows(batch, weighted):
     """Windows of 4, two at a time; table 0 has rows before and behind the hot one."""
-    lookup = random_lookup(batch=batch, longest=1, hot=3, weighted=weighted, mean=mean)
+    lookup = random_lookup(batch=batch, longest=1, hot=3, weighted=weighted, mean=weighted)
     assert_sums(lookup, 12, 10, 1e-2, small_blocks(12))
 
 
@@ -117,9 +118,10 @@ def test_bits_do_not_vary():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e30])
-@pytest.mark.parametrize("column", [0, 11])
-@pytest.mark.parametrize("hot", [None, 3])
+@pytest.mark.parametrize(
+    "bad, column, hot",
+    [(float("nan"), 0, None), (float("inf"), 11, 3), (-float("inf"), 0, 3), (1e30, 11, None)],
+)
 def test_rows_that_are_not_finite_are_counted(bad, column, hot):
     """1e30 is finite, its square is not."""
     lookup = random_lookup(batch=20, hot=hot)
@@ -289,12 +291,8 @@ def code(tmp_path_factory):
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow
-def test_all_kernels_compile(code):
-    assert len(code) == 10
-
-
 def test_nothing_is_approximate(code):
+    assert len(code) == 10
     for name, words in code.items():
         assert words["approx"] == words["div.full"] == words[".ftz"] == 0, name
 

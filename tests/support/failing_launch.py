@@ -1,6 +1,6 @@
-"""`launch.py` with a fault: `failing_launch.py KIND:RANK:STEP[:TIMES] CONFIG.yaml ...`.
+"""`launch.py` with faults: `failing_launch.py KIND:RANK:STEP[:TIMES][,...] CONFIG.yaml ...`.
 
-The fault happens on one rank before a step is taken, until torchrun has restarted the processes
+A fault happens on one rank before a step is taken, until torchrun has restarted the processes
 TIMES times (1). KIND is `kill`, `raise`, `memory`, `stop`, `sleep` or `slow`.
 """
 
@@ -52,9 +52,10 @@ _FAULTS = {
 
 
 def main():
-    kind, rank, step, *times = sys.argv.pop(1).split(":")
-    if os.environ["RANK"] == rank and restarts()[0] < int(times[0] if times else 1):
-        before_step(SimpleNamespace(setattr=setattr), int(step), _FAULTS[kind])
+    for fault in sys.argv.pop(1).split(","):
+        kind, rank, step, *times = fault.split(":")
+        if os.environ["RANK"] == rank and restarts()[0] < int(times[0] if times else 1):
+            before_step(SimpleNamespace(setattr=setattr), int(step), _FAULTS[kind])
     launch = Path(__file__).parents[2] / "launch.py"
     sys.argv[0] = str(launch)
     runpy.run_path(str(launch), run_name="__main__")

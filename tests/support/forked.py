@@ -14,6 +14,7 @@ START_METHOD = "forkserver"
 # backward pass starts would be missing in the processes that are forked.
 multiprocessing.set_forkserver_preload(
     [
+        "pytest",
         "torchrec",
         "torch.distributed.optim",
         "torch.utils.tensorboard",

@@ -6,18 +6,15 @@ from typing import NamedTuple
 
 import torch
 
-from stampede.data import GlobalBatches
 from stampede.engine.build import build
 from stampede.engine.config import Config
 from stampede.engine.config.load import load_config
-from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.evaluate import Evaluation, evaluate
 from stampede.engine.processes import Processes, processes
 from stampede.engine.reading import Reader, open_dataset
 from stampede.engine.run import run
-from stampede.engine.step import prefetch, send, train_step
+from stampede.engine.step import prefetch, train_step
 from stampede.engine.tables import FieldWeights, gather_field
-from stampede.optim import local_cowclip_tables
 
 # What names of such figures end in.
 TIMED = ("_per_second", "_seconds", "_bytes", "time")
@@ -104,24 +101,3 @@ def untimed(values):
 def without_times(run: Path):
     """Lines without what no two runs have in common."""
     return [untimed(line) for line in lines(run)]
-
-
-def poison_rank_1(folder):
-    """Train until it stops; what the stop said, and whether the weights are as before the step."""
-    config = small_config(folder, "sharding.plan=row_wise", world_size=2)
-    with processes("cpu") as here:
-        dataset = open_dataset(config, here)
-        job = build(config, dataset, here)
-        batches = GlobalBatches(dataset.train, list(dataset.vocabulary_sizes), 256, here.rank, 2)
-        for step, batch in enumerate(batches.epoch(0), 1):
-            if step == 3 and here.rank == 1:
-                batch.dense[0, 0] = float("nan")
-            weights = [p.detach() for p in job.dense_parameters.values()]
-            weights += [t.weights_tensor() for t in local_cowclip_tables(job.model)]
-            before = [w.clone() for w in weights]
-            try:
-                train_step(job, send(batch, job.front, here.device), step, here)
-            except TrainingStoppedError as stop:
-                same = all(torch.equal(*pair) for pair in zip(before, weights, strict=True))
-                return str(stop), same
-    return None

@@ -67,7 +67,7 @@ def test_a_gradient_that_is_to_be_differentiated_is_refused(function):
         torch.autograd.grad(outcome.sum(), inputs, create_graph=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     trained=st.lists(st.booleans(), min_size=8, max_size=8).filter(any),
     precision=st.sampled_from(list(PRECISIONS)),

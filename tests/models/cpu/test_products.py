@@ -56,7 +56,7 @@ ROWS = st.sampled_from([1, 2, 31, 32, 33, 63, 65, 200, 1100])
 WIDTHS = st.one_of(st.integers(1, 70), st.sampled_from([128, 273]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     rows=ROWS,
     columns=WIDTHS,

@@ -15,7 +15,6 @@ from torchrec import (
 )
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding import set_ec_index_dedup
-from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
@@ -24,8 +23,6 @@ from torchrec.distributed.train_pipeline.gradient_accumulation import (
     GradientAccumulationConfig,
     GradientAccumulationWrapper,
 )
-from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
-from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.optim import (
@@ -275,17 +272,6 @@ def test_learnable_weights_of_samples_are_refused_where_torchrec_loses_their_gra
         model(features(weights=torch.ones, keys=keys)).sum().backward()
 
 
-def test_feature_processors_under_torchrecs_own_sharder_are_refused():
-    model = nn.Sequential(
-        FeatureProcessedEmbeddingBagCollection(
-            EmbeddingBagCollection(tables(), is_weighted=True),
-            PositionWeightedModuleCollection({"fa": 5, "fb": 5}),
-        )
-    )
-    with pytest.raises(ValueError, match=r"Cannot cast .*CowClipAdam"):
-        shard(model, [FeatureProcessedEmbeddingBagCollectionSharder()])
-
-
 def test_index_deduplication_is_refused():
     model = nn.Sequential(EmbeddingCollection(tables(kind=EmbeddingConfig)))
     set_ec_index_dedup(True)
@@ -447,11 +433,6 @@ def test_a_table_of_two_modules_is_refused():
     model.second.embedding_bags["a"].weight = model.first.embedding_bags["a"].weight
     with pytest.raises(ValueError, match=r"'a'.*two modules.*feature_names of one table"):
         shard(model)
-
-
-def test_torchrecs_own_sharders_refuse_the_optimizer():
-    with pytest.raises(ValueError, match=r"Cannot cast .*CowClipAdam"):
-        shard(Model(), get_default_sharders())
 
 
 @pytest.mark.parametrize("sharding", ["data_parallel", "table_wise", "column_wise"])

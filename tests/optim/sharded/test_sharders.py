@@ -311,15 +311,6 @@ def test_sharding_over_a_part_of_the_processes_is_refused():
         check_environment(ShardingEnv.from_local(world_size=2, rank=0))
 
 
-def test_fp16_tables_are_trained():
-    model = shard(with_cowclip(Bags(a=8, data_type=DataType.FP16)))
-    before = weights_of(model)["a"]
-    step(model)
-    after = weights_of(model)["a"]
-    assert after.dtype == torch.float16
-    assert (after[1] != before[1]).any()
-
-
 @pytest.mark.parametrize("arguments", [{"lr": -1.0}, {"l2": float("nan")}, {"rows": "some"}])
 def test_settings_out_of_range_are_refused_at_once(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):

@@ -149,29 +149,6 @@ def test_a_batch_without_ids_still_decays_all_rows():
     assert (weights < 1.0).all()
 
 
-def test_several_lookups_of_one_backward_are_one_step():
-    """Their gradients and counts add up, as if it had been one lookup."""
-    results = []
-    for lookups in ([[3, 3, 3, 1]], [[3, 1], [3, 3]]):
-        tables = one_table()
-        tables.arrays[0].weights.fill_(0.1)
-        outputs = [tables(torch.tensor(ids), torch.tensor([0, len(ids)])) for ids in lookups]
-        sum(output.sum() for output in outputs).backward()
-        results.append(tables.arrays[0])
-        assert int(tables.step_count) == 1
-        assert tables.row_counts[0] == 2
-    torch.testing.assert_close(*(array.states["exp_avg"] for array in results))
-    assert torch.equal(*(array.weights for array in results))
-
-
-def test_learning_rate_changes_reach_the_update():
-    tables = one_table(lr=0.5)
-    tables.set_learning_rate(0.0)
-    before_step = tables.arrays[0].weights.clone()
-    tables(ID, OFFSETS).backward(torch.ones(1, 4))
-    assert torch.equal(tables.arrays[0].weights, before_step)
-
-
 def test_no_update_without_backward():
     tables = one_table()
     before_step = tables.arrays[0].weights.clone()
@@ -212,11 +189,6 @@ def test_bf16_tables_are_looked_up_as_fp32_ones(pooling, weighted):
 def test_no_second_copy_of_the_weights_is_made():
     tables = one_table()
     assert tables.weights_tensor().data_ptr() == tables.arrays[0].weights.data_ptr()
-
-
-def test_variable_batch_sizes_are_refused():
-    with pytest.raises(ValueError, match="variable batch size"):
-        one_table()(ID, OFFSETS, batch_size_per_feature_per_rank=[[1]])
 
 
 def test_weights_of_samples_have_no_gradient_where_sequences_ignore_them():
