@@ -136,6 +136,7 @@ def test_numbers_are_as_narrow_as_in_training(tmp_path):
     export(open_trained(run), tmp_path / "package", "fp32", overwrite=False)
     frame = rows_of_test_part()
     expected = scores(run, [write_movies(tmp_path / "new.csv", frame)], tmp_path)["score"]
+    np.testing.assert_allclose(scores(run, ["@run"], tmp_path)["score"], expected, rtol=1e-6)
     frame = frame.astype({"user": str, "movie": str, "when": str})
     found = loaded(tmp_path / "package").score(columns_of(frame))
     np.testing.assert_allclose(found, expected, atol=1e-7)

@@ -71,16 +71,7 @@ def test_the_data_may_be_gone(tmp_path):
     assert auc_of(found) == pytest.approx(summary_of(run)["best_auc"], abs=1e-6)
 
 
-def test_numbers_are_as_narrow_as_in_training(tmp_path):
-    run = train_on_movies(prepare_movies(tmp_path), "data.numbers_dtype=float16")
-    raw = scores(run, [write_movies(tmp_path / "new.csv", rows_of_test_part())], tmp_path)
-    own = scores(run, ["@run"], tmp_path)
-    np.testing.assert_allclose(raw["score"], own["score"], rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "world_size, plan", [(2, "row_wise"), (2, "data_parallel"), (4, "grid_shard")]
-)
+@pytest.mark.parametrize("world_size, plan", [(2, "data_parallel"), (4, "grid_shard")])
 def test_checkpoints_of_several_ranks(tmp_path, world_size, plan):
     prepare_movies(tmp_path)
     run_ranks(world_size, train_as_ranks, str(tmp_path), plan, world_size, ranks_per_node=2)

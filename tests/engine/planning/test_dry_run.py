@@ -77,14 +77,14 @@ def users(count, *overrides, world_size=8):
 
 def test_a_shortfall_is_named_with_what_would_do(capsys):
     with pytest.raises(DoesNotFitError) as failure:
-        print_dry_run(users(6e9), gpus(8, 80), None)
+        print_dry_run(users(12e9), gpus(8, 80), None)
     said = str(failure.value)
     assert "of 68.00 GB (15% of 80.00 GB" in said and "too much" in said
     assert "8 of 8 ranks" in said and "--device-memory" in said
     assert "does not fit" in capsys.readouterr().out
     devices = int(said.split("--world-size ")[1].split()[0])
     assert devices % 8 == 0
-    assert dry_run(users(6e9, world_size=devices), gpus(devices, 80)).fits
+    assert dry_run(users(12e9, world_size=devices), gpus(devices, 80)).fits
 
 
 def test_a_smaller_state_is_proposed_where_it_is_enough():
