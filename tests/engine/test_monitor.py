@@ -335,7 +335,7 @@ def test_untimed_runs_compute_the_same(timed_run, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("before", [4, 8, 9])
+@pytest.mark.parametrize("before", [4, 8])
 def test_a_resumed_run_has_the_same_lines_and_appends_to_its_log(
     timed_run, tmp_path, monkeypatch, before
 ):
