@@ -7,13 +7,13 @@ from support.parity_reference import deviation, train_reference
 from support.ranks import run_ranks
 
 TABLES = (Table(40), Table(60))
-PRECISIONS = {("fp16", "fp32"): 2e-3, ("fp16", "fp16"): 5e-3, ("bf16", "bf16"): 3e-2}
+PRECISIONS = {("fp16", "fp32"): 2e-3, ("bf16", "bf16"): 3e-2}
 CASES = [
     Case(plan, TABLES, sequence=sequence, steps=6, communication=precisions)
     for precisions in PRECISIONS
     for sequence, plans in (
-        (False, ("table_wise", "row_wise", "grid_shard", ("column_wise", "data_parallel"))),
-        (True, ("row_wise", "column_wise")),
+        (False, ("row_wise", "grid_shard", ("column_wise", "data_parallel"))),
+        (True, ("row_wise",)),
     )
     for plan in plans
 ]

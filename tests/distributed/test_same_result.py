@@ -7,14 +7,66 @@ import json
 
 import pytest
 import torch
+from torch import Tensor
+from torchrec.distributed import embeddingbag
 
+from stampede.data import Batch
+from stampede.engine import build
 from stampede.engine.checkpoint import newest
-from support.float64 import run_in_float64, stopped_in_float64
+from stampede.optim import CowClipTables
 from support.jobs import losses_and_weights, run_small
 from support.ranks import run_ranks
 from support.reading import prepared, run_prepared
 from support.soak.runs import same_end, weights_and_moments
 from support.stopping import stopped_on_last_rank
+
+
+def run_in_float64(*arguments):
+    """See `run_small`."""
+    _compute_in_float64()
+    return run_small(*arguments)
+
+
+def stopped_in_float64(*arguments):
+    """See `stopped_on_last_rank`."""
+    _compute_in_float64()
+    return stopped_on_last_rank(*arguments)
+
+
+def _compute_in_float64():
+    """Make this process compute what it reads as float32 in float64; initial weights are the same.
+
+    Tables are updated by the kernels in PyTorch, and layers computed by torch. All else is as ever.
+    """
+    Tensor.float = Tensor.double
+    move_dense, adopt, output, to = (
+        build.move_dense, CowClipTables.adopt, CowClipTables._output, Batch.to,
+    )  # fmt: skip
+
+    def moved(model, device):
+        for child in model.children():
+            if child is not model.front:
+                child.double()
+        model.bias.data = model.bias.data.double()
+        move_dense(model, device)
+
+    def adopted(tbe, *rest):
+        for weights in (tbe.weights_host, tbe.weights_dev):
+            weights.data = weights.data.double()
+        return adopt(tbe, *rest)
+
+    def sent(batch, *arguments, **options):
+        batch = to(batch, *arguments, **options)
+        for name in ("dense", "label", "weight"):
+            setattr(batch, name, getattr(batch, name).double())
+        return batch
+
+    build.move_dense, Batch.to, CowClipTables.adopt = moved, sent, adopted
+    # FBGEMM's lookup gives float32.
+    CowClipTables._is_pooled_here = lambda tbe: True
+    CowClipTables._output = lambda tbe, *given: output(tbe, *given).double()
+    embeddingbag.data_type_to_dtype = lambda _: torch.float64
+
 
 pytestmark = pytest.mark.slow
 
@@ -29,11 +81,8 @@ def assert_same(one, other):
             torch.testing.assert_close(theirs, mine, rtol=1e-3, atol=1e-5)
 
 
-# Last training batches of 256 (full), 1 = ranks - 1 and 3 = ranks + 1 samples.
-@pytest.mark.parametrize(
-    "plan, rows", [("table_wise", 1793), ("row_wise", 1795), ("table_row_wise", 1793),
-                   ("auto", 1792)],
-)  # fmt: skip
+# Last training batches of 256 (full) and 3 = ranks + 1 samples.
+@pytest.mark.parametrize("plan, rows", [("table_row_wise", 1795), ("auto", 1792)])
 def test_two_ranks(tmp_path, plan, rows):
     overrides = [f"data.rows={rows}", "evaluate.select_on=test", "data.test_rows=259"]
     alone = losses_and_weights(tmp_path, overrides)
@@ -56,8 +105,8 @@ def test_lower_precision_between_ranks(tmp_path):
     assert rounded[0] == pytest.approx(exact[0], rel=1e-3)
 
 
-# Last batches of 1, ranks - 1 and ranks + 1 samples, in training and evaluation.
-@pytest.mark.parametrize("last", [1, 3, 5])
+# Last batches of ranks - 1 and ranks + 1 samples, in training and evaluation.
+@pytest.mark.parametrize("last", [3, 5])
 def test_four_ranks(tmp_path, last):
     overrides = [f"data.rows={512 + last}", "evaluate.select_on=test",
                  f"data.test_rows={128 + last}"]  # fmt: skip
@@ -104,8 +153,7 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.parametrize("ranks, nodes, plan, overrides", [
-    (2, 1, "table_wise", ()), (4, 2, "row_wise", ()), (4, 1, "table_wise", (DROPOUT,)),
-    (2, 1, "row_wise", (DROPOUT,)),
+    (4, 2, "row_wise", ()), (2, 1, "table_wise", (DROPOUT,)),
 ])  # fmt: skip
 def test_reproducible_runs_end_with_the_same_bits(tmp_path, alone, ranks, nodes, plan, overrides):
     given = [*REPRODUCIBLE, *overrides, f"sharding.plan={plan}"]
@@ -113,15 +161,14 @@ def test_reproducible_runs_end_with_the_same_bits(tmp_path, alone, ranks, nodes,
     same_end(tmp_path / "small", alone(*overrides))
 
 
-@pytest.mark.parametrize("overrides", [(OFF,), (OFF, DROPOUT)])
-def test_other_runs_do_not(tmp_path, alone, overrides):
-    run_ranks(4, run_small, tmp_path, [*REPRODUCIBLE, *overrides, "sharding.plan=table_wise"], 4)
+def test_other_runs_do_not(tmp_path, alone):
+    run_ranks(2, run_small, tmp_path, [*REPRODUCIBLE, OFF, "sharding.plan=table_wise"], 2)
     with pytest.raises(AssertionError):
-        same_end(tmp_path / "small", alone(*overrides))
+        same_end(tmp_path / "small", alone(OFF))
 
 
 def test_reproducible_runs_go_on_with_other_ranks(tmp_path, alone):
-    for ranks, step in ((2, 4), (1, 7), (4, 9)):
+    for ranks, step in ((2, 4), (4, 9)):
         given = [*REPRODUCIBLE, "checkpoint.resume=auto"]
         said = run_ranks(ranks, stopped_on_last_rank, tmp_path, given, ranks, step)
         assert len(set(said)) == 1 and f"after step {step}" in said[0]
@@ -143,7 +190,7 @@ def test_weights_and_bags_are_reproducible_too(tmp_path):
 EXACT = 1e-10
 
 
-@pytest.mark.parametrize("samples", [3333, pytest.param(80_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("samples", [1333, pytest.param(80_000, marks=pytest.mark.soak)])
 def test_in_float64_all_ranks_agree(tmp_path, samples):
     """Whatever float32 rounds is no fault of the exchange: nothing is lost or counted twice."""
     given = [
@@ -155,8 +202,8 @@ def test_in_float64_all_ranks_agree(tmp_path, samples):
     ]
     ends = {}
     for name, stops, ranks, plan in (
-        ("alone", [], 1, "table_wise"), ("two", [], 2, "row_wise"), ("four", [], 4, "table_wise"),
-        ("stopped", [(2, 3), (4, 8)], 1, "table_wise"),
+        ("alone", [], 1, "table_wise"), ("four", [], 4, "table_wise"),
+        ("stopped", [(2, 3)], 1, "table_wise"),
     ):  # fmt: skip
         folder = tmp_path / name
         folder.mkdir()
