@@ -191,6 +191,9 @@ def test_files_and_pages_that_are_named_exist(page):
     for name in re.findall(r"`([\w./-]+\.(?:yaml|png|json|py|md))`", PAGES[page]):
         if not name.startswith(("runs/", "cache/")) and "/" in name:
             assert (ROOT / name).exists(), name
+    # In commands, too.
+    for name in re.findall(r"(?<![\w-])(?:tests|examples)/[\w/.]*\w", PAGES[page]):
+        assert (ROOT / name).exists(), name
 
 
 def test_the_functions_on_the_way_of_a_batch_exist():

@@ -1,6 +1,10 @@
-"""The commands of the README and the manual run, block by block, on small data of the same form."""
+"""The commands of the README and the manual run, block by block, on small data of the same form.
+
+What a page shows of their output is compared with what they print, numbers aside.
+"""
 
 import gzip
+import json
 import os
 import random
 import re
@@ -13,11 +17,17 @@ import pytest
 from test_manual import PAGES
 
 from stampede.engine.cli import main, stampede
+from support.movie_runs import train_on_movies
+from support.movies import MOVIES
 from support.paths import ROOT
 from support.waiting import HANG
+from support.warm_starts import begun, movie_folder
 
 # What a reader has done before, by page.
 BEFORE = {
+    # `make train`.
+    "README.md": ["python launch.py configs/quickstart.yaml"],
+    "index.md": ["python launch.py configs/quickstart.yaml"],
     "checkpoints.md": [
         "python launch.py configs/table.yaml data.path=clicks.csv data.schema_file=schema.yaml "
         "run.name=october"
@@ -33,24 +43,30 @@ BEFORE = {
         "run.name=shop",
     ],
 }
-# What other tests run: make's targets are checked by name, a sweep takes minutes.
-ELSEWHERE = ("make ", ". .venv", "stampede sweep")
+# Commands that do not run here: make's targets are checked by name, the notebook and the tests are
+# run by tests, a sweep takes minutes, and nothing is downloaded.
+NOT_RUN = ("make ", ". .venv", "stampede sweep", "pip install", "jupyter lab", "python -m pytest")
+COMMAND = re.compile(r"(make|\.|python|torchrun|stampede|cd|cp|pip|jupyter) ")
+# Blocks of other kinds that have a test of their own, by how they begin.
+OTHER = ("g = sum", "SE = ", 'name: "shop"')
 SMALL = ("model.hidden=[16,16]", "evaluate.compare_with_lr=false")
 FEW_CLICKS = ("data.rows=2000", "data.test_rows=500", "data.scale=0.0005", "train.batch_size=256")
 
 
 def blocks(page):
-    """Commands, in the blocks that a reader would copy."""
-    for block in re.findall(r"^```\n(.*?)^```$", PAGES[page], flags=re.S | re.M):
-        lines = block.replace("\\\n", " ").splitlines()
-        yield from (line for line in lines if re.match(r"(python|torchrun|stampede|cd) ", line))
+    """The blocks of a page without a language, as lines; a command is one line."""
+    for language, block in re.findall(r"^```([^\n]*)\n(.*?)^```$", PAGES[page], flags=re.M | re.S):
+        if not language and not block.startswith(OTHER):
+            is_command = COMMAND.match(block)
+            yield (block.replace("\\\n", " ") if is_command else block).splitlines()
 
 
 def write_criteo(path, rows, seed=0):
+    """With other seeds some ids are others."""
     draw = random.Random(seed)
     lines = [
         [draw.randrange(2), *(draw.randrange(50) for _ in range(13))]
-        + [f"{draw.randrange(20):08x}" for _ in range(26)]
+        + [f"{draw.randrange(20) + seed:08x}" for _ in range(26)]
         for _ in range(rows)
     ]
     text = "".join("\t".join(map(str, line)) + "\n" for line in lines)
@@ -88,7 +104,8 @@ def write_clicks(path):
 def desk(tmp_path, monkeypatch):
     """A folder with every file that the pages name."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    for name in ("configs", "examples", "launch.py"):
+        (tmp_path / name).symlink_to(ROOT / name)
     for name in ("train.txt", "new/a.tsv.gz"):
         write_criteo(tmp_path / name, 400)
     write_avazu(tmp_path / "train.csv")
@@ -121,12 +138,7 @@ def run_command(line):
     if words[0] == "stampede":
         return stampede(words[1:])
     if "launch.py" not in words:
-        # The package that was exported needs no more than its libraries.
-        path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-        command = line.partition("  #")[0]
-        return subprocess.run(
-            ["bash", "-c", command], env={**os.environ, "PATH": path}, timeout=HANG, check=False
-        ).returncode
+        return as_printed(line.partition("  #")[0]).returncode
     arguments = words[words.index("launch.py") + 1 :]
     if "--plan" in arguments:
         return main(arguments)
@@ -142,11 +154,87 @@ def run_command(line):
     return main(arguments)
 
 
+def as_printed(command):
+    """Run a line of bash, with the programs of this environment; print what it prints."""
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        ["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=HANG
+    )
+    print(done.stdout, done.stderr)
+    return done
+
+
+def shape(line):
+    """A line of an output without its numbers and units."""
+    return " ".join(re.sub(r"\d[\d,]*(\.\d+)?(e-\d+)?( [KMG]?B\b)?", "0", line).split())
+
+
+def compare_output(shown, printed):
+    """Each line that a page shows was printed, numbers aside; `...` stands for others."""
+    printed = set(map(shape, printed.splitlines()))
+    if shown[0].startswith("error:"):
+        # One long line.
+        shown = [" ".join(shown)]
+    for line in shown:
+        if not line.strip().startswith("..."):
+            assert shape(line) in printed, line
+
+
+def run_session(block):
+    """Run the lines of a block with `>>>`; compare what the others show."""
+    code = [line.removeprefix(">>> ") for line in block if line.startswith(">>> ")]
+    program = "\n".join([*code[:-1], f"print(repr({code[-1]}))"])
+    done = as_printed(f"python -W ignore -c {shlex.quote(program)}")
+    assert done.returncode == 0, done.stderr
+    compare_output([line for line in block if not line.startswith(">>> ")], done.stdout)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if any(blocks(page))])
-def test_commands_of_a_page_run(page, desk):
+def test_commands_of_a_page_run_and_print_what_it_shows(page, desk, capfd):
     for day in range(1, 8 if page == "incremental.md" else 2):
         write_criteo(desk / f"logs/day_{day}.tsv", 400, seed=day)
-    for line in [*BEFORE.get(page, []), *blocks(page)]:
-        if not line.startswith(ELSEWHERE):
-            assert run_command(line) == 0, line
+    if page == "README.md":
+        # It comes from `stampede describe`.
+        (desk / "schema.yaml").unlink()
+    for line in BEFORE.get(page, []):
+        assert run_command(line) == 0, line
+    all_blocks = list(blocks(page))
+    for block, following in zip(all_blocks, [*all_blocks[1:], [""]], strict=True):
+        if block[0].startswith(">>>"):
+            run_session(block)
+        elif COMMAND.match(block[0]):
+            refused = following[0].startswith("error:")
+            for line in block:
+                if not line.startswith(NOT_RUN):
+                    assert run_command(line) == int(refused), line
+        elif not block[0].startswith("weights from"):
+            compare_output(block, "".join(capfd.readouterr()))
+
+
+@pytest.mark.slow
+def test_what_a_warm_start_prints_is_shown(tmp_path):
+    """On logs whose schemas differ in every way that the page shows."""
+    (block,) = [block for block in blocks("checkpoints.md") if block[0].startswith("weights from")]
+    october = train_on_movies(movie_folder(tmp_path / "october"))
+    schema = (
+        MOVIES.replace("buckets: 7, seed: 3", "buckets: 9, seed: 3")
+        .replace("  weekday: {encode: weekday}", "  hour: {encode: hour_of_day}")
+    )  # fmt: skip
+    november = movie_folder(tmp_path / "november", 900, schema)
+    _, lines, _ = begun(november, [f"checkpoint.init_from={october}"])
+    printed = "\n".join(lines).replace(str(october), "runs/october")
+    compare_output(block, printed)
+
+
+@pytest.mark.slow
+def test_a_command_for_torchrun_runs_as_it_is_printed(desk):
+    """In two processes, without the changes that `run_command` makes."""
+    (command,) = next(blocks("clusters.md"))
+    assert command.startswith("torchrun --nproc_per_node 2 launch.py configs/criteo_kaggle.yaml")
+    done = as_printed(command)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((desk / "runs/two/summary.json").read_text(encoding="utf-8"))
+    assert summary["world_size"] == 2
+    assert "Traceback" not in done.stderr
