@@ -32,11 +32,11 @@ def summary_of(folder):
 
 
 @pytest.mark.parametrize("batch_size, rows, ranks, said", [
-    (8192, 100_000, 1, "an epoch has only 13 steps of batch 8,192: take a smaller "
+    (8192, 100_000, 1, "an epoch has only 13 steps of batch 8,192: use a smaller "
                        "train.batch_size, such as 1,024"),
-    (8192, 8192, 1, "an epoch has only 1 step of batch 8,192: take a smaller train.batch_size, "
+    (8192, 8192, 1, "an epoch has only 1 step of batch 8,192: use a smaller train.batch_size, "
                     "such as 128"),
-    (300, 1000, 3, "an epoch has only 4 steps of batch 300: take a smaller train.batch_size, "
+    (300, 1000, 3, "an epoch has only 4 steps of batch 300: use a smaller train.batch_size, "
                    "such as 12"),
     (1, 40, 1, "an epoch has only 40 steps of batch 1: train on more rows, or for more epochs"),
     (1024, 50 * 1024, 1, None),
