@@ -131,7 +131,7 @@ def test_ids_that_pandas_made_floats_are_refused(movie_run):
 
 def test_what_a_frame_lacks_is_said(movie_run, tmp_path):
     frame = rows_of_test_part()
-    with pytest.raises(DataError, match=r"^the frame: no column 'movie'; it has "):
+    with pytest.raises(DataError, match=r"^the frame: no column 'movie'; its columns are "):
         movie_run.score(frame.drop(columns="movie"))
     with pytest.raises(DataError, match=r"the frame: row 1, .*\(or on_bad_value=\"missing\" "):
         movie_run.score(frame.assign(slot=99))
