@@ -48,7 +48,7 @@ BEFORE = {
 NOT_RUN = ("make ", ". .venv", "stampede sweep", "pip install", "jupyter lab", "python -m pytest")
 COMMAND = re.compile(r"(make|\.|python|torchrun|stampede|cd|cp|pip|jupyter) ")
 # Blocks of other kinds that have a test of their own, by how they begin.
-OTHER = ("g = sum", "SE = ", 'name: "shop"')
+OTHER = ("g = sum", "Q1 = ", 'name: "shop"')
 SMALL = ("model.hidden=[16,16]", "evaluate.compare_with_lr=false")
 FEW_CLICKS = ("data.rows=2000", "data.test_rows=500", "data.scale=0.0005", "train.batch_size=256")
 
