@@ -341,8 +341,8 @@ def _write(given: argparse.Namespace) -> None:
     wrong = min(given.files, given.rows) < 1 or given.drift < 0 or not 0 < given.scale <= 1
     if wrong or given.seed < 0:
         raise DataError(
-            "found --files {given.files} --rows {given.rows} --drift {given.drift:g} --scale "
-            "{given.scale:g} --seed {given.seed}; write --files and --rows of 1 or more, --drift "
+            f"found --files {given.files} --rows {given.rows} --drift {given.drift:g} --scale "
+            f"{given.scale:g} --seed {given.seed}; write --files and --rows of 1 or more, --drift "
             "and --seed of 0 or more, and --scale above 0 and at most 1"
         )
     clicks = SyntheticClicks(seed=given.seed, scale=given.scale)
