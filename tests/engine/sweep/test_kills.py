@@ -119,7 +119,7 @@ def test_ctrl_c_ends_a_sweep_and_its_trial(tmp_path):
     path, out = write_sweep(tmp_path, "grid: {train.epochs: [100000]}"), tmp_path / "out"
     run = out / "trials/100000-seed1"
     with swept(path, "--out", out) as process:
-        assert wait_for(lambda: (run / "metrics.jsonl").exists())
+        assert wait_for(lambda: not process.is_alive() or (run / "metrics.jsonl").exists())
         with pytest.raises(RunFolderError, match="in use by another sweep"):
             run_sweep(load_sweep(path, folder=out), Started())
         trial = trial_of(run)
