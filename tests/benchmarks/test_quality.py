@@ -122,7 +122,7 @@ def test_trees_see_frequencies_of_the_training_part_only():
     assert found[:, 2].tolist() == [1, 0, 0, 0, 1, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_ours_and_logistic_regression_are_measured_once(tmp_path, monkeypatch):
     import quality
     from peers.raw_logs import LR_STRENGTHS

@@ -20,7 +20,7 @@ orders = st.builds(
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(orders, st.integers(0, 3), st.integers(1, 50))
 def test_an_epoch_visits_every_row_once_however_it_is_cut(order, epoch, cut):
     whole = order.rows_at(epoch, 0, order.rows)
@@ -108,7 +108,7 @@ def p_value(counts):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3, 5, 8, 10, 16, 30, 64, 100, 128])
+@pytest.mark.parametrize("size", [2, 3, 10, 64, 100])
 def test_small_sets_over_many_keys(size):
     orders = np.stack([Permutation(size, (7, key))(np.arange(size)) for key in range(2000)])
     places = [np.bincount(column, minlength=size) for column in orders.T]
@@ -118,7 +118,7 @@ def test_small_sets_over_many_keys(size):
         assert p_value(steps[1:]) > 1e-4
 
 
-@pytest.mark.parametrize("size", [1000, 4096, 100_003, 1_000_000, 2**20, 2**20 + 1])
+@pytest.mark.parametrize("size", [1000, 4096, 100_003, 2**20 + 1])
 def test_large_sets(size):
     permuted = Permutation(size, (3, 1))(np.arange(size))
     cells = 8 if size < 10_000 else 32

@@ -35,8 +35,7 @@ from support.preparing import (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("counts_gb", [2.0, 1e-4])
-def test_counts_on_disk_give_the_same_ids(made_up, tmp_path, monkeypatch, counts_gb):
+def test_counts_on_disk_give_the_same_ids(made_up, tmp_path, monkeypatch):
     written = []
     write_parquet = pl.DataFrame.write_parquet
 
@@ -47,9 +46,9 @@ def test_counts_on_disk_give_the_same_ids(made_up, tmp_path, monkeypatch, counts
     monkeypatch.setattr(pl.DataFrame, "write_parquet", watched)
     monkeypatch.setattr("stampede.data.raw.files.BLOCK_BYTES", 1 << 16)
     path = write(tmp_path / "log.tsv", made_up)
-    folder = prepared(tmp_path / "out", "criteo_kaggle", path, counts_gb=counts_gb, shard_rows=700)
+    folder = prepared(tmp_path / "out", "criteo_kaggle", path, counts_gb=1e-4, shard_rows=700)
     check_criteo(folder, made_up, sequential_parts(3000, 1 / 7, 0.1))
-    assert any("counts" in file.parts for file in written) == (counts_gb < 1)
+    assert any("counts" in file.parts for file in written)
     assert not (folder / "counts").exists()
 
 
@@ -156,7 +155,7 @@ def test_wide_tables_have_wide_ids(tmp_path):
     assert found.min() >= 2**35
 
 
-@pytest.mark.parametrize("form", ["csv", "csv.gz", "csv.zst", "tsv", "parquet"])
+@pytest.mark.parametrize("form", ["csv.gz", "tsv", "parquet"])
 def test_table_with_every_kind_of_column(tmp_path, form):
     frame, rows = movies(), 400
     path = write_movies(tmp_path / f"log.{form}", frame)
@@ -209,11 +208,10 @@ def test_table_with_every_kind_of_column(tmp_path, form):
     assert len(manifest["parts"]["train"]) == 4
 
 
-@pytest.mark.parametrize("validation", [0.0, 0.1])
-def test_criteo_sequential(made_up, tmp_path, validation):
+def test_no_validation_part(made_up, tmp_path):
     path = write(tmp_path / "log.tsv", made_up)
-    folder = prepared(tmp_path / "out", "criteo_kaggle", path, validation_fraction=validation)
-    check_criteo(folder, made_up, sequential_parts(3000, 1 / 7, validation))
+    folder = prepared(tmp_path / "out", "criteo_kaggle", path, validation_fraction=0.0)
+    check_criteo(folder, made_up, sequential_parts(3000, 1 / 7, 0.0))
 
 
 def test_half_a_line_of_a_file_that_grows(made_up, tmp_path):
