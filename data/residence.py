@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from stampede.data.order import BLOCK_ROWS, Order, Shuffle
-from stampede.data.prepared.reader import Shard, ShardedPart, damaged
+from stampede.data.prepared.reader import Shard, ShardedPart
+from stampede.data.prepared.verify import damaged
 from stampede.data.samples import Dataset, Part
 
 Residence = Literal["disk", "memory", "device"]

@@ -13,7 +13,6 @@ import pyarrow
 
 from stampede.data.errors import DataError
 from stampede.data.learning.vocabulary import FIRST_ROW, VALUE
-from stampede.data.prepared.arrays import map_shard
 from stampede.data.prepared.manifest import (
     LEARNED_FOLDER,
     PARTS,
@@ -22,6 +21,7 @@ from stampede.data.prepared.manifest import (
     missing_marks_sentence,
     read_manifest,
 )
+from stampede.data.prepared.verify import map_shard
 from stampede.data.progress import RowProgress
 from stampede.data.raw.log import LABEL, TIME, Chunk, RawLog
 from stampede.data.raw.rows import BadRows
@@ -189,7 +189,7 @@ def _pieces(
     for part, name in enumerate(PARTS):
         left = manifest.rows(name) if limit is None else limit
         for shard in manifest.parts.get(name, []):
-            maps = map_shard(folder, manifest, shard, manifest.arrays())
+            maps = map_shard(folder, shard, manifest.arrays())
             rows, left = min(shard.rows, left), left - min(shard.rows, left)
             for start in range(0, rows, _PIECE_ROWS):
                 yield _frame(manifest, maps, slice(start, min(start + _PIECE_ROWS, rows))), part

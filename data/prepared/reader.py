@@ -17,7 +17,6 @@ from torch import Tensor
 from stampede.data.errors import DataError
 from stampede.data.learning.learned import rows_of_new_ids
 from stampede.data.parallel import run_tasks
-from stampede.data.prepared.arrays import damaged, impossible, map_shard, values_of
 from stampede.data.prepared.manifest import (
     LEARNED_FOLDER,
     MANIFEST,
@@ -28,6 +27,7 @@ from stampede.data.prepared.manifest import (
     ShardEntry,
     read_manifest,
 )
+from stampede.data.prepared.verify import map_shard
 from stampede.data.samples import Bag, Dataset, Samples
 from stampede.settings import cut
 
@@ -95,12 +95,12 @@ def open_part(folder: Path, manifest: Manifest, part: PartName) -> ShardedPart:
 def _open_shard(folder: Path, manifest: Manifest, shard: ShardEntry) -> Shard:
     # A batch needs no time.
     names = [name for name in manifest.arrays() if name != "time"]
-    maps = map_shard(folder, manifest, shard, names)
+    maps = map_shard(folder, shard, names)
     with warnings.catch_warnings():
         # The maps are read-only, and nothing here writes to them.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         arrays = {name: torch.from_numpy(a) for name, a in maps.items()}
-        return Shard(shard.rows, arrays, maps, manifest)
+        return Shard(shard.rows, arrays, maps)
 
 
 @dataclass(frozen=True)
@@ -112,30 +112,11 @@ class Shard:
         arrays: as the manifest names them: `ids`, `numbers`, `label`, perhaps `weight`, and
             `offsets_i`, `values_i` of the multi-valued fields.
         maps: those of the arrays that are memory-mapped files.
-        manifest: says which values are possible, for `read` to check; None: no check.
     """
 
     rows: int
     arrays: Mapping[str, Tensor]
     maps: Mapping[str, np.memmap] = field(default_factory=dict)
-    manifest: Manifest | None = None
-
-    @cached_property
-    def ends(self) -> dict[str, np.ndarray]:
-        """By array, the smallest value that is too large; for `ids`, one per field."""
-        if self.manifest is None:
-            return {}
-        ends = {"ids": np.array([[entry.rows] for entry in self.manifest.single()], np.int64)}
-        for i, entry in enumerate(self.manifest.multi()):
-            ends[f"values_{i}"] = np.array(entry.rows)
-        return ends | {"label": np.array(2)}
-
-    def impossible(self, name: str) -> DataError:
-        """The error for an array with an impossible value."""
-        reasons = impossible(self.manifest, name, self.maps[name])
-        return damaged(
-            Path(self.maps[name].filename), next(reasons, "was changed while it was read")
-        )
 
 
 class BeforePeriod:
@@ -232,10 +213,6 @@ class ShardedPart:
 
         Returns:
             The samples; the ids are stored field by field, as a batch needs them.
-
-        Raises:
-            DataError: an id has no row in its table, a label is neither 0 nor 1, or offsets of a
-                multi-valued field do not ascend.
         """
         pieces = self._pieces(rows)
         names = self.shards[0].arrays
@@ -267,11 +244,7 @@ class ShardedPart:
         ]
 
     def resident(self, device: torch.device) -> ShardedPart:
-        """The same rows with all arrays copied to `device`, in one shard.
-
-        Raises:
-            DataError: as in `read`, for any row.
-        """
+        """The same rows with all arrays copied to `device`, in one shard."""
         joined = {
             name: self._joined_offsets(name, device)
             if name.startswith("offsets_")
@@ -337,10 +310,7 @@ class ShardedPart:
                 count = next(left)
                 wanted = torch.repeat_interleave(first - before, length, output_size=count)
                 wanted += torch.arange(count, device=like.device)
-                taken = piece.shard.arrays[values_of(name)].index_select(0, wanted)
-                if taken.device == _CPU:
-                    _check(piece.shard, values_of(name), taken.numpy())
-                values.append(taken)
+                values.append(piece.shard.arrays[values_of(name)].index_select(0, wanted))
                 lengths.append(length)
             bags.append(Bag(torch.cat(values), torch.cat(lengths)))
         return tuple(bags)
@@ -348,28 +318,17 @@ class ShardedPart:
     def _joined(self, name: str, device: torch.device) -> Tensor:
         """An array of all shards on `device`, joined there to save memory on the host."""
         arrays = [shard.arrays[name] for shard in self.shards]
-        rows = sum(len(array) for array in arrays)
-        joined = torch.empty((rows, *arrays[0].shape[1:]), dtype=arrays[0].dtype, device=device)
-        first = 0
-        for shard, array in zip(self.shards, arrays, strict=True):
-            here = joined[first : first + len(array)]
-            first += len(array)
+        rows = [len(array) for array in arrays]
+        shape = (sum(rows), *arrays[0].shape[1:])
+        joined = torch.empty(shape, dtype=arrays[0].dtype, device=device)
+        for here, array in zip(joined.split(rows), arrays, strict=True):
             here.copy_(array)
-            if name in shard.ends and len(here):
-                # Checked on the device: a GPU does this as fast as it reads.
-                low, high = here.aminmax(dim=0)
-                end = torch.from_numpy(shard.ends[name]).to(device).flatten()
-                if bool(((low < 0) | (high >= end)).any()):
-                    raise shard.impossible(name)
         return joined
 
     def _joined_offsets(self, name: str, device: torch.device) -> Tensor:
         joined, end = [torch.zeros(1, dtype=torch.int64, device=device)], 0
         for shard in self.shards:
             offsets = shard.arrays[name]
-            # A GPU that gathers with such offsets fails until the process ends.
-            if bool((offsets[1:] < offsets[:-1]).any()):
-                raise _descending(name, shard)
             joined.append(offsets[1:].to(device) + end)
             end += int(offsets[-1])
         return torch.cat(joined)
@@ -379,31 +338,12 @@ def _bounds(name: str, piece: _Piece) -> tuple[Tensor, Tensor]:
     """Start and number of each row's ids."""
     offsets = piece.shard.arrays[name]
     first = offsets.index_select(0, piece.rows)
-    last = offsets.index_select(0, piece.rows + 1)
-    if first.device == _CPU and len(first):
-        values = len(piece.shard.arrays[values_of(name)])
-        begin, end = first.numpy(), last.numpy()
-        if begin.min() < 0 or end.max() > values or (end < begin).any():
-            raise _descending(name, piece.shard)
-    return first, last - first
+    return first, offsets.index_select(0, piece.rows + 1) - first
 
 
-def _descending(name: str, shard: Shard) -> DataError:
-    path = shard.maps[name].filename if name in shard.maps else name
-    return damaged(Path(path), "its numbers do not ascend")
-
-
-def _check(shard: Shard, name: str, values: np.ndarray) -> None:
-    """Refuse ids without a row in their table, and labels other than 0 and 1.
-
-    Raises:
-        DataError: names the shard's first.
-    """
-    if name in shard.ends and values.size:
-        # Read as unsigned, negative numbers are too large.
-        largest = values.view(f"u{values.itemsize}").max(-1, keepdims=True)
-        if (largest >= shard.ends[name]).any():
-            raise shard.impossible(name)
+def values_of(offsets: str) -> str:
+    """Name of the array that an array of offsets points into."""
+    return offsets.replace("offsets_", "values_")
 
 
 def _tiles(shard: Shard, rows: Tensor, first: int) -> list[_Piece]:
@@ -424,10 +364,6 @@ def _fill(gathered: Mapping[str, Tensor], piece: _Piece) -> None:
         else:
             taken = array.index_select(0, rows)
         if name == "ids":
-            # Finding the largest value is several times faster field by field.
-            taken, out = taken.T, out[:, here]
+            out[:, here] = taken.T
         else:
-            out = out[here]
-        out[...] = taken
-        if isinstance(out, np.ndarray):
-            _check(piece.shard, name, out if name == "ids" else taken)
+            out[here] = taken

@@ -1,17 +1,16 @@
-"""Checks that prepared files are unchanged and that their values are possible."""
+"""Files of a prepared folder: compared with the manifest, and memory-mapped."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 from tqdm.auto import tqdm
 
 from stampede.data.errors import DataError
-from stampede.data.prepared.arrays import impossible, map_shard
 from stampede.data.prepared.manifest import Manifest, ShardEntry, read_manifest
 from stampede.files import (
     MOST_MANIFEST,
@@ -23,11 +22,37 @@ from stampede.files import (
 )
 from stampede.settings import DAMAGE
 
-# What was verified here; see `_record`.
+# The states of the files that were verified here; see `_states`.
 VERIFIED = "verified.json"
 
-# Times of files are as coarse as the clock of the system.
-_TICK = 0.01
+
+def map_shard(folder: Path, shard: ShardEntry, names: Iterable[str]) -> dict[str, np.memmap]:
+    """Map some arrays of a shard without reading them.
+
+    Raises:
+        DataError: a file is absent or of another length than the manifest says.
+    """
+    maps = {}
+    for name in names:
+        entry = shard.files[name]
+        path = folder / entry.name
+        what = difference(path, entry, content=False)
+        if what:
+            raise damaged(path, what)
+        try:
+            maps[name] = np.lib.format.open_memmap(path, mode="r")
+        # numpy hands the header to Python's parser, which may raise any exception.
+        except Exception as failure:
+            raise damaged(path, f"cannot be mapped ({failure})") from None
+    return maps
+
+
+def damaged(path: Path, what: str) -> DataError:
+    """The error for a file of a prepared folder that cannot be used."""
+    return DataError(
+        f"{path}: {what}; delete the folder to prepare the data again, or list all damage with: "
+        f"stampede prepare --verify {path.parent}"
+    )
 
 
 def check_unchanged(folder: Path, say: Callable[[str], object]) -> None:
@@ -71,41 +96,32 @@ def check_content(folder: Path, entries: Sequence[FileEntry]) -> None:
     except ValueError as failure:
         raise DataError(
             f"{folder}/{failure} since the data were prepared; delete the folder to prepare them "
-            f"again, or list all changes with: python -m stampede.data.prepare --verify {folder}"
+            f"again, or list all changes with: stampede prepare --verify {folder}"
         ) from None
 
 
 def verify(folder: Path) -> None:
-    """Read every file of a prepared folder; compare its length and SHA-256, and check its values.
+    """Read every file of a prepared folder; compare its length and SHA-256.
 
     If all is well, this is recorded, and `check_unchanged` need not read the files.
 
     Raises:
-        DataError: files are missing, differ, or hold impossible values; names all of them.
+        DataError: files are missing or differ; names all of them.
     """
     manifest = read_manifest(folder)
     states = _states(folder, manifest)
-    groups = [(shard, list(shard.files.values())) for shard in manifest.shards()]
-    groups.append((None, manifest.learned))
-    total = sum(entry.bytes for _, entries in groups for entry in entries)
-    wrong = []
+    entries, wrong = [*_files(manifest), *manifest.learned], []
+    total = sum(entry.bytes for entry in entries)
     with tqdm(total=total, unit="B", unit_scale=True, desc="verifying", delay=1) as bar:
-        for shard, entries in groups:
-            differing = []
-            for entry in entries:
-                found = difference(folder / entry.name, entry)
-                bar.update(entry.bytes)
-                if found:
-                    differing.append(f"{folder / entry.name}: {found}")
-            # The values of a changed file are not worth reporting.
-            if shard is not None and not differing:
-                differing = impossible_values(folder, manifest, shard)
-            wrong += differing
+        for entry in entries:
+            found = difference(folder / entry.name, entry)
+            bar.update(entry.bytes)
+            if found:
+                wrong.append(f"\n  {folder / entry.name}: {found}")
     if wrong:
-        count = sum(len(entries) for _, entries in groups)
         raise DataError(
-            f"{folder}: {len(wrong)} of {count} files cannot be used; delete the folder to prepare "
-            "the data again\n" + "\n".join(f"  {line}" for line in wrong)
+            f"{folder}: {len(wrong)} of {len(entries)} files cannot be used; delete the folder to "
+            f"prepare the data again{''.join(wrong)}"
         )
     _record(folder, states)
 
@@ -120,9 +136,8 @@ def _files(manifest: Manifest) -> list[FileEntry]:
 
 
 def _states(folder: Path, manifest: Manifest) -> dict[str, list[int | str]]:
-    """By shard file, what a copy or a change alters, even if it restores the file's times.
+    """By shard file, what a copy or a change alters: inode and time of change (ctime).
 
-    Nobody can choose an inode or the time of a change (ctime), unlike the time of writing (mtime).
     The device is left out: its number may differ after a restart, or on another machine.
     """
     states = {}
@@ -135,48 +150,16 @@ def _states(folder: Path, manifest: Manifest) -> dict[str, list[int | str]]:
 
 def _verified(folder: Path) -> dict[str, list[int | str]]:
     """States of the verified files; empty if they are not known."""
-    path = folder / VERIFIED
     try:
-        before = path.stat().st_ctime_ns
-        found = json.loads(read_file(path, MOST_MANIFEST))["files"]
-        # A file changed at this time or later may have changed after it was read.
-        return {name: state for name, state in found.items() if state[1] < before}
-    # If this file is damaged, the shards are read.
+        return dict(json.loads(read_file(folder / VERIFIED, MOST_MANIFEST))["files"])
     except DAMAGE:
         return {}
 
 
 def _record(folder: Path, states: Mapping[str, list[int | str]]) -> bool:
     """Write which files were verified, in which state; returns whether this worked."""
-    path = folder / VERIFIED
-    newest = max((state[1] for state in states.values()), default=0)
-    with suppress(OSError):
-        # Only files older than the record count as verified.
-        for _ in range(3):
-            write_file(path, json.dumps({"files": states}, indent=1))
-            if path.stat().st_ctime_ns > newest:
-                break
-            time.sleep(_TICK)
-        return True
-    return False
-
-
-def impossible_values(folder: Path, manifest: Manifest, shard: ShardEntry) -> list[str]:
-    """The first impossible value of each array of a shard.
-
-    Reads the arrays piece by piece. Ids must have a row in their table, labels be 0 or 1, numbers
-    and weights finite, weights not negative; offsets must ascend.
-
-    Returns:
-        Sentences that begin with the file and name the row, counted from 0.
-    """
     try:
-        maps = map_shard(folder, manifest, shard, manifest.arrays())
-    except DataError as failure:
-        return [str(failure)]
-    found = []
-    for name, array in maps.items():
-        reason = next(impossible(manifest, name, array), None)
-        if reason is not None:
-            found.append(f"{folder / shard.files[name].name}: {reason}")
-    return found
+        write_file(folder / VERIFIED, json.dumps({"files": states}, indent=1))
+    except OSError:
+        return False
+    return True

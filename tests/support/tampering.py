@@ -1,8 +1,6 @@
 """Prepared folders changed after they were written: vocabularies, checksums."""
 
 import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from stampede.data.prepared.manifest import LEARNED_FOLDER, MANIFEST, Manifest
 from stampede.files import file_entry
@@ -15,17 +13,6 @@ def swap_users(folder):
     # Others may have links to it.
     path.unlink()
     frame[[1, 0, *range(2, len(frame))]].write_parquet(path)
-
-
-def write_unpacking(folder, ids=40_000_000):
-    """The vocabulary of users becomes a small file of one id so many times."""
-    path = folder / LEARNED_FOLDER / "user.parquet"
-    path.unlink()
-    piece = pa.table({"value": pa.array(["x"] * 1_000_000)})
-    with pq.ParquetWriter(path, piece.schema, compression="zstd") as writer:
-        for _ in range(ids // len(piece)):
-            writer.write_table(piece)
-    assert path.stat().st_size < 500_000
 
 
 def sign_learned(folder):
