@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,30 +31,23 @@ from stampede.engine.processes import Processes, restarts
 from stampede.engine.profiler import StepTrace
 from stampede.files import append, to_json
 
-# Steps whose events are kept because the GPU may not have reached them; older ones are evaluated.
+# Steps by which a GPU may be behind when their events are read; it is never that far.
 _HELD = 16
 
 _PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 
 
 class HostClock:
-    """The clock of the process, for training on a CPU; its marks are known at once."""
+    """The clock of the process, for training on a CPU."""
 
     mark = staticmethod(time.perf_counter)
 
     def seconds(self, first: Any, last: Any) -> float:
-        """Seconds between two settled marks."""
+        """Seconds between two marks; waits for the last one."""
         return last - first
 
-    def is_settled(self, mark: Any) -> bool:
-        """Whether the time of a mark is known."""
-        return True
 
-    def settle(self, mark: Any) -> None:
-        """Wait until the time of a mark is known."""
-
-
-class StreamClock(HostClock):
+class StreamClock:
     """Events on the GPU's training stream: when the GPU gets there, not the host.
 
     The host runs ahead of the GPU. If the stream idles because the host is late, that time counts
@@ -70,38 +63,27 @@ class StreamClock(HostClock):
         return event
 
     def seconds(self, first: Any, last: Any) -> float:  # noqa: D102
+        last.synchronize()
         return first.elapsed_time(last) / 1e3
 
-    def is_settled(self, mark: Any) -> bool:  # noqa: D102
-        return mark.query()
 
-    def settle(self, mark: Any) -> None:  # noqa: D102
-        mark.synchronize()
-
-
-def clock_of(device: torch.device) -> HostClock:
+def clock_of(device: torch.device) -> HostClock | StreamClock:
     """The clock of a device."""
     return StreamClock(device) if device.type == "cuda" else HostClock()
 
 
-@dataclass
-class StepTime:
+class StepTime(NamedTuple):
     """Seconds of one step.
 
     Attributes:
-        phases: by phase.
+        phases: by phase; their sum is the step.
         outside: by other stages since the previous step; not part of the step.
         waited: for collectives; part of the phases.
     """
 
-    phases: dict[str, float] = field(default_factory=dict)
-    outside: dict[str, float] = field(default_factory=dict)
-    waited: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """The whole step."""
-        return sum(self.phases.values())
+    phases: dict[str, float]
+    outside: dict[str, float]
+    waited: float
 
 
 @dataclass
@@ -124,7 +106,7 @@ class PhaseTimes:
         exchanges: phases that consist of collectives; all their time counts as waited.
     """
 
-    def __init__(self, clock: HostClock, exchanges: Collection[str] = ()) -> None:
+    def __init__(self, clock: HostClock | StreamClock, exchanges: Collection[str] = ()) -> None:
         self._clock = clock
         self._exchanges = exchanges
         self._stage = "starting"
@@ -153,13 +135,11 @@ class PhaseTimes:
         self._step.end = self._clock.mark()
         self._ended.append(self._step)
         self._step = _Step([(self._stage, self._step.end)])
-        while len(self._ended) > _HELD and self._clock.is_settled(self._ended[0].end):
+        if len(self._ended) > _HELD:
             self._take_oldest()
 
     def take(self) -> list[StepTime]:
         """The steps that ended since the last call; waits for the GPU."""
-        if self._ended:
-            self._clock.settle(self._ended[-1].end)
         while self._ended:
             self._take_oldest()
         taken, self._times = self._times, []
@@ -167,14 +147,15 @@ class PhaseTimes:
 
     def _take_oldest(self) -> None:
         step = self._ended.popleft()
-        found = StepTime()
+        phases: dict[str, float] = {}
+        outside: dict[str, float] = {}
         ends = [mark for _, mark in step.stages[1:]] + [step.end]
         for (stage, begin), end in zip(step.stages, ends, strict=True):
-            into = found.phases if stage in PHASES else found.outside
+            into = phases if stage in PHASES else outside
             into[stage] = into.get(stage, 0.0) + self._clock.seconds(begin, end)
-        found.waited = sum(self._clock.seconds(*wait) for wait in step.waits)
-        found.waited += sum(found.phases.get(phase, 0.0) for phase in self._exchanges)
-        self._times.append(found)
+        waited = sum(self._clock.seconds(*wait) for wait in step.waits)
+        waited += sum(phases.get(phase, 0.0) for phase in self._exchanges)
+        self._times.append(StepTime(phases, outside, waited))
 
 
 @contextmanager
@@ -204,74 +185,38 @@ def waits_counted(times: PhaseTimes) -> Iterator[None]:
         dist.Work.wait = original
 
 
-@dataclass(frozen=True)
-class Window:
-    """Some steps of a rank, in seconds per step.
-
-    Attributes:
-        steps: how many.
-        percentiles: p50, p90, p99 and max.
-        phases: mean of each of `PHASES`.
-        outside: total of other stages.
-        waited: mean wait for collectives, part of the phases.
-        peak_memory_bytes: since the start.
-    """
-
-    steps: int
-    percentiles: dict[str, float]
-    phases: dict[str, float]
-    outside: dict[str, float]
-    waited: float
-    peak_memory_bytes: int
-
-    @property
-    def mean(self) -> float:
-        """Mean of a step."""
-        return sum(self.phases.values())
-
-    @property
-    def own(self) -> float:
-        """Mean without waiting for others."""
-        return self.mean - self.waited
-
-    def fields(self) -> dict[str, Any]:
-        """The values for the rank's log; shares are of the step."""
-        whole = self.mean or 1.0
-        return {
-            "steps": self.steps,
-            "step_seconds": {**self.percentiles, "mean": self.mean},
-            "phase_seconds": self.phases,
-            "communication_seconds": self.waited,
-            "data_share": self.phases[READING] / whole,
-            "communication_share": self.waited / whole,
-            "outside_seconds": self.outside,
-            "peak_memory_bytes": self.peak_memory_bytes,
-        }
-
-
-def window_of(steps: Sequence[StepTime], peak_memory_bytes: int) -> Window:
-    """The window of a rank.
+def window_of(steps: Sequence[StepTime], peak_memory_bytes: int) -> dict[str, Any]:
+    """Some steps of a rank, for its log.
 
     Args:
         steps: at least one.
+        peak_memory_bytes: since the start.
+
+    Returns:
+        Means of a step in seconds, percentiles of steps, shares of a step, and the total seconds of
+        stages outside of steps.
     """
     count = len(steps)
-    seconds = [step.seconds for step in steps]
-    found = np.percentile(seconds, list(_PERCENTILES.values())).tolist()
+    seconds = [sum(step.phases.values()) for step in steps]
+    percentiles = np.percentile(seconds, list(_PERCENTILES.values())).tolist()
+    phases = {name: sum(step.phases.get(name, 0.0) for step in steps) / count for name in PHASES}
+    mean, waited = sum(phases.values()), sum(step.waited for step in steps) / count
     outside: Counter[str] = Counter()
     for step in steps:
         outside.update(step.outside)
-    return Window(
-        count,
-        dict(zip(_PERCENTILES, found, strict=True)),
-        {name: sum(step.phases.get(name, 0.0) for step in steps) / count for name in PHASES},
-        dict(outside),
-        sum(step.waited for step in steps) / count,
-        peak_memory_bytes,
-    )
+    return {
+        "steps": count,
+        "step_seconds": {**dict(zip(_PERCENTILES, percentiles, strict=True)), "mean": mean},
+        "phase_seconds": phases,
+        "communication_seconds": waited,
+        "data_share": phases[READING] / (mean or 1.0),
+        "communication_share": waited / (mean or 1.0),
+        "outside_seconds": dict(outside),
+        "peak_memory_bytes": peak_memory_bytes,
+    }
 
 
-def together(windows: Sequence[Window]) -> dict[str, Any]:
+def together(windows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Fields of a line of `metrics.jsonl`, from the windows of all ranks.
 
     All names end in `_seconds` or `_bytes`, like others that differ between equal runs.
@@ -283,21 +228,21 @@ def together(windows: Sequence[Window]) -> dict[str, Any]:
         `peak_memory_bytes`: the largest of any rank.
     """
     count = len(windows)
-    phases = {name: sum(w.phases[name] for w in windows) / count for name in PHASES}
-    largest = {name: max(w.percentiles[name] for w in windows) for name in _PERCENTILES}
-    own = [window.own for window in windows]
+    phases = {name: sum(w["phase_seconds"][name] for w in windows) / count for name in PHASES}
+    largest = {name: max(w["step_seconds"][name] for w in windows) for name in _PERCENTILES}
+    own = [w["step_seconds"]["mean"] - w["communication_seconds"] for w in windows]
     slowest = own.index(max(own))
     others = own[:slowest] + own[slowest + 1 :]
     return {
-        "step_seconds": {**largest, "mean": sum(phases.values()), "steps": windows[0].steps},
+        "step_seconds": {**largest, "mean": sum(phases.values()), "steps": windows[0]["steps"]},
         "phase_seconds": phases,
-        "communication_seconds": sum(window.waited for window in windows) / count,
+        "communication_seconds": sum(w["communication_seconds"] for w in windows) / count,
         "slowest_seconds": {
             "rank": slowest,
             "own": own[slowest],
             "others": sum(others) / len(others) if others else None,
         },
-        "peak_memory_bytes": max(window.peak_memory_bytes for window in windows),
+        "peak_memory_bytes": max(w["peak_memory_bytes"] for w in windows),
     }
 
 
@@ -335,40 +280,6 @@ def log_file(folder: Path, rank: int) -> Path:
     return folder / "logs" / f"rank_{rank}.jsonl"
 
 
-class RankLog:
-    """Appends lines to `logs/rank_N.jsonl`, each in one write, so that a kill loses none.
-
-    If the log cannot be written, a warning says so and training continues.
-
-    Args:
-        folder: of the run.
-        rank: of this process.
-    """
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        self._path = log_file(folder, rank)
-        self._rank = rank
-        self._given_up = False
-
-    def write(self, event: str, **fields: Any) -> None:
-        """Append a line.
-
-        Args:
-            event: such as `timing`.
-            fields: for JSON; numbers that are not finite become null.
-        """
-        if self._given_up:
-            return
-        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        line = to_json({"time": now, "rank": self._rank, "event": event, **fields})
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            append(self._path, f"{line}\n".encode())
-        except OSError as failure:
-            self._given_up = True
-            say_given_up(self._rank, self._path, "log", failure)
-
-
 class Monitor:
     """Logs and times the steps of a run; a context around its training loop.
 
@@ -387,7 +298,8 @@ class Monitor:
         self._processes = processes
         self._step = step
         self._every = config.train.timing_every
-        self._log = RankLog(folder, processes.rank)
+        # None once it cannot be written.
+        self._log: Path | None = log_file(folder, processes.rank)
         self._trace = StepTrace(config.train.profile, processes, folder, step)
         self._stack = ExitStack()
         self._times: PhaseTimes | None = None
@@ -399,7 +311,7 @@ class Monitor:
         processes, device = self._processes, str(self._processes.device)
         if processes.device.type == "cuda":
             device += f" {torch.cuda.get_device_name(processes.device)}"
-        self._log.write(
+        self._write(
             "started",
             step=self._step,
             world_size=processes.world_size,
@@ -425,12 +337,12 @@ class Monitor:
         self._stack.close()
         self._trace.close(well=kind is None)
         if failure is None:
-            self._log.write("ended", **at)
+            self._write("ended", **at)
         elif isinstance(failure, InterruptedRunError):
-            self._log.write("stopped", **at, reason=str(failure))
+            self._write("stopped", **at, reason=str(failure))
         else:
             lines = traceback.format_exception(kind, failure, trace)
-            self._log.write("failed", **at, reason=str(failure), traceback="".join(lines))
+            self._write("failed", **at, reason=str(failure), traceback="".join(lines))
 
     def after_step(self, step: int) -> None:
         """Call it after each step."""
@@ -454,7 +366,7 @@ class Monitor:
             return None
         processes = self._processes
         window = window_of(self._times.take(), peak_memory_bytes(processes.device))
-        self._log.write("timing", step=step, **window.fields())
+        self._write("timing", step=step, **window)
         line = {"kind": "timing", "step": step}
         windows = [None] * processes.world_size if processes.is_main else None
         dist.gather_object(window, windows)
@@ -463,3 +375,24 @@ class Monitor:
             if step % self._every == 0:
                 tqdm.write(sentence_of(line, processes.world_size))
         return line
+
+    def _write(self, event: str, **fields: Any) -> None:
+        """Append a line to the rank's log in one write, so that a kill loses none.
+
+        If the log cannot be written, a warning says so and training continues.
+
+        Args:
+            event: such as `timing`.
+            fields: for JSON; numbers that are not finite become null.
+        """
+        if self._log is None:
+            return
+        rank = self._processes.rank
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        line = to_json({"time": now, "rank": rank, "event": event, **fields})
+        try:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            append(self._log, f"{line}\n".encode())
+        except OSError as failure:
+            say_given_up(rank, self._log, "log", failure)
+            self._log = None
