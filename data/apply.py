@@ -52,7 +52,7 @@ def apply_learned(
     if not (prepared / LEARNED_FOLDER).is_dir():
         raise DataError(f"{prepared}: has no vocabularies; give a folder made by stampede prepare")
     check_content(prepared, manifest.learned)
-    learned = load(prepared / LEARNED_FOLDER, fields=manifest.fields)
+    learned = load(prepared / LEARNED_FOLDER)
     log = RawLog(learned.schema, expand(files))
 
     def make(unfinished: Path) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field
 
 from stampede.data.errors import DataError
 from stampede.data.formulas import bucket, bucket_rows, filled, flattened, scaled
@@ -64,17 +63,11 @@ class NumberRange(Section):
         squares: sum of the squared distances from the mean.
     """
 
-    rows: int = Field(0, ge=0, lt=2**62)
+    rows: int = 0
     low: float = 0.0
     high: float = 0.0
     mean: float = 0.0
-    squares: float = Field(0.0, ge=0)
-
-    @model_validator(mode="after")
-    def _a_range_is_of_rows(self) -> NumberRange:
-        if self.low > self.high or (self.low < self.high and not self.rows):
-            raise ValueError(f"{self.rows} values from {self.low:g} to {self.high:g}")
-        return self
+    squares: float = 0.0
 
     @property
     def deviation(self) -> float:
@@ -310,8 +303,8 @@ class Growth:
             return nothing_known()
         with reading(self.folder / LEARNED, DataError, _REMEDY):
             return Grown(
-                read_vocabulary(self.folder / _plain(self.before.vocabularies[field]), KEPT),
-                read_vocabulary(self.folder / _plain(self.before.waiting[field]), WAITING),
+                read_vocabulary(self.folder / self.before.vocabularies[field], KEPT),
+                read_vocabulary(self.folder / self.before.waiting[field], WAITING),
             )
 
 
@@ -426,25 +419,9 @@ class Saved(Section):
     ranges: dict[str, NumberRange]
     quantiles: dict[str, list[float]]
     vocabularies: dict[str, str]
-    period: int = Field(0, ge=0, lt=2**31)
+    period: int = 0
     waiting: dict[str, str] = Field(default_factory=dict)
-    rows: int = Field(0, ge=0, lt=2**62)
-
-    @field_validator("schema_")
-    @classmethod
-    def _has_label(cls, schema: Schema) -> Schema:
-        # Only a log to score has no label.
-        if schema.label is None:
-            raise ValueError("the schema names no label")
-        return schema
-
-    @field_validator("quantiles")
-    @classmethod
-    def _edges_ascend(cls, quantiles: dict[str, list[float]]) -> dict[str, list[float]]:
-        for name, edges in quantiles.items():
-            if edges != sorted(set(edges)):
-                raise ValueError(f"the edges of {name!r} do not ascend")
-        return quantiles
+    rows: int = 0
 
 
 def read_saved(folder: Path, remedy: str = _REMEDY) -> Saved:
@@ -461,27 +438,21 @@ def read_saved(folder: Path, remedy: str = _REMEDY) -> Saved:
         return Saved.model_validate_json(read_file(path))
 
 
-def load(
-    folder: Path, remedy: str = _REMEDY, fields: Sequence[FieldEntry] | None = None
-) -> Learned:
+def load(folder: Path, remedy: str = _REMEDY) -> Learned:
     """Load what `Learner.save` wrote.
 
     Args:
         remedy: what the user can do if the folder is damaged.
-        fields: of the manifest, whose number of rows each vocabulary must have; None: no check.
 
     Raises:
         DataError: the folder is damaged.
     """
     saved = read_saved(folder, remedy)
-    rows = None if fields is None else {entry.name: entry.rows for entry in fields}
     with reading(folder / LEARNED, DataError, remedy):
         encoders = {}
         for name, field in saved.schema_.ids.items():
             if isinstance(field, Vocabulary):
-                size = None if rows is None else rows[name] - FIRST_ROW
-                values = read_vocabulary(folder / _plain(saved.vocabularies[name]), size=size)
-                ids = RowsOfIds(values[VALUE])
+                ids = RowsOfIds(read_vocabulary(folder / saved.vocabularies[name])[VALUE])
                 entry = FieldEntry(
                     name=name,
                     rows=FIRST_ROW + ids.size,
@@ -499,45 +470,32 @@ def load(
         return Learned(saved.schema_, encoders, saved.ranges)
 
 
-def read_ids(folder: Path, saved: Saved, field: str, size: int, remedy: str = _REMEDY) -> pl.Series:
+def read_ids(folder: Path, saved: Saved, field: str, remedy: str = _REMEDY) -> pl.Series:
     """The ids of a field's vocabulary, String, in the order of their rows.
 
     Args:
         saved: content of the folder's `learned.json`.
-        size: expected number of ids.
         remedy: what the user can do if the folder is damaged.
 
     Raises:
         DataError: the folder is damaged.
     """
     with reading(folder / LEARNED, DataError, remedy):
-        return read_vocabulary(folder / _plain(saved.vocabularies[field]), size=size)[VALUE]
+        return read_vocabulary(folder / saved.vocabularies[field])[VALUE]
 
 
-def rows_of_new_ids(
-    folder: Path, fields: Sequence[FieldEntry], remedy: str = _REMEDY
-) -> dict[str, np.ndarray]:
-    """Rows that went to new ids in the newest period, by field of a vocabulary.
+def rows_of_new_ids(folder: Path, remedy: str = _REMEDY) -> dict[str, np.ndarray]:
+    """Rows that went to new ids in the newest period of a log, by field of a vocabulary.
 
     Args:
-        folder: of a log in periods.
-        fields: of its manifest.
         remedy: what the user can do if the folder is damaged.
 
     Raises:
         DataError: the folder is damaged.
     """
-    saved = read_saved(folder, remedy)
-    rows, found = {entry.name: entry.rows for entry in fields}, {}
+    saved, found = read_saved(folder, remedy), {}
     with reading(folder / LEARNED, DataError, remedy):
         for name, file in saved.vocabularies.items():
-            size, column = rows[name] - FIRST_ROW, {ROW_SINCE: pl.Int32}
-            since = read_vocabulary(folder / _plain(file), column, size)[ROW_SINCE]
+            since = read_vocabulary(folder / file, [ROW_SINCE])[ROW_SINCE]
             found[name] = np.flatnonzero((since == saved.period).to_numpy()) + FIRST_ROW
     return found
-
-
-def _plain(name: str) -> str:
-    if not re.fullmatch(r"\w[\w.-]*", name):
-        raise ValueError(f"{name!r} is not a file of this folder")
-    return name

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stampede.data.errors import DataError
 from stampede.data.formulas import stable_hashes
-from stampede.data.learning.learned import LEARNED, NumberRange, Saved, read_ids, read_saved
+from stampede.data.learning.learned import NumberRange, Saved, read_ids, read_saved
 from stampede.data.learning.vocabulary import FIRST_ROW, UNSEEN_ROW, RowsOfIds
 from stampede.data.prepared.manifest import (
     LEARNED_FOLDER,
@@ -78,18 +77,14 @@ def row_meanings(folder: Path, remedy: str) -> dict[str, RowMeanings]:
         DataError: the folder is damaged.
     """
     manifest, saved = _read(folder, remedy)
-    learned, found = folder / LEARNED_FOLDER, {}
+    if saved is None:
+        return {entry.name: RowMeanings(entry) for entry in manifest.fields}
+    found = {}
     for entry in manifest.fields:
-        name = entry.name
-        found[name] = RowMeanings(entry)
-        if saved is None:
-            continue
-        field, edges = saved.schema_.ids.get(name), tuple(saved.quantiles.get(name, ()))
-        if field is None or (isinstance(field, Quantiles) and len(edges) + 2 != entry.rows):
-            raise _damaged(learned / LEARNED, f"it does not fit the field {name!r}", remedy)
-        values = None
+        name, values = entry.name, None
+        field, edges = saved.schema_.ids[name], tuple(saved.quantiles.get(name, ()))
         if isinstance(field, Vocabulary):
-            values = partial(_values, learned, saved, entry, remedy)
+            values = partial(read_ids, folder / LEARNED_FOLDER, saved, name, remedy)
         found[name] = RowMeanings(entry, field, edges, values)
     return found
 
@@ -99,19 +94,6 @@ def _read(folder: Path, remedy: str) -> tuple[Manifest, Saved | None]:
     manifest, learned = read_manifest(folder, remedy), folder / LEARNED_FOLDER
     is_learned = manifest.learned or learned.is_dir()
     return manifest, read_saved(learned, remedy) if is_learned else None
-
-
-def _values(learned: Path, saved: Saved, entry: FieldEntry, remedy: str) -> pl.Series:
-    rows = entry.rows - FIRST_ROW
-    values = read_ids(learned, saved, entry.name, rows, remedy)
-    if not values.is_unique().all():
-        what = f"the vocabulary of {entry.name!r} does not hold {rows:,} different ids"
-        raise _damaged(learned, what, remedy)
-    return values
-
-
-def _damaged(path: Path, what: str, remedy: str) -> DataError:
-    return DataError(f"{path}: damaged ({what}); {remedy}")
 
 
 def matched_rows(saved: RowMeanings, now: RowMeanings) -> np.ndarray:

@@ -11,16 +11,10 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from stampede.data.schema.schema import Schema, Vocabulary
-from stampede.files import file_size
 
 VALUE, COUNT = "value", "count"
-
-# The column that every vocabulary has.
-IDS = {VALUE: pl.String}
 
 # The first rows of a table; the ids of the vocabulary follow.
 MISSING_ROW, UNSEEN_ROW, FIRST_ROW = 0, 1, 2
@@ -30,9 +24,6 @@ _PENDING_ROWS = 200_000
 _PARTITIONS = 32
 
 _KEY_BYTES = 8
-
-# Largest ratio of unpacked to packed bytes: different ids cannot be packed more densely.
-_MOST_UNPACKED = 200
 _SEED = 0
 
 
@@ -270,50 +261,17 @@ def _sorted(table: pl.DataFrame) -> pl.DataFrame:
     return table.sort([COUNT, VALUE], descending=[True, False])
 
 
-def read_vocabulary(
-    path: Path, columns: Mapping[str, type[pl.DataType]] = IDS, size: int | None = None
-) -> pl.DataFrame:
-    """A vocabulary's file, in the order of the rows of its ids.
-
-    Args:
-        columns: that it must have, and their types; without null.
-        size: how many ids there must be.
+def read_vocabulary(path: Path, columns: Iterable[str] = (VALUE,)) -> pl.DataFrame:
+    """Columns of a vocabulary's file, in the order of the rows of its ids.
 
     Raises:
-        OSError, ValueError: it is damaged.
+        OSError, ValueError: it is absent or damaged.
     """
-    most = _MOST_UNPACKED * file_size(path) + (1 << 20)
     try:
-        # Checked before reading: a small file may unpack to far more.
-        about = pq.read_metadata(path)
-        if size is not None and about.num_rows != size:
-            raise ValueError(f"{path.name} holds {about.num_rows:,} ids instead of {size:,}")
-        unpacked = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
-        if unpacked > most or _bytes_of_repeated(path, about) > most:
-            raise ValueError(
-                f"{path.name} unpacks to more than {most:,} bytes, too many for its ids"
-            )
-        found = pl.read_parquet(path, columns=[*columns], glob=False)
+        return pl.read_parquet(path, columns=[*columns], glob=False)
     # Damage that Polars does not detect makes it panic, and a panic is not an Exception.
-    except (pa.ArrowException, pl.exceptions.PolarsError, pl.exceptions.PanicException) as failure:
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as failure:
         raise ValueError(f"{path.name} cannot be read ({failure!s:.100})") from None
-    for column, dtype in columns.items():
-        nulls = found[column].null_count()
-        if found[column].dtype != dtype or nulls:
-            raise ValueError(f"{path.name} holds {found[column].dtype}, {nulls} of them null")
-    return found
-
-
-def _bytes_of_repeated(path: Path, about: pq.FileMetaData) -> int:
-    """Bytes of the ids of all rows, where the file stores repeated ids once; 0 for other files."""
-    groups = map(about.row_group, range(about.num_row_groups))
-    columns = [group.column(i) for group in groups for i in range(about.num_columns)]
-    if not any(one.has_dictionary_page and one.path_in_schema == VALUE for one in columns):
-        return 0
-    ids = pq.read_table(path, columns=[VALUE], read_dictionary=[VALUE])[VALUE]
-    repeated = [one for one in ids.chunks if isinstance(one, pa.DictionaryArray)]
-    lengths = [pc.binary_length(one.dictionary).take(one.indices) for one in repeated]
-    return sum(pc.sum(one).as_py() or 0 for one in lengths)
 
 
 def hashed(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
@@ -337,10 +295,7 @@ class RowsOfIds:
     unseen id shares one with a probability of size / 2^64.
 
     Args:
-        values: String, the vocabulary.
-
-    Raises:
-        ValueError: an id appears twice.
+        values: String, the vocabulary; each id once.
 
     Attributes:
         takes_hashes: whether it accepts `hashes` in place of texts. False if two ids of the
@@ -351,8 +306,6 @@ class RowsOfIds:
         self.size = len(values)
         self._seed = _SEED
         self._index = pd.Index(values.hash(self._seed).to_numpy())
-        if not self._index.is_unique and not values.is_unique().all():
-            raise ValueError("an id appears twice in a vocabulary")
         while not self._index.is_unique:
             self._seed += 1
             self._index = pd.Index(values.hash(self._seed).to_numpy())

@@ -59,7 +59,7 @@ def open_prepared(folder: Path) -> Dataset:
     entries = {entry.name: entry for entry in manifest.fields}
     train = open_part(folder, manifest, "train")
     if manifest.period:
-        new = rows_of_new_ids(folder / LEARNED_FOLDER, manifest.fields, REMEDY)
+        new = rows_of_new_ids(folder / LEARNED_FOLDER, REMEDY)
         test = BeforePeriod(train, manifest.fields, new)
     else:
         new, test = {}, open_part(folder, manifest, "test")

@@ -306,7 +306,7 @@ def _learned(trained: Trained, kept: Path | None, asked: str) -> tuple[Learned, 
     if kept is not None:
         manifest = check_trained_with(kept, trained.data, trained.checkpoint, remedy(kept))
         if (kept / LEARNED_FOLDER).is_dir():
-            return load(kept / LEARNED_FOLDER, remedy(kept), manifest.fields), manifest
+            return load(kept / LEARNED_FOLDER, remedy(kept)), manifest
     raise DataError(
         f"{asked}: the run was trained on ids that were already rows of tables, so raw values "
         f"cannot be encoded; write a prepared folder, or {OWN_DATA} for the run's own data"

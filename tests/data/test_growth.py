@@ -2,20 +2,13 @@
 
 from collections import Counter
 
-import numpy as np
 import polars as pl
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stampede.data.formulas import stable_hashes
 from stampede.data.learning.growth import grown, nothing_known
-from stampede.data.learning.row_meanings import RowMeanings, matched_rows
-from stampede.data.learning.vocabulary import FIRST_ROW, MISSING_ROW, UNSEEN_ROW, RowsOfIds
 from stampede.data.options import GrowthOptions
-from stampede.data.prepared.manifest import FieldEntry
-from stampede.data.schema.schema import Vocabulary
-from stampede.optim import TableInit, drawn_by_id
 
 
 class Oracle:
@@ -97,66 +90,6 @@ def test_growth_is_that_of_dictionaries(periods, window, most, evict, min_count)
         for text, period, count in state.waiting.rows():
             waiting.setdefault(text, {})[period] = count
         assert waiting == oracle.waiting
-
-
-@settings(max_examples=40)
-@given(
-    periods=PERIODS,
-    window=st.integers(1, 4),
-    most=st.one_of(st.none(), st.integers(1, 8)),
-    evict=st.sampled_from(["lru", "lfu"]),
-    min_count=st.integers(1, 3),
-)
-def test_weights_stay_with_their_ids(periods, window, most, evict, min_count):
-    """As a run carries them: new ids are drawn, then what the table before has of the rest."""
-    options = GrowthOptions(admission_periods=window, max_rows=most, evict=evict)
-    oracle, state = Oracle(window, most, evict, min_count), nothing_known()
-    init, field = TableInit(0.1, None, seed=3), Vocabulary(min_count=min_count)
-
-    def drawn(ids):
-        return drawn_by_id(stable_hashes(pl.Series(ids, dtype=pl.String)), init, table="t", dim=2)
-
-    def meanings(ids):
-        entry = FieldEntry(
-            name="id",
-            rows=FIRST_ROW + len(ids),
-            missing_row=MISSING_ROW,
-            unseen_row=UNSEEN_ROW,
-        )
-        return RowMeanings(entry, field, values=lambda: ids)
-
-    # By id, and that of all that have no row.
-    weights, unseen = {}, np.zeros(2)
-    table, before = np.zeros((FIRST_ROW, 2)), meanings(pl.Series([], dtype=pl.String))
-    for number, ids in enumerate(periods, 1):
-        counts = Counter(ids)
-        oracle.take(number, counts)
-        table_of = pl.DataFrame(
-            list(counts.items()), schema={"value": pl.String, "count": pl.UInt32}, orient="row"
-        )
-        state = grown(state, [table_of], number, min_count, options)
-        values = state.vocabulary["value"]
-        after = np.full((FIRST_ROW + len(values), 2), np.nan)
-        new = (state.vocabulary["row_since"] == number).to_numpy().nonzero()[0]
-        after[FIRST_ROW + new] = drawn(values.gather(new))
-        rows = matched_rows(before, now := meanings(values))
-        after[rows >= 0] = table[rows[rows >= 0]]
-        # A period moves the rows of its ids.
-        for text, row in zip(ids, RowsOfIds(values)(pl.Series(ids, dtype=pl.String)), strict=True):
-            after[row] += 0.1 * number * len(text)
-        kept = {row[0] for row in oracle.rows}
-        weights = {text: weights[text] if text in weights else drawn([text])[0].astype(float)
-                   for text in kept}  # fmt: skip
-        for text in ids:
-            moved = 0.1 * number * len(text)
-            if text in kept:
-                weights[text] = weights[text] + moved
-            else:
-                unseen = unseen + moved
-        expected = [weights[row[0]] for row in oracle.rows]
-        np.testing.assert_array_equal(after[FIRST_ROW:], np.reshape(expected, (-1, 2)))
-        np.testing.assert_array_equal(after[UNSEEN_ROW], unseen)
-        table, before = after, now
 
 
 @pytest.mark.parametrize("max_rows", [None, 5])

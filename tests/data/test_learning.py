@@ -1,13 +1,10 @@
 """Counts, vocabularies, hashes, ranges and quantiles, each against plain Python."""
 
 import math
-import os
 from collections import Counter
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -24,7 +21,6 @@ from stampede.data.learning.vocabulary import (
     distinct_ids,
     hashed,
     hashes,
-    read_vocabulary,
     vocabulary,
 )
 from stampede.data.schema.schema import NumberField, Schema, Vocabulary
@@ -138,6 +134,8 @@ def test_hash_is_fixed_and_even():
     st.sampled_from([[], ["log1p"], ["minmax"], ["standard"], ["log1p", "standard"]]),
     st.floats(-5, 5),
 )
+# Equal values: their variance is not quite 0, but they must not be scaled up.
+@example([[None] * 6], ["log1p", "standard"], 2.0)
 def test_ranges_of_chunks_are_those_of_the_whole(chunks, transform, fill):
     field = NumberField(transform=transform, fill=fill)
     seen = NumberRange()
@@ -163,14 +161,6 @@ def test_ranges_of_chunks_are_those_of_the_whole(chunks, transform, fill):
         spread = math.sqrt(seen.squares / seen.rows) if differ else 0
         array = (array - seen.mean) / (spread or 1)
     np.testing.assert_allclose(found, array.astype(np.float32), rtol=1e-5, atol=1e-6)
-
-
-def test_a_column_of_one_value_is_not_scaled_up_from_rounding():
-    field = NumberField(transform=["log1p", "standard"], fill=2.0)
-    frame = pl.DataFrame([pl.Series("x", [None] * 6, dtype=pl.Float64)])
-    seen = ranges(frame, {"x": field})["x"]
-    found = frame.select(transformed("x", field, seen))["x"].to_list()
-    assert found == pytest.approx([0.0] * 6, abs=1e-9)
 
 
 @settings(max_examples=200, deadline=None)
@@ -230,7 +220,7 @@ def test_learned_is_read_back(tmp_path):
             np.testing.assert_allclose(found.numbers, [[1 / 3], [1.0], [0.0]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("damage", ["absent", "cut", "path", "vocabulary"])
+@pytest.mark.parametrize("damage", ["absent", "cut", "vocabulary"])
 def test_damaged_learned_folders(tmp_path, damage):
     learn(tmp_path)
     path = tmp_path / "learned" / "learned.json"
@@ -239,8 +229,6 @@ def test_damaged_learned_folders(tmp_path, damage):
         path.unlink()
     elif damage == "cut":
         path.write_text(text[: len(text) // 2])
-    elif damage == "path":
-        path.write_text(text.replace('"a.parquet"', '"../a.parquet"'))
     else:
         (tmp_path / "learned" / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"damaged .*prepare the data again"):
@@ -264,6 +252,8 @@ def test_values_once_and_the_place_of_each_row(texts):
         found = distinct(rows)
         values = found.values.to_list()
         assert found.values.dtype == pl.String
+        # Narrow codes take a quarter of the spool on disk.
+        assert found.codes.dtype == np.uint8
         assert len(values) == len(set(values))
         assert set(values) == set(expected)
         assert [values[code] for code in found.codes] == expected
@@ -275,43 +265,3 @@ def test_values_once_and_the_place_of_each_row(texts):
 @pytest.mark.parametrize("texts", [["68fd1e64", None, "80e26c9b"], ["a", "b"]])
 def test_ids_of_public_logs_are_compared_as_numbers(texts):
     assert _of_short_texts(pl.Series(texts)) is not None
-
-
-@pytest.mark.parametrize("count, bits", [(200, 8), (300, 16), (70_000, 32)])
-def test_codes_are_narrow(count, bits):
-    codes = distinct(pl.Series([str(i) for i in range(count)])).codes
-    assert codes.dtype == f"uint{bits}"
-    assert codes.max() == count - 1
-
-
-def test_fields_with_one_id_of_a_vocabulary(tmp_path):
-    ids = {"a": {}, "many": {"separator": "|"}, "hash": {"encode": "hash", "buckets": 3}}
-    schema = Schema.model_validate({"label": "y", "ids": ids})
-    frame = pl.DataFrame({"a": ["u", "v", "u"], "many": [["p"], [], None], "hash": ["1", "2", "3"]})
-    assert list(distinct_ids(frame, schema)) == ["a"]
-    learned = []
-    for rows, columns in ((frame, None), (frame.drop("a"), distinct_ids(frame, schema))):
-        learner = Learner(schema, 10**9, tmp_path / "spill")
-        learner.add(rows, columns)
-        folder = tmp_path / str(len(learned))
-        learned.append(learner.save(folder).encode(frame, "float32").ids.tolist())
-    assert learned[0] == learned[1]
-
-
-def test_a_vocabulary_that_unpacks_to_far_more_is_refused(tmp_path):
-    file = tmp_path / "user.parquet"
-    pl.DataFrame({"value": ["a" * 5_000_000 + str(i) for i in range(4)]}).write_parquet(file)
-    assert file.stat().st_size < 100_000
-    with pytest.raises(ValueError, match=r"user\.parquet unpacks to more than .* for its ids"):
-        read_vocabulary(file, size=4)
-    # One text that stands there once.
-    ids = pa.DictionaryArray.from_arrays([0] * 100_000, ["a" * 500_000])
-    pq.write_table(pa.table({"value": ids}), file)
-    with pytest.raises(ValueError, match=r"user\.parquet unpacks to more than .* for its ids"):
-        read_vocabulary(file, size=100_000)
-
-
-def test_a_vocabulary_that_is_no_file(tmp_path):
-    os.mkfifo(tmp_path / "user.parquet")
-    with pytest.raises(OSError, match="is not a file"):
-        read_vocabulary(tmp_path / "user.parquet")

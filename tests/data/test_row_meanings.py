@@ -139,11 +139,6 @@ def test_a_folder_whose_parts_do_not_fit_is_damaged(folder):
         range(found["user"].entry.rows)
     )
     path = folder / "learned/user.parquet"
-    frame = pl.read_parquet(path)
-    for other in (frame.head(3), frame.with_columns(value=pl.lit("same"))):
-        other.write_parquet(path)
-        with pytest.raises(DataError, match=r"damaged \(.*user.*; do this$"):
-            row_meanings(folder, "do this")["user"].values()
     path.unlink()
     with pytest.raises(DataError, match=r"damaged .*; do this$"):
         row_meanings(folder, "do this")["user"].values()

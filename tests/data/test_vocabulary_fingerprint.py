@@ -8,7 +8,7 @@ import pytest
 
 from stampede.data.learning.row_meanings import vocabulary_fingerprint
 from support.movie_runs import prepare_movies
-from support.movies import MOVIES, movies, write_movies
+from support.movies import MOVIES
 from support.prepared import drawn_fields, drawn_rows, write_prepared
 from support.preparing import prepared
 
@@ -73,8 +73,6 @@ def test_other_statistics_of_a_number(folder):
     values["ranges"]["age"]["mean"] *= 1.01
     path.write_text(json.dumps(values))
     assert vocabulary_fingerprint(data) != before
-    write_movies(folder / "log.csv", movies(599))
-    assert vocabulary_fingerprint(prepare(folder, "more")) != before
 
 
 def test_arrays_of_which_nothing_was_learned(tmp_path):
