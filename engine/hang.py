@@ -15,12 +15,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
 from uuid import uuid4
 
 import torch.distributed as dist
@@ -28,7 +27,7 @@ import torch.distributed as dist
 from stampede.engine.config import RunSection
 from stampede.engine.errors import HUNG
 from stampede.engine.processes import Processes, connection, restarts
-from stampede.files import APPEND, open_file, write_file
+from stampede.files import write_file
 
 # The first step may compile kernels.
 _FIRST_STEP_SECONDS = 600.0
@@ -97,12 +96,10 @@ class RankStatus:
     waits: bool = False
     ended: bool = False
 
-
-class Seen(NamedTuple):
-    """A rank as others see it: its newest status, if any, and whether it is silent."""
-
-    status: RankStatus | None
-    silent: bool = False
+    @property
+    def where(self) -> str:
+        """Step and stage."""
+        return f"step {self.step}, {self.stage}"
 
 
 class Watchdog:
@@ -201,29 +198,27 @@ class Watchdog:
 
     def _judge(self) -> str:
         """Why the run hangs; empty if it does not."""
-        left = self._left()
-        ranks = {self._rank: Seen(self._status())}
-        if self._store is not None:
-            if left > _ROUNDS_READ * self._interval:
-                self._seen, self._rounds = {}, 0
-                return ""
-            with suppress(RuntimeError):
-                self._read_others()
-            ranks |= {
-                rank: Seen(status, self._rounds - new_in >= _SILENT_ROUNDS)
-                for rank, (status, new_in) in self._seen.items()
-            }
+        left, own = self._left(), {self._rank: self._status()}
+        if self._store is None:
+            return stuck_ranks(own) if left <= 0 else ""
+        if left > _ROUNDS_READ * self._interval:
+            self._seen, self._rounds = {}, 0
+            return ""
+        with suppress(RuntimeError):
+            self._read_others()
         if left > 0:
             return ""
-        if self._store is None or self._rounds > _SILENT_ROUNDS:
-            return stuck_ranks(ranks)
+        if self._rounds > _SILENT_ROUNDS:
+            others = {rank: status for rank, (status, _) in self._seen.items()}
+            silent = {
+                r for r, (_, new) in self._seen.items() if self._rounds - new >= _SILENT_ROUNDS
+            }
+            return stuck_ranks(own | others, silent)
         if left > -_ROUNDS_READ * self._interval:
             return ""
-        at = ranks[self._rank].status
         return (
-            f"rank {self._rank} makes no progress at step {at.step}, {at.stage} ({at.place}), for "
-            f"{at.still_seconds:.3g} s, and the store of the process group does not answer: the "
-            "machine of rank 0 or its torchrun is gone"
+            f"{_stuck(own)}, and the store of the process group does not answer: the machine of "
+            "rank 0 or its torchrun is gone"
         )
 
     def _read_others(self) -> None:
@@ -239,23 +234,20 @@ class Watchdog:
         self._rounds += 1
 
     def _end_process(self, reason: str) -> None:
-        settings, heartbeat = self._settings, self._heartbeat
+        settings = self._settings
         after = f"run.hang_seconds={settings.hang_seconds:g}"
         if self._is_slow and settings.slow_hang_seconds > settings.hang_seconds:
             after = f"run.slow_hang_seconds={settings.slow_hang_seconds:g}"
         sentence = (
-            f"the run hangs: {reason}. After {after} {what_happens_now(HUNG)}; stacks are in "
-            f"{self._folder / 'hang_rank_*.txt'}"
+            f"the run hangs: {reason}. After {after} its processes end with status {HUNG}"
+            f"{what_follows()}; stacks are in {self._folder / 'hang_rank_*.txt'}"
         )
         path = self._folder / f"hang_rank_{self._rank}.txt"
-        try:
-            where = f"rank {self._rank} at step {heartbeat.step}, {heartbeat.stage}"
-            write_file(path, f"{sentence}\n\n{where}\n\n")
-            with open_file(path, APPEND) as file:
+        # The disk may be full.
+        with suppress(OSError):
+            write_file(path, f"{sentence}\n\n{_stuck({self._rank: self._status()})}\n\n")
+            with path.open("ab") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
-        except OSError as failure:
-            reason = failure.strerror or failure
-            os.write(2, f"\n{path}: stacks cannot be written ({reason})\n".encode())
         is_first = True
         if self._store is not None:
             with suppress(RuntimeError):
@@ -272,69 +264,59 @@ class Watchdog:
         os._exit(HUNG)
 
 
-def what_happens_now(status: int) -> str:
-    """What follows once the processes end, as part of a sentence."""
-    ends = f"its processes end with status {status}"
+def what_follows() -> str:
+    """What follows once the processes have ended, as the end of a sentence."""
     done, allowed = restarts()
     if done < allowed:
         return (
-            f"{ends}, and torchrun starts them again from the newest checkpoint (restart "
+            ", and torchrun starts them again from the newest checkpoint (restart "
             f"{done + 1} of {allowed})"
         )
-    return f"{ends}; checkpoint.resume=auto continues from the newest checkpoint"
+    return "; checkpoint.resume=auto continues from the newest checkpoint"
 
 
-def stuck_ranks(ranks: Mapping[int, Seen]) -> str:
+def stuck_ranks(ranks: Mapping[int, RankStatus | None], silent: Collection[int] = ()) -> str:
     """The ranks that the others wait for, as a sentence without its full stop.
 
     Empty while a rank makes progress, or if no rank is still training.
 
     Args:
-        ranks: all ranks.
+        ranks: the newest status of all ranks, None if there is none.
+        silent: those whose status is old.
     """
-    heard = {rank: seen.status for rank, seen in ranks.items() if seen.status and not seen.silent}
+    heard = {rank: at for rank, at in sorted(ranks.items()) if at and rank not in silent}
     at_work = {rank: at for rank, at in heard.items() if not at.ended}
     if not at_work or not all(at.hangs for at in at_work.values()):
         return ""
     first = min(at_work.values(), key=lambda at: at.beats)
-    others = f"; the others wait at {_where(first)}"
-    silent = {r: _last_heard(seen.status) for r, seen in sorted(ranks.items()) if r not in heard}
-    if silent:
-        state = "stopped, dead or out of reach"
-        return _named(silent, f"is {state}", f"are {state}") + others
-    ended = {rank: f"at {_where(at)}" for rank, at in sorted(heard.items()) if at.ended}
+    others = f"; the others wait at {first.where}"
+    lost = {rank: at for rank, at in sorted(ranks.items()) if rank not in heard}
+    if lost:
+        last = {
+            r: f"last heard of at {at.where}" if at else "never heard of" for r, at in lost.items()
+        }
+        return _named(last, "is stopped, dead or out of reach") + others
+    ended = {rank: f"at {at.where}" for rank, at in heard.items() if at.ended}
     if ended:
-        left = "left the training"
-        return _named(ended, f"has {left}", f"have {left}") + others
-    behind = {rank: at for rank, at in sorted(at_work.items()) if at.beats == first.beats}
+        return _named(ended, "has left the training") + others
+    behind = {rank: at for rank, at in at_work.items() if at.beats == first.beats}
     # Of ranks at the same place, those that do not wait for others are stuck.
-    behind = {rank: at for rank, at in behind.items() if not at.waits} or behind
-    described = {rank: _stillness(at) for rank, at in behind.items()}
-    return _named(described, "makes no progress", "make no progress")
+    return _stuck({rank: at for rank, at in behind.items() if not at.waits} or behind)
 
 
-def _named(described: Mapping[int, str], one: str, many: str) -> str:
-    """Such as `ranks 1 and 3 make no progress: rank 1 at ..; rank 3 at ..`."""
-    ranks = list(described)
-    if len(ranks) == 1:
-        return f"rank {ranks[0]} {one}: {described[ranks[0]]}"
-    shown = ranks[:_NAMED]
-    parts = "; ".join(f"rank {rank} {described[rank]}" for rank in shown)
-    more = f"; and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
-    return f"ranks {', '.join(map(str, shown[:-1]))} and {shown[-1]}{more} {many}: {parts}"
+def _stuck(ranks: Mapping[int, RankStatus]) -> str:
+    described = {}
+    for rank, at in ranks.items():
+        place = f" ({at.place})" if at.place else ""
+        described[rank] = f"at {at.where}, for {at.still_seconds:.3g} s{place}"
+    return _named(described, "makes no progress")
 
 
-def _where(at: RankStatus) -> str:
-    return f"step {at.step}, {at.stage}"
-
-
-def _stillness(at: RankStatus) -> str:
-    place = f" ({at.place})" if at.place else ""
-    return f"at {_where(at)}, for {at.still_seconds:.3g} s{place}"
-
-
-def _last_heard(at: RankStatus | None) -> str:
-    return "never heard of" if at is None else f"last heard of at {_where(at)}"
+def _named(described: Mapping[int, str], what: str) -> str:
+    """Such as `rank 1 makes no progress: at ..; rank 3 makes no progress: at ..`."""
+    parts = [f"rank {rank} {what}: {text}" for rank, text in described.items()]
+    more = [f"and {len(parts) - _NAMED} more"] if len(parts) > _NAMED else []
+    return "; ".join([*parts[:_NAMED], *more])
 
 
 def place_of(thread: int) -> tuple[str, bool]:

@@ -1,26 +1,27 @@
 """What becomes of processes that hang, and which rank is named."""
 
+import itertools
 import multiprocessing
 import os
-import signal
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from stampede.engine import hang
 from stampede.engine.config import RunSection
 from stampede.engine.errors import exit_status
 from stampede.engine.hang import (
     RankStatus,
-    Seen,
     Watchdog,
     place_of,
     stuck_ranks,
     watched,
-    what_happens_now,
+    what_follows,
 )
 from stampede.engine.processes import Processes, processes
 from support.forked import START_METHOD
@@ -32,7 +33,7 @@ def sleep_well():
     time.sleep(36000)
 
 
-def hang(folder, slowly):
+def hang_when_saving(folder):
     """Take three steps, then hang; status and output go where the test finds them."""
     settings = RunSection(hang_seconds=3.0, slow_hang_seconds=4.0)
     for number, name in ((1, "stdout"), (2, "stderr")):
@@ -42,33 +43,23 @@ def hang(folder, slowly):
             here.heartbeat.beat("computing", step)
             time.sleep(0.3)
         print("three steps done")
-        if slowly:
-            with here.heartbeat.slowly("saving"):
-                sleep_well()
-        here.heartbeat.beat("saving")
-        sleep_well()
+        with here.heartbeat.slowly("saving"):
+            sleep_well()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "slowly, limit", [(False, "run.hang_seconds=3"), (True, "run.slow_hang_seconds=4")]
-)
-def test_the_only_process_ends_itself(tmp_path, slowly, limit):
-    process = forked(hang, tmp_path, slowly)
+def test_the_only_process_ends_itself(tmp_path):
+    context = multiprocessing.get_context(START_METHOD)
+    process = context.Process(target=hang_when_saving, args=(tmp_path,))
+    process.start()
     process.join(HANG)
     assert process.exitcode == 3
     # What the process had printed is not lost.
     assert "three steps done" in (tmp_path / "stdout").read_text()
     said = (tmp_path / "stderr").read_text()
     assert "error: the run hangs: rank 0 makes no progress: at step 3, saving, for " in said
-    assert f"After {limit} its processes end with status 3; checkpoint.res" in said
+    assert "After run.slow_hang_seconds=4 its processes end with status 3; checkpoint.res" in said
     assert "in sleep_well" in (tmp_path / "hang_rank_0.txt").read_text()
-
-
-def forked(function, *arguments):
-    process = multiprocessing.get_context(START_METHOD).Process(target=function, args=arguments)
-    process.start()
-    return process
 
 
 @pytest.mark.slow
@@ -84,86 +75,69 @@ def test_0_seconds_watch_nothing():
         assert "stampede-watchdog" not in [thread.name for thread in threading.enumerate()]
 
 
-@pytest.mark.slow
-def test_time_counts_from_the_first_beat_on(tmp_path):
-    with processes("cpu") as here:
-        here.heartbeat.beat("an earlier run in this process")
-        watchdog = Watchdog(here, RunSection(hang_seconds=8.0), tmp_path, None)
-        try:
-            time.sleep(1)
-            assert not watchdog._still
-            here.heartbeat.beat("computing", 1)
-            assert wait_for(lambda: watchdog._still)
-            # Kernels may be compiled in the first step.
-            assert watchdog._left() > 600
-            here.heartbeat.beat("computing", 2)
-            assert wait_for(lambda: watchdog._left() < 8)
-        finally:
-            watchdog.close()
+def of_two(rank):
+    return Processes(rank, 2, 2, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("begun", [[("evaluating", None), ("computing", 7)], [("computing", 7)]])
-def test_only_the_first_step_may_take_longer(tmp_path, begun):
-    """Also where the thread sees a later one first."""
-    with processes("cpu") as here:
-        watchdog = Watchdog(here, RunSection(hang_seconds=8.0), tmp_path, None)
-        try:
-            for stage, step in begun:
-                here.heartbeat.beat(stage, step)
-            here.heartbeat.beat("computing", 8)
-            assert wait_for(lambda: watchdog._left() <= 8)
-        finally:
-            watchdog.close()
+def by_hand(folder, store=None, **settings):
+    """A heartbeat and its watchdog, whose thread has ended."""
+    here = of_two(0)
+    here.heartbeat.beat("an earlier run in this process")
+    watchdog = Watchdog(here, RunSection(hang_seconds=8.0, **settings), folder, store)
+    watchdog.close()
+    return here.heartbeat, watchdog
 
 
-def test_a_slow_stage_has_a_time_of_its_own(tmp_path):
-    settings = RunSection(hang_seconds=8.0, slow_hang_seconds=300.0)
-    with processes("cpu") as here:
-        watchdog = Watchdog(here, settings, tmp_path, None)
-        try:
-            for step in (1, 2):
-                here.heartbeat.beat("computing", step)
-            assert wait_for(lambda: watchdog._left() <= 8)
-            with here.heartbeat.slowly("saving"):
-                assert wait_for(lambda: 8 < watchdog._left() <= 300)
-            assert wait_for(lambda: watchdog._left() <= 8)
-        finally:
-            watchdog.close()
+def left_after(watchdog, seconds):
+    # The first call sees the newest beat.
+    watchdog._count(0.0)
+    watchdog._count(seconds)
+    return watchdog._left()
 
 
-def take_steps(folder):
-    with processes("cpu") as here, watched(here, RunSection(hang_seconds=3.0), folder):
-        for step in range(1, 5):
-            here.heartbeat.beat("computing", step)
-            (folder / str(step)).touch()
-            # While the process is stopped none of these ends.
-            for _ in range(12):
-                time.sleep(0.1)
+@pytest.mark.parametrize("begun", [[("computing", 7)], [("evaluating", None), ("computing", 7)]])
+def test_only_the_first_step_may_take_longer_and_time_counts_from_its_beat_on(tmp_path, begun):
+    heartbeat, watchdog = by_hand(tmp_path)
+    assert left_after(watchdog, 100.0) == 608.0
+    for stage, step in begun:
+        heartbeat.beat(stage, step)
+        # Kernels may be compiled in it.
+        assert left_after(watchdog, 5.0) == 603.0
+    heartbeat.beat("computing", 8)
+    assert left_after(watchdog, 5.0) == 3.0
 
 
-@pytest.mark.slow
-def test_a_process_that_was_stopped_for_a_while_goes_on(tmp_path):
-    process = forked(take_steps, tmp_path)
-    assert wait_for(lambda: not process.is_alive() or (tmp_path / "2").exists())
-    time.sleep(0.5)
-    os.kill(process.pid, signal.SIGSTOP)
-    time.sleep(4)
-    os.kill(process.pid, signal.SIGCONT)
-    process.join(HANG)
-    assert process.exitcode == 0
+@pytest.mark.parametrize("slow, limit", [(300.0, 300.0), (2.0, 8.0)])
+def test_the_longer_time_counts_in_a_slow_stage(tmp_path, slow, limit):
+    heartbeat, watchdog = by_hand(tmp_path, slow_hang_seconds=slow)
+    for step in (1, 2):
+        heartbeat.beat("computing", step)
+    with heartbeat.slowly("saving"):
+        assert left_after(watchdog, 1.0) == limit - 1.0
+    assert left_after(watchdog, 1.0) == 7.0
 
 
-def test_what_happens_now(monkeypatch):
-    assert what_happens_now(3).endswith(
-        "checkpoint.resume=auto continues from the newest checkpoint"
-    )
+def test_time_while_the_process_was_stopped_does_not_count(tmp_path, monkeypatch):
+    # An hour in each round of a fiftieth of a second.
+    hours = itertools.count(0.0, 3600.0)
+    monkeypatch.setattr(hang, "time", SimpleNamespace(monotonic=lambda: next(hours)))
+    here = of_two(0)
+    watchdog = Watchdog(here, RunSection(hang_seconds=0.4), tmp_path, None)
+    try:
+        here.heartbeat.beat("computing", 1)
+        assert wait_for(lambda: watchdog._still) and watchdog._still < 60.0
+    finally:
+        watchdog.close()
+
+
+def test_what_follows(monkeypatch):
+    continues = "; checkpoint.resume=auto continues from the newest checkpoint"
+    assert what_follows() == continues
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
-    assert "torchrun starts them again from the newest checkpoint (restart 2 of 2)" in (
-        what_happens_now(3)
-    )
+    assert what_follows().endswith("again from the newest checkpoint (restart 2 of 2)")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
-    assert "torchrun" not in what_happens_now(3)
+    assert what_follows() == continues
 
 
 LOST = (
@@ -186,51 +160,33 @@ def test_a_rank_that_is_gone_is_no_traceback_of_the_others(capsys, monkeypatch):
 
 
 AHEAD = RankStatus(9, beats=31, step=5, stage="adding up the loss", still_seconds=60.0, hangs=True)
-
-
 BEHIND = replace(AHEAD, beats=30, stage="computing", place="engine/step.py:9 in f")
+ENDED = replace(AHEAD, ended=True)
+STUCK = "makes no progress: at step 5, computing, for 60 s (engine/step.py:9 in f)"
+GONE = "is stopped, dead or out of reach"
+WAIT = "; the others wait at step 5, "
 
 
 @pytest.mark.parametrize(
-    "ranks, said",
+    "ranks, silent, said",
     [
-        ([AHEAD, BEHIND], "rank 1 makes no progress: at step 5, computing, for 60 s (engine"),
-        ([replace(BEHIND, waits=True), BEHIND, AHEAD], "rank 1 makes no progress"),
-        ([BEHIND, AHEAD, BEHIND], "ranks 0 and 2 make no progress: rank 0 at step 5, comp"),
-        ([replace(AHEAD, waits=True)] * 2, "ranks 0 and 1 make no progress"),
-        ([AHEAD, None], "rank 1 is stopped, dead or out of reach: never heard of; the others "
-         "wait at step 5, adding up the loss"),
-        ([AHEAD, replace(BEHIND, ended=True, hangs=False)], "rank 1 has left the training: at "
-         "step 5, computing; the others wait at step 5, adding"),
+        ([AHEAD, BEHIND], (), f"rank 1 {STUCK}"),
+        ([replace(BEHIND, waits=True), BEHIND, AHEAD], (), f"rank 1 {STUCK}"),
+        ([BEHIND, AHEAD, BEHIND], (), f"rank 0 {STUCK}; rank 2 {STUCK}"),
+        ([replace(BEHIND, waits=True)] * 2, (), f"rank 0 {STUCK}; rank 1 {STUCK}"),
+        ([AHEAD, None], (), f"rank 1 {GONE}: never heard of{WAIT}adding up the loss"),
+        # Whatever it said last.
+        ([AHEAD, replace(AHEAD, hangs=False), BEHIND], {1},
+         f"rank 1 {GONE}: last heard of at step 5, adding up the loss{WAIT}computing"),
+        ([AHEAD, replace(BEHIND, ended=True, hangs=False)], (),
+         f"rank 1 has left the training: at step 5, computing{WAIT}adding up the loss"),
+        ([AHEAD, replace(BEHIND, hangs=False)], (), ""),
+        ([ENDED, None, ENDED], (), ""),
+        ([BEHIND] * 20, (), "; ".join([*(f"rank {i} {STUCK}" for i in range(8)), "and 12 more"])),
     ],
 )  # fmt: skip
-def test_the_rank_that_the_others_wait_for(ranks, said):
-    found = stuck_ranks({rank: Seen(status) for rank, status in enumerate(ranks)})
-    assert found.startswith(said)
-
-
-def test_a_silent_rank_is_it_whatever_it_said_last():
-    late = replace(AHEAD, beats=99, hangs=False)
-    found = stuck_ranks({0: Seen(AHEAD), 1: Seen(late, silent=True), 2: Seen(BEHIND)})
-    assert found.startswith("rank 1 is stopped, dead or out of reach: last heard of at step 5")
-    assert found.endswith("the others wait at step 5, computing")
-
-
-def test_nobody_hangs_while_a_rank_moves():
-    assert stuck_ranks({0: Seen(AHEAD), 1: Seen(replace(BEHIND, hangs=False))}) == ""
-
-
-def test_nobody_waits_once_the_training_has_ended():
-    ended = replace(AHEAD, ended=True)
-    assert stuck_ranks({0: Seen(ended), 1: Seen(None), 2: Seen(ended)}) == ""
-
-
-def test_many_ranks_are_not_all_named():
-    reason = stuck_ranks({rank: Seen(BEHIND) for rank in range(20)})
-    assert reason.startswith(
-        "ranks 0, 1, 2, 3, 4, 5, 6 and 7; and 12 more make no progress: rank 0 at"
-    )
-    assert "rank 8" not in reason
+def test_the_rank_that_the_others_wait_for(ranks, silent, said):
+    assert stuck_ranks(dict(enumerate(ranks)), silent) == said
 
 
 def test_a_place_in_the_project_and_who_waits_there():
@@ -242,24 +198,14 @@ def test_a_place_in_the_project_and_who_waits_there():
     thread = threading.Thread(target=sleep)
     thread.start()
     try:
-        place, waits = _settled(thread)
+        assert wait_for(lambda: "in sleep" in place_of(thread.ident)[0])
+        place, waits = place_of(thread.ident)
     finally:
         woken.set()
         thread.join()
     # The innermost frame is in a library, which waits for nobody elsewhere.
-    assert "in sleep" in place and "test_hang.py" in place and not waits
+    assert "test_hang.py" in place and not waits
     assert place_of(-1) == ("", False)
-
-
-def _settled(thread):
-    deadline = time.monotonic() + HANG
-    while "in sleep" not in (found := place_of(thread.ident))[0] and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return found
-
-
-def of_two(rank):
-    return Processes(rank, 2, 2, torch.device("cpu"))
 
 
 def test_ranks_tell_each_other_where_they_are(tmp_path):
@@ -294,10 +240,9 @@ def test_a_store_that_does_not_answer_is_told(tmp_path):
         def check(self, keys):
             raise RuntimeError("no answer")
 
-    watchdog = Watchdog(of_two(0), RunSection(hang_seconds=20.0), tmp_path, Gone())
-    watchdog.close()
-    watchdog._is_first_step = False
-    watchdog._still = 21.0
-    assert watchdog._judge() == ""
-    watchdog._still = 100.0
+    heartbeat, watchdog = by_hand(tmp_path, Gone())
+    for step in (1, 2):
+        heartbeat.beat("computing", step)
+    assert left_after(watchdog, 9.0) < 0 and watchdog._judge() == ""
+    watchdog._count(100.0)
     assert "the store of the process group does not answer" in watchdog._judge()
