@@ -18,10 +18,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import default_pg_timeout
 
-from stampede.engine.errors import HUNG, TrainingStoppedError, launched_rank
+from stampede.engine.errors import TrainingStoppedError, launched_rank
 from stampede.engine.heartbeat import Heartbeat
 from stampede.engine.start_up import launched_world_size
-from stampede.files import APPEND, open_file
 from stampede.settings import SettingsError
 
 T = TypeVar("T")
@@ -80,18 +79,9 @@ class Processes:
             patience: how long the other ranks wait, if torch's default is too short.
         """
         group = None if patience is None else self.group(patience)
-        outcome: list[tuple[T | None, Exception | None] | None] = [None]
-        if self.is_main:
-            try:
-                outcome = [(action(), None)]
-            except Exception as failure:
-                outcome = [(None, failure)]
+        outcome = [_outcome(action) if self.is_main else None]
         dist.broadcast_object_list(outcome, src=0, group=group)
-        result, failure = outcome[0]
-        if failure is not None:
-            failure.known_to_all_ranks = True
-            raise failure
-        return result
+        return _result(*outcome[0])
 
     def on_each_machine(self, action: Callable[[], object], patience: timedelta) -> None:
         """Run `action` on the first rank of every machine; all ranks raise its error.
@@ -99,19 +89,26 @@ class Processes:
         Args:
             patience: how long the other ranks wait.
         """
-        group = self.group(patience)
-        failure: Exception | None = None
-        if self.rank % self.local_world_size == 0:
-            try:
-                action()
-            except Exception as raised:
-                failure = raised
-        failures: list[Exception | None] = [None] * self.world_size
-        dist.all_gather_object(failures, failure, group=group)
-        for failure in failures:
-            if failure is not None:
-                failure.known_to_all_ranks = True
-                raise failure
+        is_first = self.rank % self.local_world_size == 0
+        outcomes = [None] * self.world_size
+        own = _outcome(action) if is_first else (None, None)
+        dist.all_gather_object(outcomes, own, group=self.group(patience))
+        for outcome in outcomes:
+            _result(*outcome)
+
+
+def _outcome(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    try:
+        return action(), None
+    except Exception as failure:
+        return None, failure
+
+
+def _result(result: T, failure: Exception | None) -> T:
+    if failure is not None:
+        failure.known_to_all_ranks = True
+        raise failure
+    return result
 
 
 def launched_by() -> str | None:
@@ -207,9 +204,7 @@ def rank_environment(
     }
 
 
-def start_ranks(
-    count: int, command: Sequence[str], log: Path, stopped_seconds: float = 600.0
-) -> int:
+def start_ranks(count: int, command: Sequence[str], log: Path) -> int:
     """Run a command as the ranks of one run on this machine, until all end or one fails.
 
     Neither other machines nor other users of this one can reach them: the store is a file, while
@@ -218,13 +213,12 @@ def start_ranks(
     Args:
         command: its standard input ends when this process ends, even by a kill.
         log: receives the output of all ranks.
-        stopped_seconds: ends the ranks if signals stop all of them for so long (SIGSTOP).
 
     Returns:
         The exit status. If a rank fails, its status; the others are killed.
     """
     ranks: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory() as folder, open_file(log, APPEND) as output:
+    with tempfile.TemporaryDirectory() as folder, log.open("ab", buffering=0) as output:
         try:
             for rank in range(count):
                 environment = dict(os.environ)
@@ -234,19 +228,11 @@ def start_ranks(
                     environment |= rank_environment(rank, count, Path(folder) / "store")
                 streams = {"stdin": subprocess.PIPE, "stdout": output, "stderr": output}
                 ranks.append(subprocess.Popen(command, env=environment, **streams))
-            running, stopped = ranks, 0.0
             # Not `wait`: Polars makes system calls resume after a signal.
-            while running and not any(rank.returncode for rank in ranks):
+            while any(rank.poll() is None for rank in ranks) and not any(
+                rank.returncode for rank in ranks
+            ):
                 time.sleep(_POLL_SECONDS)
-                running = [rank for rank in ranks if rank.poll() is None]
-                # Added up: Ctrl-Z stops this process as well, and may last.
-                stopped = stopped + _POLL_SECONDS if all(map(_is_stopped, running)) else 0.0
-                if running and stopped > stopped_seconds:
-                    output.write(
-                        b"error: signals have stopped all processes of the run (SIGSTOP) for "
-                        b"%g s; checkpoint.resume=auto continues it\n" % stopped_seconds
-                    )
-                    return HUNG
             # A rank killed by a signal is the cause, not one that lost a connection.
             return min((rank.returncode for rank in ranks if rank.returncode), default=0)
         finally:
@@ -254,16 +240,6 @@ def start_ranks(
                 rank.kill()
                 rank.stdin.close()
                 rank.wait()
-
-
-def _is_stopped(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a child is stopped by a signal; not by a debugger."""
-    options = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-    try:
-        return os.waitid(os.P_PID, process.pid, options) is not None
-    # It has just ended.
-    except ChildProcessError:
-        return False
 
 
 def _rendezvous() -> tuple[dist.Store, int, int]:

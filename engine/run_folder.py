@@ -18,17 +18,7 @@ from stampede.engine.config import Config, to_yaml
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.plots import draw_curve
 from stampede.engine.processes import launched_by
-from stampede.files import (
-    MOST_LINES,
-    append,
-    check_links,
-    delete_folder,
-    open_file,
-    read_file,
-    sync,
-    to_json,
-    write_file,
-)
+from stampede.files import append, delete_folder, sync, to_json, write_file
 
 # File of a run folder of `stampede incremental`, which holds a run folder for each period.
 PERIODS = "periods.json"
@@ -71,8 +61,7 @@ class RunFolder:
         # Beside the folder, so that `run.overwrite` leaves it.
         self._lock_file = path.with_name(f".{path.name}.lock")
         self._lock: BinaryIO | None = None
-        self._holds_lock = self._made_parent = False
-        self._continued = False
+        self._made_parent = self._continued = False
         self._events: SummaryWriter | None = None
 
     def __enter__(self) -> RunFolder:
@@ -84,8 +73,7 @@ class RunFolder:
         if self._lock is not None:
             # If the folder is no longer writable, the file stays; it locks nothing.
             with suppress(OSError):
-                if self._holds_lock:
-                    self._lock_file.unlink()
+                self._lock_file.unlink()
                 if self._made_parent:
                     self.path.parent.rmdir()
             self._lock.close()
@@ -104,59 +92,40 @@ class RunFolder:
         try:
             self._made_parent = not self.path.parent.exists()
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._hold_lock()
+            lock = self._lock_file.open("a+b", buffering=0)
+            # The kernel frees the lock when the process dies.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._lock.seek(0)
-            process = self._lock.read().decode(errors="replace").strip() or "unknown"
+            with lock:
+                lock.seek(0)
+                process = lock.read().decode().strip() or "unknown"
             raise RunFolderError(
                 f"{self.path} is being written by another run (process {process}); end it first, "
                 "or choose another run.name"
             ) from None
         except OSError as failure:
             raise RunFolderError(_cannot_write(self.path, failure)) from None
+        self._lock = lock
         # On a full disk the lock works without the number.
         with suppress(OSError):
-            self._lock.truncate(0)
-            self._lock.write(f"{os.getpid()}\n".encode())
+            lock.truncate(0)
+            lock.write(f"{os.getpid()}\n".encode())
         launched = launched_by()
-        with suppress(OSError):
-            restarted = launched == read_file(self._launch_file).decode()
-            self._continued = launched is not None and restarted
-        self._continued |= config.checkpoint.resume == "auto"
+        self._continued = config.checkpoint.resume == "auto"
+        if launched is not None and self._launch_file.is_file():
+            self._continued |= launched == self._launch_file.read_text()
         if self.path.exists():
             self._check_existing(config)
         return self._continued
 
-    def _hold_lock(self) -> None:
-        """Lock the file; the kernel frees the lock when the process dies.
-
-        Raises:
-            BlockingIOError: another process holds it.
-        """
-        while not self._holds_lock:
-            self._lock = open_file(self._lock_file, os.O_RDWR | os.O_CREAT)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A run that has just ended may have deleted the file in between.
-            with suppress(FileNotFoundError):
-                here = os.stat(self._lock_file)
-                self._holds_lock = os.path.samestat(os.fstat(self._lock.fileno()), here)
-            if not self._holds_lock:
-                self._lock.close()
-
     def _check_existing(self, config: Config) -> None:
         if not self.path.is_dir():
             raise RunFolderError(f"{self.path} is a file; choose another run.name")
-        for folder in (self.path, self.checkpoints):
-            if folder.exists() and not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
-                denied = OSError(errno.EACCES, os.strerror(errno.EACCES))
-                raise RunFolderError(_cannot_write(folder, denied))
         if not config.run.overwrite and not self._continued:
             raise RunFolderError(
                 f"{self.path} exists; write run.overwrite=true to replace it, "
                 "checkpoint.resume=auto to continue it, or another run.name"
             )
-        if self._continued:
-            check_links(self.path, RunFolderError, "choose another run.name")
         # A killed run may have left an unfinished file; its name begins with a dot.
         content = [path for path in self.path.iterdir() if not path.name.startswith(".")]
         if content and not self.config_file.is_file():
@@ -278,7 +247,7 @@ class RunFolder:
             self.keep_lines(len(self._whole_lines()))
 
     def _whole_lines(self) -> list[bytes]:
-        content = read_file(self.metrics, MOST_LINES) if self.metrics.exists() else b""
+        content = self.metrics.read_bytes() if self.metrics.exists() else b""
         return [line for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
 
     def sync(self) -> None:
@@ -306,7 +275,7 @@ class RunFolder:
             try:
                 write_file(self.curve, draw_curve(self.lines(), title))
             # A line that was there before the run was continued must not cost its results.
-            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as failure:
+            except (ValueError, LookupError, TypeError) as failure:
                 tqdm.write(f"{self.metrics}: damaged ({failure!s:.200}): no {self.curve.name}")
 
     def _close_events(self) -> None:

@@ -15,7 +15,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
@@ -37,7 +36,7 @@ from stampede.engine.checkpoint import (
 )
 from stampede.engine.checkpoint.loading import TABLES
 from stampede.engine.checkpoint.manifest import DTYPES, Progress, weights_key, weights_name
-from stampede.engine.checkpoint.tensors import FailedSomewhereError, contents, together
+from stampede.engine.checkpoint.tensors import contents, together
 from stampede.engine.config import Config
 from stampede.engine.config.data import SyntheticSection
 from stampede.engine.errors import RunFolderError
@@ -158,11 +157,11 @@ def load_matching(
         loaded = 0 if match.rows is None else int((match.rows >= 0).sum())
         new, dropped = sizes[name] - loaded, match.saved_rows - loaded
         fields.append(FieldReport(name, sizes[name], loaded, new, dropped, match.why))
-        _together(lambda name=name, match=match: filling.table(name, match.rows), group)
+        together(lambda name=name, match=match: filling.table(name, match.rows), group)
     layers, new = _fitting_layers(manifest, targets, takes_all)
-    _together(lambda: filling.layers(layers), group)
+    together(lambda: filling.layers(layers), group)
     # Only some ranks hold the states of a table.
-    new = {name: why for of_rank in _together(lambda: new, group) for name, why in of_rank.items()}
+    new = {name: why for of_rank in together(lambda: new, group) for name, why in of_rank.items()}
     job.model.load_state_dict(state["model"])
     fields += [
         FieldReport(table.field, 0, 0, 0, table.rows, _UNUSED)
@@ -225,16 +224,6 @@ def draw_rows_of_new_ids(
         order[torch.from_numpy(places)] = torch.arange(len(places))
         _copy_rows_(table, drawn, order)
     job.model.load_state_dict(state)
-
-
-def _together(action: Any, group: dist.ProcessGroup) -> list[Any]:
-    """Run an action on all ranks; they fail together."""
-    try:
-        return together(action, group)
-    except FailedSomewhereError as failure:
-        error = RunFolderError(str(failure))
-        error.known_to_all_ranks = True
-        raise error from None
 
 
 def progress_after(manifest: Manifest) -> Progress:

@@ -1,8 +1,4 @@
-"""Atomic files and folders, appended lines, checksums, strict JSON.
-
-Folders may come from elsewhere. So writing never follows links, and reading takes only regular
-files of a limited size.
-"""
+"""Atomic files and folders, appended lines, checksums, strict JSON."""
 
 from __future__ import annotations
 
@@ -20,39 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from tqdm.auto import tqdm
 
-# Flags to append lines, and to write a new file.
-APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-
-# Most bytes of a text, of a large checkpoint's manifest, and of a log of lines.
-MOST_TEXT, MOST_MANIFEST, MOST_LINES = 16 << 20, 256 << 20, 1 << 30
-
-
-def open_file(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
-    """Open a regular file, unbuffered and without blocking.
-
-    Args:
-        flags: of `os.open`; writing does not follow links, which may lead out of the folder.
-
-    Raises:
-        OSError: it is a link, a pipe or a device, or cannot be opened.
-    """
-    follow = 0 if flags == os.O_RDONLY else os.O_NOFOLLOW
-    try:
-        handle = os.open(path, flags | follow | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    except OSError as failure:
-        if failure.errno == errno.ELOOP and follow:
-            raise OSError(errno.ELOOP, "is a link, which is not followed", str(path)) from None
-        raise
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(errno.EINVAL, "is not a file", str(path))
-    return os.fdopen(handle, "r+b" if follow else "rb", buffering=0)
+# Most bytes of a text, and of a large manifest.
+MOST_TEXT, MOST_MANIFEST = 16 << 20, 256 << 20
 
 
 def read_file(path: Path, most: int = MOST_TEXT) -> bytes:
@@ -61,11 +31,10 @@ def read_file(path: Path, most: int = MOST_TEXT) -> bytes:
     Raises:
         OSError: it is not a regular file, is larger than `most` bytes, or cannot be read.
     """
-    with open_file(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise OSError(errno.EFBIG, f"has {size:,} bytes; the limit is {most:,}", str(path))
-        return file.read(size)
+    size = file_size(path)
+    if size > most:
+        raise OSError(errno.EFBIG, f"has {size:,} bytes; the limit is {most:,}", str(path))
+    return path.read_bytes()
 
 
 @contextmanager
@@ -73,7 +42,7 @@ def new_file(path: Path) -> Iterator[Path]:
     """Yield a hidden path beside `path` to write to; rename it to `path` if the block succeeds."""
     unfinished = hidden(path, "tmp")
     try:
-        # Left by a process that was killed, or planted.
+        # Left by a process that was killed.
         remove(unfinished)
         yield unfinished
         os.replace(unfinished, path)
@@ -84,26 +53,20 @@ def new_file(path: Path) -> Iterator[Path]:
 
 def write_file(path: Path, content: str | bytes) -> None:
     """Write a file atomically; text is UTF-8."""
-    with new_file(path) as unfinished, open_file(unfinished, NEW) as file:
-        _write(file, content.encode() if isinstance(content, str) else content)
+    with new_file(path) as unfinished:
+        unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def append(path: Path, content: bytes) -> None:
     """Append to a file, or leave it unchanged if the disk is full."""
-    with open_file(path, APPEND) as file:
-        before = file.seek(0, os.SEEK_END)
+    with path.open("ab", buffering=0) as file:
+        before = file.tell()
         try:
-            _write(file, content)
+            while content:
+                content = content[file.write(content) :]
         except OSError:
-            # Report the first error, not this one.
-            with suppress(OSError):
-                file.truncate(before)
+            file.truncate(before)
             raise
-
-
-def _write(file: BinaryIO, content: bytes) -> None:
-    while content:
-        content = content[file.write(content) :]
 
 
 def sync(path: Path) -> None:
@@ -147,22 +110,6 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
-def check_links(folder: Path, error: type[Exception], other: str) -> None:
-    """Refuse a folder with a link that leads out of it, since writes would go there.
-
-    Args:
-        error: raised with a sentence.
-        other: how the user can choose another folder.
-    """
-    own = os.path.realpath(folder)
-    for path in folder.rglob("*"):
-        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(own):
-            raise error(
-                f"{path} is a link to outside {folder}, and stampede does not write there; replace "
-                f"it with its target, or {other}"
-            )
-
-
 def make_folder(
     folder: Path,
     fill: Callable[[Path], None],
@@ -189,9 +136,9 @@ def make_folder(
         folder.parent.mkdir(parents=True, exist_ok=True)
         while not folder.exists():
             unfinished.mkdir(exist_ok=True)
-            with _locked(unfinished, folder) as is_still_there:
+            with _locked(unfinished, folder):
                 # Another process may have finished it, or given up and removed it.
-                if is_still_there():
+                if unfinished.exists():
                     _fill(unfinished, fill)
                     os.replace(unfinished, folder)
                     sync(folder.parent)
@@ -223,26 +170,16 @@ def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
 
 
 @contextmanager
-def _locked(unfinished: Path, folder: Path) -> Iterator[Callable[[], bool]]:
-    """Hold the lock of an unfinished folder; the system releases it whenever the process ends.
-
-    Yields a function that tells whether the unfinished folder is still in place.
-    """
-    handle = os.open(unfinished, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-
-    def is_still_there() -> bool:
-        try:
-            return os.path.samestat(os.fstat(handle), os.lstat(unfinished))
-        except FileNotFoundError:
-            return False
-
+def _locked(unfinished: Path, folder: Path) -> Iterator[None]:
+    """Hold the lock of an unfinished folder; the system releases it whenever the process ends."""
+    handle = os.open(unfinished, os.O_RDONLY)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             tqdm.write(f"waiting for another process that is making {folder}", file=sys.stderr)
             fcntl.flock(handle, fcntl.LOCK_EX)
-        yield is_still_there
+        yield
     finally:
         os.close(handle)
 
@@ -323,7 +260,7 @@ def file_entry(path: Path, folder: Path) -> FileEntry:
 def sha256(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
-    with open_file(path) as file:
+    with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

@@ -18,8 +18,6 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from stampede.files import read_file
-
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -57,11 +55,7 @@ def counted(number: int, what: str) -> str:
 
 def shown(value: Any) -> str:
     """`repr` of a value on one line, shortened if it is long or deep."""
-    try:
-        text = _SHORT.repr(value)
-    except (ValueError, RecursionError):
-        # Python refuses to print a number with thousands of digits.
-        return f"a {type(value).__name__} too large to show"
+    text = _SHORT.repr(value)
     if "\n" in text:
         # A DataFrame or an array.
         return type(value).__name__
@@ -85,34 +79,12 @@ def printable(text: str) -> str:
 # YAML.
 
 
-# Bytes of a file, aliases in it, and characters of a number.
-_MOST_YAML, _MOST_ALIASES, _MOST_DIGITS = 4 << 20, 100, 400
-
-
 class _Loader(yaml.SafeLoader):
     """Safe YAML with unique keys and unsurprising numbers.
 
     YAML 1.1 reads 010 as 8, 12:00 as 720 and 2024-03-01 as a date; here they are text. It reads
     1e-4 as text, because it has no dot; here that is a number.
     """
-
-    # A few lines of nested aliases could expand to billions.
-    _aliases = _open_anchors = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        is_alias = self.check_event(yaml.AliasEvent)
-        self._aliases += is_alias
-        if self._aliases > _MOST_ALIASES or (is_alias and self._open_anchors):
-            line = self.peek_event().start_mark.line + 1
-            raise SettingsError(
-                f"line {line}: at most {_MOST_ALIASES} aliases (*name), and none within an anchor "
-                "(&name); write the values"
-            )
-        is_anchor = not is_alias and getattr(self.peek_event(), "anchor", None) is not None
-        self._open_anchors += is_anchor
-        node = super().compose_node(parent, index)
-        self._open_anchors -= is_anchor
-        return node
 
 
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
@@ -130,21 +102,6 @@ _Loader.add_implicit_resolver(
     ),
     _DIGITS,
 )
-
-
-def _short_number(loader: _Loader, node: yaml.Node) -> int | float:
-    # Python's time grows with the square of the length.
-    if len(node.value) > _MOST_DIGITS:
-        raise SettingsError(
-            f"line {node.start_mark.line + 1}: found a number of {len(node.value):,} characters; "
-            f"the limit is {_MOST_DIGITS}"
-        )
-    is_int = node.tag == "tag:yaml.org,2002:int"
-    return (loader.construct_yaml_int if is_int else loader.construct_yaml_float)(node)
-
-
-for _tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
-    _Loader.add_constructor(_tag, _short_number)
 
 
 def _mapping_without_repeats(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
@@ -210,8 +167,6 @@ def parse_yaml(text: str, where: str) -> Any:
     """
     try:
         return yaml.load(text, _Loader)
-    except SettingsError as failure:
-        raise SettingsError(f"{where}: {failure}") from None
     # PyYAML raises many kinds of errors, for example KeyError for `!!bool x`.
     except Exception as failure:
         mark = getattr(failure, "problem_mark", None)
@@ -229,7 +184,7 @@ def read_yaml(path: Path, hint: str) -> dict[str, Any]:
         SettingsError: it cannot be read, or is not a mapping.
     """
     try:
-        text = read_file(path, _MOST_YAML).decode()
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise SettingsError(f"{path}: no such file; {hint}") from None
     except (OSError, ValueError) as failure:
@@ -309,9 +264,6 @@ def _reason(failure: Exception) -> str:
 
 _MOST_SENTENCES = 20
 
-# difflib takes time that grows with the square of the length.
-_LONGEST_KEY = 100
-
 _EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -340,10 +292,9 @@ def sentences(failure: ValidationError, root: type[BaseModel]) -> list[str]:
             continue
         keys = of_other_kinds.setdefault((place.chosen, kinds), [])
         keys.append(".".join(place.keys))
-        it, them = ("it", "it") if len(keys) == 1 else ("they", "them")
         found[place.chosen, kinds] = (
-            f"{', '.join(keys)}: not for {place.chosen}; {it} belong{'s' * (it == 'it')} to "
-            f"{kinds}; leave {them} out, or start from a file without {them}"
+            f"{', '.join(keys)}: not for {place.chosen}, only for {kinds}; leave out such keys, or "
+            "start from a file without them"
         )
     lines = [f"  {cut(sentence)}" for sentence in list(found.values())[:_MOST_SENTENCES]]
     more = len(found) - _MOST_SENTENCES
@@ -427,7 +378,7 @@ def _sentence(error: dict[str, Any], place: _Place, root: type[BaseModel]) -> st
 
 def _unknown_key(path: str, place: _Place, root: type[BaseModel]) -> str:
     unknown, siblings = place.keys[-1], list(place.model.model_fields)
-    near = difflib.get_close_matches(unknown[:_LONGEST_KEY], siblings, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(unknown, siblings, n=1, cutoff=0.5)
     # Or a key of another section.
     near = near or [k.path for k in all_keys(root) if k.path.split(".")[-1] == unknown]
     kind = f" with {place.chosen}" if place.chosen else ""
@@ -441,7 +392,7 @@ def _nearest(found: Any, expected: str) -> str:
     if not isinstance(found, str):
         return ""
     options = re.findall(r"'([^']*)'", expected)
-    nearest = difflib.get_close_matches(found[:_LONGEST_KEY], options, n=1, cutoff=0.6)
+    nearest = difflib.get_close_matches(found, options, n=1, cutoff=0.6)
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
 
 

@@ -14,7 +14,6 @@ import pytest
 
 from stampede import files
 from stampede.files import (
-    APPEND,
     FileEntry,
     append,
     check_files,
@@ -23,9 +22,7 @@ from stampede.files import (
     file_entry,
     hidden,
     make_folder,
-    open_file,
     publish_folder,
-    read_file,
     recover_folders,
     to_json,
     write_file,
@@ -139,16 +136,6 @@ def versions(folder):
     return path
 
 
-@pytest.mark.parametrize("left", [False, True])
-def test_a_folder_is_replaced(tmp_path, left):
-    path = versions(tmp_path)
-    if left:
-        # It could not be deleted the last time.
-        shutil.copytree(path, hidden(path, "replaced"))
-    publish_folder(hidden(path, "tmp"), path)
-    assert names(path) == {"new"} and names(tmp_path) == {"a"}
-
-
 def test_names_of_files_are_on_the_disk_before_the_folder_has_its_name(tmp_path, monkeypatch):
     path, synced = versions(tmp_path), []
     real = os.fsync
@@ -159,115 +146,44 @@ def test_names_of_files_are_on_the_disk_before_the_folder_has_its_name(tmp_path,
     assert synced == [str(hidden(path, "tmp")), str(tmp_path)]
 
 
-class Kill:
-    """Raises in place of the n-th call of the functions it wraps."""
+@pytest.mark.parametrize(
+    ("action", "call", "left"),
+    [
+        ("replace", 1, "old"),
+        ("replace", 2, "old"),
+        ("replace", 3, "new"),
+        ("delete", 1, "old"),
+        ("delete", 2, None),
+    ],
+)
+def test_a_kill_leaves_a_whole_folder_or_none(tmp_path, monkeypatch, action, call, left):
+    path, calls = versions(tmp_path), []
 
-    def __init__(self, call):
-        self.left = call
-
-    def __call__(self, real):
-        def action(*arguments, **options):
-            self.left -= 1
-            if not self.left:
+    def killed(real):
+        def called(*arguments, **options):
+            calls.append(real)
+            if len(calls) == call:
                 raise KeyboardInterrupt
             return real(*arguments, **options)
 
-        return action
+        return called
 
-
-@pytest.mark.parametrize("call", [1, 2, 3])
-def test_a_kill_while_replacing_leaves_one_of_both(tmp_path, monkeypatch, call):
-    path, kill = versions(tmp_path), Kill(call)
-    monkeypatch.setattr(files.os, "replace", kill(os.replace))
-    monkeypatch.setattr(files.shutil, "rmtree", kill(shutil.rmtree))
+    monkeypatch.setattr(files.os, "replace", killed(os.replace))
+    monkeypatch.setattr(files.shutil, "rmtree", killed(shutil.rmtree))
     with pytest.raises(KeyboardInterrupt):
-        publish_folder(hidden(path, "tmp"), path)
+        publish_folder(hidden(path, "tmp"), path) if action == "replace" else delete_folder(path)
     monkeypatch.undo()
     recover_folders(tmp_path, re.compile("a"))
-    assert names(tmp_path) == {"a"}
-    assert names(path) == {"new" if call == 3 else "old"}
+    assert names(tmp_path) == ({"a"} if left else set())
+    assert not left or names(path) == {left}
 
 
-@pytest.mark.parametrize("call", [1, 2])
-def test_a_kill_while_deleting_leaves_nothing_that_looks_whole(tmp_path, monkeypatch, call):
-    path, kill = versions(tmp_path), Kill(call)
-    monkeypatch.setattr(files.os, "replace", kill(os.replace))
-    monkeypatch.setattr(files.shutil, "rmtree", kill(shutil.rmtree))
-    with pytest.raises(KeyboardInterrupt):
-        delete_folder(path)
-    monkeypatch.undo()
-    assert path.exists() == (call == 1)
-    recover_folders(tmp_path, re.compile("a"))
-    assert names(tmp_path) == ({"a"} if call == 1 else set())
-
-
-@pytest.fixture
-def elsewhere(tmp_path):
-    """Somebody's file in another folder, which must stay as it is."""
-    folder = tmp_path / "elsewhere"
-    folder.mkdir()
-    (folder / "file").write_text("theirs")
-    yield folder
-    assert names(folder) == {"file"} and (folder / "file").read_text() == "theirs"
-
-
-@pytest.fixture
-def ours(tmp_path):
-    folder = tmp_path / "ours"
-    folder.mkdir()
-    return folder
-
-
-def test_nothing_is_written_through_a_planted_link(ours, elsewhere):
-    """A temporary name that is a link is replaced; a log, a lock or a picture is refused."""
-    hidden(ours / "a", "tmp").symlink_to(elsewhere / "file")
-    write_file(ours / "a", "ours")
-    assert (ours / "a").read_text() == "ours" and names(ours) == {"a"}
-    (ours / "log").symlink_to(elsewhere / "file")
-    for flags in (APPEND, os.O_RDWR | os.O_CREAT):
-        with pytest.raises(OSError, match="is a link, which is not followed"):
-            open_file(ours / "log", flags)
-    with pytest.raises(OSError, match="is a link, which is not followed"):
-        append(ours / "log", b"line")
-    write_file(ours / "log", "ours")
-    assert not (ours / "log").is_symlink()
-
-
-def test_folders_behind_planted_links_are_left_alone(ours, elsewhere):
-    folder = ours / "a"
-    for kind in ("unfinished", "deleted", "replaced", "tmp"):
-        hidden(folder, kind).symlink_to(elsewhere)
-    with pytest.raises(UserError, match=r"a\.unfinished: cannot be written"):
-        make_folder(folder, lambda made: (made / "x").touch(), UserError)
-    hidden(folder, "unfinished").unlink()
-    folder.mkdir()
-    delete_folder(folder)
-    new = ours / "new"
-    for made in (folder, new):
-        made.mkdir()
-    publish_folder(new, folder)
-    recover_folders(ours, re.compile("a"))
-    assert names(ours) == {"a"}
-
-
-def test_tidying_knows_its_own_names(ours):
+def test_tidying_knows_its_own_names(tmp_path):
     others = {".b.tmp", ".epoch_0001.notes.tmp", ".tmp", "a.tmp", ".x.replaced"}
     for name in [*others, ".a.tmp", ".a.deleted"]:
-        (ours / name).mkdir()
-    recover_folders(ours, re.compile("a"))
-    assert names(ours) == others
-
-
-def test_what_is_read_is_a_regular_file_of_a_size(tmp_path):
-    path = tmp_path / "a"
-    path.write_bytes(b"x" * 11)
-    assert read_file(path) == read_file(path, 11) == b"x" * 11
-    with pytest.raises(OSError, match="has 11 bytes; the limit is 10"):
-        read_file(path, 10)
-    os.mkfifo(tmp_path / "pipe")
-    for other in (tmp_path / "pipe", tmp_path, "/dev/zero"):
-        with pytest.raises(OSError, match="is not a file"):
-            read_file(other)
+        (tmp_path / name).mkdir()
+    recover_folders(tmp_path, re.compile("a"))
+    assert names(tmp_path) == others
 
 
 def test_what_a_manifest_says_of_files(tmp_path):

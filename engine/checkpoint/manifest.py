@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from stampede.data import Dataset
 from stampede.data.prepared.manifest import Count
@@ -29,9 +28,6 @@ from stampede.settings import Section, reading
 FORMAT = 2
 
 MANIFEST = "manifest.json"
-
-# Bytes around a tensor in a file; torch writes some 1,600.
-_ROOM = 1 << 16
 
 # Names of checkpoint folders.
 NAME = re.compile(r"epoch_\d{4,}|step_\d{8,}", re.ASCII)
@@ -212,28 +208,6 @@ class Manifest(Section):
         """The factor of the first-order term; 1 in checkpoints older than the key."""
         return self.config.get("model", {}).get("first_order_scale", 1.0)
 
-    @model_validator(mode="after")
-    def _parts_fit_together(self) -> Manifest:
-        files = {entry.name for entry in self.files}
-        for name, tensor in self.tensors.items():
-            for chunk in tensor.chunks:
-                # No path may lead out of the folder.
-                if chunk.file not in files:
-                    raise ValueError(f"tensors.{name}: {chunk.file!r:.80} is not one of the files")
-        # A sparse file may claim any size.
-        size = sum(entry.bytes for entry in self.files)
-        room = sum(
-            math.prod(tensor.size) * DTYPES[tensor.dtype].itemsize
-            + _ROOM * (len(tensor.chunks) + self.world_size)
-            for tensor in self.tensors.values()
-        )
-        if size > room:
-            raise ValueError(f"files: {size:,} bytes, which is more than the tensors take")
-        for table in self.tables.values():
-            if weights_key(table.field) not in self.tensors:
-                raise ValueError(f"tables: no tensor has the rows of {table.field!r:.80}")
-        return self
-
 
 def weights_key(field: str) -> str:
     """Name of the tensor with the weights of a field's table."""
@@ -301,13 +275,14 @@ def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
         )
     with reading(path, DamagedCheckpointError, remedy, "damaged checkpoint"):
         values = json.loads(read_file(file, MOST_MANIFEST))
-        digest = values.pop("sha256", None)
-        # The first format had neither a number nor a checksum.
-        is_first = digest is None and "format" not in values and "progress" in values
-        if not is_first and digest != _digest(values):
+        if values.pop("sha256") != _digest(values):
             raise ValueError(f"{MANIFEST} was changed after it was written")
-        if is_first or values["format"] not in (1, FORMAT):
-            raise RunFolderError(_other_format(path, values.get("format", 0)))
+        if values["format"] not in (1, FORMAT):
+            raise RunFolderError(
+                f"{path}: the checkpoint has format {values['format']}, but this version of "
+                f"stampede reads only 1 and {FORMAT}; use the version that wrote it, or train from "
+                "scratch with another run.name"
+            )
         # From text, where a list may stand for a tuple and a section for a dataclass.
         return Manifest.model_validate_json(json.dumps(_migrated(values)))
 
@@ -320,14 +295,6 @@ def _migrated(values: dict[str, Any]) -> dict[str, Any]:
     if values["format"] == FORMAT:
         return values
     return {**values, "format": FORMAT, "data": {**values["data"], "vocabulary_sha256": None}}
-
-
-def _other_format(path: Path, version: object) -> str:
-    return (
-        f"{path}: the checkpoint has format {version!r:.20}, but this version of stampede reads "
-        f"only 1 and {FORMAT}; use the version that wrote it, or train from scratch with another "
-        "run.name"
-    )
 
 
 def _digest(values: dict[str, Any]) -> str:

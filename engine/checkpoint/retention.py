@@ -5,10 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from stampede.engine.checkpoint.manifest import (
     MANIFEST,
@@ -21,7 +20,7 @@ from stampede.engine.checkpoint.manifest import (
 from stampede.engine.config import CheckpointSection
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import PATIENCE, Processes
-from stampede.files import check_files, delete_folder, hidden, open_file, recover_folders
+from stampede.files import check_files, delete_folder, hidden, recover_folders
 
 
 def name_of(progress: Progress) -> str:
@@ -40,18 +39,12 @@ def newest(folder: Path) -> Path | None:
 
     Only manifests are read. An unreadable one counts as the newest, because it could be.
     """
-    return next(iter(_newest_first(folder)), None)
+    return next((path for path, _ in _newest_first(folder)), None)
 
 
 def readable(folder: Path) -> list[tuple[Path, Progress]]:
     """All checkpoints with a readable manifest, newest first."""
-    found = []
-    for path in _named(folder):
-        try:
-            found.append((path, read_manifest(path).progress))
-        except RunFolderError:
-            continue
-    return sorted(found, key=lambda one: _age(one[1]), reverse=True)
+    return [(path, progress) for path, progress in _newest_first(folder) if progress is not None]
 
 
 def prune(folder: Path, settings: CheckpointSection, best_epoch: int) -> None:
@@ -71,7 +64,7 @@ def delete_all(folder: Path) -> bool:
     """
     for path, _ in readable(folder):
         _delete_unless_read(path)
-    if _named(folder):
+    if _newest_first(folder):
         return False
     if folder.exists():
         delete_folder(folder)
@@ -80,7 +73,7 @@ def delete_all(folder: Path) -> bool:
 
 def _delete_unless_read(path: Path) -> None:
     """Delete a checkpoint; one that is being read is deleted after a later save."""
-    with open_file(path / MANIFEST) as handle:
+    with (path / MANIFEST).open("rb") as handle:
         if _lock(handle, fcntl.LOCK_EX):
             delete_folder(path)
 
@@ -98,17 +91,14 @@ def being_read(choose: Callable[[], Path]) -> tuple[Path, BinaryIO | None]:
     while True:
         path = choose()
         try:
-            handle = open_file(path / MANIFEST)
+            handle = (path / MANIFEST).open("rb")
         except OSError:
             if path == before:
                 return path, None
             before = path
             continue
-        with suppress(FileNotFoundError):
-            if _lock(handle, fcntl.LOCK_SH):
-                here = os.stat(path / MANIFEST)
-                if os.path.samestat(os.fstat(handle.fileno()), here):
-                    return path, handle
+        if _lock(handle, fcntl.LOCK_SH) and path.exists():
+            return path, handle
         handle.close()
 
 
@@ -162,7 +152,7 @@ def _newest_whole(folder: Path) -> Path | None:
     damaged = []
     try:
         recover_folders(folder, NAME)
-        for path in _newest_first(folder):
+        for path, _ in _newest_first(folder):
             try:
                 verify(path)
             except DamagedCheckpointError as failure:
@@ -193,19 +183,25 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
-def _newest_first(folder: Path) -> list[Path]:
-    """All checkpoints, newest first, after those with an unreadable manifest."""
-    ages = dict.fromkeys(_named(folder), (1 << 63, True))
-    ages |= {path: _age(progress) for path, progress in readable(folder)}
-    # Its run may have deleted it in the meantime.
-    return sorted(filter(Path.is_dir, ages), key=lambda path: (ages[path], path), reverse=True)
+def _newest_first(folder: Path) -> list[tuple[Path, Progress | None]]:
+    """All checkpoints, newest first, after those whose manifest is unreadable (None)."""
+    found = []
+    for path in folder.glob("*_*"):
+        # A copy under another name, such as `epoch_0001_kept`, belongs to the user.
+        if NAME.fullmatch(path.name):
+            try:
+                progress = read_manifest(path).progress
+            except RunFolderError:
+                progress = None
+            # Its run may have deleted it in the meantime.
+            if path.is_dir():
+                found.append((path, progress))
+    return sorted(found, key=_age, reverse=True)
 
 
-def _named(folder: Path) -> list[Path]:
-    # A copy under another name, such as `epoch_0001_kept`, belongs to the user.
-    return [path for path in folder.glob("*_*") if NAME.fullmatch(path.name) and path.is_dir()]
-
-
-def _age(progress: Progress) -> tuple[int, bool]:
+def _age(checkpoint: tuple[Path, Progress | None]) -> tuple[Any, ...]:
+    path, progress = checkpoint
+    if progress is None:
+        return True, path
     # At the same step, the one of an epoch's end is newer: it follows the evaluation.
-    return progress.step, progress.is_epoch_end
+    return False, progress.step, progress.is_epoch_end, path

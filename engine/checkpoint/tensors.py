@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
@@ -206,18 +205,6 @@ class Reader(dcp.FileSystemReader):
         """torch's metadata, made from the manifest instead of a pickle."""
         return _as_metadata(self._tensors)
 
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read this process's part; see torch's class.
-
-        Raises:
-            ValueError: an entry is not as torch saves a tensor.
-        """
-        try:
-            return super().read_data(plan, planner)
-        except pickle.UnpicklingError:
-            # torch's own message would say how to switch off the protection.
-            raise ValueError("an entry is not a tensor") from None
-
 
 def _as_entries(metadata: Metadata) -> dict[str, TensorEntry]:
     stored = metadata.storage_data
@@ -256,8 +243,10 @@ def _as_metadata(tensors: dict[str, TensorEntry]) -> Metadata:
     return Metadata(described, storage_data=stored, storage_meta=StorageMeta())
 
 
-class FailedSomewhereError(Exception):
+class FailedSomewhereError(RunFolderError):
     """An action failed on some rank; all ranks raise it, with the same message."""
+
+    known_to_all_ranks = True
 
 
 def together(action: Callable[[], T], group: dist.ProcessGroup) -> list[T]:
@@ -282,18 +271,15 @@ def together(action: Callable[[], T], group: dist.ProcessGroup) -> list[T]:
 
 def reason(failure: BaseException) -> str:
     """The failure in one line; of the first rank that failed."""
-    failure = _underlying(_causes(failure)[0])
+    failure = cause = _causes(failure)[0]
+    # torch's writer fails again when it closes its file.
+    while isinstance(cause, RuntimeError):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, OSError):
+        failure = cause
     lines = str(failure).strip().splitlines()
     # Some of torch's messages contain all arguments.
     return lines[0][:300] if lines else type(failure).__name__
-
-
-def _underlying(failure: BaseException) -> BaseException:
-    """The first cause: torch's writer fails again when it closes its file."""
-    found: BaseException | None = failure
-    while isinstance(found, RuntimeError):
-        found = found.__cause__ or found.__context__
-    return found if isinstance(found, OSError) else failure
 
 
 def _causes(failure: BaseException) -> list[BaseException]:

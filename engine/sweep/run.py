@@ -5,16 +5,15 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import re
 import shutil
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm.auto import tqdm
 
@@ -32,22 +31,14 @@ from stampede.engine.summary import selected_metrics
 from stampede.engine.sweep.pictures import draw
 from stampede.engine.sweep.results import Outcome, best_of, results, to_csv, to_markdown
 from stampede.engine.sweep.spec import Point, Sweep, Trial, label, override, shown_as
-from stampede.files import MOST_TEXT, check_links, open_file, read_file, to_json, write_file
+from stampede.files import to_json, write_file
 from stampede.settings import SettingsError, reading
-
-if TYPE_CHECKING:
-    import optuna
 
 # Runs a trial with these arguments, writes its output to the file, returns its exit status.
 Start = Callable[[Sequence[str], Path], int]
 
-JOURNAL = "study.log"
-
 # These keys do not change what a run computes.
 _NOT_COMPARED = ("run.dir", "run.name", "checkpoint.resume")
-
-# Only our own lines begin like this.
-_ERROR = re.compile(r"error( on rank \d+)?: ")
 
 
 def run_sweep(sweep: Sweep, start: Start, retry_failed: bool = False) -> list[Path]:
@@ -87,42 +78,36 @@ def run_sweep(sweep: Sweep, start: Start, retry_failed: bool = False) -> list[Pa
 def _reserved(folder: Path) -> Iterator[None]:
     """Make the folder, and lock it until the process ends."""
     folder.mkdir(parents=True, exist_ok=True)
-    with open_file(folder / ".lock", os.O_RDWR | os.O_CREAT) as lock:
+    with (folder / ".lock").open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunFolderError(
                 f"{folder} is in use by another sweep; end it first, or write another --out"
             ) from None
-        check_links(folder, RunFolderError, "write another --out")
         yield
 
 
 def _run_all(sweep: Sweep, runner: _Runner) -> list[Outcome]:
-    shown: set[str] = set()
-
-    def run(trial: Trial) -> Outcome:
-        outcome = runner.known(trial)
-        if outcome is None:
-            tqdm.write(f"{trial.name} ...")
-            outcome = runner.run(trial)
-            tqdm.write(f"{trial.name}: {_said(outcome)}")
-        bar.update(trial.name not in shown)
-        shown.add(trial.name)
-        return outcome
-
-    def run_point(point: Point) -> list[Outcome]:
-        return [run(trial) for trial in sweep.trials([point])]
-
     for trial in sweep.trials(sweep.points):
         # Find folders with another configuration now, not after hours of training.
         runner.known(trial)
     with progress_bar(sweep.count, 0, True, "sweep", "trials") as bar:
+
+        def run(trial: Trial) -> Outcome:
+            outcome = runner.known(trial)
+            if outcome is None:
+                tqdm.write(f"{trial.name} ...")
+                outcome = runner.run(trial)
+                tqdm.write(f"{trial.name}: {_said(outcome)}")
+            bar.update()
+            return outcome
+
         if sweep.study is not None:
-            return _run_study(sweep, run_point)
+            return _run_study(sweep, run)
         if sweep.section.tune:
             return _run_tuned(sweep, run)
-        return [outcome for point in sweep.points for outcome in run_point(point)]
+        return [run(trial) for trial in sweep.trials(sweep.points)]
 
 
 def _run_tuned(sweep: Sweep, run: Callable[[Trial], Outcome]) -> list[Outcome]:
@@ -167,11 +152,8 @@ class _Runner:
         if self._file.exists():
             remedy = "delete it to run the trials that failed again"
             with reading(self._file, RunFolderError, remedy):
-                found = json.loads(read_file(self._file))
-                self._failures = {
-                    name: {key: one[key] for key in ("message", "config")}
-                    for name, one in found.items()
-                }
+                for name, one in json.loads(self._file.read_bytes()).items():
+                    self._failures[name] = {key: one[key] for key in ("message", "config")}
         # Each failure is deleted only when its trial runs again: a killed sweep keeps the others.
         self._retried = set(self._failures) if retry_failed else set()
 
@@ -203,7 +185,7 @@ class _Runner:
             return None
         if not self._sweep.section.keep_checkpoints:
             shutil.rmtree(folder.checkpoints, ignore_errors=True)
-        return self._judged(Outcome(trial, _summary(folder)))
+        return self._judged(trial, _summary(folder))
 
     def run(self, trial: Trial) -> Outcome:
         """Run a trial to its end.
@@ -222,9 +204,9 @@ class _Runner:
             raise KeyboardInterrupt
         outcome = None if status else self.known(trial)
         if outcome is None:
-            with open_file(log) as output:
+            with log.open("rb") as output:
                 output.seek(begins)
-                message = why(output.read(MOST_TEXT), status)
+                message = why(output.read(), status)
             if self._sweep.study is None:
                 # A sweep resumes its trials.
                 message = message.replace("checkpoint.resume=auto", "--retry-failed")
@@ -234,21 +216,20 @@ class _Runner:
             outcome = Outcome(trial, message=message)
         return outcome
 
-    def _judged(self, found: Outcome) -> Outcome:
+    def _judged(self, trial: Trial, summary: dict[str, Any]) -> Outcome:
         """The outcome; a failure if a metric that the sweep needs is undefined."""
-        study = self._sweep.study
-        needed = [("test", "auc", found.summary["auc"])]
-        if study is not None:
-            needed.append((found.selected_on, study.metric, found.objective(study.metric)))
-        for part, name, value in needed:
-            if value is None:
+        needed, metrics = [("test", "auc")], selected_metrics(summary)
+        if self._sweep.study is not None:
+            needed.append((summary["selected_on"], self._sweep.study.metric))
+        for part, name in needed:
+            if metrics[part].get(name) is None:
                 where = "a group" if name == "gauc" else "the part"
                 message = (
                     f"the {shown_as(name)} of the {part} part is undefined; {where} must have both "
                     "clicks and non-clicks"
                 )
-                return replace(found, summary={}, message=message)
-        return found
+                return Outcome(trial, message=message)
+        return Outcome(trial, summary)
 
     def _write(self) -> None:
         write_file(self._file, to_json(self._failures, indent=1) + "\n")
@@ -256,9 +237,8 @@ class _Runner:
 
 def _summary(folder: RunFolder) -> dict[str, Any]:
     with reading(folder.summary, RunFolderError, f"delete {folder.path} to train again"):
-        summary = json.loads(read_file(folder.summary))
-        for key in ("selected_on", "best_epoch", "rows", "train_seconds"):
-            summary[key]
+        summary = json.loads(folder.summary.read_bytes())
+        itemgetter("selected_on", "best_epoch", "rows", "train_seconds")(summary)
         selected_metrics(summary)
     return summary
 
@@ -297,19 +277,14 @@ def why(said: bytes, status: int) -> str:
         said: output of all its processes.
         status: exit status.
     """
-    lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
-    for number, line in enumerate(lines):
-        begins = _ERROR.match(line)
-        if begins:
-            # The first error: other processes' errors follow from it. Its list is indented.
-            more = []
-            for following in lines[number + 1 :]:
-                if not following.startswith(" "):
-                    break
-                more.append(following.strip())
-            return " ".join([line[begins.end() :].strip(), *more])
+    # A progress bar ends its lines with carriage returns.
+    text = "\n".join(said.decode(errors="replace").splitlines()).strip()
+    # The first error: other processes' errors follow from it. Its list is indented.
+    found = re.search(r"^error(?: on rank \d+)?: (.*(?:\n +.*)*)", text, re.MULTILINE)
+    if found:
+        return " ".join(found[1].split())
     killed = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
-    return f"{killed}: {lines[-1].strip()}" if lines else killed
+    return f"{killed}: {text.splitlines()[-1].strip()}" if text else killed
 
 
 def start_trial(processes: int, arguments: Sequence[str], log: Path) -> int:
@@ -318,40 +293,27 @@ def start_trial(processes: int, arguments: Sequence[str], log: Path) -> int:
     return start_ranks(processes, command, log)
 
 
-def _run_study(sweep: Sweep, run_point: Callable[[Point], list[Outcome]]) -> list[Outcome]:
-    """Run the rest of a study; returns the outcomes of all its trials, in order.
+def _run_study(sweep: Sweep, run: Callable[[Trial], Outcome]) -> list[Outcome]:
+    """Run the trials of a study that are not done; returns the outcomes of all, in order.
 
-    A point's value is the mean over its seeds. Each trial has a new sampler, seeded with the
-    study's seed plus the trial's number, so a killed study continues as if nothing had happened. A
-    trial for which Optuna had not chosen all values is replaced by the next number.
+    A point's value is the mean over its seeds. Each point has a new sampler, seeded with the
+    study's seed plus the point's number, and Optuna is told the earlier points anew: so a killed
+    study continues as if nothing had happened.
     """
+    import optuna
     from optuna.samplers import RandomSampler, TPESampler
-    from optuna.trial import FrozenTrial, TrialState
 
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     settings = sweep.study
-    study = _open_study(sweep)
-
-    def chosen() -> list[FrozenTrial]:
-        return [
-            trial for trial in study.trials if trial.params.keys() == settings.parameters.keys()
-        ]
-
-    def run(number: int, params: dict[str, Any]) -> None:
-        outcomes = run_point(_point(number, params))
-        if any(outcome.message for outcome in outcomes):
-            study.tell(number, state=TrialState.FAIL)
-        else:
-            study.tell(number, statistics.mean(one.objective(settings.metric) for one in outcomes))
-
-    for trial in study.get_trials(states=[TrialState.RUNNING]):
-        if trial in chosen():
-            run(trial.number, trial.params)
-        else:
-            # Killed before Optuna had chosen all values: no trial was run.
-            study.tell(trial.number, state=TrialState.FAIL)
-    while len(chosen()) < settings.trials:
+    record = sweep.folder / "study.json"
+    chosen = _chosen(sweep, record)
+    study = optuna.create_study(direction=settings.direction)
+    outcomes = []
+    for number in range(settings.trials):
         sampler = {"tpe": TPESampler, "random": RandomSampler}[settings.sampler]
-        study.sampler = sampler(seed=settings.seed + len(study.trials))
+        study.sampler = sampler(seed=settings.seed + number)
+        if number < len(chosen):
+            study.enqueue_trial(chosen[number])
         trial = study.ask()
         for key, what in settings.parameters.items():
             if what.choices:
@@ -359,12 +321,17 @@ def _run_study(sweep: Sweep, run_point: Callable[[Point], list[Outcome]]) -> lis
             else:
                 suggest = trial.suggest_int if what.whole else trial.suggest_float
                 suggest(key, what.low, what.high, log=what.log)
-        run(trial.number, trial.params)
-    return [
-        outcome
-        for trial in chosen()[: settings.trials]
-        for outcome in run_point(_point(trial.number, trial.params))
-    ]
+        if number == len(chosen):
+            # Before its trials run: another version of Optuna may choose other values.
+            chosen.append(trial.params)
+            write_file(record, to_json({"asked": _asked(sweep), "chosen": chosen}, indent=1) + "\n")
+        of_point = [run(each) for each in sweep.trials([_point(number, trial.params)])]
+        if any(outcome.message for outcome in of_point):
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        else:
+            study.tell(trial, statistics.mean(one.objective(settings.metric) for one in of_point))
+        outcomes += of_point
+    return outcomes
 
 
 def _point(number: int, params: dict[str, Any]) -> Point:
@@ -376,40 +343,25 @@ def _point(number: int, params: dict[str, Any]) -> Point:
     return Point(labels, overrides, name=f"trial{number:04d}")
 
 
-def _open_study(sweep: Sweep) -> optuna.Study:
-    """Optuna's study in the sweep's folder, which this process has locked."""
-    import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    # Absolute, because Optuna's lock is a symbolic link to it.
-    path = sweep.folder.resolve() / JOURNAL
-    # A killed process may have left a lock and half a line.
-    for lock in path.parent.glob(f"{JOURNAL}.lock*"):
-        lock.unlink()
-    with open_file(path, os.O_RDWR | os.O_CREAT) as file:
-        file.truncate(file.readall().rfind(b"\n") + 1)
-    with reading(path, RunFolderError, "repair the line, or write another --out"):
-        storage = JournalStorage(JournalFileBackend(str(path)))
-        # Not named after the file, which may be renamed.
-        study = optuna.create_study(
-            storage=storage,
-            study_name="study",
-            direction=sweep.study.direction,
-            load_if_exists=True,
-        )
-    # Only the number of trials may change.
-    asked = {
+def _asked(sweep: Sweep) -> dict[str, Any]:
+    """What a study may not change; only its number of trials may."""
+    return {
         **sweep.study.model_dump(mode="json", exclude={"trials"}),
         "seeds": list(sweep.section.seeds),
         "overrides": list(sweep.overrides),
     }
-    before = study.user_attrs.get("asked", asked)
-    if before != asked:
-        changed = [key for key in asked if before.get(key) != asked[key]]
+
+
+def _chosen(sweep: Sweep, record: Path) -> list[dict[str, Any]]:
+    """The values of the points that the study in the sweep's folder has chosen so far."""
+    if not record.exists():
+        return []
+    with reading(record, RunFolderError, "write another --out"):
+        found = json.loads(record.read_bytes())
+        before, chosen = found["asked"], found["chosen"]
+        changed = [key for key, value in _asked(sweep).items() if before[key] != value]
+    if changed:
         raise SettingsError(
             f"{sweep.folder} holds a study with another {', '.join(changed)}; write another --out"
         )
-    study.set_user_attr("asked", asked)
-    return study
+    return chosen

@@ -90,9 +90,9 @@ BAD = [
     (
         "data:\n  kind: prepared\n  rows: 3\n  split: random\n  cache: x",
         [
-            "  data.rows: not for kind: prepared; it belongs to kind: synthetic; leave it out",
-            "  data.split, data.cache: not for kind: prepared; they belong to kind: criteo_kaggle, "
-            "criteo_1tb, avazu, table; leave them out, or start from a file without them",
+            "  data.rows: not for kind: prepared, only for kind: synthetic; leave out such",
+            "  data.split, data.cache: not for kind: prepared, only for kind: criteo_kaggle, "
+            "criteo_1tb, avazu, table; leave out such keys, or start from a file without them",
         ],
     ),
     ("run:\n  overwrite: true\ncheckpoint:\n  resume: auto", ["only one of them"]),

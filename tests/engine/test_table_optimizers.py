@@ -94,7 +94,7 @@ def test_helen_differs_from_adam_by_its_first_pass(tmp_path):
         (["optim.embedding.momentum=0.9"], ["momentum: not for optimizer: adam"]),
         (
             ["optim.embedding.optimizer=sgd", "optim.embedding.betas=[0.9,0.99]"],
-            ["not for optimizer: sgd", "it belongs to optimizer: "],
+            ["not for optimizer: sgd", "only for optimizer: "],
         ),
         (
             ["optim.embedding.clip.granularity=row"],
