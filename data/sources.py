@@ -159,7 +159,7 @@ def _growth(options: GrowthOptions, folder: str, schema: Schema) -> Growth:
 
     Args:
         folder: prepared folder of the previous period; empty for the first one.
-        schema: of this period; with the same ids and numbers as the previous period.
+        schema: of this period.
 
     Raises:
         DataError: the folder cannot be used.
@@ -173,14 +173,6 @@ def _growth(options: GrowthOptions, folder: str, schema: Schema) -> Growth:
             f"period_before: {folder} is not a period of a log: it was prepared without split: "
             "periods, so the counts of its rare ids are not known; start from its files instead"
         )
-    for what in ("ids", "numbers"):
-        then, now = (set(getattr(one, what)) for one in (saved.schema_, schema))
-        if then != now:
-            raise DataError(
-                f"period_before: {folder} has other {what} than this schema: "
-                f"{', '.join(sorted(then ^ now))} is in only one of them; write the schema that "
-                "the first period was prepared with, or start over"
-            )
     merged = saved.model_copy(update={"schema_": _merged(saved.schema_, schema)})
     return Growth(options, learned, merged)
 
@@ -198,8 +190,9 @@ def _merged(then: Schema, now: Schema) -> Schema:
         for name, options in given[kind].items():
             # What a schema leaves open was settled in the first period.
             if key in options and options[key] is None:
-                options[key] = was[kind][name].get(key)
-    for name, options in given["ids"].items():
+                options[key] = was[kind].get(name, {}).get(key)
+    for name in given["ids"].keys() & was["ids"].keys():
+        options = given["ids"][name]
         was["ids"][name] |= {key: options[key] for key in _OF_NEW_IDS if key in options}
     if was != given:
         raise DataError(

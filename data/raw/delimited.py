@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import closing
@@ -22,8 +20,10 @@ from stampede.data.raw.files import Block, count_bytes, read_blocks
 from stampede.data.raw.rows import BadRow, Marks, RawRows, any_mark, without_marks
 from stampede.settings import cut, shown
 
-# Common separators, and their names.
-_SEPARATORS = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars"}
+_REMEDY = (
+    "names of columns, `separator`, or, if line 1 is a row and not a header, `columns: [label, "
+    "user, item]`"
+)
 
 
 class Piece(NamedTuple):
@@ -95,10 +95,9 @@ class Delimited:
                     columns, block = self._header(path, block)
                 absent = sorted(used - set(columns))
                 if absent:
-                    remedy = self._hint_at_header(columns) or "; rename one, or correct the schema"
                     raise DataError(
                         f"{path}: no column {absent[0]!r}; its header line has "
-                        f"{cut(', '.join(columns))}{remedy}"
+                        f"{cut(', '.join(columns))}; correct the schema: {_REMEDY}"
                     )
                 yield Piece(path, block, columns)
 
@@ -149,22 +148,10 @@ class Delimited:
         twice = [name for name, count in Counter(columns).items() if count > 1]
         if twice:
             raise DataError(
-                f"{path}: line 1: column {shown(twice[0])} appears twice in the header"
-                f"{self._hint_at_header(columns) or '; give the columns different names'}"
+                f"{path}: line 1: column {shown(twice[0])} appears twice in the header; give the "
+                f"columns different names, or correct the schema: {_REMEDY}"
             )
         return columns, Block(rest, block.first_line + 1, block.lines - 1, block.position)
-
-    def _hint_at_header(self, columns: Sequence[str]) -> str:
-        """A guess why line 1 is not the expected header; may be empty."""
-        if any(re.fullmatch(r"[-+.\d]+", name) for name in columns):
-            return (
-                "; line 1 seems to be a row, not a header: add a header line, or name the columns "
-                "in the schema of a table, as in `columns: [label, user, item]`"
-            )
-        other = max(_SEPARATORS, key=columns[0].count)
-        if len(columns) == 1 and other in columns[0]:
-            return f"; its columns seem to be separated by {_named(other)} in the schema"
-        return ""
 
     def _frame(
         self,
@@ -206,8 +193,9 @@ class Delimited:
     def _bad_lines(self, path: Path, block: Block, columns: int) -> list[BadRow]:
         """Lines that are not UTF-8 or have a wrong number of columns, found line by line."""
         bad = []
+        remedy = f"write {columns} columns of UTF-8 text, separated by {self.separator!r}"
         for i, line in enumerate(block.data.split(b"\n")[:-1]):
-            found, remedy = None, f"write {columns} columns of UTF-8 text"
+            found = None
             try:
                 content = line.rstrip(b"\r").decode("utf-8")
                 cells = self._count_cells(content)
@@ -215,9 +203,6 @@ class Delimited:
                     found = "a NUL byte, a sign of a damaged file"
                 elif cells != columns:
                     found = f"{cells} columns"
-                    other = max(_SEPARATORS, key=content.count)
-                    if cells == 1 and content.count(other) + 1 == columns:
-                        remedy += f"; they seem to be separated by {_named(other)} in the schema"
                 elif self.quote and content.count(self.quote) % 2:
                     found = "a quote that is not closed"
             except UnicodeDecodeError:
@@ -239,11 +224,6 @@ class Delimited:
         if not self.quote or self.quote not in line:
             return line.split(self.separator)
         return next(csv.reader([line], delimiter=self.separator, quotechar=self.quote), [""])
-
-
-def _named(separator: str) -> str:
-    """The name of a separator, and what to write for it."""
-    return f"{_SEPARATORS[separator]}: write `separator: {json.dumps(separator)}`"
 
 
 def _arrow_counts(text: bytes, columns: int, separator: str, quote: str) -> bool:

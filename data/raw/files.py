@@ -7,7 +7,6 @@ import gzip
 import io
 import os
 import re
-import shlex
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,11 +24,7 @@ from stampede.data.errors import DataError
 # to reuse memory; 48 MB took a fifth more time and twice the memory.
 BLOCK_BYTES = 16 << 20
 
-# A line is held in memory as a whole; no click log has one this long.
-_LONGEST_LINE = 64 << 20
-
 _NEWLINE = ord("\n")
-_COMPRESSED = {".gz": ("gzip", b"\x1f\x8b"), ".zst": ("Zstandard", b"\x28\xb5\x2f\xfd")}
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -104,7 +99,7 @@ def read_blocks(path: Path) -> Iterator[Block]:
     """The lines of a file without empty lines at its end, with one block read ahead.
 
     Raises:
-        DataError: the file cannot be read, is damaged or truncated, or has no line ends.
+        DataError: the file cannot be read, or is damaged or truncated.
     """
     lines = 0
     blanks = b""  # Empty lines, perhaps at the end of the file.
@@ -117,17 +112,11 @@ def read_blocks(path: Path) -> Iterator[Block]:
                 raise _unreadable(path, lines, failure) from None
             if not data:
                 return
-            if not data.endswith(b"\n") and len(data) >= BLOCK_BYTES + _LONGEST_LINE:
-                raise DataError(
-                    f"{path}: a line after line {lines} is longer than {_LONGEST_LINE >> 20} MB; a "
-                    "click log ends its lines with \\n or \\r\\n"
-                )
             position = on_disk.tell()
             coming = thread.submit(_whole_lines, content, BLOCK_BYTES)
             if not data.endswith(b"\n"):
                 data += b"\n"
             if lines == 0:
-                _check_line_ends(path, data)
                 data = data.removeprefix(_BOM)
             data = blanks + data
             text = len(data.rstrip(b"\r\n"))
@@ -150,40 +139,15 @@ def count_bytes(data: bytes, value: int) -> int:
 def _whole_lines(content: BinaryIO, size: int) -> bytes:
     """The next lines, about `size` bytes."""
     data = content.read(size)
-    return data if data.endswith(b"\n") else data + content.readline(_LONGEST_LINE)
-
-
-def _check_line_ends(path: Path, start: bytes) -> None:
-    """Refuse lines that end with \\r alone, as on old Macs: the whole file would be one line."""
-    if b"\r" in start.partition(b"\n")[0].removesuffix(b"\r"):
-        unpack, name = _unpack(path)
-        command = f"{unpack} | tr '\\r' '\\n' > {shlex.quote(f'lines_{name}')}"
-        raise DataError(
-            f"{path}: its lines end with \\r alone; write \\n instead, as `{command}` does"
-        )
-
-
-def _unpack(path: Path) -> tuple[str, str]:
-    """A command that prints a file's content, and the file's name without `.gz` or `.zst`."""
-    unpack = {".gz": "gzip -dc", ".zst": "zstd -dc"}.get(path.suffix.lower())
-    return f"{unpack or 'cat'} {shlex.quote(str(path))}", path.stem if unpack else path.name
+    return data if data.endswith(b"\n") else data + content.readline()
 
 
 def _unreadable(path: Path, line: int, failure: Exception) -> DataError:
     """An error for a file that cannot be read to its end; skipping bad rows does not help here."""
-    # System errors have a number; errors of gzip and zstandard do not.
+    # System errors have a number; errors of gzip and Zstandard do not.
     if getattr(failure, "errno", None) is not None:
         return DataError(f"{path}: {failure.strerror}")
-    kind, magic = _COMPRESSED.get(path.suffix.lower(), ("", b""))
-    with path.open("rb") as raw:
-        if raw.read(len(magic)) != magic:
-            return DataError(
-                f"{path}: is not a {kind} file; rename it if it is plain text, or copy it again"
-            )
-    where = f"; some line after line {line:,} cannot be read" if line else ""
-    unpack, name = _unpack(path)
-    command = f"{unpack} | head -n -1 > {shlex.quote(f'part_{name}')}"
     return DataError(
-        f"{path}: damaged or truncated compressed file ({failure}){where}. Copy or download it "
-        f"again. To train without the rest, save the whole lines (`{command}`) and use that file"
+        f"{path}: damaged or truncated after line {line:,}, or not compressed as its name says "
+        f"({failure}); copy or download it again"
     )

@@ -29,7 +29,6 @@ from stampede.data.schema.schema import (
     TimePart,
     is_multi,
 )
-from stampede.settings import cut
 
 LABEL, WEIGHT, TIME, SPLIT = "#label", "#weight", "#time", "#split"
 
@@ -151,21 +150,14 @@ class RawLog:
         """Refuse a log without rows.
 
         Raises:
-            DataError: the log has no rows; says what its first file holds instead.
+            DataError: the log has no rows.
         """
-        if any(self.counts()):
-            return
-        file = self.files[0]
-        kind = self._format(file)
-        if isinstance(kind, Parquet):
-            raise DataError(f"{file}: has no rows; write the path of the click log")
-        first = "" if kind.columns else kind.first_line(file)
-        if not first:
-            raise DataError(f"{file}: is empty; write the path of the click log")
-        raise DataError(
-            f"{file}: has only a header line: {cut(repr(first))}. If that is a row, name the "
-            "columns in the schema of a table, as in `columns: [label, user, item]`"
-        )
+        if not any(self.counts()):
+            raise DataError(
+                f"{self.files[0]}: is empty, or has only a header line; write the path of the "
+                "click log, or, if line 1 is a row, name the columns in the schema, as in "
+                "`columns: [label, user, item]`"
+            )
 
     def chunks(self, bad_rows: BadRows) -> Iterator[Chunk]:
         """All rows, in order.
@@ -310,11 +302,9 @@ def typed(
         for index in np.flatnonzero(masks.get(column.name, [])).tolist():
             value = raw.frame[column.column][index]
             shown = "nothing" if value is None else repr(value)
-            line, remedy = int(raw.lines[index]), column.remedy
-            if line == 1 and value == column.column:
-                remedy += "; line 1 seems to be a header: delete it, or `columns` from the schema"
+            line = int(raw.lines[index])
             # Only the first bad value of a row is reported.
-            row = BadRow(raw.file, line, column.column, shown, remedy, texts[index])
+            row = BadRow(raw.file, line, column.column, shown, column.remedy, texts[index])
             bad.setdefault(line, row)
     good = frame.filter(pl.Series(kept))
     return TypedRows(good, raw.numbers[kept], list(bad.values()), +taken, marks)
@@ -376,6 +366,7 @@ def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list
 
 def _float(column: str, types: pl.Schema) -> pl.Expr:
     """Float64; null for empty cells and for text that is not a number."""
+    _check_type(column, types, "a number", _is_numeric)
     return stripped(column, types[column]).cast(pl.Float64, strict=False)
 
 
@@ -385,7 +376,6 @@ def _is_bad(column: str, types: pl.Schema, is_good: pl.Expr) -> pl.Expr:
 
 
 def _label(label: Label, types: pl.Schema) -> _Typed:
-    _check_type(label.column, types, "the label", _is_numeric)
     value = _float(label.column, types)
     if label.at_least is None:
         bad = ~value.is_in([0.0, 1.0]).fill_null(False)
@@ -396,7 +386,6 @@ def _label(label: Label, types: pl.Schema) -> _Typed:
 
 
 def _number(name: str, column: str, types: pl.Schema) -> _Typed:
-    _check_type(column, types, "a number", _is_numeric)
     value = _float(column, types)
     bad = _is_bad(column, types, value.abs() <= LARGEST)
     remedy = f"write a finite number up to {LARGEST:.1e}, or leave the cell empty"
@@ -404,7 +393,6 @@ def _number(name: str, column: str, types: pl.Schema) -> _Typed:
 
 
 def _weight(column: str, types: pl.Schema) -> _Typed:
-    _check_type(column, types, "a weight", _is_numeric)
     value = _float(column, types)
     bad = ~value.is_between(0, LARGEST).fill_null(False)
     remedy = f"write a number from 0 to {LARGEST:.1e}"

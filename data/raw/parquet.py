@@ -14,7 +14,7 @@ import pyarrow
 import pyarrow.parquet
 
 from stampede.data.errors import DataError
-from stampede.data.raw.rows import BadRow, RawRows, without_marks
+from stampede.data.raw.rows import RawRows, without_marks
 from stampede.settings import cut
 
 _BATCH_ROWS = 1 << 18
@@ -85,25 +85,8 @@ class Parquet:
         frame = pl.from_arrow(piece.batch)
         frame = frame.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
         frame, marks = without_marks(frame, self.missing)
-        lines, bad = numbers + 1, []
-        has_nul = _has_nul(frame)
-        if has_nul.any():
-            for at in np.flatnonzero(has_nul).tolist():
-                text = str(frame.row(at, named=True))
-                found = ("a text with a NUL byte", "write text without it")
-                bad.append(BadRow(str(piece.path), int(lines[at]), "", *found, text))
-            frame = frame.filter(pl.Series(~has_nul))
-            lines, numbers = lines[~has_nul], numbers[~has_nul]
-        return RawRows(frame, str(piece.path), lines, numbers, None, piece.position, bad, marks)
-
-
-def _has_nul(frame: pl.DataFrame) -> np.ndarray:
-    """Which rows have a text with a NUL byte, `[n]` bool."""
-    texts = [name for name, kind in frame.schema.items() if kind == pl.String]
-    if not texts:
-        return np.zeros(len(frame), dtype=bool)
-    holds = pl.col(texts).str.contains("\0", literal=True).fill_null(False)
-    return frame.select(pl.any_horizontal(holds)).to_series().to_numpy()
+        path = str(piece.path)
+        return RawRows(frame, path, numbers + 1, numbers, None, piece.position, marks=marks)
 
 
 def _open(path: Path) -> pyarrow.parquet.ParquetFile:

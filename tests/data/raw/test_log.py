@@ -14,13 +14,10 @@ from support.raw_logs import GOOD, HEADER, SCHEMA, log_of, read, write
 BAD = {
     "2,anna,3,0.5,1,2024-01-31": ("y", "2", "write 0 or 1"),
     ",anna,3,0.5,1,2024-01-31": ("y", "nothing", "write 0 or 1"),
-    "yes,anna,3,0.5,1,2024-01-31": ("y", "'yes'", "write 0 or 1"),
     "1,anna,3,five,1,2024-01-31": ("x", "'five'", "finite number"),
-    "1,anna,3,-nan,1,2024-01-31": ("x", "nan", "finite number"),
     "1,an\0na,3,0.5,1,2024-01-31": ("", "a NUL byte", "6 columns"),
     "1,anna,3,1e999,1,2024-01-31": ("x", "inf", "finite number"),
     "1,anna,10,0.5,1,2024-01-31": ("slot", "'10'", "0 to 9"),
-    "1,anna,-1,0.5,1,2024-01-31": ("slot", "'-1'", "0 to 9"),
     "1,anna,3.5,0.5,1,2024-01-31": ("slot", "'3.5'", "0 to 9"),
     "1,anna,3,0.5,-1,2024-01-31": ("w", "-1", "from 0 to"),
     "1,anna,3,0.5,,2024-01-31": ("w", "nothing", "from 0 to"),
@@ -30,8 +27,6 @@ BAD = {
     '1,"anna,b",3,0.5,1': ("", "5 columns", "6 columns"),
     '1,an"na,3,0.5,1,2024-01-31': ("", "a quote that is not closed", "6 columns"),
     "1,anna,3,1e39,1,2024-01-31": ("x", "1e+39", "finite number up to 3.4e+38"),
-    "1,anna,3,0.5,1e39,2024-01-31": ("w", "1e+39", "from 0 to 3.4e+38"),
-    "": ("", "1 columns", "6 columns"),
     "1,an\udcffna,3,0.5,1,2024-01-31": ("", "not UTF-8", "6 columns"),
 }
 
@@ -87,11 +82,6 @@ def test_bad_rows_of_parquet(tmp_path):
     assert read(log_of(path, missing=[""]), "skip")[1].tolist() == [0, 1, 3]
     with pytest.raises(DataError, match="line 5, column x: found inf"):
         read(log_of(path))
-    frame = frame.with_columns(pl.Series("user", ["a", "N\0", None, "\0", "e"]), x=1.0)
-    frame.write_parquet(path)
-    with pytest.raises(DataError, match="line 2: found a text with a NUL byte"):
-        read(log_of(path))
-    assert read(log_of(path), "skip")[1].tolist() == [0, 2, 4]
 
 
 PARQUET = {
@@ -108,11 +98,8 @@ PARQUET = {
     "column, kind",
     [
         ("user", pl.Categorical),
-        ("user", pl.Enum(["anna", "NA"])),
         ("y", pl.Boolean),
         ("x", pl.Decimal(10, 2)),
-        ("w", pl.Int8),
-        ("slot", pl.String),
         ("t", pl.Date),
         ("t", pl.Datetime("ms")),
     ],
@@ -137,8 +124,6 @@ def test_types_of_parquet_columns(tmp_path, column, kind):
         ("y", [[1], [0], [1]]),
         ("x", [b"1", b"2", b"3"]),
         ("user", [["a"], ["b"], []]),
-        ("user", [{"a": 1}] * 3),
-        ("user", [b"a", b"\xff", b"c"]),
         ("t", [1.5, 2.5, 3.5]),
     ],
 )
@@ -161,13 +146,6 @@ def without(line, *columns):
     return ",".join(value for name, value in cells.items() if name not in columns)
 
 
-def test_what_the_file_has_is_read(tmp_path):
-    path = write(tmp_path / "log.csv", [HEADER, GOOD])
-    frame, _, _ = read(scoring_log(schema_of(), [path]))
-    assert frame.columns == ["#label", *INPUTS, "#weight"]
-    assert frame["#label"].to_list() == [1.0]
-
-
 @pytest.mark.parametrize("form", ["csv", "csv.gz", "parquet"])
 def test_a_log_without_label_weight_and_time_has_its_inputs(tmp_path, form):
     lines = [without(line, "y", "w", "t") for line in (HEADER, GOOD, GOOD)]
@@ -184,7 +162,11 @@ def test_a_log_without_label_weight_and_time_has_its_inputs(tmp_path, form):
     assert numbers.tolist() == [0, 1]
 
 
-def test_a_label_that_is_not_wanted_is_not_looked_at(tmp_path):
+def test_a_label_is_read_if_it_is_wanted(tmp_path):
+    path = write(tmp_path / "log.csv", [HEADER, GOOD])
+    frame, _, _ = read(scoring_log(schema_of(), [path]))
+    assert frame.columns == ["#label", *INPUTS, "#weight"]
+    assert frame["#label"].to_list() == [1.0]
     path = write(tmp_path / "log.csv", [HEADER, GOOD.replace("1,", "unknown,", 1)])
     with pytest.raises(DataError, match="write 0 or 1"):
         read(scoring_log(schema_of(), [path]))
@@ -200,9 +182,6 @@ def test_a_time_that_an_input_is_made_of_is_needed(tmp_path):
     path = write(tmp_path / "log.csv", [without(line, "t") for line in (HEADER, GOOD)])
     with pytest.raises(DataError, match="no column 't'"):
         read(scoring_log(timed, [path]))
-
-
-def test_an_absent_input_is_named(tmp_path):
     path = write(tmp_path / "log.csv", [without(line, "user") for line in (HEADER, GOOD)])
     with pytest.raises(DataError, match="no column 'user'; its header line has y, slot"):
         read(scoring_log(schema_of(), [path]))
