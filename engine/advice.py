@@ -6,9 +6,10 @@ Data and settings that could only train a useless model are refused.
 from __future__ import annotations
 
 import json
-import signal
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -21,7 +22,6 @@ from stampede.engine.console import progress_bar
 from stampede.engine.logistic_regression import logistic_regression
 from stampede.engine.processes import PATIENCE, Processes
 from stampede.engine.run_folder import RunFolder
-from stampede.engine.stop import StopSignals
 from stampede.files import read_file
 from stampede.settings import DAMAGE, SettingsError, counted
 
@@ -50,6 +50,10 @@ _MOST_BEYOND_RARE = 0.1
 # The sample of a part: this many stretches, evenly spread, of this many rows.
 _STRETCHES = 25
 _STRETCH_ROWS = 4096
+
+_OTHER_LABELS = (
+    "check the label column, or choose another split (data.split, or split of stampede prepare)"
+)
 
 
 def tell(sentences: Sequence[str], step: int, folder: RunFolder, processes: Processes) -> None:
@@ -102,13 +106,17 @@ def check_labels(part: Part) -> None:
     Raises:
         DataError: all labels are the same.
     """
+    found = _one_class("training", part)
+    if found:
+        raise DataError(f"{found}, so there is nothing to learn: {_OTHER_LABELS}")
+
+
+def _one_class(name: str, part: Part) -> str:
+    """That all labels of a part are the same, as part of a sentence; empty if they are not."""
     label = only_label(part)
-    if label is not None:
-        raise DataError(
-            f"every label of the training part is {label:g} ({counted(part.rows, 'row')}), so "
-            "there is nothing to learn: check the label column, or choose another split "
-            "(data.split, or split of stampede prepare)"
-        )
+    if label is None:
+        return ""
+    return f"every label of the {name} part is {label:g} ({counted(part.rows, 'row')})"
 
 
 def on_batch_size(batch_size: int, rows: int, world_size: int = 1) -> list[str]:
@@ -139,34 +147,25 @@ def _batch_of_enough_steps(rows: int, world_size: int) -> int:
 def on_data(dataset: Dataset) -> list[str]:
     """Advice from preparation, on parts of one class, and on columns with ids unseen in training.
 
-    Samples some 100,000 rows of each part.
+    Looks for ids in some 100,000 rows of each part.
 
     Args:
         dataset: its parts must be on the CPU.
     """
-    parts = {"training": dataset.train, "validation": dataset.validation, "test": dataset.test}
-    sentences, unseen = [dataset.advice] if dataset.advice else [], {}
-    for name, part in parts.items():
-        if part is None:
-            continue
-        rows, labels, counts = _look(part, dataset, counts_ids=name != "test")
-        if len(labels) == 1:
-            which = "rows" if rows == part.rows else "sampled rows"
-            sentences.append(
-                f"every label of the {name} part is {labels.pop()} ({rows:,} {which}): check the "
-                "label column, or choose another split (data.split, or split of stampede prepare)"
-            )
-        unseen[name] = {field: count / rows for field, count in counts.items()}
-    found = {
-        field: (share, unseen["training"][field])
-        for field, share in unseen.get("validation", {}).items()
-        if share > _MOST_UNSEEN and share - unseen["training"][field] > _MOST_BEYOND_RARE
-    }
-    if found:
-        columns = ", ".join(
-            f"{field} in {share:.0%} (rare in {rare:.0%} of the training rows)"
-            for field, (share, rare) in found.items()
-        )
+    sentences = [dataset.advice] if dataset.advice else []
+    for name, part in (("validation", dataset.validation), ("test", dataset.test)):
+        found = _one_class(name, part) if part is not None else ""
+        if found:
+            sentences.append(f"{found}: {_OTHER_LABELS}")
+    if dataset.validation is None:
+        return sentences
+    rare, unseen = (_unseen_shares(part, dataset) for part in (dataset.train, dataset.validation))
+    columns = ", ".join(
+        f"{field} in {share:.0%} (rare in {rare[field]:.0%} of the training rows)"
+        for field, share in unseen.items()
+        if share > _MOST_UNSEEN and share - rare[field] > _MOST_BEYOND_RARE
+    )
+    if columns:
         sentences.append(
             f"validation rows have ids that the training part lacks: {columns}; drop these "
             "columns, or keep a part that recurs, such as the hour of a timestamp"
@@ -174,19 +173,17 @@ def on_data(dataset: Dataset) -> list[str]:
     return sentences
 
 
-def _look(part: Part, dataset: Dataset, counts_ids: bool) -> tuple[int, set[int], dict[str, int]]:
-    """Rows sampled, their labels, and how many have an unseen or rare id, by field."""
+def _unseen_shares(part: Part, dataset: Dataset) -> dict[str, float]:
+    """Share of the sampled rows with an unseen or rare id, by field."""
+    if not dataset.unseen_rows:
+        return {}
     fields = list(dataset.vocabulary_sizes)
-    counts = dict.fromkeys(dataset.unseen_rows, 0) if counts_ids else {}
-    rows, labels = 0, set()
+    counts, rows = Counter(), 0
     for samples in _stretches(part):
         rows += len(samples.label)
-        labels.update(samples.label.unique().int().tolist())
-        for field in counts:
-            counts[field] += _rows_with(samples, fields.index(field), dataset.unseen_rows[field])
-        if len(labels) > 1 and not counts:
-            break
-    return rows, labels, counts
+        for field, row in dataset.unseen_rows.items():
+            counts[field] += _rows_with(samples, fields.index(field), row)
+    return {field: counts[field] / rows for field in dataset.unseen_rows}
 
 
 def _stretches(part: Part) -> Iterator[Samples]:
@@ -250,8 +247,6 @@ def compare_with_lr(
 ) -> dict[str, Any] | None:
     """Fit logistic regression on rank 0, unless the run did so before; all ranks must call it.
 
-    SIGTERM or SIGINT ends the fit, not the run.
-
     Args:
         dataset: its parts must be on the CPU.
         progress: of the finished run.
@@ -265,10 +260,9 @@ def compare_with_lr(
 
     def found() -> dict[str, Any] | None:
         earlier = _earlier(folder) if same_data else None
-        return _fitted(dataset, signals) if earlier is None else earlier
+        return _fitted(dataset) if earlier is None else earlier
 
-    signals = StopSignals()
-    with signals.watched(), processes.heartbeat.slowly("comparing with logistic regression"):
+    with processes.heartbeat.slowly("comparing with logistic regression"):
         regression = processes.on_main(found, patience=PATIENCE)
     if regression is not None:
         sentences = on_regression(config.evaluate.select_on, progress, regression)
@@ -295,24 +289,9 @@ def _earlier(folder: RunFolder) -> dict[str, Any] | None:
         return None
 
 
-class _AskedToStopError(Exception):
-    """A signal came while the regression was being fitted."""
-
-
-def _fitted(dataset: Dataset, signals: StopSignals) -> dict[str, Any] | None:
-    with progress_bar(None, 0, True, "logistic regression", "chunks", delay=5.0) as bar:
-
-        def on_chunk() -> None:
-            bar.update()
-            if signals.received:
-                raise _AskedToStopError
-
-        try:
-            return logistic_regression(dataset, on_chunk)
-        except _AskedToStopError:
-            name = signal.Signals(signals.received).name
-            tqdm.write(f"{name}: the comparison with logistic regression was skipped")
-        except ValueError:
-            # One class only; the run said so before training.
-            pass
-        return None
+def _fitted(dataset: Dataset) -> dict[str, Any] | None:
+    bar = progress_bar(None, 0, True, "logistic regression", "chunks", delay=5.0)
+    # One class only: the run said so before training.
+    with bar, suppress(ValueError):
+        return logistic_regression(dataset, bar.update)
+    return None

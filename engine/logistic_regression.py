@@ -63,7 +63,7 @@ class LogisticRegression:
 
     Args:
         dataset: whose parts are on the CPU.
-        on_chunk: called at least every 65,536 rows; an exception from it ends the fit.
+        on_chunk: called at least every 65,536 rows.
     """
 
     def __init__(self, dataset: Dataset, on_chunk: Callable[[], object] = lambda: None) -> None:

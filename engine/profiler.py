@@ -38,20 +38,18 @@ class StepTrace:
     ) -> None:
         self._processes = processes
         self._file = trace_file(folder, processes.rank)
+        self._start = settings.start
         self._first = max(settings.start, step + 1)
         self._last = settings.start + settings.steps - 1
-        self._asked = f"train.profile asks for steps {settings.start:,} to {self._last:,}"
+        self._asked = settings.steps > 0
         self._step = step
         self._profile: profile | None = None
         self._phase, self._of_step, self._listening = ExitStack(), ExitStack(), ExitStack()
-        # True once the trace is written or given up, or if there is nothing to trace.
-        self._over = settings.steps == 0 or self._last <= step
-        self._was_asked = settings.steps > 0
 
     def begin(self) -> None:
         """Training begins; all ranks call it once."""
-        if self._was_asked and self._over and not self._file.is_file():
-            self._say(f"{self._asked}, but {self._step:,} are already done: no trace is written")
+        if self._asked and self._last <= self._step and not self._file.is_file():
+            self._say_none(f"{self._step:,} are already done")
         self._begin_if_due()
 
     def after_step(self, step: int) -> None:
@@ -71,19 +69,16 @@ class StepTrace:
         Args:
             well: whether the run succeeded.
         """
-        if self._profile is not None and self._step >= self._first:
+        if self._step < self._first <= self._last:
+            if self._profile is not None:
+                self._stop()
+            if well:
+                self._say_none(f"training ended after step {self._step:,}")
+        elif self._profile is not None:
             self._write(" only, as training ended there")
-            return
-        if self._profile is not None:
-            self._stop()
-        if not self._over and well:
-            self._say(
-                f"{self._asked}, but training ended after step {self._step:,}: no trace is written"
-            )
-        self._over = True
 
     def _begin_if_due(self) -> None:
-        if self._over or self._profile is not None or self._step + 1 != self._first:
+        if not self._step + 1 == self._first <= self._last:
             return
         heartbeat = self._processes.heartbeat
         with heartbeat.slowly("tracing"):
@@ -122,12 +117,16 @@ class StepTrace:
                 self._give_up(failure)
                 return
         # Free its events.
-        self._profile, self._over = None, True
+        self._profile = None
         self._say(f"steps {self._first:,} to {self._step:,} are traced{remark}: {self._file}")
 
     def _give_up(self, failure: Exception) -> None:
-        self._profile, self._over = None, True
+        self._profile = None
         say_given_up(self._processes.rank, self._file, "trace", failure)
+
+    def _say_none(self, why: str) -> None:
+        asked = f"steps {self._start:,} to {self._last:,}"
+        self._say(f"train.profile asks for {asked}, but {why}: no trace is written")
 
     def _say(self, sentence: str) -> None:
         if self._processes.is_main:

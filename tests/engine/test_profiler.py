@@ -4,6 +4,7 @@ import gzip
 import json
 
 import pytest
+from torch.profiler import profile
 
 from stampede.engine.errors import InterruptedRunError
 from stampede.engine.profiler import trace_file
@@ -81,22 +82,17 @@ def test_a_resumed_run_traces_what_is_left(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_trace_that_cannot_be_written_ends_no_run(tmp_path, capsys):
+def test_a_trace_that_cannot_be_written_ends_no_run(tmp_path, capsys, monkeypatch):
     (tmp_path / "small").mkdir()
     (tmp_path / "small/config.yaml").write_text("")
     (tmp_path / "small/profile").write_text("a file")
     run_small(tmp_path, [*trace(2, 2), "checkpoint.resume=auto"])
-    said = capsys.readouterr().err
-    assert said.count("the trace cannot be written (") == 1
+    assert capsys.readouterr().err.count("the trace cannot be written (") == 1
     assert [line["step"] for line in lines(tmp_path / "small") if line["kind"] == "train"][-1] == 8
-
-
-def test_a_profiler_that_is_busy_ends_no_run(tmp_path, capsys, monkeypatch):
-    from torch.profiler import profile
 
     def busy(*_):
         raise RuntimeError("another profiler is active")
 
     monkeypatch.setattr(profile, "prepare_trace", busy)
-    run_small(tmp_path, trace(2, 2))
+    run_small(tmp_path, [*trace(2, 2), "run.name=busy"])
     assert capsys.readouterr().err.count("the trace cannot be written (another profiler is") == 1

@@ -1,14 +1,11 @@
 """Starts of the same torchrun find each other, and continue what they began."""
 
-import os
-import subprocess
 import sys
 import threading
 
 import pytest
 import torch.distributed as dist
 
-from stampede.engine import processes
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.processes import agree_on_name, launched_by, restarts, start_ranks
@@ -161,39 +158,3 @@ def test_ranks_end_with_the_first_that_fails(tmp_path):
     program = "import os, sys, time; os.environ['RANK'] == '1' and os.kill(os.getpid(), 9); " \
               "time.sleep(100_000)"  # fmt: skip
     assert start_ranks(2, [sys.executable, "-c", program], tmp_path / "log") == -9
-
-
-def test_a_rank_that_has_just_ended_is_not_stopped():
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
-    assert not processes._is_stopped(ended)
-    ended.wait()
-
-
-def test_ranks_that_are_all_stopped_are_ended(tmp_path):
-    program = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
-    assert start_ranks(2, [sys.executable, "-c", program], tmp_path / "log", 0.5) == 3
-    said = (tmp_path / "log").read_text()
-    assert said.startswith("error: signals have stopped all processes of the run (SIGSTOP) for 0.5")
-
-
-ONE_STOPPED = """
-import os, signal, sys, time
-from pathlib import Path
-
-pid = Path(sys.argv[1])
-if os.environ["RANK"] == "0":
-    pid.with_suffix(".tmp").write_text(str(os.getpid()))
-    pid.with_suffix(".tmp").rename(pid)
-    os.kill(os.getpid(), signal.SIGSTOP)
-else:
-    while not pid.exists():
-        time.sleep(0.01)
-    time.sleep(1.5)
-    os.kill(int(pid.read_text()), signal.SIGCONT)
-"""
-
-
-def test_a_stopped_rank_is_left_to_the_others(tmp_path):
-    command = [sys.executable, "-c", ONE_STOPPED, str(tmp_path / "pid")]
-    assert start_ranks(2, command, tmp_path / "log", 0.5) == 0, (tmp_path / "log").read_text()
