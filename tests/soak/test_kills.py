@@ -8,18 +8,10 @@ from random import Random
 import pytest
 
 from support.jobs import SMALL
-from support.soak.killing import (
-    STAGES,
-    killed_run,
-    killed_trees,
-    killed_workers,
-    random_moment,
-    table,
-)
-from support.soak.launching import Worker
+from support.soak.killing import STAGES, killed_runs, killed_workers, random_moment, table
+from support.soak.launching import Launched, Torchrun
 from support.soak.runs import same_end, write_results
 from support.stopping import undisturbed_runs
-from support.waiting import HANG
 
 EVERY = 4
 # 14 steps an epoch; seconds long, most of them in saves and evaluations.
@@ -51,82 +43,21 @@ def undisturbed(tmp_path_factory):
     return undisturbed_runs(tmp_path_factory, LONG)
 
 
-def moments(draw, count, seconds):
-    """So many random moments, of all stages alike; the first four are one of each."""
-    stages = draw.sample(STAGES, len(STAGES))
-    while len(stages) < count:
-        stages += draw.sample(ROUND, len(ROUND))
-    return [random_moment(draw, stage, seconds) for stage in stages[:count]]
-
-
-def check(name, found, soaked):
-    """The promise, and that kills fell where they were to."""
-    seen = table(found)
-    assert seen["steps done again at most"] <= 2 * EVERY
-    assert all(seen[stage] >= len(found) // 12 for stage in STAGES), seen
-    assert seen["save"] and seen["evaluation"], seen
-    if soaked:
-        RESULTS[name] = seen
-
-
 def arguments(folder, *overrides):
     folder.mkdir(exist_ok=True)
     (folder / "small.yaml").write_text("")
     return [folder / "small.yaml", f"run.dir={folder}", *SMALL, *LONG, *overrides]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [len(STAGES), pytest.param(60, marks=pytest.mark.soak)])
-def test_one_process(tmp_path, undisturbed, count):
-    draw, worker = Random(count), Worker(tmp_path / "worker")
-    worker.start(arguments(tmp_path / "undisturbed"))
-    seconds = worker.end(HANG).seconds
-    same_end(tmp_path / "undisturbed/small", undisturbed(1))
+def in_rounds(draw, count, seconds, ranks, folder, undisturbed, kill):
+    """Runs that are killed some times each, until so many random moments have come; the kills.
 
-    def kill(folder, moments):
-        goes_on = arguments(folder, "checkpoint.resume=auto")
-        return killed_run(worker, goes_on, folder / "small", moments)
-
-    found = in_rounds(tmp_path, undisturbed(1), kill, moments(draw, count, seconds))
-    worker.kill()
-    check("one process", found, count > len(STAGES))
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("ranks, count", [(2, 12), (4, 6)])
-@pytest.mark.parametrize("what", ["a worker", "everything"])
-def test_under_torchrun(tmp_path, undisturbed, ranks, count, what):
-    draw = Random(ranks)
-
-    def kill(folder, moments):
-        run, said = folder / "small", tmp_path / "torchrun"
-        if what == "a worker":
-            return killed_workers(said, arguments(folder), run, ranks, moments)
-        goes_on = arguments(folder, "checkpoint.resume=auto")
-        return killed_trees(said, goes_on, run, [ranks], moments)
-
-    left = [(draw.randrange(ranks), moment) for moment in moments(draw, count, 4)]
-    found = in_rounds(tmp_path, undisturbed(ranks), kill, left)
-    check(f"{ranks} processes of torchrun, {what} killed", found, True)
-
-
-@pytest.mark.soak
-def test_other_ranks_go_on(tmp_path, tmp_path_factory):
-    reproducible = "train.reproducible=true"
-    alone = undisturbed_runs(tmp_path_factory, [*LONG, reproducible])(1)
-    draw = Random(8)
-
-    def kill(folder, moments):
-        goes_on = arguments(folder, "checkpoint.resume=auto", reproducible)
-        return killed_trees(tmp_path / "torchrun", goes_on, folder / "small", RANKS, moments)
-
-    left = [(draw.randrange(4), moment) for moment in moments(draw, 12, 4)]
-    found = in_rounds(tmp_path, alone, kill, left)
-    check("another number of processes after each kill, reproducible", found, True)
-
-
-def in_rounds(folder, undisturbed, kill, left):
-    """Runs that are killed some times each, until all moments have come; the kills."""
+    The moments are of all stages alike; the first four are one of each.
+    """
+    stages = draw.sample(STAGES, len(STAGES))
+    while len(stages) < count:
+        stages += draw.sample(ROUND, len(ROUND))
+    left = [random_moment(draw, stage, seconds, ranks) for stage in stages[:count]]
     found = []
     for number in range(3 * len(left)):
         kills = kill(folder / f"run_{number}", left[: len(ROUND)])
@@ -136,5 +67,62 @@ def in_rounds(folder, undisturbed, kill, left):
         left = left[len(kills) :] if kills else [*left[1:], left[0].sooner()]
         found += kills
         if not left:
-            return found
-    raise AssertionError(f"{left} have not come")
+            break
+    assert not left, "they have not come"
+    seen = table(found)
+    assert seen["steps done again at most"] <= 2 * EVERY
+    assert all(seen[stage] >= max(len(found) // 12, 1) for stage in ("evaluation", "save")), seen
+    assert all(seen[stage] >= len(found) // 12 for stage in STAGES), seen
+    return seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [len(STAGES), pytest.param(60, marks=pytest.mark.soak)])
+def test_one_process(tmp_path, undisturbed, count):
+    expected = undisturbed(1)
+    whole = Launched(tmp_path / "said", arguments(tmp_path / "undisturbed")).end()
+    same_end(tmp_path / "undisturbed/small", expected)
+
+    def kill(folder, moments):
+        goes_on = arguments(folder, "checkpoint.resume=auto")
+        return killed_runs(
+            lambda _: Launched(tmp_path / "said", goes_on), folder / "small", moments
+        )
+
+    seen = in_rounds(Random(count), count, whole.seconds, 1, tmp_path, expected, kill)
+    if count > len(STAGES):
+        RESULTS["one process"] = seen
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks, count", [(2, 12), (4, 6)])
+@pytest.mark.parametrize("what", ["a worker", "everything"])
+def test_under_torchrun(tmp_path, undisturbed, ranks, count, what):
+    said = tmp_path / "torchrun"
+
+    def kill(folder, moments):
+        if what == "a worker":
+            return killed_workers(said, arguments(folder), folder / "small", ranks, moments)
+        goes_on = arguments(folder, "checkpoint.resume=auto")
+        return killed_runs(
+            lambda count: Torchrun(said, goes_on, count), folder / "small", moments, (ranks,)
+        )
+
+    seen = in_rounds(Random(ranks), count, 4, ranks, tmp_path, undisturbed(ranks), kill)
+    RESULTS[f"{ranks} processes of torchrun, {what} killed"] = seen
+
+
+@pytest.mark.soak
+def test_other_ranks_go_on(tmp_path, tmp_path_factory):
+    reproducible = "train.reproducible=true"
+    alone = undisturbed_runs(tmp_path_factory, [*LONG, reproducible])(1)
+
+    def kill(folder, moments):
+        goes_on = arguments(folder, "checkpoint.resume=auto", reproducible)
+        return killed_runs(
+            lambda count: Torchrun(tmp_path / "torchrun", goes_on, count),
+            folder / "small", moments, RANKS,
+        )  # fmt: skip
+
+    seen = in_rounds(Random(8), 12, 4, max(RANKS), tmp_path, alone, kill)
+    RESULTS["another number of processes after each kill, reproducible"] = seen

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from stampede.engine import trainer
 from support.jobs import run_small, without_times
+from support.stopping import Setting
 from support.weights import check_weights
 
 # 8 steps an epoch, at a dense rate of 5e-4 for a batch of 256.
@@ -13,8 +14,8 @@ LONG = ["train.epochs=2", "evaluate.every=3", "optim.dense.schedule.warmup=0"]
 SAVED = [*LONG, "checkpoint.every_steps=2"]
 
 
-def poisoned(patch, at, on_rank=0):
-    """Put a NaN into the batches of some steps.
+def poisoned(patch, at, on_rank=0, value=math.nan):
+    """Put a NaN or another value into the batches of some steps.
 
     What follows from it is the run's own.
     """
@@ -22,21 +23,15 @@ def poisoned(patch, at, on_rank=0):
 
     def disturbed(job, sent, step, *further):
         if step in at and int(os.environ.get("RANK", "0")) == on_rank:
-            sent.batch.dense[0, 0] = float("nan")
+            sent.batch.dense[0, 0] = value
         return take(job, sent, step, *further)
 
     patch.setattr(trainer, "train_step", disturbed)
 
 
-class _Patch:
-    """Of a process that ends soon."""
-
-    setattr = staticmethod(setattr)
-
-
 def run_poisoned_on_rank_1(folder: Path, overrides: list[str], world_size: int, at):
     """A run of several ranks, in whose last one's batches the NaN is."""
-    poisoned(_Patch, at, on_rank=1)
+    poisoned(Setting, at, on_rank=1)
     run_small(folder, overrides, world_size)
 
 

@@ -10,7 +10,6 @@ import signal
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
@@ -19,7 +18,7 @@ from stampede.engine.processes import restarts
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.stopping import before_step
+from support.stopping import Setting, before_step
 
 
 def sleep_in_python():
@@ -55,7 +54,7 @@ def main():
     for fault in sys.argv.pop(1).split(","):
         kind, rank, step, *times = fault.split(":")
         if os.environ["RANK"] == rank and restarts()[0] < int(times[0] if times else 1):
-            before_step(SimpleNamespace(setattr=setattr), int(step), _FAULTS[kind])
+            before_step(Setting, int(step), _FAULTS[kind])
     launch = Path(__file__).parents[2] / "launch.py"
     sys.argv[0] = str(launch)
     runpy.run_path(str(launch), run_name="__main__")

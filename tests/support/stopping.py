@@ -28,8 +28,8 @@ def ask_to_stop(number=signal.SIGTERM):
     os.kill(os.getpid(), number)
 
 
-class _Patch:
-    """Of a process that ends soon."""
+class Setting:
+    """In place of a `MonkeyPatch`, in a process that ends soon."""
 
     setattr = staticmethod(setattr)
 
@@ -37,7 +37,7 @@ class _Patch:
 def stopped_on_last_rank(folder: Path, overrides: list[str], world_size: int, step: int) -> str:
     """The sentence of a run of which only the last rank was asked to stop; as a rank of several."""
     if int(os.environ["RANK"]) == world_size - 1:
-        before_step(_Patch, step, ask_to_stop)
+        before_step(Setting, step, ask_to_stop)
     try:
         run_small(folder, overrides, world_size)
     except InterruptedRunError as stop:

@@ -1,26 +1,29 @@
 """The launcher in processes that tell where they are and may be killed; here also a program."""
 
-import mmap
+import contextlib
 import multiprocessing
 import os
 import runpy
+import shutil
 import signal
 import struct
+import subprocess
 import sys
 import time
-import traceback
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 import torch
 
 from stampede.engine.heartbeat import Heartbeat
+from stampede.engine.processes import rank_environment
 from support.forked import START_METHOD
 from support.paths import ROOT
+from support.waiting import HANG
 
-_RECORD = struct.Struct("<qqq40s")
+_LAUNCH = ROOT / "launch.py"
+_RECORD = struct.Struct("<qq40s")
 
 # Stages of a step that is not taken yet.
 _TAKING = (
@@ -39,13 +42,11 @@ class Place:
 
     Attributes:
         pid: of the process.
-        first_step: of this start of the run; 0 before it.
         step: that is being taken or was taken last; 0 before the first one of this start.
         stage: of it.
     """
 
     pid: int
-    first_step: int
     step: int
     stage: str
 
@@ -57,37 +58,19 @@ class Place:
         return self.step - 1 if self.stage in _TAKING else self.step
 
 
-@contextmanager
-def telling(path):
-    """Within it every beat of the heartbeat is written to a file, by way of memory."""
-    unfinished = path.with_suffix(".new")
-    unfinished.write_bytes(bytes(_RECORD.size))
-    with unfinished.open("r+b") as file, mmap.mmap(file.fileno(), 0) as record:
+def tell(path):
+    """From now on write every beat of this process to a file, which outlives it."""
+    file, beat = os.open(path, os.O_WRONLY | os.O_CREAT), Heartbeat.beat
 
-        def write(first_step, step, stage):
-            record[:] = _RECORD.pack(os.getpid(), first_step, step, stage.encode())
+    def write(step, stage):
+        os.pwrite(file, _RECORD.pack(os.getpid(), step, stage.encode()), 0)
 
-        beat = Heartbeat.beat
+    def beat_and_tell(self, stage, step=None):
+        beat(self, stage, step)
+        write(self.step, self.stage)
 
-        def beat_and_tell(self, stage, step=None):
-            beat(self, stage, step)
-            write(self.first_step, self.step, self.stage)
-
-        write(0, 0, "starting")
-        # A new file: that of a process that was killed may be open still.
-        os.replace(unfinished, path)
-        with mock.patch.object(Heartbeat, "beat", beat_and_tell):
-            yield
-
-
-def place_in(path):
-    """What was told last; None if nothing was."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    pid, first_step, step, stage = _RECORD.unpack(content)
-    return Place(pid, first_step, step, stage.rstrip(b"\0").decode()) if pid else None
+    write(0, "starting")
+    Heartbeat.beat = beat_and_tell
 
 
 def stage_of(place):
@@ -107,11 +90,6 @@ def is_writing(place, run):
     return stage_of(place) != "start" and any((run / "checkpoints").glob(".*.tmp"))
 
 
-_LAUNCH = ROOT / "launch.py"
-_CONTEXT = multiprocessing.get_context(START_METHOD)
-_OUTPUTS = ("stdout", "stderr")
-
-
 class HangError(AssertionError):
     """A process that has not ended in time."""
 
@@ -124,164 +102,194 @@ class Ended:
         status: exit status; of a process that a signal ended 128 and its number.
         said: on the console, both streams.
         seconds: it took.
-        place: where it was last.
+        done: see `Place.done`.
     """
 
     status: int
     said: str
     seconds: float
-    place: object
+    done: int | None
 
 
-class Worker:
-    """A process that runs the launcher; a new one takes over when it has died.
+class Launched:
+    """The launcher on some ranks, each a process that is forked.
 
     Args:
-        folder: for what it says.
+        folder: for what they say.
+        arguments: of the launcher.
+        ranks: how many.
+        disturbance: makes a context that a run happens in; importable.
+        disturbed: the rank that it happens to.
     """
 
-    def __init__(self, folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        self._process = None
+    def __init__(self, folder, arguments, ranks=1, disturbance=nullcontext, disturbed=0):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        self.ranks = ranks
+        self._folder, self._begun = folder, time.monotonic()
+        self._start(list(map(str, arguments)), disturbance, disturbed)
 
-    @property
-    def pid(self):
-        return self._process.pid
-
-    @property
-    def is_alive(self):
-        return self._process is not None and self._process.is_alive()
-
-    @property
-    def place(self):
-        """Where it is in its run, or was when it died."""
-        return place_in(self._folder / "place")
+    def _start(self, arguments, disturbance, disturbed):
+        context = multiprocessing.get_context(START_METHOD)
+        self._processes = []
+        for rank in range(self.ranks):
+            store = self._folder / "store"
+            environment = rank_environment(rank, self.ranks, store) if self.ranks > 1 else {}
+            within = disturbance if rank == disturbed else nullcontext
+            given = (self._folder, rank, arguments, within, environment)
+            self._processes.append(context.Process(target=_launch, args=given, daemon=True))
+            self._processes[-1].start()
 
     @property
     def said(self):
-        paths = (self._folder / name for name in _OUTPUTS)
-        return "".join(path.read_text() for path in paths if path.exists())
+        """On the console, all ranks and both streams."""
+        return "".join(path.read_text() for path in sorted(self._folder.glob("*.said")))
 
-    def start(self, arguments, disturbance=nullcontext, environment=None):
-        """Begin to run the launcher.
+    def pid(self, rank=0):
+        """Of a rank's process."""
+        return self._processes[rank].pid
 
-        Args:
-            arguments: of the command line.
-            disturbance: makes a context that the run happens in; importable.
-            environment: variables besides.
-        """
-        if not self.is_alive:
-            self._pipe, theirs = _CONTEXT.Pipe()
-            self._process = _CONTEXT.Process(
-                target=_serve, args=(theirs, self._folder), daemon=True
-            )
-            self._process.start()
-            # Its end is then seen here.
-            theirs.close()
-        for name in ("place", *_OUTPUTS):
-            (self._folder / name).unlink(missing_ok=True)
-        self._since = time.monotonic()
-        self._pipe.send((arguments, disturbance, environment or {}))
+    def place(self, rank=0):
+        """Where a rank is, or was when it died; None if it has told nothing yet."""
+        path = self._folder / f"{rank}.place"
+        content = path.read_bytes() if path.exists() else b""
+        if not content:
+            return None
+        pid, step, stage = _RECORD.unpack(content)
+        return Place(pid, step, stage.rstrip(b"\0").decode())
 
     def running(self):
         """Whether the launcher has not ended yet."""
-        return not self._pipe.poll()
+        return any(process.is_alive() for process in self._processes)
 
-    def end(self, deadline):
-        """Wait for the launcher's end.
+    def is_new(self, gone):
+        """Whether all ranks are there, and none of their processes is one of these."""
+        return True
+
+    def end(self):
+        """How all ranks ended; their statuses must be the same.
 
         Raises:
-            HangError: it is not there after so many seconds.
+            HangError: they have not.
         """
-        if not self._pipe.poll(deadline):
-            place = self.place
-            self.kill()
-            raise HangError(f"still running after {deadline} s, {place}:\n{self.said}")
-        try:
-            status = self._pipe.recv()
-        except (EOFError, ConnectionError):
-            self._process.join()
-            code = self._process.exitcode
-            status = 128 - code if code < 0 else code
-        return Ended(status, self.said, time.monotonic() - self._since, self.place)
+        while self.running():
+            if time.monotonic() > self._begun + HANG:
+                self.kill()
+                raise HangError(f"still running after {HANG} s, {self.place()}:\n{self.said}")
+            time.sleep(0.005)
+        seconds, place = time.monotonic() - self._begun, self.place()
+        statuses = {128 - code if code < 0 else code for code in self._codes()}
+        assert len(statuses) == 1, (statuses, self.said)
+        return Ended(statuses.pop(), self.said, seconds, place and place.done)
 
-    def signal(self, number):
-        os.kill(self.pid, number)
-
-    def go_on(self):
-        """After a stop."""
-        os.kill(self.pid, signal.SIGCONT)
+    def _codes(self):
+        return [process.exitcode for process in self._processes]
 
     def kill(self):
-        """As `kill -9` does."""
-        if self._process is not None:
+        """As `kill -9` does, all ranks."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+class Torchrun(Launched):
+    """A `torchrun --max-restarts` with the launcher."""
+
+    def _start(self, arguments, *_):
+        environment = {
+            name: os.environ[name] for name in os.environ.keys() - {"RANK", "WORLD_SIZE"}
+        }
+        environment |= {
+            "PYTHONPATH": str(ROOT / "tests"),
+            # What workers have said is to be there when they are killed.
+            "PYTHONUNBUFFERED": "1",
+            # Seconds that torchrun gives the other workers to end.
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5",
+        }
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone",
+            "--nproc_per_node", str(self.ranks), "--max-restarts", "1000",
+            "-m", "support.soak.launching", str(self._folder), *arguments,
+        ]  # fmt: skip
+        with (self._folder / "torchrun.said").open("a") as said:
+            self._process = subprocess.Popen(
+                command, stdout=said, stderr=said, env=environment, cwd=ROOT
+            )
+
+    def pid(self, rank=0):
+        return self.place(rank).pid
+
+    def is_new(self, gone):
+        places = map(self.place, range(self.ranks))
+        return all(place is not None and place.pid not in gone for place in places)
+
+    def running(self):
+        return self._process.poll() is None
+
+    def _codes(self):
+        return [self._process.returncode]
+
+    def kill(self):
+        """Also workers that it has started and that tell nothing yet."""
+        if self.running():
+            self._process.send_signal(signal.SIGSTOP)
+            for pid in _descendants(self._process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             self._process.kill()
-            self._process.join()
+            self._process.wait()
 
 
 def stop(pid):
     """Stop a process and wait until all its threads stand still; False if it is gone."""
     try:
         os.kill(pid, signal.SIGSTOP)
-        while True:
-            with open(f"/proc/{pid}/stat") as file:
-                state = file.read().rpartition(")")[2].split()[0]
-            if state in "TtZX":
-                return state in "Tt"
+        while (state := _stat(pid)[0]) not in "TtZX":
             time.sleep(0.0005)
     except (ProcessLookupError, FileNotFoundError):
         return False
+    return state in "Tt"
 
 
-def _serve(pipe, folder):
+def _stat(pid):
+    """State, parent and more, see proc(5)."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _descendants(pid):
+    children = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            children.setdefault(int(_stat(path.name)[1]), []).append(int(path.name))
+    found = []
+    for child in children.get(pid, []):
+        found += [child, *_descendants(child)]
+    return found
+
+
+def _launch(folder, rank, arguments, disturbance, environment):
+    said = os.open(folder / f"{rank}.said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number in (1, 2):
+        os.dup2(said, number)
+    # What it has said is to be there when it is killed.
+    sys.stdout.reconfigure(line_buffering=True)
     for name in ("RANK", "WORLD_SIZE"):
         os.environ.pop(name, None)
+    os.environ.update(environment)
     # Whoever started the tests may have had it ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
-    while True:
-        try:
-            arguments, disturbance, environment = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(_launch(folder, arguments, disturbance, environment))
-
-
-def _launch(folder, arguments, disturbance, environment):
-    for number, name in enumerate(_OUTPUTS, 1):
-        file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
-        os.dup2(file, number)
-        os.close(file)
-    # What it has said is to be there when it is killed.
-    sys.stdout.reconfigure(line_buffering=True)
-    before = dict(os.environ)
-    os.environ.update(environment)
-    sys.argv = [str(_LAUNCH), *map(str, arguments)]
-    status = 0
-    try:
-        with telling(folder / "place"), disturbance():
-            runpy.run_path(str(_LAUNCH), run_name="__main__")
-    except SystemExit as end:
-        status = end.code or 0
-    except BaseException:
-        # Python would end the process, and with it all its connections.
-        traceback.print_exc()
-        sys.exit(1)
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
-        sys.stdout.flush()
-        sys.stderr.flush()
-    return status
+    tell(folder / f"{rank}.place")
+    sys.argv = [str(_LAUNCH), *arguments]
+    with disturbance():
+        runpy.run_path(str(_LAUNCH), run_name="__main__")
 
 
 def _launch_watched(folder):
     """As a worker of torchrun: `python -m support.soak.launching FOLDER CONFIG.yaml ...`."""
     sys.argv[0] = str(_LAUNCH)
-    with telling(Path(folder) / os.environ["RANK"]):
-        runpy.run_path(sys.argv[0], run_name="__main__")
+    tell(Path(folder) / f"{os.environ['RANK']}.place")
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import torch
 from stampede.engine.checkpoint import newest, read_manifest, read_tensors, verify
 from stampede.engine.checkpoint.manifest import DTYPES
 from stampede.engine.checkpoint.retention import readable
-from stampede.files import write_file
 from support.jobs import untimed, without_times
 from support.paths import ROOT
 
@@ -36,18 +35,21 @@ def all_whole(run):
 
 
 def same_end(run, undisturbed):
-    """Check that two runs have come to the same, bit for bit and line for line."""
+    """Check that two runs have come to the same, bit for bit and line for line.
+
+    What each rank has drawn last is compared if they are as many.
+    """
     assert without_times(run) == without_times(undisturbed)
-    summaries = [{**_summary(folder), "world_size": None} for folder in (run, undisturbed)]
-    assert summaries[0] == summaries[1]
-    same_ranks = _summary(run)["world_size"] == _summary(undisturbed)["world_size"]
-    read = _everything if same_ranks else weights_and_moments
-    states = [read(newest(folder / "checkpoints")) for folder in (run, undisturbed)]
-    assert states[0].keys() == states[1].keys()
-    for name, tensor in states[0].items():
-        assert torch.equal(tensor, states[1][name]), name
-    progress = [_position(newest(folder / "checkpoints")) for folder in (run, undisturbed)]
-    assert progress[0] == progress[1]
+    one, other = (untimed(json.loads((f / "summary.json").read_text())) for f in (run, undisturbed))
+    assert {**one, "world_size": None} == {**other, "world_size": None}
+    read = _everything if one["world_size"] == other["world_size"] else weights_and_moments
+    ends = [newest(folder / "checkpoints") for folder in (run, undisturbed)]
+    one, other = map(read, ends)
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+    one, other = (untimed(asdict(read_manifest(end).progress)) for end in ends)
+    assert one == other
 
 
 def weights_and_moments(checkpoint):
@@ -57,21 +59,12 @@ def weights_and_moments(checkpoint):
 
 
 def _everything(checkpoint):
-    """Weights, moments, random state: all tensors of a checkpoint by name."""
     tensors = read_manifest(checkpoint).tensors
     state = {
         name: torch.zeros(entry.size, dtype=DTYPES[entry.dtype]) for name, entry in tensors.items()
     }
     read_tensors(checkpoint, state, alone=True)
     return state
-
-
-def _position(checkpoint):
-    return untimed(asdict(read_manifest(checkpoint).progress))
-
-
-def _summary(run):
-    return untimed(json.loads((run / "summary.json").read_text()))
 
 
 def write_results(name, what, found):
@@ -81,30 +74,20 @@ def write_results(name, what, found):
         what: heading of the first column.
         found: by name of a row, its values by heading.
     """
-    folder = Path(os.environ.get("STAMPEDE_SOAK_RESULTS", ROOT / "cache/soak"))
-    folder.mkdir(parents=True, exist_ok=True)
-    report = {"machine": _machine(), what: found}
-    write_file(folder / f"{name}.json", json.dumps(report, indent=1) + "\n")
-    write_file(folder / f"{name}.md", markdown(what, found))
-
-
-def markdown(what, found):
-    """A table, with a last row of sums and largest values."""
-    headings = list(next(iter(found.values())))
-    rows = [[name, *values.values()] for name, values in found.items()]
-    rows.append(["together", *(_together(heading, found) for heading in headings)])
-    lines = [[what, *headings], ["---"] * (len(headings) + 1), *rows]
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
-
-
-def _together(heading, found):
-    values = [row[heading] for row in found.values()]
-    return max(values) if "most" in heading or "longest" in heading else sum(values)
-
-
-def _machine():
     # The benchmarks are scripts, which find each other in their own folder.
     sys.path.insert(0, str(ROOT / "benchmarks"))
     from machine import describe_machine
 
-    return describe_machine()
+    folder = Path(os.environ.get("STAMPEDE_SOAK_RESULTS", ROOT / "cache/soak"))
+    folder.mkdir(parents=True, exist_ok=True)
+    report = {"machine": describe_machine(), what: found}
+    (folder / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    headings = list(next(iter(found.values())))
+    together = []
+    for heading in headings:
+        combine = max if "most" in heading or "longest" in heading else sum
+        together.append(combine(row[heading] for row in found.values()))
+    rows = [[row, *values.values()] for row, values in found.items()]
+    table = [[what, *headings], ["---"] * (len(headings) + 1), *rows, ["together", *together]]
+    lines = [f"| {' | '.join(map(str, line))} |\n" for line in table]
+    (folder / f"{name}.md").write_text("".join(lines))
