@@ -18,14 +18,7 @@ COMMUNICATION = ("ids", "pooled_rows", "gradients", "dense", "row_sums")
 
 @dataclass
 class TableGroup:
-    """All tables of one sharding type.
-
-    Attributes:
-        fields: their id fields, the largest table first.
-        rows: rows of all these tables.
-        shards: number of shards.
-        ranks: number of ranks that hold a shard.
-    """
+    """Fields of the tables of a sharding type, the largest first; rows, shards and ranks in all."""
 
     fields: list[str]
     rows: int
@@ -75,16 +68,14 @@ class PlanCosts:
     def to_dict(self) -> dict[str, Any]:
         """The costs for JSON, a value for each rank; memory and traffic in whole bytes."""
 
-        def rounded(values: np.ndarray) -> list[int]:
-            return [round(value) for value in values.tolist()]
+        def rounded(by_kind: dict[str, np.ndarray]) -> dict[str, list[int]]:
+            return {kind: [round(v) for v in values.tolist()] for kind, values in by_kind.items()}
 
-        memory = {**self.memory, "total": self.total_memory}
-        sent = {**self.sent, "total": self.total_sent}
         return {
-            "memory_bytes": {kind: rounded(values) for kind, values in memory.items()},
+            "memory_bytes": rounded({**self.memory, "total": self.total_memory}),
             "lookups": [round(value, 1) for value in self.lookups.tolist()],
-            "sent_bytes": {kind: rounded(values) for kind, values in sent.items()},
-            "received_bytes": rounded(self.received),
+            "sent_bytes": rounded({**self.sent, "total": self.total_sent}),
+            **rounded({"received_bytes": self.received}),
             "imbalance": self.imbalance(),
             "groups": {name: vars(group) for name, group in self.groups.items()},
         }
@@ -123,8 +114,8 @@ def plan_costs(workload: Workload, shards: Sequence[PlacedShard]) -> PlanCosts:
 def _add_exchanges(costs: PlanCosts, workload: Workload, shards: Sequence[PlacedShard]) -> None:
     """Ids go to the ranks that hold their rows, pooled rows come back, and gradients go out again.
 
-    Every rank exchanges with every shard; each shard of a table split by rows returns a sum for
-    every sample. For a replicated table, ranks exchange the rows' gradients and counts instead.
+    Each shard of a table split by rows returns a sum for every sample. For a replicated table,
+    ranks exchange the rows' gradients and counts instead.
     """
     ranks, local = workload.world_size, workload.local_batch_size
     forward, backward = workload.bytes_on_the_way
@@ -166,11 +157,9 @@ def _add_split_rows(costs: PlanCosts, workload: Workload, shards: Sequence[Place
 
 
 def _groups(workload: Workload, shards: Sequence[PlacedShard]) -> dict[str, TableGroup]:
-    by_type: dict[str, list[PlacedShard]] = defaultdict(list)
-    for shard in shards:
-        by_type[shard.sharding_type].append(shard)
     groups = {}
-    for kind, members in sorted(by_type.items()):
+    for kind in sorted({shard.sharding_type for shard in shards}):
+        members = [shard for shard in shards if shard.sharding_type == kind]
         names = {shard.table for shard in members}
         tables = [table for name, table in workload.tables.items() if name in names]
         tables.sort(key=lambda table: -table.rows)

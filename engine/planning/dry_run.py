@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,10 @@ from stampede.engine.config.presets import with_preset
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import DoesNotFitError
 from stampede.engine.optimizers import scaled_hyperparameters, table_optimizer
-from stampede.engine.planning.costs import COMMUNICATION, MEMORY, PlanCosts, plan_costs
+from stampede.engine.planning.costs import PlanCosts, plan_costs
 from stampede.engine.planning.memory import TableStates
 from stampede.engine.planning.planner import Cluster, no_plan, search_plan, sharding_types
-from stampede.engine.planning.workload import Workload, placed_shards, planned_data, workload
+from stampede.engine.planning.workload import Workload, planned_data, workload
 from stampede.engine.recipe import LARGE_LOG, with_recipe
 from stampede.files import to_json, write_file
 from stampede.optim import cowclip_sharders
@@ -64,10 +65,7 @@ class DryRun:
 
     Attributes:
         config: of the run, completed by the recipe.
-        work: a step of it.
-        cluster: the devices.
         plan: where the tables would be; if they do not fit, on larger devices.
-        costs: of that plan.
     """
 
     config: Config
@@ -123,8 +121,7 @@ def dry_run(config: Config, cluster: Cluster) -> DryRun:
     apply_optimizer_in_backward(kind, model.front.ebc.parameters(), arguments)
     work = workload(config, data, model, cluster.world_size)
     plan = _plan(config, model, work, cluster)
-    costs = plan_costs(work, list(placed_shards(plan, work.shapes, cluster.world_size)))
-    return DryRun(config, work, cluster, plan, costs)
+    return DryRun(config, work, cluster, plan, plan_costs(work, list(work.placed_shards(plan))))
 
 
 def print_dry_run(config: Config, cluster: Cluster, out: Path | None) -> None:
@@ -171,40 +168,31 @@ def _plan(config: Config, model: nn.Module, work: Workload, cluster: Cluster) ->
 
 def _shortfall(done: DryRun) -> str:
     """Which rank lacks the most memory, and what to change."""
-    cluster, total = done.cluster, done.costs.total_memory
-    rank, size = done.costs.worst_rank, readable_bytes
+    config, cluster, costs, total = done.config, done.cluster, done.costs, done.costs.total_memory
+    usable, rank, size = cluster.usable, costs.worst_rank, readable_bytes
     free = ""
     if cluster.reserved:
         free = (
             f" ({cluster.reserved:.0%} of {size(cluster.memory)} stay free for CUDA, NCCL and "
             "fragmentation)"
         )
-    return (
-        f"rank {rank} needs {size(total[rank])} of {size(cluster.usable)}{free}: "
-        f"{size(total[rank] - cluster.usable)} too much, and "
-        f"{int((total > cluster.usable).sum())} of {cluster.world_size} ranks lack memory. "
-        + _what_to_try(done)
-    )
-
-
-def _what_to_try(done: DryRun) -> str:
-    config, cluster, costs = done.config, done.cluster, done.costs
     tries = []
-    if config.sharding.plan != "auto" and done.work.even_bytes() * _UNEVEN <= cluster.usable:
+    if config.sharding.plan != "auto" and done.work.even_bytes() * _UNEVEN <= usable:
         tries.append("sharding.plan=auto or row_wise (an even share would fit)")
     else:
-        devices = _enough_devices(done)
-        if devices is not None:
-            tries.append(f"--world-size {devices} or more")
-        enough = math.ceil(costs.total_memory.max() / (1.0 - cluster.reserved) / 1e9)
+        devices, optimizer = _enough_devices(done), _smaller_optimizer(done)
+        enough = math.ceil(total.max() / (1.0 - cluster.reserved) / 1e9)
+        tries += [f"--world-size {devices} or more"] * (devices is not None)
         tries.append(f"--device-memory {enough}GB or more")
-        optimizer = _smaller_optimizer(done)
-        if optimizer is not None:
-            tries.append(f"optim.embedding.optimizer={optimizer}")
+        tries += [f"optim.embedding.optimizer={optimizer}"] * (optimizer is not None)
     tries.append("fewer rows or a smaller model.dim")
-    if costs.memory["activations"].max() > 0.2 * cluster.usable:
+    if costs.memory["activations"].max() > 0.2 * usable:
         tries.append("a smaller train.batch_size")
-    return f"Try {', '.join(tries[:-1])}, or {tries[-1]}"
+    return (
+        f"rank {rank} needs {size(total[rank])} of {size(usable)}{free}: "
+        f"{size(total[rank] - usable)} too much, and {int((total > usable).sum())} of "
+        f"{cluster.world_size} ranks lack memory. Try {', '.join(tries[:-1])}, or {tries[-1]}"
+    )
 
 
 def _enough_devices(done: DryRun) -> int | None:
@@ -234,15 +222,11 @@ def _smaller_optimizer(done: DryRun) -> str | None:
 
 def report(done: DryRun) -> str:
     """The plan and its costs, in lines of at most 100 characters."""
-    parts = (_head(done), _tables(done), _memory(done.costs), _traffic(done.costs), _verdict(done))
-    return "\n\n".join("\n".join(lines) for lines in parts)
-
-
-def _head(done: DryRun) -> list[str]:
-    work, cluster = done.work, done.cluster
+    work, cluster, costs = done.work, done.cluster, done.costs
+    total, lookups = costs.total_memory, costs.lookups
     rows = sum(table.rows for table in work.data.tables)
     free = f", {cluster.reserved:.0%} of it kept free" if cluster.reserved else ""
-    return [
+    lines = [
         f"{done.config.run.name}: a dry run, nothing is allocated",
         f"  {len(work.data.tables)} tables, {rows:,} rows of {work.columns} columns, "
         f"optimizer {done.config.optim.embedding.optimizer}",
@@ -250,55 +234,43 @@ def _head(done: DryRun) -> list[str]:
         f"{free}, {cluster.local_world_size} in a node",
         f"  global batch {work.batch_size:,}, {work.local_batch_size:,} samples a rank",
         f"  rows are looked up: {work.data.assumed}",
+        "",
+        f"  {'sharding':<18}{'tables':>7}{'rows':>19}{'shards':>8}{'ranks':>7}  fields",
     ]
-
-
-def _tables(done: DryRun) -> list[str]:
-    lines = [f"  {'sharding':<18}{'tables':>7}{'rows':>19}{'shards':>8}{'ranks':>7}  fields"]
-    for kind, group in done.costs.groups.items():
+    for kind, group in costs.groups.items():
         names = textwrap.shorten(", ".join(group.fields[:_FIELDS]), 34, placeholder=" ...")
         more = len(group.fields) - _FIELDS
         lines.append(
             f"  {kind:<18}{len(group.fields):>7}{group.rows:>19,}{group.shards:>8,}"
             f"{group.ranks:>7,}  {names}" + (f" and {more} more" if more > 0 else "")
         )
-    return lines
-
-
-def _memory(costs: PlanCosts) -> list[str]:
-    total = costs.total_memory
-    lines = [f"  {'memory of a rank':<25}{'least':>11}{'mean':>11}{'most':>11}   on rank"]
-    for name, values in [*((name, costs.memory[name]) for name in MEMORY), ("total", total)]:
-        lines.append(
-            f"  {_NAMES.get(name, name):<25}{readable_bytes(values.min()):>11}"
-            f"{readable_bytes(values.mean()):>11}{readable_bytes(values.max()):>11}"
-            f"{values.argmax():>10}"
-        )
+    lines += ["", _line("memory of a rank", ["least", "mean", "most"], "on rank")]
+    for name, values in [*costs.memory.items(), ("total", total)]:
+        each = (values.min(), values.mean(), values.max())
+        lines.append(_line(name, map(readable_bytes, each), values.argmax()))
     worst = np.argsort(-total, kind="stable")[:_WORST]
     ranks = ", ".join(f"{rank} ({readable_bytes(total[rank])})" for rank in worst)
-    return [*lines, f"  largest: {ranks}"]
-
-
-def _traffic(costs: PlanCosts) -> list[str]:
-    lines = [f"  {'sent in a step':<25}{'mean':>11}{'most':>11}   on rank{'all ranks':>14}"]
-    sent = [*((name, costs.sent[name]) for name in COMMUNICATION), ("total", costs.total_sent)]
-    for name, values in sent:
-        lines.append(
-            f"  {_NAMES.get(name, name):<25}{readable_bytes(values.mean()):>11}"
-            f"{readable_bytes(values.max()):>11}{values.argmax():>10}"
-            f"{readable_bytes(values.sum()):>14}"
-        )
-    lookups, imbalance = costs.lookups, costs.imbalance().items()
-    return [
-        *lines,
+    lines += [f"  largest: {ranks}", ""]
+    lines.append(_line("sent in a step", ["mean", "most"], "on rank") + f"{'all ranks':>14}")
+    for name, values in [*costs.sent.items(), ("total", costs.total_sent)]:
+        each = (values.mean(), values.max())
+        said = _line(name, map(readable_bytes, each), values.argmax())
+        lines.append(f"{said}{readable_bytes(values.sum()):>14}")
+    imbalance = ", ".join(f"{name} {value:.2f}" for name, value in costs.imbalance().items())
+    verdict = "does not fit; these are the costs of a plan for devices that are large enough"
+    if done.fits:
+        left = readable_bytes(cluster.usable - total.max())
+        verdict = f"fits: {left} left on rank {costs.worst_rank}"
+    lines += [
         f"  lookups in a step: {lookups.mean():,.0f} a rank on average, {lookups.max():,.0f} on "
         f"rank {lookups.argmax()}",
-        "  imbalance, most over mean: " + ", ".join(f"{name} {v:.2f}" for name, v in imbalance),
+        f"  imbalance, most over mean: {imbalance}",
+        "",
+        verdict,
     ]
+    return "\n".join(lines)
 
 
-def _verdict(done: DryRun) -> list[str]:
-    total, usable = done.costs.total_memory.max(), done.cluster.usable
-    if done.fits:
-        return [f"fits: {readable_bytes(usable - total)} left on rank {done.costs.worst_rank}"]
-    return ["does not fit; these are the costs of a plan for devices that are large enough"]
+def _line(name: str, cells: Iterable[str], rank: object) -> str:
+    right = "".join(f"{cell:>11}" for cell in cells)
+    return f"  {_NAMES.get(name, name):<25}{right}{rank:>10}"

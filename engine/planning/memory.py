@@ -47,12 +47,7 @@ class TableStates:
 
     @classmethod
     def of(cls, config: Config, columns: int, dim: int) -> TableStates:
-        """The state of a configuration's optimizer.
-
-        Args:
-            columns: width of the embedding.
-            dim: width of a stored row.
-        """
+        """The state of a configuration's optimizer, for embeddings of so many columns."""
         optimizer = config.optim.embedding.optimizer
         if optimizer in BASELINES:
             return cls(optimizer, dim, None)
@@ -65,11 +60,7 @@ class TableStates:
         return cls(optimizer, dim, kind.update_settings(kind.defaults_with(arguments)))
 
     def per_row(self, columns: int, column_offset: int = 0) -> int:
-        """Bytes of state per row of a shard.
-
-        Args:
-            columns, column_offset: width of the shard, and its first column.
-        """
+        """Bytes of state per row of a shard with these columns."""
         if self.settings is None:
             # A sum per row; that, a counter and a step; two moments per weight.
             values = {"fbgemm_rowwise_adagrad": 1, "fbgemm_cowclip": 3, "fbgemm_adam": 2 * columns}
@@ -145,13 +136,8 @@ def activation_bytes_per_sample(model: CTRModel) -> int:
 
 
 class _LiveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that operations make and that are still alive.
-
-    Args:
-        known: tensors to leave out.
-
-    Attributes:
-        peak: the most at any time.
+    """Counts the bytes of tensors, other than the known ones, that operations make; `peak` is the
+    most that are alive at a time.
     """
 
     def __init__(self, known: Sequence[Tensor]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import ByteSize, TypeAdapter, ValidationError
 from torch import nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
@@ -39,12 +40,6 @@ _SMALLEST_PARTITION = 4
 # Share of a GPU's memory kept for CUDA, NCCL and fragmentation: TorchRec's own default.
 _RESERVED_OF_GPU = 0.15
 
-_UNITS = {"B": 1} | {
-    f"{letter}{kind}": base**power
-    for power, letter in enumerate("KMGT", 1)
-    for kind, base in (("B", 10**3), ("iB", 2**10))
-}
-
 
 def parse_bytes(text: str, option: str) -> int:
     """Bytes of a size such as `141GB` (10^9 each), `80GiB` (2^30 each) or `512MB`.
@@ -55,27 +50,21 @@ def parse_bytes(text: str, option: str) -> int:
     Raises:
         SettingsError: it is not a size above 0.
     """
-    parts = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]+)\s*", text)
-    by_lower_case = {unit.lower(): size for unit, size in _UNITS.items()}
-    unit = by_lower_case.get(parts[2].lower()) if parts else None
-    size = round(float(parts[1]) * unit) if unit else 0
-    if size < 1:
-        raise SettingsError(
-            f"{option}: found {text!r}; write a number above 0 and a unit, such as 141GB (10^9 "
-            f"bytes) or 80GiB (2^30 bytes); units are {', '.join(_UNITS)}"
-        )
-    return size
+    # pydantic would also take numbers without a unit, and bits.
+    if text.lower().endswith("b"):
+        with suppress(ValidationError):
+            size = TypeAdapter(ByteSize).validate_python(text)
+            if size > 0:
+                return size
+    raise SettingsError(
+        f"{option}: found {text!r}; write a number above 0 and a unit, such as 141GB (10^9 bytes) "
+        "or 80GiB (2^30 bytes)"
+    )
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Identical devices.
-
-    Attributes:
-        world_size, local_world_size: how many in all, and in a node.
-        device_type: `cuda` or `cpu`.
-        memory: bytes of each device.
-    """
+    """Identical devices, `local_world_size` of them in a node, each with `memory` bytes."""
 
     world_size: int
     local_world_size: int
@@ -96,13 +85,7 @@ class Cluster:
 def sharding_types(
     plan: str, optimizer: str, world_size: int, *, reproducible: bool = False
 ) -> Sequence[str]:
-    """TorchRec's sharding types that the planner may choose from.
-
-    Args:
-        plan: `sharding.plan`.
-        optimizer: `optim.embedding.optimizer`.
-        reproducible: `train.reproducible`.
-    """
+    """TorchRec's sharding types that the planner may choose from; arguments as in a job's file."""
     if plan != "auto":
         return [plan]
     if world_size == 1:
@@ -123,7 +106,6 @@ def make_plan(
     """The plan of a run, made on rank 0 and the same on all ranks.
 
     Args:
-        sharding_types: types that the planner may choose from.
         workload: returns what a step takes; called on rank 0 only.
 
     Raises:
@@ -144,7 +126,6 @@ def make_plan(
 
 
 def _machine_memory() -> int:
-    """Main memory of this machine in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -171,28 +152,17 @@ def search_plan(
     workload: Workload,
     cluster: Cluster,
 ) -> ShardingPlan:
-    """The planner's choice.
-
-    Args:
-        sharding_types: types that it may choose from.
-
-    Raises:
-        PlannerError: the tables do not fit with these sharding types.
-    """
+    """The planner's choice; a PlannerError if the tables do not fit with these sharding types."""
     on_gpu = cluster.device_type == "cuda"
-    constraints = {
-        name: ParameterConstraints(
-            # Where rows are split, ranks add up parts of a bag: the bits depend on the ranks.
-            sharding_types=(
-                [ShardingType.TABLE_WISE.value]
-                if workload.reproducible and table.has_bags
-                else list(sharding_types)
-            ),
+    constraints = {}
+    for name, table in workload.tables.items():
+        # Where rows are split, ranks add up parts of a bag: the bits depend on the ranks.
+        whole = workload.reproducible and table.has_bags
+        constraints[name] = ParameterConstraints(
+            sharding_types=[ShardingType.TABLE_WISE.value] if whole else list(sharding_types),
             min_partition=_SMALLEST_PARTITION,
             pooling_factors=[table.ids_per_sample],
         )
-        for name, table in workload.tables.items()
-    }
     topology = Topology(
         world_size=cluster.world_size,
         local_world_size=cluster.local_world_size,

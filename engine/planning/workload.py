@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -41,8 +41,6 @@ class PlannedTable:
     """The table of an id field.
 
     Attributes:
-        field: name of the field.
-        rows: of the table.
         ids_per_sample: mean.
         below: maps a row to the share of lookups that go to rows before it.
         has_bags: whether a sample may have any number of ids.
@@ -81,14 +79,7 @@ class PlannedData:
 
 @dataclass(frozen=True)
 class PlacedShard:
-    """A shard of a table, on a rank.
-
-    Attributes:
-        table: name of the table.
-        sharding_type: TorchRec's name.
-        rank: that holds the shard.
-        row_offset, rows, column_offset, columns: the part of the table.
-    """
+    """A shard of a table, on a rank; `sharding_type` is TorchRec's name."""
 
     table: str
     sharding_type: str
@@ -104,39 +95,16 @@ class PlacedShard:
         return self.sharding_type == ShardingType.DATA_PARALLEL.value
 
 
-def placed_shards(
-    plan: ShardingPlan, shapes: Mapping[str, tuple[int, int]], world_size: int
-) -> Iterator[PlacedShard]:
-    """Every shard of a plan.
-
-    Args:
-        shapes: rows and columns of each table, by name.
-    """
-    for module in plan.plan.values():
-        for table, sharding in module.items():
-            kind = sharding.sharding_type
-            if sharding.sharding_spec is None:
-                rows, columns = shapes[table]
-                for rank in range(world_size):
-                    yield PlacedShard(table, kind, rank, 0, rows, 0, columns)
-                continue
-            for shard in sharding.sharding_spec.shards:
-                (row, column), (rows, columns) = shard.shard_offsets, shard.shard_sizes
-                yield PlacedShard(table, kind, shard.placement.rank(), row, rows, column, columns)
-
-
 @dataclass(frozen=True)
 class Workload:
     """A step of training.
 
     Attributes:
-        data: the tables.
         columns: width of a stored row.
         states: of the tables' optimizer.
         dense_parameters: number of parameters of the dense layers, which every rank copies.
         dense_bytes_per_sample: their activations.
         batch_size: global.
-        world_size: number of ranks.
         passes: forward and backward passes of a step.
         bytes_on_the_way: bytes of a number of an embedding, and of its gradient, when they are
             sent.
@@ -164,10 +132,19 @@ class Workload:
         """Tables by name."""
         return {table_name(table.field): table for table in self.data.tables}
 
-    @property
-    def shapes(self) -> dict[str, tuple[int, int]]:
-        """Rows and columns by name of the table."""
-        return {name: (table.rows, self.columns) for name, table in self.tables.items()}
+    def placed_shards(self, plan: ShardingPlan) -> Iterator[PlacedShard]:
+        """Every shard of a plan."""
+        for table, sharding in (each for module in plan.plan.values() for each in module.items()):
+            kind = sharding.sharding_type
+            if sharding.sharding_spec is None:
+                for rank in range(self.world_size):
+                    yield PlacedShard(
+                        table, kind, rank, 0, self.tables[table].rows, 0, self.columns
+                    )
+                continue
+            for shard in sharding.sharding_spec.shards:
+                (row, column), (rows, columns) = shard.shard_offsets, shard.shard_sizes
+                yield PlacedShard(table, kind, shard.placement.rank(), row, rows, column, columns)
 
     def weight_bytes(self, shard: PlacedShard) -> int:
         """Weights of a shard."""
@@ -272,10 +249,7 @@ def passes(config: Config) -> int:
 
 
 def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
-    """Sizes and frequencies, from the configuration or from prepared data.
-
-    Args:
-        dataset: the data if they are already open.
+    """Sizes and frequencies, from the configuration or from prepared data, which may be open.
 
     Raises:
         SettingsError: the sizes of the tables are not given.
@@ -293,15 +267,15 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
             "data.tables is not given; write the rows of each id field's table, such as "
             "data.tables='{user: 1e9, item: 2e7}'"
         )
-    unknown = sorted(set(section.ids_per_sample) - set(section.tables))
+    unknown = [field for field in section.ids_per_sample if field not in section.tables]
     if unknown:
         raise SettingsError(
             f"data.ids_per_sample: {unknown[0]!r} is not a field of data.tables; write one of "
             f"{', '.join(section.tables)}"
         )
     id_bytes = 4 if max(section.tables.values()) < 2**31 else 8
-    ids, zipf = section.ids_per_sample, section.zipf
-    return _from_sizes(section.tables, ids, zipf, section.numbers, id_bytes)
+    ids = section.ids_per_sample
+    return _from_sizes(section.tables, ids, section.zipf, section.numbers, id_bytes)
 
 
 def uniform(rows: int) -> Callable[[int], float]:
@@ -332,16 +306,15 @@ def _from_sizes(
     id_bytes: int,
     rows: int | None = None,
 ) -> PlannedData:
-    below = uniform if exponent is None else lambda size: zipf(size, exponent)
+    below, assumed = uniform, "every row of a table equally often"
+    if exponent is not None:
+        below = partial(zipf, exponent=exponent)
+        assumed = f"Zipf with exponent {exponent:g}, the most frequent id first"
+    ids = ids_per_sample
     tables = tuple(
-        PlannedTable(
-            field, size, ids_per_sample.get(field, 1.0), below(size), field in ids_per_sample
-        )
+        PlannedTable(field, size, ids.get(field, 1.0), below(size), field in ids)
         for field, size in sizes.items()
     )
-    assumed = "every row of a table equally often"
-    if exponent is not None:
-        assumed = f"Zipf with exponent {exponent:g}, the most frequent id first"
     return PlannedData(tables, numbers, id_bytes, assumed, rows)
 
 

@@ -6,12 +6,13 @@ it lacks because runs did not record it.
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -48,10 +49,6 @@ from stampede.engine.report.run_records import (
 from stampede.engine.tables import read_field
 
 _SAMPLES = "training samples (steps x batch size)"
-
-# Use a log scale above this ratio of the largest to the smallest probability: on a linear scale
-# the low ones would overlap.
-_WIDE = 20
 
 # Most fields whose norms are shown; fewest ids for percentiles, and most ids to read.
 _MOST_FIELDS, _FEWEST_IDS, _MOST_IDS = 16, 50, 20_000_000
@@ -93,21 +90,23 @@ def all_drawings(runs: Sequence[RunRecord], drawn: Sequence[RunRecord]) -> list[
 
 def draw_periods(settings: Sequence[Setting]) -> list[Drawing]:
     """AUC of a log's periods, for all rows and for rows with new ids; rows of tables."""
-    shown = [
-        ("auc", "AUC of each period", "Exact AUC of each period before it was trained on."),
-        (
-            "new_ids_auc",
+    shown = {
+        "auc": ("AUC of each period", "Exact AUC of each period before it was trained on."),
+        "new_ids_auc": (
             "AUC of rows with new ids",
             "The same for rows with an id that the model did not know.",
         ),
-        ("ids", "Rows of all tables", "Ids with their own row after each period."),
-    ]
+        "ids": ("Rows of all tables", "Ids with their own row after each period."),
+    }
 
     def points(run: RunRecord, name: str) -> Points:
         # An untrained model scores the first period.
         lines = [line for line in run.periods if name == "ids" or line["period"] > 1]
-        values = {line["period"]: line.get(name) for line in lines}
-        return {n: (n, value) for n, value in values.items() if value is not None}
+        return {
+            line["period"]: (line["period"], line[name])
+            for line in lines
+            if line.get(name) is not None
+        }
 
     # If no run has periods, do not list the runs as missing.
     settings = [one for one in settings if any(run.periods for run in one.runs)] and settings
@@ -115,13 +114,13 @@ def draw_periods(settings: Sequence[Setting]) -> list[Drawing]:
         _draw_lines(
             settings,
             Drawing(f"periods_{name}", title, caption),
-            lambda run, name=name: points(run, name),
+            partial(points, name=name),
             "there is no such period",
             "period",
             title,
             is_auc=name != "ids",
         )
-        for name, title, caption in shown
+        for name, (title, caption) in shown.items()
     ]
 
 
@@ -136,7 +135,7 @@ def draw_auc(settings: Sequence[Setting], part: str) -> Drawing:
     return _draw_lines(
         settings,
         Drawing(f"auc_{part}", f"AUC on the {part} part", caption),
-        lambda run: _of_evaluations(run, part, "auc"),
+        lambda run: _values(run, run.evaluations(part), "auc"),
         f"no AUC of the {part} part was recorded",
         _SAMPLES,
         f"{part} AUC",
@@ -221,15 +220,12 @@ def draw_loss(settings: Sequence[Setting]) -> Drawing:
     drawing = Drawing("loss", "Training and validation loss", caption, None, left_out)
     if not trained:
         return drawing
-    evaluated = {
-        one.label: curve
-        for one, _, curve in curves(
-            settings,
-            lambda run: _of_evaluations(
-                run, "validation" if run.evaluations("validation") else "test", "logloss"
-            ),
-        )
-    }
+
+    def held_out(run: RunRecord) -> Points:
+        lines = run.evaluations("validation") or run.evaluations("test")
+        return _values(run, lines, "logloss")
+
+    evaluated = {one.label: curve for one, _, curve in curves(settings, held_out)}
     figure, axes = new_figure()
     tops = []
     for one, style, (x, y, *_) in trained:
@@ -259,10 +255,6 @@ def _values(run: RunRecord, lines: Sequence[dict[str, Any]], key: str) -> Points
     }
 
 
-def _of_evaluations(run: RunRecord, part: str, key: str) -> Points:
-    return _values(run, run.evaluations(part), key)
-
-
 def draw_batch_size(runs: Sequence[RunRecord]) -> Drawing:
     """AUC of the selected epoch by batch size, runs of one setting as a line."""
     ended = [run for run in runs if run.metric("test", "auc") is not None]
@@ -277,18 +269,14 @@ def draw_batch_size(runs: Sequence[RunRecord]) -> Drawing:
     drawing = Drawing("auc_batch_size", "AUC against batch size", caption, None, left_out)
     sizes = sorted({run.batch_size for run in ended})
     if len(sizes) < 2:
-        found = f"all of {sizes[0]:,}" if sizes else "none finished"
-        reason = f"Finished runs of at least two batch sizes are needed; found: {found}."
+        reason = "Finished runs of at least two batch sizes are needed."
         return replace(drawing, left_out=(*left_out, reason))
     figure, axes = new_figure()
     lines = _along_batch_size(ended)
     for (label, members), style in zip(lines.items(), styles(len(lines)), strict=True):
-        by_size = defaultdict(list)
-        for run in members:
-            by_size[run.batch_size].append(run.metric("test", "auc"))
-        x = sorted(by_size)
-        mean = np.array([statistics.fmean(by_size[size]) for size in x])
-        low, high = (np.array([of(by_size[size]) for size in x]) for of in (min, max))
+        x = sorted({run.batch_size for run in members})
+        aucs = [[run.metric("test", "auc") for run in members if run.batch_size == n] for n in x]
+        mean, low, high = (np.array([of(each) for each in aucs]) for of in (fmean, min, max))
         axes.errorbar(x, mean, [mean - low, high - mean], **style, capsize=3, label=label)
     axes.set(xlabel="global batch size", ylabel="test AUC", xscale="log")
     axes.set_xticks(sizes)
@@ -336,12 +324,11 @@ def draw_calibration(settings: Sequence[Setting]) -> Drawing:
         return drawing
     figure, axes = new_figure(4.4)
     values = np.concatenate([np.concatenate(curve[:2]) for *_, curve in found])
-    low, high = values.min(), values.max()
-    if low > 0 and high / low > _WIDE:
+    low, high = 0, values.max() * 1.05
+    # On a linear scale the low probabilities would overlap.
+    if values.min() > 0 and values.max() / values.min() > 20:
         axes.set(xscale="log", yscale="log")
-        low, high = low / 1.3, high * 1.3
-    else:
-        low, high = 0, high * 1.05
+        low, high = values.min() / 1.3, values.max() * 1.3
     axes.plot([low, high], [low, high], color="0.35", linestyle=(0, (1, 3)), label="calibrated")
     for one, style, curve in found:
         axes.plot(*curve[:2], **style, label=one.label)
@@ -352,9 +339,8 @@ def draw_calibration(settings: Sequence[Setting]) -> Drawing:
 
 def _buckets(run: RunRecord) -> Points:
     buckets = run.metric("test", "calibration_buckets")
-    if not run.summary:
-        last = run.evaluations("test")[-1:]
-        buckets = last[0].get("calibration_buckets") if last else None
+    if not run.summary and run.evaluations("test"):
+        buckets = run.evaluations("test")[-1].get("calibration_buckets")
     pairs = [(bucket["mean_prediction"], bucket["mean_label"]) for bucket in buckets or ()]
     return dict(enumerate(pairs))
 
@@ -429,50 +415,45 @@ def draw_embedding_norms(settings: Sequence[Setting]) -> Drawing:
         "line from the 5th to the 95th percentile. Ids outside the training rows keep their "
         "initial norm, or decay by L2."
     )
+    norms: list[tuple[Setting, Style, np.ndarray]] = []
+    # By the first checkpoint: runs on the same data have the same fields.
     sizes: dict[str, int] = {}
-    found: list[tuple[Setting, Style, Path]] = []
+    fields: list[str] = []
     damaged: dict[str, str] = {}
-    for one, style in with_styles(settings)[:_MOST_NORMS]:
-        try:
-            path = one.runs[0].checkpoint()
-            if path is not None:
-                for field, ids in read_manifest(path).data.vocabulary_sizes.items():
-                    sizes[field] = max(ids, sizes.get(field, 0))
-                found.append((one, style, path))
-        except RunFolderError as failure:
-            damaged[one.label] = f"{one.label} is not shown: {failure}."
-    known = [one for one in settings if one.label in damaged or one in [o for o, *_ in found]]
+    with progress_bar(None, 0, True, "reading tables", "tables", 5.0) as bar:
+        for one, style in with_styles(settings)[:_MOST_NORMS]:
+            try:
+                path = one.runs[0].checkpoint()
+                if path is not None:
+                    sizes = sizes or read_manifest(path).data.vocabulary_sizes
+                    fields = [f for f, ids in sizes.items() if _FEWEST_IDS <= ids <= _MOST_IDS]
+                    largest = sorted(fields, key=lambda f: -sizes[f])[:_MOST_FIELDS]
+                    shown = [field for field in fields if field in largest]
+                    found = [_percentiles(path, field, bar) for field in shown]
+                    norms.append((one, style, np.array(found)))
+            except RunFolderError as failure:
+                damaged[one.label] = f"{one.label} is not shown: {failure}."
+    known = [one for one, *_ in norms] + [one for one in settings if one.label in damaged]
     why = f"no checkpoint in the run folder, or not among the first {_MOST_NORMS}"
     left_out = not_shown(settings, known, why)
-    fields = [field for field, ids in sizes.items() if _FEWEST_IDS <= ids <= _MOST_IDS]
     others = [field for field in sizes if field not in fields]
     if others:
         limits = f"fewer than {_FEWEST_IDS} ids or more than {_MOST_IDS:,}"
         left_out += (f"Not shown, {limits}: {listed(others)}.",)
     if len(fields) > _MOST_FIELDS:
         left_out += (f"Of {len(fields)} fields, the {_MOST_FIELDS} with the most ids are shown.",)
-        largest = sorted(fields, key=lambda field: -sizes[field])[:_MOST_FIELDS]
-        fields = [field for field in fields if field in largest]
-    norms: list[tuple[Setting, Style, np.ndarray]] = []
-    with progress_bar(len(found) * len(fields), 0, True, "reading tables", "tables", 5.0) as bar:
-        for one, style, path in found:
-            try:
-                norms.append((one, style, np.array([_percentiles(path, f, bar) for f in fields])))
-            except RunFolderError as failure:
-                damaged[one.label] = f"{one.label} is not shown: {failure}."
     left_out += tuple(damaged.values())
     drawing = Drawing("embedding_norms", "Norms of the embeddings", caption, None, left_out)
     if not norms or not fields:
         return drawing
-    figure, axes = new_figure(1.0 + 0.17 * len(fields))
+    figure, axes = new_figure(1.0 + 0.17 * len(shown))
     for number, (one, style, percentiles) in enumerate(norms):
         # Draw the lines of several settings below one another.
-        y = np.arange(len(fields)) + 0.6 * ((number + 0.5) / len(norms) - 0.5)
+        y = np.arange(len(shown)) + 0.6 * ((number + 0.5) / len(norms) - 0.5)
         low, middle, high = percentiles.T
         axes.hlines(y, low, high, color=style["color"], linewidth=1.2)
         axes.plot(middle, y, **{**style, "linestyle": "none"}, label=one.label)
-    names = [shortened(f"{field} ({sizes[field]:,})", 26) for field in fields]
-    name_rows(axes, names, fontsize=8)
+    name_rows(axes, [shortened(f"{f} ({sizes[f]:,})", 26) for f in shown], fontsize=8)
     axes.set(xlabel="norm of the embedding", ylabel="field (ids)", xscale="log")
     return replace(drawing, figure=with_legend(figure))
 
@@ -521,10 +502,8 @@ def _phase_seconds(run: RunRecord) -> dict[str, float]:
     """Mean seconds of a step by phase; empty if none was timed."""
     lines = run.of_kind("timing")
     steps = [line["step_seconds"]["steps"] for line in lines]
-    if not sum(steps):
-        return {}
-    weighted = list(zip(steps, lines, strict=True))
     return {
-        phase: sum(n * line["phase_seconds"].get(phase, 0.0) for n, line in weighted) / sum(steps)
+        phase: np.average([line["phase_seconds"].get(phase, 0.0) for line in lines], weights=steps)
         for phase in PHASES
+        if lines
     }

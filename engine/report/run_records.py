@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os.path
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any
 
 from stampede.engine.checkpoint import checkpoint_of, flat_keys, newest, read_manifest
 from stampede.engine.errors import RunFolderError
@@ -35,139 +35,20 @@ _OF_THE_ROWS = (
     "data.scale", "data.rows", "data.zipf",
 )  # fmt: skip
 
-# More than any run has, with a product of at most 62 bits.
-_MOST_STEPS, _MOST_BATCH = 1 << 36, 1 << 26
-
-_Count = Annotated[int, Field(ge=0, lt=1 << 62)]
-_Number = Annotated[float, Field(ge=-1e30, le=1e30)]
-# With a length limit pydantic refuses text that is not valid UTF-8.
-_Text = Annotated[str, Field(max_length=1 << 20)]
-
-
-class _Read(BaseModel):
-    """The values that a report needs from a file of a run; others are ignored."""
-
-    model_config = ConfigDict(strict=True)
-
-
-class _Line(_Read):
-    kind: _Text
-    step: Annotated[int, Field(ge=0, lt=_MOST_STEPS)]
-
-
-class _Train(_Line):
-    loss: _Number | None
-    clipped_share: _Number | None = None
-
-
-class _Bucket(_Read):
-    mean_prediction: _Number
-    mean_label: _Number
-
-
-class _Metrics(_Read):
-    auc: _Number | None = None
-    logloss: _Number | None = None
-    pr_auc: _Number | None = None
-    normalized_entropy: _Number | None = None
-    calibration: _Number | None = None
-    gauc: _Number | None = None
-    attainable_auc: _Number | None = None
-    calibration_buckets: list[_Bucket] | None = None
-
-
-class _Evaluation(_Line, _Metrics):
-    part: _Text
-    auc: _Number | None
-    train_seconds: _Number
-
-
-class _Shares(_Read):
-    touched: _Count
-    clipped: _Count
-
-
-class _CountedShares(_Shares):
-    first: Annotated[int, Field(alias="from", ge=1, lt=1 << 62)]
-
-
-class _Clipping(_Line):
-    fields_: dict[_Text, _Shares] = Field(alias="fields")
-    counts: list[_CountedShares]
-    left_out: list[_Text]
-
-
-class _Stopped(_Line):
-    reason: _Text
-
-
-class _Advice(_Line):
-    text: _Text
-
-
-class _StepSeconds(_Read):
-    steps: Annotated[int, Field(ge=0, lt=_MOST_STEPS)]
-    mean: Annotated[_Number, Field(gt=0)]
-    p50: _Number
-    p90: _Number
-    p99: _Number
-    max: _Number
-
-
-class _Slowest(_Read):
-    rank: _Count
-    own: _Number
-    others: _Number | None
-
-
-class _Timing(_Line):
-    step_seconds: _StepSeconds
-    phase_seconds: dict[_Text, _Number]
-    communication_seconds: _Number
-    slowest_seconds: _Slowest
-    peak_memory_bytes: _Number
-
-
-class _Last(_Read):
-    test: _Metrics
-    validation: _Metrics = _Metrics()
-
-
-class _Summary(_Metrics):
-    auc: _Number | None
-    logloss: _Number | None
-    best_epoch: _Count
-    selected_on: _Text
-    samples_per_second: _Number
-    train_seconds: _Number
-    epochs: _Count
-    steps: _Count
-    last: _Last
-    validation: _Metrics = _Metrics()
-    clipped_share: _Number | None = None
-    rows: dict[_Text, _Count] = {}
-    ids: _Count | None = None
-    parameters: dict[_Text, _Count] = {}
-    world_size: _Count = 0
-    device: _Text = ""
-    version: _Text = ""
-    end_time: _Text = ""
-
-
-class _Period(_Line, _Metrics):
-    period: Annotated[int, Field(ge=1, lt=1 << 31)]
-    file: _Text
-    rows: _Count
-    ids: _Count
-    seconds: _Number
-    train_seconds: _Number
-    new_ids_auc: _Number | None = None
-    new_ids_samples: _Count | None = None
-
-
-_LINES = {
-    "train": _Train, "evaluation": _Evaluation, "clipping": _Clipping, "stopped": _Stopped,
-    "advice": _Advice, "timing": _Timing, "period": _Period,
+# What a report needs of a `summary.json`, and of a line of `metrics.jsonl` by kind.
+_SUMMARY = (
+    "auc", "logloss", "best_epoch", "selected_on", "samples_per_second", "train_seconds", "epochs",
+    "steps",
+)  # fmt: skip
+_OF_KIND = {
+    "train": ("loss",),
+    "evaluation": ("part", "auc", "train_seconds"),
+    "clipping": ("fields", "counts", "left_out"),
+    "stopped": ("reason",),
+    "advice": ("text",),
+    "timing": ("step_seconds", "phase_seconds", "communication_seconds", "slowest_seconds",
+               "peak_memory_bytes"),
+    "period": ("period", "file"),
 }  # fmt: skip
 
 
@@ -202,7 +83,7 @@ class RunRecord:
         return {k: v for k, v in self.config.items() if not k.startswith(_NOT_COMPARED)}
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
-        """Lines of one kind."""
+        """The lines of a kind."""
         return [line for line in self.lines if line["kind"] == kind]
 
     def evaluations(self, part: str) -> list[dict[str, Any]]:
@@ -247,7 +128,7 @@ class RunRecord:
         return f"is not finished ({lacks}); results are shown up to step {last:,}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Setting:
     """Runs that differ only in `run.seed`.
 
@@ -294,15 +175,12 @@ def by_data(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     for run in runs:
         rows = {k: readable(v) for k, v in run.config.items() if k.startswith(_OF_THE_ROWS)}
         groups[tuple(sorted(rows.items()))].append(run)
-    differing = {
-        key for rows in groups for key, value in rows if any((key, value) not in o for o in groups)
-    }
-    named = {}
+    different, named = differing_keys(runs), {}
     for rows, members in groups.items():
         of = dict(rows)
         said = [of.pop("data.kind", "")]
         said += [f"{key.removeprefix('data.')} {value}" for key, value in of.items()
-                 if key in differing and value not in ("null", "")]  # fmt: skip
+                 if key in different and value not in ("null", "")]  # fmt: skip
         named[", ".join(said)] = members
     return named
 
@@ -341,8 +219,8 @@ def baseline_of(runs: Sequence[RunRecord], asked: str) -> RunRecord:
     Raises:
         RunFolderError: no run or several runs have this name.
     """
-    found = [run for run in runs if asked in (run.label, str(run.path), run.path.name)]
-    found = found or [run for run in runs if Path(asked).resolve() == run.path]
+    folder = Path(asked).resolve()
+    found = [run for run in runs if asked in (run.label, run.path.name) or run.path == folder]
     if len(found) != 1:
         labels = ", ".join(run.label for run in runs)
         raise RunFolderError(
@@ -353,10 +231,8 @@ def baseline_of(runs: Sequence[RunRecord], asked: str) -> RunRecord:
 
 
 def _run_folders(path: Path) -> list[Path]:
-    if not path.exists():
-        raise RunFolderError(f"{path}: no such run folder; {_HINT}")
     if not path.is_dir():
-        raise RunFolderError(f"{path}: is a file; {_HINT}")
+        raise RunFolderError(f"{path}: no such run folder; {_HINT}")
     if RunFolder(path).config_file.is_file():
         return [path]
     # Hidden folders are being written or deleted.
@@ -376,14 +252,13 @@ def _run_folders(path: Path) -> list[Path]:
 
 def _labels(folders: list[Path]) -> list[str]:
     """The shortest path endings that tell the folders apart."""
-    parts = 1
-    while True:
+    for parts in itertools.count(1):
         labels = ["/".join(folder.parts[-parts:]) for folder in folders]
         # Matplotlib hides labels with a leading underscore from legends.
         labels = [printable(f"./{label}" if label.startswith("_") else label) for label in labels]
         if len(set(labels)) == len(labels):
-            return labels
-        parts += 1
+            break
+    return labels
 
 
 def _read(path: Path, label: str) -> RunRecord:
@@ -395,8 +270,7 @@ def _read(path: Path, label: str) -> RunRecord:
         newest_one = _read(path / period_folder(periods[-1]["period"]), label)
         return replace(newest_one, periods=periods)
     config = flat_keys(read_yaml(folder.config_file, _HINT))
-    batch_size = config.get("train.batch_size")
-    if type(batch_size) is not int or not 0 < batch_size < _MOST_BATCH:
+    if not isinstance(config.get("train.batch_size"), int):
         raise RunFolderError(
             f"{folder.config_file}: train.batch_size is missing or not a whole number, so no run "
             f"wrote this file; {_HINT}"
@@ -406,7 +280,7 @@ def _read(path: Path, label: str) -> RunRecord:
         remedy = "delete it to show the run as an unfinished one"
         with reading(folder.summary, RunFolderError, remedy):
             summary = json.loads(read_file(folder.summary))
-            _Summary.model_validate(summary)
+            itemgetter(*_SUMMARY)(summary)
             selected_metrics(summary)
     if summary and lines and lines[-1]["step"] > summary["steps"]:
         summary = {}
@@ -417,6 +291,5 @@ def _lines(folder: RunFolder) -> list[dict[str, Any]]:
     with reading(folder.metrics, RunFolderError, "repair the line or leave the run out"):
         lines = folder.lines()
         for line in lines:
-            kind = _Line.model_validate(line).kind
-            _LINES.get(kind, _Line).model_validate(line)
+            itemgetter("kind", "step", *_OF_KIND.get(line["kind"], ()))(line)
     return lines

@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,6 @@ from stampede.engine.report.run_records import (
     settings_of,
 )
 from stampede.engine.summary import METRICS, PARTS
-
-_ABSENT = "-"
-
-# Metrics whose differences to a baseline are shown.
-_COMPARED = ("auc", "logloss")
 
 # A column: its heading, and what gives its cell for a setting.
 _Column = tuple[str, Callable[[Setting], str]]
@@ -62,48 +58,47 @@ def result_tables(groups: dict[str, list[RunRecord]], baseline: RunRecord | None
         groups: runs by data; see `by_data`.
         baseline: the run to compare others on the same data with; None: no comparison.
     """
-    settings = {data: settings_of(runs) for data, runs in groups.items()}
-    rows = [(one, data) for data, found in settings.items() for one in found]
-    runs = [run for one, _ in rows for run in one.runs]
-    compared = next((one for one, _ in rows if baseline in one.runs), None)
-    # Compare only settings on the same data, without the baseline itself.
-    same = [one for found in settings.values() if compared in found for one in found]
-    same = [one for one in same if one is not compared]
+    data_of = {one: data for data, runs in groups.items() for one in settings_of(runs)}
+    settings = list(data_of)
+    runs = [run for one in settings for run in one.runs]
+    compared = next((one for one in settings if baseline in one.runs), None)
     label = [("run", lambda one: one.label)]
     if len(groups) > 1:
-        data_of = {one.label: data for one, data in rows}
-        label.append(("data", lambda one: data_of.get(one.label, "")))
+        label.append(("data", lambda one: data_of[one]))
     epoch = [
-        ("selected epoch", lambda one: _shared(one, "best_epoch")),
-        ("chosen on", lambda one: _shared(one, "selected_on")),
+        ("selected epoch", partial(_shared, key="best_epoch")),
+        ("chosen on", partial(_shared, key="selected_on")),
     ]
     selected = _metric_columns(runs, "selected")
-    differences = [
-        (
-            f"difference of {part} {METRICS[metric]}",
-            lambda one, p=part, m=metric: _difference(one, compared, p, m) if one in same else "",
-        )
-        for metric in (_COMPARED if compared is not None else ())
-        for part in PARTS
-    ]
+    differences = []
+    if compared is not None:
+        same = [one for one in settings if data_of[one] == data_of[compared] and one != compared]
+        differences = [
+            (
+                f"difference of {part} {METRICS[metric]}",
+                partial(_difference, to=compared, part=part, metric=metric, only=same),
+            )
+            for metric in ("auc", "logloss")
+            for part in PARTS
+        ]
     further = [
         ("network", lambda one: readable(one.runs[0].config.get("model.name", ""))),
         ("batch size", lambda one: f"{one.runs[0].batch_size:,}"),
-        ("rows clipped", lambda one: _mean(one.values(_in_summary("clipped_share")), "{:.2%}")),
-        ("samples/s", lambda one: _mean(one.values(_in_summary("samples_per_second")), "{:,.0f}")),
-        ("training time", lambda one: _mean(one.values(_in_summary("train_seconds")), "{:,.1f} s")),
+        ("rows clipped", partial(_in_summary, key="clipped_share", form="{:.2%}")),
+        ("samples/s", partial(_in_summary, key="samples_per_second", form="{:,.0f}")),
+        ("training time", partial(_in_summary, key="train_seconds", form="{:,.1f} s")),
     ]
     note = "Metrics of the epoch that was best on the part it was chosen on."
-    several = len(runs) > len(rows)
+    several = len(runs) > len(settings)
     if several:
         note += " Mean ± standard deviation over the seeds."
     if compared is not None:
         note += f" Differences are to {compared.label}, ± their standard error over the seeds."
-    found = [one for one, _ in rows]
-    tables = [_table("Results", note, [*label, *epoch, *selected, *differences, *further], found)]
+    columns = [*label, *epoch, *selected, *differences, *further]
+    tables = [_table("Results", note, columns, settings)]
     note = "The same after the last epoch, for comparison; these weights are not the exported ones."
-    last = [("last epoch", lambda one: _shared(one, "epochs")), *_metric_columns(runs, "last")]
-    tables.append(_table("The last epoch", note, [*label, *last], found))
+    last = [("last epoch", partial(_shared, key="epochs")), *_metric_columns(runs, "last")]
+    tables.append(_table("The last epoch", note, [*label, *last], settings))
     if several:
         seed = ("seed", lambda one: readable(one.runs[0].config.get("run.seed", "")))
         each = [Setting(run.label, (run,)) for run in runs]
@@ -119,21 +114,20 @@ def _table(title: str, note: str, columns: Sequence[_Column], found: Sequence[Se
 
 def _metric_columns(runs: Sequence[RunRecord], when: str) -> list[_Column]:
     """A column for each metric and part that some run has."""
+
+    def cell(one: Setting, part: str, metric: str) -> str:
+        return _mean(one.values(lambda run: run.metric(part, metric, when)), "{:.4f}")
+
     return [
-        (
-            f"{part} {shown}",
-            lambda one, p=part, m=metric: _mean(
-                one.values(lambda one: one.metric(p, m, when)), "{:.4f}"
-            ),
-        )
+        (f"{part} {shown}", partial(cell, part=part, metric=metric))
         for metric, shown in METRICS.items()
         for part in PARTS
         if any(run.metric(part, metric, when) is not None for run in runs)
     ]
 
 
-def _in_summary(key: str) -> Callable[[RunRecord], float | None]:
-    return lambda run: run.summary.get(key)
+def _in_summary(one: Setting, key: str, form: str) -> str:
+    return _mean(one.values(lambda run: run.summary.get(key)), form)
 
 
 def _shared(one: Setting, key: str) -> str:
@@ -151,18 +145,16 @@ def _mean(values: Sequence[float], form: str) -> str:
     return f"{mean} ± {form.format(statistics.stdev(values))}"
 
 
-def _difference(one: Setting, compared: Setting, part: str, metric: str) -> str:
-    def of(run: RunRecord) -> float | None:
-        return run.metric(part, metric)
-
-    values, others = one.values(of), compared.values(of)
-    if not values or not others:
+def _difference(one: Setting, to: Setting, part: str, metric: str, only: Sequence[Setting]) -> str:
+    """The difference of a metric to a setting, for `only` some settings."""
+    both = [of.values(lambda run: run.metric(part, metric)) for of in (one, to)]
+    if one not in only or not all(both):
         return ""
-    shown = f"{statistics.fmean(values) - statistics.fmean(others):+.4f}"
-    if min(len(values), len(others)) < 2:
-        return shown
-    error = math.hypot(*(statistics.stdev(v) / math.sqrt(len(v)) for v in (values, others)))
-    return f"{shown} ± {error:.4f}"
+    value, other = map(statistics.fmean, both)
+    if min(map(len, both)) < 2:
+        return f"{value - other:+.4f}"
+    error = math.hypot(*(statistics.stdev(values) / math.sqrt(len(values)) for values in both))
+    return f"{value - other:+.4f} ± {error:.4f}"
 
 
 def about_table(runs: Sequence[RunRecord]) -> Table:
@@ -177,47 +169,42 @@ def _about(run: RunRecord) -> list[str]:
     rows, parameters = summary.get("rows", {}), summary.get("parameters", {})
     counts = [*(rows.get(part) for part in ("train", *PARTS)), summary.get("ids"),
               *(parameters.get(name) for name in ("tables", "dense"))]  # fmt: skip
-    ended = str(summary.get("end_time", ""))[:16].replace("T", " ")
+    ended = summary.get("end_time", "")[:16].replace("T", " ")
     return [
         run.label,
-        *("" if count is None else f"{count:,}" for count in counts),
-        str(summary.get("version", "")),
+        *(_cell(count, ",") for count in counts),
+        summary.get("version", ""),
         f"{ended} UTC" if ended else "",
         f"{summary.get('world_size', '')} x {summary.get('device', '')}",
     ]
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 def period_tables(runs: Sequence[RunRecord]) -> list[Table]:
     """Metrics of each file of a log before it was trained on; a table for each run."""
     header = ("period", "file", "rows", "AUC", "logloss", "norm. entropy", "calibration",
               "rows with new ids", "their AUC", "ids", "seconds", "of training")  # fmt: skip
+    keys = {"rows": ",", "auc": ".4f", "logloss": ".4f", "normalized_entropy": ".4f",
+            "calibration": ".4f", "new_ids_samples": ",", "new_ids_auc": ".4f", "ids": ",",
+            "seconds": ",.1f", "train_seconds": ",.1f"}  # fmt: skip
     note = (
         "Metrics before the period was trained on; an untrained model scores the first. The rest "
         "of this page shows the run's newest period."
     )
+
+    def cells(line: dict[str, Any]) -> list[str]:
+        # An untrained model scored the first period.
+        shown = {k: form for k, form in keys.items() if line["period"] > 1 or form != ".4f"}
+        values = [_cell(line.get(key), form) if key in shown else "" for key, form in keys.items()]
+        return [str(line["period"]), Path(line["file"]).name, *values]
+
     return [
-        Table(f"Periods of {run.label}", note, header, [_period(line) for line in run.periods])
+        Table(f"Periods of {run.label}", note, header, [cells(line) for line in run.periods])
         for run in runs
         if run.periods
-    ]
-
-
-def _period(line: dict[str, Any]) -> list[str]:
-    def number(name: str, form: str) -> str:
-        value = line.get(name)
-        # An untrained model scored the first period.
-        unscored = line["period"] == 1 and form == ".4f"
-        return "" if value is None or unscored else format(value, form)
-
-    return [
-        str(line["period"]),
-        Path(line["file"]).name,
-        number("rows", ","),
-        *(number(name, ".4f") for name in ("auc", "logloss", "normalized_entropy", "calibration")),
-        number("new_ids_samples", ","),
-        number("new_ids_auc", ".4f"),
-        number("ids", ","),
-        *(number(name, ",.1f") for name in ("seconds", "train_seconds")),
     ]
 
 
@@ -270,6 +257,6 @@ def configuration_table(runs: Sequence[RunRecord]) -> Table:
     title, keys = "Differences of the configurations", differing_keys(runs)
     if not keys:
         return Table(title, "All runs have the same settings.")
-    rows = [[run.label, *(readable(run.compared.get(k, _ABSENT)) for k in keys)] for run in runs]
+    rows = [[run.label, *(readable(run.compared.get(k, "-")) for k in keys)] for run in runs]
     note = "All other keys are equal, except names, logging and checkpoints."
     return Table(title, note, ["run", *keys], rows)

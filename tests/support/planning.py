@@ -4,7 +4,7 @@ from stampede.engine.build import build_model
 from stampede.engine.config.load import load_config
 from stampede.engine.planning.costs import plan_costs
 from stampede.engine.planning.planner import Cluster
-from stampede.engine.planning.workload import placed_shards, planned_data, workload
+from stampede.engine.planning.workload import planned_data, workload
 from support.paths import ROOT
 
 
@@ -24,7 +24,7 @@ def work_of(config, world_size=1):
 def costs_of(config, plan, world_size):
     """What a plan of TorchRec's takes."""
     work = work_of(config, world_size)
-    return work, plan_costs(work, list(placed_shards(plan, work.shapes, world_size)))
+    return work, plan_costs(work, list(work.placed_shards(plan)))
 
 
 def gpus(world_size, gigabytes, node=None):
