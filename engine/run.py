@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import asdict
 from pathlib import Path
 
 from stampede.engine.advice import (
@@ -64,7 +65,7 @@ def run_here(config: Config, here: Processes) -> None:
         begun = begin(found, config, job, dataset, here)
         here.on_main(lambda: folder.claim(config) if is_new else folder.write_config(config))
         if begun.report is not None:
-            report = begun.report.values()
+            report = asdict(begun.report)
             here.on_main(lambda: folder.write_report("init_from.json", report))
         here.on_main(lambda: keep_inputs(config, folder.path, replace=is_new))
         here.on_main(lambda: keep_network(config, folder.path, replace=is_new))

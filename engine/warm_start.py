@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -47,7 +47,6 @@ from stampede.engine.processes import PATIENCE, Processes
 from stampede.engine.reading import data_folder
 from stampede.models import StoredColumns, table_name
 from stampede.optim import TableInit, drawn_by_id
-from stampede.settings import cut
 
 _REMEDY = "copy it again from the original run, or start without its weights"
 
@@ -62,8 +61,8 @@ _NUMBER_WEIGHTS = "model.number_weights.weight"
 # Rows copied at a time.
 _PIECE = 1 << 18
 
-# The terminal shows at most this many columns, fields and tensors; the file has all.
-_WIDTH, _MOST_FIELDS, _MOST_TENSORS = 100, 60, 4
+# Columns of the terminal.
+_WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -142,24 +141,20 @@ def load_matching(
     Raises:
         RunFolderError, DataError: the checkpoint or a vocabulary is damaged.
     """
-    manifest = read_manifest(source.checkpoint)
-    takes_all = config.checkpoint.init_state == "all"
     # Rows that wait take their steps, on all ranks at the same point.
     state = contents(job, processes.rank)
     del state["random"]
-    targets = flat_keys(state)
-    matching = _Matching(source, manifest, config, sizes)
-    filling = _Filling(source.checkpoint, manifest, targets, job, takes_all)
-    group = processes.group(PATIENCE)
+    load = _Load(source, config, sizes, job, flat_keys(state))
+    manifest, group = load.manifest, processes.group(PATIENCE)
     fields = []
     for name in job.front.fields:
-        match = processes.on_main(lambda name=name: matching.match(name))
-        loaded = 0 if match.rows is None else int((match.rows >= 0).sum())
-        new, dropped = sizes[name] - loaded, match.saved_rows - loaded
-        fields.append(FieldReport(name, sizes[name], loaded, new, dropped, match.why))
-        together(lambda name=name, match=match: filling.table(name, match.rows), group)
-    layers, new = _fitting_layers(manifest, targets, takes_all)
-    together(lambda: filling.layers(layers), group)
+        rows, saved, why = processes.on_main(lambda name=name: load.match(name))
+        loaded = 0 if rows is None else int((rows >= 0).sum())
+        new, dropped = sizes[name] - loaded, saved - loaded
+        fields.append(FieldReport(name, sizes[name], loaded, new, dropped, why))
+        together(lambda name=name, rows=rows: load.fill_table(name, rows), group)
+    layers, new = load.fitting_layers()
+    together(lambda: load.fill_layers(layers), group)
     # Only some ranks hold the states of a table.
     new = {name: why for of_rank in together(lambda: new, group) for name, why in of_rank.items()}
     job.model.load_state_dict(state["model"])
@@ -169,16 +164,24 @@ def load_matching(
         if table.field not in job.front.fields
     ]
     told_as_fields = {weights_key(one.field) for one in fields}
-    if takes_all:
+    if load.takes_all:
         # They are reported with the rows of their tables.
         told_as_fields |= {name for name in manifest.tensors if name.startswith(_OF_TABLES)}
         new = {name: why for name, why in new.items() if not name.startswith(_OF_TABLES)}
-        _go_on_counting(job, manifest)
+        # FBGEMM's Adam keeps its step count outside of its state.
+        job.model.fused_optimizer.set_optimizer_step(manifest.progress.table_steps)
     dropped_tensors = {
         name: _NEW_RUN if name.startswith(_OPTIMIZERS) else new.get(name, _UNUSED)
         for name in sorted(manifest.tensors.keys() - layers.keys() - told_as_fields)
         if not name.startswith("random.")
     }
+    then, now = [*manifest.data.vocabulary_sizes], [*job.front.fields]
+    note = ""
+    if then != now and len(then) == len(now):
+        note = (
+            "the id fields changed or are in another order; layers that tell them apart by "
+            f"position were trained on: {', '.join(then)}"
+        )
     return LoadReport(
         checkpoint=str(source.checkpoint),
         step=manifest.progress.step,
@@ -186,7 +189,7 @@ def load_matching(
         loaded=sorted(layers),
         new=dict(sorted(new.items())),
         dropped=dropped_tensors,
-        note=_note([*manifest.data.vocabulary_sizes], [*job.front.fields]),
+        note=note,
     )
 
 
@@ -238,53 +241,96 @@ def progress_after(manifest: Manifest) -> Progress:
     )
 
 
-def _go_on_counting(job: Job, manifest: Manifest) -> None:
-    # FBGEMM's Adam keeps its step count outside of its state.
-    job.model.fused_optimizer.set_optimizer_step(manifest.progress.table_steps)
-
-
-class _Filling:
-    """Fills a job's tensors from a checkpoint, on the rank that has them."""
+class _Load:
+    """Matches a checkpoint's rows with a run's, and fills the tensors that this rank holds."""
 
     def __init__(
         self,
-        checkpoint: Path,
-        manifest: Manifest,
-        targets: Mapping[str, Any],
+        source: Source,
+        config: Config,
+        sizes: Mapping[str, int],
         job: Job,
-        takes_all: bool,
+        targets: Mapping[str, Any],
     ) -> None:
-        self._checkpoint, self._manifest, self._targets = checkpoint, manifest, targets
-        self._takes_all = takes_all
+        self.manifest = read_manifest(source.checkpoint)
+        self.takes_all = config.checkpoint.init_state == "all"
+        self._source, self._config, self._sizes, self._targets = source, config, sizes, targets
         # Stored first-order weights are multiplied by it, so that scores stay the same.
-        self._ratio = manifest.first_order_scale / job.ctr_model.first_order_scale
+        self._ratio = self.manifest.first_order_scale / job.ctr_model.first_order_scale
         self._first_order = slice(*job.front.columns.names["first_order"])
 
-    def table(self, field: str, rows: np.ndarray | None) -> None:
-        """Fill a field's table, with its optimizer's states if all is taken.
+    def match(self, field: str) -> tuple[np.ndarray | None, int, str]:
+        """Match a field's table; on rank 0, which reads the vocabularies.
 
-        Args:
-            rows: as in `_Match`.
+        Returns:
+            The row of the checkpoint's table for each row, `[rows now]` int64, -1 if there is none,
+            or None if no row fits; the rows of the checkpoint's table; and why no row fits.
+
+        Raises:
+            DataError: a vocabulary is damaged.
         """
+        table = self.manifest.tables.get(table_name(field))
+        if table is None:
+            return None, 0, _ABSENT
+        now = {n: list(where) for n, where in StoredColumns(self._config.model.dim).names.items()}
+        if table.columns != now:
+            dims = (columns["embedding"][1] for columns in (table.columns, now))
+            return None, table.rows, "dim was {}, now {}".format(*dims)
+        was = _rows_are_ids(field, table.rows)
+        if self._source.inputs is not None:
+            was = self._saved_rows[field]
+        try:
+            return matched_rows(was, self._rows_now[field]), table.rows, ""
+        except OtherMeaningError as reason:
+            return None, table.rows, str(reason)
+
+    @cached_property
+    def _saved_rows(self) -> dict[str, RowMeanings]:
+        return row_meanings(self._source.inputs, _REMEDY)
+
+    @cached_property
+    def _rows_now(self) -> dict[str, RowMeanings]:
+        if isinstance(self._config.data, SyntheticSection):
+            return {field: _rows_are_ids(field, rows) for field, rows in self._sizes.items()}
+        folder = data_folder(self._config)
+        return row_meanings(folder, remedy(folder))
+
+    def fill_table(self, field: str, rows: np.ndarray | None) -> None:
+        """Fill a field's table, with its optimizer's states if all is taken; rows as in `match`."""
         name = weights_key(field)
         # A process may hold some tables only.
-        if rows is None or name not in self._targets or not _has_rows_here(self._targets[name]):
+        parts = _parts(self._targets[name]) if name in self._targets else ()
+        if rows is None or not any(part.numel() for part, _ in parts):
             return
         whole = self._read(name)
         whole[:, self._first_order] *= self._ratio
         _copy_rows_(self._targets[name], whole, torch.from_numpy(rows))
         begin = f"{_OF_TABLES}{name.removeprefix(_MODEL)}."
-        states = [
-            one for one in self._manifest.tensors if one.startswith(begin) and one in self._targets
-        ]
-        for state in states if self._takes_all else ():
-            whole = self._read(state)
-            if whole.dim():
-                _copy_rows_(self._targets[state], whole, torch.from_numpy(rows))
-            else:
-                self._targets[state].copy_(whole)
+        for state in self.manifest.tensors if self.takes_all else ():
+            if state.startswith(begin) and state in self._targets:
+                whole = self._read(state)
+                if whole.dim():
+                    _copy_rows_(self._targets[state], whole, torch.from_numpy(rows))
+                else:
+                    self._targets[state].copy_(whole)
 
-    def layers(self, layers: dict[str, Tensor]) -> None:
+    def fitting_layers(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """The layers to fill from the checkpoint, with their moments if all is taken, by name; and
+        the reason why each other tensor starts from scratch.
+        """
+        fitting, new = {}, {}
+        for name, target in self._targets.items():
+            if not name.startswith((_MODEL, _OF_LAYERS) if self.takes_all else _MODEL):
+                new[name] = _NEW_RUN
+            elif not name.startswith(f"{_MODEL}{TABLES}"):
+                saved, now = self.manifest.tensors.get(name), list(target.size())
+                if saved is not None and saved.size == now:
+                    fitting[name] = target
+                else:
+                    new[name] = _ABSENT if saved is None else f"was {saved.size}, now {now}"
+        return fitting, new
+
+    def fill_layers(self, layers: dict[str, Tensor]) -> None:
         """Fill dense layers, by name."""
         if layers:
             self._fill(dict(layers))
@@ -292,100 +338,13 @@ class _Filling:
             layers[_NUMBER_WEIGHTS].detach().mul_(self._ratio)
 
     def _read(self, name: str) -> Tensor:
-        saved = self._manifest.tensors[name]
+        saved = self.manifest.tensors[name]
         whole = torch.empty(saved.size, dtype=DTYPES[saved.dtype])
         self._fill({name: whole})
         return whole
 
     def _fill(self, tensors: dict[str, Tensor]) -> None:
-        read_tensors(self._checkpoint, tensors, alone=True, manifest=self._manifest)
-
-
-def _fitting_layers(
-    manifest: Manifest, targets: Mapping[str, Any], takes_all: bool
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The layers to fill from the checkpoint, with their moments if `takes_all`, by name; and the
-    reason why each other tensor starts from scratch.
-    """
-    fitting, new = {}, {}
-    for name, target in targets.items():
-        if not name.startswith(_MODEL) and not (takes_all and name.startswith(_OF_LAYERS)):
-            new[name] = _NEW_RUN
-        elif not name.startswith(f"{_MODEL}{TABLES}"):
-            saved, now = manifest.tensors.get(name), list(target.size())
-            if saved is None:
-                new[name] = _ABSENT
-            elif saved.size != now:
-                new[name] = f"was {saved.size}, now {now}"
-            else:
-                fitting[name] = target
-    return fitting, new
-
-
-def _note(then: list[str], now: list[str]) -> str:
-    """A warning for layers that tell fields apart by position only."""
-    if then == now or len(then) != len(now):
-        return ""
-    return (
-        "the id fields changed or are in another order; layers that tell them apart by position "
-        f"were trained on: {', '.join(then)}"
-    )
-
-
-class _Match(NamedTuple):
-    """The row of the checkpoint's table for each row of a field's table.
-
-    Attributes:
-        rows: `[rows now]` int64, -1 for rows that the checkpoint lacks; None if no row fits.
-        saved_rows: of the checkpoint's table; 0 if it has no such table.
-        why: the reason if no row fits; else empty.
-    """
-
-    rows: np.ndarray | None
-    saved_rows: int
-    why: str = ""
-
-
-class _Matching:
-    """Matches the rows of a run's tables with a checkpoint's; only rank 0 reads vocabularies."""
-
-    def __init__(
-        self, source: Source, manifest: Manifest, config: Config, sizes: Mapping[str, int]
-    ) -> None:
-        self._source, self._tables = source, manifest.tables
-        self._config, self._sizes = config, sizes
-
-    def match(self, field: str) -> _Match:
-        """Match a field's table.
-
-        Raises:
-            DataError: a vocabulary is damaged.
-        """
-        table = self._tables.get(table_name(field))
-        if table is None:
-            return _Match(None, 0, _ABSENT)
-        now = {n: list(where) for n, where in StoredColumns(self._config.model.dim).names.items()}
-        if table.columns != now:
-            dims = (columns["embedding"][1] for columns in (table.columns, now))
-            return _Match(None, table.rows, "dim was {}, now {}".format(*dims))
-        was = _rows_are_ids(field, table.rows)
-        if self._source.inputs is not None:
-            was = self._saved[field]
-        try:
-            return _Match(matched_rows(was, self._now[field]), table.rows)
-        except OtherMeaningError as reason:
-            return _Match(None, table.rows, str(reason))
-
-    @cached_property
-    def _saved(self) -> dict[str, RowMeanings]:
-        return row_meanings(self._source.inputs, _REMEDY)
-
-    @cached_property
-    def _now(self) -> dict[str, RowMeanings]:
-        if isinstance(self._config.data, SyntheticSection):
-            return {field: _rows_are_ids(field, rows) for field, rows in self._sizes.items()}
-        folder = data_folder(self._config)
-        return row_meanings(folder, remedy(folder))
+        read_tensors(self._source.checkpoint, tensors, alone=True, manifest=self.manifest)
 
 
 def _rows_are_ids(field: str, rows: int) -> RowMeanings:
@@ -410,10 +369,6 @@ def _copy_rows_(table: Tensor | ShardedTensor, whole: Tensor, rows: Tensor) -> N
         for places in (mine >= 0).nonzero().squeeze(1).split(_PIECE):
             values = whole[(mine[places], *columns)]
             part[places.to(part.device)] = values.to(part)
-
-
-def _has_rows_here(table: Tensor | ShardedTensor) -> bool:
-    return any(part.numel() for part, _ in _parts(table))
 
 
 def _parts(table: Tensor | ShardedTensor) -> Iterator[tuple[Tensor, list[int]]]:
@@ -448,7 +403,7 @@ class FieldReport:
     def line(self, width: int) -> str:
         """The name, padded to `width`, and the numbers."""
         numbers = (self.rows, self.loaded, self.new, self.dropped)
-        return f"  {cut(self.field):<{width}}" + "".join(f"  {n:>13,}" for n in numbers)
+        return f"  {self.field:<{width}}" + "".join(f"  {n:>13,}" for n in numbers)
 
 
 @dataclass(frozen=True)
@@ -473,20 +428,14 @@ class LoadReport:
     dropped: Mapping[str, str]
     note: str = ""
 
-    def values(self) -> dict[str, Any]:
-        """The report as a dict for JSON."""
-        return asdict(self)
-
     def lines(self) -> list[str]:
         """The report as lines of at most 100 columns, unless names are longer."""
         width = min(max([5, *(len(one.field) for one in self.fields)]), 32)
         columns = ("rows", "loaded", "new", "not taken")
         lines = [f"  {'field':<{width}}" + "".join(f"  {name:>13}" for name in columns)]
-        for one in self.fields[:_MOST_FIELDS]:
+        for one in self.fields:
             row, why = one.line(width), one.why and f"  {one.why}"
             lines += [row + why] if len(row + why) <= _WIDTH else [row, *_wrapped(f"    {why}", 6)]
-        if len(self.fields) > _MOST_FIELDS:
-            lines.append(f"  and {len(self.fields) - _MOST_FIELDS} more fields")
         keys = ("rows", "loaded", "new", "dropped")
         total = FieldReport("all", *(sum(getattr(f, key) for f in self.fields) for key in keys), "")
         lines.append(total.line(width))
@@ -507,13 +456,12 @@ class LoadReport:
             for name, why in tensors.items():
                 if name.startswith(kinds):
                     by_reason.setdefault(why, []).append(name.partition(".")[2])
-            parts = [f"{_named(names)} ({why})" for why, names in by_reason.items()]
-            lines += _wrapped(f"    {told}: {cut('; '.join(parts))}", 4) if parts else []
+            parts = [
+                f"{', '.join(names) if len(names) <= 4 else f'{len(names)} tensors'} ({why})"
+                for why, names in by_reason.items()
+            ]
+            lines += _wrapped(f"    {told}: {'; '.join(parts)}", 4) if parts else []
         return lines
-
-
-def _named(names: list[str]) -> str:
-    return ", ".join(names) if len(names) <= _MOST_TENSORS else f"{len(names)} tensors"
 
 
 def _wrapped(line: str, indent: int) -> list[str]:

@@ -1,10 +1,8 @@
 """A new run begins with the weights of another: rows by their ids, layers by name and shape."""
 
 import json
-import os
 import pickle
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +13,7 @@ from stampede.engine.checkpoint.retention import delete_all
 from stampede.engine.errors import RunFolderError
 from stampede.engine.tables import read_field
 from stampede.engine.warm_start import open_source
-from support.checkpoints import as_first_format, sign, values_of
+from support.checkpoints import sign, values_of
 from support.jobs import run_small, without_times
 from support.movie_runs import train_on_movies
 from support.movies import MOVIES
@@ -103,48 +101,32 @@ def test_what_does_not_fit_is_left_out_and_told(trained, tmp_path):
     assert "was [16, 16], now [8, 16]" in told and "hashed into 7 buckets" in told
 
 
-@pytest.mark.parametrize("scale", [4.0, 0.3])
-def test_another_scale_of_the_first_order_term(trained, tmp_path, scale):
+def test_another_scale_of_the_first_order_term(trained, tmp_path):
     """Weights are stored so much smaller that scores stay what they were."""
     folder = movie_folder(tmp_path / "new")
-    settings = ["run.seed=5", f"model.first_order_scale={scale}"]
+    settings = ["run.seed=5", "model.first_order_scale=4"]
     path, _, report = begun(folder, [*settings, f"checkpoint.init_from={trained}"])
     source = trained / "checkpoints/epoch_0002"
     found, saved = tensors_of(path), tensors_of(source)
-    exact = dict(rtol=0, atol=0) if scale == 4.0 else dict(rtol=1e-6, atol=0)
     for field in fields_of(report):
         one, other = read_field(path, field), read_field(source, field)
         assert torch.equal(one.embedding, other.embedding)
-        torch.testing.assert_close(one.first_order, other.first_order, **exact)
-        stored = found[weights_name(field)][:, 10]
-        torch.testing.assert_close(stored * scale, other.first_order.squeeze(1), **exact)
+        assert torch.equal(one.first_order, other.first_order)
+        assert torch.equal(found[weights_name(field)][:, 10:11] * 4, other.first_order)
     assert saved[weights_name("slot")][:, 10].any()
     name = "model.number_weights.weight"
-    torch.testing.assert_close(found[name] * scale, saved[name], **exact)
+    assert torch.equal(found[name] * 4, saved[name])
 
 
 def test_another_dim(trained, tmp_path):
     folder = movie_folder(tmp_path / "new")
-    path, _, report = begun(folder, ["model.dim=6", f"checkpoint.init_from={trained}"])
+    path, lines, report = begun(folder, ["model.dim=6", f"checkpoint.init_from={trained}"])
     assert {one["why"] for one in report["fields"]} == {"dim was 10, now 6"}
+    assert not any(one["loaded"] for one in report["fields"])
+    assert any("NO ROW of a table was loaded" in line for line in lines)
     assert tensors_of(path)[weights_name("slot")].shape == (13, 8)
     # The layers behind the first do not depend on it.
     assert any("network" in name for name in report["loaded"])
-
-
-def test_a_run_on_something_else(trained, tmp_path):
-    schema = MOVIES.replace("  user:", "  u:").replace("  movie:", "  m:")
-    for name in ("genres", "city", "slot", "age_group", "weekday"):
-        schema = schema.replace(f"  {name}:", f"  other_{name}:")
-    schema = schema.replace("u: {", "u: {column: user, ").replace("m: {", "m: {column: movie, ")
-    for name in ("genres", "city", "slot"):
-        schema = schema.replace(f"_{name}: {{", f"_{name}: {{column: {name}, ")
-    folder = movie_folder(tmp_path / "new", schema=schema)
-    _, lines, report = begun(folder, [f"checkpoint.init_from={trained}"])
-    assert not any(one["loaded"] for one in report["fields"])
-    assert any("NO ROW of a table was loaded" in line for line in lines)
-    _, lines, _ = begun(movie_folder(tmp_path / "same"), [f"checkpoint.init_from={trained}"])
-    assert not any("NO ROW" in line for line in lines)
 
 
 @pytest.mark.slow
@@ -198,32 +180,12 @@ def test_synthetic_clicks_of_more_ids(tmp_path):
         assert torch.equal(now.first_order[:rows], saved.first_order)
 
 
-def test_the_best_epoch_of_a_run_is_taken_or_the_checkpoint_that_is_named(tmp_path):
-    source = train_on_movies(
-        movie_folder(tmp_path / "source"), "train.epochs=3", "optim.dense.lr=0.02", "run.seed=4"
-    )
-    best = json.loads((source / "summary.json").read_text())["best_epoch"]
-    assert best == 1
-    folder = movie_folder(tmp_path / "new")
-    for given, epoch in ((source, 1), (source / "checkpoints/epoch_0003", 3)):
-        _, _, report = begun(folder, [f"checkpoint.init_from={given}"])
-        assert Path(report["checkpoint"]).name == f"epoch_{epoch:04d}"
-
-
 def test_links_and_the_folder_of_all_checkpoints(trained, tmp_path):
     newest_one = trained / "checkpoints/epoch_0002"
     (tmp_path / "one").symlink_to(newest_one)
     (tmp_path / "all").symlink_to(trained / "checkpoints")
     for given in ("one", "all", "all/epoch_0002", trained / "checkpoints"):
         assert open_source(str(tmp_path / given), tmp_path / "run").checkpoint == newest_one
-    # Checkpoints on another disk: their run is where the link is.
-    source = tmp_path / "source"
-    shutil.copytree(trained, source)
-    os.rename(source / "checkpoints", tmp_path / "disk")
-    (source / "checkpoints").symlink_to(tmp_path / "disk")
-    for given in (source, source / "checkpoints", source / "checkpoints/epoch_0002"):
-        found = open_source(str(given), tmp_path / "run").checkpoint
-        assert found == source / "checkpoints/epoch_0002"
 
 
 def test_what_weights_are_read_from_is_not_deleted_meanwhile(trained, tmp_path):
@@ -245,23 +207,13 @@ def flip(run):
     path.write_bytes(content)
 
 
-def no_learned_file(run):
-    (run / "inputs/learned/user.parquet").unlink()
-
-
-def no_manifest(run):
-    (run / "checkpoints/epoch_0002/manifest.json").write_text("{")
-
-
 BAD = {
     "no checkpoint": (lambda run: shutil.rmtree(run / "checkpoints"), "has no checkpoint"),
     "a flipped bit": (flip, r"epoch_0002: damaged checkpoint \(.*SHA-256 differs.*; copy it"),
-    "a damaged manifest": (no_manifest, r"epoch_0002: damaged checkpoint \(.*\); copy it again"),
     "no inputs": (lambda run: shutil.rmtree(run / "inputs"),
                   r"epoch_0002: its vocabularies are missing: .*inputs does not.*copy it again"),
     "other inputs": (lambda run: swap_users(run / "inputs"),
                      "these are not the vocabularies that .*epoch_0002 was"),
-    "half the inputs": (no_learned_file, r"learned.json: damaged .*user.parquet.*copy it again"),
     "no run": (shutil.rmtree, "checkpoint.init_from: .*source: no such run folder or"),
 }  # fmt: skip
 
@@ -306,15 +258,6 @@ def test_nothing_but_the_checkpoint_and_the_vocabularies_is_looked_at(trained, t
     _, _, report = begun(folder, [f"checkpoint.init_from={path}"])
     assert all(one["new"] == 0 for one in report["fields"])
     assert not (tmp_path / "harm").exists()
-
-
-def test_a_checkpoint_of_the_first_format_has_no_fingerprint(trained, tmp_path):
-    source = tmp_path / "source"
-    shutil.copytree(trained, source)
-    path = source / "checkpoints/epoch_0002"
-    as_first_format(path)
-    _, _, report = begun(movie_folder(tmp_path / "new"), [f"checkpoint.init_from={path}"])
-    assert all(one["new"] == 0 for one in report["fields"])
 
 
 def test_fields_in_another_order(trained, tmp_path):

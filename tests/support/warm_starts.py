@@ -1,5 +1,6 @@
 """Runs that begin with what others have learned, and what is then in their tables."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import polars as pl
@@ -60,7 +61,7 @@ def begun_in(here, folder, overrides, name):
     here.on_main(lambda: target.mkdir(exist_ok=True))
     with Checkpoints(target, trained, config, dataset, here) as checkpoints:
         checkpoints.save(start.progress)
-    return newest(target), start.lines, start.report and start.report.values()
+    return newest(target), start.lines, start.report and asdict(start.report)
 
 
 def tensors_of(checkpoint):
