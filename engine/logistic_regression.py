@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from stampede.data import Dataset, Part, Samples
-from stampede.engine.metrics import auc, logloss
+from stampede.engine.metrics import PartMetrics
 
 # L2 is this over the number of training rows: C = 0.1 in scikit-learn.
 _L2_ROWS = 5.0
@@ -148,12 +148,10 @@ class LogisticRegression:
             torch.stack([self._logits(chunk), chunk.label, chunk.weight])
             for chunk in self._chunks(part)
         ]
-        logits, label, weight = torch.cat(found, 1).numpy()
-        ranked = auc(logits, label, weight if self._dataset.has_weight else None)
-        return {
-            "auc": None if np.isnan(ranked) else ranked,
-            "logloss": logloss(logits, label, weight),
-        }
+        metrics = PartMetrics([])
+        metrics.add(*torch.cat(found, 1).numpy())
+        result = metrics.result()
+        return {name: result[name] for name in ("auc", "logloss")}
 
     def _moments(self) -> tuple[float, float, Tensor]:
         """Total weight, weight of positives, and weighted sum of squares of each input."""
