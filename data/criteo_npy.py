@@ -35,12 +35,8 @@ from stampede.files import make_folder
 BLOCK_ROWS = 1 << 18
 _SHARD_ROWS = 1 << 22
 
-# By array: the widest accepted type, and the type of the layout.
-_TYPES = {
-    "dense": (np.float64, "float32"),
-    "sparse": (np.int64, "int32 or int64"),
-    "labels": (np.float64, "int32"),
-}
+# The widest accepted type of each array.
+_TYPES = {"dense": np.float64, "sparse": np.int64, "labels": np.float64}
 
 # TorchRec's `sparse_to_contiguous` adds this ending; in its files all rare ids share row 1.
 _CONTIGUOUS = "_contig_freq"
@@ -53,9 +49,6 @@ _EXPECTED = (
     "write train_dense.npy, train_sparse.npy and train_labels.npy, the same for val and test, or "
     "day_0_dense.npy and so on; the last day is then halved into validation and test"
 )
-
-# The largest count that a manifest can hold.
-_MOST_ROWS = 2**62 - 1
 
 
 @dataclass(frozen=True)
@@ -106,7 +99,7 @@ def import_criteo_npy(
     ranges = _ranges(folder)
     sets = list({found.name: found for _, found, _, _ in ranges}.values())
     width, numbers = (sets[0].arrays[name].shape[1] for name in ("sparse", "dense"))
-    given = _size_per_field(sizes, width)
+    given = None if sizes is None else _size_per_field(sizes, width)
     largest = _check(sets, None if modulo else given)
     contiguous = all(found.paths["sparse"].stem.endswith(_CONTIGUOUS) for found in sets)
     rows = given or [id + 1 for id in largest]
@@ -131,8 +124,6 @@ def import_criteo_npy(
 
 def _ranges(folder: Path) -> list[_Range]:
     """All rows of a folder's files with their parts, days in order."""
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; write the path of the .npy files")
     paths: dict[str, dict[str, Path]] = {}
     for path in sorted(folder.glob("*.npy")):
         named = _NAME.fullmatch(path.name)
@@ -142,15 +133,14 @@ def _ranges(folder: Path) -> list[_Range]:
         if other != path:
             raise DataError(f"{path}: {other.name} holds the same rows; keep one of the two")
     sets = {name: _open(folder, name, found) for name, found in paths.items()}
-    for found in sets.values():
-        first = next(iter(sets.values()))
-        for array in ("dense", "sparse"):
-            columns, expected = (one.arrays[array].shape[1] for one in (found, first))
-            if columns != expected:
-                raise DataError(
-                    f"{found.paths[array]}: found {columns} columns, but {expected} in "
-                    f"{first.paths[array].name}; all files need the same columns"
-                )
+    widths = {
+        tuple(found.arrays[a].shape[1] for a in ("dense", "sparse")) for found in sets.values()
+    }
+    if len(widths) > 1:
+        raise DataError(
+            f"{folder}: found files with {' and '.join(map(str, sorted(widths)))} columns of "
+            "numbers and ids; all files need the same columns"
+        )
     if {"train", "test"} <= sets.keys() <= _PARTS.keys():
         return [(_PARTS[name], found, 0, found.rows) for name, found in sets.items()]
     if len(sets) > 1 and not sets.keys() & _PARTS.keys():
@@ -164,45 +154,31 @@ def _ranges(folder: Path) -> list[_Range]:
 
 def _open(folder: Path, name: str, paths: dict[str, Path]) -> _Set:
     arrays = {}
-    for array, (widest, expected) in _TYPES.items():
+    for array in _TYPES:
         if array not in paths:
             raise DataError(f"{folder}: {name}_{array}.npy is missing; {_EXPECTED}")
-        path = paths[array]
         try:
-            found = np.load(path, mmap_mode="r", allow_pickle=False)
-        except OSError as failure:
-            raise DataError(f"{path}: {failure.strerror or failure}") from None
-        except (ValueError, EOFError) as failure:
-            raise DataError(
-                f"{path}: cannot be read as an array ({failure}); write it with numpy.save"
-            ) from None
-        if not np.can_cast(found.dtype, widest):
-            raise DataError(f"{path}: found type {found.dtype}; write {expected}")
-        arrays[array] = found
-    labels = arrays["labels"]
-    if labels.ndim not in (1, 2) or labels.size != len(labels) or not len(labels):
-        raise DataError(f"{paths['labels']}: found the shape {labels.shape}; write [rows, 1]")
-    arrays["labels"] = labels.reshape(-1)
-    for array in ("dense", "sparse"):
-        shape = arrays[array].shape
-        if len(shape) != 2 or shape[0] != len(labels):
-            raise DataError(
-                f"{paths[array]}: found the shape {shape}; write [rows, columns] with the "
-                f"{len(labels)} rows of {paths['labels'].name}"
-            )
-    if not arrays["sparse"].shape[1]:
-        raise DataError(f"{paths['sparse']}: has no columns; write one id field or more")
-    return _Set(name, paths, arrays)
-
-
-def _size_per_field(sizes: Sequence[int] | None, fields: int) -> list[int] | None:
-    if sizes is None:
-        return None
-    sizes = list(sizes) * (fields if len(sizes) == 1 else 1)
-    if len(sizes) != fields or not 1 <= min(sizes) <= max(sizes) <= _MOST_ROWS:
+            arrays[array] = np.load(paths[array], mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as failure:
+            raise DataError(f"{paths[array]}: cannot be read as an array ({failure})") from None
+    dense, sparse, labels = arrays.values()
+    same_rows = len(dense) == len(sparse) == len(labels) == labels.size > 0
+    fits = all(np.can_cast(arrays[array].dtype, widest) for array, widest in _TYPES.items())
+    if not (same_rows and fits and dense.ndim == sparse.ndim == 2 and sparse.shape[1]):
+        shapes = ", ".join(f"{a} {x.dtype} {list(x.shape)}" for a, x in arrays.items())
         raise DataError(
-            f"sizes: found {', '.join(map(str, sizes[:30]))}; write one number of 1 or more for "
-            f"all fields, or {fields} of them"
+            f"{folder}: {name}_*.npy hold {shapes}; write dense float32 [rows, numbers], sparse "
+            "int32 or int64 [rows, fields], labels int32 [rows, 1], all of the same rows"
+        )
+    return _Set(name, paths, arrays | {"labels": labels.reshape(-1)})
+
+
+def _size_per_field(sizes: Sequence[int], fields: int) -> list[int]:
+    sizes = list(sizes) * (fields if len(sizes) == 1 else 1)
+    if len(sizes) != fields or min(sizes) < 1:
+        raise DataError(
+            f"sizes: found {', '.join(map(str, sizes))}; write one number of 1 or more for all "
+            f"fields, or {fields} of them"
         )
     return sizes
 
@@ -210,7 +186,7 @@ def _size_per_field(sizes: Sequence[int] | None, fields: int) -> list[int] | Non
 def _check(sets: Sequence[_Set], sizes: Sequence[int] | None) -> list[int]:
     """Check all values; returns the largest id of each field."""
     fields = sets[0].arrays["sparse"].shape[1]
-    limits = np.array(sizes or [_MOST_ROWS] * fields)
+    limits = np.array(sizes or [np.iinfo(np.int64).max] * fields)
     largest = np.zeros(fields, dtype=np.int64)
     with RowProgress("checking", sum(found.rows for found in sets)) as progress:
         for found in sets:

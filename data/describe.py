@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -22,7 +23,6 @@ from stampede.data.raw.files import expand
 from stampede.data.raw.rows import BadRows
 from stampede.data.schema.schema import Schema
 from stampede.data.sources import Kind, Source, open_source
-from stampede.files import write_file
 from stampede.settings import SettingsError, all_keys, from_key_values, yaml_value
 
 TEXT, PICTURE, SCHEMA = "description.txt", "description.png", "schema.yaml"
@@ -38,15 +38,13 @@ def _describe(options: argparse.Namespace) -> None:
     out = Path(options.out or f"{_stem(options.path[0])}-description")
     try:
         # All files are copied at the end, or none.
-        with tempfile.TemporaryDirectory() as spool:
-            made = Path(spool, "made")
-            made.mkdir()
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as spool:
+            made = Path(folder)
             text = _described(options, out, made, Path(spool))
-            out.mkdir(parents=True, exist_ok=True)
-            (out / BAD_ROWS).unlink(missing_ok=True)
             written = sorted(file.name for file in made.iterdir())
-            for name in written:
-                write_file(out / name, (made / name).read_bytes())
+            shutil.copytree(made, out, copy_function=shutil.copyfile, dirs_exist_ok=True)
+            if BAD_ROWS not in written:
+                (out / BAD_ROWS).unlink(missing_ok=True)
     except OSError as failure:
         raise DataError(
             f"{failure.filename or out}: {failure.strerror or failure}; choose another folder "
@@ -58,13 +56,14 @@ def _describe(options: argparse.Namespace) -> None:
 
 def _described(options: argparse.Namespace, out: Path, made: Path, spool: Path) -> str:
     """Write all files of `out` to `made`; returns the text."""
-    paths = options.path
-    if (Path(paths[0]) / MANIFEST).exists():
-        if len(paths) > 1 or options.kind or options.schema or options.set:
+    path, more = Path(options.path[0]), len(options.path) - 1
+    notes, chosen = [], []
+    if (path / MANIFEST).exists():
+        if more or options.kind or options.schema or options.set:
             raise SettingsError(
-                f"{paths[0]} is a prepared folder; give it without --kind, --schema and --set"
+                f"{path} is a prepared folder; give it without --kind, --schema and --set"
             )
-        rows, notes, chosen = prepared_rows(Path(paths[0]), options.rows, spool), [], []
+        rows = prepared_rows(path, options.rows, spool)
     else:
         source, left_open, notes = _source(options, out, made)
         remedy = "--on-bad-row skip to leave such rows out"
@@ -72,7 +71,7 @@ def _described(options: argparse.Namespace, out: Path, made: Path, spool: Path) 
         rows = raw_rows(source, bad_rows, options.rows, spool)
         chosen = chosen_features(left_open, rows)
     statistics = collect(rows)
-    title = paths[0] + f" and {len(paths) - 1} more" * (len(paths) > 1)
+    title = options.path[0] + f" and {more} more" * (more > 0)
     text = described(title, statistics, [*notes, *rows.notes], chosen)
     if (made / SCHEMA).exists():
         head = "# Chosen by data.features=auto, where the key is absent here:\n"

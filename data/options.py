@@ -24,6 +24,13 @@ _Share = Annotated[float, Field(ge=0, lt=1)]
 _Texts = Annotated[list[str], BeforeValidator(_as_text)]
 
 
+# Keys that only one kind of split reads.
+_KEYS_OF_SPLITS = {
+    "by_column": ("split_column", "test_values", "test_from", "validation_values"),
+    "files": ("test_path", "validation_path"),
+}
+
+
 class Split(Section):
     """How to divide the rows of a log into parts.
 
@@ -88,12 +95,6 @@ class Split(Section):
                     "split by_column needs test_values or test_from; write "
                     f"{self.written}test_from=VALUE to test on rows with this or a larger value"
                 )
-        elif self.split_column or self.test_values or self.test_from or self.validation_values:
-            raise ValueError(
-                "split_column, test_values, test_from and validation_values belong to split: "
-                f"by_column; found split: {self.split}; delete these keys, or write "
-                f"{self.written}split=by_column"
-            )
         if self.split == "files" and not self.test_path:
             raise ValueError(
                 f"split files needs test_path; write {self.written}test_path=FILE (path then holds "
@@ -104,11 +105,12 @@ class Split(Section):
                 "test_fraction: delete it; split: periods has no test part, as all rows are "
                 "scored before they are trained on"
             )
-        if self.split != "files" and (self.test_path or self.validation_path):
-            raise ValueError(
-                "test_path and validation_path belong to split: files; found split: "
-                f"{self.split}; delete these keys, or write {self.written}split=files"
-            )
+        for split, keys in _KEYS_OF_SPLITS.items():
+            if self.split != split and any(getattr(self, key) for key in keys):
+                raise ValueError(
+                    f"{', '.join(keys)} belong to split: {split}; found split: {self.split}; "
+                    f"delete these keys, or write {self.written}split={split}"
+                )
         return self
 
     def needs_counts(self) -> bool:

@@ -45,10 +45,6 @@ class Permutation:
     size: int
     key: Sequence[int]
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.size <= 2**62:
-            raise ValueError(f"size: found {self.size}; write 1 to 2^62")
-
     def __call__(self, positions: Integers) -> Integers:
         """The numbers at the given positions of the permuted sequence.
 
@@ -119,14 +115,6 @@ class Order:
     seed: int = 0
     window_rows: int = 0
     block_rows: int = BLOCK_ROWS
-
-    def __post_init__(self) -> None:
-        if self.block_rows & (self.block_rows - 1) or self.block_rows < 1:
-            raise ValueError(f"block_rows: found {self.block_rows}; write a power of two")
-        if self.window_rows < 0 or self.window_rows % self.block_rows:
-            raise ValueError(
-                f"window_rows: found {self.window_rows}; write a multiple of {self.block_rows}"
-            )
 
     def rows_at(
         self, epoch: int, start: int, stop: int, count: Callable[[int, int], Integers] = np.arange

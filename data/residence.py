@@ -6,6 +6,7 @@ import math
 import mmap
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -49,9 +50,7 @@ def choose_residence(wanted: str, dataset: Dataset, memory: float, device: torch
     """Resolve `auto`. The residence changes the speed, never the batches.
 
     Args:
-        wanted: `auto` or a residence.
         memory: bytes that the data may take in main memory.
-        device: the training device.
     """
     if wanted != "auto":
         return wanted
@@ -99,9 +98,8 @@ def place(dataset: Dataset, residence: str, device: torch.device) -> Dataset:
 class Readahead:
     """Reads the next window from disk while this one is used, and drops old windows from memory.
 
-    Call it before reading each batch. Training then waits for the disk only if the disk is slower.
-    The window before this one stays in memory, as another rank of this machine may be a few
-    batches behind.
+    Call it before reading each batch. The window before this one stays in memory, as another rank
+    of this machine may be a few batches behind.
 
     Args:
         part: with memory-mapped shards.
@@ -165,16 +163,11 @@ def _advise_file(array: np.memmap, start: int, stop: int, advice: int) -> None:
     begin, end = array.offset + start * width, array.offset + stop * width
     if begin == end:
         return
-    try:
-        handle = os.open(array.filename, os.O_RDONLY)
-    except OSError:
-        return  # The file was deleted; the map still works, and this is only advice.
     step = _REQUEST if advice == os.POSIX_FADV_WILLNEED else end - begin
-    try:
+    # If the file was deleted, the map still works, and this is only advice.
+    with suppress(OSError), open(array.filename, "rb", buffering=0) as file:
         for first in range(begin, end, step):
-            os.posix_fadvise(handle, first, min(step, end - first), advice)
-    finally:
-        os.close(handle)
+            os.posix_fadvise(file.fileno(), first, min(step, end - first), advice)
 
 
 def _read_once(part: ShardedPart) -> None:
@@ -182,9 +175,10 @@ def _read_once(part: ShardedPart) -> None:
     for shard in part.shards:
         for array in shard.maps.values():
             try:
-                with Path(array.filename).open("rb", buffering=0) as file:
+                with open(array.filename, "rb", buffering=0) as file:
                     while file.readinto(buffer):
                         pass
             except OSError as failure:
-                reason = failure.strerror or failure
-                raise damaged(Path(array.filename), f"cannot be read ({reason})") from None
+                raise damaged(
+                    Path(array.filename), f"cannot be read ({failure.strerror})"
+                ) from None

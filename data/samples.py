@@ -118,35 +118,24 @@ class Dataset:
         return {name: part for name, part in parts.items() if part is not None}
 
 
-@dataclass(frozen=True)
 class Slice:
-    """Rows `start` to `stop - 1` of another part."""
+    """Rows `start` to `stop - 1` of another part, as a `Part`."""
 
-    part: Part
-    start: int
-    stop: int
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return self.stop - self.start
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the other part."""
-        return self.part.device
+    def __init__(self, part: Part, start: int, stop: int) -> None:
+        self.rows, self.device = stop - start, part.device
+        self._part, self._start = part, start
 
     def read(self, rows: Tensor) -> Samples:
-        """The given rows, counted from `start`."""
-        return self.part.read(rows + self.start)
+        """See `Part`."""
+        return self._part.read(rows + self._start)
 
     def label(self, rows: Tensor) -> Tensor:
-        """Labels of the given rows, counted from `start`."""
-        return self.part.label(rows + self.start)
+        """See `Part`."""
+        return self._part.label(rows + self._start)
 
     def weight(self, rows: Tensor) -> Tensor | None:
-        """Weights of the given rows, counted from `start`."""
-        return self.part.weight(rows + self.start)
+        """See `Part`."""
+        return self._part.weight(rows + self._start)
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,9 +76,9 @@ def _table(path: Path, head: pl.DataFrame, written: dict[str, Any]) -> Guess:
     if label is None:
         raise DataError(
             f"{path}: cannot tell which column is the label: found {_listed(head.columns)}, none "
-            f"is named {', '.join(LABELS)}; write a schema file and give it with --schema"
+            f"is named {', '.join(LABELS)}; write a schema file (if line 1 is a row and not a "
+            "header, with `columns: [label, user, item]`) and give it with --schema"
         )
-    _check_label(path, head[label])
     time = _time(head.drop(label))
     ids: dict[str, Any] = {}
     numbers: dict[str, Any] = {}
@@ -117,18 +116,13 @@ def _head(path: Path) -> str:
     block = next(read_blocks(path), None)
     if block is None:
         raise DataError(f"{path}: is empty; write the path of the click log")
-    head = block.data[: block.data.rfind(b"\n", 0, _HEAD_BYTES) + 1]
-    if not head:
-        raise DataError(
-            f"{path}: line 1 is longer than {_HEAD_BYTES >> 20} MB, so this is not a click log; "
-            "a log has one row per line, with \\n between lines"
-        )
-    return head.decode("utf-8", "replace")
+    end = block.data.rfind(b"\n", 0, _HEAD_BYTES) + 1
+    return block.data[: end or _HEAD_BYTES].decode("utf-8", "replace")
 
 
 def _delimited_head(path: Path, head: str, separator: str) -> pl.DataFrame:
     try:
-        frame = pl.read_csv(
+        return pl.read_csv(
             io.StringIO(head),
             separator=separator,
             n_rows=_HEAD_ROWS,
@@ -143,12 +137,6 @@ def _delimited_head(path: Path, head: str, separator: str) -> pl.DataFrame:
             f"{path}: cannot be read as CSV ({reason}); write a schema file and give it with "
             "--schema"
         ) from None
-    if any(re.fullmatch(r"[-+.\d]+(_duplicated_\d+)?", name) for name in frame.columns):
-        raise DataError(
-            f"{path}: line 1 seems to be a row, not a header; name the columns in a schema file, "
-            "as in `columns: [label, user, item]`, and give it with --schema"
-        )
-    return frame
 
 
 def _parquet_head(path: Path) -> pl.DataFrame:
@@ -161,24 +149,6 @@ def _parquet_head(path: Path) -> pl.DataFrame:
         raise DataError(
             f"{path}: cannot be read as Parquet ({failure}); copy or download it again"
         ) from None
-
-
-def _check_label(path: Path, label: pl.Series) -> None:
-    texts = label.drop_nulls().cast(pl.String)
-    numbers = texts.cast(pl.Float64, strict=False)
-    if label.dtype == pl.Boolean or numbers.is_in([0.0, 1.0]).fill_null(False).all():
-        return
-    column, no_number = shown(label.name), texts.filter(numbers.is_null())
-    if len(no_number):
-        found = shown(no_number[0])
-        remedy = "write 1 for a click and 0 for none in the log itself"
-    else:
-        found = f"{numbers.max():g}"
-        remedy = (
-            f"write a schema file with `label: {{column: {label.name}, at_least: {found}}}`, where "
-            f"numbers from {found} on are clicks, and give it with --schema"
-        )
-    raise DataError(cut(f"{path}: the label column {column} holds {found}; {remedy}"))
 
 
 def _time(head: pl.DataFrame) -> dict[str, str] | None:
@@ -201,22 +171,14 @@ def _time(head: pl.DataFrame) -> dict[str, str] | None:
 
 def _hint(series: pl.Series, key: str, has_time: bool) -> list[str]:
     """What a column may be instead of the guessed input."""
-    column, present = json.dumps(series.name, ensure_ascii=False), series.drop_nulls()
-    is_integer = present.dtype.is_integer()
-    in_seconds = is_integer and len(present) and present.is_between(*_SECONDS).all()
-    if series.name.lower() in _WEIGHTS:
-        what = f"has the weights of samples, write `weight: {column}`"
-    elif has_time or not (in_seconds or series.name.lower() in _TIMES):
-        return []
-    elif in_seconds:
-        what = f"is a time, write `time: {{column: {column}}}`"
-    elif present.dtype.is_float():
-        what = "is a time, write it into the log as whole seconds since 1970"
+    present, name = series.drop_nulls(), series.name.lower()
+    in_seconds = present.dtype.is_integer() and present.is_between(*_SECONDS).all()
+    if name in _WEIGHTS:
+        what = "has the weights of samples, write it as `weight` of the schema"
+    elif not has_time and len(present) and (in_seconds or name in _TIMES):
+        what = "is a time, write it as `time` of the schema (its format, or whole seconds)"
     else:
-        what = (
-            f'is a time, write `time: {{column: {column}, format: "%Y%m%d"}}` with its format, or '
-            "whole seconds since 1970 into the log"
-        )
+        return []
     return [f"column {shown(series.name)} became {key}; if it {what}, and delete {key}"]
 
 

@@ -10,26 +10,22 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure, SubFigure
-from matplotlib.ticker import EngFormatter, FuncFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import EngFormatter, FuncFormatter, NullLocator
 
 from stampede.data.description.statistics import Column, IdColumn, NumberColumn, Statistics
-from stampede.data.prepared.manifest import PARTS
-
-_Panel = Callable[[Axes, Column], None]
 
 # More panels would be too small to read on a page; the text has all columns.
 _MOST_PANELS = 48
 _PER_ROW = 9
 
 # Inches.
-_WIDTH, _OVER_TIME, _PANEL_ROW, _SHARES, _HEADING = 14.0, 2.4, 1.35, 3.4, 0.5
+_WIDTH, _OVER_TIME, _PANEL_ROW, _HEADING = 14.0, 2.4, 1.35, 0.5
 _LEFT, _RIGHT = 0.75, 0.25
 _COUNTS = EngFormatter(sep="")  # such as 2.5k
-_STYLES = ({"color": "white"}, {"color": "0.6"}, {"color": "black"})
 
 
 def draw(title: str, statistics: Statistics, path: Path) -> None:
-    """Draw a page: click rate and rows over time, then a small panel or bar for each column.
+    """Draw a page: click rate and rows over time, then a small panel for each column.
 
     Columns without any value appear in the text only.
 
@@ -38,32 +34,28 @@ def draw(title: str, statistics: Statistics, path: Path) -> None:
         statistics: of the data.
         path: PNG to write.
     """
-    ids = [column for column in statistics.ids if column.distinct]
-    numbers = [column for column in statistics.numbers if column.summary]
-    strips: list[tuple[float, Callable[[SubFigure], None]]] = [
-        (_OVER_TIME, lambda strip: _over_time(strip, statistics))
-    ]
-
-    def panels(columns: Sequence[Column], heading: str, one: _Panel) -> None:
-        if columns:
-            rows = -(-min(len(columns), _MOST_PANELS) // _PER_ROW)
-            height = rows * _PANEL_ROW + 0.5
-            strips.append((height, lambda strip: _panels(strip, columns, heading, one)))
-
-    panels(ids, "Share of the ids that the k most frequent cover (k on a log scale)", _coverage)
-    heading = "Click rate of the ids by rank, and of all rows (dashed)"
-    panels(ids, heading, lambda axes, column: _id_rates(axes, column, statistics.rate))
-    if ids or numbers:
-        strips.append((_SHARES, lambda strip: _shares(strip, statistics, [*ids, *numbers])))
-    heading = "Numbers: rows by value (wide ranges on a log scale), and their click rate (line)"
-    panels(numbers, heading, _histogram)
-    heights = [height for height, _ in strips]
-    figure = Figure(figsize=(_WIDTH, sum(heights) + _HEADING))
+    panels = (
+        (
+            "Share of the ids that the k most frequent cover (k on a log scale)",
+            [column for column in statistics.ids if column.distinct],
+            _coverage,
+        ),
+        (
+            "Numbers: rows by value (wide ranges on a log scale), and their click rate (line)",
+            [column for column in statistics.numbers if column.summary],
+            _histogram,
+        ),
+    )
+    panels = [some for some in panels if some[1]]
+    rows = [-(-min(len(columns), _MOST_PANELS) // _PER_ROW) for _, columns, _ in panels]
+    heights = [_HEADING, _OVER_TIME, *(count * _PANEL_ROW + 0.5 for count in rows)]
+    figure = Figure(figsize=(_WIDTH, sum(heights)))
     figure.suptitle(title, fontsize=13, y=1 - 0.15 / figure.get_figheight())
     # The empty strip on top holds the title.
-    drawn = figure.subfigures(len(heights) + 1, 1, height_ratios=[_HEADING, *heights])[1:]
-    for strip, (_, fill) in zip(drawn, strips, strict=True):
-        fill(strip)
+    _, over_time, *strips = figure.subfigures(len(heights), 1, height_ratios=heights)
+    _over_time(over_time, statistics)
+    for strip, (heading, columns, one) in zip(strips, panels, strict=True):
+        _panels(strip, columns, heading, one)
     figure.savefig(path, dpi=100)
 
 
@@ -103,7 +95,7 @@ def _panels(
     strip: SubFigure,
     columns: Sequence[Column],
     heading: str,
-    one: _Panel,
+    one: Callable[[Axes, Column], None],
 ) -> None:
     """A small panel for each column."""
     if len(columns) > _MOST_PANELS:
@@ -137,42 +129,6 @@ def _coverage(axes: Axes, column: IdColumn) -> None:
     axes.set_xlim(0.9, last * 1.1)
     decades = int(np.log10(last))
     _log_ticks(axes, [10**power for power in range(0, decades + 1, 1 if decades < 4 else 2)])
-
-
-def _id_rates(axes: Axes, column: IdColumn, all_rows: float) -> None:
-    rows, clicks = column.rates.T
-    axes.bar(range(1, len(rows) + 1), clicks / rows, color="0.35")
-    axes.axhline(all_rows, color="black", linestyle="--", linewidth=0.8)
-    axes.set_xlim(0.4, max(len(rows), 2) + 0.6)
-    axes.locator_params(axis="x", nbins=4, integer=True)
-    axes.locator_params(axis="y", nbins=3)
-
-
-def _shares(strip: SubFigure, statistics: Statistics, columns: Sequence[Column]) -> None:
-    """Missing values above, unseen ids below."""
-    columns = columns[: 2 * _MOST_PANELS]
-    axes_of = dict(zip(("missing", "unseen"), strip.subplots(2, 1, sharex=True), strict=True))
-    _set_margins(strip, bottom=0.95, top=0.35)
-    strip.subplots_adjust(hspace=0.35)
-    shown = [part for part, rows in enumerate(statistics.rows) if rows]
-    for what, axes in axes_of.items():
-        for place, part in enumerate(shown):
-            shares = [column.share(what, part) or 0.0 for column in columns]
-            positions = np.arange(len(columns)) + (place - (len(shown) - 1) / 2) * 0.26
-            style = {**_STYLES[part], "edgecolor": "black", "lw": 0.5}
-            axes.bar(positions, shares, 0.26, label=PARTS[part], **style)
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
-        axes.set_ylim(0, max(axes.get_ylim()[1], 0.01))
-        axes.tick_params(labelsize=8)
-        axes.grid(alpha=0.3, axis="y")
-        axes.set_xlim(-0.6, len(columns) - 0.4)
-    upper, lower = axes_of.values()
-    upper.set_title("Share of missing values", loc="left", fontsize=11)
-    lower.set_title("Share of ids absent from the training part", loc="left", fontsize=11)
-    upper.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, fontsize=8, frameon=False)
-    names = [_cut(column.name) for column in columns]
-    crowded = len(columns) > 30 or max(map(len, names)) > 6
-    lower.set_xticks(range(len(columns)), names, rotation=90 if crowded else 0, fontsize=7.5)
 
 
 def _histogram(axes: Axes, column: NumberColumn) -> None:

@@ -12,10 +12,11 @@ import polars as pl
 import pyarrow
 
 from stampede.data.errors import DataError
-from stampede.data.learning.vocabulary import FIRST_ROW, VALUE
+from stampede.data.learning.vocabulary import FIRST_ROW, VALUE, read_vocabulary
 from stampede.data.prepared.manifest import (
     LEARNED_FOLDER,
     PARTS,
+    REMEDY,
     FieldEntry,
     Manifest,
     missing_marks_sentence,
@@ -27,7 +28,7 @@ from stampede.data.raw.log import LABEL, TIME, Chunk, RawLog
 from stampede.data.raw.rows import BadRows
 from stampede.data.schema.schema import Hashed, IdField, Integers, Quantiles, TimePart
 from stampede.data.sources import Assignment, Source
-from stampede.settings import counted
+from stampede.settings import counted, reading
 
 PART, PLACE = "#part", "#place"
 
@@ -92,13 +93,12 @@ def raw_rows(source: Source, bad_rows: BadRows, limit: int | None, folder: Path)
         raise DataError(
             f"{log.files[0]}: has no good row, but {counted(bad_rows.count, 'bad row')}"
         )
-    notes = [f"parts: split {source.split.split}, see --set"]
-    if limit is not None:
-        notes.append(f"only the first {limit:,} rows were read (--rows)")
-    if bad_rows.count:
-        notes.append(f"left out {counted(bad_rows.count, 'bad row')}, listed in a file")
-    if bad_rows.marks:
-        notes.append(missing_marks_sentence(bad_rows.marks_by_column()))
+    notes = [
+        f"parts: split {source.split.split}, see --set",
+        "" if limit is None else f"only the first {limit:,} rows were read (--rows)",
+        f"left out {counted(bad_rows.count, 'bad row')}, listed in a file" * bool(bad_rows.count),
+        missing_marks_sentence(bad_rows.marks_by_column()),
+    ]
     # A column cut into quantiles is described as a number.
     cut = [name for name, found in fields.items() if isinstance(found, Quantiles)]
     return Rows(
@@ -106,7 +106,7 @@ def raw_rows(source: Source, bad_rows: BadRows, limit: int | None, folder: Path)
         frames.by_time,
         {name: _kind(found) for name, found in fields.items() if name not in cut},
         [*log.schema.numbers, *cut],
-        notes,
+        [note for note in notes if note],
     )
 
 
@@ -227,17 +227,11 @@ def _null_where_missing(values: pl.Series, entry: FieldEntry) -> pl.Series:
 def _texts(folder: Path, manifest: Manifest, column: str, rows: list[int]) -> list[str]:
     """Texts of ids if the folder has its vocabulary, else `row N`."""
     name = f"{LEARNED_FOLDER}/{column}.parquet"
-    found: dict[int, str] = {}
-    if any(file.name == name for file in manifest.learned):
-        try:
-            table = pl.scan_parquet(folder / name).with_row_index("row", FIRST_ROW)
-            table = table.filter(pl.col("row").is_in(rows)).collect()
-        except (OSError, pl.exceptions.PolarsError) as failure:
-            raise DataError(
-                f"{folder / name}: damaged ({failure}); prepare the data again"
-            ) from None
-        found = dict(zip(table["row"], table[VALUE], strict=True))
-    return [found.get(row, f"row {row}") for row in rows]
+    if all(file.name != name for file in manifest.learned):
+        return [f"row {row}" for row in rows]
+    with reading(folder / name, DataError, REMEDY):
+        ids = read_vocabulary(folder / name)[VALUE]
+        return ids.gather([row - FIRST_ROW for row in rows]).to_list()
 
 
 def _kind(found: IdField) -> str:

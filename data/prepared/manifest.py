@@ -6,11 +6,11 @@ import textwrap
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from stampede.data.errors import DataError
 from stampede.data.schema.schema import MOST_ROWS, FieldName
-from stampede.files import FileEntry, read_file
+from stampede.files import MOST_MANIFEST, FileEntry, read_file
 from stampede.settings import Section, counted, reading
 
 # Incremented when the layout or its meaning changes; other formats are refused.
@@ -18,8 +18,6 @@ FORMAT = 2
 
 MANIFEST = "manifest.json"
 
-# A shard takes a thousand.
-_MOST_BYTES = 64 << 20
 LEARNED_FOLDER = "learned"
 BAD_ROWS = "bad_rows.jsonl"
 
@@ -50,12 +48,6 @@ class FieldEntry(Section):
     unseen_row: Count | None = None
     multi: bool = False
 
-    @model_validator(mode="after")
-    def _unknown_rows_are_rows(self) -> FieldEntry:
-        if any(row >= self.rows for row in self.unknown_rows):
-            raise ValueError(f"{self.name!r} has fewer rows")
-        return self
-
     @property
     def unknown_rows(self) -> tuple[int, ...]:
         """Rows that belong to no single id."""
@@ -80,14 +72,10 @@ class ShardEntry(Section):
     @classmethod
     def _without_times(cls, files: Any) -> Any:
         """Drop the file times that older versions wrote."""
-        if not isinstance(files, dict):
-            return files
-        return {
-            name: {key: value for key, value in entry.items() if key != "mtime_ns"}
-            if isinstance(entry, dict)
-            else entry
-            for name, entry in files.items()
-        }
+        for entry in files.values() if isinstance(files, dict) else ():
+            if isinstance(entry, dict):
+                entry.pop("mtime_ns", None)
+        return files
 
 
 class Manifest(Section):
@@ -123,19 +111,6 @@ class Manifest(Section):
     period: Count = 0
     rows_before: Count = 0
     source: dict[str, Any] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _arrays_fit_the_fields(self) -> Manifest:
-        names = [entry.name for entry in self.fields]
-        if len(set(names)) != len(names) or not names:
-            raise ValueError("fields: write at least one, each with its own name")
-        if sorted(self.fields, key=lambda entry: entry.multi) != self.fields:
-            raise ValueError("fields: single-valued ones must come first")
-        expected = set(self.arrays())
-        for part, shards in self.parts.items():
-            if any(set(shard.files) != expected for shard in shards):
-                raise ValueError(f"parts.{part}: a shard needs the arrays {sorted(expected)}")
-        return self
 
     def single(self) -> list[FieldEntry]:
         """Fields with one id per sample."""
@@ -175,7 +150,7 @@ def read_manifest(folder: Path, remedy: str = REMEDY) -> Manifest:
     if not path.exists():
         raise DataError(f"{folder}: no prepared data here ({MANIFEST} is missing)")
     with reading(path, DataError, remedy, "damaged, or of another version of stampede"):
-        return Manifest.model_validate_json(read_file(path, _MOST_BYTES))
+        return Manifest.model_validate_json(read_file(path, MOST_MANIFEST))
 
 
 def missing_marks_sentence(columns: dict[str, dict[str, int]]) -> str:
@@ -208,10 +183,8 @@ def prepared_summary(folder: Path) -> str:
     fields = counted(len(manifest.fields), "id field")
     lines.append(f"  {fields} with {counted(ids, 'row')} of tables together")
     lines.append(f"  {counted(len(manifest.numbers), 'number')}; {size / 1e6:,.0f} MB")
-    if "features" in manifest.source:
-        features = f"features: {manifest.source['features']}"
-        lines += textwrap.wrap(features, 98, initial_indent="  ", subsequent_indent="    ")
-    if "advice" in manifest.source:
-        advice = f"advice: {manifest.source['advice']}"
-        lines += textwrap.wrap(advice, 98, initial_indent="  ", subsequent_indent="    ")
+    for key in ("features", "advice"):
+        if key in manifest.source:
+            said = f"{key}: {manifest.source[key]}"
+            lines += textwrap.wrap(said, 98, initial_indent="  ", subsequent_indent="    ")
     return "\n".join([str(folder), *lines])

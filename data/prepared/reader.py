@@ -133,6 +133,7 @@ class BeforePeriod:
     ) -> None:
         self._part = part
         self.rows, self.device = part.rows, part.device
+        self.label, self.weight = part.label, part.weight
         # By field, the earlier row of each row; None if the field has no vocabulary.
         before = [_row_before(entry, new.get(entry.name)) for entry in fields]
         single = sum(not entry.multi for entry in fields)
@@ -150,14 +151,6 @@ class BeforePeriod:
             for bag, before in zip(samples.bags, self._multi, strict=True)
         ]
         return replace(samples, bags=tuple(bags))
-
-    def label(self, rows: Tensor) -> Tensor:
-        """See `Part`."""
-        return self._part.label(rows)
-
-    def weight(self, rows: Tensor) -> Tensor | None:
-        """See `Part`."""
-        return self._part.weight(rows)
 
 
 def _row_before(entry: FieldEntry, new: np.ndarray | None) -> Tensor | None:
@@ -196,13 +189,9 @@ class ShardedPart:
     def bytes(self) -> int:
         """Size of all arrays, the same in any number of shards."""
         size = sum(array.nbytes for shard in self.shards for array in shard.arrays.values())
-        # Offsets have one more than rows in each shard.
-        return size - sum(
-            array.itemsize
-            for shard in self.shards[1:]
-            for name, array in shard.arrays.items()
-            if name.startswith("offsets_")
-        )
+        # Offsets, int64, have one more than rows in each shard.
+        bags = sum(name.startswith("offsets_") for name in self.shards[0].arrays)
+        return size - 8 * bags * (len(self.shards) - 1)
 
     def read(self, rows: Tensor) -> Samples:
         """Gather rows.

