@@ -33,7 +33,6 @@ from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import choose_device
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.start_up import launched_world_size, libraries_quiet
-from stampede.files import read_file
 from stampede.settings import SettingsError, read_yaml, reading
 
 if TYPE_CHECKING:
@@ -176,7 +175,7 @@ class Run:
             what = f"the run has not ended ({self._folder.summary.name} is missing)"
             raise RunFolderError(f"{self.path}: {what}; {remedy}")
         with reading(self._folder.summary, RunFolderError, f"delete it and {remedy}"):
-            return json.loads(read_file(self._folder.summary))
+            return json.loads(self._folder.summary.read_bytes())
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:

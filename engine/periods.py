@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
@@ -37,7 +38,7 @@ from stampede.engine.run import run_here
 from stampede.engine.run_folder import PERIODS, RunFolder, period_folder
 from stampede.engine.start_up import launched_world_size
 from stampede.engine.stop import Agreement, StopSignals
-from stampede.files import append, delete_folder, read_file, sync, write_file
+from stampede.files import append, delete_folder, sync, write_file
 from stampede.settings import Section, SettingsError, counted, reading
 
 OnBadFile = Literal["error", "skip"]
@@ -151,49 +152,40 @@ def _begin(folder: RunFolder, whole: Config) -> None:
     # A power failure may have left half a line.
     folder.keep_whole_lines()
     with reading(folder.metrics, RunFolderError, "repair or delete that line"):
-        for number, line in enumerate(folder.lines(), 1):
-            needed = ["kind", "step", *(["period", "ids"] if line.get("kind") == "period" else [])]
-            if lacking := [key for key in needed if key not in line]:
-                raise ValueError(f"line {number:,}: no {lacking[0]!r}")
+        folder.lines()
 
 
+@dataclass
 class _Periods:
     """The periods of a log; all ranks make the same calls."""
 
-    def __init__(
-        self,
-        path: Path,
-        overrides: Sequence[str],
-        whole: Config,
-        folder: RunFolder,
-        here: Processes,
-        on_bad_file: OnBadFile,
-    ) -> None:
-        self._path = path
-        self._overrides = overrides
-        self._whole = whole
-        self._folder = folder
-        self._here = here
-        self._on_bad_file = on_bad_file
-        self._ledger_file = folder.path / PERIODS
-        self._cache = folder.path / "cache"
-        if "cache" in whole.data.model_fields_set:
+    path: Path
+    overrides: Sequence[str]
+    whole: Config
+    folder: RunFolder
+    here: Processes
+    on_bad_file: OnBadFile
+    # Sizes of new files, and since when they have had them.
+    _sizes: dict[Path, tuple[int, float]] = field(default_factory=dict)
+    # Times of new files, by path and size.
+    _times: dict[tuple[Path, int], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._ledger_file = self.folder.path / PERIODS
+        self._cache = self.folder.path / "cache"
+        if "cache" in self.whole.data.model_fields_set:
             # The cache is deleted after each period, so it must not be shared with other runs.
-            own = hashlib.sha256(os.path.realpath(folder.path).encode()).hexdigest()[:8]
-            self._cache = Path(whole.data.cache) / f"{whole.run.name}-{own}"
-        # Sizes of new files, and since when they have had them.
-        self._sizes: dict[Path, tuple[int, float]] = {}
-        # Times of new files, by path and size.
-        self._times: dict[tuple[Path, int], int] = {}
+            own = hashlib.sha256(os.path.realpath(self.folder.path).encode()).hexdigest()[:8]
+            self._cache = Path(self.whole.data.cache) / f"{self.whole.run.name}-{own}"
 
     def train(self, follow: bool) -> None:
         """Train on all new files and, if `follow`, wait for more."""
         signals = StopSignals()
-        agreement = Agreement(self._here, signals, 0)
+        agreement = Agreement(self.here, signals, 0)
         taken, told = 0, False
         while True:
             with signals.watched():
-                period = self._here.on_main(lambda: self._next(follow))
+                period = self.here.on_main(lambda: self._next(follow))
                 asked, _ = agreement.after(0)
                 if asked:
                     name = signal.Signals(asked).name
@@ -201,8 +193,8 @@ class _Periods:
                         f"stopped by {name} between two periods; the same command continues", asked
                     )
                 if period is None and follow:
-                    if not told and self._here.is_main:
-                        print(f"waiting for files: {self._whole.data.path}", flush=True)
+                    if not told and self.here.is_main:
+                        print(f"waiting for files: {self.whole.data.path}", flush=True)
                     told = True
                     time.sleep(_POLL_SECONDS)
                     continue
@@ -210,16 +202,16 @@ class _Periods:
                 break
             told = False
             # Training handles signals itself.
-            with _timed(self._here.heartbeat) as seconds:
+            with _timed(self.here.heartbeat) as seconds:
                 is_trained = self._is_trained(period, follow)
             if is_trained:
                 taken += 1
                 with signals.watched():
-                    self._here.on_main(lambda one=period, took=seconds: self._finish(one, took))
-        if self._here.is_main:
+                    self.here.on_main(lambda one=period, took=seconds: self._finish(one, took))
+        if self.here.is_main:
             self._draw()
             what = f"{counted(taken, 'new period')} in" if taken else "no new file for"
-            print(f"{what} {self._folder.path}, see {PICTURE}")
+            print(f"{what} {self.folder.path}, see {PICTURE}")
 
     def _next(self, follow: bool) -> Period | None:
         """The period to train, noted in the ledger; None if there is no new file."""
@@ -232,14 +224,11 @@ class _Periods:
             known = [one for one in ledger.trained if one.time != _LATEST]
             last = known[-1] if known else None
             if last is not None and self._place(period) < self._place(last):
-                remedy = "give it a later name to train on it now, or leave it out"
-                if self._by_time:
-                    remedy = "leave it out"
                 late = (
                     f"{period.file}: comes before {last.file}, which was already trained on; "
-                    f"{remedy} with --on-bad-file skip"
+                    "leave it out with --on-bad-file skip"
                 )
-                if self._on_bad_file == "error":
+                if self.on_bad_file == "error":
                     raise DataError(late)
                 self._leave_out(period, late)
                 ledger = self._read()
@@ -253,7 +242,7 @@ class _Periods:
         being written.
         """
         period = ledger.trained[-1]
-        run, file = RunFolder(self._folder.path / period.name), Path(period.file)
+        run, file = RunFolder(self.folder.path / period.name), Path(period.file)
         if run.summary.exists() or any(run.checkpoints.glob("*")) or not file.is_file():
             return period
         size = file.stat().st_size
@@ -272,7 +261,7 @@ class _Periods:
 
     @property
     def _by_time(self) -> bool:
-        return self._whole.data.order_by == "time"
+        return self.whole.data.order_by == "time"
 
     def _place(self, period: Period) -> tuple[int, list[Any]]:
         """The sort key of periods."""
@@ -283,7 +272,7 @@ class _Periods:
             return None
         if (file, size) not in self._times:
             try:
-                found = first_time(self._whole.data, file)
+                found = first_time(self.whole.data, file)
             except DataError:
                 found = None
             self._times[file, size] = _LATEST if found is None else found
@@ -298,7 +287,7 @@ class _Periods:
 
         taken = {path: one for one in ledger.periods for path in (one.file, one.leads_to)}
         try:
-            files = [Path(os.path.abspath(file)) for file in expand(self._whole.data.path)]
+            files = [Path(os.path.abspath(file)) for file in expand(self.whole.data.path)]
         except DataError:
             if follow:
                 return []
@@ -332,14 +321,14 @@ class _Periods:
 
     def _is_trained(self, period: Period, follow: bool) -> bool:
         """Train a period; False if it is left out or its file is not complete."""
-        run = self._folder.path / period.name
-        if self._here.on_main(lambda: (run / "summary.json").exists()):
+        run = self.folder.path / period.name
+        if self.here.on_main(lambda: (run / "summary.json").exists()):
             return True
         printed = StringIO()
         try:
             # Forty lines per file would hide the news.
             with redirect_stdout(printed):
-                run_here(self._config(period), self._here)
+                run_here(self._config(period), self.here)
         except UnfinishedFileError:
             if not follow:
                 raise
@@ -348,10 +337,10 @@ class _Periods:
             # Leave a file out only for its own errors, not for a full disk.
             of_file = str(failure).startswith(f"{period.file}:")
             known = getattr(failure, "known_to_all_ranks", False)
-            if self._on_bad_file == "error" or not (of_file and known):
+            if self.on_bad_file == "error" or not (of_file and known):
                 raise
             reason = str(failure)
-            self._here.on_main(lambda: self._leave_out(period, reason))
+            self.here.on_main(lambda: self._leave_out(period, reason))
             return False
         finally:
             self._keep_output(run, printed.getvalue())
@@ -359,18 +348,14 @@ class _Periods:
 
     def _keep_output(self, run: Path, printed: str) -> None:
         """Append a run's output to its file, even if the run failed; errors here are ignored."""
-        if not self._here.is_main:
-            return
-        if run.is_dir():
+        # It may have failed before it had a folder.
+        if self.here.is_main and run.is_dir():
             with suppress(OSError):
                 append(run / OUTPUT, printed.encode())
-        else:
-            # It failed before it had a folder.
-            print(printed, end="", flush=True)
 
     def _config(self, period: Period) -> Config:
         own = {
-            "run.dir": str(self._folder.path),
+            "run.dir": str(self.folder.path),
             "run.name": period.name,
             "data.path": period.file,
             "data.split": "periods",
@@ -378,12 +363,12 @@ class _Periods:
             "checkpoint.resume": "auto",
         }
         if period.number > 1:
-            before = self._folder.path / period_folder(period.number - 1)
+            before = self.folder.path / period_folder(period.number - 1)
             own["data.period_before"] = str(before / INPUTS)
             own["checkpoint.init_from"] = str(before)
             own["checkpoint.init_state"] = "all"
         given = [f"{key}={json.dumps(value)}" for key, value in own.items()]
-        return load_config(self._path, [*self._overrides, *given], self._here.world_size)
+        return load_config(self.path, [*self.overrides, *given], self.here.world_size)
 
     def _finish(self, period: Period, seconds: Mapping[str, float]) -> None:
         """Note a period's result and delete what later periods do not need; safe to repeat.
@@ -391,8 +376,8 @@ class _Periods:
         Args:
             seconds: spent in this process, by part.
         """
-        run = self._folder.path / period.name
-        summary = json.loads(read_file(run / "summary.json"))
+        run = self.folder.path / period.name
+        summary = json.loads((run / "summary.json").read_bytes())
         if not self._is_told(period):
             # The file may have grown since it was noted in the ledger.
             read = read_manifest(run / INPUTS).source.get("bytes", period.bytes)
@@ -414,38 +399,38 @@ class _Periods:
                 "part_seconds": dict(seconds),
                 "peak_memory_bytes": summary["peak_memory_bytes"],
             }
-            self._folder.log(line)
+            self.folder.log(line)
             print(_shown(line), flush=True)
         self._draw()
         shutil.rmtree(self._cache, ignore_errors=True)
-        last = period.number - self._whole.checkpoint.keep
-        for older in (self._folder.path / period_folder(number) for number in range(1, last + 1)):
+        last = period.number - self.whole.checkpoint.keep
+        for older in (self.folder.path / period_folder(number) for number in range(1, last + 1)):
             # Checkpoints that are being read, and their vocabularies, are deleted later.
             if (older / INPUTS).exists() and delete_all(older / "checkpoints"):
                 delete_folder(older / INPUTS)
 
     def _draw(self) -> None:
-        lines = [line for line in self._folder.lines() if line["kind"] == "period"]
+        lines = [line for line in self.folder.lines() if line["kind"] == "period"]
         if lines:
-            picture = draw_periods(lines, self._whole.run.name)
-            self._write_file(self._folder.path / PICTURE, picture)
+            picture = draw_periods(lines, self.whole.run.name)
+            self._write_file(self.folder.path / PICTURE, picture)
 
     def _is_told(self, period: Period) -> bool:
         return any(
             line["kind"] == "period" and line["period"] == period.number
-            for line in self._folder.lines()
+            for line in self.folder.lines()
         )
 
     def _leave_out(self, period: Period, reason: str) -> None:
         ledger = self._read()
         others = [one for one in ledger.periods if one.file != period.file]
         left_out = period.model_copy(update={"number": 0, "reason": reason})
-        run = self._folder.path / period.name
+        run = self.folder.path / period.name
         if run.exists():
             delete_folder(run)
         self._write(Ledger(periods=[*others, left_out]))
-        step = max([0, *(line["step"] for line in self._folder.lines())])
-        self._folder.log({"kind": "left_out", "step": step, "file": period.file, "reason": reason})
+        step = max([0, *(line["step"] for line in self.folder.lines())])
+        self.folder.log({"kind": "left_out", "step": step, "file": period.file, "reason": reason})
         print(f"left out: {reason}", file=sys.stderr, flush=True)
 
     def _read(self) -> Ledger:
@@ -453,13 +438,13 @@ class _Periods:
             return Ledger()
         remedy = "it lists the files already trained on; restore it, or write another run.name"
         with reading(self._ledger_file, RunFolderError, remedy):
-            return Ledger.model_validate_json(read_file(self._ledger_file))
+            return Ledger.model_validate_json(self._ledger_file.read_bytes())
 
     def _write(self, ledger: Ledger) -> None:
         self._write_file(self._ledger_file, ledger.model_dump_json(indent=1) + "\n")
 
     def _write_file(self, path: Path, content: str | bytes) -> None:
-        with self._folder.writing():
+        with self.folder.writing():
             write_file(path, content)
             # After a power failure the ledger must agree with the lines and checkpoints.
             sync(path)
@@ -485,14 +470,10 @@ def _timed(heartbeat: Heartbeat) -> Iterator[Mapping[str, float]]:
 
 def _shown(line: dict[str, Any]) -> str:
     """A period's line, at most 100 columns if its file's name is short."""
-    new = ""
-    if line["period"] == 1:
-        scores = "not scored: the first"
-    else:
+    scores = "not scored: the first"
+    if line["period"] != 1:
         scores = f"AUC {readable_metric(line['auc'])} logloss {line['logloss']:.4f}"
         if f"{NEW_IDS}auc" in line:
-            new = f", AUC {readable_metric(line[f'{NEW_IDS}auc'])} where ids are new"
-    return (
-        f"period {line['period']:>3}  {Path(line['file']).name}  {line['rows']:>9,} rows  "
-        f"{scores}{new}"
-    )
+            scores += f", AUC {readable_metric(line[f'{NEW_IDS}auc'])} where ids are new"
+    name = Path(line["file"]).name
+    return f"period {line['period']:>3}  {name}  {line['rows']:>9,} rows  {scores}"

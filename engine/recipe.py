@@ -7,12 +7,12 @@ Every rule is a function of the number of training rows and of given settings.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stampede.engine.config import Config, check_divides, config_type
-from stampede.engine.config.presets import below_old_runs
+from stampede.engine.config.presets import at, below_old_runs
 from stampede.engine.console import table
 from stampede.models import network
 
@@ -47,15 +47,8 @@ _DROPOUT, _DROPOUT_BELOW = 0.2, 1_000_000
 # These networks learn more slowly and overfit later.
 _WITHOUT_HIDDEN_LAYERS = ("lr", "fm")
 _WITH_HIDDEN_LAYERS = (
-    "deepfm",
-    "wide_deep",
-    "dcn",
-    "dcnv2",
-    "xdeepfm",
-    "dlrm",
-    "finalmlp",
-    "wukong",
-)
+    "deepfm", "wide_deep", "dcn", "dcnv2", "xdeepfm", "dlrm", "finalmlp", "wukong"
+)  # fmt: skip
 
 _LR = 1e-3
 # Up to this many steps the rate is constant. With more it falls with their square root, but not
@@ -97,15 +90,20 @@ def with_recipe(
     """
     values = config.model_dump(mode="json")
     choices = []
-    for choice in _choices(values, rows, fields, world_size):
-        # Runs from before there was a recipe used the paper's values for missing keys.
-        before = _at(below_old_runs(dict(saved)), choice.key) if saved else None
-        # Without a scaling rule, the base batch size only sets the recipe's own rates.
-        is_base = choice.key == "optim.scaling.base_batch_size"
-        if before is None and not (is_base and config.optim.scaling.rule == "none"):
-            choices.append(choice)
-        *sections, name = choice.key.split(".")
-        _at(values, ".".join(sections))[name] = choice.value if before is None else before
+    # Runs from before there was a recipe used the paper's values for missing keys.
+    before = below_old_runs(dict(saved)) if saved else {}
+    log = _Log(values, rows, fields, world_size)
+    for key, rule in _RULES.items():
+        if not _is_open(values, key):
+            continue
+        value = at(before, key)
+        if value is None:
+            value, reason = rule(log)
+            # Without a scaling rule, the base batch size only sets the recipe's own rates.
+            if key != "optim.scaling.base_batch_size" or config.optim.scaling.rule != "none":
+                choices.append(Choice(key, value, reason))
+        section, _, name = key.rpartition(".")
+        at(values, section)[name] = value
     settled = config_type().model_validate(values)
     check_divides(settled, world_size)
     return settled, choices
@@ -113,56 +111,22 @@ def with_recipe(
 
 def described(choices: Sequence[Choice]) -> str:
     """A line for each chosen setting, with its reason."""
-    rows = [
-        (f"{choice.key}={choice.value:.3g}", choice.reason)
-        if isinstance(choice.value, float)
-        else (f"{choice.key}={choice.value}", choice.reason)
-        for choice in choices
-    ]
+    rows = []
+    for choice in choices:
+        value = f"{choice.value:.3g}" if isinstance(choice.value, float) else choice.value
+        rows.append((f"{choice.key}={value}", choice.reason))
     return "chosen by the recipe; change them with these keys:\n" + table(rows)
 
 
 def open_keys(config: Config) -> set[str]:
     """Keys that are left to the recipe."""
     values = config.model_dump(mode="json")
-    return {key for key in _KEYS if _is_open(values, key)}
-
-
-_KEYS = (
-    "optim.scaling.base_batch_size",
-    "train.batch_size",
-    "train.epochs",
-    "evaluate.patience",
-    "optim.scaling.rule",
-    "optim.embedding.lr",
-    "optim.embedding.l2",
-    "optim.embedding.schedule.decay",
-    "optim.dense.lr",
-    "optim.dense.schedule.warmup",
-    "optim.dense.schedule.decay",
-    "model.first_order_scale",
-    "model.dropout",
-)
-
-
-def _choices(values: dict[str, Any], rows: int, fields: int, world_size: int) -> Iterator[Choice]:
-    """Choices in order; each depends only on earlier ones."""
-    for key in _KEYS:
-        if _is_open(values, key):
-            value, reason = _RULES[key](_Log(values, rows, fields, world_size))
-            yield Choice(key, value, reason)
+    return {key for key in _RULES if _is_open(values, key)}
 
 
 @dataclass(frozen=True)
 class _Log:
-    """The inputs of the rules.
-
-    Attributes:
-        values: of the configuration, including those chosen so far.
-        rows: of the training part.
-        fields: number of id fields.
-        world_size: number of ranks.
-    """
+    """The inputs of the rules; `values` include those chosen so far."""
 
     values: dict[str, Any]
     rows: int
@@ -170,7 +134,7 @@ class _Log:
     world_size: int
 
     def at(self, key: str) -> Any:
-        return _at(self.values, key)
+        return at(self.values, key)
 
     @property
     def base_steps(self) -> float:
@@ -211,10 +175,6 @@ def _patience(log: _Log) -> tuple[int, str]:
     return patience, "evaluated epochs without a better AUC end the training"
 
 
-def _scaling(log: _Log) -> tuple[str, str]:
-    return "sqrt_star", "rates by the root of the batch, the same L2"
-
-
 def _embedding_lr(log: _Log) -> tuple[float, str]:
     base = log.at("optim.scaling.base_batch_size")
     return _rate(log), f"for {log.base_steps:,.0f} steps of batch size {base:,}"
@@ -228,14 +188,6 @@ def _decay(log: _Log) -> tuple[str, str]:
     if log.at("data.split") == "periods":
         return "constant", "another period may follow"
     return "polynomial", "a straight line to 0 at the end of training"
-
-
-def _dense_lr(log: _Log) -> tuple[float, str]:
-    return _rate(log), "as the tables'"
-
-
-def _warmup(log: _Log) -> tuple[float, str]:
-    return _WARMUP, "epochs"
 
 
 def _first_order_scale(log: _Log) -> tuple[float, str]:
@@ -252,17 +204,18 @@ def _dropout(log: _Log) -> tuple[float, str]:
     return _DROPOUT, f"fewer than {_DROPOUT_BELOW:,} rows"
 
 
+# In order: each rule depends only on keys before its own.
 _RULES: dict[str, Callable[[_Log], tuple[Any, str]]] = {
     "optim.scaling.base_batch_size": _base_batch_size,
     "train.batch_size": _batch_size,
     "train.epochs": _epochs,
     "evaluate.patience": _patience,
-    "optim.scaling.rule": _scaling,
+    "optim.scaling.rule": lambda _: ("sqrt_star", "rates by the root of the batch, the same L2"),
     "optim.embedding.lr": _embedding_lr,
     "optim.embedding.l2": _embedding_l2,
     "optim.embedding.schedule.decay": _decay,
-    "optim.dense.lr": _dense_lr,
-    "optim.dense.schedule.warmup": _warmup,
+    "optim.dense.lr": lambda log: (_rate(log), "as the tables'"),
+    "optim.dense.schedule.warmup": lambda _: (_WARMUP, "epochs"),
     "optim.dense.schedule.decay": _decay,
     "model.first_order_scale": _first_order_scale,
     "model.dropout": _dropout,
@@ -280,12 +233,5 @@ def _power_of_two(size: float, least: int, most: int) -> int:
 
 
 def _is_open(values: Mapping[str, Any], key: str) -> bool:
-    *sections, name = key.split(".")
-    section = _at(values, ".".join(sections))
-    return isinstance(section, dict) and name in section and section[name] is None
-
-
-def _at(values: Any, key: str) -> Any:
-    for name in key.split("."):
-        values = values.get(name) if isinstance(values, Mapping) else None
-    return values
+    section, _, name = key.rpartition(".")
+    return (at(values, section) or {}).get(name, "absent") is None

@@ -42,30 +42,18 @@ class SetUpError(Exception):
     """The set-up failed; the message is one sentence for the user."""
 
 
-def complaint_about(version):
-    """Return a sentence if this project cannot use a version of Python, else None."""
-    if OLDEST <= tuple(version[:2]) <= NEWEST:
-        return None
-    found = ".".join(str(part) for part in version[:3])
-    return (
-        f"this is Python {found}, but Python 3.10 to 3.13 is needed: name one, as in "
-        "`PYTHON=python3.12 make setup`"
-    )
-
-
 def main(root):
     """Set up `root`/.venv unless it is up to date; return the exit status."""
     try:
-        complaint = complaint_about(sys.version_info)
-        if complaint:
-            raise SetUpError(complaint)
+        if not OLDEST <= sys.version_info[:2] <= NEWEST:
+            raise SetUpError(
+                f"this is Python {VERSION}, but Python 3.10 to 3.13 is needed: name one, as in "
+                "`PYTHON=python3.12 make setup`"
+            )
         set_up(Path(root))
     except SetUpError as failure:
         print(f"error: {failure}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("error: the set-up was interrupted; run make again", file=sys.stderr)
-        return 130
     return 0
 
 
@@ -158,25 +146,18 @@ def _asked_for(python, root, pinned, gpu):
     say(f"asking pip which build of {pinned} it would install")
     options = ["--dry-run", "--ignore-installed", "--no-deps", "--no-input", "--quiet"]
     report = _pip(python, root, "install", *options, "--report", "-", pinned, quiet=True)
-    metadata = json.loads(report)["install"][0]["metadata"]
-    needs = metadata.get("requires_dist", [])
-    tell(metadata["version"], sum(need.startswith(("nvidia-", "cuda-")) for need in needs), gpu)
-    return metadata["version"]
-
-
-def tell(version, nvidia_packages, gpu):
-    """Tell the user which build of torch comes, and whether it fits this machine."""
-    is_cuda = "+cpu" not in version and (nvidia_packages or "+cu" in version)
-    say(f"torch {version}" + (", a CUDA build" if is_cuda else ""))
+    version = json.loads(report)["install"][0]["metadata"]["version"]
+    say(f"torch {version}")
     if gpu and "+cpu" in version:
         say("this machine has a GPU, but pip's settings choose a CPU build: training runs on CPU")
-    if not gpu and is_cuda:
+    if not gpu and "+cpu" not in version:
         say(
-            "note: this machine has no NVIDIA GPU, but pip's settings choose the CUDA build of\n"
-            f"  torch. It works, but downloads {nvidia_packages} CUDA packages of some gigabytes.\n"
-            "  For the CPU build stop this, point pip (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS or\n"
-            "  pip.conf) to PyTorch's CPU wheels, and run make again."
+            "note: this machine has no NVIDIA GPU, but pip's settings may choose the CUDA build\n"
+            "  of torch. It works, but downloads some gigabytes. For the CPU build stop this, point\n"
+            "  pip (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS or pip.conf) to PyTorch's CPU wheels, and\n"
+            "  run make again."
         )
+    return version
 
 
 def unfit_packages(found, variant, torch):
@@ -186,9 +167,10 @@ def unfit_packages(found, variant, torch):
     pip cannot tell the shim from the real fbgemm-gpu, or a CPU build of torch from a CUDA build.
     """
     unfit = []
-    if variant == "cuda" and (found["shim"] or found["fbgemm-gpu-cpu"]):
-        unfit = [name for name in ("fbgemm-gpu", "fbgemm-gpu-cpu") if found[name]]
-    if variant == "cpu" and found["fbgemm-gpu"] and not found["shim"]:
+    other = found["shim"] or found["fbgemm-gpu-cpu"]
+    if variant == "cpu":
+        other = found["fbgemm-gpu"] and not found["shim"]
+    if other:
         unfit = [name for name in ("fbgemm-gpu", "fbgemm-gpu-cpu") if found[name]]
     if variant == "cuda" and found["torch"] and found["torch"] != torch:
         unfit.append("torch")

@@ -282,22 +282,9 @@ _EXPECTED = {
 
 def sentences(failure: ValidationError, root: type[BaseModel]) -> list[str]:
     """One line per error: key path, what was found, what is allowed, the nearest valid key."""
-    found: dict[Any, str] = {}
-    of_other_kinds: dict[tuple[str, str], list[str]] = {}
-    for number, error in enumerate(failure.errors(include_url=False)):
-        place = _locate(error["loc"], root)
-        kinds = place.other_kinds() if error["type"] == "extra_forbidden" else ""
-        if not kinds:
-            found[number] = _sentence(error, place, root)
-            continue
-        keys = of_other_kinds.setdefault((place.chosen, kinds), [])
-        keys.append(".".join(place.keys))
-        found[place.chosen, kinds] = (
-            f"{', '.join(keys)}: not for {place.chosen}, only for {kinds}; leave out such keys, or "
-            "start from a file without them"
-        )
-    lines = [f"  {cut(sentence)}" for sentence in list(found.values())[:_MOST_SENTENCES]]
-    more = len(found) - _MOST_SENTENCES
+    errors = failure.errors(include_url=False)
+    lines = [f"  {cut(_sentence(error, root))}" for error in errors[:_MOST_SENTENCES]]
+    more = len(errors) - _MOST_SENTENCES
     return [*lines, f"  and {more} more"] if more > 0 else lines
 
 
@@ -315,11 +302,6 @@ class _Place(NamedTuple):
     model: type[BaseModel] | None
     chosen: str
     kinds: dict[str, type[BaseModel]]
-
-    def other_kinds(self) -> str:
-        """The kinds of this section that have the last key, such as `kind: avazu, table`."""
-        having = [tag for tag, kind in self.kinds.items() if self.keys[-1] in kind.model_fields]
-        return f"{self.chosen.partition(':')[0]}: {', '.join(having)}" if having else ""
 
 
 def _locate(location: Sequence[Any], root: type[BaseModel]) -> _Place:
@@ -351,7 +333,8 @@ def _locate(location: Sequence[Any], root: type[BaseModel]) -> _Place:
     return _Place(keys, model, chosen, kinds)
 
 
-def _sentence(error: dict[str, Any], place: _Place, root: type[BaseModel]) -> str:
+def _sentence(error: dict[str, Any], root: type[BaseModel]) -> str:
+    place = _locate(error["loc"], root)
     path = ".".join(place.keys)
     kind, found, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "extra_forbidden":
@@ -378,6 +361,10 @@ def _sentence(error: dict[str, Any], place: _Place, root: type[BaseModel]) -> st
 
 def _unknown_key(path: str, place: _Place, root: type[BaseModel]) -> str:
     unknown, siblings = place.keys[-1], list(place.model.model_fields)
+    having = [tag for tag, section in place.kinds.items() if unknown in section.model_fields]
+    if having:
+        key = place.chosen.partition(":")[0]
+        return f"{path}: not for {place.chosen}, only for {key}: {', '.join(having)}; leave it out"
     near = difflib.get_close_matches(unknown, siblings, n=1, cutoff=0.5)
     # Or a key of another section.
     near = near or [k.path for k in all_keys(root) if k.path.split(".")[-1] == unknown]

@@ -18,17 +18,12 @@ def _load():
 install = _load()
 
 
-@pytest.mark.parametrize("version", [(2, 7, 18), (3, 8, 18), (3, 9, 1), (3, 14, 0)])
-def test_unfit_python_gets_one_sentence(version):
-    sentence = install.complaint_about(version)
-    assert "Python 3.10 to 3.13 is needed" in sentence
-    assert ".".join(map(str, version)) in sentence
-    assert "\n" not in sentence
-
-
-@pytest.mark.parametrize("minor", [10, 11, 12, 13])
-def test_fit_python_gets_no_complaint(minor):
-    assert install.complaint_about((3, minor, 0, "final", 0)) is None
+@pytest.mark.parametrize("version", [(2, 7, 18), (3, 9, 1), (3, 14, 0)])
+def test_unfit_python_gets_one_sentence(tmp_path, monkeypatch, capsys, version):
+    monkeypatch.setattr(install.sys, "version_info", version)
+    assert install.main(tmp_path) == 1
+    assert "Python 3.10 to 3.13 is needed" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 # Stands for .venv/bin/python: notes its calls in the file `calls`; `pip install -e` fails while a
@@ -85,15 +80,7 @@ def test_set_up_prints_the_build_and_installs_once(checkout, capsys):
     assert _calls(checkout) == []
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        "pyproject.toml",
-        "install/requirements-cpu.txt",
-        "install/requirements-cuda.txt",
-        "install/fbgemm-gpu-shim/pyproject.toml",
-    ],
-)
+@pytest.mark.parametrize("file", ["pyproject.toml", "install/requirements-cpu.txt"])
 def test_changed_requirements_install_again(checkout, file):
     install.main(checkout)
     _calls(checkout)
@@ -101,10 +88,6 @@ def test_changed_requirements_install_again(checkout, file):
         text.write("# changed\n")
     assert install.main(checkout) == 0
     assert _calls(checkout) != []
-
-
-def test_an_appearing_gpu_changes_the_stamp(checkout):
-    assert install.fingerprint(checkout, True) != install.fingerprint(checkout, False)
 
 
 def test_failed_install_leaves_no_stamp(checkout, capsys):
@@ -142,12 +125,13 @@ def test_folder_that_is_no_environment_is_left_alone(checkout, capsys):
     assert (checkout / ".venv" / "bin" / "python").exists()
 
 
-def test_cuda_build_without_gpu_is_pointed_out(capsys):
-    install.tell("2.13.0", 6, gpu=False)
+def test_cuda_build_without_gpu_is_pointed_out(checkout, capsys):
+    python = checkout / ".venv/bin/python"
+    python.write_text(python.read_text().replace('"2.13.0+cpu"', '"2.13.0"'))
+    assert install.main(checkout) == 0
     said = capsys.readouterr().out
-    assert "torch 2.13.0, a CUDA build" in said
-    assert "no NVIDIA GPU" in said
-    assert "PIP_EXTRA_INDEX_URL" in said
+    assert "setup: torch 2.13.0\n" in said
+    assert "no NVIDIA GPU" in said and "PIP_EXTRA_INDEX_URL" in said
 
 
 CPU = {"torch": "2.13.0+cpu", "fbgemm-gpu": "1.8.0", "fbgemm-gpu-cpu": "1.8.0", "shim": True}
@@ -181,10 +165,3 @@ def test_requirement_files_pin_one_fbgemm_each():
     pins = {variant: {line for line in text if "==" in line} for variant, text in lines.items()}
     assert pins["cpu"] == common | {"fbgemm-gpu-cpu==1.8.0"}
     assert pins["cuda"] == common | {"fbgemm-gpu==1.8.0"}
-
-
-def test_scripts_name_no_host():
-    kinds = (".py", ".txt", ".toml")
-    scripts = [file for file in (ROOT / "install").rglob("*") if file.suffix in kinds]
-    scripts += [ROOT / "Makefile", ROOT / ".ci" / "run"]
-    assert [str(file) for file in scripts if "://" in file.read_text().replace("file://", "")] == []

@@ -278,33 +278,21 @@ class Config(Section):
         table = self.optim.embedding
         clip = getattr(getattr(table, "clip", None), "granularity", "none")
         sent = self.sharding.communication
-        optimizers = {"helen", *BASELINES}
-        # By key: its value, whether this keeps the bits, and which values do.
+        own_optimizers = ("adam", "rowwise_adam", "adagrad", "rowwise_adagrad", "sgd")
+        # By key: its value, and those that keep the bits.
         keys = {
-            "sharding.plan": (
-                plan,
-                plan in ("auto", *IN_ORDER_SHARDING_TYPES),
-                f"auto, {' or '.join(IN_ORDER_SHARDING_TYPES)}",
-            ),
-            "sharding.communication.forward": (sent.forward, sent.forward == "fp32", "fp32"),
-            "sharding.communication.backward": (sent.backward, sent.backward == "fp32", "fp32"),
-            "optim.embedding.optimizer": (
-                table.optimizer,
-                table.optimizer not in optimizers,
-                "adam, rowwise_adam, adagrad, rowwise_adagrad or sgd",
-            ),
-            "optim.embedding.clip.granularity": (
-                clip,
-                clip in ("none", "row", "cowclip"),
-                "none, row or cowclip",
-            ),
-            "train.compile": (self.train.compile, self.train.compile == "none", "none"),
+            "sharding.plan": (plan, ("auto", *IN_ORDER_SHARDING_TYPES)),
+            "sharding.communication.forward": (sent.forward, ("fp32",)),
+            "sharding.communication.backward": (sent.backward, ("fp32",)),
+            "optim.embedding.optimizer": (table.optimizer, own_optimizers),
+            "optim.embedding.clip.granularity": (clip, ("none", "row", "cowclip")),
+            "train.compile": (self.train.compile, ("none",)),
         }
-        for key, (value, keeps, instead) in keys.items():
-            if not keeps:
+        for key, (value, fit) in keys.items():
+            if value not in fit:
                 raise ValueError(
                     f"{key}: with {value!r} the bits of a run depend on the number of ranks, which "
-                    f"train.reproducible forbids; write {instead}"
+                    f"train.reproducible forbids; write {' or '.join(fit)}"
                 )
         return self
 
@@ -337,8 +325,14 @@ class Config(Section):
                 f"optim.embedding.optimizer {optimizer!r} does not clip row by row here; write 0, "
                 "or optim.embedding.clip.granularity: cowclip or row"
             )
-        if self.train.compile == "cuda_graphs":
-            self._check_cuda_graphs()
+        # Helen's second pass would overwrite the gradients of the first.
+        if self.train.compile == "cuda_graphs" and (
+            self.run.device == "cpu" or optimizer == "helen"
+        ):
+            raise ValueError(
+                "train.compile: found 'cuda_graphs', which works neither on run.device 'cpu' nor "
+                "with optim.embedding.optimizer 'helen'; write train.compile: default or none"
+            )
         for part in ("embedding", "dense"):
             decay = getattr(self.optim, part).schedule.decay
             if getattr(self.data, "split", "") == "periods" and decay not in (None, "constant"):
@@ -348,17 +342,6 @@ class Config(Section):
                 )
             _check_room_for_decay(part, getattr(self.optim, part).schedule, self.train.epochs)
         return self
-
-    def _check_cuda_graphs(self) -> None:
-        said = "train.compile: found 'cuda_graphs', but "
-        instead = "; write train.compile: default or none"
-        if self.run.device == "cpu":
-            raise ValueError(f"{said}run.device is 'cpu'{instead}")
-        if self.optim.embedding.optimizer == "helen":
-            # Its second pass would overwrite the gradients of the first.
-            raise ValueError(
-                f"{said}a step of optim.embedding.optimizer 'helen' has two passes{instead}"
-            )
 
 
 def _check_room_for_decay(part: str, schedule: ScheduleSection, epochs: int | None) -> None:

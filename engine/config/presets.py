@@ -42,18 +42,18 @@ def with_preset(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _paper(values: dict[str, Any]) -> dict[str, Any]:
-    kind = _at(values, "data", "kind")
+    kind = at(values, "data.kind")
     below = merged(_PAPER, _PAPER_ON_AVAZU if kind == "avazu" else {})
     if kind in _RAW_LOGS:
         below = merged(below, {"data": {"features": "paper"}})
-    optimizer = _at(values, "optim", "embedding", "optimizer")
+    optimizer = at(values, "optim.embedding.optimizer")
     embedding = below["optim"]["embedding"]
     if optimizer in _WITHOUT_L2:
         del embedding["l2"]
     if optimizer in _WITHOUT_CLIP:
         embedding.pop("clip", None)
     # The paper's warm-up is an epoch; with steps the user must say how many.
-    if _at(values, "optim", "dense", "schedule", "unit") == "steps":
+    if at(values, "optim.dense.schedule.unit") == "steps":
         del below["optim"]["dense"]["schedule"]["warmup"]
     return below
 
@@ -90,7 +90,8 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _at(values: dict[str, Any], *keys: str) -> Any:
-    for key in keys:
-        values = values.get(key) if isinstance(values, dict) else None
+def at(values: Any, key: str) -> Any:
+    """The value at a dotted key of nested sections; None if it is absent."""
+    for name in key.split("."):
+        values = values.get(name) if isinstance(values, dict) else None
     return values

@@ -43,16 +43,10 @@ def test_cuda_graphs_are_for_gpus(tmp_path):
         run_small(tmp_path, ["train.compile=cuda_graphs"])
 
 
-@pytest.mark.parametrize(
-    "overrides, why",
-    [
-        (["run.device=cpu"], "run.device is 'cpu'"),
-        (["optim.embedding.optimizer=helen"], "a step of .*'helen' has two passes"),
-    ],
-)
-def test_impossible_cuda_graphs_are_refused_before_data_are_read(tmp_path, overrides, why):
-    with pytest.raises(SettingsError, match=f"train.compile: found 'cuda_graphs', but {why}"):
-        small_config(tmp_path, "train.compile=cuda_graphs", *overrides)
+@pytest.mark.parametrize("key", ["run.device=cpu", "optim.embedding.optimizer=helen"])
+def test_impossible_cuda_graphs_are_refused_before_data_are_read(tmp_path, key):
+    with pytest.raises(SettingsError, match=r"found 'cuda_graphs', which works neither .* write"):
+        small_config(tmp_path, "train.compile=cuda_graphs", key)
 
 
 def test_without_a_compiler_it_says_what_to_write(tmp_path, monkeypatch, capsys):
