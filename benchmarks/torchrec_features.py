@@ -13,20 +13,18 @@ from __future__ import annotations
 
 import argparse
 import copy
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from exchanges import Recorder
-from report import Report, parse_options
+from report import Report, markdown, parse_options
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig, PoolingType
@@ -47,8 +45,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from stampede.optim import CowClipAdam, Helen, cowclip_sharders, local_cowclip_tables
+from stampede.optim import CowClipAdam, Helen, cowclip_sharders
 from support import bags, foreign, managed_collision, processors, programs, torchrec_models
 from support import two_tables as two
 from support.golden_dlrm import train_golden
@@ -83,6 +80,7 @@ def main() -> None:
     report.add(works={name: _told(run) for name, run in tqdm(works.items(), ncols=100)})
     report.add(refused={name: refusal(name) for name in REFUSED})
     report.add(communication=communication(PROCESSES[:1] if options.quick else PROCESSES))
+    print(tables(report.found))
     report.close()
 
 
@@ -235,11 +233,6 @@ def _late_lookup() -> None:
     second.backward()
 
 
-def _prefetch() -> None:
-    (tables,) = local_cowclip_tables(two.shard(two.Model()))
-    tables.prefetch()
-
-
 def _deduplication() -> None:
     set_ec_index_dedup(True)
     try:
@@ -316,7 +309,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "gradient accumulation that is not announced": _accumulation,
     "`GradScaler`": _scaler,
     "semi-synchronous pipelines": _late_lookup,
-    "prefetching pipelines": _prefetch,
     "`set_ec_index_dedup(True)`": _deduplication,
     "reentrant activation checkpointing of a lookup": _reentrant,
     "one table in two modules": _two_modules,
@@ -380,6 +372,27 @@ class _Nothing(list):
 
     def append(self, _: Any) -> None:
         """Forget it."""
+
+
+def tables(found: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    works = {f"model `{name}`": result for name, result in found["models"].items()} | found["works"]
+    rows = [[name, f"works, {deviation:.1e}"] for name, deviation in works.items()]
+    for name, sentence in found["refused"].items():
+        rows.append([name, f"refused: {sentence.replace('<', '&lt;')}"])
+    sent = []
+    for name, one in found["communication"].items():
+        processes, plan, *precisions = name.split()
+        exact = found["communication"][f"{processes} {plan} fp32 fp32"]
+        share = sum(one["bytes"]) / sum(exact["bytes"])
+        sent.append([processes, plan, *precisions, f"{one['deviation']:.1e}", f"{share:.0%}"])
+    heads = ["processes", "plan", "forward", "backward", "deviation", "bytes"]
+    parts = [
+        markdown(["of TorchRec", "with the two lines"], rows),
+        "Communication in lower precision, ids and lengths of bags among the bytes:",
+        markdown(heads, sent),
+    ]
+    return "\n\n".join(parts)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """CowClip for embedding tables, in TorchRec's sharded tables and in plain PyTorch."""
 
+# ruff: noqa: F401
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -27,32 +29,6 @@ if TYPE_CHECKING:
     from stampede.optim.sharded.tables import CowClipTables
     from stampede.optim.table_init import TableInit, drawn_by_id
 
-__all__ = [
-    "BackwardUpdate",
-    "CowClip",
-    "CowClipAdagrad",
-    "CowClipAdam",
-    "CowClipRowWiseAdagrad",
-    "CowClipRowWiseAdam",
-    "CowClipSGD",
-    "CowClipTables",
-    "DenseAdam",
-    "Helen",
-    "Hyperparameters",
-    "NonFiniteGradientError",
-    "Scaled",
-    "ScalingRule",
-    "Schedule",
-    "TableInit",
-    "begin_tables_again",
-    "cowclip_sharders",
-    "drawn_by_id",
-    "learning_rate",
-    "local_cowclip_tables",
-    "scale",
-    "table_update",
-]
-
 # Imported lazily: plain PyTorch does not need TorchRec, and a configuration needs neither.
 _MODULES = {
     "BackwardUpdate": "sharded.backward_update",
@@ -79,6 +55,7 @@ _MODULES = {
     "scale": "scaling",
     "table_update": "sharded.collections",
 }
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

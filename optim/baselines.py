@@ -34,7 +34,6 @@ the accumulator takes the whole gradient.
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, get_args
 
 import torch
@@ -79,9 +78,7 @@ def baseline_optimizer(
     one of `BASELINE_SHARDING_TYPES`.
 
     Args:
-        name: one of `BASELINES`.
         device_type: `cpu` or `cuda`, where the tables are.
-        lr: learning rate.
         l2: coefficient of `||w||^2` in the loss, as in CowClipAdam; not for `fbgemm_adam`.
         weight_decay: decoupled decay. Not together with `l2`.
         eps: added to the denominator, above 0.
@@ -89,116 +86,53 @@ def baseline_optimizer(
         ratio, bound: threshold of `fbgemm_cowclip`, read by it only. FBGEMM's own defaults, both
             0, freeze every weight; with `bound` 0 a zero row stays zero.
         counter_halflife: -1 counts every step in which a row was seen (FBGEMM's default), 0 only
-            the current one; read by `fbgemm_cowclip` only.
+            the current one; read by `fbgemm_cowclip` only. A half-life could not be continued from
+            a checkpoint: FBGEMM counts evaluation as steps.
 
     Returns:
         The class, and a new dictionary (TorchRec changes it when it shards the tables).
 
     Raises:
-        ValueError: FBGEMM has no such optimizer on this device, or a setting is out of range.
-
-    Example::
-
-        cls, arguments = baseline_optimizer("fbgemm_cowclip", device_type="cpu", lr=1e-2, l2=1e-5)
-        apply_optimizer_in_backward(cls, model.ebc.parameters(), arguments)
+        ValueError: FBGEMM has no such optimizer on this device, or cannot combine the settings.
     """
-    if name not in BASELINES:
-        raise ValueError(f"found {name!r}; write one of {', '.join(BASELINES)}")
-    if device_type not in ("cpu", "cuda"):
-        raise ValueError(f"{name}: device_type is {device_type!r}; write 'cpu' or 'cuda'")
-    _check_numbers(name, lr=lr, l2=l2, weight_decay=weight_decay, eps=eps)
     if l2 and weight_decay:
         raise ValueError(
             f"{name}: l2 is {l2!r} and weight_decay {weight_decay!r}, but FBGEMM has one decay "
             "at a time; write 0 for one of them"
         )
+    arguments: dict[str, Any] = {"lr": float(lr), "eps": float(eps)}
     if name == "fbgemm_adam":
-        return _adam(device_type, lr, l2, weight_decay, eps, betas)
-    arguments = {"lr": float(lr), "eps": float(eps), "weight_decay": 2.0 * l2 or weight_decay}
+        if device_type == "cpu":
+            raise ValueError(
+                "fbgemm_adam: FBGEMM has no Adam on CPU; choose CowClipAdam with clip=None and "
+                "rows='touched', fbgemm_rowwise_adagrad or fbgemm_cowclip, or run on a GPU"
+            )
+        # TorchRec does not translate torch's `betas`.
+        moments = {"beta1": float(betas[0]), "beta2": float(betas[1])}
+        return Adam, {**arguments, **moments, "weight_decay": float(weight_decay)}
+    arguments["weight_decay"] = 2.0 * l2 or weight_decay
+    mode = "L2" if l2 else "DECOUPLE" if weight_decay else "NONE"
     if name == "fbgemm_rowwise_adagrad":
-        return RowWiseAdagrad, arguments | _rowwise_adagrad(device_type, l2, weight_decay)
-    return RowWiseAdagrad, arguments | _cowclip(l2, weight_decay, ratio, bound, counter_halflife)
-
-
-def _rowwise_adagrad(device_type: str, l2: float, weight_decay: float) -> dict[str, Any]:
-    # FBGEMM's CPU kernel always passes on weight_decay=0, except for tables shared by several
-    # features (embedding_backward_split_cpu_template.cpp).
-    if device_type == "cpu" and (l2 or weight_decay):
-        raise ValueError(
-            f"fbgemm_rowwise_adagrad: l2 is {l2!r} and weight_decay {weight_decay!r}, but on CPU "
-            "FBGEMM silently ignores both; write 0 for both, choose fbgemm_cowclip, or run on a "
-            "GPU"
-        )
-    # Without a mode FBGEMM ignores the decay on a GPU too.
-    return {"weight_decay_mode": WeightDecayMode[_decay_mode(l2, weight_decay)]}
-
-
-def _cowclip(
-    l2: float, weight_decay: float, ratio: float, bound: float, counter_halflife: int
-) -> dict[str, Any]:
-    _check_numbers("fbgemm_cowclip", ratio=ratio, bound=bound)
+        # FBGEMM's CPU kernel always passes on weight_decay=0, except for tables shared by several
+        # features (embedding_backward_split_cpu_template.cpp).
+        if device_type == "cpu" and mode != "NONE":
+            raise ValueError(
+                f"fbgemm_rowwise_adagrad: l2 is {l2!r} and weight_decay {weight_decay!r}, but on "
+                "CPU FBGEMM silently ignores both; write 0 for both, choose fbgemm_cowclip, or run "
+                "on a GPU"
+            )
+        # Without a mode FBGEMM ignores the decay on a GPU too.
+        return RowWiseAdagrad, {**arguments, "weight_decay_mode": WeightDecayMode[mode]}
     if ratio == 0 and bound == 0:
         raise ValueError(
             "fbgemm_cowclip: ratio and bound are both 0, which freezes every weight; "
             "write a number above 0 for one of them, such as ratio=1"
         )
-    if counter_halflife not in (-1, 0):
-        # A half-life needs the step's number: FBGEMM counts evaluation as steps, and TorchRec's
-        # checkpoints do not have it.
-        raise ValueError(
-            f"fbgemm_cowclip: counter_halflife is {counter_halflife!r}, which could not be "
-            "continued from a checkpoint; write -1 (all steps so far) or 0 (only the current one)"
-        )
-    definition = CowClipDefinition(
-        counter_weight_decay_mode=CounterWeightDecayMode[_decay_mode(l2, weight_decay)],
+    clip = CowClipDefinition(
+        counter_weight_decay_mode=CounterWeightDecayMode[mode],
         counter_halflife=counter_halflife,
         weight_norm_coefficient=float(ratio),
         lower_bound=float(bound),
     )
-    return {"weight_decay_mode": WeightDecayMode.COWCLIP, "cowclip_regularization": definition}
-
-
-def _adam(
-    device_type: str,
-    lr: float,
-    l2: float,
-    weight_decay: float,
-    eps: float,
-    betas: tuple[float, float],
-) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    if device_type == "cpu":
-        raise ValueError(
-            "fbgemm_adam: FBGEMM has no Adam on CPU; choose CowClipAdam with clip=None and "
-            "rows='touched', fbgemm_rowwise_adagrad or fbgemm_cowclip, or run on a GPU"
-        )
-    if l2:
-        raise ValueError(
-            f"fbgemm_adam: l2 is {l2!r}, but FBGEMM's Adam has only decoupled decay; "
-            "write l2=0, and weight_decay instead"
-        )
-    if not all(0 <= beta < 1 for beta in betas):
-        raise ValueError(f"fbgemm_adam: betas is {betas!r}; write numbers in [0, 1)")
-    return Adam, {
-        "lr": float(lr),
-        "eps": float(eps),
-        # TorchRec does not translate torch's `betas`.
-        "beta1": float(betas[0]),
-        "beta2": float(betas[1]),
-        "weight_decay": float(weight_decay),
-    }
-
-
-def _decay_mode(l2: float, weight_decay: float) -> Literal["NONE", "L2", "DECOUPLE"]:
-    """Name of the decay in FBGEMM's enumerations."""
-    if l2:
-        return "L2"
-    return "DECOUPLE" if weight_decay else "NONE"
-
-
-def _check_numbers(name: str, **numbers: float) -> None:
-    for key, number in numbers.items():
-        if not (math.isfinite(number) and number >= 0):
-            raise ValueError(f"{name}: {key} is {number!r}; write a number of at least 0")
-        if key == "eps" and number == 0:
-            # A row without gradient so far would divide 0 by 0.
-            raise ValueError(f"{name}: eps is 0; write a number above 0, such as 1e-8")
+    cowclip = {"weight_decay_mode": WeightDecayMode.COWCLIP, "cowclip_regularization": clip}
+    return RowWiseAdagrad, {**arguments, **cowclip}

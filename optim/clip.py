@@ -73,38 +73,22 @@ class CowClip:
             raise ValueError(f"CowClip: ratio is {self.ratio!r}; write a number above 0")
         if not (math.isfinite(self.bound) and self.bound >= 0):
             raise ValueError(f"CowClip: bound is {self.bound!r}; write a number of at least 0")
-        if self.granularity in _CONSTANT:
-            if self.threshold is None:
-                raise ValueError(
-                    f"CowClip: granularity {self.granularity!r} needs a threshold; write "
-                    "threshold=, the largest norm of a gradient"
-                )
-            if not (math.isfinite(self.threshold) and self.threshold > 0):
-                raise ValueError(
-                    f"CowClip: threshold is {self.threshold!r}; write a number above 0"
-                )
-        elif self.threshold is not None:
-            raise ValueError(
-                f"CowClip: threshold is {self.threshold!r}, but granularity "
-                f"{self.granularity!r} has none; leave it out, or choose one of "
-                f"{', '.join(_CONSTANT)}"
-            )
-        if (self.quantile is not None) != (self.granularity == "quantile"):
-            raise ValueError(
-                f"CowClip: quantile is {self.quantile!r} and granularity {self.granularity!r}; "
-                "write both, or neither: granularity='quantile', quantile=0.9"
-            )
-        if self.quantile is not None and not 0 < self.quantile < 1:
-            raise ValueError(
-                f"CowClip: quantile is {self.quantile!r}; write a number between 0 and 1"
-            )
+        self._check_own("threshold", self.threshold, _CONSTANT, math.inf, "a number above 0")
+        self._check_own("quantile", self.quantile, ("quantile",), 1.0, "a number between 0 and 1")
         if self.variant not in get_args(Variant):
             raise ValueError(f"CowClip: variant is {self.variant!r}; write 'reference' or 'paper'")
-        whole = isinstance(self.columns, int) and not isinstance(self.columns, bool)
-        if self.columns is not None and not (whole and self.columns >= 1):
-            raise ValueError(
-                f"CowClip: columns is {self.columns!r}; write a whole number of at least 1, or None"
-            )
+        if self.columns is not None and self.columns < 1:
+            raise ValueError(f"CowClip: columns is {self.columns!r}; write at least 1, or None")
+
+    def _check_own(
+        self, name: str, value: float | None, owners: tuple[str, ...], end: float, wanted: str
+    ) -> None:
+        """Check a number between 0 and `end` that only some granularities have, and need."""
+        if (value is None) == (self.granularity in owners):
+            needs = f"needs a {name}" if value is None else f"has no {name}, but it is {value!r}"
+            raise ValueError(f"CowClip: granularity {self.granularity!r} {needs}")
+        if value is not None and not 0 < value < end:
+            raise ValueError(f"CowClip: {name} is {value!r}; write {wanted}")
 
     @property
     def by_row(self) -> bool:

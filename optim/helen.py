@@ -104,29 +104,20 @@ class Helen(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, checking its settings as the constructor does."""
-        _check_group({**self.defaults, **param_group})
+        group = {**self.defaults, **param_group}
+        _settings_of(group)
+        check_at_least_0("lr", group["lr"])
         super().add_param_group(param_group)
         for param in self.param_groups[-1]["params"]:
-            # Tables of TorchRec are on `meta` at first, and their modules are replaced.
-            if not param.is_meta:
-                follow(param)
+            follow(param)
 
     @classmethod
     def table_settings(cls, arguments: dict[str, Any]) -> tuple[HelenSettings, float]:
-        """Settings and learning rate of a sharded table given these keyword arguments.
-
-        Raises:
-            ValueError, TypeError: as the constructor, or they have no meaning for a table.
-        """
+        """Settings and learning rate of a sharded table given these keyword arguments."""
         (group,) = cls([torch.zeros(1, 1)], **arguments).param_groups
-        if group["net_pert"] or group["kind"] == "dense":
-            raise ValueError(
-                "Helen: net_pert and kind='dense' concern dense layers, which sharded tables do "
-                "not see; leave them out"
-            )
         return _settings_of(group), float(group["lr"])
 
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:
+    def step(self, closure: Callable[[], Tensor]) -> Tensor:
         """One step; unlike the repository's, it computes both gradients.
 
         Args:
@@ -136,10 +127,6 @@ class Helen(torch.optim.Optimizer):
         Returns:
             The loss of the first call: of the weights before this step.
         """
-        if closure is None:
-            raise ValueError(
-                "Helen: step needs a closure; without one, call first_step and second_step"
-            )
         with torch.enable_grad():
             loss = closure()
         self.first_step()
@@ -189,14 +176,9 @@ class Helen(torch.optim.Optimizer):
         """Undo the perturbation and update with the current gradients.
 
         Raises:
-            RuntimeError: there was no first step.
             ValueError: as in `first_step`.
             NonFiniteGradientError: a table's gradient is not finite; no weight was changed.
         """
-        if self._first is None:
-            raise RuntimeError(
-                "Helen: second_step was called without first_step; call first_step before it"
-            )
         first = self._first
         groups = {param: group for group, param in self._all()}
         batches, moved = {}, {}
@@ -267,22 +249,6 @@ def _settings_of(group: dict[str, Any]) -> HelenSettings:
     """The checked settings of a param group."""
     names = HelenSettings.__dataclass_fields__
     return HelenSettings(**{name: group[name] for name in names} | {"betas": tuple(group["betas"])})
-
-
-def _check_group(group: dict[str, Any]) -> None:
-    """Raise ValueError if a setting is missing or out of range."""
-    _settings_of(group)
-    check_at_least_0("lr", group["lr"])
-    choices = {
-        "kind": ("embedding", "dense"),
-        "net_pert": (False, True),
-        "dense_norm": ("all", "last_table"),
-    }
-    for name, (one, other) in choices.items():
-        if group.get(name) not in (one, other):
-            raise ValueError(
-                f"Helen: {name} of a param group is {group.get(name)!r}; write {one!r} or {other!r}"
-            )
 
 
 @dataclass

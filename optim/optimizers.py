@@ -22,8 +22,6 @@ from stampede.optim.update import update_
 _Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]]
 
 _COMMON = tuple(field.name for field in fields(UpdateSettings) if field.name != "rule")
-# torch's optimizers have these settings; here they would be ignored.
-_NOT_SUPPORTED = ("maximize", "amsgrad", "nesterov", "dampening", "lr_decay")
 
 # `torch.load` must read a state_dict, whose groups hold a clip, with its default settings.
 torch.serialization.add_safe_globals([CowClip])
@@ -90,20 +88,13 @@ class CowClipOptimizer(torch.optim.Optimizer):
         added = self.param_groups[-1]
         try:
             self.update_settings(added)
-            for name in _NOT_SUPPORTED:
-                if added.get(name):
-                    raise ValueError(
-                        f"{type(self).__name__}: {name} is not supported; leave it out"
-                    )
             for param in added["params"]:
                 self._check_table(param, added["padding_idx"])
         except ValueError:
             self.param_groups.pop()
             raise
         for param in added["params"]:
-            # Tables of TorchRec are on `meta` at first, and their modules are replaced.
-            if not param.is_meta:
-                follow(param)
+            follow(param)
 
     @classmethod
     def update_settings(cls, group: Mapping[str, Any]) -> UpdateSettings:
@@ -149,7 +140,7 @@ class CowClipOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        updates = self._read_gradients({} if counts is None else counts)
+        updates = self._read_gradients(counts or {})
         if updates:
             update_([update for _, update in updates])
         for param, _ in updates:
@@ -170,16 +161,6 @@ class CowClipOptimizer(torch.optim.Optimizer):
     ) -> list[tuple[Tensor, PendingUpdate]]:
         """The updates to do; all checks are made here, so that a refusal changes no table."""
         params = self._params()
-        if set(counts) - set(params):
-            raise ValueError(
-                f"{type(self).__name__}: counts are given for something that is not a table of "
-                "this optimizer; write step(counts={module.weight: ...})"
-            )
-        if len({param.device for param in params}) > 1:
-            raise ValueError(
-                f"{type(self).__name__}: the tables are on several devices; make one optimizer "
-                "for each device"
-            )
         batches = [
             (param, group, settings, row_gradients(param, settings, counts.get(param)))
             for group in self.param_groups
@@ -192,7 +173,8 @@ class CowClipOptimizer(torch.optim.Optimizer):
         updates = []
         for param, group, settings, batch in batches:
             array = self._array(param, names[param], settings)
-            array.frozen_row = self._frozen_row(param, group["padding_idx"])
+            padding = group["padding_idx"]
+            array.frozen_row = padding_of(param) if padding is None else padding % len(param)
             known = self._backends.get(param)
             if known is None or not known.array.is_same(array):
                 # Anyone may read the table, so none of its rows may wait.
@@ -229,26 +211,8 @@ class CowClipOptimizer(torch.optim.Optimizer):
             raise ValueError(
                 f"{table} is not a table [rows, dim]; give other parameters to another optimizer"
             )
-        if not param.is_floating_point():
-            raise ValueError(f"{table} has dtype {param.dtype}; write a floating-point table")
-        if not param.is_contiguous():
-            raise ValueError(
-                f"{table} is not contiguous; write parameter.data = parameter.data.contiguous()"
-            )
         if padding_idx is not None and not -len(param) <= padding_idx < len(param):
             raise ValueError(f"{table} has no row {padding_idx!r}; write another padding_idx")
-
-    def _frozen_row(self, param: Tensor, given: int | None) -> int | None:
-        found = padding_of(param)
-        if given is None:
-            return found
-        row = given % len(param)
-        if found not in (None, row):
-            raise ValueError(
-                f"{type(self).__name__}: padding_idx is {given}, but the module of a table of "
-                f"shape {tuple(param.shape)} has padding_idx={found}; leave out the optimizer's"
-            )
-        return row
 
     def _params(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]

@@ -53,8 +53,6 @@ class HelenSettings:
             raise ValueError(f"Helen: bound is {self.bound!r}; write a number from 0 to 1")
         check_betas(self.betas)
         check_eps(self.eps)
-        if self.rows not in ("all", "touched"):
-            raise ValueError(f"Helen: rows is {self.rows!r}; write 'all' or 'touched'")
 
     def second_pass(self) -> UpdateSettings:
         """The update with the second gradient: Adam with torch's epsilon, without a clip."""

@@ -92,7 +92,7 @@ def scale(
     The rules are from the table in the paper's section on scaling.
 
     Raises:
-        ValueError: unknown rule, a batch size below 1, or a setting that is negative or not finite.
+        ValueError: unknown rule, or a batch size below 1.
 
     Example::
 
@@ -107,9 +107,6 @@ def scale(
             f"batch sizes are {batch_size} and, as the base, {base_batch_size}; "
             "write numbers of at least 1"
         )
-    for name, value in vars(base).items():
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} is {value!r}; write a number of at least 0")
     factors = _factors(rule, batch_size / base_batch_size)
     scaled = Hyperparameters(**{name: vars(base)[name] * factors[name] for name in factors})
     return Scaled(rule, batch_size, base_batch_size, base, scaled)

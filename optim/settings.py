@@ -65,10 +65,6 @@ class UpdateSettings:
                 f"ar_alpha is {self.ar_alpha!r}, but rows is {self.rows!r}; write rows='touched': "
                 "it replaces the decay of rows that no batch holds"
             )
-        if not isinstance(self.clip, CowClip):
-            raise ValueError(f"clip is {self.clip!r}; write CowClip(...) or None")
-        if not isinstance(self.seed, int) or self.seed < 0:
-            raise ValueError(f"seed is {self.seed!r}; write an integer of at least 0")
 
     def state_shapes(self, rows: int, dim: int, has_rest: bool) -> dict[str, tuple[int, ...]]:
         """Shape of every state by name, see `Rule.state_shapes`."""

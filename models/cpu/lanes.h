@@ -1,4 +1,5 @@
-// Shared by the kernels of the dense layers: checks, blocks of samples, vectors of numbers.
+// Shared by the kernels of the dense layers: types, blocks of samples, vectors of numbers. Callers
+// pass contiguous tensors on the CPU, as autograd's functions in Python make them.
 //
 // Sums over samples do not depend on the number of threads: each block of rows has its own sum, and
 // these are added in order.
@@ -18,11 +19,21 @@
 
 namespace {
 
-inline void check_matrix(const at::Tensor& matrix, const char* name) {
-  TORCH_CHECK(matrix.device().is_cpu() && matrix.dim() == 2 && matrix.is_contiguous(), name,
-              " must be contiguous [rows, columns] on the CPU");
-  TORCH_CHECK(matrix.scalar_type() == at::kFloat || matrix.scalar_type() == at::kBFloat16, name,
-              " must be float32 or bfloat16, not ", matrix.scalar_type());
+// Calls with a number of the type that a float32 or bfloat16 tensor stores.
+template <typename Call>
+void with_type(const at::Tensor& tensor, const Call& call) {
+  if (tensor.scalar_type() == at::kFloat)
+    call(float());
+  else
+    call(uint16_t());
+}
+template <typename Value>
+const Value* read(const at::Tensor& tensor) {
+  return static_cast<const Value*>(tensor.const_data_ptr());
+}
+template <typename Value>
+Value* written(const at::Tensor& tensor) {
+  return static_cast<Value*>(tensor.data_ptr());
 }
 
 // Rows that a thread takes at a time.

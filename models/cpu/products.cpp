@@ -116,13 +116,6 @@ struct Shares {
 // Bytes that stay in a core's cache beside other data.
 constexpr int64_t CACHE = 1 << 20;
 
-void check_layer(const Tensor& inputs, const Tensor& weights) {
-  check_matrix(inputs, "the left factor");
-  check_matrix(weights, "weights");
-  TORCH_CHECK(may_be_used(), "the system does not let this process use AMX");
-  TORCH_CHECK(weights.scalar_type() == at::kFloat, "weights must be float32");
-}
-
 template <int SPLITS, typename Value>
 std::vector<Tensor> relu_layers_of(const Tensor& inputs, const std::vector<Tensor>& weights,
                                    const std::vector<Tensor>& biases) {
@@ -155,15 +148,9 @@ std::vector<Tensor> relu_layers_of(const Tensor& inputs, const std::vector<Tenso
 // The outputs of all layers, each `relu(x @ weights^T + bias)` of the one before, in its dtype.
 std::vector<Tensor> relu_layers(const Tensor& inputs, const std::vector<Tensor>& weights,
                                 const std::vector<Tensor>& biases) {
-  TORCH_CHECK(weights.size() == biases.size(), "each layer has weights and a bias");
-  for (size_t k = 0; k < weights.size(); ++k) {
-    check_layer(inputs, weights[k]);
+  for (size_t k = 0; k < weights.size(); ++k)
     TORCH_CHECK(weights[k].size(1) == (k ? weights[k - 1].size(0) : inputs.size(1)),
                 "the shapes of the factors do not match");
-    TORCH_CHECK(biases[k].device().is_cpu() && biases[k].scalar_type() == at::kFloat &&
-                    biases[k].is_contiguous() && biases[k].dim() == 1 && biases[k].size(0) == weights[k].size(0),
-                "the bias must be float32 and have a number for each output");
-  }
   if (inputs.scalar_type() == at::kFloat) return relu_layers_of<3, float>(inputs, weights, biases);
   return relu_layers_of<1, uint16_t>(inputs, weights, biases);
 }
@@ -195,8 +182,6 @@ std::tuple<Tensor, Tensor> inputs_gradient_of(const Tensor& gradient, const Tens
 template <Last LAST>
 std::tuple<Tensor, Tensor> inputs_gradient_as(const Tensor& gradient, const Tensor& weights,
                                               const Tensor& mask, bool into_mask) {
-  check_layer(gradient, weights);
-  TORCH_CHECK(gradient.size(1) == weights.size(0), "the shapes of the factors do not match");
   if (gradient.scalar_type() == at::kFloat)
     return inputs_gradient_of<3, LAST, float>(gradient, weights, mask, into_mask);
   return inputs_gradient_of<1, LAST, uint16_t>(gradient, weights, mask, into_mask);
@@ -211,10 +196,6 @@ Tensor inputs_gradient(const Tensor& gradient, const Tensor& weights) {
 // the result overwrites the mask.
 std::tuple<Tensor, Tensor> masked_inputs_gradient(const Tensor& gradient, const Tensor& weights,
                                                   const Tensor& mask, bool into_mask) {
-  check_matrix(mask, "the mask");
-  TORCH_CHECK(mask.scalar_type() == gradient.scalar_type() && mask.size(0) == gradient.size(0) &&
-                  mask.size(1) == weights.size(1),
-              "the mask must be like the product");
   return inputs_gradient_as<Last::MASKED>(gradient, weights, mask, into_mask);
 }
 
@@ -286,55 +267,26 @@ Tensor transposed_product_of(const Tensor& a, const Tensor& b) {
   return product;
 }
 
-bool has_tiles() { return may_be_used(); }
-
 // `a^T @ b` in float32, `[columns of a, columns of b]`.
 Tensor transposed_product(const Tensor& a, const Tensor& b) {
-  check_matrix(a, "the left factor");
-  check_matrix(b, "the right factor");
-  TORCH_CHECK(a.size(0) == b.size(0) && a.scalar_type() == b.scalar_type(),
-              "the shapes of the factors do not match");
-  TORCH_CHECK(may_be_used(), "the system does not let this process use AMX");
   return a.scalar_type() == at::kFloat ? transposed_product_of<3, float>(a, b)
                                        : transposed_product_of<1, uint16_t>(a, b);
 }
 
 #else
 
-void refuse() { TORCH_CHECK(false, "this CPU has no AMX"); }
-
-bool has_tiles() { return false; }
-
-std::vector<Tensor> relu_layers(const Tensor& inputs, const std::vector<Tensor>&,
-                                const std::vector<Tensor>&) {
-  refuse();
-  return {inputs};
-}
-
-Tensor inputs_gradient(const Tensor& gradient, const Tensor&) {
-  refuse();
-  return gradient;
-}
-
-std::tuple<Tensor, Tensor> masked_inputs_gradient(const Tensor& gradient, const Tensor&,
-                                                  const Tensor& mask, bool) {
-  refuse();
-  return {gradient, mask};
-}
-
-Tensor transposed_product(const Tensor& a, const Tensor&) {
-  refuse();
-  return a;
-}
+bool may_be_used() { return false; }
 
 #endif
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(stampede_dense, library) {
-  library.def("has_tiles", &has_tiles);
+  library.def("has_tiles", &may_be_used);
+#ifdef STAMPEDE_AMX
   library.def("relu_layers", &relu_layers);
   library.def("inputs_gradient", &inputs_gradient);
   library.def("masked_inputs_gradient", &masked_inputs_gradient);
   library.def("transposed_product", &transposed_product);
+#endif
 }

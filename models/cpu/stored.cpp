@@ -22,9 +22,7 @@ struct Embeddings {
         fields(whole.size(1)),
         dim(whole.size(2)),
         of_sample(whole.stride(0)),
-        of_field(whole.stride(1)) {
-    TORCH_CHECK(whole.stride(2) == 1 || dim == 1, "embeddings must have contiguous columns");
-  }
+        of_field(whole.stride(1)) {}
 };
 
 // Stored rows of a batch `[samples, fields, stored]`: `dim` columns of an embedding, one of a
@@ -38,10 +36,7 @@ struct StoredRows {
         samples(rows.size(0)),
         fields(rows.size(1)),
         stored(rows.size(2)),
-        dim(dim_) {
-    TORCH_CHECK(rows.is_contiguous() && dim < stored,
-                "stored rows must be contiguous and have room for a first-order weight");
-  }
+        dim(dim_) {}
   int64_t at(int64_t n, int64_t f) const { return (n * fields + f) * stored; }
 };
 
@@ -54,9 +49,7 @@ struct Numbers {
       : values(numbers.const_data_ptr<float>()),
         weights(weights_ ? weights_->const_data_ptr<float>() : nullptr),
         count(numbers.size(1)) {
-    TORCH_CHECK(numbers.is_contiguous(), "numbers must be contiguous");
-    TORCH_CHECK(!weights_ || (weights_->is_contiguous() && weights_->numel() == count),
-                "there must be a weight for each number");
+    TORCH_CHECK(!weights_ || weights_->numel() == count, "there must be a weight for each number");
   }
 };
 
@@ -135,11 +128,10 @@ std::tuple<Tensor, Tensor, Tensor> join(const Tensor& stored, int64_t dim, const
   Tensor joined = at::empty({from.samples, width}, as_bf16 ? at::kBFloat16 : at::kFloat);
   Tensor orders = at::empty({from.samples}, at::kFloat);
   Tensor total = at::empty({from.samples, dim}, at::kFloat);
-  float *sums = orders.data_ptr<float>(), *totals = total.data_ptr<float>();
-  if (as_bf16)
-    join_of(from, given, scale, static_cast<uint16_t*>(joined.data_ptr()), sums, totals);
-  else
-    join_of(from, given, scale, joined.data_ptr<float>(), sums, totals);
+  with_type(joined, [&](auto number) {
+    join_of(from, given, scale, written<decltype(number)>(joined), written<float>(orders),
+            written<float>(total));
+  });
   return {joined, orders, total};
 }
 
@@ -149,26 +141,13 @@ std::tuple<Tensor, Tensor> join_backward(const Tensor& of_joined, const Tensor& 
                                          const Tensor& numbers, double scale) {
   const StoredRows from(stored, dim);
   const Numbers given(numbers, std::nullopt);
-  check_matrix(of_joined, "the gradient");
-  const int64_t samples = from.samples, width = from.fields * dim + given.count;
-  TORCH_CHECK(numbers.size(0) == samples && of_joined.size(0) == samples &&
-                  of_joined.size(1) == width && of_orders.numel() == samples &&
-                  total.numel() == samples * dim,
-              "gradients, sums and numbers must have the shapes of the rows");
-  TORCH_CHECK(of_orders.is_contiguous() && of_orders.scalar_type() == at::kFloat &&
-                  total.is_contiguous(),
-              "gradient and sums must be contiguous float32");
   Tensor grad = at::empty({from.samples, from.fields, from.stored}, at::kFloat);
   Tensor sums = at::empty({(from.samples + ROWS - 1) / ROWS, given.count}, at::kFloat);
-  const float *factors = of_orders.const_data_ptr<float>(),
-              *totals = total.const_data_ptr<float>();
-  float *to = grad.data_ptr<float>(), *each = sums.data_ptr<float>();
-  if (of_joined.scalar_type() == at::kFloat)
-    join_backward_of(from, given, scale, of_joined.const_data_ptr<float>(), factors, totals, to,
-                     each);
-  else
-    join_backward_of(from, given, scale, static_cast<const uint16_t*>(of_joined.const_data_ptr()),
-                     factors, totals, to, each);
+  float* each = sums.data_ptr<float>();
+  with_type(of_joined, [&](auto number) {
+    join_backward_of(from, given, scale, read<decltype(number)>(of_joined), read<float>(of_orders),
+                     read<float>(total), written<float>(grad), each);
+  });
   Tensor of_weights = at::empty({1, given.count}, at::kFloat);
   add_up(each, sums.size(0), given.count, of_weights.data_ptr<float>());
   return {grad, of_weights};
@@ -178,8 +157,6 @@ std::tuple<Tensor, Tensor> join_backward(const Tensor& of_joined, const Tensor& 
 // first-order weights `[samples, fields, 1]`, either of which may be expanded; padding gets 0.
 Tensor stored_backward(const Tensor& of_embeddings, const Tensor& of_first_order, int64_t stored) {
   const Embeddings given(of_embeddings);
-  TORCH_CHECK(of_first_order.scalar_type() == at::kFloat && stored > given.dim,
-              "first-order gradients must be float32, and rows must have room for them");
   const float* firsts = of_first_order.const_data_ptr<float>();
   const int64_t of_sample = of_first_order.stride(0), of_field = of_first_order.stride(1);
   Tensor grad = at::empty({given.samples, given.fields, stored}, at::kFloat);

@@ -126,8 +126,6 @@ int64_t clip_and_step_rows_(Tensor weights, Tensor m, Tensor v, const Tensor& ro
                             double b1, double b2, std::optional<Tensor> last, int64_t now) {
   const Array array(weights, m, v);
   const Clip clip{columns, static_cast<float>(relative), static_cast<float>(least)};
-  TORCH_CHECK(grads.is_contiguous() && grads.size(1) == array.dim && columns <= array.dim,
-              "gradients must be contiguous and as wide as the rows");
   return with_width(array.dim, [&](auto width) {
     return clip_and_step_of<width.value>(
         array, rows.const_data_ptr<int64_t>(), rows.numel(), grads.const_data_ptr<float>(),
@@ -161,8 +159,6 @@ bool are_finite_of(const float* weights, const int64_t* rows, int64_t n, const f
 }
 
 bool are_finite(const Tensor& weights, const Tensor& rows, const Tensor& grads, double l2) {
-  TORCH_CHECK(grads.is_contiguous() && weights.is_contiguous() && grads.size(1) == weights.size(1),
-              "gradients must be contiguous and as wide as the rows");
   return with_width(weights.size(1), [&](auto width) {
     return are_finite_of<width.value>(weights.const_data_ptr<float>(),
                                       rows.const_data_ptr<int64_t>(), rows.numel(),

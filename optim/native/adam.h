@@ -37,11 +37,7 @@ struct Array {
         m(m_.data_ptr<float>()),
         v(v_.data_ptr<float>()),
         rows(weights_.size(0)),
-        dim(weights_.size(1)) {
-    for (const Tensor& whole : {weights_, m_, v_})
-      TORCH_CHECK(whole.is_contiguous() && whole.sizes() == weights_.sizes(),
-                  "weights and moments must be contiguous and of one shape");
-  }
+        dim(weights_.size(1)) {}
   void prefetch(int64_t row) const {
     __builtin_prefetch(weights + row * dim, 1);
     __builtin_prefetch(m + row * dim, 1);
@@ -50,9 +46,6 @@ struct Array {
 };
 
 inline const Step* steps_of(const Tensor& steps) {
-  TORCH_CHECK(steps.scalar_type() == at::kFloat && steps.is_contiguous() && steps.dim() == 2 &&
-                  steps.size(1) == 3,
-              "steps are float32 [steps, 3]");
   return reinterpret_cast<const Step*>(steps.const_data_ptr<float>());
 }
 

@@ -19,7 +19,6 @@ struct Marks {
       : summary(reinterpret_cast<uint64_t*>(workspace.data_ptr<int64_t>())),
         summaries((rows + 4095) / 4096) {
     words = summary + summaries;
-    TORCH_CHECK(workspace.numel() >= summaries * 65, "the workspace is too small");
   }
 
   static void set(uint64_t& word, int64_t bit) {
@@ -141,8 +140,6 @@ std::tuple<Tensor, Tensor, Tensor> sum_by_row(const Tensor& ids, const Tensor& o
                                               bool mean, const std::optional<Tensor>& weights,
                                               const Tensor& workspace, Tensor before) {
   const Lookup lookup(ids, offsets, first_rows, rows);
-  TORCH_CHECK(grad.scalar_type() == at::kFloat && grad.dim() == 2 && grad.stride(1) == 1,
-              "gradients are float32 with contiguous rows");
   Marks marks(workspace, rows);
   int32_t* counted = before.data_ptr<int32_t>();
   bool outside = false;
@@ -275,10 +272,6 @@ void pool_rows_(const Tensor& rows, const Tensor& ids, const Tensor& offsets,
                 Tensor output) {
   const Lookup lookup(ids, offsets, first_rows, rows.size(0));
   const int64_t dim = rows.size(1);
-  TORCH_CHECK(rows.is_contiguous() && rows.scalar_type() == at::kFloat, "rows are float32");
-  TORCH_CHECK(output.scalar_type() == at::kFloat && output.stride(1) == 1 &&
-                  output.size(0) == lookup.bags && output.size(1) == lookup.features * dim,
-              "the output is float32 [bags, features * dim] with contiguous rows");
   with_width(dim, [&](auto width) {
     with_types(lookup, [&](auto ids, auto offsets) {
       pool<width.value>(lookup, ids, offsets, rows.const_data_ptr<float>(), dim, mean,

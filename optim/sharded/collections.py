@@ -253,9 +253,8 @@ class CowClipCollection:
 
     def _unwrapped_lookups(self) -> Iterator[nn.Module]:
         for lookup in self._lookups:
-            while isinstance(lookup, DistributedDataParallel | LookupWithoutDDP):
-                lookup = lookup.module
-            yield lookup
+            wrapped = isinstance(lookup, DistributedDataParallel | LookupWithoutDDP)
+            yield lookup.module if wrapped else lookup
 
     def _kernels(self) -> Iterator[_Fused | _Dense]:
         for lookup in self._unwrapped_lookups():

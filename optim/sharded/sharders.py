@@ -206,16 +206,10 @@ class _CowClipSharder(_InDeviceMemory):
             if (found := optimizer_of(parameter)) is not None
         }
         is_weighted = getattr(module, "is_weighted", bool)()
-        for name, choice in chosen.items():
+        for name in chosen:
             check_environment(env)
-            check_table(configs[name], params[name], choice.settings, is_weighted)
-            check_communication(
-                configs[name],
-                params[name],
-                self.qcomm_codecs_registry,
-                device or torch.device("cpu"),
-                isinstance(module, EmbeddingBagCollection),
-            )
+            check_table(configs[name], params[name], is_weighted)
+            check_communication(configs[name], params[name], self.qcomm_codecs_registry)
             _refuse_shared(name, parameters[name])
         if chosen:
             check_collection(configs, params)

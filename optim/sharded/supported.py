@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import SparseType
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig
@@ -16,8 +15,6 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, DataType, PoolingType
-
-from stampede.optim.settings import UpdateSettings
 
 SHARDING_TYPES = (
     ShardingType.DATA_PARALLEL.value,
@@ -60,7 +57,6 @@ def check_environment(env: ShardingEnv) -> None:
 def check_table(
     config: BaseEmbeddingConfig,
     plan: ParameterSharding,
-    settings: UpdateSettings,
     is_weighted: bool = False,
 ) -> None:
     """Refuse what would not be exact, before anything is built.
@@ -69,11 +65,6 @@ def check_table(
         is_weighted: whether the lookups have per-sample weights.
     """
     table = f"table {config.name!r} with CowClip"
-    if plan.sharding_type not in SHARDING_TYPES:
-        raise ValueError(
-            f"{table}: sharding type {plan.sharding_type!r} is not supported; plan it as one of "
-            f"{', '.join(SHARDING_TYPES)}"
-        )
     if getattr(config, "pooling", None) == PoolingType.MEAN:
         _check_mean_pooling(table, plan.sharding_type, is_weighted)
     kernel = compute_kernel(plan.sharding_type)
@@ -88,57 +79,24 @@ def check_table(
             f"{table}: data type {config.data_type.name} is not supported; write DataType.FP32, "
             "DataType.FP16 or DataType.BF16"
         )
-    if settings.clip.columns and settings.clip.columns > config.embedding_dim:
-        raise ValueError(
-            f"{table}: CowClip(columns={settings.clip.columns}) is more than its embedding_dim "
-            f"{config.embedding_dim}"
-        )
 
 
 def check_communication(
     config: BaseEmbeddingConfig,
     plan: ParameterSharding,
     registry: Mapping[str, QuantizedCommCodecs] | None,
-    device: torch.device,
-    is_pooled: bool,
 ) -> None:
-    """Refuse precisions in which TorchRec or FBGEMM cannot send embeddings.
-
-    Args:
-        registry: of the sharder.
-        device: of the tables.
-    """
-    if not registry or plan.sharding_type == ShardingType.DATA_PARALLEL.value:
+    """Refuse INT8 where TorchRec adds up parts of bags; `registry` is the sharder's."""
+    codecs = (registry or {}).get(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER.name)
+    is_summed = plan.sharding_type in (*_BY_ROWS, ShardingType.GRID_SHARD.value)
+    if codecs is None or not is_summed or not hasattr(config, "pooling"):
         return
-    is_summed = is_pooled and plan.sharding_type in (*_BY_ROWS, ShardingType.GRID_SHARD.value)
-    operations = [CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL]
-    if is_pooled:
-        operations = [CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL]
-    if is_summed:
-        # Ranks add up parts of bags.
-        operations.append(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER)
-    known = [registry[operation.name] for operation in operations if operation.name in registry]
-    codecs = [codec for both in known for codec in (both.forward, both.backward)]
-    found = {getattr(codec, "_comm_precision", None) for codec in codecs}
-    table = f"table {config.name!r} with CowClip"
-    on_gpu = sorted(p.name for p in found & {SparseType.FP8, SparseType.MX4})
-    if on_gpu and device.type == "cpu":
+    found = {getattr(codec, "_comm_precision", None) for codec in (codecs.forward, codecs.backward)}
+    if SparseType.INT8 in found:
         raise ValueError(
-            f"{table}: FBGEMM encodes {on_gpu[0]} communication on a GPU only; write "
-            "CommType.FP16, BF16 or INT8 in QCommsConfig"
-        )
-    if SparseType.INT8 not in found:
-        return
-    if is_summed:
-        raise ValueError(
-            f"{table}: under sharding type {plan.sharding_type!r} ranks add up parts of bags, "
-            "which TorchRec cannot do in INT8; write CommType.FP16 or BF16 in QCommsConfig, or "
-            "plan the table as table_wise or column_wise"
-        )
-    if not is_pooled and any(s.shard_sizes[1] % 32 for s in plan.sharding_spec.shards):
-        raise ValueError(
-            f"{table}: FBGEMM encodes INT8 communication 32 numbers at a time, but a shard's "
-            "width is not a multiple of 32; write CommType.FP16 or BF16 in QCommsConfig"
+            f"table {config.name!r} with CowClip: under sharding type {plan.sharding_type!r} ranks "
+            "add up parts of bags, which TorchRec cannot do in INT8; write CommType.FP16 or BF16 "
+            "in QCommsConfig, or plan the table as table_wise or column_wise"
         )
 
 

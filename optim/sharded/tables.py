@@ -282,13 +282,6 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         anchor = torch.empty(0, requires_grad=True)
         return _LookUp.apply(anchor, self, indices, offsets, per_sample_weights)
 
-    def prefetch(self, *_: Any, **__: Any) -> None:
-        """Refused: rows fetched before the previous update would be out of date."""
-        raise ValueError(
-            "tables with CowClip cannot be prefetched: the rows would be read before the previous "
-            "update; use TrainPipelineSparseDist"
-        )
-
     @property
     def is_checked_first(self) -> bool:
         """Whether ids are checked before their rows are brought up to date."""
@@ -479,16 +472,6 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         """Set the number of steps taken; bias corrections and rounding continue from it."""
         self.flush()
         self.step_count.fill_(step)
-
-    def update_hyper_parameters(self, params_dict: dict[str, float]) -> None:
-        """Set the learning rate, `lr`; other parameters are refused."""
-        others = sorted(set(params_dict) - {"lr"})
-        if others:
-            raise ValueError(
-                f"tables with CowClip: {', '.join(others)} cannot be changed while training; only "
-                "lr can, set the others in apply_optimizer_in_backward"
-            )
-        super().update_hyper_parameters(params_dict)
 
     def shard_states(self) -> list[tuple[TableShard, dict[str, Tensor]]]:
         """Every table with views of its states, up to date."""

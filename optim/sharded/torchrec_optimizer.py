@@ -269,15 +269,6 @@ class LookupWithoutDDP(nn.Module):
         """The lookup's."""
         return self.module(features)
 
-    def __getattr__(self, name: str) -> Any:
-        """A submodule; refuses TorchRec's delta tracker, which asks for kernels to read states."""
-        if name == "_emb_modules":
-            raise AttributeError(
-                "TorchRec's delta tracker cannot read states of data_parallel tables; plan them "
-                "as table_wise or row_wise, or track with mode ID_ONLY"
-            )
-        return super().__getattr__(name)
-
     def flush(self) -> None:
         """The lookup's."""
         self.module.flush()

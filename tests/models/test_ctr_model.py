@@ -1,33 +1,17 @@
 """The model front and DeepFM against brute force."""
 
-import copy
-import itertools
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from stampede.models import CTRModel, NetworkShape, StoredColumns, network_names
+from stampede.models import CTRModel, StoredColumns
 from stampede.models.deepfm import DeepFM
 from stampede.models.fm_terms import second_order
-from stampede.models.mlp import MLP, glorot_normal_
-from stampede.models.registry import _NETWORKS, network, register
+from stampede.models.registry import _NETWORKS, register
 from stampede.native_library import switched_off
 from stampede.settings import SettingsError
-
-SHAPE = NetworkShape(fields=5, dim=3, numbers=2, hidden=(8, 8))
-
-
-def test_second_order_term_is_the_sum_over_pairs():
-    module = DeepFM(SHAPE, torch.Generator().manual_seed(0))
-    embeddings, dense = torch.randn(4, 5, 3), torch.randn(4, 2)
-    pairs = sum(
-        (embeddings[:, i] * embeddings[:, j]).sum(1) for i, j in itertools.combinations(range(5), 2)
-    )
-    mlp = module.mlp(torch.cat([embeddings.reshape(4, 15), dense], 1))
-    torch.testing.assert_close(module(embeddings, dense), pairs + mlp)
 
 
 @given(shape=st.tuples(st.integers(0, 4), st.integers(1, 5), st.integers(1, 4)))
@@ -49,23 +33,6 @@ def test_stored_width_is_a_multiple_of_4_with_room_for_the_first_order_weight(di
     embedding, first_order = columns.split(torch.arange(stored).repeat(2, 1))
     assert embedding.tolist() == [list(range(dim))] * 2
     assert first_order.tolist() == [[dim]] * 2
-
-
-def test_layers_start_as_keras_glorot_normal():
-    generator = torch.Generator().manual_seed(0)
-    weight = glorot_normal_(torch.empty(400, 273), generator)
-    assert weight.std().item() == pytest.approx((2 / 673) ** 0.5, rel=0.01)
-    assert weight.abs().max() <= 2 * (2 / 673) ** 0.5 / 0.8796
-    mlp = MLP(5, [4, 3], generator)
-    layers = [module for module in mlp.modules() if isinstance(module, nn.Linear)]
-    assert [tuple(layer.weight.shape) for layer in layers] == [(4, 5), (3, 4), (1, 3)]
-    assert layers[0].bias.abs().max() == 0 and layers[-1].bias is None
-
-
-def test_networks_are_found_by_name():
-    assert "deepfm" in network_names()
-    with pytest.raises(KeyError, match="deepfm"):
-        network("nothing")
 
 
 KERNEL = "_JoinedWithOrders"
@@ -169,19 +136,6 @@ def test_a_subclass_is_called_where_it_differs():
     assert (found[0] - plain[0]).abs().max() > 0.1
 
 
-def test_gradients_of_a_batch_of_logits():
-    model, numbers = deepfm(), torch.randn(7, 2)
-    rows = torch.randn(7, 8).requires_grad_()
-    for hooked in (False, True):
-        if hooked:
-            model.network.register_forward_hook(lambda *_: None)
-        each = [torch.autograd.grad(model.logits(rows, numbers)[i], rows)[0] for i in range(7)]
-        together = torch.autograd.grad(
-            model.logits(rows, numbers), rows, torch.eye(7), is_grads_batched=True
-        )
-        torch.testing.assert_close(together[0], torch.stack(each))
-
-
 @pytest.fixture
 def model_of(monkeypatch):
     """A model of a network that is registered for it."""
@@ -229,46 +183,3 @@ def test_a_wrong_method_for_the_first_order_is_refused(model_of, kind, numbers, 
         model_of(kind)
     with pytest.raises(SettingsError, match=words):
         model_of(kind, numbers=numbers)
-
-
-def test_a_scale_of_nothing_is_refused(model_of):
-    class Own(DeepFM):
-        pass
-
-    assert model_of(Own, first_order_scale=2.0).first_order_scale == 2.0
-    with pytest.raises(SettingsError, match=r"first_order_scale: found 2, but the network 'own' h"):
-        model_of(Own, first_order=False, first_order_scale=2.0)
-
-
-def test_terms_that_were_not_asked_for_are_not_added(model_of):
-    class Own(DeepFM):
-        def with_first_order(self, *given):
-            raise AssertionError("called")
-
-    rows, numbers = torch.randn(5, 8), torch.randn(5, 2)
-    model = model_of(Own, first_order=False)
-    embeddings, _ = model.front.split(rows)
-    expected = model.network(embeddings, numbers) + model.bias
-    torch.testing.assert_close(model.logits(rows, numbers), expected)
-
-
-def test_a_traced_model_gives_the_same():
-    model, rows, numbers = deepfm(), torch.randn(70, 8), torch.randn(70, 2)
-
-    class Logits(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = copy.deepcopy(model)
-
-        def forward(self, rows, dense):
-            return self.model.logits(rows, dense)
-
-    traced = torch.fx.symbolic_trace(Logits())
-    grads = []
-    for function in (traced, model.logits):
-        given = rows.clone().requires_grad_()
-        logits = function(given, numbers)
-        assert any(KERNEL in name for name in steps_of(logits.grad_fn))
-        logits.square().sum().backward()
-        grads.append(given.grad)
-    torch.testing.assert_close(*grads)

@@ -6,10 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
-from torchrec.models.dlrm import DLRM
 from torchrec.modules.crossnet import LowRankMixtureCrossNet
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.models import CTRModel, network
 from stampede.models.dcn import MixtureCrossNet
@@ -83,42 +80,6 @@ def test_every_weight_counts(path):
 def test_all_networks_are_compared():
     names = {Recorded(path).settings["name"] for path in FIXTURES}
     assert names | GOLDEN == set(OURS)
-
-
-def test_dlrm_is_torchrecs():
-    """TorchRec's whole model, from ids to logits, with the same weights."""
-    sizes, numbers, dim = {"C1": 7, "C2": 5, "C3": 3}, 2, 4
-    options = network("dlrm").options(bottom=[6])
-    ours = CTRModel("dlrm", sizes, numbers, dim, [8, 5], 0, options)
-    tables = [
-        EmbeddingBagConfig(name=name, embedding_dim=dim, num_embeddings=rows, feature_names=[name])
-        for name, rows in sizes.items()
-    ]
-    theirs = DLRM(EmbeddingBagCollection(tables=tables), numbers, [6, dim], [8, 5, 1])
-    state = theirs.state_dict()
-    weights = ours.state_dict()
-    for key in state:
-        for there, here in (
-            ("dense_arch.model", "network.bottom"),
-            ("over_arch.model.0", "network.top.hidden"),
-        ):
-            if key.startswith(there):
-                state[key] = weights[key.replace(there, here)]
-    state["over_arch.model.1.weight"] = weights["network.top.output.weight"]
-    theirs.load_state_dict(state)
-    with torch.no_grad():
-        theirs.over_arch.model[1].bias.fill_(0.3)
-        ours.bias.fill_(0.3)
-    ids = torch.tensor([[0, 4, 2], [6, 1, 0], [3, 3, 1]])
-    features = KeyedJaggedTensor(
-        keys=list(sizes), values=ids.T.reshape(-1), lengths=torch.ones(9, dtype=torch.int32)
-    )
-    dense = torch.rand(3, numbers)
-    rows = torch.zeros(3, 3, ours.front.columns.stored)
-    for field, name in enumerate(sizes):
-        table = theirs.sparse_arch.embedding_bag_collection.embedding_bags[name].weight
-        rows[:, field, :dim] = table[ids[:, field]].detach()
-    torch.testing.assert_close(ours.logits(rows.flatten(1), dense), theirs(dense, features)[:, 0])
 
 
 @pytest.mark.parametrize("layers, experts, rank", [(1, 1, 1), (3, 4, 2), (2, 3, 5)])

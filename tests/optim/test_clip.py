@@ -1,39 +1,13 @@
 """Factors and thresholds of the clipping family by hand, and the edges of the rules."""
 
-import math
-
 import pytest
 import torch
 
 from stampede.optim import CowClip
-from stampede.optim.clip import norm_histogram, quantile_of, row_factor, row_threshold, table_factor
+from stampede.optim.clip import norm_histogram, quantile_of, row_factor, table_factor
 
 CONSTANTS = ("global", "field", "row")
 WITHOUT_CONSTANT = ("none", "field_adaptive", "cowclip")
-
-
-@pytest.mark.parametrize(
-    "norm, count, expected",
-    [
-        (2.0, 1, 0.5 * 2.0),
-        (2.0, 7, 0.5 * 2.0 * 7),
-        (2.0, 0, 0.5 * 2.0),
-        (0.0, 3, 0.5 * 0.5 * math.sqrt(10) * 0.1 * 3),
-    ],
-)
-def test_reference_threshold(norm, count, expected):
-    clip = CowClip(ratio=0.5, bound=0.1)
-    found = row_threshold(torch.tensor([norm]), torch.tensor([count]), 10, clip)
-    assert found.item() == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    "norm, count, expected", [(2.0, 7, 0.5 * 2.0 * 7), (0.0, 3, 0.1 * 3), (0.19, 1, 0.1)]
-)
-def test_paper_threshold(norm, count, expected):
-    clip = CowClip(ratio=0.5, bound=0.1, variant="paper")
-    found = row_threshold(torch.tensor([norm]), torch.tensor([count]), 10, clip)
-    assert found.item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -94,12 +68,6 @@ def test_zero_weights_without_bound_let_no_gradient_through_and_give_no_nan(grad
     assert rows.dtype == table.dtype == dtype
 
 
-@pytest.mark.parametrize("clip", [CowClip(), CowClip("row", threshold=1.0)])
-def test_no_rows(clip):
-    none = torch.zeros(0)
-    assert row_factor(none, none, torch.zeros(0, dtype=torch.int64), 4, clip).shape == (0,)
-
-
 @pytest.mark.parametrize("quantile", [0.05, 0.5, 0.95])
 def test_a_quantile_of_the_histogram_is_that_of_the_norms(quantile):
     draw = torch.Generator().manual_seed(0)
@@ -153,11 +121,8 @@ def test_whether_the_decay_alone_can_be_clipped(clip, l2, expected):
         ({"bound": float("inf")}, "bound is inf"),
         ({"variant": "tf"}, "'reference' or 'paper'"),
         ({"columns": 0}, "columns is 0"),
-        ({"columns": 2.5}, "columns is 2.5; write a whole number"),
-        ({"columns": 2.0}, "columns is 2.0"),
-        ({"columns": True}, "columns is True"),
-        ({"quantile": 0.5}, "write both, or neither"),
-        ({"granularity": "quantile"}, "write both, or neither"),
+        ({"quantile": 0.5}, "'cowclip' has no quantile"),
+        ({"granularity": "quantile"}, "'quantile' needs a quantile"),
         ({"granularity": "quantile", "quantile": 1.0}, "a number between 0 and 1"),
         ({"granularity": "column"}, "granularity is 'column'.*field_adaptive"),
     ],
@@ -179,5 +144,5 @@ def test_a_constant_threshold_must_be_given_and_make_sense(granularity):
 
 @pytest.mark.parametrize("granularity", WITHOUT_CONSTANT)
 def test_a_threshold_without_meaning_is_refused(granularity):
-    with pytest.raises(ValueError, match=f"'{granularity}' has none"):
+    with pytest.raises(ValueError, match=f"'{granularity}' has no threshold"):
         CowClip(granularity, threshold=1.0)

@@ -89,14 +89,6 @@ def test_epochs_are_so_many_steps(in_steps, in_epochs):
     assert ours(in_steps, 40) == ours(in_epochs, 40, steps_per_epoch=8)
 
 
-def test_warmup_is_a_line_from_1e_8():
-    rates = ours(Schedule(4, unit="steps"), 6, lr=1.0)
-    assert rates[0] == 1e-8
-    assert rates[1:] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
-    assert ours(Schedule(), 2) == [LR, LR]
-    assert ours(Schedule(4, unit="steps"), 6, lr=0.0) == [0.0] * 6
-
-
 def test_a_batch_that_is_not_whole_counts_for_drops_but_not_for_the_warmup():
     # 7.8 batches: 8 steps in an epoch, of which 7 are whole batches.
     rates = ours(Schedule(1), 24, steps_per_epoch=7.8)
@@ -158,21 +150,6 @@ def test_rises_then_falls_and_stays_within_0_and_the_full_rate(
     slack = lr * 1e-12
     assert all(one <= other + slack for one, other in pairwise(rates[: top + 1]))
     assert all(one >= other - slack for one, other in pairwise(rates[top:]))
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    decay=st.sampled_from(["polynomial", "cosine"]),
-    warmup=st.integers(0, 50),
-    length=st.integers(1, 200),
-    final=st.floats(0, 1),
-)
-def test_warmup_and_decay_join_without_a_jump(decay, warmup, length, final):
-    schedule = Schedule(warmup, decay, "steps", length, final)
-    rates = ours(schedule, warmup + length + 20, lr=1.0)
-    # The cosine's steepest place; the line of power 1 is flatter.
-    steepest = max(1 / warmup if warmup else 0, math.pi / 2 / length)
-    assert all(abs(other - one) <= steepest + 1e-9 for one, other in pairwise(rates))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ CLIPS = [
     CowClip("cowclip", ratio=0.3, bound=1e-2),
     CowClip("cowclip", ratio=0.3, bound=1e-2, variant="paper"),
 ]
-by_clip = {"argvalues": CLIPS, "ids": lambda clip: f"{clip.granularity}-{clip.variant}"}
 RULES = [Adam(), Adam((0.5, 0.9), 1e-3, "torch")]
 
 
@@ -105,20 +104,6 @@ def assert_follows(setting, dim, batches):
             )
     assert row_counts == [reference.touched, reference.clipped, 0]
     assert clipped == reference.clipped
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.eps_placement)
-@pytest.mark.parametrize("clip", **by_clip)
-def test_every_clip_follows_the_equations(small, clip, rule):
-    for columns, decay in ((None, 0.0), (10, 0.5)):
-        clip = CowClip(**{**vars(clip), "columns": columns})
-        setting = UpdateSettings(rule, clip, l2=1e-2, weight_decay=decay, rows="touched")
-        batches = []
-        for seed in (1, 2, 3):
-            lookup = random_lookup(batch=9, longest=2, hot=2, seed=seed)
-            batches.append((lookup, random_gradient(lookup, 12, seed, scale=0.05)))
-        assert_follows(setting, 12, batches)
 
 
 @pytest.mark.slow
@@ -225,46 +210,3 @@ def test_a_batch_without_ids():
 )
 def test_what_the_kernels_cannot_do_is_told(setting, dim, dtype, words):
     assert words in fused.why_not(make_array(12, dim, setting, dtype))
-
-
-def test_frozen_rows_are_told():
-    lookup = random_lookup()
-    array = make_array(lookup.rows, 4, UpdateSettings())
-    array.frozen_row = 1
-    assert fused.why_not(array) == "a row is frozen"
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_nothing_waits_for_the_device():
-    lookup = random_lookup(batch=64)
-    array = make_array(lookup.rows, 12, UpdateSettings())
-    grad, backend = random_gradient(lookup, 12), backend_of(array)
-    row_counts = torch.zeros(3, dtype=torch.int64, device=DEVICE)
-
-    def step(number):
-        fused_update_(backend, lookup, grad, 1e-2, number, row_counts)
-
-    # The first call compiles.
-    step(1)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        step(2)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="too long for the interpreter")
-def test_half_a_million_samples_of_one_id():
-    lookup = random_lookup(batch=8, longest=0, hot=3)
-    batch = 1 << 19
-    lookup = type(lookup)(
-        torch.full((batch,), 3, device=DEVICE),
-        torch.arange(batch + 1, device=DEVICE),
-        torch.zeros(1, dtype=torch.int64, device=DEVICE),
-        9,
-    )
-    grad = random_gradient(lookup, 12)
-    backend = backend_of(make_array(9, 12, UpdateSettings(clip=CowClip("none"))))
-    _, sums = backend.measure_queued(lookup, grad)
-    torch.testing.assert_close(sums.grads[0].double(), grad.double().sum(0), rtol=1e-4, atol=1e-2)

@@ -39,11 +39,6 @@ def test_tiles_are_powers_of_two_that_hold_a_row():
             assert elements // (32 * warps) <= 16
 
 
-def test_windows_stay_few():
-    for occurrences in (1 << 19, 26 << 19):
-        assert occurrences / block_sizes(16, occurrences).window <= 1 << 16
-
-
 def assert_sums(lookup, dim, clipped, l2, sizes, grad=None):
     grad = random_gradient(lookup, dim) if grad is None else grad
     weights = torch.randn(lookup.rows, dim, generator=torch.Generator().manual_seed(3)).to(DEVICE)
@@ -93,15 +88,6 @@ def test_an_id_of_every_sample_crosses_windows(batch, weighted):
     """Windows of 4, two at a time; table 0 has rows before and behind the hot one."""
     lookup = random_lookup(batch=batch, longest=1, hot=3, weighted=weighted, mean=weighted)
     assert_sums(lookup, 12, 10, 1e-2, small_blocks(12))
-
-
-def test_sizes_of_a_real_run():
-    lookup = random_lookup(batch=300, longest=2, hot=3, weighted=True)
-    assert_sums(lookup, 12, 10, 1e-2, None)
-
-
-def test_widest_rows():
-    assert_sums(random_lookup(), 256, 256, 1e-2, None)
 
 
 def test_a_gradient_in_half_precision():
@@ -262,15 +248,6 @@ def test_rows_that_miss_nothing_stay(now):
     catch_up_range_(*state, last, 0, ROWS, steps_after(0, 5), 0, now, BETAS, 0.05, FINITE)
     catch_up_rows_(*state, last, rows, count, steps_after(0, 5), 0, now, BETAS, 0.05, FINITE)
     assert all(map(torch.equal, state, before)) and (last == 3).all()
-
-
-def test_no_rows_at_all():
-    state, last = random_state(12), marks(0)
-    rows = torch.zeros(0, dtype=torch.int64, device=DEVICE)
-    count = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    catch_up_rows_(*state, last, rows, count, steps_after(0, 5), 0, 5, BETAS, 0.05, FINITE)
-    catch_up_range_(*state, last, 4, 4, steps_after(0, 5), 0, 5, BETAS, 0.05, FINITE)
-    assert (last == 0).all()
 
 
 @pytest.fixture(scope="module")

@@ -77,17 +77,6 @@ def test_a_scale_is_that_of_the_weights_bit_for_bit(in_one_pass):
         assert torch.equal(one, other)
 
 
-def test_pairs_by_brute_force():
-    stored = torch.tensor([[[1.0, 2.0, 10.0, 0.0], [3.0, 4.0, 20.0, 0.0], [5.0, 6.0, 30.0, 0.0]]])
-    numbers, weights = torch.tensor([[7.0, 8.0]]), torch.tensor([[0.5, 0.25]])
-    for needs_grad in (True, False):
-        stored.requires_grad_(needs_grad)
-        joined, orders = joined_with_orders(stored, 2, numbers, weights)
-        pairs = (3 + 8) + (5 + 12) + (15 + 24)
-        assert orders.tolist() == [10 + 20 + 30 + 3.5 + 2.0 + pairs]
-        assert joined.tolist() == [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]]
-
-
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_nan_and_infinity_are_passed_on(precision):
     stored = torch.zeros(4, 2, 4)

@@ -1,7 +1,6 @@
 """Where plain torch computes instead of the kernels."""
 
 from importlib import import_module
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -61,14 +60,6 @@ def test_what_was_put_into_a_network_is_called(how):
         expected = output(hidden(inputs)).squeeze(1)
     torch.testing.assert_close(found, expected)
     assert torch.equal(inputs, before)
-
-
-def test_a_bias_of_another_dtype_goes_with_autocast():
-    mlp, inputs = mlp_and_inputs()
-    mlp.hidden._mlp[0]._linear.bias = nn.Parameter(torch.ones(5, dtype=torch.bfloat16))
-    with autocast("bf16"):
-        mlp(inputs).float().sum().backward()
-    assert mlp.hidden._mlp[0]._linear.bias.grad.dtype == torch.bfloat16
 
 
 def test_hooks_of_all_modules_are_called():
@@ -140,24 +131,6 @@ def test_other_ways_to_look_into_a_network():
     embeddings = given[0].clone().requires_grad_()
     deepfm(embeddings, given[1]).sum().backward()
     torch.testing.assert_close(grad, embeddings.grad)
-
-
-def test_hooks_of_a_layer_are_called():
-    layers = hidden_layers(6, [5, 4], torch.Generator().manual_seed(0))
-    inputs, seen = torch.randn(3, 6), []
-    expected = layers(inputs)
-    layers._mlp[1]._linear.register_forward_hook(lambda *_: seen.append("linear"))
-    layers._mlp[0].register_forward_hook(lambda *_: seen.append("layer"))
-    torch.testing.assert_close(layers(inputs), expected)
-    assert seen == ["layer", "linear"]
-    layers._mlp[1]._linear = torch.nn.utils.parametrizations.weight_norm(layers._mlp[1]._linear)
-    torch.testing.assert_close(layers(inputs), expected)
-
-
-def test_products_of_aligned_rows_are_faster_on_a_gpu_alone():
-    module = import_module("stampede.models.mlp")
-    assert not module._is_aligned_faster(torch.zeros(2, 3))
-    assert module._is_aligned_faster(SimpleNamespace(is_cuda=True))
 
 
 @pytest.mark.parametrize("columns", [273, 16])

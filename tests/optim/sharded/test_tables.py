@@ -140,15 +140,6 @@ def test_plain_torch_looks_up_what_fbgemm_does(pooling, output):
         torch.testing.assert_close(tables.tbe(ids, offsets), expected)
 
 
-def test_a_batch_without_ids_still_decays_all_rows():
-    tables = one_table(setting=UpdateSettings(l2=1e-2))
-    weights = tables.arrays[0].weights.fill_(1.0)
-    empty = torch.zeros(0, dtype=torch.int64)
-    tables(empty, torch.zeros(3, dtype=torch.int64)).backward(torch.ones(2, 4))
-    assert int(tables.step_count) == 1
-    assert (weights < 1.0).all()
-
-
 def test_no_update_without_backward():
     tables = one_table()
     before_step = tables.arrays[0].weights.clone()
@@ -186,20 +177,10 @@ def test_bf16_tables_are_looked_up_as_fp32_ones(pooling, weighted):
     torch.testing.assert_close(*found)
 
 
-def test_no_second_copy_of_the_weights_is_made():
-    tables = one_table()
-    assert tables.weights_tensor().data_ptr() == tables.arrays[0].weights.data_ptr()
-
-
 def test_weights_of_samples_have_no_gradient_where_sequences_ignore_them():
     weights = torch.ones(1, requires_grad=True)
     one_table(pooling=PoolingMode.NONE)(ID, OFFSETS, weights).sum().backward()
     assert torch.equal(weights.grad, torch.zeros(1))
-
-
-def test_prefetching_is_refused():
-    with pytest.raises(ValueError, match="TrainPipelineSparseDist"):
-        one_table().prefetch(ID, OFFSETS)
 
 
 def test_one_compiled_graph_around_a_lookup_is_refused():

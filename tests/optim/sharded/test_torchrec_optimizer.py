@@ -10,55 +10,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import stampede.optim as optim
 from stampede.optim import CowClip, TableInit, cowclip_sharders, local_cowclip_tables
-from support.bags import CLIP, PLANS, WHOLE, Bags, jagged, shard, step, weights_of, with_cowclip
-from support.ranks import run_ranks
-from support.reference import ReferenceTables
-from support.unsharded import process_group
-
-DENSE_LR = 0.5
-
-
-def ids_of(step, samples):
-    """Ids `[samples, 3]`, the same for every feature."""
-    draw = torch.Generator().manual_seed(step)
-    return torch.randint(0, 20, (samples, 3), generator=draw)
-
-
-def train_mixed(samples, steps):
-    """Train table `a` with CowClip and `b` with a dense optimizer, on this rank's samples.
-
-    Returns:
-        Weights at the start and at the end, and how many rows were touched.
-    """
-    with process_group():
-        rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        torch.manual_seed(rank)
-        model = with_cowclip(Bags(a=8, b=8), only="a")
-        model = shard(model, PLANS["copies"])
-        weights = model.state_dict()
-        for name, scale in (("a", 0.1), ("b", 0.2)):
-            draw = torch.Generator().manual_seed(7)
-            values = torch.randn(20, 8, generator=draw) * scale
-            weights[f"ebc.embedding_bags.{name}.weight"].copy_(values)
-        start = weights_of(model)
-        dense = dict(in_backward_optimizer_filter(model.named_parameters()))
-        optimizer = torch.optim.SGD(dense.values(), lr=DENSE_LR)
-        each = samples // world
-        for step in range(steps):
-            ids = ids_of(step, samples)[rank * each : (rank + 1) * each]
-            optimizer.zero_grad()
-            found = model(jagged(["f_a", "f_b"], ids))
-            loss = sum(value.square().sum() for value in found.values()) / each
-            loss.backward()
-            optimizer.step()
-        counts = [int(tables.row_counts[0]) for tables in local_cowclip_tables(model)]
-        return {
-            "start": start,
-            "end": weights_of(model),
-            "touched": sum(counts),
-            "dense": sorted(dense),
-        }
-
+from support.bags import PLANS, WHOLE, Bags, shard, step, weights_of, with_cowclip
 
 WIDE, ROWS = (20, 8), (20,)
 
@@ -177,34 +129,3 @@ def test_tables_without_cowclip_stay_with_ddp():
     torch.optim.SGD(offered.values(), lr=0.1).step()
     changed = (weights_of(model)["b"] != before["b"]).any(1).nonzero().flatten()
     assert changed.tolist() == [1, 3]
-
-
-def test_on_two_ranks_both_kinds_follow_the_global_batch():
-    steps, samples = 4, 6
-    results = run_ranks(2, train_mixed, samples, steps)
-    start = results[0]["start"]
-    table = ReferenceTables(
-        {"a": start["a"]}, lr=1e-2, l2=1e-4, granularity="cowclip", ratio=CLIP.ratio,
-        bound=CLIP.bound,
-    )  # fmt: skip
-    dense = start["b"].double()
-    for index in range(steps):
-        ids = ids_of(index, samples)
-        grads = {}
-        for name, weights in (("a", table.weights["a"]), ("b", dense)):
-            weights = weights.clone().requires_grad_()
-            loss = weights[ids].sum(1).square().sum() / samples
-            (grads[name],) = torch.autograd.grad(loss, weights)
-        counts = {"a": torch.bincount(ids.flatten(), minlength=20)}
-        table.step({"a": grads["a"]}, counts)
-        dense = dense - DENSE_LR * grads["b"]
-    for result in results:
-        assert result["dense"] == ["ebc.embedding_bags.b.weight"]
-        assert torch.equal(result["start"]["a"], start["a"])
-        torch.testing.assert_close(
-            result["end"]["a"].double(), table.weights["a"], rtol=1e-4, atol=1e-6
-        )
-        torch.testing.assert_close(result["end"]["b"].double(), dense, rtol=1e-4, atol=1e-6)
-    assert all(torch.equal(results[0]["end"][n], results[1]["end"][n]) for n in "ab")
-    # A row that both ranks touched counts once.
-    assert sum(result["touched"] for result in results) == table.touched
