@@ -141,18 +141,8 @@ class GlobalBatches:
             DataError: the state is of other data or another order, or was saved within an epoch of
                 another batch size.
         """
-        try:
-            epoch, samples, batch_size = (
-                int(state[key]) for key in ("epoch", "samples", "batch_size")
-            )
-            order = Order(**state["order"]).deciding()
-        except (KeyError, TypeError, ValueError) as failure:
-            raise DataError(f"not a state of this reader: {failure!r} in {state!r}") from None
-        if order["rows"] != self._order.rows:
-            raise DataError(
-                f"the state was saved from a part of {order['rows']:,} rows, this one has "
-                f"{self._order.rows:,}; continue with the same data"
-            )
+        epoch, samples, batch_size = (state[key] for key in ("epoch", "samples", "batch_size"))
+        order = Order(**state["order"]).deciding()
         for key, now in self._order.deciding().items():
             then = order.get(key)
             if then != now:
@@ -166,8 +156,6 @@ class GlobalBatches:
                 f"batch_size={batch_size}, now it is {self._batch_size}; restore the batch size, "
                 "or change it at the start of an epoch"
             )
-        if not (epoch >= 0 and 0 <= samples < max(self._part.rows, 1)):
-            raise DataError(f"not a state of this reader: epoch {epoch}, {samples} samples")
         self._generation += 1
         self._epoch, self._samples = epoch, samples
 

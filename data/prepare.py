@@ -116,20 +116,12 @@ def _advice_on_order(
     newer = (train > np.median(test)).mean() if len(test) else 0.0
     if newer < _MOST_NEWER:
         return ""
-    every = [shard for shards in parts.values() for shard in shards]
-    share = sum(shard.rows for shard in parts["test"]) / sum(shard.rows for shard in every)
-    start = np.quantile(_some_times(folder, every), 1 - share, method="nearest")
-    time, is_parquet = source.log.schema.time, source.log.files[0].suffix == ".parquet"
-    # The text form of Parquet's time columns is unknown here.
-    text = "VALUE" if is_parquet else str(start)
-    if time.format != "seconds":
-        text = pl.from_epoch(pl.Series([start])).dt.strftime(time.format)[0]
-    keys = ("split=by_column", f"split_column={time.column}", f"test_from={text}")
+    time = source.log.schema.time.column
+    keys = ("split=by_column", f"split_column={time}", "test_from=VALUE")
     return (
         f"{newer:.0%} of the training rows are newer than half of the test rows, but "
         "split=sequential assumes that the last rows of the log are the newest: sort the log by "
-        f"{shown(time.column)}, or write "
-        + " ".join(f"{written}{shlex.quote(key)}" for key in keys)
+        f"{shown(time)}, or write " + " ".join(f"{written}{shlex.quote(key)}" for key in keys)
     )
 
 

@@ -162,21 +162,6 @@ def _fixed_encoder(name: str, field: IdField) -> Encoder:
     return Encoder(entry, rows)
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """Rows as arrays.
-
-    Attributes:
-        ids: `[n, single-valued fields]`.
-        bags: of each multi-valued field, `lengths` `[n]` and `values`.
-        numbers: `[n, numbers]`.
-    """
-
-    ids: np.ndarray
-    bags: list[tuple[np.ndarray, np.ndarray]]
-    numbers: np.ndarray
-
-
 class Learned:
     """Turns typed rows into arrays.
 
@@ -212,7 +197,7 @@ class Learned:
         frame: pl.DataFrame,
         numbers_dtype: str,
         distinct: Mapping[str, Distinct] | None = None,
-    ) -> Encoded:
+    ) -> tuple[dict[str, np.ndarray], list[tuple[np.ndarray, np.ndarray]]]:
         """Encode typed rows (see `stampede.data.raw.log`).
 
         Args:
@@ -220,6 +205,10 @@ class Learned:
             numbers_dtype: type of the numbers.
             distinct: the columns of `distinct_ids`, if `frame` lacks them; their values may be
                 `hashes`.
+
+        Returns:
+            The arrays `ids` `[n, single-valued fields]` and `numbers` `[n, numbers]`; and of each
+            multi-valued field, `lengths` `[n]` and `values`.
         """
         if distinct is None:
             distinct = distinct_ids(frame, self.schema)
@@ -243,8 +232,8 @@ class Learned:
             numbers = frame.lazy().select(self._numbers).collect().to_numpy(order="c")
         else:
             numbers = np.empty((len(frame), 0), dtype=np.float32)
-        ids = np.ascontiguousarray(ids.T)
-        return Encoded(ids, bags, self._narrowed(numbers, numbers_dtype))
+        numbers = self._narrowed(numbers, numbers_dtype)
+        return {"ids": np.ascontiguousarray(ids.T), "numbers": numbers}, bags
 
     def _narrowed(self, numbers: np.ndarray, dtype: str) -> np.ndarray:
         with np.errstate(over="ignore"):

@@ -65,13 +65,12 @@ def write_rows(
     writers = {part: PartWriter(folder, part, options.shard_rows) for part in PARTS}
 
     def encode(some: RowsOfParts) -> tuple[RowsOfParts, _Arrays, _Bags]:
-        encoded = learned.encode(some.frame, options.numbers_dtype, some.distinct)
-        label = some.frame[LABEL].to_numpy().astype(np.uint8)
-        arrays = {"ids": encoded.ids, "numbers": encoded.numbers, "label": label}
+        arrays, bags = learned.encode(some.frame, options.numbers_dtype, some.distinct)
+        arrays["label"] = some.frame[LABEL].to_numpy().astype(np.uint8)
         for name, column in (("weight", WEIGHT), ("time", TIME)):
             if column in some.frame.columns:
                 arrays[name] = some.frame[column].to_numpy()
-        return some, arrays, encoded.bags
+        return some, arrays, bags
 
     for some, arrays, bags in computed_ahead(encode, rows, 2, threads=2):
         for number, part in enumerate(PARTS):

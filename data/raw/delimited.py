@@ -69,18 +69,14 @@ class Delimited:
         Raises:
             DataError: the file cannot be read.
         """
+        first = next(read_blocks(path), None)
         if not self.columns:
-            first = next(read_blocks(path), None)
             return [] if first is None else self._header(path, first)[0]
         without = [name for name in self.columns if name != optional]
-        is_absent = len(self._cells(self.first_line(path))) == len(without)
-        return without if is_absent else list(self.columns)
-
-    def first_line(self, path: Path) -> str:
-        """The first line of a file; empty for an empty file."""
-        first = next(read_blocks(path), None)
-        line = b"" if first is None else first.data.partition(b"\n")[0]
-        return line.rstrip(b"\r").decode("utf-8", "replace")
+        cells = (
+            0 if first is None else self._count_cells(_first_line(first).decode("utf-8", "replace"))
+        )
+        return without if cells == len(without) else list(self.columns)
 
     def pieces(self, path: Path, used: set[str]) -> Iterator[Piece]:
         """A file in pieces that can be parsed independently.
@@ -138,9 +134,9 @@ class Delimited:
         return RawRows(frame, str(path), lines, numbers, text, block.position, bad, marks)
 
     def _header(self, path: Path, block: Block) -> tuple[list[str], Block]:
-        line, _, rest = block.data.partition(b"\n")
+        rest = block.data.partition(b"\n")[2]
         try:
-            columns = self._cells(line.rstrip(b"\r").decode("utf-8"))
+            columns = self._cells(_first_line(block).decode("utf-8"))
         except UnicodeDecodeError:
             raise DataError(
                 f"{path}: line 1: the header is not UTF-8 text; save the file as UTF-8"
@@ -224,6 +220,10 @@ class Delimited:
         if not self.quote or self.quote not in line:
             return line.split(self.separator)
         return next(csv.reader([line], delimiter=self.separator, quotechar=self.quote), [""])
+
+
+def _first_line(block: Block) -> bytes:
+    return block.data.partition(b"\n")[0].rstrip(b"\r")
 
 
 def _arrow_counts(text: bytes, columns: int, separator: str, quote: str) -> bool:

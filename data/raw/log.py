@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,25 +59,6 @@ class Chunk:
             return self
         frame = self.frame.filter(pl.Series(mask))
         return Chunk(frame, self.file, self.numbers[mask], self.position)
-
-
-@dataclass(frozen=True)
-class TypedRows:
-    """Typed rows, and what was wrong with others.
-
-    Attributes:
-        frame: the good rows, see `typed`.
-        numbers: `[n]` number of each row within its file.
-        bad: the bad rows.
-        values: count of bad values that became null, by column of the file.
-        marks: ids of multi-valued cells that were left out because of their text.
-    """
-
-    frame: pl.DataFrame
-    numbers: np.ndarray
-    bad: Sequence[BadRow]
-    values: Counter[str]
-    marks: Marks
 
 
 class RawLog:
@@ -169,11 +150,9 @@ class RawLog:
         for number, file in enumerate(self.files):
             kind = self._format(file)
 
-            def convert(piece: Any, kind: Delimited | Parquet = kind) -> tuple[RawRows, TypedRows]:
+            def convert(piece: Any, kind: Delimited | Parquet = kind) -> RawRows:
                 raw = kind.rows(piece, self._used)
-                return raw, typed(
-                    raw, self.schema, self._split_column, self._bad_values_are_missing
-                )
+                return typed(raw, self.schema, self._split_column, self._bad_values_are_missing)
 
             # Closed here, not by the garbage collector, which would deadlock if it joined these
             # threads while another thread starts. Two pieces at a time keep all cores busy.
@@ -181,11 +160,11 @@ class RawLog:
                 closing(kind.pieces(file, self._used)) as pieces,
                 closing(computed_ahead(convert, pieces, 2, threads=2)) as parsed,
             ):
-                for raw, rows in parsed:
-                    bad_rows.marks += raw.marks + rows.marks
+                for rows in parsed:
+                    bad_rows.marks += rows.marks
                     bad_rows.values += rows.values
-                    bad_rows.report([*raw.bad, *rows.bad])
-                    yield Chunk(rows.frame, number, rows.numbers, before + raw.position)
+                    bad_rows.report(rows.bad)
+                    yield Chunk(rows.frame, number, rows.numbers, before + rows.position)
             before += _size(file)
 
     def _format(self, file: Path) -> Delimited | Parquet:
@@ -252,16 +231,15 @@ def _size(file: Path) -> int:
 
 def typed(
     raw: RawRows, schema: Schema, split_column: str | None, bad_values_are_missing: bool = False
-) -> TypedRows:
+) -> RawRows:
     """Convert the good rows to the types of the schema.
 
     Ids of vocabularies and hashes become String, raw integers Int64, lists of these where a cell
     holds several; numbers Float64, `#label` and `#weight` Float32, `#time` Int64 seconds since
-    1970, `#split` String. Null is missing.
+    1970, `#split` String. Null is missing. Other rows are added to the bad ones.
 
     Args:
-        split_column: another column to read as text.
-        bad_values_are_missing: whether a bad value of an input becomes null; else its row is bad.
+        split_column, bad_values_are_missing: see `RawLog`.
 
     Raises:
         DataError: the type of a Parquet column does not fit its purpose.
@@ -292,8 +270,9 @@ def typed(
         for column in checked
         if column not in forgiven and found[f"?{column.name}"].any()
     }
+    done = replace(raw, frame=frame, values=+taken, marks=raw.marks + marks)
     if not masks:
-        return TypedRows(frame, raw.numbers, [], +taken, marks)
+        return done
     kept = ~np.logical_or.reduce(list(masks.values()))
     indices = np.flatnonzero(~kept).tolist()
     texts = dict(zip(indices, raw.row_texts(indices), strict=True))
@@ -306,8 +285,8 @@ def typed(
             # Only the first bad value of a row is reported.
             row = BadRow(raw.file, line, column.column, shown, column.remedy, texts[index])
             bad.setdefault(line, row)
-    good = frame.filter(pl.Series(kept))
-    return TypedRows(good, raw.numbers[kept], list(bad.values()), +taken, marks)
+    good, numbers = frame.filter(pl.Series(kept)), raw.numbers[kept]
+    return replace(done, frame=good, numbers=numbers, bad=[*raw.bad, *bad.values()])
 
 
 def _marks_in_bags(frame: pl.DataFrame, schema: Schema) -> Marks:

@@ -109,6 +109,7 @@ class RawRows:
         position: bytes of the file read so far.
         bad: other rows, which could not be split into columns.
         marks: cells that are null because of their text.
+        values: count of bad values that became null, by column of the file.
     """
 
     frame: pl.DataFrame
@@ -119,6 +120,7 @@ class RawRows:
     position: int
     bad: Sequence[BadRow] = ()
     marks: Marks = field(default_factory=Counter)
+    values: Counter[str] = field(default_factory=Counter)
 
     def row_texts(self, indices: Sequence[int]) -> list[str]:
         """Whole rows as text, for messages."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -58,8 +58,6 @@ OWN_DATA = "@run"
 _PART: PartName = "test"
 _PIECE = 1 << 18
 
-_OTHER_OWN_DATA = "score raw files, or prepare them with `stampede apply`"
-
 
 @dataclass(frozen=True)
 class PredictionOptions:
@@ -85,8 +83,7 @@ class PredictionOptions:
     overwrite: bool = False
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(NamedTuple):
     """A summary of what was scored.
 
     Attributes:
@@ -157,10 +154,8 @@ def score(
     """Probabilities of a click, `[n]` float64, of all rows in order; labels are not read.
 
     Args:
-        trained: the model.
         scorer: of the same model.
-        inputs: as for `predict`.
-        on_bad_value: see `PredictionOptions`.
+        inputs, on_bad_value: as for `predict`.
 
     Returns:
         The probabilities, and the number of values treated as missing, by column.
@@ -168,11 +163,11 @@ def score(
     Raises:
         DataError, RunFolderError: as for `predict`.
     """
-    remedy = (
-        'on_bad_value="missing" to treat bad values as missing, or `stampede predict --on-bad-row '
-        "skip` to leave such rows out"
+    bad_rows = BadRows(
+        "error",
+        remedy='on_bad_value="missing" to treat bad values as missing, or `stampede predict '
+        "--on-bad-row skip` to leave such rows out",
     )
-    bad_rows = BadRows("error", remedy=remedy)
     options = PredictionOptions(with_label=False, on_bad_value=on_bad_value)
     rows = _rows(trained, inputs, options, bad_rows)
     return _probabilities(scorer, _with_progress(rows)), dict(bad_rows.values)
@@ -192,8 +187,7 @@ def score_frame(
         DataError: it lacks a column, or a value cannot be read.
         RunFolderError: the run cannot be used.
     """
-    kept = inputs_folder(trained.config, trained.run)
-    learned, manifest = _learned(trained, kept, "the frame")
+    learned, manifest = _learned(trained, inputs_folder(trained.config, trained.run), "the frame")
     learned.schema = schema = learned.schema.model_copy(update={"format": "parquet"})
     used = [column for column in frame.columns if column in schema.used_columns()]
     if isinstance(frame, pd.DataFrame):
@@ -227,8 +221,7 @@ def _check_ids(frame: pd.DataFrame, schema: Schema) -> None:
             )
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Some rows.
 
     Attributes:
@@ -244,8 +237,7 @@ class Piece:
     position: int
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """Rows to be scored.
 
     Attributes:
@@ -316,10 +308,10 @@ def _learned(trained: Trained, kept: Path | None, asked: str) -> tuple[Learned, 
 def _own_rows(trained: Trained, options: PredictionOptions) -> Rows:
     if not isinstance(trained.config.data, SyntheticSection):
         folder = own_folder(trained.config, trained.run)
-        check_trained_with(folder, trained.data, trained.checkpoint, _OTHER_OWN_DATA)
+        other = "score raw files, or prepare them with `stampede apply`"
+        check_trained_with(folder, trained.data, trained.checkpoint, other)
         return _rows_of_folder(folder, options)
-    dataset = open_dataset(trained.config, None)
-    part = options.part or _PART
+    dataset, part = open_dataset(trained.config, None), options.part or _PART
     if getattr(dataset, part) is None:
         raise DataError(f"the run's data have no {part} part; write another --part")
     return _rows_of_part(getattr(dataset, part), options.with_label, dataset.has_weight)
@@ -329,8 +321,7 @@ def _rows_of_folder(folder: Path, options: PredictionOptions) -> Rows:
     manifest, part = read_manifest(folder), options.part or _PART
     if not manifest.rows(part):
         raise DataError(f"{folder}: the {part} part has no rows; write another --part")
-    opened = open_part(folder, manifest, part)
-    return _rows_of_part(opened, options.with_label, manifest.has_weight)
+    return _rows_of_part(open_part(folder, manifest, part), options.with_label, manifest.has_weight)
 
 
 def _rows_of_part(part: Part, with_label: bool, has_weight: bool) -> Rows:
@@ -361,26 +352,18 @@ def _rows_of_files(
         chunks = (chunk for chunk in log.chunks(bad_rows) if len(chunk.numbers))
         return computed_ahead(encode, chunks, 2, threads=2)
 
-    return Rows(
-        pieces,
-        log.bytes,
-        tuple(map(str, log.files)),
-        has_label=log.schema.label is not None,
-        has_weight=log.schema.weight is not None,
-    )
+    has_label, has_weight = (one is not None for one in (log.schema.label, log.schema.weight))
+    return Rows(pieces, log.bytes, tuple(map(str, log.files)), has_label, has_weight)
 
 
 def _encoded(chunk: Chunk, learned: Learned, numbers_dtype: str) -> ShardedPart:
     frame, rows = chunk.frame, len(chunk.numbers)
-    encoded = learned.encode(frame, numbers_dtype)
-    arrays = {
-        "ids": encoded.ids,
-        "numbers": encoded.numbers,
-        "label": frame[LABEL].to_numpy() if LABEL in frame.columns else np.zeros(rows, np.float32),
-    }
+    arrays, bags = learned.encode(frame, numbers_dtype)
+    has_label = LABEL in frame.columns
+    arrays["label"] = frame[LABEL].to_numpy() if has_label else np.zeros(rows, np.float32)
     if WEIGHT in frame.columns:
         arrays["weight"] = frame[WEIGHT].to_numpy()
-    for i, (lengths, values) in enumerate(encoded.bags):
+    for i, (lengths, values) in enumerate(bags):
         arrays[f"offsets_{i}"] = np.concatenate([[0], np.cumsum(lengths)])
         arrays[f"values_{i}"] = values
     # Polars' memory is read-only, which torch warns about.

@@ -213,11 +213,10 @@ def test_learned_is_read_back(tmp_path):
         }
         assert list(distinct) == ["a"]
         for rows, known in ((frame, None), (hashed(frame, one.schema).drop("a"), distinct)):
-            found = one.encode(rows, "float32", known)
-            assert found.ids.tolist() == [[2], [3], [2]]
-            lengths, values = found.bags[0]
+            found, [(lengths, values)] = one.encode(rows, "float32", known)
+            assert found["ids"].tolist() == [[2], [3], [2]]
             assert (lengths.tolist(), values.tolist()) == ([2, 1, 1], [2, 3, 0, 0])
-            np.testing.assert_allclose(found.numbers, [[1 / 3], [1.0], [0.0]], rtol=1e-6)
+            np.testing.assert_allclose(found["numbers"], [[1 / 3], [1.0], [0.0]], rtol=1e-6)
 
 
 @pytest.mark.parametrize("damage", ["absent", "cut", "vocabulary"])

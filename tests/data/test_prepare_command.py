@@ -63,7 +63,7 @@ def test_a_sequential_split_of_a_log_without_order_is_told(log, capsys, order, t
     shown = capsys.readouterr().out
     told_now = " ".join(shown.split())
     assert ("of the training rows are newer than half of the test rows" in told_now) == told
-    by_column = "--set split=by_column --set split_column=x --set test_from=899"
+    by_column = "--set split=by_column --set split_column=x --set test_from=VALUE"
     assert (f"sort the log by 'x', or write {by_column}" in told_now) == told
     assert bool(open_prepared(log.parent / "out").advice) == told
     # A random split has no such order.

@@ -63,7 +63,7 @@ def test_states_of_something_else_are_refused():
     loader = reader(numbered(40))
     next(iter(loader))
     state = loader.state_dict()
-    with pytest.raises(DataError, match="40 rows, this one has 41"):
+    with pytest.raises(DataError, match="rows=40, now it is 41"):
         reader(numbered(41)).load_state_dict(state)
     with pytest.raises(DataError, match=r"shuffle='global'.*'none'"):
         reader(numbered(40), shuffle="none").load_state_dict(state)
@@ -72,9 +72,6 @@ def test_states_of_something_else_are_refused():
     other = GlobalBatches(numbered(40), FIELDS[:2], 8, 0, 1, Order(40, "global", 6, 0, 4))
     with pytest.raises(DataError, match=r"seed=5,.* 6"):
         other.load_state_dict(state)
-    for broken in ({}, {**state, "epoch": "x"}, {**state, "samples": 40}, {**state, "epoch": -1}):
-        with pytest.raises(DataError, match="not a state"):
-            reader(numbered(40)).load_state_dict(broken)
     # At the beginning of an epoch any batch size will do.
     for _ in loader:
         pass
