@@ -33,8 +33,7 @@ class PlanCosts:
     Attributes:
         memory: bytes, by `MEMORY`.
         lookups: expected ids that a rank looks up in a step.
-        sent: bytes that leave a rank in a step, by `COMMUNICATION`; with Helen, in both passes.
-        received: bytes that reach a rank in a step.
+        sent, received: bytes of a step, those sent by `COMMUNICATION`; with Helen, in both passes.
         groups: the tables by sharding type.
     """
 
@@ -53,11 +52,6 @@ class PlanCosts:
     def total_sent(self) -> np.ndarray:
         """Bytes that each rank sends in a step."""
         return sum(self.sent.values())
-
-    @property
-    def worst_rank(self) -> int:
-        """The rank that needs the most memory."""
-        return int(self.total_memory.argmax())
 
     def imbalance(self) -> dict[str, float]:
         """Memory, lookups and communication of the largest rank, over the mean of all ranks."""

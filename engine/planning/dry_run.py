@@ -169,7 +169,7 @@ def _plan(config: Config, model: nn.Module, work: Workload, cluster: Cluster) ->
 def _shortfall(done: DryRun) -> str:
     """Which rank lacks the most memory, and what to change."""
     config, cluster, costs, total = done.config, done.cluster, done.costs, done.costs.total_memory
-    usable, rank, size = cluster.usable, costs.worst_rank, readable_bytes
+    usable, rank, size = cluster.usable, total.argmax(), readable_bytes
     free = ""
     if cluster.reserved:
         free = (
@@ -260,7 +260,7 @@ def report(done: DryRun) -> str:
     verdict = "does not fit; these are the costs of a plan for devices that are large enough"
     if done.fits:
         left = readable_bytes(cluster.usable - total.max())
-        verdict = f"fits: {left} left on rank {costs.worst_rank}"
+        verdict = f"fits: {left} left on rank {total.argmax()}"
     lines += [
         f"  lookups in a step: {lookups.mean():,.0f} a rank on average, {lookups.max():,.0f} on "
         f"rank {lookups.argmax()}",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -89,21 +89,9 @@ class TableStates:
 @lru_cache(maxsize=256)
 def _state_bytes(settings: UpdateSettings, columns: int, column_offset: int, dim: int) -> int:
     """Measured on a table of one row."""
-    weights = torch.zeros(1, columns)
     shard = TableShard("planned", 1, column_offset=column_offset)
-    array = TableArray.create([shard], weights, settings, dim)
-    return sum(tensor.nbytes for tensor in _tensors(array) if tensor is not weights)
-
-
-def _tensors(held: Any) -> Iterator[Tensor]:
-    if isinstance(held, Tensor):
-        yield held
-    elif isinstance(held, Mapping):
-        for value in held.values():
-            yield from _tensors(value)
-    elif is_dataclass(held):
-        for field in fields(held):
-            yield from _tensors(getattr(held, field.name))
+    array = TableArray.create([shard], torch.zeros(1, columns), settings, dim)
+    return sum(state.nbytes for state in array.states.values())
 
 
 def activation_bytes_per_sample(model: CTRModel) -> int:
@@ -116,12 +104,8 @@ def activation_bytes_per_sample(model: CTRModel) -> int:
         model: with dense layers on the CPU and tables on `meta`; it does not change.
     """
     front, count = model.front, len(model.front.fields)
-    dense = copy.copy(model)
     # A copy of all but the tables, so that running means and the like do not change.
-    dense._modules = {
-        name: copy.deepcopy(module) if module is not front else front
-        for name, module in model._modules.items()
-    }
+    dense = copy.deepcopy(model, {id(front): front})
     peaks = []
     with torch.random.fork_rng(devices=[]):
         for samples in _SAMPLES:

@@ -163,11 +163,13 @@ def search_plan(
             min_partition=_SMALLEST_PARTITION,
             pooling_factors=[table.ids_per_sample],
         )
+    # TorchRec would take 0 bytes for its default.
+    for_tables = max(1, cluster.usable - workload.common_bytes())
     topology = Topology(
         world_size=cluster.world_size,
         local_world_size=cluster.local_world_size,
         compute_device=cluster.device_type,
-        **{"hbm_cap" if on_gpu else "ddr_cap": cluster.memory},
+        **{"hbm_cap" if on_gpu else "ddr_cap": for_tables},
     )
     # TorchRec's own memory estimate knows only a fixed list of optimizers.
     estimators = [EmbeddingPerfEstimator(topology, constraints), _Storage(workload, on_gpu)]
@@ -176,16 +178,10 @@ def search_plan(
         constraints=constraints,
         batch_size=workload.local_batch_size,
         enumerator=_Enumerator(topology, workload.local_batch_size, constraints, estimators),
-        storage_reservation=_Reservation(
-            cluster.reserved, _storage(workload.common_bytes(), on_gpu)
-        ),
+        storage_reservation=FixedPercentageStorageReservation(0.0),
         stats=NoopEmbeddingStats(),
     )
     return planner.plan(model, sharders)
-
-
-def _storage(size: int, on_gpu: bool) -> Storage:
-    return Storage(hbm=size if on_gpu else 0, ddr=0 if on_gpu else size)
 
 
 class _Enumerator(EmbeddingEnumerator):
@@ -225,20 +221,5 @@ class _Storage(ShardEstimator):
                 (row, column), (rows, columns) = shard.offset, shard.size
                 part = PlacedShard(option.name, option.sharding_type, 0, row, rows, column, columns)
                 needed = work.weight_bytes(part) + work.state_bytes(part)
-                shard.storage = _storage(needed + work.activation_bytes(part), self._on_gpu)
-
-
-class _Reservation(FixedPercentageStorageReservation):
-    """Keeps memory free, and room for what every rank needs under any plan."""
-
-    def __init__(self, reserved: float, common: Storage) -> None:
-        super().__init__(reserved)
-        self._common = common
-
-    def reserve(self, *arguments: Any, **named: Any) -> Topology:
-        """The topology with the memory that is left for tables."""
-        topology = super().reserve(*arguments, **named)
-        for device in topology.devices:
-            device.storage.hbm -= self._common.hbm
-            device.storage.ddr -= self._common.ddr
-        return topology
+                needed += work.activation_bytes(part)
+                shard.storage = Storage(needed, 0) if self._on_gpu else Storage(0, needed)

@@ -60,7 +60,6 @@ class PlannedData:
     Attributes:
         tables: in the order of the fields.
         numbers: how many numeric inputs.
-        id_bytes: size of an id in a batch.
         assumed: how often rows are looked up, in words.
         rows: of the training part; None if only table sizes are known.
     """
@@ -102,12 +101,10 @@ class Workload:
     Attributes:
         columns: width of a stored row.
         states: of the tables' optimizer.
-        dense_parameters: number of parameters of the dense layers, which every rank copies.
-        dense_bytes_per_sample: their activations.
+        dense_bytes_per_sample: activations of the dense layers.
         batch_size: global.
         passes: forward and backward passes of a step.
-        bytes_on_the_way: bytes of a number of an embedding, and of its gradient, when they are
-            sent.
+        bytes_on_the_way: bytes of a number of an embedding, and of its gradient, as sent.
         reproducible: whether the bits may not depend on the number of ranks.
     """
 
@@ -197,7 +194,7 @@ class Workload:
         return round(inputs + pooled + layers + gradients)
 
     def dense_weight_bytes(self) -> int:
-        """Weights of the dense layers."""
+        """Weights of the dense layers, which every rank copies."""
         return self.dense_parameters * FLOAT
 
     def dense_state_bytes(self) -> int:

@@ -16,7 +16,6 @@ from stampede.engine.console import table  # noqa: E402
 from stampede.engine.errors import RunFolderError  # noqa: E402
 from stampede.engine.report.page import PAGE, write_report  # noqa: E402
 from stampede.engine.report.run_records import baseline_of, open_runs  # noqa: E402
-from stampede.settings import printable  # noqa: E402
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +31,7 @@ def _report(given: argparse.Namespace) -> None:
     lacking = write_report(runs, folder, baseline)
     print(table([("runs", f"{len(runs):,}"), ("report", str(folder / PAGE))]))
     for sentence in lacking:
-        print(f"  {printable(sentence)}")
+        print(f"  {sentence}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,25 +48,17 @@ def _parser() -> argparse.ArgumentParser:
         "  stampede report runs          all runs in a folder",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        metavar="RUN",
-        help="run folders, folders of run folders, or sweep folders",
+    runs = "run folders, folders of run folders, or sweep folders"
+    baseline = (
+        "run that the tables compare the others with, such as baseline; with several seeds, any of "
+        "them"
     )
-    parser.add_argument(
-        "--baseline",
-        metavar="RUN",
-        help="run that the tables compare the others with, such as baseline; with several seeds, "
-        "any of them",
+    out = (
+        "folder for the page and the pictures; an earlier report in it is replaced; default: report"
     )
-    parser.add_argument(
-        "--out",
-        default="report",
-        metavar="FOLDER",
-        help="folder for the page and the pictures; an earlier report in it is replaced; default: "
-        "report",
-    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=runs)
+    parser.add_argument("--baseline", metavar="RUN", help=baseline)
+    parser.add_argument("--out", default="report", metavar="FOLDER", help=out)
     return parser
 
 

@@ -39,8 +39,6 @@ class Drawing:
 
     Attributes:
         name: of its file, without the ending.
-        title: heading.
-        caption: what is shown, in a sentence or two.
         figure: the picture; None if no run recorded what it needs.
         left_out: a sentence for each thing that is not shown, with the reason.
     """

@@ -22,7 +22,6 @@ from stampede.engine.report.tables import (
     step_table,
 )
 from stampede.files import write_file
-from stampede.settings import printable
 
 PAGE = "report.html"
 
@@ -38,12 +37,8 @@ def write_report(
     """Write `report.html` and a PNG for each picture.
 
     Runs on different data get separate pictures: their AUCs cannot be compared. Outdated pictures
-    of an earlier report are deleted; other files stay.
-
-    Args:
-        runs: at least one.
-        folder: created if absent.
-        baseline: one of the runs; the tables show how the others differ from it.
+    of an earlier report are deleted; other files stay. The tables show how runs differ from the
+    baseline.
 
     Returns:
         A sentence for each thing that the report lacks, apart from whole pictures of a single run.
@@ -51,8 +46,7 @@ def write_report(
     Raises:
         RunFolderError: the folder cannot be written.
     """
-    notes = [f"{run.label} {run.state()}" for run in runs if run.state() is not None]
-    notes += _advice(runs)
+    notes = [f"{run.label} {state}" for run in runs if (state := run.state())] + _advice(runs)
     groups = by_data(runs)
     drawings: dict[str, list[Drawing]] = {}
     for number, (data, members) in enumerate(groups.items(), 1):
@@ -67,18 +61,12 @@ def write_report(
         drawings[data] = [replace(one, name=one.name + ending) for one in found]
     every = [one for of_data in drawings.values() for one in of_data]
     pictures = {one.name: to_png(one.figure, _DPI) for one in every if one.figure is not None}
-    steps, about = step_table(runs), about_table(runs)
-    above = [
-        *period_tables(runs),
-        *result_tables(groups, baseline),
-        *(t for t in (about, steps) if t.rows),
-    ]
-    below = configuration_table(runs)
+    about = [table for table in (about_table(runs), step_table(runs)) if table.rows]
     text = _template().render(
         title=f"stampede: {runs[0].label if len(runs) == 1 else f'{len(runs)} runs'}",
         notes=notes,
-        above=above,
-        below=below,
+        above=[*period_tables(runs), *result_tables(groups, baseline), *about],
+        below=configuration_table(runs),
         groups=drawings,
         images={name: base64.b64encode(png).decode("ascii") for name, png in pictures.items()},
         absent=[one for one in every if one.left_out and one.figure is None],
@@ -90,7 +78,7 @@ def write_report(
                 (folder / f"{one.name}.png").unlink(missing_ok=True)
             else:
                 write_file(folder / f"{one.name}.png", pictures[one.name])
-        write_file(folder / PAGE, printable(text))
+        write_file(folder / PAGE, text)
     except OSError as failure:
         raise RunFolderError(
             f"{folder}: the report cannot be written ({failure.strerror or failure}); choose "
@@ -117,9 +105,8 @@ def _advice(runs: Sequence[RunRecord]) -> list[str]:
 
 def best(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """The best runs, as many as a picture can show distinctly, in their order."""
-    ranked = sorted(runs, key=lambda run: run.metric("test", "auc") or 0, reverse=True)
-    kept = {run.path for run in ranked[:_MOST_CURVES]}
-    return [run for run in runs if run.path in kept]
+    kept = sorted(runs, key=lambda run: run.metric("test", "auc") or 0, reverse=True)[:_MOST_CURVES]
+    return [run for run in runs if run in kept]
 
 
 def _template() -> Template:

@@ -290,12 +290,13 @@ def draw_batch_size(runs: Sequence[RunRecord]) -> Drawing:
 def _along_batch_size(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     """Group runs that differ only in batch size and seed."""
     sizes = {run.batch_size for run in runs}
-    keys = []
-    for key in differing_keys(runs):
-        pairs = {(run.batch_size, readable(run.compared.get(key))) for run in runs}
-        # A key with one value per batch size, such as epochs, follows the batch size.
-        if key not in ("train.batch_size", "run.seed") and len(pairs) > len(sizes):
-            keys.append(key)
+    # A key with one value per batch size, such as epochs, follows the batch size.
+    keys = [
+        key
+        for key in differing_keys(runs)
+        if len({(run.batch_size, readable(run.compared.get(key))) for run in runs}) > len(sizes)
+        and key != "run.seed"
+    ]
     found = defaultdict(list)
     for run in runs:
         found[tuple(readable(run.compared.get(key)) for key in keys)].append(run)

@@ -18,7 +18,7 @@ from stampede.engine.errors import RunFolderError
 from stampede.engine.run_folder import PERIODS, TRIALS, RunFolder, period_folder
 from stampede.engine.summary import selected_metrics
 from stampede.files import read_file
-from stampede.settings import printable, read_yaml, reading
+from stampede.settings import read_yaml, reading
 
 _HINT = "write a run folder such as runs/quickstart, or a folder of run folders"
 
@@ -52,12 +52,11 @@ _OF_KIND = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RunRecord:
     """What a run wrote.
 
     Attributes:
-        path: the run folder.
         label: short name, different for each run of a report.
         config: values of `config.yaml` by dotted key.
         lines: lines of `metrics.jsonl`.
@@ -130,12 +129,7 @@ class RunRecord:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """Runs that differ only in `run.seed`.
-
-    Attributes:
-        label: of the run, or the common beginning of several runs' labels.
-        runs: at least one.
-    """
+    """Runs that differ only in `run.seed`; the label of one, or the beginning that all share."""
 
     label: str
     runs: tuple[RunRecord, ...]
@@ -195,15 +189,11 @@ def readable(value: Any) -> str:
     """A value of a configuration as one line of YAML."""
     if isinstance(value, list):
         return "[" + ", ".join(map(readable, value)) + "]"
-    said = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
-    return printable(said)
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def open_runs(paths: Sequence[Path]) -> list[RunRecord]:
-    """Read runs, each once.
-
-    Args:
-        paths: run folders, folders of run folders, or sweep folders.
+    """Read runs, each once: run folders, folders of run folders, or sweep folders.
 
     Raises:
         RunFolderError: there is no run, or what it wrote cannot be read.
@@ -255,7 +245,7 @@ def _labels(folders: list[Path]) -> list[str]:
     for parts in itertools.count(1):
         labels = ["/".join(folder.parts[-parts:]) for folder in folders]
         # Matplotlib hides labels with a leading underscore from legends.
-        labels = [printable(f"./{label}" if label.startswith("_") else label) for label in labels]
+        labels = [f"./{label}" if label.startswith("_") else label for label in labels]
         if len(set(labels)) == len(labels):
             break
     return labels

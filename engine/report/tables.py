@@ -28,13 +28,7 @@ _Column = tuple[str, Callable[[Setting], str]]
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the page.
-
-    Attributes:
-        title: heading.
-        note: a sentence above it.
-        header, rows: cells; without rows only the note is shown.
-    """
+    """A table of the page, with a note above it; without rows only the note is shown."""
 
     title: str
     note: str
@@ -219,7 +213,7 @@ def step_table(runs: Sequence[RunRecord]) -> Table:
 
 
 def _steps(label: str, lines: Sequence[dict[str, Any]]) -> list[str]:
-    line = max(lines, key=lambda line: (line["step_seconds"]["steps"], line["step"]))
+    line = max(lines, key=lambda each: (each["step_seconds"]["steps"], each["step"]))
     seconds, mean = line["step_seconds"], line["step_seconds"]["mean"]
     first = line["step"] - seconds["steps"] + 1
     return [
@@ -239,10 +233,8 @@ def _slowest(lines: Sequence[dict[str, Any]]) -> str:
     if not several:
         return ""
     rank, often = Counter(found["rank"] for found in several).most_common(1)[0]
-    own, others = (
-        sum(found[name] for found in several if found["rank"] == rank) / often
-        for name in ("own", "others")
-    )
+    of_rank = [found for found in several if found["rank"] == rank]
+    own, others = (statistics.fmean(f[name] for f in of_rank) for name in ("own", "others"))
     return (
         f"{rank}, {often:,} of {len(several):,} times: {1e3 * own:,.1f} ms without waiting, the "
         f"others {1e3 * others:,.1f} ms"

@@ -31,10 +31,9 @@ def _sweep(given: argparse.Namespace) -> None:
     sweep = load_sweep(Path(given.sweep), given.overrides, given.small, given.out)
     if given.retry_failed and sweep.study is not None:
         raise SettingsError("--retry-failed is for grids; a study continues with other points")
+    start = functools.partial(start_trial, given.processes)
     try:
-        files = run_sweep(
-            sweep, functools.partial(start_trial, given.processes), given.retry_failed
-        )
+        files = run_sweep(sweep, start, given.retry_failed)
     except KeyboardInterrupt:
         print("stopped; give the same command to continue", file=sys.stderr)
         sys.exit(INTERRUPTED)
@@ -62,19 +61,10 @@ def _parser() -> argparse.ArgumentParser:
         help="changes the configuration of all trials, such as data.path=train.txt",
     )
     add("--small", action="store_true", help="run the file's small form")
-    add(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="folder of the results; default runs/NAME, or runs/NAME-small",
-    )
-    add(
-        "--processes",
-        type=int,
-        default=1,
-        metavar="N",
-        help="processes of each trial, on this machine; default 1",
-    )
+    out = "folder of the results; default runs/NAME, or runs/NAME-small"
+    add("--out", type=Path, metavar="FOLDER", help=out)
+    processes = "processes of each trial, on this machine; default 1"
+    add("--processes", type=int, default=1, metavar="N", help=processes)
     add("--retry-failed", action="store_true", help="run failed trials again")
     return parser
 

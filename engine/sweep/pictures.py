@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from stampede.engine.plots import as_written, to_png
 from stampede.engine.sweep.results import Column, Result, axes_of, columns, selected_on
-from stampede.engine.sweep.spec import Sweep, axis_labels, shown_as
+from stampede.engine.sweep.spec import Sweep, choices, shown_as
 from stampede.files import write_file
 
 # Different in black and white too.
@@ -72,20 +72,18 @@ def _draw_grid(
 
 def _draw_panel(axes: Axes, sweep: Sweep, found: Sequence[Result], x: str, column: Column) -> None:
     shown = {one.point.labels[x] for one in found}
-    along = [text for text in axis_labels(x, sweep.section.grid[x]) if text in shown]
+    along = [text for text in choices(x, sweep.section.grid[x]) if text in shown]
     # Lines would suggest that names, such as the clips', have an order.
     in_order = all(text[:1].isdigit() for text in along)
     lines: dict[str, list[Result]] = {}
     for one in found:
-        others = [
-            text for axis, text in one.point.labels.items() if axis not in (x, sweep.section.tune)
-        ]
+        labels = one.point.labels
+        others = [labels[axis] for axis in labels if axis not in (x, sweep.section.tune)]
         line = lines.setdefault(" / ".join(others), [])
         if one.mean(column) is not None:
             line.append(one)
     for number, (title, of_line) in enumerate(lines.items()):
-        style = _STYLES[number % len(_STYLES)]
-        style = style if in_order else style[0]
+        style = _STYLES[number % len(_STYLES)][: None if in_order else 1]
         # Side by side, so that error bars do not overlap.
         shift = 0.06 * (number - (len(lines) - 1) / 2)
         places = [along.index(one.point.labels[x]) + shift for one in of_line]
@@ -96,7 +94,7 @@ def _draw_panel(axes: Axes, sweep: Sweep, found: Sequence[Result], x: str, colum
             [mean.error or 0.0 for mean in means],
             fmt=style,
             capsize=3,
-            label=_legend_label(title) if title else None,
+            label=title or None,
         )
         # The small form has other data, and published values would flatten its curves.
         for marker, source in zip(cycle(style[0] + "sD^"), sweep.section.published, strict=False):
@@ -111,16 +109,11 @@ def _draw_panel(axes: Axes, sweep: Sweep, found: Sequence[Result], x: str, colum
                     marker,
                     markerfacecolor="none",
                     color="gray",
-                    label=_legend_label(f"{title} published, {source}".strip()),
+                    label=f"{title} published, {source}".strip(),
                 )
     axes.set_xticks(range(len(along)), along)
     axes.set(xlabel=x, ylabel=column.title)
     axes.grid(alpha=0.3)
-
-
-def _legend_label(text: str) -> str:
-    # Matplotlib leaves labels that begin with an underscore out of legends.
-    return f" {text}" if text.startswith("_") else text
 
 
 def _draw_study(sweep: Sweep, found: Sequence[Result]) -> Figure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import statistics
 import textwrap
@@ -18,12 +19,8 @@ from stampede.engine.sweep.spec import Point, Sweep, Trial, shown_as
 _WIDTH = 100
 # Digits after the point, if not 4.
 _DIGITS = {
-    "train_seconds": 1,
-    "best_epoch": 1,
-    "steps": 0,
-    "samples_per_second": 0,
-    "parameters": 0,
-}
+    "train_seconds": 1, "best_epoch": 1, "steps": 0, "samples_per_second": 0, "parameters": 0,
+}  # fmt: skip
 _HOW = {
     "validation": "the epoch that was best on the validation part",
     "test": "the best epoch, chosen on the test part itself (evaluate.select_on=test): optimistic",
@@ -32,13 +29,7 @@ _HOW = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial ended.
-
-    Attributes:
-        trial: which one.
-        summary: its `summary.json`; empty if it failed.
-        message: why it failed, else empty.
-    """
+    """How a trial ended: its `summary.json`, or the message with which it failed."""
 
     trial: Trial
     summary: dict[str, Any] = field(default_factory=dict)
@@ -78,9 +69,8 @@ class Column:
     Attributes:
         name: in the CSV, such as `validation_auc`.
         title: in Markdown, such as `validation AUC`.
-        metric: key in `summary.json`.
-        path: sections of `summary.json` that lead to the key; none for the test part in the best
-            epoch.
+        metric, path: key in `summary.json`, and sections that lead to it; none for the test part in
+            the best epoch.
     """
 
     name: str
@@ -102,8 +92,6 @@ class Result:
     """The trials of a point.
 
     Attributes:
-        point: their settings.
-        outcomes: how they ended.
         objective: in a study, the metric that it optimizes.
         published: AUC that others report for the point, by the name of their column.
         rejected: trials of the other values of the axis that is tuned.
@@ -155,20 +143,14 @@ def results(sweep: Sweep, outcomes: Sequence[Outcome]) -> list[Result]:
     if sweep.study:
         sign = -1 if sweep.study.direction == "maximize" else 1
         # A point with a failed trial is last.
-        found.sort(
-            key=lambda one: (
-                math.inf if one.failed or not one.objective else sign * one.objective.value
-            )
-        )
+        found.sort(key=lambda one: math.inf if one.failed else sign * one.objective.value)
     return found
 
 
 def columns(metrics: Iterable[str], found: Sequence[Result]) -> list[Column]:
     """Columns of a table: validation and test at the best epoch, then the last epoch and the run.
 
-    Args:
-        metrics: to show, of a part or of the whole run.
-        found: if no run has a validation part, neither has the table.
+    If no run has a validation part, neither has the table.
     """
     validated = any("validation" in outcome.summary for one in found for outcome in one.done)
     chosen, last = [], []
@@ -178,8 +160,8 @@ def columns(metrics: Iterable[str], found: Sequence[Result]) -> list[Column]:
             last.append(Column(metric, title, metric))
             continue
         if validated:
-            path = ("validation",)
-            chosen.append(Column(f"validation_{metric}", f"validation {title}", metric, path))
+            name = f"validation_{metric}"
+            chosen.append(Column(name, f"validation {title}", metric, ("validation",)))
         chosen.append(Column(metric, f"test {title}", metric))
         last.append(Column(f"last_{metric}", f"last test {title}", metric, ("last", "test")))
     return chosen + last
@@ -214,7 +196,9 @@ def to_csv(sweep: Sweep, found: Sequence[Result]) -> str:
     )
     for one in found:
         # The labels of a study are rounded.
-        row = one.point.values if sweep.study else list(one.point.labels.values())
+        row = list(one.point.labels.values())
+        if sweep.study:
+            row = [json.loads(text.partition("=")[2]) for text in one.point.overrides]
         row += cells(one.objective) if sweep.study else []
         for column in shown:
             row += cells(one.mean(column))
@@ -234,8 +218,7 @@ def to_markdown(sweep: Sweep, found: Sequence[Result]) -> str:
     for column in columns(section.report.metrics, found):
         cells[column.title] = [_shown(one.mean(column), column.metric) for one in found]
     cells["seeds"] = [
-        f"{len(one.done)}, {one.failed} failed" if one.failed else str(len(one.done))
-        for one in found
+        f"{len(one.done)}" + (f", {one.failed} failed" if one.failed else "") for one in found
     ]
     if len(parts) > 1:
         cells["selected on"] = [" and ".join(selected_on([one])) for one in found]
@@ -256,9 +239,8 @@ def to_markdown(sweep: Sweep, found: Sequence[Result]) -> str:
         _wrapped(f"Published AUC, {name}: {of.source}.") for name, of in section.published.items()
     ]
     trials = (outcome for one in found for outcome in (*one.outcomes, *one.rejected))
-    failed = [outcome for outcome in trials if outcome.message]
-    if failed:
-        lines = [_wrapped(f"- `{one.trial.name}`: {one.message}") for one in failed]
+    lines = [_wrapped(f"- `{one.trial.name}`: {one.message}") for one in trials if one.message]
+    if lines:
         again = "" if sweep.study else " (`--retry-failed` runs them again)"
         said.append(f"Failed{again}:\n\n" + "\n".join(lines))
     return "\n\n".join([f"# {sweep.folder.name}", *filter(None, said)]) + "\n"

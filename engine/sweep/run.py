@@ -255,10 +255,7 @@ def _digest(config: Config) -> str:
 
 
 def difference(config: Config, folder: RunFolder) -> str:
-    """The first key that differs between a run folder and a configuration; empty if none does.
-
-    Keys that are newer than the run have their defaults.
-    """
+    """The first key that differs between a run folder and a configuration; empty if none does."""
     try:
         there, here = _compared(load_config_of_run(folder.config_file)), _compared(config)
     except SettingsError as mistake:
@@ -271,12 +268,7 @@ def difference(config: Config, folder: RunFolder) -> str:
 
 
 def why(said: bytes, status: int) -> str:
-    """The error sentence of a failed run, or the last line of its output.
-
-    Args:
-        said: output of all its processes.
-        status: exit status.
-    """
+    """The error sentence in the output of a failed run's processes, or else its last line."""
     # A progress bar ends its lines with carriage returns.
     text = "\n".join(said.decode(errors="replace").splitlines()).strip()
     # The first error: other processes' errors follow from it. Its list is indented.

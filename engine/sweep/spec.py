@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,15 +63,10 @@ def _checked_grid(grid: Grid) -> Grid:
             isinstance(overrides, list) and all(isinstance(text, str) for text in overrides)
             for overrides in values.values()
         )
-        if not values or not (isinstance(values, list) or named):
+        if not values or not (named or (isinstance(values, list) and "." in axis)):
             raise ValueError(
-                f"{axis}: found {values!r}; write a list of values of that key, such as "
-                "[1024, 8192], or names, each with a list of section.key=value"
-            )
-        if isinstance(values, list) and "." not in axis:
-            raise ValueError(
-                f"{axis}: found a list, but no key; write a key, such as train.batch_size, or "
-                "names, each with a list of section.key=value"
+                f"{axis}: found {values!r}; write a key, such as train.batch_size, with a list of "
+                "values, such as [1024, 8192], or names, each with a list of section.key=value"
             )
     return grid
 
@@ -89,10 +83,10 @@ class ParameterSection(Section):
 
     @model_validator(mode="after")
     def _check_together(self) -> ParameterSection:
-        given = (self.low is not None, self.high is not None)
-        if bool(self.choices) == any(given) or given[0] != given[1]:
+        ends = [end for end in (self.low, self.high) if end is not None]
+        if len(ends) != (0 if self.choices else 2):
             raise ValueError("write low and high, or choices")
-        if all(given) and not self.low < self.high:
+        if ends and not self.low < self.high:
             raise ValueError(f"low is {self.low} and high {self.high}; write a larger high")
         if self.log and (self.choices or self.low <= 0):
             raise ValueError("log is for a range with a low above 0")
@@ -207,19 +201,21 @@ class SweepSection(Section):
         for key in ("published", "exclude"):
             if getattr(self, key) and self.study is not None:
                 raise ValueError(f"{key}: only for the points of a grid; leave it out")
-        axes = ", ".join(self.grid)
         if self.tune and (self.tune not in self.grid or len(self.grid) < 2):
             raise ValueError(
                 f"tune: found {self.tune!r}; write an axis of a grid with at least two axes"
             )
         for axis in self.small.grid:
             if axis not in self.grid:
-                raise ValueError(f"small.grid.{axis}: not an axis of the grid; write one of {axes}")
-        if self.report.x and self.report.x == self.tune:
-            raise ValueError(f"report.x: {self.tune!r} is tuned; write another axis")
-        if self.report.x and self.report.x not in self.grid:
+                raise ValueError(
+                    f"small.grid.{axis}: not an axis of the grid; write one of "
+                    f"{', '.join(self.grid)}"
+                )
+        shown = [axis for axis in self.grid if axis != self.tune]
+        if self.report.x and self.report.x not in shown:
             raise ValueError(
-                f"report.x: {self.report.x!r} is not an axis of the grid; write one of {axes}"
+                f"report.x: {self.report.x!r} is not an axis of the grid that is not tuned; write "
+                f"one of {', '.join(shown)}"
             )
         for seeds, key in ((self.seeds, "seeds"), (self.small.seeds, "small.seeds")):
             if len(set(seeds)) < len(seeds):
@@ -243,13 +239,7 @@ class SweepSection(Section):
 
 @dataclass(frozen=True)
 class Point:
-    """Settings to try, with one or more seeds.
-
-    Attributes:
-        labels: value or name, by axis.
-        overrides: `section.key=value` each.
-        name: for files; empty to use the labels.
-    """
+    """Settings to try: labels by axis, overrides, and a name for files if not from the labels."""
 
     labels: Mapping[str, str]
     overrides: tuple[str, ...]
@@ -259,11 +249,6 @@ class Point:
     def title(self) -> str:
         """The point's labels, as in `deepfm / 1K`."""
         return " / ".join(self.labels.values())
-
-    @property
-    def values(self) -> list[Any]:
-        """The values of its overrides, with all digits."""
-        return [json.loads(text.partition("=")[2]) for text in self.overrides]
 
     def trial(self, seed: int) -> Trial:
         """The trial with a seed."""
@@ -285,11 +270,9 @@ class Sweep:
     """A sweep that was read.
 
     Attributes:
-        file: the sweep file.
-        section: its content, or its small form.
+        section: content of the file, or its small form.
         overrides: for all trials.
         points: of the grid; empty for a study.
-        small: whether this is the small form.
         folder: of the results.
     """
 
@@ -316,7 +299,7 @@ class Sweep:
         return self.folder / TRIALS
 
     def trials(self, points: Sequence[Point]) -> list[Trial]:
-        """The trials of points, point by point."""
+        """The trials of points, with all seeds of a point before the next."""
         return [point.trial(seed) for point in points for seed in self.section.seeds]
 
     @property
@@ -357,7 +340,6 @@ def load_sweep(
     """Read and check a sweep file.
 
     Args:
-        path: YAML file.
         overrides: `section.key=value`, for all trials.
         small: whether to take the small form.
         folder: of the results; by default `runs/NAME` or `runs/NAME-small`.
@@ -393,13 +375,12 @@ def load_sweep(
 def _points(section: SweepSection) -> list[Point]:
     """Every combination of the axes' values but those left out, the last axis fastest."""
     grid = section.grid
-    axes = [[(axis, *choice) for choice in _choices(axis, grid[axis])] for axis in grid]
     points = [
         Point(
-            {axis: text for axis, text, _ in chosen},
-            tuple(text for *_, overrides in chosen for text in overrides),
+            {axis: text for axis, (text, _) in zip(grid, chosen, strict=True)},
+            tuple(text for _, overrides in chosen for text in overrides),
         )
-        for chosen in itertools.product(*axes)
+        for chosen in itertools.product(*(choices(axis, grid[axis]).items() for axis in grid))
     ]
     return [point for point in points if point.title not in section.exclude]
 
@@ -408,16 +389,11 @@ def _row(point: Point, tuned: str) -> str:
     return " / ".join(text for axis, text in point.labels.items() if axis != tuned)
 
 
-def _choices(axis: str, values: Any) -> list[tuple[str, list[str]]]:
-    """The labels of an axis with their overrides."""
+def choices(axis: str, values: Any) -> dict[str, list[str]]:
+    """The overrides of an axis by label, in order."""
     if isinstance(values, dict):
-        return list(values.items())
-    return [(label(value), [override(axis, value)]) for value in values]
-
-
-def axis_labels(axis: str, values: Any) -> list[str]:
-    """The labels of an axis, in order."""
-    return [text for text, _ in _choices(axis, values)]
+        return values
+    return {label(value): [override(axis, value)] for value in values}
 
 
 def _plain(text: str) -> str:
@@ -432,21 +408,17 @@ def _check_points(path: Path, section: SweepSection) -> None:
     """Check that the named points are in the grid."""
     whole = section.model_copy(update={"exclude": []})
     titles = [point.title for form in (whole, whole.as_small()) for point in _points(form)]
-    for title in section.exclude:
-        if title not in titles:
-            raise SettingsError(
-                f"{path}: exclude: {title!r} is not a point of the grid; write labels such as "
-                f"{titles[0]!r}"
-            )
     rows = [_row(point, section.tune) for point in _points(section)]
     if section.grid and not (rows and _points(section.as_small())):
         raise SettingsError(f"{path}: exclude: no point of the grid is left; name fewer")
-    for name, published in section.published.items():
-        for title in published.auc:
-            if title not in rows:
+    named = [("exclude", section.exclude, titles)]
+    named += [(f"published.{name}.auc", of.auc, rows) for name, of in section.published.items()]
+    for key, given, known in named:
+        for title in given:
+            if title not in known:
                 raise SettingsError(
-                    f"{path}: published.{name}.auc: {title!r} is not a point of the sweep; write "
-                    f"labels such as {rows[0]!r}"
+                    f"{path}: {key}: {title!r} is not a point of the grid; write labels such as "
+                    f"{known[0]!r}"
                 )
 
 
@@ -454,17 +426,16 @@ def _check_keys(sweep: Sweep) -> None:
     """Check that no key is set twice or belongs to the sweep."""
     path, study = sweep.file, sweep.study
     varied = {
-        axis: {_key(text) for _, overrides in _choices(axis, values) for text in overrides}
+        axis: {_key(text) for overrides in choices(axis, values).values() for text in overrides}
         for axis, values in sweep.section.grid.items()
     } or {key: {key} for key in study.parameters}
-    keys = set().union(*varied.values())
-    for text in sweep.overrides:
-        if _key(text) in keys:
+    keys, fixed = set().union(*varied.values()), [_key(text) for text in sweep.overrides]
+    for key in [*fixed, *sorted(keys)]:
+        if key in fixed and key in keys:
             raise SettingsError(
-                f"{path}: {text}: the sweep varies {_key(text)}; leave the override out, or change "
-                "the values in the file"
+                f"{path}: the sweep varies {key}; leave the override {key}=... out, or change the "
+                "values in the file"
             )
-    for key in [*map(_key, sweep.overrides), *sorted(keys)]:
         if key in _OWN_KEYS:
             raise SettingsError(f"{path}: {key}: the sweep sets it; {_OWN_KEYS[key]}")
     for (one, of_one), (other, of_other) in itertools.combinations(varied.items(), 2):
@@ -480,37 +451,32 @@ def _check_keys(sweep: Sweep) -> None:
 
 def _check_trials(sweep: Sweep) -> None:
     """Check the configurations of all points of a grid."""
-    trials = sweep.trials(sweep.points)
-    for name, times in Counter(trial.name for trial in trials).items():
-        if times > 1:
+    seen: set[str] = set()
+    for trial in (point.trial(sweep.section.seeds[0]) for point in sweep.points):
+        if trial.name in seen:
             raise SettingsError(
-                f"{sweep.file}: {times} points share the run folder {name}; write other names"
+                f"{sweep.file}: 2 points share the run folder {trial.name}; write other names"
             )
-    for trial in trials:
-        if trial.seed == sweep.section.seeds[0]:
-            sweep.config_of(trial)
+        seen.add(trial.name)
+        sweep.config_of(trial)
 
 
 def _check_study(sweep: Sweep, study: StudySection) -> None:
     """Check the values that a study may try, and that its metric is computed."""
     for key, what in study.parameters.items():
         for value in what.tried():
-            mistake = None
+            mistakes = []
             # A value may need certain others: it is wrong only if it fails with all of these.
-            for at in (None, 0, -1):
-                beside = [
-                    override(other, its.tried()[at])
-                    for other, its in study.parameters.items()
-                    if at is not None and other != key
-                ]
-                point = Point({key: f"{key}={value}"}, (*beside, override(key, value)), "study")
+            for at in (0, -1):
+                chosen = {k: its.tried()[at] for k, its in study.parameters.items()} | {key: value}
+                overrides = tuple(itertools.starmap(override, chosen.items()))
+                point = Point({key: f"{key}={value}"}, overrides, "study")
                 try:
                     evaluate = sweep.config_of(point.trial(sweep.section.seeds[0])).evaluate
-                    break
-                except SettingsError as failure:
-                    mistake = mistake or failure
-            else:
-                raise mistake
+                except SettingsError as mistake:
+                    mistakes.append(mistake)
+            if len(mistakes) == 2:
+                raise mistakes[0]
     metric, instead = study.metric, f"{study.metric} into evaluate.metrics"
     computed = ["auc", "logloss", *evaluate.metrics]
     if metric == "gauc":

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
 
 from stampede.engine.report.drawing import styles
 from stampede.engine.report.pictures import (
@@ -44,15 +43,16 @@ def with_another_seed(run, **changes):
     return replace(run, label=path.name, path=path, config=config, lines=lines, summary=summary)
 
 
-def test_auc(runs):
-    for part in ("validation", "test"):
-        drawing = draw_auc(settings_of(runs), part)
-        of_512 = runs[1].evaluations(part)
-        assert [line["step"] for line in of_512] == [2, 4, 6, 8]
-        assert curves(drawing).keys() == {"b256", "b512"}
-        expected = [[line["step"] * 512, line["auc"]] for line in of_512]
-        assert curves(drawing)["b512"].tolist() == expected
-        assert "true click probabilities would reach 0." in drawing.caption
+def test_auc_over_samples_and_over_the_time_of_training(runs):
+    settings, of_512 = settings_of(runs), runs[1].evaluations("test")
+    assert [line["step"] for line in of_512] == [2, 4, 6, 8]
+    drawing = draw_auc(settings, "test")
+    assert curves(drawing).keys() == {"b256", "b512"}
+    expected = [[line["step"] * 512, line["auc"]] for line in of_512]
+    assert curves(drawing)["b512"].tolist() == expected
+    assert "true click probabilities would reach 0." in drawing.caption
+    expected = [[line["train_seconds"], line["auc"]] for line in of_512]
+    assert curves(draw_wall_time(settings))["b512"].tolist() == expected
 
 
 def test_an_axis_of_auc_shows_a_difference_of_two_thousandths(runs):
@@ -91,14 +91,6 @@ def test_seeds_are_averaged_with_their_spread(runs):
     assert heights.max() == pytest.approx(aucs.max() + 0.02)
 
 
-def test_time_of_training_is_that_of_the_summary(runs):
-    points = curves(draw_wall_time(settings_of(runs)))["b512"]
-    assert len(points) == 4
-    assert (np.diff(points[:, 0]) > 0).all()
-    last = runs[1].summary["last"]["test"]["auc"]
-    assert tuple(points[-1]) == pytest.approx((runs[1].summary["train_seconds"], last))
-
-
 def test_a_line_joins_means_over_seeds_at_each_batch_size(runs):
     other = with_another_seed(runs[0], auc=0.02)
     (container,) = draw_batch_size([*runs, other]).figure.axes[0].containers
@@ -118,14 +110,6 @@ def test_settings_are_lines_of_their_own_unless_they_go_with_the_batch_size(runs
     assert labels([*runs, *wide]) == ["dim=10", "dim=32"]
 
 
-def test_one_batch_size_is_no_curve(runs):
-    drawing = draw_batch_size(runs[:1])
-    assert drawing.figure is None
-    assert drawing.left_out == (
-        "Finished runs of at least two batch sizes are needed; found: all of 256.",
-    )
-
-
 def test_calibration_is_that_of_the_selected_epoch(runs):
     line = next(e for e in runs[0].evaluations("test") if e["auc"] == runs[0].summary["auc"])
     # As if the last epoch were another.
@@ -136,13 +120,7 @@ def test_calibration_is_that_of_the_selected_epoch(runs):
     assert drawn["b256"].tolist() == expected
 
 
-def test_clipped_rows(runs):
-    assert (
-        curves(draw_clipped(settings_of(runs)))["b256"][-1][1] == runs[0].summary["clipped_share"]
-    )
-
-
-def test_clipped_rows_by_field_and_count(runs):
+def test_clipped_rows_so_far_by_field_and_by_count(runs):
     lines = runs[0].of_kind("clipping")
     assert [line["step"] for line in lines] == [3, 6, 9, 12, 15]
     drawing = draw_by_field(settings_of(runs))
@@ -156,6 +134,8 @@ def test_clipped_rows_by_field_and_count(runs):
     assert {count["from"] for count in once} == {1}
     share = sum(c["clipped"] for c in once) / sum(c["touched"] for c in once)
     assert curves(draw_by_count(settings_of(runs)))["b256"][0][1] == share
+    so_far = curves(draw_clipped(settings_of(runs)))["b256"]
+    assert so_far[-1][1] == runs[0].summary["clipped_share"]
 
 
 def test_norms_are_those_of_the_best_epochs_tables(runs):
@@ -172,28 +152,15 @@ def test_norms_are_those_of_the_best_epochs_tables(runs):
     assert ": C6, C9" in drawing.left_out[0]
 
 
-def damaged_manifest(run):
-    for path in run.glob("checkpoints/*/manifest.json"):
-        path.write_text("{}")
-
-
-def damaged_tables(run):
-    for path in run.glob("checkpoints/*/*.distcp"):
-        path.write_bytes(path.read_bytes()[:1000])
-
-
-@pytest.mark.parametrize("damage", [damaged_manifest, damaged_tables])
-def test_a_damaged_checkpoint_is_left_out(runs, tmp_path, damage):
+def test_a_damaged_checkpoint_is_left_out(runs, tmp_path):
     shutil.copytree(runs[0].path, tmp_path / "run")
-    damage(tmp_path / "run")
+    for path in tmp_path.glob("run/checkpoints/*/*.distcp"):
+        path.write_bytes(path.read_bytes()[:1000])
     damaged = replace(runs[0], label="damaged", path=tmp_path / "run")
     drawing = draw_embedding_norms(settings_of([damaged, runs[1]]))
-    assert any(
-        sentence.startswith("damaged is not shown: ") and "damaged checkpoint" in sentence
-        for sentence in drawing.left_out
-    )
+    assert drawing.left_out[-1].startswith("damaged is not shown: ")
+    assert "damaged checkpoint" in drawing.left_out[-1]
     assert curves(drawing).keys() == {"b512"}
-    assert draw_embedding_norms(settings_of([damaged])).figure is None
 
 
 def test_time_by_phase_is_the_whole_step(runs):
@@ -224,10 +191,5 @@ def test_what_was_not_recorded_is_said(runs):
 
 
 def test_curves_differ_without_colour():
-    looks = [
-        (str(s["linestyle"]), s["marker"], s["markerfacecolor"] == "white") for s in styles(35)
-    ]
+    looks = [(str(s["linestyle"]), s["marker"], s["markerfacecolor"]) for s in styles(35)]
     assert len(set(looks)) == 35
-    # On white paper each is dark enough.
-    for style in styles(6):
-        assert np.dot(to_rgb(style["color"]), (0.299, 0.587, 0.114)) < 0.6

@@ -37,6 +37,8 @@ def test_results_of_the_selected_and_the_last_epoch(runs):
             for part in ("validation", "test"):
                 assert after[f"{part} {shown}"] == f"{run.summary['last'][part][name]:.4f}"
     assert not [head for head in results.header if head.startswith("difference")]
+    right = dict(zip(results.header, results.numeric, strict=True))
+    assert right["test AUC"] and right["batch size"] and not right["run"] and not right["network"]
 
 
 def test_seeds_are_averaged_and_compared_with_a_baseline(runs):
@@ -59,20 +61,15 @@ def test_differences_are_not_shown_to_runs_on_other_data(runs):
         runs[0], label="elsewhere", path=runs[0].path / "x",
         config={**runs[0].config, "data.rows": 5},
     )  # fmt: skip
+    # A key of what is learned is not of other rows, but another setting.
+    rare = replace(runs[0], config={**runs[0].config, "data.min_count": 3}, label="rare")
+    assert len(by_data([runs[0], rare])) == 1 and len(settings_of([runs[0], rare])) == 2
     groups = by_data([*runs, elsewhere])
     assert list(groups) == ["synthetic, rows 2000", "synthetic, rows 5"]
     results = cells(result_tables(groups, runs[0])[0])
     assert results["elsewhere"]["data"] == "synthetic, rows 5"
     assert results["elsewhere"]["difference of test AUC"] == ""
     assert results["b512"]["difference of test AUC"][0] in "+-"
-
-
-def test_keys_of_what_is_learned_are_not_other_data(runs):
-    other = replace(
-        runs[0], config={**runs[0].config, "data.min_count": 3}, path=runs[0].path / "x"
-    )
-    assert len(by_data([runs[0], other])) == 1
-    assert len(settings_of([runs[0], other])) == 2
 
 
 def test_data_and_models(runs):
@@ -86,17 +83,11 @@ def test_data_and_models(runs):
 
 
 def timing(step, steps, rank, own, others):
+    seconds = {"p50": 0.1, "p90": 0.2, "p99": 0.3, "max": 1.5, "mean": 0.125, "steps": steps}
     return {
         "kind": "timing",
         "step": step,
-        "step_seconds": {
-            "p50": 0.1,
-            "p90": 0.2,
-            "p99": 0.3,
-            "max": 1.5,
-            "mean": 0.125,
-            "steps": steps,
-        },
+        "step_seconds": seconds,
         "phase_seconds": {"reading the next batch": 0.025},
         "communication_seconds": 0.0125,
         "slowest_seconds": {"rank": rank, "own": own, "others": others},
@@ -123,10 +114,3 @@ def test_differences_of_the_configurations(runs):
     assert configuration_table([runs[0], near]).header == ["run", "optim.dense.lr"]
     same = configuration_table([runs[0], replace(runs[0], label="again")])
     assert same.note == "All runs have the same settings." and not same.rows
-
-
-def test_numbers_stand_to_the_right(runs):
-    results = result_tables(by_data(runs), runs[0])[0]
-    right = dict(zip(results.header, results.numeric, strict=True))
-    assert right["test AUC"] and right["difference of test AUC"] and right["batch size"]
-    assert not right["run"] and not right["network"]
