@@ -19,7 +19,7 @@ from pathlib import Path
 
 from launched import launch
 from machine import CORES, describe_machine
-from report import ROOT, Report, parse_options
+from report import ROOT, begin, markdown, wrapped
 from tqdm import tqdm
 
 CONFIG = ROOT / "configs/criteo_kaggle.yaml"
@@ -34,17 +34,16 @@ EPOCHS = 4
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=DATA, help="criteo_kaggle_137k.tsv.gz")
-    options = parse_options(parser, "bf16_auc")
+    options, report = begin("bf16_auc", parser)
     if not options.data.exists():
         sys.exit(f"error: {options.data}: no such file; name the Criteo sample with --data")
     if not describe_machine()["bf16_instructions"]:
         sys.exit("error: this CPU has no instructions for bf16, so launch.py would use fp32")
     seeds, epochs = (SEEDS[:2], 1) if options.quick else (SEEDS, EPOCHS)
-    report = Report(options.out, options.quick)
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         runs = measure(options.data, Path(scratch), seeds, epochs)
     report.add(data=options.data.name, seeds=seeds, epochs=epochs, **summarize(runs))
-    print(table(summarize(runs)))
+    print(tables(report.found))
     report.close()
 
 
@@ -98,19 +97,23 @@ def _standard_error(values: list[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values))
 
 
-def table(found: dict) -> str:
-    """The results as text."""
-    lines = [f"{'':<6}{'best test AUC of each seed':<40}{'mean':>8}{'standard error':>17}"]
-    for precision, best in found["best_auc"].items():
-        lines.append(
-            f"{precision:<6}{' '.join(f'{auc:.4f}' for auc in best):<40}"
-            f"{found['mean'][precision]:>8.4f}{found['standard_error'][precision]:>17.4f}"
-        )
-    lines.append(
-        f"bf16 - fp32: {found['difference']:+.4f}, standard error of the paired difference "
-        f"{found['standard_error_of_difference']:.4f}; bar: within 0.001"
+def tables(found: dict) -> str:
+    """The results as Markdown."""
+    rows = [
+        [
+            precision,
+            " ".join(f"{auc:.4f}" for auc in best),
+            f"{found['mean'][precision]:.4f}",
+            f"{found['standard_error'][precision]:.4f}",
+        ]
+        for precision, best in found["best_auc"].items()
+    ]
+    said = (
+        "Best test AUC on the Criteo sample, CowClip at batch 1024; bf16 - fp32 is "
+        f"{found['difference']:+.5f}, with a standard error of "
+        f"{found['standard_error_of_difference']:.5f} over the pairs of seeds:"
     )
-    return "\n".join(lines)
+    return f"{wrapped(said)}\n\n{markdown(['', 'each seed', 'mean', 'standard error'], rows)}"
 
 
 if __name__ == "__main__":

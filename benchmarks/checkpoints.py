@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from clicks import write_clicks
 from machine import CORES, memory_of_this_process
-from report import ROOT, Report, parse_options
+from report import ROOT, begin
 from timing import Stopwatch, seconds_of
 from training import DEEPFM, Training, training
 
@@ -61,9 +61,8 @@ class Window(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=PAIRS, help="of windows")
-    options = parse_options(parser, "checkpoints")
+    options, report = begin("checkpoints", parser)
     window, pairs = (2.0, 2) if options.quick else (WINDOW, options.pairs)
-    report = Report(options.out, options.quick)
     found = {}
     for name, file, overrides in _jobs(options.folder, options.quick):
         arguments = (file, overrides, options.folder / "checkpoints", window, pairs)

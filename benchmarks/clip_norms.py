@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from launched import run_program
-from report import ROOT, Report, parse_options
+from report import ROOT, Report, begin
 
 from stampede.engine.clip_watch import NORMS
 
@@ -42,8 +42,7 @@ def main() -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--data", type=Path, help="criteo_kaggle_137k.tsv.gz")
     what.add_argument("--runs", type=Path, nargs="+", help="run folders")
-    options = parse_options(parser, "clip_norms")
-    report = Report(options.out, options.quick)
+    options, report = begin("clip_norms", parser)
     if options.runs:
         for run in options.runs:
             _add(report, run.name, _lines(run))

@@ -11,17 +11,13 @@ time of the steps with the last flush; means over the ranks.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
-from pathlib import Path
 
 from clicks import IDS, write_clicks
 from exchanges import train_and_wait
-from report import Report, parse_options
+from report import begin, markdown, wrapped
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.ranks import run_ranks
 
 ROWS = 1 << 18
@@ -32,14 +28,12 @@ PLANS = ("table_wise", "row_wise")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options = parse_options(parser, "communication")
+    options, report = begin("communication", __doc__)
     rows, ids = (16_384, 200_000) if options.quick else (ROWS, IDS)
     ranks = RANKS[:1] if options.quick else RANKS
     steps = {4096: 2} if options.quick else STEPS
     plans = PLANS[:1] if options.quick else PLANS
     clicks = write_clicks(options.folder, rows, ids)
-    report = Report(options.out, options.quick)
     found: dict[str, dict] = {}
     points = [(n, plan, batch) for n in ranks for batch in steps for plan in plans]
     # The plan matters less where the dense layers take most of the step.
@@ -52,7 +46,7 @@ def main() -> None:
             report.others.mine(rank.pop("processor_seconds"))
         found[f"{world_size} {plan} {batch}"] = summarize(each, steps[batch])
         report.add(rows=rows, ids=ids, communication=found)
-    print(table(found))
+    print(tables(report.found))
     report.close()
 
 
@@ -72,21 +66,29 @@ def summarize(ranks: list[dict], steps: int) -> dict:
     }
 
 
-def table(found: dict[str, dict]) -> str:
-    """The results as text."""
-    lines = [
-        f"{'ranks':>5}  {'plan':<12}{'batch':>7}{'ms a step':>11}{'waiting':>9}{'exchange':>10}"
-        f"{'collectives':>13}{'MB a step':>11}"
-    ]
-    for name, one in found.items():
+def tables(found: dict) -> str:
+    """The results as Markdown."""
+    rows = []
+    for name, one in found["communication"].items():
         world_size, plan, batch = name.split()
-        sent = sum(one["sent_bytes_per_step"].values()) / 1e6
-        lines.append(
-            f"{world_size:>5}  {plan:<12}{int(batch):>7,}{1e3 * one['seconds_per_step']:>11.1f}"
-            f"{one['waiting_share']:>9.1%}{one['exchange_share']:>10.1%}"
-            f"{one['waits_per_step']:>13.0f}{sent:>11.2f}"
+        rows.append(
+            [
+                world_size,
+                plan,
+                f"{int(batch):,}",
+                f"{1e3 * one['seconds_per_step']:.0f}",
+                f"{one['waiting_share']:.0%}",
+                f"{one['exchange_share']:.0%}",
+                f"{sum(one['sent_bytes_per_step'].values()) / 1e6:.1f}",
+            ]
         )
-    return "\n".join(lines)
+    heads = ["processes", "plan", "batch", "ms a step", "waiting", "exchange", "MB a rank sends"]
+    said = (
+        "Several gloo processes with a thread each on these cores. Waiting: the share of a step in "
+        "which a rank is blocked in collectives, also by slower ranks. Exchange: the share that "
+        "the same exchanges take by themselves."
+    )
+    return f"{wrapped(said)}\n\n{markdown(heads, rows)}"
 
 
 if __name__ == "__main__":

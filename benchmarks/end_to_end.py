@@ -25,8 +25,8 @@ import floors
 from clicks import FIELDS, IDS, write_clicks
 from launched import KEEP_MEMORY, launch, run_program
 from machine import CORES, QUIET, describe_machine, wait_for_quiet
-from report import ROOT, Report, parse_options, picture_path
-from speeds import draw, table
+from report import ROOT, Report, begin, picture_path
+from speeds import draw, tables
 from tqdm import tqdm
 from training import DEEPFM
 
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument(
         "--wait", type=float, default=0.0, help="seconds to wait for a quiet machine before a run"
     )
-    options = parse_options(parser, "end_to_end")
+    options, report = begin("end_to_end", parser)
     rows, ids = (16_384, 200_000) if options.quick else (ROWS, IDS)
     repeats = options.repeats or (1 if options.quick else 3)
     batches = options.batches or ((1024,) if options.quick else BATCHES)
@@ -112,14 +112,13 @@ def main() -> None:
     if not describe_machine()["bf16_instructions"]:
         print("this CPU has no instructions for bf16: it is left out")
         wanted = [one for one in wanted if one.trainer != "bf16"]
-    report = Report(options.out, options.quick)
     turns = [one for turn in range(repeats) for one in wanted if turn < one.repeats]
     again = 0 if options.quick else options.again
     clicks = write_clicks(options.folder, rows, ids)
     report.add(rows=rows, ids=ids, fields=FIELDS)
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         found = measure(clicks, Path(scratch), turns, report, again, options.wait)
-    print(table(found["samples_per_second"], found["floors"]))
+    print(tables(found))
     draw(found["samples_per_second"], found["floors"], picture_path(options.out))
     report.close()
     if found["failed"]:

@@ -1,17 +1,12 @@
-"""Speed of torch alone on this machine: memory bandwidth, matrix products, the MLP.
-
-python benchmarks/floors.py
-"""
+"""Speed of torch alone on this machine: memory bandwidth, matrix products, the MLP."""
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable
 from itertools import pairwise
 
 import torch
-from report import Report, parse_options
 from timing import interleaved, seconds_of
 from torch import nn
 
@@ -25,16 +20,6 @@ INPUTS, HIDDEN = 26 * 10 + 13, (400, 400, 400)
 ROWS = (1024, 2048)
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options = parse_options(parser, "floors")
-    report = Report(options.out, options.quick)
-    found = measure(options.quick)
-    report.add(floors=found)
-    print(table(found))
-    report.close()
 
 
 def measure(quick: bool = False) -> dict:
@@ -114,23 +99,3 @@ def _mlp(rows: int, precision: str, passes: int) -> Callable[[], float]:
             out.float().sum().backward()
 
     return lambda: seconds_of(run)
-
-
-def table(found: dict) -> str:
-    """The results as text."""
-    flops, mlp = found["gemm_flops"], found["mlp_samples_per_second"]
-    copied = found["copy_bytes_per_second"] / 1e9
-    lines = [f"copy                        {copied:>9.1f} GB/s, read and written"]
-    for precision in PRECISIONS:
-        lines.append(f"MLP's products, {precision}        {flops[precision] / 1e9:>9,.0f} GFLOP/s")
-    for precision in PRECISIONS:
-        for rows, speed in mlp[precision].items():
-            lines.append(
-                f"MLP alone, {precision}, {int(rows):>5} rows{speed:>10,.0f} samples/s, "
-                "forward and backward"
-            )
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,7 +9,6 @@ from training alone.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import launchers_allocator  # noqa: F401
 import torch
 from clicks import FIELDS, IDS, write_clicks
 from machine import CORES, memory_of_this_process
-from report import Report, parse_options
+from report import begin, markdown, wrapped
 from tqdm import tqdm
 from training import training
 
@@ -34,14 +33,14 @@ SERIES = {
     "fields": (13, 26, 52),
     "trained": (0, 1000, 2000),
 }
+# Their units, if not their names.
+GROWN = {"batch": "samples", "trained": "steps trained before"}
 QUICK = {"batch": (4096,), "ids": (100_000, 1_000_000), "fields": (13,), "trained": (8,)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options = parse_options(parser, "growth")
+    options, report = begin("growth", __doc__)
     series = QUICK if options.quick else SERIES
-    report = Report(options.out, options.quick)
     found: dict[str, dict[str, dict]] = {name: {} for name in series}
     points = [(name, value) for name, values in series.items() for value in values]
     for name, value in tqdm(points, desc="growth", unit="point", ncols=100):
@@ -55,7 +54,7 @@ def main() -> None:
         found[name][str(value)] = in_a_process(clicks, point["batch"], steps, point["trained"])
         report.add(batch=BATCH, ids=IDS, fields=FIELDS, rows=rows, growth=found)
     report.add(bytes_per_id=bytes_per_id(found["ids"]))
-    print(table(found))
+    print(tables(report.found))
     report.close()
 
 
@@ -98,22 +97,26 @@ def bytes_per_id(by_ids: dict[str, dict]) -> float:
     return (most["peak_bytes"] - fewest["peak_bytes"]) / (most["ids"] - fewest["ids"])
 
 
-def table(found: dict[str, dict[str, dict]]) -> str:
-    """The results as text."""
-    lines = [f"{'':<8}{'':>12}{'ms a step':>12}{'samples/s':>12}{'tables':>12}{'peak memory':>14}"]
-    for name, points in found.items():
-        for value, one in points.items():
-            lines.append(
-                f"{name:<8}{int(value):>12,}{1e3 * one['seconds_per_step']:>12.1f}"
-                f"{one['samples_per_second']:>12,.0f}{one['table_bytes'] / 1e9:>9.2f} GB"
-                f"{one['peak_bytes'] / 1e9:>11.2f} GB"
-            )
-    held = {one["table_bytes"] // one["ids"] for one in found["ids"].values()}
-    lines.append(
-        f"an id's weights and moments are {', '.join(map(str, sorted(held)))} bytes; each further "
-        f"id adds {bytes_per_id(found['ids']):.0f} bytes to the peak"
+def tables(found: dict) -> str:
+    """The results as Markdown."""
+    rows = [
+        [
+            f"{int(value):,} {GROWN.get(name, name)}",
+            f"{1e3 * one['seconds_per_step']:.0f}",
+            f"{one['samples_per_second']:,.0f}",
+            f"{one['table_bytes'] / 1e9:.2f}",
+            f"{one['peak_bytes'] / 1e9:.2f}",
+        ]
+        for name, points in found["growth"].items()
+        for value, one in points.items()
+    ]
+    said = (
+        f"Growth from batch {found['batch']:,}, {found['ids']:,} ids and {found['fields']} fields, "
+        "each by itself:"
     )
-    return "\n".join(lines)
+    heads = ["", "ms a step", "samples/s", "tables GB", "peak memory GB"]
+    each = f"Each further id adds {found['bytes_per_id']:.0f} bytes to the peak."
+    return f"{wrapped(said)}\n\n{markdown(heads, rows)}\n\n{each}"
 
 
 if __name__ == "__main__":

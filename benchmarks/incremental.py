@@ -25,7 +25,7 @@ import numpy as np
 import polars as pl
 from machine import CORES
 from matplotlib.figure import Figure
-from report import ROOT, Report, parse_options, picture_path
+from report import ROOT, begin, markdown, picture_path, wrapped
 from sklearn.metrics import log_loss, roc_auc_score
 from tqdm import tqdm
 
@@ -46,8 +46,7 @@ SIZES = ((1_000_000, 100_000), (10_000_000, 1_000_000))
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--log", type=Path, help="Criteo Kaggle's log or a sample of it")
-    options = parse_options(parser, "incremental")
-    report = Report(options.out, options.quick)
+    options, report = begin("incremental", parser)
     growth = [growing(kept // (100 if options.quick else 1), new // (100 if options.quick else 1))
               for kept, new in SIZES]  # fmt: skip
     report.add(growth=growth)
@@ -62,7 +61,7 @@ def main() -> None:
         files = cut(options.log, folder, 3000 if options.quick else None)
         report.add(**compared(files, folder))
         write_file(picture_path(options.out), picture(report.found["periods"]))
-        show(report.found)
+        print(tables(report.found))
     report.close()
 
 
@@ -179,11 +178,31 @@ def picture(periods: list[dict[str, Any]]) -> bytes:
     return to_png(figure)
 
 
-def show(found: dict[str, Any]) -> None:
-    print(f"\n{'trained':<22}{'AUC':>9}{'logloss':>9}{'seconds':>9}")
-    for way, label in NAMES.items():
-        mean, seconds = found["mean"][way], found["seconds_of_second_half"][way]
-        print(f"{label:<22}{mean['auc']:>9.4f}{mean['logloss']:>9.4f}{seconds:>9.1f}")
+def tables(found: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    seconds = found["seconds_of_second_half"]
+    rows = [
+        [
+            label,
+            f"{found['mean'][way]['auc']:.4f}",
+            f"{found['mean'][way]['logloss']:.4f}",
+            f"{seconds[way]:.0f}",
+        ]
+        for way, label in NAMES.items()
+    ]
+    heads = ["trained", "AUC", "logloss", "seconds, start-up included"]
+    grown = "; ".join(
+        f"{line['seconds']:.1f} for {line['new']:,} new ids in a table of {line['kept']:,} rows "
+        f"that may grow, {line['evicting_seconds']:.1f} if it may not and they take the rows of "
+        "others"
+        for line in found["growth"]
+    )
+    parts = [
+        "![AUC of the last six periods](../benchmarks/results/incremental.png)",
+        markdown(heads, rows),
+        wrapped(f"Seconds that it takes to give new ids their rows: {grown}."),
+    ]
+    return "\n\n".join(parts)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ The logs are synthetic clicks with drifting ids, in Criteo's layout.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import CORES
-from report import ROOT, Report, parse_options
+from report import ROOT, begin, markdown, wrapped
 
 from stampede.data.synthetic import SyntheticClicks, write_criteo_log
 
@@ -39,9 +38,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options = parse_options(parser, "many_periods")
-    report = Report(options.out, options.quick)
+    options, report = begin("many_periods", __doc__)
     folder = options.folder / "many_periods"
     shutil.rmtree(folder, ignore_errors=True)
     periods, rows = (20, 1000) if options.quick else (100, 5000)
@@ -54,11 +51,10 @@ def main() -> None:
     keys = ("data.kind=table", f"data.schema_file={schema}", "data.max_rows=2000")
     lines = trained(folder / "many", periods, rows, 0.02, *keys)
     report.add(many=early_and_late(lines))
-    print(f"period {periods // 10} and {periods}: {report.found['many']}")
     rows = 20_000 if options.quick else 1_000_000
     lines = trained(folder / "large", 2, rows, 0.05)
     report.add(large=lines[-1])
-    print(f"a period of {rows:,} rows: {lines[-1]['part_seconds']}")
+    print(tables({**report.found, "machine": {"other_processes": report.others.share()}}))
     report.close()
 
 
@@ -119,6 +115,38 @@ def _cpu_seconds(process: int) -> float:
     except OSError:
         return float("nan")
     return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def tables(found: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    rows = [
+        [
+            "{} to {}".format(*part["periods"]),
+            f"{part['cpu_seconds']:.1f}",
+            f"{part['ids']:,.0f}",
+            f"{part['peak_memory_bytes'] / 1e9:.2f} GB",
+        ]
+        for part in found["many"]
+    ]
+    busy = found["machine"]["other_processes"]
+    parts = [
+        wrapped(
+            f"A hundred files of {found['many'][0]['rows']:,} rows and four fields, one in fifty "
+            "ids new in each, at most 2,000 rows of a field (`benchmarks/many_periods.py`; "
+            f"medians; other programs took {busy:.0%} of the cores' time):"
+        ),
+        markdown(["period", "processor seconds", "rows of all tables", "memory at most"], rows),
+    ]
+    if large := found.get("large"):
+        shares = sorted(large["part_seconds"].items(), key=lambda one: -one[1])
+        parts.append(
+            wrapped(
+                f"Of the time of a period of {large['rows']:,} rows with {large['ids']:,} ids: "
+                + ", ".join(f"{part} {s / large['seconds']:.0%}" for part, s in shares)
+                + "."
+            )
+        )
+    return "\n\n".join(parts)
 
 
 if __name__ == "__main__":

@@ -5,20 +5,19 @@ over a million ids. `ranking` is AUC, PR-AUC, logloss, normalized entropy and ca
 adds GAUC. Each case has its own process; samples come 131072 at a time, and making them is not
 counted. Cases take turns; the fastest repeat is reported, with its processor time.
 
-    OMP_NUM_THREADS=1 python benchmarks/metrics.py --out benchmarks/results/metrics.json
+    OMP_NUM_THREADS=1 python benchmarks/metrics.py
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
-from machine import OtherProcesses, describe_machine, memory_of_this_process
+from machine import memory_of_this_process
+from report import begin
 from sklearn.metrics import roc_auc_score
 
 from stampede.engine.metrics import PartMetrics
@@ -33,10 +32,9 @@ CASES = {"ranking": (True, False), "groups": (True, True), "scikit-learn's AUC":
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000_000, 20_000_000])
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    others, found = OtherProcesses(), {}
-    for rows in arguments.rows:
+    options, report = begin("metrics", parser)
+    found: dict = {}
+    for rows in options.rows:
         for _ in range(REPEATS):
             for name, case in CASES.items():
                 with multiprocessing.get_context("spawn").Pool(1) as alone:
@@ -52,12 +50,8 @@ def main() -> None:
                 f"  AUC {best['auc']:.6f}",
                 flush=True,
             )
-    report = {
-        "machine": describe_machine(),
-        "others_share_of_cores": others.share(),
-        "cases": found,
-    }
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+        report.add(cases=found)
+    report.close()
 
 
 class Stopwatch:

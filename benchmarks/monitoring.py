@@ -12,15 +12,13 @@ share of a look, as a share of a step.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from report import ROOT, Report, parse_options
+from report import ROOT, begin
 from tqdm import tqdm
 from training import Training, training
 
@@ -28,8 +26,6 @@ from stampede.engine.config import Config
 from stampede.engine.heartbeat import PHASES
 from stampede.engine.monitor import Monitor, PhaseTimes, clock_of, waits_counted
 from stampede.engine.run_folder import RunFolder
-
-sys.path.insert(0, str(ROOT / "tests"))
 from support.ranks import run_ranks
 
 QUICKSTART = ROOT / "configs/quickstart.yaml"
@@ -41,11 +37,9 @@ _FIRST = 4
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options = parse_options(parser, "monitoring")
+    options, report = begin("monitoring", __doc__)
     pairs = 4 if options.quick else PAIRS
     overrides = ["data.rows=60000", "data.test_rows=1000"] if options.quick else []
-    report = Report(options.out, options.quick)
     found: dict[str, dict] = {}
     for ranks in tqdm((1, 2), desc="monitoring", unit="run", ncols=100):
         each = run_ranks(ranks, watched_and_not, QUICKSTART, overrides, pairs)

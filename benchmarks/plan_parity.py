@@ -3,25 +3,18 @@
 The runs are from tests/distributed/test_every_plan.py: 20 steps of CowClip with Adam. Deviations
 are relative to the largest movement of any weight. Also reports each optimizer's state.
 
-    python benchmarks/plan_parity.py --out benchmarks/results/plan_parity.json
+    python benchmarks/plan_parity.py
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from pathlib import Path
-
 import torch
-from machine import describe_machine
+from report import begin
 
 from stampede.optim import CowClip
 from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.parity import run_cases
 from support.parity_cases import PLANS, every_plan
 from support.parity_reference import deviation, state_deviation, train_reference
@@ -40,9 +33,7 @@ RULES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
+    _, report = begin("plan_parity", __doc__)
     cases = every_plan()
     found = {}
     for count, per_node in PROCESSES.items():
@@ -56,10 +47,10 @@ def main() -> None:
                 "largest_count": reference.largest_count,
             }
     memory = {name: state_bytes(rule) for name, rule in RULES.items()}
-    report = {"machine": describe_machine(), "deviations": found, "state_bytes_per_row": memory}
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    report.add(deviations=found, state_bytes_per_row=memory)
     print_deviations(found)
     print_memory(memory)
+    report.close()
 
 
 def state_bytes(rule: object) -> dict[str, int]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from launched import run_program
-from report import ROOT, Report, parse_options
+from report import ROOT, begin
 
 from stampede.data.prepared.manifest import read_manifest
 from stampede.data.synthetic import SyntheticClicks, write_criteo_log
@@ -39,7 +39,7 @@ class Run(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=ROWS, help="of the log")
-    options = parse_options(parser, "prediction")
+    options, report = begin("prediction", parser)
     rows = 50_000 if options.quick else options.rows
     folder = options.folder / "prediction"
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,6 @@ def main() -> None:
         write_criteo_log(log, rows, SyntheticClicks(scale=1.0))
     with log.open("rb") as whole, tenth.open("wb") as part:
         part.writelines(line for line, _ in zip(whole, range(rows // 10), strict=False))
-    report = Report(options.out, options.quick)
     rates: dict[str, list[float]] = {"training": [], "raw log": [], "prepared part": []}
     printed: list[float] = []
     try:

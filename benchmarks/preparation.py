@@ -5,22 +5,21 @@ paper's authors (pandas, LabelEncoder and MinMaxScaler; data_utils.py of bytedan
 The latter holds everything in memory and runs at the smaller sizes only. Each has its own process.
 The raw logs and the results are deleted afterwards.
 
-    python benchmarks/preparation.py --rows 1000000 5000000 20000000 --folder /tmp/logs \\
-        --out benchmarks/results/preparation.json
+    python benchmarks/preparation.py --rows 1000000 5000000 20000000 --folder /tmp/logs
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
-from machine import describe_machine
+from report import begin, markdown
 
 from stampede.data.prepared.manifest import read_manifest
 from stampede.data.synthetic import SyntheticClicks, write_criteo_log
@@ -59,9 +58,8 @@ data.iloc[rows:].reset_index(drop=True).to_feather(sys.argv[2] + "_test.feather"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, nargs="+", required=True)
-    parser.add_argument("--folder", type=Path, required=True, help="for logs; deleted afterwards")
-    parser.add_argument("--out", type=Path, required=True)
+    sizes = [1_000_000, 5_000_000, 20_000_000]
+    parser.add_argument("--rows", type=int, nargs="+", default=sizes)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
         "--pandas",
@@ -73,27 +71,18 @@ def main() -> None:
     parser.add_argument(
         "--pandas-rows", type=int, default=5_000_000, help="largest size for pandas"
     )
-    parser.add_argument("--keep", type=Path, help="keep the largest prepared folder here")
-    arguments = parser.parse_args()
-    arguments.folder.mkdir(parents=True)
+    options, report = begin("preparation", parser)
     runs = []
-    try:
-        for rows in sorted(arguments.rows):
-            log = arguments.folder / f"{rows}.tsv"
+    for rows in sorted(options.rows):
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            log = Path(folder) / f"{rows}.tsv"
             write_criteo_log(log, rows, SyntheticClicks(scale=1.0))
-            last = rows == max(arguments.rows)
-            repeats = arguments.repeats if rows <= _REPEATED else 1
-            pandas = arguments.pandas if rows <= arguments.pandas_rows else []
+            repeats = options.repeats if rows <= _REPEATED else 1
+            pandas = options.pandas if rows <= options.pandas_rows else []
             runs.append(_measure(log, rows, repeats, pandas))
-            if last and arguments.keep:
-                shutil.move(log.with_suffix(".prepared"), arguments.keep)
-            shutil.rmtree(log.with_suffix(".prepared"), ignore_errors=True)
-            log.unlink()
-            report = {"machine": describe_machine(), "runs": runs}
-            arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-    finally:
-        shutil.rmtree(arguments.folder)
+        report.add(runs=runs)
     print(table(runs))
+    report.close()
 
 
 def _measure(log: Path, rows: int, repeats: int, pandas: list[str]) -> dict:
@@ -161,11 +150,8 @@ def run_alone(command: list[str]) -> tuple[float, int]:
 
 def table(runs: list[dict]) -> str:
     """The manual's table; the last column is the speed-up over pandas."""
-    lines = [
-        "| rows | raw GB | distinct ids | seconds | rows/s | peak RSS GB | allowed GB | Polars | "
-        "pandas |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    heads = ["rows", "raw GB", "distinct ids", "seconds", "rows/s", "peak RSS GB", "allowed GB"]
+    rows = []
     for run in runs:
         seconds, peak = run["seconds"], run["peak_bytes"]
         ours = seconds["ours"]
@@ -174,12 +160,20 @@ def table(runs: list[dict]) -> str:
             for name, value in seconds.items()
             if name.startswith("pandas")
         )
-        lines.append(
-            f"| {run['rows']:,} | {run['raw_bytes'] / 1e9:.2f} | {run['distinct_ids']:,} "
-            f"| {ours:.1f} | {run['rows'] / ours:,.0f} | {peak['ours'] / 1e9:.2f} "
-            f"| {run['allowed_bytes'] / 1e9:.2f} | {ours / seconds['polars']:.1f} | {pandas} |"
+        rows.append(
+            [
+                f"{run['rows']:,}",
+                f"{run['raw_bytes'] / 1e9:.2f}",
+                f"{run['distinct_ids']:,}",
+                f"{ours:.1f}",
+                f"{run['rows'] / ours:,.0f}",
+                f"{peak['ours'] / 1e9:.2f}",
+                f"{run['allowed_bytes'] / 1e9:.2f}",
+                f"{ours / seconds['polars']:.1f}",
+                pandas,
+            ]
         )
-    return "\n".join(lines)
+    return markdown([*heads, "Polars", "pandas"], rows)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ import numpy as np
 import yaml
 from launched import run_program
 from machine import describe_machine
-from report import ROOT, Report, parse_options
+from report import ROOT, Report, begin
 from tqdm import tqdm
 
 from stampede.data.sources import Assignment, open_source
@@ -206,7 +206,7 @@ def main() -> None:
         action="store_true",
         help="keep results in --out of this commit (for peers: of the same peer program)",
     )
-    options = parse_options(parser, "quality")
+    options, report = begin("quality", parser)
     if options.quick:
         options.seeds, options.subsets, options.draws = 1, ["whole"], 1
         options.models = options.models or []
@@ -214,12 +214,11 @@ def main() -> None:
     for path in logs.values():
         if not path.exists():
             sys.exit(f"error: {path}: no such file; name the folder of the logs with --data")
-    report = Report(options.out, options.quick)
     found = Found(report, options.out if options.resume else None)
     pythons = environment(options.folder / "quality-peers", options.peers)
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         measure(options, logs, found, pythons, Path(scratch))
-    print(table(found.rows))
+    print(tables(report.found))
     report.close()
     failed = [row["contender"] for row in found.rows if "failed" in row]
     if failed:
@@ -545,10 +544,10 @@ def _aucs(by_draw: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
     return {draw: statistics.mean(each) for draw, each in aucs.items() if each}
 
 
-def table(runs: list[dict[str, Any]]) -> str:
+def tables(found: dict[str, Any]) -> str:
     """The results as Markdown, a table for each log and subset."""
     lines, before = [], None
-    for line in summarize(runs):
+    for line in summarize(found["runs"]):
         rows = (line["log"], line["rows"])
         if rows != before:
             train, validation, test = line["parts"]
@@ -572,7 +571,7 @@ def table(runs: list[dict[str, Any]]) -> str:
             f"| {line['contender']:<26} | {line['runs']} | {line['auc']:.4f} | {above} | {error} "
             f"| {line['logloss']:.4f} | {line['validation_auc']:.4f} | {line['seconds']:.1f} |"
         )
-    return "\n".join(lines)
+    return "\n".join(lines).strip()
 
 
 if __name__ == "__main__":

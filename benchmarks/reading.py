@@ -5,29 +5,24 @@ order of a global shuffle, ready to train on. Two readers also have weights, and
 field with up to three ids. numpy only gathers the same rows of the same arrays. The epochs of all
 readers take turns, so that other load affects all alike.
 
-    OMP_NUM_THREADS=2 python benchmarks/reading.py --out benchmarks/results/reading.json
+    python benchmarks/reading.py
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from itertools import count, pairwise
 from pathlib import Path
 
 import numpy as np
-import torch
-from machine import describe_machine
+from report import begin
 from timing import interleaved, seconds_of
 
 from stampede.data import GlobalBatches, Order
 from stampede.data.prepared.reader import ShardedPart, open_prepared
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.prepared import drawn_fields, drawn_rows, write_prepared
 
 BATCH = 65536
@@ -37,22 +32,16 @@ ARRAYS = ("ids", "numbers", "label")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rows", type=int, nargs="+", default=[2_000_000, 16_000_000])
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="folder for temporary files")
-    arguments = parser.parse_args()
+    options, report = begin("reading", parser)
     found = {}
-    for rows in arguments.rows:
-        with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-            found[str(rows)] = measure(Path(folder), rows, arguments.epochs)
-            print_speeds(rows, found[str(rows)])
-    report = {
-        "machine": {**describe_machine(), "torch_threads": torch.get_num_threads()},
-        "batch_size": BATCH,
-        "samples_per_second": found,
-    }
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    for rows in options.rows:
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            found[str(rows)] = measure(Path(folder), rows, options.epochs)
+        report.add(batch_size=BATCH, samples_per_second=found)
+        print_speeds(rows, found[str(rows)])
+    report.close()
 
 
 def measure(folder: Path, rows: int, epochs: int) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,19 @@ from stampede.files import write_file
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
 
+# Some share support code with the tests.
+sys.path.insert(0, str(ROOT / "tests"))
 
-def parse_options(parser: argparse.ArgumentParser, name: str) -> argparse.Namespace:
-    """Add the common options, and parse.
+
+def begin(name: str, parser: argparse.ArgumentParser | str) -> tuple[argparse.Namespace, Report]:
+    """Parse the common options and a benchmark's own.
 
     Args:
-        name: of the benchmark's results.
+        name: of the results.
+        parser: of its own options; a docstring if it has none.
     """
+    if isinstance(parser, str):
+        parser = argparse.ArgumentParser(description=parser.splitlines()[0])
     parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json", help="results")
     parser.add_argument(
         "--folder",
@@ -37,7 +44,7 @@ def parse_options(parser: argparse.ArgumentParser, name: str) -> argparse.Namesp
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(CORES)
-    return options
+    return options, Report(options.out, options.quick)
 
 
 class Report:
@@ -81,3 +88,23 @@ class Report:
 def picture_path(out: Path) -> Path:
     """The picture beside a JSON file."""
     return out.with_suffix(".png")
+
+
+def markdown(heads: list[str], rows: list[list[str]]) -> str:
+    """A table of Markdown."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def wrapped(text: str) -> str:
+    """A paragraph in lines as long as the manual's."""
+    return textwrap.fill(text, 110, break_long_words=False, break_on_hyphens=False)
+
+
+def measured_on(machine: dict) -> str:
+    """A sentence about the machine."""
+    instructions = ", ".join(machine["bf16_instructions"]) or "no instructions for bf16"
+    return (
+        f"Measured at {machine['commit']} on {machine['cores']} cores: {machine['cpu']}, "
+        f"{instructions}."
+    )

@@ -8,14 +8,13 @@ processes change less; on one thread and on all cores.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 
 import launchers_allocator  # noqa: F401
 import torch
 from machine import CORES
-from report import Report, parse_options
+from report import begin
 from tqdm import tqdm
 from training import Training, training
 
@@ -26,10 +25,8 @@ PAIRS = {8192: 20, 65536: 6}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options = parse_options(parser, "reproducible")
+    options, report = begin("reproducible", __doc__)
     pairs = {1024: 4} if options.quick else PAIRS
-    report = Report(options.out, options.quick)
     found: dict[str, dict] = {}
     points = [(batch, threads) for batch in pairs for threads in sorted({1, CORES})]
     for batch, threads in tqdm(points, desc="reproducible", unit="run", ncols=100):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import floors
 from machine import CORES
 from matplotlib.figure import Figure
+from report import markdown, wrapped
 
 # Smallest ratio to SparseAdam at its default allocator (issue 5).
 BARS = {
@@ -62,21 +63,48 @@ def lines(speeds: dict[str, float], measured_floors: dict) -> Iterator[Line]:
         )
 
 
-def table(speeds: dict[str, float], measured_floors: dict) -> str:
-    """Speeds, with the bars and the speed of the MLP alone."""
-    shown = [
-        f"{'batch':>6}  {'trainer':<30}{'samples/s':>10}{'/ SparseAdam':>14}{'bar':>5}"
-        f"{'/ MLP alone':>13}{'MLP alone / SparseAdam':>24}"
+def tables(found: dict) -> str:
+    """The results as Markdown."""
+    measured = found["floors"]
+    rows = [
+        [
+            f"{line.batch:,}",
+            line.trainer,
+            f"{line.speed:,.0f}",
+            cell(line.to_peer),
+            cell(line.bar, 1),
+            cell(line.to_floor),
+            cell(line.floor_to_peer),
+        ]
+        for line in lines(found["samples_per_second"], measured)
     ]
-    for line in lines(speeds, measured_floors):
-        shown.append(
-            f"{line.batch:>6}  {line.trainer:<30}{line.speed:>10,.0f}"
-            f"{cell(line.to_peer):>14}{cell(line.bar, 1):>5}{cell(line.to_floor):>13}"
-            f"{cell(line.floor_to_peer):>24}"
+    heads = ["batch", "trainer", "samples/s", "/ SparseAdam", "bar", "/ MLP alone"]
+    mlp, flops = measured["mlp_samples_per_second"], measured["gemm_flops"]
+    floor = "; ".join(
+        f"{precision}: {' and '.join(f'{speed:,.0f}' for speed in mlp[precision].values())} "
+        f"samples/s, the bare products {flops[precision] / 1e9:,.0f} GFLOP/s"
+        for precision in floors.PRECISIONS
+    )
+    said = (
+        f"The MLP alone, forward and backward, in tiles of "
+        f"{' and '.join(map(str, floors.ROWS))} rows, {floor}; copying "
+        f"{measured['copy_bytes_per_second'] / 1e9:.0f} GB/s."
+    )
+    parts = [
+        "![Training speed](../benchmarks/results/end_to_end.png)",
+        wrapped(said),
+        markdown([*heads, "MLP alone / SparseAdam"], rows),
+    ]
+    if beside := all_beside_touched(found["samples_per_second"]):
+        parts.append("\n".join(f"- {one}" for one in beside))
+    if beside := "; ".join(beside_our_allocator(found["samples_per_second"])):
+        parts.append(
+            wrapped(
+                "`sparse_adam keeps memory` is SparseAdam with our allocator's setting. Samples/s "
+                f"of `rows: all` over its, without a bar: {beside}."
+            )
         )
-    shown += all_beside_touched(speeds)
-    shown += [f"/ SparseAdam with our allocator, {line}" for line in beside_our_allocator(speeds)]
-    return "\n".join([*shown, "", floors.table(measured_floors)])
+    return "\n\n".join(parts)
 
 
 def all_beside_touched(speeds: dict[str, float]) -> list[str]:

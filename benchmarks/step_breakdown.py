@@ -11,7 +11,6 @@ torch.compile instead of the C++ kernels of the network.
 
 from __future__ import annotations
 
-import argparse
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from clicks import IDS, write_clicks
 from floors import PRECISIONS
 from machine import CORES
 from matplotlib.figure import Figure
-from report import Report, parse_options, picture_path
+from report import begin, markdown, picture_path
 from timing import Stopwatch, seconds_of
 from torch import Tensor
 from tqdm import tqdm
@@ -39,12 +38,10 @@ COMPILED = 8192
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options = parse_options(parser, "step_breakdown")
+    options, report = begin("step_breakdown", __doc__)
     rows, ids = (65_536, 200_000) if options.quick else (ROWS, IDS)
     steps = {1024: 16, 8192: 4} if options.quick else STEPS
     clicks = write_clicks(options.folder, rows, ids)
-    report = Report(options.out, options.quick)
     found: dict[str, dict] = {}
     points = [(batch, precision, "") for precision in PRECISIONS for batch in steps]
     if not options.quick:
@@ -54,7 +51,7 @@ def main() -> None:
         overrides += ["train.compile=default"] if compiled else []
         found[f"{batch} {precision}{compiled}"] = measure(clicks, overrides, batch, steps[batch])
         report.add(rows=rows, ids=ids, steps=steps, microseconds_per_sample=found)
-    print(table(found))
+    print(tables(report.found))
     draw(found, picture_path(options.out))
     report.close()
 
@@ -94,18 +91,21 @@ def watch_parts(watch: Stopwatch, stack: ExitStack, job: Training) -> None:
         stack.enter_context(watch.watching(owner, attribute, name))
 
 
-def table(found: dict[str, dict[str, float]]) -> str:
-    """The results as text."""
-    heads = "".join(f"{part:>9}" for part in PARTS)
-    lines = [
-        "microseconds a sample",
-        f"{'batch':>7}{'':>15}{heads}{'step':>9}{'samples/s':>12}",
+def tables(found: dict) -> str:
+    """The results as Markdown."""
+    parts = found["microseconds_per_sample"]
+    names = list(next(iter(parts.values())))
+    rows = [
+        [
+            f"{int(name.split()[0]):,}",
+            name.split(maxsplit=1)[1],
+            *(f"{one[part]:.2f}" for part in names),
+        ]
+        for name, one in parts.items()
     ]
-    for name, parts in found.items():
-        batch, computed = name.split(maxsplit=1)
-        cells = "".join(f"{parts[part]:>9.2f}" for part in (*PARTS, "step"))
-        lines.append(f"{int(batch):>7,}{computed:>15}{cells}{1e6 / parts['step']:>12,.0f}")
-    return "\n".join(lines)
+    picture = "![A training step](../benchmarks/results/step_breakdown.png)"
+    shown = markdown(["batch", "", *names], rows)
+    return f"{picture}\n\nA step, microseconds a sample:\n\n{shown}"
 
 
 def draw(found: dict[str, dict[str, float]], path: Path) -> None:

@@ -11,7 +11,6 @@ deviation and bytes that a rank sends.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import tempfile
 import warnings
@@ -24,7 +23,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from exchanges import Recorder
-from report import Report, markdown, parse_options
+from report import begin, markdown
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig, PoolingType
@@ -70,10 +69,8 @@ PROCESSES = (2, 4)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options = parse_options(parser, "torchrec_features")
+    options, report = begin("torchrec_features", __doc__)
     warnings.simplefilter("ignore")
-    report = Report(options.out, options.quick)
     models = list(torchrec_models.MODELS)[: 2 if options.quick else None]
     report.add(models={name: _model(name) for name in tqdm(models, ncols=100)})
     works = dict(list(WORKS.items())[: 2 if options.quick else None])

@@ -10,13 +10,11 @@ rows in each step.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,7 +25,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     EmbeddingLocation,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
-from report import Report, parse_options
+from report import begin, markdown, wrapped
 from timing import Stopwatch, interleaved, seconds_of
 from torch import nn
 from tqdm import tqdm
@@ -36,8 +34,6 @@ from stampede.optim import CowClip, native
 from stampede.optim.backends.cpu import CpuBackend
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableShard
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.updated_tables import Tables, computed
 
 DIM, CLIPPED = 12, 10
@@ -56,23 +52,20 @@ KERNELS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options = parse_options(parser, "update_kernel")
+    options, report = begin("update_kernel", __doc__)
     if not native.available():
         sys.exit("error: the CPU kernels cannot be compiled here: a C++17 compiler must be in PATH")
-    report = Report(options.out, options.quick)
     batches = BATCHES[:2] if options.quick else BATCHES
     ids = 200_000 if options.quick else IDS
     backward, all_rows = {}, {}
     for batch in tqdm(batches, desc="backward", unit="batch size", ncols=100):
         backward[str(batch)] = measure_backward(batch, ids, repeats=3 if options.quick else 15)
         report.add(columns=DIM, ids=ids, fields=FIELDS, backward=backward)
-    print(backward_table(backward))
     for batch in tqdm(batches, desc="rows: all", unit="batch size", ncols=100):
         steps, repeats = (8, 1) if options.quick else (STEPS[batch], 3)
         all_rows[str(batch)] = measure_all_rows(batch, ids, steps, repeats)
         report.add(all_rows=all_rows)
-    print(all_rows_table(all_rows))
+    print(tables(report.found))
     report.close()
 
 
@@ -220,39 +213,37 @@ def window(tables: nn.Module, lookups: Lookups, steps: int) -> Callable[[], floa
     return run
 
 
-def backward_table(found: dict) -> str:
-    """The results as text, in milliseconds."""
-    lines = [
-        "backward pass of a lookup, rows: touched, ms",
-        f"{'batch':>7}{'distinct ids':>14}{'FBGEMM':>9}{'ours':>9}{'ratio':>8}   "
-        f"{'sum by row':>10}{'check':>7}{'clip and step':>15}{'rest':>7}   {'plain PyTorch':>13}",
-    ]
-    for batch, one in found.items():
-        seconds, parts = one["seconds"], one["parts"]
-        ms = {name: 1e3 * value for name, value in {**seconds, **parts}.items()}
-        lines.append(
-            f"{int(batch):>7,}{one['distinct_ids']:>14,}{ms['fbgemm']:>9.2f}{ms['stampede']:>9.2f}"
-            f"{ms['stampede'] / ms['fbgemm']:>8.2f}   {ms['sum by row']:>10.2f}"
-            f"{ms['check']:>7.2f}{ms['clip and step']:>15.2f}{ms['rest']:>7.2f}   "
-            f"{ms['torch']:>13.1f}"
+def tables(found: dict) -> str:
+    """The results as Markdown."""
+    rows = []
+    for batch, one in found["backward"].items():
+        ms = {name: 1e3 * seconds for name, seconds in one["seconds"].items()}
+        step = {
+            name: 1e3 * seconds
+            for name, seconds in found["all_rows"][batch]["seconds_per_step"].items()
+        }
+        rows.append(
+            [
+                f"{int(batch):,}",
+                f"{one['distinct_ids']:,}",
+                f"{ms['fbgemm']:.1f}",
+                f"{ms['stampede']:.1f}",
+                f"{ms['stampede'] / ms['fbgemm']:.2f}",
+                f"{ms['torch']:.1f}",
+                f"{step['touched']:.1f}",
+                f"{step['deferred']:.1f}",
+                f"{step['swept']:.1f}",
+            ]
         )
-    return "\n".join(lines)
-
-
-def all_rows_table(found: dict) -> str:
-    """The results as text, in milliseconds a step."""
-    lines = [
-        "\nforward and backward, ms a step, the last flush included",
-        f"{'batch':>7}{'steps':>7}{'touched':>9}   {'all, taken later':>16}{'all, swept':>12}"
-        f"{'all, plain PyTorch':>20}   {'all / touched':>13}",
-    ]
-    for batch, one in found.items():
-        ms = {name: 1e3 * value for name, value in one["seconds_per_step"].items()}
-        lines.append(
-            f"{int(batch):>7,}{one['steps']:>7}{ms['touched']:>9.2f}   {ms['deferred']:>16.2f}"
-            f"{ms['swept']:>12.2f}{ms['torch']:>20.1f}   {ms['deferred'] / ms['touched']:>13.2f}"
-        )
-    return "\n".join(lines)
+    heads = ["batch", "distinct ids", "FBGEMM", "ours", "ratio", "plain PyTorch"]
+    heads += ["`touched`", "`all`", "`all`, swept"]
+    said = (
+        "The update of the tables alone, in milliseconds. FBGEMM (its fused Adagrad), ours and "
+        "plain PyTorch: the backward pass of a lookup, only rows of the batch. The last three "
+        "columns: forward and backward of our step with the last flush, by `rows`; `all`, swept is "
+        "`all` with a sweep of all rows in every step."
+    )
+    return f"{wrapped(said)}\n\n{markdown(heads, rows)}"
 
 
 if __name__ == "__main__":

@@ -9,22 +9,18 @@ and samples. Training chooses by the ratio of all rows to distinct rows of a bat
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
-from pathlib import Path
 from unittest import mock
 
 from clicks import FIELDS, cardinalities
-from report import Report, parse_options
+from report import begin, markdown, wrapped
 from timing import interleaved
 from tqdm import tqdm
 from update_kernel import DIM, Lookups, ours, window
 
 from stampede.optim import native
 from stampede.optim import waiting_rows as rule
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.updated_tables import computed
 
 IDS = (30_000, 100_000, 300_000, 1_000_000, 2_600_000)
@@ -35,11 +31,9 @@ SAMPLES = 1 << 21
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options = parse_options(parser, "waiting_rows")
+    options, report = begin("waiting_rows", __doc__)
     if not native.available():
         sys.exit("error: the CPU kernels cannot be compiled here: a C++17 compiler must be in PATH")
-    report = Report(options.out, options.quick)
     sizes, batches = (IDS[:2], BATCHES[:1]) if options.quick else (IDS, BATCHES)
     points = [(ids, batch) for ids in sizes for batch in batches]
     found: list[dict] = []
@@ -52,7 +46,7 @@ def main() -> None:
             fewest_rows=rule.FEWEST_ROWS,
             points=found,
         )
-    print(table(found))
+    print(tables(report.found))
     report.close()
 
 
@@ -92,20 +86,26 @@ def chosen_to_better(point: dict) -> float:
     return seconds[point["chosen"]] / min(seconds.values())
 
 
-def table(found: list[dict]) -> str:
-    """The results as text, in milliseconds a step."""
-    lines = [
-        f"{'ids':>10}{'batch':>8}{'distinct':>10}{'ids a distinct one':>20}{'waiting':>10}"
-        f"{'swept':>9}{'chosen':>10}{'to better':>11}"
+def tables(found: dict) -> str:
+    """The results as Markdown."""
+    rows = [
+        [
+            f"{one['ids']:,}",
+            f"{one['batch']:,}",
+            f"{one['ids'] / one['distinct_ids']:.1f}",
+            *(f"{1e3 * one['seconds_per_step'][name]:.1f}" for name in ("waiting", "swept")),
+            one["chosen"],
+        ]
+        for one in found["points"]
     ]
-    for one in found:
-        ms = {name: 1e3 * seconds for name, seconds in one["seconds_per_step"].items()}
-        lines.append(
-            f"{one['ids']:>10,}{one['batch']:>8,}{one['distinct_ids']:>10,}"
-            f"{one['ids'] / one['distinct_ids']:>20.1f}{ms['waiting']:>10.2f}{ms['swept']:>9.2f}"
-            f"{one['chosen']:>10}{chosen_to_better(one):>11.2f}"
-        )
-    return "\n".join(lines)
+    worst = max(map(chosen_to_better, found["points"]))
+    said = (
+        "`rows: all`, rows that wait beside a sweep of all rows in each step: milliseconds of "
+        "forward and backward of the tables, with the last flush. The chosen way takes at most "
+        f"{worst:.2f} times as long as the better of the two:"
+    )
+    heads = ["ids", "batch", "ids / distinct ids", "waiting", "swept", "chosen"]
+    return f"{wrapped(said)}\n\n{markdown(heads, rows)}"
 
 
 if __name__ == "__main__":

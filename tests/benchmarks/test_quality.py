@@ -164,7 +164,7 @@ def run(contender, auc, seed=1, **more):
 
 
 def test_the_table_shows_means_and_what_failed():
-    from quality import summarize, table
+    from quality import summarize, tables
 
     runs = [
         run("scikit-learn LR", 0.76),
@@ -174,7 +174,7 @@ def test_the_table_shows_means_and_what_failed():
     ]
     ours = summarize(runs)[1]
     assert ours["auc"] == pytest.approx(0.76) and ours["standard_error"] == pytest.approx(0.01)
-    lines = table(runs).splitlines()
+    lines = tables({"runs": runs}).splitlines()
     assert "**criteo whole**: 6,000 training, 700 validation, 1,000 test rows" in lines
     cells = [cell.strip() for cell in lines[-2].strip("|").split("|")]
     assert cells == ["avazu.yaml lr", "2", "0.7600", "+0.0000", "0.0100", "0.5000", "0.7000", "2.0"]
@@ -183,7 +183,7 @@ def test_the_table_shows_means_and_what_failed():
 
 
 def test_draws_are_compared_with_logistic_regression_on_the_same_rows():
-    from quality import summarize, table
+    from quality import summarize, tables
 
     aucs = {"half 1": (0.70, 0.71, 0.73), "half 2": (0.60, 0.60, 0.60)}
     runs = [
@@ -199,9 +199,8 @@ def test_draws_are_compared_with_logistic_regression_on_the_same_rows():
     # On one draw 0.02 above, on the other equal: half their distance from the mean.
     assert ours["above_lr"] == pytest.approx(0.01)
     assert ours["standard_error"] == pytest.approx(0.01)
-    assert "**criteo half**: 6,000 training, 700 validation, 1,000 test rows, 2 draws" in table(
-        runs
-    )
+    head = "**criteo half**: 6,000 training, 700 validation, 1,000 test rows, 2 draws"
+    assert head in tables({"runs": runs})
 
 
 def test_only_measurements_of_the_same_code_are_kept(tmp_path, monkeypatch):

@@ -29,9 +29,6 @@ def test_the_parts_of_our_update_are_within_it():
     assert set(found["parts"]) == {"sum by row", "check", "clip and step", "rest"}
     assert min(found["parts"].values()) > 0
     assert len(found["all_seconds"]["torch"]) == 2
-    line = update_kernel.backward_table({"64": found}).splitlines()[-1].split()
-    ratio = found["seconds"]["stampede"] / found["seconds"]["fbgemm"]
-    assert line[0] == "64" and line[4] == f"{ratio:.2f}"
 
 
 def test_all_rows_are_trained_in_four_ways():
@@ -39,7 +36,6 @@ def test_all_rows_are_trained_in_four_ways():
 
     found = update_kernel.measure_all_rows(64, 5000, steps=3, repeats=1)
     assert set(found["seconds_per_step"]) == {"touched", "deferred", "swept", "torch"}
-    assert "64" in update_kernel.all_rows_table({"64": found})
 
 
 @pytest.mark.slow
@@ -72,6 +68,3 @@ def test_waiting_rows_are_measured_beside_a_sweep_and_the_choice_beside_the_bett
     point = {**found, "seconds_per_step": {"waiting": 2e-3, "swept": 3e-3}}
     assert waiting_rows.chosen_to_better(point) == 1.5
     assert waiting_rows.chosen_to_better({**point, "chosen": "waiting"}) == 1
-    assert waiting_rows.table([point]).splitlines()[-1].split()[-4:] == [
-        "2.00", "3.00", "swept", "1.50",
-    ]  # fmt: skip
