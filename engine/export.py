@@ -33,57 +33,50 @@ def _export(given: argparse.Namespace) -> None:
     # Absolute, as the working folder itself may be replaced.
     folder = Path(given.out).resolve()
     if given.since is not None:
-        if given.format == "onnx":
-            raise RunFolderError("--since needs a package; leave out --since or --format onnx")
-        unused = {
-            "--rows": given.rows,
-            "--most-ids": given.most_ids,
-            "--overwrite": given.overwrite,
-        }
-        for name in (name for name, value in unused.items() if value):
-            raise RunFolderError(
-                f"{name} cannot be combined with --since, which uses the package's; leave it out"
-            )
-        if not 0.0 <= given.tolerance < math.inf:
-            raise RunFolderError(
-                f"--tolerance: found {given.tolerance}; write a number of at least 0"
-            )
         _export_delta(given, trained, folder)
-        return
-    if given.tolerance:
+    elif given.tolerance:
         raise RunFolderError("--tolerance works with --since only; write --since PACKAGE too")
-    given.rows = given.rows or "fp32"
-    if given.format == "onnx":
+    elif given.format == "onnx":
         _export_onnx(given, trained, folder)
-        return
-    if given.most_ids is not None:
+    elif given.most_ids is not None:
         raise RunFolderError("--most-ids works with --format onnx only; write --format onnx too")
-    export(trained, folder, given.rows, given.overwrite)
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    rows = [
+    else:
+        _export_package(given, trained, folder)
+
+
+def _export_package(given: argparse.Namespace, trained: Trained, folder: Path) -> None:
+    rows = given.rows or "fp32"
+    export(trained, folder, rows, given.overwrite)
+    told = [
         ("package", str(folder)),
         ("model", f"{trained.config.model.name} of {trained.run}, epoch {trained.epoch}"),
-        ("tables", f"{len(trained.data.vocabulary_sizes)} tables in {given.rows}"),
-        ("size", readable_bytes(size)),
+        ("tables", f"{len(trained.data.vocabulary_sizes)} tables in {rows}"),
+        ("size", _size(folder)),
         ("to score", f"see the first lines of {folder / 'load.py'}"),
     ]
-    print(table(rows))
+    print(table(told))
 
 
 def _export_delta(given: argparse.Namespace, trained: Trained, folder: Path) -> None:
+    if given.format == "onnx":
+        raise RunFolderError("--since needs a package; leave out --since or --format onnx")
+    for name in ("rows", "most_ids", "overwrite"):
+        if getattr(given, name):
+            raise RunFolderError(
+                f"--{name.replace('_', '-')} cannot be combined with --since, which uses the "
+                "package's; leave it out"
+            )
+    if not 0.0 <= given.tolerance < math.inf:
+        raise RunFolderError(f"--tolerance: found {given.tolerance}; write a number of at least 0")
     delta = export_delta(trained, Path(given.since), folder, given.tolerance)
-    sizes = [
-        sum(path.stat().st_size for path in one.rglob("*") if path.is_file())
-        for one in (folder, Path(given.since))
-    ]
-    rows = [
+    told = [
         ("delta", str(folder)),
         ("since", given.since),
         ("rows", f"{delta.changed:,} of {delta.rows:,} changed or new; {delta.ids:,} ids"),
-        ("size", f"{readable_bytes(sizes[0])}, the package {readable_bytes(sizes[1])}"),
+        ("size", f"{_size(folder)}, the package {_size(Path(given.since))}"),
         ("to apply", f"python {given.since}/update.py {given.since} {folder} --out NEW_PACKAGE"),
     ]
-    print(table(rows))
+    print(table(told))
 
 
 def _export_onnx(given: argparse.Namespace, trained: Trained, path: Path) -> None:
@@ -95,17 +88,23 @@ def _export_onnx(given: argparse.Namespace, trained: Trained, path: Path) -> Non
         raise RunFolderError(
             "--format onnx needs the package onnx, which is not installed; run: pip install onnx"
         ) from None
+    rows = given.rows or "fp32"
     most_ids = MOST_IDS if given.most_ids is None else given.most_ids
-    about = export_onnx(trained, path, given.rows, given.overwrite, most_ids)
+    about = export_onnx(trained, path, rows, given.overwrite, most_ids)
     kinds = Counter(one["kind"] for one in about["inputs"])
-    rows = [
+    told = [
         ("file", str(path)),
         ("model", f"{about['network']} of {trained.run}, epoch {trained.epoch}"),
-        ("tables", f"{len(about['fields'])} tables in {given.rows}"),
+        ("tables", f"{len(about['fields'])} tables in {rows}"),
         ("inputs", ", ".join(f"{count} {kind}" for kind, count in kinds.items())),
         ("size", readable_bytes(path.stat().st_size)),
     ]
-    print(table(rows))
+    print(table(told))
+
+
+def _size(folder: Path) -> str:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return readable_bytes(sum(path.stat().st_size for path in files))
 
 
 def _parser() -> argparse.ArgumentParser:

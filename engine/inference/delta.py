@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import polars as pl
 import torch
@@ -13,15 +12,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from stampede.engine.errors import RunFolderError
-from stampede.engine.inference.package import load, update
+from stampede.engine.inference.package import update
 from stampede.engine.inference.packaging import PACKAGE, export, save_tensors
 from stampede.engine.inference.trained import Trained
-from stampede.files import make_folder, read_file, to_json
-from stampede.settings import reading
+from stampede.files import make_folder, to_json
 
 
-@dataclass(frozen=True)
-class Delta:
+class Delta(NamedTuple):
     """Sizes of a delta.
 
     Attributes:
@@ -51,32 +48,31 @@ def export_delta(trained: Trained, base: Path, folder: Path, tolerance: float = 
         RunFolderError: the base is not a package or has other fields, or the folder exists or
             cannot be written.
     """
-    if folder.exists():
-        raise RunFolderError(f"{folder}: already exists; write another folder")
-    remedy = "write a package made by `stampede export` or update.py"
-    with reading(base, RunFolderError, remedy, "no exported package here"):
-        load.check(base)
-        before = json.loads(read_file(base / PACKAGE))
-        kind, files = before["rows"], dict(before["files"])
-        fields = [field["name"] for field in before["fields"]]
+    try:
+        before = update.load.checked(base)
+    except ValueError as failure:
+        raise RunFolderError(
+            f"{failure}; write a package made by `stampede export` or update.py"
+        ) from None
     found: list[Delta] = []
 
     def fill(unfinished: Path) -> None:
         # Inside the unfinished folder, so that a killed process leaves nothing else behind.
         whole, made = unfinished / "whole", unfinished / "made"
-        export(trained, whole, kind, overwrite=False)
-        after = json.loads(read_file(whole / PACKAGE))
-        if [field["name"] for field in after["fields"]] != fields:
+        export(trained, whole, before["rows"], overwrite=False)
+        after = update.load.read_about(whole)
+        names = [[field["name"] for field in about["fields"]] for about in (before, after)]
+        if names[0] != names[1]:
             raise RunFolderError(
                 f"{base}: its fields differ from the model's; export a full package once"
             )
         for name, entry in after["files"].items():
-            if name.endswith(".py") and files.get(name) != entry:
+            if name.endswith(".py") and before["files"].get(name) != entry:
                 raise RunFolderError(
                     f"{base}: its {name} is from another version of stampede, and a delta does not "
                     "update programs; export a full package once"
                 )
-        found.append(_write(base, whole, unfinished, tolerance))
+        found.append(_write(base, whole, unfinished, list(after["files"]), tolerance))
         try:
             # Apply the delta as a server will. With a tolerance, the result differs from a full
             # export and gets its own description.
@@ -95,12 +91,11 @@ def export_delta(trained: Trained, base: Path, folder: Path, tolerance: float = 
     return found[0]
 
 
-def _write(base: Path, whole: Path, delta: Path, tolerance: float) -> Delta:
-    after = json.loads(read_file(whole / PACKAGE))
+def _write(base: Path, whole: Path, delta: Path, names: list[str], tolerance: float) -> Delta:
     rows = changed_rows = changed_ids = 0
     tables, vocabularies, sizes = {}, {}, {}
     (delta / "changes").mkdir()
-    for name in after["files"]:
+    for name in names:
         kind, _, file = name.partition("/")
         if kind == "tables":
             old, new = load_file(base / name), load_file(whole / name)

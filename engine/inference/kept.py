@@ -25,6 +25,8 @@ from stampede.settings import SettingsError, read_yaml
 
 INPUTS, NETWORK = "inputs", "network.py"
 
+_OTHER_DATA = "Score the raw files, or prepare them with `stampede apply`"
+
 # Names of rows that do not belong to one id.
 MISSING, UNSEEN = "<missing>", "<rare or unseen>"
 
@@ -107,7 +109,12 @@ def own_folder(config: Config, run: Path) -> Path:
     except (DataError, SettingsError) as failure:
         keys = ("path", "schema_file", "cache", "validation_path", "test_path")
         given = {f"data.{key}": getattr(config.data, key, "") for key in keys}
-        relative = [f"{key}: {path}" for key, path in given.items() if _is_relative(path)]
+        paths = {key: [one] if isinstance(one, str) else one for key, one in given.items()}
+        relative = [
+            f"{key}: {given[key]}"
+            for key, found in paths.items()
+            if any(path and not Path(path).is_absolute() for path in found)
+        ]
         if not relative:
             raise
         raise type(failure)(
@@ -115,11 +122,6 @@ def own_folder(config: Config, run: Path) -> Path:
             f"run was started ({', '.join(relative)}), but this is {Path.cwd()}; run the command "
             "there"
         ) from None
-
-
-def _is_relative(path: str | list[str]) -> bool:
-    paths = [path] if isinstance(path, str) else path
-    return any(path and not Path(path).is_absolute() for path in paths)
 
 
 def remedy(kept: Path) -> str:
@@ -198,31 +200,24 @@ def check_same_inputs(found: Manifest, data: DataEntry, where: Path, model: Path
     Raises:
         DataError: names the first difference.
     """
-    fields = {entry.name: entry.rows for entry in found.fields}
-    for name, rows in data.vocabulary_sizes.items():
-        if name not in fields:
-            has = ", ".join(fields)
-            raise DataError(
-                f"{where}: no id field {name!r}, which {model} needs; it has {has}. Score the raw "
-                "files, or prepare them with `stampede apply`"
-            )
-        if fields[name] != rows:
-            raise DataError(
-                f"{where}: the table of {name!r} has {fields[name]:,} rows, but {rows:,} in "
-                f"{model}: its vocabulary differs. Score the raw files, or prepare them with "
-                "`stampede apply`"
-            )
-    if list(fields) != list(data.vocabulary_sizes):
-        raise DataError(
-            f"{where}: the id fields are {', '.join(fields)}, but in {model} they are "
-            f"{', '.join(data.vocabulary_sizes)}. Score the raw files, or prepare them with "
-            "`stampede apply`"
+    fields, wanted = {entry.name: entry.rows for entry in found.fields}, data.vocabulary_sizes
+    difference = ""
+    if absent := [name for name in wanted if name not in fields]:
+        difference = f"no id field {absent[0]!r}, which {model} needs; it has {', '.join(fields)}"
+    elif other := [name for name, rows in wanted.items() if fields[name] != rows]:
+        name = other[0]
+        difference = (
+            f"the table of {name!r} has {fields[name]:,} rows, but {wanted[name]:,} in {model}: "
+            "its vocabulary differs"
         )
-    if len(found.numbers) != data.numbers:
-        raise DataError(
-            f"{where}: {len(found.numbers)} numbers, but {data.numbers} in {model}. Score the raw "
-            "files, or prepare them with `stampede apply`"
+    elif list(fields) != list(wanted):
+        difference = (
+            f"the id fields are {', '.join(fields)}, but in {model} they are {', '.join(wanted)}"
         )
+    elif len(found.numbers) != data.numbers:
+        difference = f"{len(found.numbers)} numbers, but {data.numbers} in {model}"
+    if difference:
+        raise DataError(f"{where}: {difference}. {_OTHER_DATA}")
 
 
 def check_same_vocabularies(found: Manifest, kept: Manifest, where: Path) -> None:
@@ -239,7 +234,7 @@ def check_same_vocabularies(found: Manifest, kept: Manifest, where: Path) -> Non
     if differing:
         raise DataError(
             f"{where}: its {differing[0]} differs from the model's, so its ids have other "
-            "meanings. Score the raw files, or prepare them with `stampede apply`"
+            f"meanings. {_OTHER_DATA}"
         )
 
 
@@ -288,7 +283,7 @@ def check_unexecuted(run: Path, config_file: Path) -> None:
     """
     file, copy = imported_by(config_file), run / NETWORK
     # The check of all keys refuses anything but text.
-    if not file or not isinstance(file, str) or not copy.is_file():
+    if not isinstance(file, str) or not copy.is_file():
         return
     try:
         found = read_file(Path(file))
@@ -296,10 +291,6 @@ def check_unexecuted(run: Path, config_file: Path) -> None:
         raise RunFolderError(
             f"model.import: {file}, the network of {run}, is missing; the run has a copy, {copy}: "
             "copy it back, and the files it imports beside it"
-        ) from None
-    except OSError as failure:
-        raise RunFolderError(
-            f"{file}: cannot be read ({failure.strerror or failure}); check its permissions"
         ) from None
     _check(file, found, copy)
 

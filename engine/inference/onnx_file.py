@@ -15,8 +15,7 @@ from stampede.data.learning.vocabulary import FIRST_ROW
 from stampede.data.raw.log import LARGEST
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import inputs_folder, remedy
-from stampede.engine.inference.onnx_graph import LABEL_ENCODERS_DOMAIN, Graph
-from stampede.engine.inference.onnx_operators import add_program
+from stampede.engine.inference.onnx_operators import LABEL_ENCODERS_DOMAIN, Graph, add_program
 from stampede.engine.inference.packaging import (
     RowType,
     described_model,

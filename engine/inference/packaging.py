@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import errno
 import operator
-import os
-import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -27,8 +23,8 @@ from stampede.data import formulas
 from stampede.data.learning.learned import Saved, read_saved
 from stampede.data.learning.row_meanings import row_meanings
 from stampede.data.learning.vocabulary import FIRST_ROW
-from stampede.data.prepared.manifest import LEARNED_FOLDER, FieldEntry, Manifest
-from stampede.data.schema.schema import Hashed, IdField, Integers, Quantiles, TimePart
+from stampede.data.prepared.manifest import LEARNED_FOLDER, FieldEntry
+from stampede.data.schema.schema import Hashed, IdField, Integers, Quantiles, TimePart, Vocabulary
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_trained_with, inputs_folder, remedy
 from stampede.engine.inference.package.dense import ARITHMETIC, argument, find_operator
@@ -71,10 +67,7 @@ def export(trained: Trained, folder: Path, rows: RowType, overwrite: bool) -> No
     """
     # "." has no name, and a link could not be replaced.
     folder = folder.resolve()
-    try:
-        is_there = folder.exists()
-    except OSError as failure:
-        raise RunFolderError(f"{folder}: cannot be written ({failure.strerror})") from None
+    is_there = folder.exists()
     if is_there and not overwrite:
         raise RunFolderError(f"{folder}: already exists; write --overwrite, or another folder")
     if is_there and not (folder / PACKAGE).is_file():
@@ -98,8 +91,20 @@ def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
     graph, weights = describe(export_dense_part(dense_model(trained)))
     (folder / "dense.json").write_text(to_json(graph) + "\n", encoding="utf-8")
     save_tensors(weights, folder / "dense.safetensors")
-    _write_vocabularies(folder / "vocabularies", kept)
-    _write_tables(folder / "tables", trained, rows, about)
+    # One vocabulary or table at a time: only the largest must fit into memory.
+    (folder / "vocabularies").mkdir()
+    for name, meanings in ({} if kept is None else row_meanings(kept, remedy(kept))).items():
+        if meanings.values is not None:
+            values = meanings.values().to_frame()
+            try:
+                values.write_parquet(folder / "vocabularies" / f"{name}.parquet")
+            except pl.exceptions.PolarsError as failure:
+                raise OSError(errno.EIO, str(failure)) from None
+    (folder / "tables").mkdir()
+    for field in tqdm(about["fields"], "exporting tables", unit=" tables", delay=1):
+        name = field["name"]
+        tensors = stored_rows(read_stored_field(trained.checkpoint, name), rows, name)
+        save_tensors(tensors, folder / "tables" / f"{name}.safetensors")
     (folder / PACKAGE).write_text(sealed(about, folder), encoding="utf-8")
 
 
@@ -126,46 +131,16 @@ def described_model(trained: Trained, kept: Path | None, rows: RowType) -> dict[
     }
 
 
-def _write_vocabularies(folder: Path, kept: Path | None) -> None:
-    folder.mkdir()
-    if kept is None:
-        return
-    for name, meanings in row_meanings(kept, remedy(kept)).items():
-        if meanings.values is not None:
-            # One vocabulary at a time: only the largest must fit into memory.
-            values = meanings.values().to_frame()
-            with _os_errors():
-                values.write_parquet(folder / f"{name}.parquet")
-
-
-def _write_tables(folder: Path, trained: Trained, rows: RowType, about: Mapping[str, Any]) -> None:
-    folder.mkdir()
-    # One table at a time: only the largest must fit into memory.
-    for field in tqdm(about["fields"], "exporting tables", unit=" tables", delay=1):
-        name = field["name"]
-        tensors = stored_rows(read_stored_field(trained.checkpoint, name), rows, name)
-        save_tensors(tensors, folder / f"{name}.safetensors")
-
-
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     """Write a safetensors file."""
     path.touch()
     mode = path.stat().st_mode
-    with _os_errors():
+    try:
         save_file(tensors, path)
+    except SafetensorError as failure:
+        raise OSError(errno.EIO, str(failure)) from None
     # safetensors makes it readable for its owner only.
     path.chmod(mode)
-
-
-@contextmanager
-def _os_errors() -> Iterator[None]:
-    """Raise operating-system errors of Rust libraries as OSError."""
-    try:
-        yield
-    except (SafetensorError, pl.exceptions.PolarsError) as failure:
-        found = re.search(r"os error (\d+)", str(failure))
-        number = int(found[1]) if found else errno.EIO
-        raise OSError(number, os.strerror(number) if found else str(failure)) from None
 
 
 def stored_rows(weights: FieldWeights, kind: RowType, field: str) -> dict[str, Tensor]:
@@ -335,28 +310,7 @@ def _inputs(trained: Trained, kept: Path | None) -> dict[str, Any]:
     manifest = check_trained_with(kept, trained.data, trained.checkpoint, remedy(kept))
     if not (kept / LEARNED_FOLDER).is_dir():
         return _of_rows(manifest.fields, manifest.numbers, manifest.numbers_dtype)
-    return _of_columns(manifest, read_saved(kept / LEARNED_FOLDER, remedy(kept)))
-
-
-def _of_rows(entries: list[FieldEntry], numbers: list[str], dtype: str) -> dict[str, Any]:
-    """Inputs of data whose ids are already rows of their tables."""
-    seen = dict.fromkeys(_SEEN, 0)
-    return {
-        "fields": [
-            _described(entry, entry.name, "rows", separator="," if entry.multi else None)
-            | {"size": entry.rows}
-            for entry in entries
-        ],
-        "numbers": [
-            {"name": name, "column": name, "fill": 0.0, "transform": [], **seen} for name in numbers
-        ],
-        "numbers_dtype": dtype,
-        "missing": [""],
-        "time": None,
-    }
-
-
-def _of_columns(manifest: Manifest, saved: Saved) -> dict[str, Any]:
+    saved = read_saved(kept / LEARNED_FOLDER, remedy(kept))
     schema = saved.schema_
     timed = any(isinstance(field, TimePart) for field in schema.ids.values())
     return {
@@ -377,32 +331,45 @@ def _of_columns(manifest: Manifest, saved: Saved) -> dict[str, Any]:
     }
 
 
-def _field(entry: FieldEntry, field: IdField, saved: Saved) -> dict[str, Any]:
-    if isinstance(field, TimePart):
-        return _described(entry, None, field.encode)
-    column = field.column or entry.name
-    if isinstance(field, Quantiles):
-        edges = saved.quantiles[entry.name]
-        return _described(entry, column, field.encode) | {"edges": edges}
-    common = _described(entry, column, field.encode, field.separator, field.max_ids)
-    if isinstance(field, Hashed):
-        return common | {"buckets": field.buckets, "seed": field.seed}
-    if isinstance(field, Integers):
-        return common | {"size": field.size}
-    return common | {"first_row": FIRST_ROW}
-
-
-def _described(
-    entry: FieldEntry,
-    column: str | None,
-    encode: str,
-    separator: str | None = None,
-    max_ids: int | None = None,
-) -> dict[str, Any]:
+def _of_rows(entries: list[FieldEntry], numbers: list[str], dtype: str) -> dict[str, Any]:
+    """Inputs of data whose ids are already rows of their tables."""
+    seen = dict.fromkeys(_SEEN, 0)
+    fields = [
+        {
+            **entry.model_dump(),
+            "column": entry.name,
+            "separator": "," if entry.multi else None,
+            "max_ids": None,
+            "encode": "rows",
+            "size": entry.rows,
+        }
+        for entry in entries
+    ]
     return {
-        **entry.model_dump(),
-        "column": column,
-        "separator": separator,
-        "max_ids": max_ids,
-        "encode": encode,
+        "fields": fields,
+        "numbers": [
+            {"name": name, "column": name, "fill": 0.0, "transform": [], **seen} for name in numbers
+        ],
+        "numbers_dtype": dtype,
+        "missing": [""],
+        "time": None,
     }
+
+
+def _field(entry: FieldEntry, field: IdField, saved: Saved) -> dict[str, Any]:
+    about = {
+        **entry.model_dump(),
+        "column": None if isinstance(field, TimePart) else field.column or entry.name,
+        "separator": getattr(field, "separator", None),
+        "max_ids": getattr(field, "max_ids", None),
+        "encode": field.encode,
+    }
+    if isinstance(field, Quantiles):
+        about["edges"] = saved.quantiles[entry.name]
+    elif isinstance(field, Hashed):
+        about |= {"buckets": field.buckets, "seed": field.seed}
+    elif isinstance(field, Integers):
+        about["size"] = field.size
+    elif isinstance(field, Vocabulary):
+        about["first_row"] = FIRST_ROW
+    return about

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from stampede.engine.console import readable_bytes
 from stampede.engine.errors import RunFolderError
 from stampede.engine.metrics import probability
-from stampede.files import hidden, new_file
+from stampede.files import hidden, new_file, remove
 
 _FILE = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
 
@@ -32,11 +30,7 @@ def score_file(path: Path, overwrite: bool) -> Iterator[ScoreFile]:
         RunFolderError: the file already exists, is not named .parquet, or cannot be written.
     """
     if path.suffix != ".parquet":
-        asked = f"{path}: scores are written as Parquet; write a NAME.parquet"
-        if path.suffix == ".csv":
-            convert = f"pl.read_parquet('{path.with_suffix('.parquet')}').write_csv('{path}')"
-            asked += f', then `python -c "import polars as pl; {convert}"`'
-        raise RunFolderError(asked)
+        raise RunFolderError(f"{path}: scores are written as Parquet; write a NAME.parquet")
     bad_rows = path.with_suffix(".bad_rows.jsonl")
     try:
         if path.is_dir():
@@ -46,31 +40,22 @@ def score_file(path: Path, overwrite: bool) -> Iterator[ScoreFile]:
         with new_file(path) as unfinished:
             file = ScoreFile(unfinished, bad_rows)
             # Left by a process that was killed.
-            with suppress(OSError):
-                file.unfinished_bad_rows.unlink(missing_ok=True)
+            remove(file.unfinished_bad_rows)
             try:
                 yield file
-            except BaseException:
-                # Its errors do not matter: the file is removed now.
-                with suppress(OSError):
-                    file.close()
-                raise
-            file.close()
+            finally:
+                file.close()
             # The bad rows of an output that was replaced.
             bad_rows.unlink(missing_ok=True)
             if file.unfinished_bad_rows.exists():
                 os.replace(file.unfinished_bad_rows, bad_rows)
     except OSError as failure:
-        free = ""
-        if os.path.isdir(path.parent):
-            free = f", {readable_bytes(shutil.disk_usage(path.parent).free)} are free there"
         raise RunFolderError(
-            f"{path}: cannot be written ({failure.strerror or failure}){free}; make room, or "
-            "write another file"
+            f"{path}: cannot be written ({failure.strerror or failure}); make room, or write "
+            "another file"
         ) from None
     finally:
-        with suppress(OSError):
-            hidden(bad_rows, "tmp").unlink(missing_ok=True)
+        remove(hidden(bad_rows, "tmp"))
 
 
 class ScoreFile:
@@ -97,11 +82,7 @@ class ScoreFile:
         self.rows = 0
 
     def begin(
-        self,
-        files: tuple[str, ...],
-        has_label: bool,
-        has_weight: bool,
-        about: Mapping[str, str],
+        self, files: tuple[str, ...], has_label: bool, has_weight: bool, about: Mapping[str, str]
     ) -> None:
         """Open the file.
 
@@ -120,12 +101,7 @@ class ScoreFile:
         self._writer = pyarrow.parquet.ParquetWriter(self._path, self._schema, compression="zstd")
 
     def append(
-        self,
-        file: int,
-        rows: np.ndarray,
-        logits: np.ndarray,
-        label: np.ndarray,
-        weight: np.ndarray,
+        self, file: int, rows: np.ndarray, logits: np.ndarray, label: np.ndarray, weight: np.ndarray
     ) -> None:
         """Write some rows, `[n]` each, of one file."""
         columns = {"row": rows, "score": probability(logits), "label": label, "weight": weight}
@@ -137,10 +113,6 @@ class ScoreFile:
         self.rows += len(rows)
 
     def close(self) -> None:
-        """Write what is left in memory.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write what is left in memory."""
         if self._writer is not None:
             self._writer.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -76,7 +75,7 @@ def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = F
             network may not be executed or has changed.
         SettingsError: the configuration of the run cannot be used.
     """
-    if not os.path.exists(path):
+    if not path.exists():
         raise RunFolderError(
             f"{path}: no such run folder or checkpoint; write a run folder such as runs/quickstart"
         )
@@ -103,14 +102,8 @@ def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = F
         )
     if imported:
         print(f"model.import: {config.model.import_file} was executed", file=sys.stderr)
-    return Trained(
-        run=run.path,
-        checkpoint=checkpoint,
-        epoch=manifest.progress.epoch,
-        config=config,
-        data=manifest.data,
-        held=held,
-    )
+    epoch = manifest.progress.epoch
+    return Trained(run.path, checkpoint, epoch, config, manifest.data, held)
 
 
 def choose_checkpoint(path: Path, epoch: str | None = None, remedy: str | None = None) -> Path:
@@ -125,24 +118,23 @@ def choose_checkpoint(path: Path, epoch: str | None = None, remedy: str | None =
         RunFolderError: there is none.
     """
     path = _in_its_run(path)
-    run = path.parent.parent
-    if path.parent == RunFolder(run).checkpoints:
+    if path.parent == RunFolder(path.parent.parent).checkpoints:
         if epoch is not None:
             raise RunFolderError(
                 f"{path} is a checkpoint of one epoch; leave --epoch out, or write the run folder "
-                f"{run}"
+                f"{path.parent.parent}"
             )
         return path
     folder = RunFolder(path).checkpoints
     last = newest(folder)
-    periods = sorted(path.glob("period_*"))
-    if last is None and periods:
-        raise RunFolderError(
-            f"{path}: each period of stampede incremental has its own run folder; write "
-            f"{periods[-1]}, the newest"
-        )
     if last is None:
-        others = [one.name for one in sorted(path.parent.glob("period_*")) if _is_kept(one)]
+        if periods := sorted(path.glob("period_*")):
+            raise RunFolderError(
+                f"{path}: each period of stampede incremental has its own run folder; write "
+                f"{periods[-1]}, the newest"
+            )
+        siblings = sorted(path.parent.glob("period_*"))
+        others = [one.name for one in siblings if newest(RunFolder(one).checkpoints)]
         if path.name.startswith("period_") and others and path.name < others[-1]:
             raise RunFolderError(
                 f"{path}: its checkpoint was deleted, as only the newest periods keep theirs "
@@ -180,10 +172,6 @@ def _in_its_run(path: Path) -> Path:
         if is_checkpoint or RunFolder(found).checkpoints.is_dir():
             return found
     return path
-
-
-def _is_kept(period: Path) -> bool:
-    return newest(RunFolder(period).checkpoints) is not None
 
 
 def _existing(folder: Path, epoch: int) -> Path:

@@ -9,8 +9,7 @@ from onnx.checker import check_model
 from onnx.helper import make_tensor_value_info
 from onnxruntime import InferenceSession
 
-from stampede.engine.inference.onnx_graph import Graph
-from stampede.engine.inference.onnx_operators import add_program
+from stampede.engine.inference.onnx_operators import Graph, add_program
 
 
 def onnx_session(model):

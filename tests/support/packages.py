@@ -41,16 +41,16 @@ print(json.dumps(found))
 
 
 def logits_alone(package, inputs, cwd):
-    """Logits of each of some inputs, computed by a process without stampede."""
+    """Logits of each of some inputs, computed by a process without stampede or warnings."""
     done = subprocess.run(
-        [sys.executable, "-c", _ALONE, str(package)],
+        [sys.executable, "-W", "error::UserWarning", "-c", _ALONE, str(package)],
         input=json.dumps(inputs),
         cwd=cwd,
         capture_output=True,
         text=True,
         timeout=HANG,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and done.stderr == "", done.stderr
     return json.loads(done.stdout)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -47,8 +47,6 @@ _TYPES = (
     "strided", "contiguous_format", "preserve_format",
 )  # fmt: skip
 
-_LARGEST = 2**63
-
 
 class _Value(NamedTuple):
     """An input, or the result of an earlier step."""
@@ -76,7 +74,7 @@ class Dense:
         device: for the weights.
 
     Raises:
-        ValueError: the graph cannot be computed; names the step.
+        ValueError: the graph has an operator or an argument that packages do not support.
     """
 
     def __init__(
@@ -89,20 +87,20 @@ class Dense:
             name: weight.to(device, copy=True).requires_grad_(name in graph["trained"])
             for name, weight in weights.items()
         }
-        self._output = _Value(graph["output"])
-        self._steps: list[_Step] = []
-        known = {"rows", "numbers"}
-        for step in graph["steps"]:
-            try:
-                self._steps.append(self._step(step, known))
-                known.add(step["name"])
-            except (KeyError, TypeError, AttributeError, ValueError) as failure:
-                raise ValueError(f"step {len(known) - 2}: {failure}") from None
-        if self._output.name not in known:
-            raise ValueError(f"no step is named {self._output.name!r}, the output")
-        needed = {self._output.name}
+        self._output = graph["output"]
+        self._steps = [
+            _Step(
+                step["name"],
+                find_operator(step["operator"]),
+                self._argument(step["arguments"]),
+                {name: self._argument(one) for name, one in step.get("named", {}).items()},
+                set(),
+            )
+            for step in graph["steps"]
+        ]
+        needed = {self._output}
         for step in reversed(self._steps):
-            used = {one.name for one in _values([step.arguments, step.named])} | {step.name}
+            used = {*_names([step.arguments, *step.named.values()]), step.name}
             step.done_with.update(used - needed)
             needed |= used
 
@@ -114,23 +112,7 @@ class Dense:
             values[step.name] = step.operator(*_filled(step.arguments, values), **named)
             for name in step.done_with:
                 del values[name]
-        return values[self._output.name]
-
-    def _step(self, step: Mapping[str, Any], known: set[str]) -> _Step:
-        arguments, named = list(step["arguments"]), dict(step.get("named", {}))
-        found = _Step(
-            step["name"],
-            find_operator(step["operator"]),
-            [self._argument(one) for one in arguments],
-            {name: self._argument(one) for name, one in named.items()},
-            set(),
-        )
-        if found.name in known:
-            raise ValueError(f"{found.name!r} already has a value")
-        for value in _values([found.arguments, found.named]):
-            if value.name not in known:
-                raise ValueError(f"{value.name!r} has no value yet")
-        return found
+        return values[self._output]
 
     def _argument(self, given: Any) -> Any:
         """Decode an argument that `argument` described."""
@@ -160,9 +142,9 @@ def find_operator(name: str) -> Callable[..., Any]:
     """
     packet, is_of_torch, overload = name.partition(".")
     if name == "getitem":
-        return _element
+        return operator.getitem
     if name in ARITHMETIC:
-        return _on_sizes(ARITHMETIC[name])
+        return ARITHMETIC[name]
     if is_of_torch and packet.removesuffix("_") in OPERATORS:
         overloads = getattr(torch.ops.aten, packet, None)
         if overloads is not None and overload in overloads.overloads():
@@ -190,35 +172,16 @@ def argument(given: Any) -> Any:
     raise ValueError(f"packages do not support the argument {given!r}")
 
 
-def _values(given: Any) -> list[_Value]:
-    """All values in nested lists and dictionaries of arguments."""
+def _names(given: Any) -> Iterator[str]:
+    """Names of the values in nested lists of arguments."""
     if isinstance(given, _Value):
-        return [given]
-    if isinstance(given, dict):
-        given = list(given.values())
-    return [value for one in given for value in _values(one)] if isinstance(given, list) else []
+        yield given.name
+    elif isinstance(given, list):
+        for one in given:
+            yield from _names(one)
 
 
 def _filled(given: Any, values: Mapping[str, Any]) -> Any:
     if isinstance(given, _Value):
         return values[given.name]
     return [_filled(one, values) for one in given] if isinstance(given, list) else given
-
-
-def _element(values: Any, place: int) -> Any:
-    """One of a step's several results."""
-    if not isinstance(values, list | tuple) or not isinstance(place, int):
-        raise ValueError(f"getitem needs a step with several results and a number, found {place!r}")
-    return values[place]
-
-
-def _on_sizes(compute: Callable[..., float]) -> Callable[..., float]:
-    def checked(*sizes: float) -> float:
-        if not all(isinstance(size, int | float) for size in sizes):
-            raise ValueError(f"{compute.__name__} takes sizes")
-        found = compute(*sizes)
-        if abs(found) >= _LARGEST:
-            raise ValueError(f"{compute.__name__} gives {found:g}, which is not a size")
-        return found
-
-    return checked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -109,16 +109,9 @@ class Encoder:
             for field in about["fields"]
             if field["encode"] == "vocabulary"
         }
-        inputs = [*about["fields"], *about["numbers"]]
+        used = [one["column"] for one in (*about["fields"], *about["numbers"]) if one["column"]]
         timed = [about["time"]["column"]] if about["time"] else []
-        self._id_columns = {
-            field["column"]
-            for field in about["fields"]
-            if field["encode"] not in ("quantiles", *_PARTS_OF_TIME)
-        }
-        self.columns = list(
-            dict.fromkeys([column for field in inputs if (column := field["column"])] + timed)
-        )
+        self.columns = list(dict.fromkeys(used + timed))
 
     def __call__(self, samples: Samples, bad_values: BadValues | None = None) -> Encoded:
         """Encode samples; a bad value is an error unless `bad_values` says otherwise.
@@ -127,7 +120,7 @@ class Encoder:
             ValueError: a column is absent, or a value cannot be used.
         """
         bad_values = bad_values or BadValues("error")
-        frame = self._frame(samples, self.columns, bad_values)
+        frame = self._frame(samples, self.columns)
         found = [self._ids(field, frame, bad_values) for field in self._about["fields"]]
         wanted = self._about["numbers"]
         numbers = np.empty((len(frame), len(wanted)), dtype=np.float32)
@@ -154,7 +147,7 @@ class Encoder:
         if other := [name for name in fields if name not in known]:
             raise ValueError(f"no field {other[0]!r}; the fields are {', '.join(known)}")
         columns = [known[name]["column"] or self._about["time"]["column"] for name in fields]
-        frame = self._frame(samples, list(dict.fromkeys(columns)), bad_values)
+        frame = self._frame(samples, list(dict.fromkeys(columns)))
         found = {}
         for name in fields:
             found[name], lengths = self._ids(known[name], frame, bad_values)
@@ -164,10 +157,14 @@ class Encoder:
                 found[name] = padded
         return found
 
-    def _frame(self, samples: Samples, columns: list[str], bad_values: BadValues) -> pl.DataFrame:
+    def _frame(self, samples: Samples, columns: list[str]) -> pl.DataFrame:
         """Some columns, null where a value is missing."""
-        frame = _table_of(samples, columns, self._id_columns, bad_values)
-        return _missing_as_null(frame, self._about["missing"])
+        missing, text = self._about["missing"], pl.col(pl.String)
+        frame = _table_of(samples, columns)
+        frame = frame.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
+        if any(mark.lower() == "nan" for mark in missing):
+            frame = frame.with_columns(pl.col(pl.Float32, pl.Float64).fill_nan(None))
+        return frame.with_columns(pl.when(~text.is_in(missing)).then(text))
 
     def _ids(
         self, field: Mapping[str, Any], frame: pl.DataFrame, bad_values: BadValues
@@ -248,12 +245,6 @@ class _Vocabulary:
     """
 
     def __init__(self, path: Path, field: Mapping[str, Any]) -> None:
-        # A small file can unpack to any number of values, so bound it by the table's size.
-        found = pl.scan_parquet(path, glob=False).select(pl.len()).collect().item()
-        if found > field["rows"] - field["first_row"]:
-            raise ValueError(
-                f"{path.name}: {found:,} ids, but the table has {field['rows']:,} rows"
-            )
         values = pl.read_parquet(path, glob=False).to_series()
         self.is_of_floats = bool(values.str.contains(r"^-?\d+\.\d+(e-?\d+)?$").any())
         self._unseen_row, self._seed = field["unseen_row"], 0
@@ -273,14 +264,6 @@ class _Vocabulary:
             at = np.searchsorted(self._hashes, hashes).clip(max=len(self._hashes) - 1)
             rows = np.where(self._hashes[at] == hashes, self._rows[at], rows)
         return rows[place]
-
-
-def _missing_as_null(frame: pl.DataFrame, missing: list[str]) -> pl.DataFrame:
-    text = pl.col(pl.String)
-    frame = frame.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
-    if any(mark.lower() == "nan" for mark in missing):
-        frame = frame.with_columns(pl.col(pl.Float32, pl.Float64).fill_nan(None))
-    return frame.with_columns(pl.when(~text.is_in(missing)).then(text))
 
 
 def _numbers(frame: pl.DataFrame, column: str, bad_values: BadValues) -> pl.Series:
@@ -347,22 +330,19 @@ def _without(values: pl.Series, bad: pl.Series) -> pl.Series:
     return values.zip_with(~bad, pl.Series(values.name, [None], dtype=values.dtype))
 
 
-def _table_of(
-    samples: Samples, columns: list[str], id_columns: Set[str], bad_values: BadValues
-) -> pl.DataFrame:
+def _table_of(samples: Samples, columns: list[str]) -> pl.DataFrame:
     """The wanted columns.
-
-    Args:
-        samples: raw ones.
-        columns: to return.
-        id_columns: the columns whose values are treated as text.
-        bad_values: how bad values are treated.
 
     Raises:
         ValueError: a column is absent, or a value is neither text nor number nor list.
     """
     if type(samples).__module__.partition(".")[0] == "pandas":
-        samples = _of_pandas(samples, columns)
+        # Without the pyarrow that polars would need.
+        samples = {
+            name: samples[name].astype(object).where(samples[name].notna(), None).tolist()
+            for name in columns
+            if name in samples.columns
+        }
     if isinstance(samples, pl.DataFrame | Mapping):
         given = list(samples.columns if isinstance(samples, pl.DataFrame) else samples)
     else:
@@ -378,56 +358,35 @@ def _table_of(
     absent = [name for name in columns if name not in given]
     if absent:
         raise ValueError(f"no column {absent[0]!r}; the model needs {', '.join(columns)}")
-    series = [_series(name, samples[name], name in id_columns, bad_values) for name in columns]
+    series = [_series(name, samples[name]) for name in columns]
     if len({len(column) for column in series}) > 1:
         sizes = ", ".join(f"{column.name} {len(column)}" for column in series)
         raise ValueError(f"columns of different lengths: {sizes}")
     return pl.DataFrame(series)
 
 
-def _of_pandas(table: Any, columns: list[str]) -> dict[str, list[Any]]:
-    """The wanted columns that a pandas table has; missing values become None."""
-    return {
-        name: table[name].astype(object).where(table[name].notna(), None).tolist()
-        for name in columns
-        if name in table.columns
-    }
-
-
-def _series(name: str, values: Any, is_id: bool, bad_values: BadValues) -> pl.Series:
+def _series(name: str, values: Any) -> pl.Series:
     if isinstance(values, str):
         raise ValueError(f"column {name}: found {values!r}; write a list with a value per sample")
     if isinstance(values, list | tuple):
-        values = _alike(name, values, is_id, bad_values)
-    try:
-        found = pl.Series(name, values, strict=False)
-    except (TypeError, pl.exceptions.PolarsError) as failure:
-        raise ValueError(f"column {name}: {failure}; write text, numbers or lists") from None
+        values = _alike(name, values)
+    found = pl.Series(name, values, strict=False)
     if found.dtype == pl.Object:
         raise ValueError(f"column {name}: found {found[0]!r}; write text, numbers or lists")
     return found
 
 
-def _alike(name: str, values: Sequence[Any], is_id: bool, bad_values: BadValues) -> Sequence[Any]:
-    """Float ids beside text as whole numbers: polars would write 3 as 3.0."""
-    kinds = set(map(type, values)) - {type(None)}
-    lists = {kind for kind in kinds if issubclass(kind, list | tuple | np.ndarray | pl.Series)}
-    if lists and kinds - lists:
+def _alike(name: str, values: Sequence[Any]) -> Sequence[Any]:
+    """Values of a column, which polars would turn into other text if their types differ."""
+    are_lists = {isinstance(one, list | tuple | np.ndarray) for one in values if one is not None}
+    if len(are_lists) > 1:
         raise ValueError(
             f"column {name}: found lists and single values; write lists in all samples or in none"
         )
-    if np.ndarray in lists:
+    if True in are_lists:
         return [None if value is None else list(value) for value in values]
-    if is_id and str in kinds and any(issubclass(kind, float | np.floating) for kind in kinds):
-        floats = [value for value in values if isinstance(value, float | np.floating)]
-        fractions = pl.Series(name, [value for value in floats if not value.is_integer()])
-        bad_values.found(fractions.is_not_null(), fractions, name, _NO_ID)
-        return [_whole(value) for value in values]
+    if any(isinstance(value, str) for value in values):
+        # Polars would write 3.0 instead of 3.
+        whole = (isinstance(value, float) and value.is_integer() for value in values)
+        return [int(v) if is_whole else v for v, is_whole in zip(values, whole, strict=True)]
     return values
-
-
-def _whole(value: Any) -> Any:
-    """A float id as a whole number; None if it has a fraction."""
-    if not isinstance(value, float | np.floating):
-        return value
-    return int(value) if value.is_integer() else None

@@ -16,7 +16,6 @@ delta: the new package keeps the Python files of the old one.
 from __future__ import annotations
 
 import argparse
-import errno
 import hashlib
 import importlib.util
 import json
@@ -45,20 +44,13 @@ _DATA = re.compile(
     r"(dense\.json|(dense|tables/[\w.-]+)\.safetensors|vocabularies/[\w.-]+\.parquet)"
 )
 
+# Errors of damaged or missing files.
+_DAMAGE = (FileNotFoundError, LookupError, RuntimeError, ValueError, SafetensorError, PolarsError)
 
-# Errors that libraries raise for damaged or missing files.
-_DAMAGE = (
-    FileNotFoundError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
-    SafetensorError, PolarsError,
-)  # fmt: skip
-
-
-def _loader() -> Any:
-    """Import the `load.py` beside this file, whatever sys.path says."""
-    spec = importlib.util.spec_from_file_location(f"{__name__}_load", HERE / "load.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+# The `load.py` beside this file, whatever sys.path says.
+_spec = importlib.util.spec_from_file_location(f"{__name__}_load", HERE / "load.py")
+load = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(load)
 
 
 def apply(package: str | Path, deltas: Sequence[str | Path], out: str | Path) -> Path:
@@ -79,20 +71,17 @@ def apply(package: str | Path, deltas: Sequence[str | Path], out: str | Path) ->
     package, out = Path(package), Path(out)
     if out.exists():
         raise ValueError(f"{out}: already exists; write another folder")
-    before, temporary = package, []
+    if not deltas:
+        raise ValueError("no delta given")
+    temporary = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
     try:
         for number, delta in enumerate(map(Path, deltas)):
-            made = out.with_name(f".{out.name}.{number}.tmp")
-            shutil.rmtree(made, ignore_errors=True)
-            temporary.append(made)
-            patch(before, delta, made)
-            before = made
-        if before is package:
-            raise ValueError("no delta given")
-        os.replace(before, out)
+            patch(package, delta, temporary / str(number))
+            package = temporary / str(number)
+        os.replace(package, out)
     finally:
-        for folder in temporary:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return out
 
 
@@ -106,20 +95,17 @@ def patch(package: Path, delta: Path, out: Path, checked: bool = True) -> None:
         ValueError: the delta has another base, or is damaged.
     """
     try:
-        about, _ = _loader().read_json(delta / DELTA)
-        after, text = _loader().read_json(delta / PACKAGE)
-        found, base, names = about["format"], about["base"], [*after["files"], PACKAGE]
-        changes = {**about["tables"], **about["vocabularies"]}
-        expected = _contents(after)
-        if found != FORMAT:
-            raise ValueError(f"format {found}, but this update.py reads {FORMAT}")
-        wrong = [name for name in (*names, *changes.values()) if not _loader().NAME.fullmatch(name)]
-        wrong += [name for name in changes if not _DATA.fullmatch(name)]
-        if wrong:
-            raise ValueError(f"{wrong[0]!r} is not a file name of a package")
-        _loader().check_about(after, text)
+        about = json.loads((delta / DELTA).read_bytes())
+        found, base = about["format"], about["base"]
+        tables, vocabularies = about["tables"], about["vocabularies"]
     except (OSError, *_DAMAGE) as failure:
         raise ValueError(f"{delta}: no delta here ({failure})") from None
+    if found != FORMAT:
+        raise ValueError(f"{delta}: has format {found}, but this update.py reads {FORMAT}")
+    if wrong := [name for name in (*tables, *vocabularies) if not _DATA.fullmatch(name)]:
+        raise ValueError(f"{delta}: {wrong[0]!r} is not a file name of a package")
+    after = load.read_about(delta)
+    expected = _contents(after)
     if base != package_digest(package):
         raise ValueError(
             f"{delta}: was made for another package than {package} (SHA-256 of its content "
@@ -130,17 +116,19 @@ def patch(package: Path, delta: Path, out: Path, checked: bool = True) -> None:
         target = out / name
         target.parent.mkdir(exist_ok=True)
         try:
-            if name not in changes:
-                # Hard-link a package's own files only; files of a delta are copied.
-                if _DATA.fullmatch(name) and (delta / name).is_file():
-                    shutil.copyfile(delta / name, target)
-                else:
-                    _link(package / name, target)
-            elif name in about["tables"]:
-                _patch_table(package / name, delta / changes[name], target)
+            if name in tables:
+                table, changes = load_file(package / name), load_file(delta / tables[name])
+                save_file(patched(table, changes), target)
+            elif name in vocabularies:
+                old, changes = (
+                    pl.read_parquet(path) for path in (package / name, delta / vocabularies[name])
+                )
+                new = patched_vocabulary(old["value"], changes, about["sizes"][name])
+                new.to_frame().write_parquet(target)
+            elif _DATA.fullmatch(name) and (delta / name).is_file():
+                shutil.copyfile(delta / name, target)
             else:
-                size = about["sizes"][name]
-                _patch_vocabulary(package / name, delta / changes[name], target, size)
+                _link(package / name, target)
         except _DAMAGE as failure:
             raise ValueError(f"{delta}: {name} cannot be made ({failure})") from None
     text = sealed(after, out)
@@ -165,12 +153,9 @@ def package_digest(package: Path) -> str:
     Raises:
         ValueError: it is not a package.
     """
-    try:
-        about, _ = _loader().read_json(package / PACKAGE)
-        text = json.dumps({**about, "files": _contents(about), "sha256": ""}, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
-    except (OSError, *_DAMAGE) as failure:
-        raise ValueError(f"{package}: no exported model here ({failure})") from None
+    about = load.read_about(package)
+    text = json.dumps({**about, "files": _contents(about), "sha256": ""}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sealed(about: Mapping[str, Any], folder: Path) -> str:
@@ -183,13 +168,12 @@ def sealed(about: Mapping[str, Any], folder: Path) -> str:
         about: the description.
         folder: with all of its files.
     """
-    files, file_sha256 = {}, _loader().file_sha256
+    files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
         if name == PACKAGE:
             continue
-        with path.open("rb") as file:
-            entry = {"bytes": path.stat().st_size, "sha256": file_sha256(file)}
+        entry = {"bytes": path.stat().st_size, "sha256": load.file_sha256(path)}
         if name.startswith(("tables/", "vocabularies/")):
             entry["content"] = content_digest(path)
         files[name] = entry
@@ -213,44 +197,20 @@ def content_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _regular(path: Path) -> Path:
-    """Refuse anything but a file: opening a pipe would wait forever."""
-    if not path.is_file():
-        raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
-    return path
-
-
-def _patch_table(before: Path, changes: Path, target: Path) -> None:
-    table, changed = load_file(_regular(before)), load_file(_regular(changes))
-    rows, size = changed.pop("rows"), int(changed.pop("size"))
-    save_file(patched(table, changed, rows, size), target)
-
-
-def patched(
-    table: Mapping[str, Tensor], changed: Mapping[str, Tensor], rows: Tensor, size: int
-) -> dict[str, Tensor]:
+def patched(table: Mapping[str, Tensor], changes: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A table's tensors with some rows replaced or added.
 
     Args:
-        changed: the new values of `rows`, `[n, ...]` each.
-        rows: `[n]` int64.
-        size: rows of the updated table.
+        changes: `rows` `[n]` int64, their new values `[n, ...]` by tensor, and the new `size`.
     """
     found = {}
     for name, values in table.items():
-        if size > len(values) + len(rows):
-            raise ValueError(f"{size:,} rows are more than the old and the new ones together")
-        whole = torch.zeros(size, *values.shape[1:], dtype=values.dtype)
-        kept = min(size, len(values))
+        whole = torch.zeros(int(changes["size"]), *values.shape[1:], dtype=values.dtype)
+        kept = min(len(whole), len(values))
         whole[:kept] = values[:kept]
-        whole[rows] = changed[name]
+        whole[changes["rows"]] = changes[name]
         found[name] = whole
     return found
-
-
-def _patch_vocabulary(before: Path, changes: Path, target: Path, size: int) -> None:
-    values, changed = (pl.read_parquet(_regular(path)) for path in (before, changes))
-    patched_vocabulary(values["value"], changed, size).to_frame().write_parquet(target)
 
 
 def patched_vocabulary(values: pl.Series, changed: pl.DataFrame, size: int) -> pl.Series:
@@ -261,8 +221,6 @@ def patched_vocabulary(values: pl.Series, changed: pl.DataFrame, size: int) -> p
         changed: `line` and `value`.
         size: lines of the updated vocabulary.
     """
-    if size > len(values) + len(changed):
-        raise ValueError(f"{size:,} ids are more than the old and the new ones together")
     more = pl.Series("value", [None] * max(0, size - len(values)), pl.String)
     return pl.concat([values.head(size), more]).scatter(changed["line"], changed["value"])
 
@@ -283,10 +241,7 @@ def publish(folder: str | Path, package: str) -> None:
     """
     file = Path(folder) / CURRENT
     unfinished = file.with_name(f".{CURRENT}.tmp")
-    # It may be a link to another place.
-    unfinished.unlink(missing_ok=True)
-    with unfinished.open("x", encoding="utf-8") as file_of_name:
-        file_of_name.write(json.dumps({"package": package}) + "\n")
+    unfinished.write_text(json.dumps({"package": package}) + "\n", encoding="utf-8")
     os.replace(unfinished, file)
 
 
@@ -298,17 +253,14 @@ def current(folder: str | Path) -> Path:
     """
     file = Path(folder) / CURRENT
     try:
-        name = _loader().read_json(file)[0]["package"]
-        if not isinstance(name, str) or Path(name).name != name:
-            raise ValueError(f"found {name!r}, which is not a folder beside it")
+        return file.parent / json.loads(file.read_bytes())["package"]
     except (OSError, *_DAMAGE) as failure:
         raise ValueError(f"{file}: names no package ({failure})") from None
-    return file.parent / name
 
 
 def load_current(folder: str | Path, device: str = "cpu") -> Any:
     """The model of the package that `publish` named; see `load`."""
-    return _loader().load(current(folder), device)
+    return load.load(current(folder), device)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,9 +1,5 @@
 """Exported packages score as the trainer does, without stampede."""
 
-import json
-import subprocess
-import sys
-
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -14,12 +10,11 @@ from stampede.engine.inference.packaging import export
 from stampede.engine.inference.trained import open_trained
 from stampede.engine.run import run as train
 from support.jobs import run_small
-from support.movie_runs import ROWS, prepare_movies, rows_of_test_part, train_on_movies
+from support.movie_runs import ROWS, prepare_movies, train_on_movies
 from support.movies import movies, write_movies
-from support.packages import columns_of, loaded, logits_alone, open_test_part
+from support.packages import loaded, logits_alone, open_test_part
 from support.predicting import scores
 from support.prepared import drawn_fields, drawn_rows, write_prepared
-from support.waiting import HANG
 
 
 @pytest.mark.slow
@@ -34,35 +29,28 @@ def test_a_package_alone_equals_the_trainer(packages, trainers, tmp_path):
     assert logits.std() > 0.05
 
 
-def test_batches_and_tables_make_no_difference(packages, trainers):
-    columns, logits = trainers
-    model = loaded(packages / "fp32")
-    assert set(model.columns) == set(columns)
-    for samples in (columns, pl.DataFrame(columns, strict=False)):
-        found = model.logits(samples, batch_size=7)
-        np.testing.assert_allclose(found, logits, atol=1e-6, rtol=0)
-    np.testing.assert_allclose(model.score(columns), 1 / (1 + np.exp(-logits)), atol=1e-7)
-    assert model.score({name: [] for name in columns}).shape == (0,)
-
-
 def test_samples_in_other_forms(packages, trainers):
     columns, logits = trainers
     model = loaded(packages / "fp32")
+    assert set(model.columns) == set(columns)
     samples = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     table = pd.DataFrame(columns)
     assert table["age"].isna().any()
     lists = [text.split("|") if text else None for text in columns["genres"]]
     for given in (
         iter(samples),
-        (dict(sample) for sample in samples),
         table,
+        pl.DataFrame(columns, strict=False),
         table.set_index("user", drop=False).assign(more=1, city=table["city"].to_numpy()),
         table.assign(genres=lists, city=table["city"].where(table["city"] != "", np.nan)),
         table.assign(genres=[None if cell is None else np.array(cell) for cell in lists]),
         table.assign(when=pd.to_datetime(table["when"])),
         table.convert_dtypes(),
     ):
-        np.testing.assert_allclose(model.logits(given), logits, atol=1e-6, rtol=0)
+        found = model.logits(given, batch_size=7)
+        np.testing.assert_allclose(found, logits, atol=1e-6, rtol=0)
+    np.testing.assert_allclose(model.score(columns), 1 / (1 + np.exp(-logits)), atol=1e-7)
+    assert model.score({name: [] for name in columns}).shape == (0,)
     with pytest.raises(ValueError, match="no column 'movie'; the model needs user, movie"):
         model.logits(table.drop(columns="movie"))
 
@@ -73,22 +61,15 @@ def test_ids_that_are_floats_are_whole_numbers(packages, trainers):
     known = pl.read_parquet(packages / "fp32/vocabularies/user.parquet").to_series().to_list()
     texts = [text if text in known else None for text in columns["user"]]
     assert None in texts and len(set(texts)) > 5
-    expected = model.logits({**columns, "user": texts, "movie": in_every_other(columns, "5")})
+    expected = model.logits({**columns, "user": texts})
     whole = [None if text is None else float(text) for text in texts]
-    narrow = pl.Series(whole, dtype=pl.Float32)
-    for user in (whole, narrow, [*texts[:9], *whole[9:]]):
-        found = model.logits({**columns, "user": user, "movie": in_every_other(columns, 5.0)})
-        assert np.array_equal(found, expected)
+    for user in (whole, pl.Series(whole, dtype=pl.Float32), [*texts[:9], *whole[9:]]):
+        assert np.array_equal(model.logits({**columns, "user": user}), expected)
     for cell in ([3.0, 8.0], [3, 8], ["3", "8"]):
         one = {name: values[:1] for name, values in columns.items()}
         found = model._encoder({**one, "genres": [cell], "slot": [cell[0]]})
         again = model._encoder({**one, "genres": ["3|8"], "slot": ["3"]})
         assert [ids.tolist() for ids in found.ids] == [ids.tolist() for ids in again.ids]
-
-
-def in_every_other(columns, value):
-    """A column with a value in every other sample."""
-    return [value if i % 2 else None for i in range(len(columns["user"]))]
 
 
 def test_ids_that_were_floats_in_training(tmp_path):
@@ -103,43 +84,6 @@ def test_ids_that_were_floats_in_training(tmp_path):
     found = model.score(frame)
     np.testing.assert_allclose(found, expected, atol=1e-7)
     assert abs(found - model.score(frame.assign(user=None))).max() > 1e-4
-
-
-@pytest.mark.slow
-def test_nothing_is_warned_of(packages, tmp_path):
-    """In a process of its own: torch warns once."""
-    log = rows_of_test_part().astype({"user": str, "movie": str, "when": str})
-    script = (
-        "import json, sys\n"
-        "import numpy as np\n"
-        "from load import load\n"
-        "model = load()\n"
-        "model.score(json.load(sys.stdin))\n"
-        "ids = np.zeros(3, np.int64)\n"
-        "numbers = np.zeros((3, 1), np.float32)\n"
-        "for array in (ids, numbers): array.flags.writeable = False\n"
-        "model.score_rows({name: ids for name in model.fields}, numbers, {'genres': ids + 1})\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", script],
-        input=json.dumps(columns_of(log)),
-        cwd=packages / "fp32",
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-    )
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-
-
-def test_numbers_are_as_narrow_as_in_training(tmp_path):
-    run = train_on_movies(prepare_movies(tmp_path), "data.numbers_dtype=float16")
-    export(open_trained(run), tmp_path / "package", "fp32", overwrite=False)
-    frame = rows_of_test_part()
-    expected = scores(run, [write_movies(tmp_path / "new.csv", frame)], tmp_path)["score"]
-    np.testing.assert_allclose(scores(run, ["@run"], tmp_path)["score"], expected, rtol=1e-6)
-    frame = frame.astype({"user": str, "movie": str, "when": str})
-    found = loaded(tmp_path / "package").score(columns_of(frame))
-    np.testing.assert_allclose(found, expected, atol=1e-7)
 
 
 @pytest.mark.slow
@@ -197,7 +141,3 @@ def test_encoded_samples_with_several_ids(packages, trainers):
     assert lengths["genres"].max() == 2  # max_ids
     found = model.score_rows(ids, encoded.numbers, lengths)
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-logits)), atol=1e-7)
-    with pytest.raises(ValueError, match="samples; write equal numbers"):
-        model.score_rows(ids, encoded.numbers[1:], lengths)
-    with pytest.raises(ValueError, match="no ids of 'user'"):
-        model.score_rows({}, encoded.numbers)

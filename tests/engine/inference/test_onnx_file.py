@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from stampede.engine import export as command
-from stampede.engine.inference import onnx_graph
+from stampede.engine.inference import onnx_operators
 from stampede.engine.inference.onnx_file import Inputs
 from stampede.engine.inference.packaging import export
 from stampede.engine.inference.trained import open_trained
@@ -305,7 +305,7 @@ def test_mistakes_are_told_in_a_sentence(trained_run, tmp_path):
 @pytest.mark.parametrize("most", [100, 3000, 9000])
 def test_a_file_that_would_be_too_large(trained_run, tmp_path, monkeypatch, most):
     """A small bound in place of the 2 GB of a protobuf message: of vocabularies and of tables."""
-    monkeypatch.setattr(onnx_graph, "MOST_BYTES", most)
+    monkeypatch.setattr(onnx_operators, "MOST_BYTES", most)
     said = refused(tmp_path, trained_run, tmp_path / "model.onnx", "--format", "onnx")
     assert f"have more than {most:,} bytes, the limit of an ONNX file" in said
     assert "write --rows fp16 or int8, or leave out --format onnx" in said

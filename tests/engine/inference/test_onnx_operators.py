@@ -7,8 +7,7 @@ from torch.export import Dim
 from torch.nn import functional
 
 from stampede.engine.errors import RunFolderError
-from stampede.engine.inference.onnx_graph import Graph
-from stampede.engine.inference.onnx_operators import add_program
+from stampede.engine.inference.onnx_operators import Graph, add_program
 from support.onnx_files import dense_session
 
 # Of rows `[n, 3, 4]` and numbers `[n, 2]`; any shape `[n, ...]` comes out.
