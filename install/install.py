@@ -153,7 +153,7 @@ def _asked_for(python, root, pinned, gpu):
     if not gpu and "+cpu" not in version:
         say(
             "note: this machine has no NVIDIA GPU, but pip's settings may choose the CUDA build\n"
-            "  of torch. It works, but downloads some gigabytes. For the CPU build stop this, point\n"
+            "  of torch. It works, but downloads gigabytes. For the CPU build stop this, point\n"
             "  pip (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS or pip.conf) to PyTorch's CPU wheels, and\n"
             "  run make again."
         )
