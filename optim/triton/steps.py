@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stampede.optim.clip import CowClip
 from stampede.optim.lookup import SortedRuns
-from stampede.optim.triton import BlockSizes, block_sizes
+from stampede.optim.triton import block_sizes
 from stampede.optim.triton.sum_runs import RowSums
 
 
@@ -55,7 +55,6 @@ def update_rows_(
     row_counts: Tensor | None,
     last: Tensor | None,
     step: int,
-    sizes: BlockSizes | None = None,
 ) -> None:
     """Clip and step the rows of a batch, in place; nothing is written if `nonfinite` is not 0.
 
@@ -70,12 +69,11 @@ def update_rows_(
         nonfinite: `[1]` int32, rows whose gradient is not finite.
         row_counts: `[2]` or more, int64; touched and clipped rows are added to the first two.
         last: `[rows]` int32; set to `step` in the rows of the batch.
-        sizes: of the programs; None for `block_sizes`.
     """
     if not runs.capacity:
         return
     dim = weights.shape[1]
-    sizes = sizes or block_sizes(dim, runs.occurrences)
+    sizes = block_sizes(dim, runs.occurrences)
     clips = clip.granularity != "none"
     ratio, lowest = clip.row_bounds(width) if clips else (0.0, 0.0)
     _update_rows[(triton.cdiv(runs.capacity, sizes.rows),)](
@@ -197,7 +195,6 @@ def catch_up_range_(
     betas: tuple[float, float],
     l2: float,
     nonfinite: Tensor,
-    sizes: BlockSizes | None = None,
 ) -> None:
     """Bring rows `first_row` up to `stop_row` to step `now`, in place.
 
@@ -207,11 +204,10 @@ def catch_up_range_(
         steps: `[window, 3]` float32, contiguous: constants of the steps after `first_step`.
         first_step: the step before `steps[0]`.
         nonfinite: `[1]` int32; if not 0, nothing is written.
-        sizes: of the programs; None for `block_sizes`.
     """
     state, which = (weights, exp_avg, exp_avg_sq, last), (None, None, first_row)
     schedule = (steps, first_step, now)
-    _catch_up_(state, which, stop_row - first_row, schedule, betas, l2, nonfinite, sizes)
+    _catch_up_(state, which, stop_row - first_row, schedule, betas, l2, nonfinite)
     # Set last: several programs update the columns of one row, and all read it.
     reached = torch.where(nonfinite == 0, now, 0).to(last.dtype)
     last[first_row:stop_row].clamp_(min=reached)
@@ -230,7 +226,6 @@ def catch_up_rows_(
     betas: tuple[float, float],
     l2: float,
     nonfinite: Tensor,
-    sizes: BlockSizes | None = None,
 ) -> None:
     """Bring the rows of a batch to step `now`, in place; see `catch_up_range_`.
 
@@ -243,7 +238,7 @@ def catch_up_rows_(
         rows.numel(),
         (steps, first_step, now),
     )
-    _catch_up_(state, (rows, count, 0), capacity, schedule, betas, l2, nonfinite, sizes)
+    _catch_up_(state, (rows, count, 0), capacity, schedule, betas, l2, nonfinite)
     if capacity:
         block = 256
         _mark_rows[(triton.cdiv(capacity, block),)](last, rows, count, now, nonfinite, BLOCK=block)
@@ -257,10 +252,9 @@ def _catch_up_(
     betas: tuple[float, float],
     l2: float,
     nonfinite: Tensor,
-    sizes: BlockSizes | None,
 ) -> None:
     dim = state[0].shape[1]
-    sizes = sizes or block_sizes(dim, number)
+    sizes = block_sizes(dim, number)
     programs = triton.cdiv(number * dim, sizes.elements)
     _, first_step, now = schedule
     if not programs or now <= first_step:

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stampede.optim.lookup import SortedRuns
-from stampede.optim.triton import BlockSizes, block_sizes
+from stampede.optim.triton import block_sizes
 
 
 class RowSums(NamedTuple):
@@ -39,7 +39,6 @@ def sum_runs(
     clipped: int,
     l2: float,
     nonfinite: Tensor,
-    sizes: BlockSizes | None = None,
 ) -> RowSums:
     """Sum the gradient of a lookup by row, add `2*l2*w` and compute squared norms.
 
@@ -49,10 +48,9 @@ def sum_runs(
         weights: `[rows, dim]` float32, contiguous.
         clipped: how many of the first columns are clipped.
         nonfinite: `[1]` int32; the number of rows whose gradient norm is not finite is added to it.
-        sizes: of the programs; None for `block_sizes`.
     """
     dim = weights.shape[1]
-    sizes = sizes or block_sizes(dim, runs.occurrences)
+    sizes = block_sizes(dim, runs.occurrences)
     grads = torch.empty(runs.capacity, dim, dtype=torch.float32, device=weights.device)
     squares = torch.empty(3, runs.capacity, dtype=torch.float32, device=weights.device)
     if not runs.capacity:

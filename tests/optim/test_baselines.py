@@ -11,24 +11,15 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
     WeightDecayMode,
 )
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.sharding_plan import (
-    construct_module_sharding_plan,
-    table_wise,
-)
-from torchrec.distributed.types import ShardingPlan
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from stampede.engine.processes import processes
-from stampede.optim import CowClip, CowClipAdam, cowclip_sharders
+from stampede.optim import CowClip, CowClipAdam
 from stampede.optim.baselines import BASELINES, baseline_optimizer
+from support.bags import Bags, jagged, shard, table_parameter, weights_of
+from support.unsharded import process_group
 
-ROWS, SAMPLES, IDS_PER_SAMPLE = 30, 6, 3
+ROWS, SAMPLES, IDS_PER_SAMPLE = 20, 6, 3
 ON_CPU = {"fbgemm_rowwise_adagrad": {}, "fbgemm_cowclip": {"ratio": 0.1, "bound": 1e-3}}
 
 
@@ -59,46 +50,37 @@ class Expected:
             self.weights[i] = (1 - self.lr * self.weight_decay) * w - change
 
 
-class Bags(torch.nn.Module):
-    def __init__(self, **dims):
-        super().__init__()
-        configs = [
-            EmbeddingBagConfig(
-                name=name, num_embeddings=ROWS, embedding_dim=dim, feature_names=[f"f_{name}"]
-            )
-            for name, dim in dims.items()
-        ]
-        self.ebc = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
-
-    def forward(self, kjt):
-        return self.ebc(kjt).to_dict()
+@pytest.fixture(scope="module", autouse=True)
+def _group():
+    with process_group():
+        torch.manual_seed(0)
+        yield
 
 
-def shard(rules, dim=12, kind=table_wise, sharder=None):
+def sharded(rules, dim=12):
     """Tables of one collection, by name the class and arguments of their optimizer."""
     model = Bags(**dict.fromkeys(rules, dim))
     for name, (optimizer, arguments) in rules.items():
-        parameter = model.ebc.embedding_bags[name].weight
-        apply_optimizer_in_backward(optimizer, [parameter], dict(arguments))
-    plan = construct_module_sharding_plan(
-        model.ebc,
-        {name: kind(**({"rank": 0} if kind is table_wise else {})) for name in rules},
-        sharder=None,
-        local_size=1,
-        world_size=1,
-        device_type="cpu",
-    )
-    return DistributedModelParallel(
-        model,
-        device=torch.device("cpu"),
-        plan=ShardingPlan({"ebc": plan}),
-        sharders=[sharder or EmbeddingBagCollectionSharder()],
-    )
+        apply_optimizer_in_backward(optimizer, [table_parameter(model, name)], dict(arguments))
+    return shard(model)
 
 
-def tables(model):
-    shards = {key: value.local_shards() for key, value in model.state_dict().items()}
-    return {key.split(".")[-2]: shard.tensor for key, (shard,) in shards.items()}
+def train(model, ids, bags):
+    """One step of every table with the same ids and gradient; a repeat in a bag counts twice."""
+    names = [f for c in model.module.ebc._embedding_bag_configs for f in c.feature_names]
+    sum((pooled * bags).sum() for pooled in model(jagged(names, ids)).values()).backward()
+
+
+def on_meta(name, **settings):
+    """A table with a baseline for a GPU; FBGEMM builds it on `meta`, but cannot run it."""
+    optimizer, arguments = baseline_optimizer(name, device_type="cuda", **settings)
+    return SplitTableBatchedEmbeddingBagsCodegen(
+        [(ROWS, 12, EmbeddingLocation.DEVICE, ComputeDevice.CUDA)],
+        device=torch.device("meta"),
+        optimizer=optimizer_type_to_emb_opt_type(optimizer),
+        learning_rate=arguments.pop("lr"),
+        **arguments,
+    )
 
 
 def batch(dim):
@@ -109,44 +91,6 @@ def batch(dim):
     rows = torch.zeros(ROWS, dim, dtype=torch.float64)
     rows.index_add_(0, ids.flatten(), bags.double().repeat_interleave(IDS_PER_SAMPLE, 0))
     return ids, bags, rows
-
-
-def train(model, ids, bags):
-    """One step of every table with the same ids and gradient; a repeat in a bag counts twice."""
-    names = [config.name for config in model.module.ebc._embedding_bag_configs]
-    features = KeyedJaggedTensor.from_lengths_sync(
-        keys=[f"f_{name}" for name in names],
-        values=ids.flatten().repeat(len(names)),
-        lengths=torch.full((SAMPLES * len(names),), IDS_PER_SAMPLE),
-    )
-    sum((pooled * bags).sum() for pooled in model(features).values()).backward()
-
-
-def tables_on(device, name, dim=12, **settings):
-    """One table of FBGEMM with a baseline, without TorchRec."""
-    on_cpu = device == "cpu"
-    kind = "cpu" if on_cpu else "cuda"
-    optimizer, arguments = baseline_optimizer(name, device_type=kind, **settings)
-    location = EmbeddingLocation.HOST if on_cpu else EmbeddingLocation.DEVICE
-    compute = ComputeDevice.CPU if on_cpu else ComputeDevice.CUDA
-    return SplitTableBatchedEmbeddingBagsCodegen(
-        [(ROWS, dim, location, compute)],
-        device=torch.device(device),
-        optimizer=optimizer_type_to_emb_opt_type(optimizer),
-        learning_rate=arguments.pop("lr"),
-        **arguments,
-    )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def process_group():
-    with processes("cpu") as here:
-        yield here
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
 
 
 @pytest.mark.parametrize("decay", [{"l2": 0.05}, {"weight_decay": 0.2}], ids=str)
@@ -161,15 +105,14 @@ def test_adam_is_refused_on_cpu():
 
 
 def test_settings_for_a_gpu_reach_fbgemm():
-    """Without a GPU: FBGEMM builds the tables, on `meta`, but cannot run them."""
-    tbe = tables_on("meta", "fbgemm_adam", lr=0.1, eps=1e-5, betas=(0.8, 0.7), weight_decay=0.3)
+    tbe = on_meta("fbgemm_adam", lr=0.1, eps=1e-5, betas=(0.8, 0.7), weight_decay=0.3)
     assert tbe.get_learning_rate() == pytest.approx(0.1)
     taken = tbe.optimizer_args
     assert (taken.eps, taken.beta1, taken.beta2, taken.weight_decay) == (1e-5, 0.8, 0.7, 0.3)
     assert [set(state) for state in tbe.get_optimizer_state()] == [{"exp_avg", "exp_avg_sq"}]
 
     for decay, mode in (({"l2": 0.1}, "L2"), ({"weight_decay": 0.2}, "DECOUPLE")):
-        taken = tables_on("meta", "fbgemm_rowwise_adagrad", lr=0.1, **decay).optimizer_args
+        taken = on_meta("fbgemm_rowwise_adagrad", lr=0.1, **decay).optimizer_args
         assert (taken.weight_decay, taken.weight_decay_mode) == (0.2, WeightDecayMode[mode])
 
 
@@ -200,14 +143,14 @@ def test_settings_out_of_range_are_refused(name, settings, words):
 def follow(name, steps=6, dim=12, **settings):
     """A table and its expectation after some steps."""
     rule = baseline_optimizer(name, device_type="cpu", **settings)
-    model = shard({"a": rule}, dim)
-    before = tables(model)["a"].clone()
+    model = sharded({"a": rule}, dim)
+    before = weights_of(model)["a"]
     expected = Expected(name, before, **settings)
     for _ in range(steps):
         ids, bags, rows = batch(dim)
         train(model, ids, bags)
         expected.step(rows, ids.flatten().tolist())
-    after = tables(model)["a"]
+    after = weights_of(model)["a"]
     assert (after[:-2] != before[:-2]).any(1).sum() > 5
     assert torch.equal(after[-2:], before[-2:])
     return after, expected
@@ -241,13 +184,12 @@ def test_our_rule_and_baselines_share_a_collection():
     }
     clip = CowClip(ratio=0.5, bound=1e-3)
     ours = {"ours": (CowClipAdam, {"lr": 0.01, "l2": 1e-3, "clip": clip})}
-    together = shard({**ours, **rules}, sharder=cowclip_sharders()[0])
-    alone = shard(ours, sharder=cowclip_sharders()[0])
-    before = tables(together)["ours"].clone()
-    tables(alone)["ours"].copy_(before)
+    together = sharded({**ours, **rules})
+    alone = sharded(ours)
+    before = weights_of(together)
+    alone.load_state_dict({k: v for k, v in together.state_dict().items() if ".ours." in k})
     expected = {
-        name: Expected(name, tables(together)[name], **settings, **own)
-        for name, own in ON_CPU.items()
+        name: Expected(name, before[name], **settings, **own) for name, own in ON_CPU.items()
     }
     for _ in range(4):
         ids, bags, rows = batch(12)
@@ -255,8 +197,8 @@ def test_our_rule_and_baselines_share_a_collection():
         train(alone, ids, bags)
         for table in expected.values():
             table.step(rows, ids.flatten().tolist())
-    found = tables(together)
-    assert not torch.equal(found["ours"], before)
-    assert torch.equal(found["ours"], tables(alone)["ours"])
+    found = weights_of(together)
+    assert not torch.equal(found["ours"], before["ours"])
+    assert torch.equal(found["ours"], weights_of(alone)["ours"])
     for name, table in expected.items():
         torch.testing.assert_close(found[name].double(), table.weights, rtol=1e-5, atol=1e-6)

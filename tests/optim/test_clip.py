@@ -79,12 +79,6 @@ def test_a_quantile_of_the_histogram_is_that_of_the_norms(quantile):
     torch.testing.assert_close(found, expected, rtol=2 ** (1 / 16) - 1, atol=0)
 
 
-@pytest.mark.parametrize("norm", [0.0, 1e-30, 1.0, 1e30])
-def test_a_quantile_of_one_norm_is_near_it_within_the_bins(norm):
-    found = quantile_of(norm_histogram(torch.tensor([norm])), 0.5).item()
-    assert found == pytest.approx(min(max(norm, 2.0**-64), 2.0**32), rel=0.05)
-
-
 @pytest.mark.parametrize("weights", [0.0, 1.0])
 def test_a_zero_gradient_is_not_clipped(weights):
     zero, weights = torch.zeros(1), torch.tensor([weights])

@@ -1,12 +1,12 @@
-"""L2, clip and step of rows in one pass, against float64 and against the passes one by one."""
+"""L2, clip and step of rows in one pass, against the passes one by one."""
 
-import math
 from contextlib import contextmanager
+from dataclasses import replace
 from unittest import mock
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stampede.optim import CowClip, native, update, waiting_rows
@@ -43,67 +43,6 @@ def batch_of(rows, dim, draw, count):
     ids = torch.randperm(rows, generator=draw)[:count].sort().values
     grads = torch.randn(len(ids), dim, generator=draw)
     return RowGradients(ids, grads, torch.randint(1, 5, (len(ids),), generator=draw))
-
-
-@settings(max_examples=120, deadline=None)
-@given(
-    rows=st.sampled_from([1, 3, 1500, 5000]),
-    dim=st.sampled_from([1, 3, 4, 11, 12, 16, 33]),
-    columns=st.sampled_from([None, 1, 10]),
-    clip=st.sampled_from(CLIPS),
-    l2=st.sampled_from([0.0, 1e-2]),
-    moved=st.sampled_from(["all", "touched"]),
-    threads=st.integers(1, 3),
-    seed=st.integers(0, 2**31),
-)
-def test_steps_against_float64(rows, dim, columns, clip, l2, moved, threads, seed):
-    draw = torch.Generator().manual_seed(seed)
-    clip = CowClip(clip.granularity, clip.ratio, clip.bound, clip.threshold, clip.variant, columns)
-    setting = UpdateSettings(clip=clip, l2=l2, rows=moved)
-    # The L2 term of rows that are not in the batch may be clipped: a matter of sweeps.
-    assume(not setting.needs_all_rows)
-    array = array_of(rows, dim, setting, draw)
-    backend = choose_backend(array)
-    width = min(columns or dim, dim)
-    w, m, v = (tensor.double().clone() for tensor in array.adam_tensors())
-    lr, clipped = 1e-2, 0
-    for step in range(1, 4):
-        batch = batch_of(rows, dim, draw, max(rows // 2, 1))
-        with (
-            torch_threads(threads),
-            mock.patch.object(update, "_measure", side_effect=AssertionError),
-        ):
-            (outcome,) = update_([PendingUpdate(backend, batch, lr, step)])
-        g = 2 * l2 * w
-        g[batch.rows] += batch.grads.double()
-        if clip.by_row:
-            norms = w[:, :width].norm(dim=1)
-            counts = torch.ones(rows, dtype=torch.float64)
-            counts[batch.rows] = batch.counts.double()
-            if clip.granularity == "row":
-                most = torch.full_like(norms, clip.threshold)
-            elif clip.variant == "paper":
-                most = (clip.ratio * norms).clamp_min(clip.bound)
-            else:
-                least = clip.ratio * math.sqrt(width) * clip.bound
-                most = clip.ratio * norms.clamp_min(least)
-            most = most * counts
-            found = g[:, :width].norm(dim=1)
-            factor = torch.where(found > most, most / found, 1.0)
-            # Missed steps are not clipped: what the L2 term alone gives is below the threshold.
-            present = torch.zeros(rows, dtype=torch.bool)
-            present[batch.rows] = True
-            clipped = int((factor[present] < 1).sum())
-            g[:, :width] *= torch.where(present, factor, 1.0)[:, None]
-        moving = batch.rows if moved == "touched" else torch.arange(rows)
-        m[moving] = 0.9 * m[moving] + 0.1 * g[moving]
-        v[moving] = 0.999 * v[moving] + 0.001 * g[moving] ** 2
-        alpha = lr * math.sqrt(1 - 0.999**step) / (1 - 0.9**step)
-        w[moving] -= alpha * m[moving] / (v[moving].sqrt() + 1e-7)
-        assert int(outcome.touched) == len(batch.rows) and int(outcome.skipped) == 0
-        assert abs(int(outcome.clipped) - clipped) <= 1
-    for found, exact in zip(array.adam_tensors(), (w, m, v), strict=True):
-        torch.testing.assert_close(found.double(), exact, rtol=2e-4, atol=2e-6)
 
 
 @contextmanager
@@ -221,15 +160,20 @@ def test_rows_that_wait_and_a_frozen_row(frozen):
     assert all(map(torch.equal, *found))
 
 
-def test_both_ways_give_the_same():
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("rows", ["all", "touched"])
+@pytest.mark.parametrize("dim, columns", [(12, 10), (1, None), (11, None), (33, 16)])
+def test_both_ways_give_the_same(clip, rows, dim, columns):
     """As where columns are split, whose norms are sums over shards."""
     outcomes = []
     for is_split in (False, True):
         draw = torch.Generator().manual_seed(0)
-        setting = UpdateSettings(clip=CowClip(columns=10), l2=1e-3, rows="touched")
-        array, batch = array_of(500, 12, setting, draw), batch_of(500, 12, draw, 300)
+        setting = UpdateSettings(clip=replace(clip, columns=columns), l2=1e-3, rows=rows)
+        # What the L2 term may clip is a matter of sweeps.
+        setting = replace(setting, l2=0.0) if setting.needs_all_rows else setting
+        array, batch = array_of(5000, dim, setting, draw), batch_of(5000, dim, draw, 3000)
         array.is_split = is_split
-        with ways() as taken:
+        with ways() as taken, torch_threads(3):
             (outcome,) = update_([PendingUpdate(choose_backend(array), batch, 1e-2, 1)])
         assert taken == ["_measure" if is_split else "_step_at_once"]
         outcomes.append((*array.all_tensors(), outcome.touched, outcome.clipped, outcome.skipped))

@@ -1,6 +1,6 @@
 """The C++ kernels against float64, on any number of threads."""
 
-from itertools import pairwise
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stampede.optim import native
+from stampede.optim.backends import choose_backend
+from stampede.optim.backends.torch import TorchBackend
 from stampede.optim.lookup import Lookup
+from stampede.optim.settings import UpdateSettings
+from stampede.optim.table_array import TableArray, TableShard
+from support.lookups import dense, lookups, random_gradient, random_lookup
 from support.threads import torch_threads
 
 KERNELS = torch.ops.stampede
@@ -23,58 +28,6 @@ def summed(ids, offsets, first_rows, rows, grad, dim, pooled, mean=False, weight
 @pytest.fixture(autouse=True, scope="module")
 def _compiled():
     assert native.available()
-
-
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
-def drawn_lookup(draw, tables, features, bags, longest):
-    """Ids, offsets and first rows of features that share tables of given sizes."""
-    starts = torch.tensor([0, *tables]).cumsum(0)
-    lengths = torch.randint(0, longest + 1, (len(features) * bags,), generator=draw)
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    ids = [
-        torch.randint(
-            0, tables[t], (int(lengths[f * bags : (f + 1) * bags].sum()),), generator=draw
-        )
-        for f, t in enumerate(features)
-    ]
-    return torch.cat(ids), offsets, starts[torch.tensor(features)]
-
-
-def summed_in_float64(ids, offsets, first_rows, rows, grad, dim, pooled, mean, weights):
-    sums = torch.zeros(rows, dim, dtype=torch.float64)
-    counts = torch.zeros(rows, dtype=torch.int64)
-    bags = (len(offsets) - 1) // len(first_rows)
-    for bag, (first, stop) in enumerate(pairwise(offsets)):
-        feature, sample = divmod(bag, bags)
-        for i in range(first, stop):
-            row = ids[i] + first_rows[feature]
-            factor = 1.0 if weights is None else float(weights[i])
-            factor /= int(stop - first) if mean else 1
-            place = grad[sample, feature * dim : (feature + 1) * dim] if pooled else grad[i]
-            sums[row] += factor * place.double()
-            counts[row] += 1
-    present = counts.nonzero().flatten()
-    return present, sums[present], counts[present]
-
-
-def pooled_in_float64(table, ids, offsets, first_rows, mean, weights):
-    features = len(first_rows)
-    bags, dim = (len(offsets) - 1) // features, table.shape[1]
-    pooled = torch.zeros(bags, features * dim, dtype=torch.float64)
-    for bag, (first, stop) in enumerate(pairwise(offsets)):
-        feature, sample = divmod(bag, bags)
-        for i in range(first, stop):
-            factor = 1.0 if weights is None else float(weights[i])
-            factor /= int(stop - first) if mean else 1
-            row = table[ids[i] + first_rows[feature]].double()
-            pooled[sample, feature * dim : (feature + 1) * dim] += factor * row
-    return pooled
 
 
 def test_the_number_of_threads_changes_no_bit_of_a_replay():
@@ -95,36 +48,51 @@ def test_the_number_of_threads_changes_no_bit_of_a_replay():
         assert all(map(torch.equal, found[0], other))
 
 
+LARGE = lookups(device="cpu", rows=5000)
+WIDTHS = st.integers(1, 70)
+SOME_THREADS = st.integers(1, 4)
+
+
 @settings(max_examples=80, deadline=None)
-@given(
-    tables=st.lists(st.integers(1, 5000), min_size=1, max_size=4),
-    shared=st.booleans(),
-    bags=st.integers(1, 300),
-    longest=st.integers(0, 3),
-    dim=st.integers(1, 70),
-    mean=st.booleans(),
-    weighted=st.booleans(),
-    id_type=st.sampled_from([torch.int32, torch.int64]),
-    number_of_threads=st.integers(1, 4),
-    seed=st.integers(0, 2**31),
-)
-def test_pools_rows(
-    tables, shared, bags, longest, dim, mean, weighted, id_type, number_of_threads, seed
-):
-    draw = torch.Generator().manual_seed(seed)
-    features = [0, *range(len(tables))] if shared else list(range(len(tables)))
-    ids, offsets, first_rows = drawn_lookup(draw, tables, features, bags, longest)
-    table = torch.randn(sum(tables), dim, generator=draw)
-    weights = torch.rand(len(ids), generator=draw) if weighted else None
+@given(lookup=LARGE, dim=WIDTHS, threads=SOME_THREADS)
+def test_pools_rows(lookup, dim, threads):
+    lookup = replace(lookup, pooled=True)
+    table = torch.randn(lookup.rows, dim)
+    array = TableArray.create([TableShard("t", lookup.rows)], table, UpdateSettings(), dim)
     # Columns of a wider output; the others are another array's.
-    whole = torch.full((bags, len(features) * dim + 3), 7.0)
-    with torch_threads(number_of_threads):
-        KERNELS.pool_rows_(
-            table, ids.to(id_type), offsets, first_rows, mean, weights, whole[:, 1:-2]
-        )
-    expected = pooled_in_float64(table, ids, offsets, first_rows, mean, weights)
-    torch.testing.assert_close(whole[:, 1:-2].double(), expected, rtol=1e-5, atol=1e-5)
+    whole = torch.full((lookup.batch, lookup.features * dim + 3), 7.0)
+    with torch_threads(threads):
+        choose_backend(array).pool_(lookup, whole[:, 1:-2])
+    expected = torch.empty(lookup.batch, lookup.features * dim)
+    TorchBackend(array).pool_(lookup, expected)
+    torch.testing.assert_close(whole[:, 1:-2], expected, rtol=1e-5, atol=1e-5)
     assert (whole[:, [0, -2, -1]] == 7.0).all()
+
+
+@settings(max_examples=80, deadline=None)
+@given(lookup=LARGE, dim=WIDTHS, threads=SOME_THREADS, offsets_are_long=st.booleans())
+def test_sums_by_row(lookup, dim, threads, offsets_are_long):
+    lookup = replace(
+        lookup, offsets=lookup.offsets.to([torch.int32, torch.int64][offsets_are_long])
+    )
+    grad = random_gradient(lookup, dim)
+    # Columns of a wider matrix, as one array's are.
+    wide = torch.cat([torch.ones(len(grad), 2), grad, torch.ones(len(grad), 1)], 1)
+    with torch_threads(threads):
+        rows, sums, counts = native.sum_by_row(lookup, wide[:, 2:-1], dim)
+    expected, times = dense(lookup, grad, dim)
+    assert torch.equal(rows, times.nonzero().flatten()) and torch.equal(counts, times[rows])
+    torch.testing.assert_close(sums.double(), expected[rows], rtol=1e-5, atol=1e-5)
+
+
+def test_the_number_of_threads_changes_no_bit():
+    lookup = random_lookup(sizes=(50_000, 300), batch=4000, longest=2, device="cpu")
+    grad, found = random_gradient(lookup, 12), []
+    for number in (1, 2, 3, 7):
+        with torch_threads(number):
+            found.append(native.sum_by_row(lookup, grad, 12))
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
 
 
 @pytest.mark.parametrize("wrong", [-1, 3, 2**31 - 1])
@@ -225,51 +193,6 @@ def test_replays_steps(rows, dim, steps, decay, eps, keep, size, seed):
         torch.testing.assert_close(found.double(), exact, rtol=2e-5, atol=atol)
 
 
-@settings(max_examples=80, deadline=None)
-@given(
-    tables=st.lists(st.integers(1, 5000), min_size=1, max_size=4),
-    shared=st.booleans(),
-    bags=st.integers(1, 6),
-    longest=st.integers(0, 5),
-    dim=st.integers(1, 70),
-    kind=st.sampled_from(["sum", "mean", "weighted", "weighted mean", "sequence"]),
-    id_type=st.sampled_from([torch.int32, torch.int64]),
-    offset_type=st.sampled_from([torch.int32, torch.int64]),
-    number_of_threads=st.integers(1, 4),
-    seed=st.integers(0, 2**31),
-)
-def test_sums_by_row(
-    tables, shared, bags, longest, dim, kind, id_type, offset_type, number_of_threads, seed
-):
-    draw = torch.Generator().manual_seed(seed)
-    features = [*range(len(tables)), *([len(tables) - 1] if shared else [])]
-    ids, offsets, first_rows = drawn_lookup(draw, tables, features, bags, longest)
-    pooled, mean = kind != "sequence", "mean" in kind
-    weights = torch.rand(len(ids), generator=draw) if "weighted" in kind else None
-    shape = (bags, len(features) * dim) if pooled else (len(ids), dim)
-    # Columns of a wider matrix, as one array's are.
-    wide = torch.randn(shape[0], shape[1] + 3, generator=draw)
-    grad = wide[:, 2 : 2 + shape[1]]
-    with torch_threads(number_of_threads):
-        rows, sums, counts = summed(
-            ids.to(id_type),
-            offsets.to(offset_type),
-            first_rows,
-            sum(tables),
-            grad,
-            dim,
-            pooled=pooled,
-            mean=mean,
-            weights=weights,
-        )
-    expected = summed_in_float64(
-        ids, offsets, first_rows, sum(tables), grad, dim, pooled, mean, weights
-    )
-    assert torch.equal(rows, expected[0])
-    torch.testing.assert_close(sums.double(), expected[1], rtol=1e-5, atol=1e-5)
-    assert torch.equal(counts, expected[2])
-
-
 def test_one_feature_needs_no_offsets():
     ids = torch.tensor([5, 2, 5])
     grad = torch.tensor([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])
@@ -279,19 +202,6 @@ def test_one_feature_needs_no_offsets():
     assert rows.tolist() == [2, 5]
     assert sums.tolist() == [[10.0, 20.0], [101.0, 202.0]]
     assert counts.tolist() == [1, 2]
-
-
-def test_the_number_of_threads_changes_no_bit(threads):
-    draw = torch.Generator().manual_seed(0)
-    sizes = [50_000, 300, 7]
-    ids, offsets, first_rows = drawn_lookup(draw, sizes, [0, 1, 2], bags=9000, longest=2)
-    grad = torch.randn(9000, 3 * 12, generator=draw)
-    found = []
-    for number in (1, 2, 3, 7):
-        threads(number)
-        found.append(summed(ids, offsets, first_rows, sum(sizes), grad, 12, pooled=True))
-    for other in found[1:]:
-        assert all(map(torch.equal, found[0], other))
 
 
 @pytest.mark.parametrize("wrong", [-1, 3])

@@ -1,7 +1,6 @@
 """The optimizers with CowClip in plain PyTorch."""
 
 import copy
-import math
 import pickle
 import warnings
 
@@ -16,19 +15,9 @@ from stampede.optim import (
     CowClipRowWiseAdagrad,
     CowClipRowWiseAdam,
     CowClipSGD,
-    NonFiniteGradientError,
 )
 from support.one_table import CLASSES, EVERY_CLASS, ids_of_step, saved_and_loaded, table, train
 from support.reference import ReferenceTables
-
-CLIPS = {
-    "none": {},
-    "global": {"threshold": 0.3},
-    "field": {"threshold": 0.2},
-    "row": {"threshold": 0.05},
-    "field_adaptive": {"ratio": 0.05},
-    "cowclip": {"ratio": 0.1, "bound": 1e-3},
-}
 
 
 class TwoTables:
@@ -79,32 +68,23 @@ class TwoTables:
         return (user.sin().sum(1) + tags.sum(1)).square().mean()
 
 
-def reference_of(tables, rule, clip, **arguments):
-    return ReferenceTables(tables.start, rule=rule, granularity=clip, **CLIPS[clip], **arguments)
-
-
-# Every rule with the usual clip, and every clip.
 @pytest.mark.parametrize("rows", ["all", "touched"])
-@pytest.mark.parametrize(
-    "rule, clip",
-    [*((rule, "cowclip") for rule in CLASSES), *(("adam", clip) for clip in CLIPS)][:-1],
-)
-def test_follows_the_equations(rule, rows, clip):
+@pytest.mark.parametrize("rule", CLASSES)
+def test_follows_the_equations(rule, rows):
     common = {"lr": 0.05, "l2": 1e-2, "weight_decay": 0.1, "rows": rows, "eps": 1e-7}
     if rule == "sgd":
         del common["eps"]
         common["momentum"] = 0.9
     tables = TwoTables()
-    settings = CowClip(granularity=clip, **CLIPS[clip])
-    optimizer = CLASSES[rule](tables.parameters(), clip=settings, **common)
-    reference = reference_of(tables, rule, clip, **common)
+    clip = {"ratio": 0.1, "bound": 1e-3}
+    optimizer = CLASSES[rule](tables.parameters(), clip=CowClip(**clip), **common)
+    reference = ReferenceTables(tables.start, rule=rule, granularity="cowclip", **clip, **common)
     for step in range(5):
         optimizer.zero_grad()
         tables.loss(step).backward()
         optimizer.step()
         tables.reference_step(reference, step)
-    assert clip == "none" or reference.clipped
-    assert clip not in ("row", "cowclip") or reference.clipped < reference.touched
+    assert 0 < reference.clipped < reference.touched
     assert reference.largest_count > 1
     for name, found in zip(reference.weights, tables.parameters(), strict=True):
         torch.testing.assert_close(found.detach(), reference.weights[name], rtol=1e-9, atol=1e-12)
@@ -230,45 +210,6 @@ def test_a_grad_scaler_changes_nothing():
     assert torch.equal(plain.weight, scaled.weight)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@EVERY_CLASS
-def test_a_gradient_that_is_not_finite_is_an_error_by_default(optimizer_class, bad):
-    good, poisoned = table(), table()
-    optimizer = optimizer_class([*good.parameters(), *poisoned.parameters()], l2=0.1)
-    train(poisoned, optimizer, 1)
-    kept = copy.deepcopy(optimizer.state_dict()["state"])
-    before = poisoned.weight.detach().clone()
-    optimizer.zero_grad()
-    good(torch.tensor([1])).sum().backward()
-    (poisoned(torch.tensor([1, 2])) * torch.tensor([[1.0], [bad]])).sum().backward()
-    with pytest.raises(NonFiniteGradientError):
-        optimizer.step()
-    assert torch.equal(good.weight, table().weight)
-    assert torch.equal(poisoned.weight, before)
-    for name, value in kept[1].items():
-        assert torch.equal(optimizer.state[poisoned.weight][name], value)
-
-
-@pytest.mark.parametrize("dense, rows", [(False, "all"), (True, "touched")])
-@EVERY_CLASS
-def test_rows_that_are_not_finite_can_be_left_out(optimizer_class, rows, dense):
-    """The others move as if these had not been in the batch."""
-    results = []
-    for ids, factors in (([1, 2, 2], [1.0, 1.0, math.nan]), ([1], [1.0])):
-        made = table()
-        optimizer = optimizer_class(
-            made.parameters(), lr=0.1, l2=0.1, rows=rows, on_nonfinite="skip_row"
-        )
-        (made(torch.tensor(ids)) * torch.tensor(factors)[:, None]).sum().backward()
-        counts = {}
-        if dense:
-            made.weight.grad = made.weight.grad.to_dense()
-            counts = {made.weight: torch.bincount(torch.tensor(ids), minlength=20)}
-        optimizer.step(counts=counts)
-        results.append(made.weight.detach())
-    torch.testing.assert_close(*results)
-
-
 @EVERY_CLASS
 def test_state_dict_continues_exactly(optimizer_class):
     whole, first = table(), table()
@@ -328,16 +269,6 @@ def test_sums_of_fp16_gradients_do_not_overflow():
     before = made.weight.detach().clone()
     optimizer.step()
     assert made.weight.isfinite().all() and not torch.equal(made.weight, before)
-
-
-def test_float32_state_is_loaded_for_a_float64_table():
-    made, exact = table(), table(dtype=torch.float64)
-    optimizer = CowClipAdam(made.parameters())
-    train(made, optimizer, 1)
-    resumed = CowClipAdam(exact.parameters())
-    resumed.load_state_dict(optimizer.state_dict())
-    train(exact, resumed, 1)
-    assert resumed.state[exact.weight]["exp_avg"].dtype == torch.float64
 
 
 @EVERY_CLASS
@@ -426,16 +357,6 @@ def test_a_table_without_gradient_is_left_alone():
     train(used, optimizer, 2)
     assert torch.equal(unused.weight, before)
     assert unused.weight not in optimizer.state
-
-
-def test_a_batch_of_padding_only_is_a_step():
-    made = table(padding_idx=0)
-    before = made.weight.detach().clone()
-    optimizer = CowClipAdam(made.parameters(), lr=0.1, l2=0.1)
-    made(torch.tensor([0, 0])).sum().backward()
-    optimizer.step()
-    assert torch.equal(made.weight[0], before[0])
-    assert (made.weight[1:] != before[1:]).all()
 
 
 def test_named_parameters_and_frozen_tables_are_taken():

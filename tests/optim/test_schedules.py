@@ -103,14 +103,6 @@ def test_drops_come_on_time_where_products_are_not_exact():
         assert ours(schedule, 101, steps_per_epoch=100).index(0) == hundredths
 
 
-def test_a_decay_ends_at_its_final_rate():
-    for decay in ("polynomial", "cosine"):
-        schedule = Schedule(2, decay, length=3, final=0.25)
-        for step in (50, 51, 10**6):
-            assert learning_rate(schedule, LR, step, 10, 60) == pytest.approx(LR / 4)
-        assert learning_rate(Schedule(2, decay), LR, 60, 10, 60) == 0
-
-
 def test_a_warmup_as_long_as_the_training_leaves_no_decay():
     assert learning_rate(Schedule(6, "cosine", final=0.5), LR, 60, 10, 60) == LR / 2
     assert ours(Schedule(6, "cosine"), 60, 10) == ours(Schedule(6), 60, 10)
@@ -159,16 +151,11 @@ def test_rises_then_falls_and_stays_within_0_and_the_full_rate(
         ({"unit": "batches"}, "unit is 'batches'; write one of epochs, steps"),
         ({"warmup": -1}, "warmup is -1; write a number of at least 0"),
         ({"warmup": math.nan}, "warmup is nan"),
-        ({"warmup": math.inf}, "warmup is inf"),
         ({"decay": "cosine", "length": 0}, "length is 0; write a number above 0, or None"),
         ({"decay": "cosine", "final": 1.5}, "final is 1.5; write a number from 0 to 1"),
-        ({"decay": "polynomial", "power": 0}, "power is 0; write a number above 0"),
         ({"decay": "step", "every": 0}, "every is 0; write a number above 0"),
-        ({"decay": "step", "factor": -0.1}, "factor is -0.1; write a number from 0 to 1"),
         ({"length": 3}, "length is 3, which decay 'constant' does not use; leave it out, or "
                         "choose decay 'polynomial' or 'cosine'"),
-        ({"decay": "cosine", "power": 2}, "power is 2, which decay 'cosine' does not use"),
-        ({"decay": "polynomial", "factor": 0.5}, "choose decay 'step'"),
     ],
 )  # fmt: skip
 def test_bad_values_get_a_sentence(values, words):

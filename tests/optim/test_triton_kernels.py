@@ -16,9 +16,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from stampede.optim.lookup import sorted_runs
 from stampede.optim.rules import Adam, step_constants
-from stampede.optim.triton import MANY_OCCURRENCES, block_sizes
+from stampede.optim.triton import MANY_OCCURRENCES, block_sizes, steps, sum_runs
 from stampede.optim.triton.steps import catch_up_range_, catch_up_rows_
-from stampede.optim.triton.sum_runs import sum_runs
 from support.lookups import DEVICE, dense, lookups, random_gradient, random_lookup, small_blocks
 from support.paths import ROOT
 
@@ -39,20 +38,22 @@ def test_tiles_are_powers_of_two_that_hold_a_row():
             assert elements // (32 * warps) <= 16
 
 
-def assert_sums(lookup, dim, clipped, l2, sizes, grad=None):
+@pytest.fixture(autouse=True, scope="module")
+def _small():
+    """Several programs for a handful of rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (steps, sum_runs):
+            patch.setattr(module, "block_sizes", lambda dim, _: small_blocks(dim))
+        yield
+
+
+def assert_sums(lookup, dim, clipped, l2, grad=None):
     grad = random_gradient(lookup, dim) if grad is None else grad
     weights = torch.randn(lookup.rows, dim, generator=torch.Generator().manual_seed(3)).to(DEVICE)
     nonfinite = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     runs = sorted_runs(lookup)
-    found = sum_runs(
-        runs,
-        grad.reshape(-1, dim),
-        weights,
-        clipped=clipped,
-        l2=l2,
-        nonfinite=nonfinite,
-        sizes=sizes,
-    )
+    given = runs, grad.reshape(-1, dim), weights
+    found = sum_runs.sum_runs(*given, clipped=clipped, l2=l2, nonfinite=nonfinite)
     expected, counts = dense(lookup, grad, dim)
     rows = counts.nonzero().flatten()
     number = len(rows)
@@ -78,7 +79,7 @@ def assert_sums(lookup, dim, clipped, l2, sizes, grad=None):
 @given(lookup=lookups(), dim=st.sampled_from([4, 12, 20, 64]), data=st.data())
 def test_sums_of_any_lookup(lookup, dim, data):
     clipped = data.draw(st.sampled_from([dim, dim - 1, dim - 3]))
-    assert_sums(lookup, dim, clipped, data.draw(st.sampled_from([0.0, 0.3])), small_blocks(dim))
+    assert_sums(lookup, dim, clipped, data.draw(st.sampled_from([0.0, 0.3])))
 
 
 @pytest.mark.parametrize(
@@ -87,47 +88,20 @@ def test_sums_of_any_lookup(lookup, dim, data):
 def test_an_id_of_every_sample_crosses_windows(batch, weighted):
     """Windows of 4, two at a time; table 0 has rows before and behind the hot one."""
     lookup = random_lookup(batch=batch, longest=1, hot=3, weighted=weighted, mean=weighted)
-    assert_sums(lookup, 12, 10, 1e-2, small_blocks(12))
+    assert_sums(lookup, 12, 10, 1e-2)
 
 
 def test_a_gradient_in_half_precision():
     lookup = random_lookup()
-    assert_sums(lookup, 12, 12, 0.0, None, random_gradient(lookup, 12).half())
+    assert_sums(lookup, 12, 12, 0.0, random_gradient(lookup, 12).half())
 
 
 def test_bits_do_not_vary():
     lookup = random_lookup(batch=40, hot=1)
-    one, other = (assert_sums(lookup, 12, 12, 0.1, small_blocks(12)) for _ in range(2))
+    one, other = (assert_sums(lookup, 12, 12, 0.1) for _ in range(2))
     number = int(sorted_runs(lookup).count)
     assert torch.equal(one.grads[:number], other.grads[:number])
     assert torch.equal(one.squares[:, :number], other.squares[:, :number])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "bad, column, hot",
-    [(float("nan"), 0, None), (float("inf"), 11, 3), (-float("inf"), 0, 3), (1e30, 11, None)],
-)
-def test_rows_that_are_not_finite_are_counted(bad, column, hot):
-    """1e30 is finite, its square is not."""
-    lookup = random_lookup(batch=20, hot=hot)
-    grad = random_gradient(lookup, 12)
-    grad[2, column] = bad
-    runs = sorted_runs(lookup)
-    nonfinite = torch.ones(1, dtype=torch.int32, device=DEVICE)
-    weights = torch.zeros(lookup.rows, 12, device=DEVICE)
-    sum_runs(
-        runs,
-        grad.view(-1, 12),
-        weights,
-        clipped=10,
-        l2=0.1,
-        nonfinite=nonfinite,
-        sizes=small_blocks(12),
-    )
-    expected, _ = dense(lookup, grad, 12)
-    rows = (~expected.abs().lt(1e20)).any(1).sum()
-    assert rows > 0 and int(nonfinite) == 1 + int(rows)
 
 
 BETAS = (0.9, 0.99)
@@ -188,8 +162,8 @@ def assert_close(state, expected):
 def test_replay_is_the_dense_loop_with_changing_learning_rates(dim, placement):
     state, last = random_state(dim), (torch.arange(ROWS) % 4 + 2).int().to(DEVICE)
     expected = dense_loop(state, last, 9, l2=0.05, placement=placement)
-    steps = steps_after(2, 10, placement)
-    catch_up_range_(*state, last, 0, ROWS, steps, 2, 9, BETAS, 0.05, FINITE, small_blocks(dim))
+    window = steps_after(2, 10, placement)
+    catch_up_range_(*state, last, 0, ROWS, window, 2, 9, BETAS, 0.05, FINITE)
     assert_close(state, expected)
     assert (last == 9).all()
 
@@ -226,15 +200,14 @@ def test_pieces_give_the_same_bits(cuts, dim, l2, seed):
     listed = torch.randperm(ROWS, generator=draw)[:6].sort().values.to(DEVICE)
     count = torch.tensor([4], dtype=torch.int32, device=DEVICE)
     for now in [*sorted(cuts), 12]:
-        sizes = small_blocks(dim)
-        steps = steps_after(0, 12)
-        catch_up_rows_(*in_pieces, last, listed, count, steps, 0, now, BETAS, l2, FINITE, sizes)
+        window = steps_after(0, 12)
+        catch_up_rows_(*in_pieces, last, listed, count, window, 0, now, BETAS, l2, FINITE)
         assert (last[listed[:4]] == torch.clamp(since[listed[:4]], min=now)).all()
         assert torch.equal(last[listed[4:]], since[listed[4:]])
     # A window of steps that begins later.
     earliest = int(last.min())
-    steps = steps_after(earliest, 12 - earliest)
-    catch_up_range_(*in_pieces, last, 0, ROWS, steps, earliest, 12, BETAS, l2, FINITE)
+    window = steps_after(earliest, 12 - earliest)
+    catch_up_range_(*in_pieces, last, 0, ROWS, window, earliest, 12, BETAS, l2, FINITE)
     assert (last == 12).all()
     assert all(map(torch.equal, at_once, in_pieces))
 

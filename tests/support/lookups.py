@@ -99,8 +99,8 @@ def dense(lookup, grad, dim):
 
 
 @st.composite
-def lookups(draw, device=DEVICE):
-    sizes = draw(st.lists(st.integers(1, 9), min_size=1, max_size=3))
+def lookups(draw, device=DEVICE, rows=9):
+    sizes = draw(st.lists(st.integers(1, rows), min_size=1, max_size=3))
     tables = sorted(draw(st.lists(st.integers(0, len(sizes) - 1), min_size=1, max_size=3)))
     return random_lookup(
         sizes=sizes,

@@ -13,9 +13,6 @@ from torch.utils.checkpoint import checkpoint
 from torchrec import (
     KeyedJaggedTensor,
 )
-from torchrec.distributed import DistributedModelParallel
-from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.train_pipeline import TrainPipelineBase
 from torchrec.distributed.train_pipeline.gradient_accumulation import (
     GradientAccumulationConfig,
@@ -33,7 +30,6 @@ from support.programs import nan_case, update_with_nans
 from support.ranks import run_ranks
 from support.two_tables import (
     CLIP,
-    CPU,
     SETTINGS,
     Model,
     assert_trains,
@@ -41,7 +37,6 @@ from support.two_tables import (
     features,
     shard,
     weights_of,
-    with_optimizer,
 )
 from support.unsharded import Unsharded, relative_deviation, whole_tables
 
@@ -215,24 +210,6 @@ def test_a_batch_without_ids_is_a_step(samples):
     assert [int(tables.step_count) for tables in local_cowclip_tables(model)] == [1]
 
 
-def test_learnable_weights_of_samples_are_refused_where_torchrec_loses_their_gradient():
-    for sharding, keys in (("row_wise", "ab"), ("table_wise", "ba"), ("data_parallel", "abc")):
-        planner = EmbeddingShardingPlanner(
-            topology=Topology(world_size=1, compute_device="cpu"),
-            constraints={name: ParameterConstraints(sharding_types=[sharding]) for name in "ab"},
-        )
-        model, sharders = with_optimizer(Model(weighted=True)), cowclip_sharders()
-        plan = planner.plan(model, sharders)
-        model = DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
-        keys = [f"f{key}" for key in keys]
-        learnable = features(weights=lambda n: torch.ones(n, requires_grad=True), keys=keys)
-        with pytest.raises(
-            ValueError, match=r"does not send or reorder.*in the order fa, fb. Or detach"
-        ):
-            model(learnable)
-        model(features(weights=torch.ones, keys=keys)).sum().backward()
-
-
 def test_an_error_inside_backward_does_not_spoil_the_next():
     class Fails(torch.autograd.Function):
         @staticmethod
@@ -254,29 +231,6 @@ def test_an_error_inside_backward_does_not_spoil_the_next():
     for model in (spoilt, clean):
         model(features(3)).sum().backward()
     assert torch.equal(weights_of(spoilt), weights_of(clean))
-
-
-def test_a_row_with_a_nan_is_an_error_or_left_out():
-    for choice in ("error", "skip_row"):
-        model = shard(Model(), on_nonfinite=choice)
-        before = weights_of(model)
-        factors = torch.ones(8)
-        factors[2] = float("inf")
-        loss = (model(features()) * factors).sum()
-        if choice == "error":
-            with pytest.raises(NonFiniteGradientError, match="skip_row"):
-                loss.backward()
-            assert torch.equal(weights_of(model), before)
-            continue
-        loss.backward()
-        (rows,) = [t.row_counts for t in local_cowclip_tables(model)]
-        entry = features().to_dict()
-        spoilt = sum(
-            len(set(entry[key].values()[slice(*entry[key].offsets()[2:4])].tolist()))
-            for key in ("fa", "fb")
-        )
-        assert int(rows[2]) == spoilt
-        assert torch.isfinite(weights_of(model)).all()
 
 
 def test_nans_of_one_rank_are_seen_by_all():

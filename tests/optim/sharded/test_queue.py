@@ -91,16 +91,6 @@ def test_a_step_with_several_lookups_is_not_queued_but_counts(setting):
     assert_close(found, trained("kernels", setting, 9, lookups=lookups))
 
 
-@pytest.mark.slow
-def test_a_flush_changes_nothing_in_what_follows():
-    def flush(step, tbe):
-        if step % 3 == 1:
-            tbe.flush()
-
-    flushed = trained("queued", SETTINGS[0], 8, at_step=flush)
-    assert_same_bits(flushed, trained("queued", SETTINGS[0], 8))
-
-
 def test_rows_wait_but_not_longer_than_the_window():
     gaps = []
 

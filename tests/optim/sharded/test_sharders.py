@@ -306,19 +306,6 @@ def test_tables_of_several_settings_follow_their_own_equations():
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_tables_without_cowclip_keep_torchrecs_optimizer():
-    model = Bags(a=8, b=8)
-    apply_optimizer_in_backward(CowClipAdam, [table_parameter(model, "a")], {"lr": 0.0})
-    apply_optimizer_in_backward(torch.optim.SGD, [table_parameter(model, "b")], {"lr": 0.5})
-    model = shard(model)
-    assert [t.table_names for t in local_cowclip_tables(model)] == [["a"]]
-    before = weights_of(model)
-    step(model, [1])
-    for name, after in weights_of(model).items():
-        changed = (after != before[name]).any(1).nonzero().flatten()
-        assert changed.tolist() == ([1] if name == "b" else [])
-
-
 def test_initial_values_do_not_depend_on_the_plan():
     init = TableInit(std=0.1, columns=6)
     found = [

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch._dynamo.exc import Unsupported
 
 from stampede.optim import CowClip, local_cowclip_tables
-from stampede.optim.backends.cpu import CpuBackend
 from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableShard
@@ -106,25 +105,6 @@ def one_table(**arguments):
 ID, OFFSETS = torch.tensor([1]), torch.tensor([0, 1])
 
 
-@pytest.mark.parametrize("pooling", [PoolingMode.SUM, PoolingMode.MEAN])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_the_kernel_pools_what_fbgemm_does(pooling, weighted, monkeypatch):
-    ids = torch.tensor([8, 0, 0, 4, 1, 2, 3])
-    # The first bag of each feature is empty; a bag holds an id twice.
-    offsets = torch.tensor([0, 0, 3, 3, 5, 5, 7])
-    weights = torch.rand(7) if weighted else None
-    pooled, found = [], []
-    pool_ = CpuBackend.pool_
-    monkeypatch.setattr(CpuBackend, "pool_", lambda *given: pooled.append(pool_(*given)))
-    for way in ("kernels", "torch"):
-        with computed(way):
-            made = Tables(of_rows(9, 5), [4, 4], [0, 1, 1], pooling, UpdateSettings())
-            made.fill(torch.Generator().manual_seed(0))
-            found.append(made.tbe(ids, offsets, weights))
-    assert len(pooled) == 1
-    torch.testing.assert_close(*found)
-
-
 @pytest.mark.parametrize("pooling", PoolingMode)
 @pytest.mark.parametrize("output", [SparseType.FP32, SparseType.FP16])
 def test_plain_torch_looks_up_what_fbgemm_does(pooling, output):
@@ -161,20 +141,6 @@ def test_fp16_tables_are_looked_up_and_updated_in_place():
     # The first step of Adam is lr in size.
     torch.testing.assert_close(weights[1].float(), torch.full((4,), 0.4), atol=1e-3, rtol=0)
     assert {s.dtype for s in tables.arrays[0].states.values()} == {torch.float32}
-
-
-@pytest.mark.parametrize("pooling", [PoolingMode.SUM, PoolingMode.MEAN])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_bf16_tables_are_looked_up_as_fp32_ones(pooling, weighted):
-    """FBGEMM's lookup knows no bf16 on a CPU."""
-    ids, offsets = torch.tensor([1, 4, 4, 0]), torch.tensor([0, 3, 3, 4])
-    factors, found = torch.rand(4) if weighted else None, []
-    for precision in (SparseType.BF16, SparseType.FP32):
-        tables = one_table(pooling=pooling, precision=precision)
-        values = torch.arange(20.0).view(5, 4) / 32
-        tables.split_embedding_weights()[0].copy_(values)
-        found.append(tables(ids, offsets, factors))
-    torch.testing.assert_close(*found)
 
 
 def test_weights_of_samples_have_no_gradient_where_sequences_ignore_them():
