@@ -57,11 +57,7 @@ _OTHER_LABELS = (
 
 
 def tell(sentences: Sequence[str], step: int, folder: RunFolder, processes: Processes) -> None:
-    """Print and log sentences that are new for this run; all ranks must call it.
-
-    Args:
-        step: the newest one.
-    """
+    """Print and log sentences that are new for this run; all ranks must call it."""
 
     def tell_new() -> None:
         for text in sentences:
@@ -84,9 +80,6 @@ def told(folder: RunFolder) -> list[str]:
 
 def check_batch_size(batch_size: int, rows: int, world_size: int = 1) -> None:
     """Refuse a batch larger than the data: the rates would be scaled to a batch that never occurs.
-
-    Args:
-        batch_size, rows, world_size: see `on_batch_size`.
 
     Raises:
         SettingsError: it is larger.
@@ -123,7 +116,6 @@ def on_batch_size(batch_size: int, rows: int, world_size: int = 1) -> list[str]:
     """Advice if an epoch has too few steps.
 
     Args:
-        batch_size: samples of a global batch.
         rows: of the training part.
         world_size: number of processes; batch sizes are a multiple of it.
     """
@@ -204,12 +196,10 @@ def _rows_with(samples: Samples, field: int, row: int) -> int:
 
 
 def on_first_epoch(part: str, score: float | None, epoch: int) -> list[str]:
-    """Advice if nothing was learned.
+    """Advice if nothing was learned by the first evaluated epoch.
 
     Args:
-        part: the part that selects the best epoch.
-        score: its AUC.
-        epoch: the first evaluated one.
+        score: AUC of the part that selects the best epoch.
     """
     if score is None or score >= _LEAST_AUC:
         return []
@@ -220,12 +210,7 @@ def on_first_epoch(part: str, score: float | None, epoch: int) -> list[str]:
 
 
 def on_regression(part: str, progress: Progress, regression: Mapping[str, Any]) -> list[str]:
-    """Advice if logistic regression is better.
-
-    Args:
-        part: the part that selected the best epoch.
-        regression: see `logistic_regression`.
-    """
+    """Advice if logistic regression is better on the part that selected the best epoch."""
     ours, other = progress.best_score, regression.get(f"{part}_auc")
     if ours is None or other is None or ours >= other - _LARGEST_LOSS_TO_LR:
         return []
@@ -249,18 +234,31 @@ def compare_with_lr(
 
     Args:
         dataset: its parts must be on the CPU.
-        progress: of the finished run.
         same_data: whether an existing summary in the folder is about the same data.
 
     Returns:
         See `logistic_regression`; None without a comparison.
     """
-    if not _compares(config, dataset):
+    wanted = config.evaluate.compare_with_lr
+    if wanted == "auto":
+        few_ids = sum(dataset.vocabulary_sizes.values()) <= _MOST_TABLE_ROWS
+        wanted = dataset.train.rows <= _MOST_TRAINING_ROWS and few_ids
+    # The regression would be fitted to the rows of a period that it is compared on.
+    if not wanted or dataset.period:
         return None
 
     def found() -> dict[str, Any] | None:
-        earlier = _earlier(folder) if same_data else None
-        return _fitted(dataset) if earlier is None else earlier
+        if same_data:
+            # The result of the run before it was continued.
+            with suppress(*DAMAGE):
+                earlier = json.loads(read_file(folder.summary))["logistic_regression"]
+                if earlier is not None:
+                    return earlier
+        bar = progress_bar(None, 0, True, "logistic regression", "chunks", delay=5.0)
+        # One class only: the run said so before training.
+        with bar, suppress(ValueError):
+            return logistic_regression(dataset, bar.update)
+        return None
 
     with processes.heartbeat.slowly("comparing with logistic regression"):
         regression = processes.on_main(found, patience=PATIENCE)
@@ -268,30 +266,3 @@ def compare_with_lr(
         sentences = on_regression(config.evaluate.select_on, progress, regression)
         tell(sentences, progress.step, folder, processes)
     return regression
-
-
-def _compares(config: Config, dataset: Dataset) -> bool:
-    wanted = config.evaluate.compare_with_lr
-    if dataset.period:
-        # The regression would be fitted to the rows it is compared on.
-        return False
-    if wanted != "auto":
-        return wanted
-    few_ids = sum(dataset.vocabulary_sizes.values()) <= _MOST_TABLE_ROWS
-    return dataset.train.rows <= _MOST_TRAINING_ROWS and few_ids
-
-
-def _earlier(folder: RunFolder) -> dict[str, Any] | None:
-    """The result of the run before it was continued."""
-    try:
-        return json.loads(read_file(folder.summary))["logistic_regression"]
-    except DAMAGE:
-        return None
-
-
-def _fitted(dataset: Dataset) -> dict[str, Any] | None:
-    bar = progress_bar(None, 0, True, "logistic regression", "chunks", delay=5.0)
-    # One class only: the run said so before training.
-    with bar, suppress(ValueError):
-        return logistic_regression(dataset, bar.update)
-    return None

@@ -22,11 +22,7 @@ from stampede.engine.planning.workload import passes, planned_data, workload
 from stampede.engine.precision import choose_precision, compile_network
 from stampede.engine.processes import Processes
 from stampede.models import CTRModel, cpu
-from stampede.optim import (
-    TableInit,
-    cowclip_sharders,
-    table_update,
-)
+from stampede.optim import TableInit, cowclip_sharders, table_update
 
 
 def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
@@ -96,12 +92,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
 
 
 def build_model(config: Config, vocabulary_sizes: Mapping[str, int], numbers: int) -> CTRModel:
-    """The model before sharding: its tables are on `meta`.
-
-    Args:
-        vocabulary_sizes: rows of each field's table, by field name.
-        numbers: number of numeric inputs.
-    """
+    """The model before sharding: its tables, with the rows of `vocabulary_sizes`, are on `meta`."""
     return CTRModel(
         config.model.name,
         vocabulary_sizes,

@@ -31,8 +31,6 @@ class _Rows(NamedTuple):
 class ClipWatch:
     """Counts clipped rows of single steps, and averages norms by how frequent rows are.
 
-    It uses values that the step computes anyway.
-
     A sample's embedding of a field with one id is the row of that id, and the row's gradient is the
     sum of its samples' gradients. So neither the tables nor their update are touched. Fields with
     several ids in a sample are left out, as their embeddings are sums of rows.
@@ -60,9 +58,7 @@ class ClipWatch:
         """Count a step's rows before it updates the tables; all ranks must call it.
 
         Args:
-            batch: this rank's part of the global batch.
-            rows: looked-up rows, see `EmbeddingFront.lookup`.
-            grad: their gradient, still to be averaged over the ranks.
+            grad: of the looked-up rows, still to be averaged over the ranks.
         """
         embeddings, _ = self._front.split(rows)
         grads, _ = self._front.split(grad)

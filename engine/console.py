@@ -23,9 +23,6 @@ def progress_bar(
 
     Args:
         total, done: units in total (None if unknown), and units done before.
-        enabled: whether to show the bar.
-        what: the activity.
-        unit: what is counted.
         delay: seconds before the bar appears; a delayed bar is removed at its end.
     """
     return tqdm(
@@ -62,14 +59,7 @@ def readable_bytes(count: float) -> str:
 
 
 def say_given_up(rank: int, path: Path, what: str, failure: BaseException | None) -> None:
-    """Warn that training continues without a record.
-
-    Args:
-        rank: of this process.
-        path: of the record.
-        what: its name, such as `trace`.
-        failure: why it cannot be written.
-    """
+    """Warn that training continues without a record, such as a `trace`, in the file `path`."""
     why = getattr(failure, "strerror", None) or failure
     print(
         f"rank {rank}: {path}: the {what} cannot be written ({why}); training continues without it",

@@ -31,12 +31,7 @@ class RunFolderError(Exception):
 
 
 class TrainingStoppedError(Exception):
-    """Training cannot continue, for example because the loss is not finite. All ranks raise it.
-
-    Args:
-        message: why.
-        step: the step that failed, if there is one.
-    """
+    """Training cannot continue, perhaps because of a step. All ranks raise it."""
 
     known_to_all_ranks = True
 
@@ -46,12 +41,7 @@ class TrainingStoppedError(Exception):
 
 
 class DivergedError(TrainingStoppedError):
-    """A loss, gradient or weight is not finite, or the loss is far too high.
-
-    Args:
-        reason: what was found.
-        step: the step that failed.
-    """
+    """A loss, gradient or weight is not finite, or the loss is far too high."""
 
     def __init__(self, reason: str, step: int | None = None) -> None:
         super().__init__(reason, step)
@@ -68,12 +58,7 @@ class DoesNotFitError(Exception):
 
 
 class InterruptedRunError(Exception):
-    """A signal stopped the run, after a checkpoint. All ranks raise it.
-
-    Args:
-        message: what was saved and how to continue.
-        signal: its number.
-    """
+    """A signal, of this number, stopped the run, after a checkpoint. All ranks raise it."""
 
     known_to_all_ranks = True
 

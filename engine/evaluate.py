@@ -40,8 +40,7 @@ class Evaluation:
     """Metrics of one part, weighted if its samples have weights.
 
     Attributes:
-        auc: exact area under the ROC curve; None if one class is absent.
-        logloss: mean binary cross-entropy.
+        auc: None if one class is absent.
         attainable_auc: AUC of the true probabilities, if the data have them.
         samples: number of samples, weight 0 included.
         further: the metrics of `evaluate.metrics` and `evaluate.group_by`, by name.
@@ -70,14 +69,11 @@ def evaluate(
 ) -> Evaluation:
     """Score every sample once and compute the metrics; the same result on every rank.
 
-    Rank 0 collects and sorts the scores, see `PartMetrics` for its memory; the memory of other
-    ranks does not grow with the part. Rank 0 takes the samples in the order of the part, so equal
-    scores give bit-equal metrics on any number of ranks.
-
-    At least one sample must have a weight above 0.
+    Rank 0 collects and sorts the scores, see `PartMetrics` for its memory. It takes the samples in
+    the order of the part, so equal scores give bit-equal metrics on any number of ranks. At least
+    one sample must have a weight above 0.
 
     Args:
-        settings: by default the configuration's.
         on_batch: called after every batch with its number, counted from 1; may raise on all ranks.
         unseen_rows: row of unseen ids, by field; `further` then also has metrics of the samples
             with such an id, as `new_ids_auc` etc.
@@ -87,10 +83,10 @@ def evaluate(
     """
     settings = settings or EvaluateSection()
     model.eval()
-    shown = processes.is_main
     processes.heartbeat.beat("evaluating")
     scores = _Scores(processes, settings, batches, unseen_rows or {})
-    with progress_bar(len(batches), 0, shown, "evaluating", "batches", delay=5.0) as bar:
+    is_main = processes.is_main
+    with progress_bar(len(batches), 0, is_main, "evaluating", "batches", delay=5.0) as bar:
         for number, batch in enumerate(batches.epoch(0), 1):
             processes.heartbeat.beat("evaluating")
             batch = batch.to(processes.device, non_blocking=True)
@@ -102,10 +98,8 @@ def evaluate(
         with processes.heartbeat.slowly("computing metrics"):
             found = scores.metrics()
     model.train()
-    return Evaluation(
-        **{name: found.pop(name) for name in ("auc", "logloss", "attainable_auc", "samples")},
-        further=found,
-    )
+    first = {name: found.pop(name) for name in ("auc", "logloss", "attainable_auc", "samples")}
+    return Evaluation(**first, further=found)
 
 
 def _logits(model: nn.Module, batch: Batch) -> Tensor:
@@ -180,20 +174,16 @@ class _Scores:
         """`[columns, n]` of some batches of all ranks in the part's order, on rank 0 only."""
         joined = torch.cat(local, 1)
         world_size = self._processes.world_size
-        received = None
-        if self._processes.is_main:
-            received = [torch.empty_like(joined) for _ in range(world_size)]
+        is_main = self._processes.is_main
+        received = [torch.empty_like(joined) for _ in range(world_size)] if is_main else None
         dist.gather(joined, received)
         if received is None:
             return None
-        # Padding is at the end of the last ranks' parts of each global batch.
         sizes = [piece.shape[1] for piece in local]
         batches = zip(*(of_rank.split(sizes, 1) for of_rank in received), strict=True)
-        real = [
-            torch.cat(parts, 1)[:, :samples]
-            for parts, samples in zip(batches, self._samples, strict=True)
-        ]
-        return torch.cat(real, 1).numpy()
+        # Padding is at the end of the last ranks' parts of each global batch.
+        whole = zip(map(partial(torch.cat, dim=1), batches), self._samples, strict=True)
+        return torch.cat([batch[:, :samples] for batch, samples in whole], 1).numpy()
 
     def _on_main(self, action: Callable[[], T]) -> T:
         """Run `action` on rank 0; all ranks fail together."""
@@ -245,9 +235,6 @@ def evaluate_run(
     Tables must be up to date. An interrupted evaluation changes only the log, see
     `Progress.metrics_lines`.
 
-    Args:
-        on_batch: see `evaluate`.
-
     Raises:
         DivergedError: a logloss is not finite.
     """
@@ -284,11 +271,7 @@ def evaluate_run(
 
 
 def finish_epoch(run: TrainingRun, results: Mapping[str, Evaluation]) -> None:
-    """Finish an epoch; remember it if it is the best so far.
-
-    Args:
-        results: its evaluations.
-    """
+    """Finish an evaluated epoch; remember it if it is the best so far."""
     progress, settings = run.progress, run.config.evaluate
     progress.epoch += 1
     choose(progress, results, settings.select_on)

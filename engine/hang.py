@@ -55,7 +55,7 @@ def watched(processes: Processes, settings: RunSection, folder: Path) -> Iterato
         settings: `hang_seconds`, the longest time without a heartbeat on any rank (ten minutes
             more in the first step), and `slow_hang_seconds`, the limit for stages that may last for
             hours, see `Heartbeat.slowly`.
-        folder: of the run, for the stacks of all threads.
+        folder: for the stacks of all threads.
     """
     if not settings.hang_seconds:
         yield
@@ -81,8 +81,7 @@ class RankStatus:
         beats, step, stage: see `stampede.engine.heartbeat.Heartbeat`.
         still_seconds: time since its last beat, not counting time while the process was stopped.
         hangs: whether that is too long.
-        place: where its main thread is, as `file:line in function`.
-        waits: whether it waits for other ranks there.
+        place, waits: see `place_of`.
         ended: whether its training loop has ended, in any way.
     """
 
@@ -106,9 +105,7 @@ class Watchdog:
     """A thread that watches this rank's heartbeat.
 
     Args:
-        processes: this rank among all, and its heartbeat.
         settings: see `watched`.
-        folder: of the run.
         store: where ranks publish their status; None with one process.
     """
 
@@ -204,22 +201,16 @@ class Watchdog:
         if left > _ROUNDS_READ * self._interval:
             self._seen, self._rounds = {}, 0
             return ""
+        # Without an answer, torchrun or the timeout of the collective ends the processes.
         with suppress(RuntimeError):
             self._read_others()
-        if left > 0:
-            return ""
-        if self._rounds > _SILENT_ROUNDS:
+        if left <= 0 < self._rounds - _SILENT_ROUNDS:
             others = {rank: status for rank, (status, _) in self._seen.items()}
             silent = {
                 r for r, (_, new) in self._seen.items() if self._rounds - new >= _SILENT_ROUNDS
             }
             return stuck_ranks(own | others, silent)
-        if left > -_ROUNDS_READ * self._interval:
-            return ""
-        return (
-            f"{_stuck(own)}, and the store of the process group does not answer: the machine of "
-            "rank 0 or its torchrun is gone"
-        )
+        return ""
 
     def _read_others(self) -> None:
         for rank in range(self._world_size):

@@ -47,12 +47,7 @@ class Heartbeat:
         self._listeners: tuple[Callable[[str], object], ...] = ()
 
     def beat(self, stage: str, step: int | None = None) -> None:
-        """Begin a stage.
-
-        Args:
-            stage: such as `computing`.
-            step: its number, if it is a new step.
-        """
+        """Begin a stage, such as `computing`, of the newest step or of a new one."""
         self.stage = stage
         if step is not None:
             self.step = step

@@ -76,16 +76,7 @@ class Job:
 
 @dataclass
 class TrainingRun:
-    """A run in training, as seen by this process.
-
-    Attributes:
-        config: with a value for every key.
-        processes: this process among all.
-        folder: of the results, written by rank 0.
-        dataset: as opened.
-        job: model and optimizers.
-        progress: of the run.
-    """
+    """A run in training, as seen by this process; rank 0 writes its folder."""
 
     config: Config
     processes: Processes

@@ -247,10 +247,7 @@ class LogisticRegression:
 def logistic_regression(
     dataset: Dataset, on_chunk: Callable[[], object] = lambda: None
 ) -> dict[str, Any]:
-    """Fit the training part and score the other parts.
-
-    Args:
-        dataset, on_chunk: see `LogisticRegression`.
+    """Fit the training part and score the other parts, see `LogisticRegression`.
 
     Returns:
         `test_auc`, `test_logloss`, the same for `validation` if there is such a part, `iterations`
@@ -263,13 +260,8 @@ def logistic_regression(
     model = LogisticRegression(dataset, on_chunk)
     model.fit()
     parts = {"validation": dataset.validation, "test": dataset.test}
-    return {
-        **{
-            f"{name}_{metric}": value
-            for name, part in parts.items()
-            if part is not None
-            for metric, value in model.scores(part).items()
-        },
-        "iterations": model.iterations,
-        "seconds": time.perf_counter() - start,
-    }
+    found: dict[str, Any] = {}
+    for name, part in parts.items():
+        if part is not None:
+            found |= {f"{name}_{metric}": value for metric, value in model.scores(part).items()}
+    return {**found, "iterations": model.iterations, "seconds": time.perf_counter() - start}

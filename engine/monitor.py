@@ -190,7 +190,6 @@ def window_of(steps: Sequence[StepTime], peak_memory_bytes: int) -> dict[str, An
 
     Args:
         steps: at least one.
-        peak_memory_bytes: since the start.
 
     Returns:
         Means of a step in seconds, percentiles of steps, shares of a step, and the total seconds of
@@ -288,8 +287,6 @@ class Monitor:
     start and end. All ranks must call the methods at the same places.
 
     Args:
-        config: of the run.
-        processes: this rank among all.
         folder: of the run.
         step: the last step of earlier starts of the run.
     """
@@ -352,15 +349,12 @@ class Monitor:
         self._trace.after_step(step)
 
     def line(self, step: int, ended: bool) -> dict[str, Any] | None:
-        """A line for `metrics.jsonl`, if it is time for one.
+        """A line for `metrics.jsonl` after a step, if it is time for one; None on all ranks if not.
+
+        Rank 0's has the fields of `together`, others' only `kind` and `step`.
 
         Args:
-            step: the last step.
-            ended: whether the epoch ends with it.
-
-        Returns:
-            None on all ranks, or the line: on rank 0 with the fields of `together`, on others with
-            `kind` and `step` alone.
+            ended: whether the epoch ends with the step.
         """
         if self._times is None or not (ended or step % self._every == 0):
             return None
@@ -380,10 +374,6 @@ class Monitor:
         """Append a line to the rank's log in one write, so that a kill loses none.
 
         If the log cannot be written, a warning says so and training continues.
-
-        Args:
-            event: such as `timing`.
-            fields: for JSON; numbers that are not finite become null.
         """
         if self._log is None:
             return

@@ -56,7 +56,6 @@ def table_optimizer(
     Args:
         scaled: the settings for the actual batch size.
         columns: how many columns of a stored row are the embedding; these are clipped.
-        device: of the tables.
 
     Raises:
         SettingsError: the device has no such optimizer.
@@ -74,10 +73,8 @@ def table_optimizer(
             raise SettingsError(f"optim.embedding: {failure}") from None
     if section.optimizer == "helen":
         return Helen, {**arguments, "columns": columns}
-    if section.clip is None:
-        arguments["clip"] = CowClip(granularity="none", columns=columns)
-    else:
-        arguments["clip"] = section.clip.as_clip(columns)
+    none = CowClip(granularity="none", columns=columns)
+    arguments["clip"] = none if section.clip is None else section.clip.as_clip(columns)
     return _WITH_CLIP[section.optimizer], arguments
 
 
@@ -91,7 +88,6 @@ def dense_optimizer(
 
     Args:
         scaled: the settings for the actual batch size.
-        parameters: by name.
         l2: coefficients of the parameters that have an L2 term, by `id`.
     """
     dense = config.optim.dense
@@ -122,12 +118,7 @@ def _decays(name: str, parameter: Tensor) -> bool:
 
 
 class LearningRates(NamedTuple):
-    """The rates of one step.
-
-    Attributes:
-        embedding: of the tables.
-        dense: of the dense layers.
-    """
+    """The rates of one step: of the tables and of the dense layers."""
 
     embedding: float
     dense: float
@@ -136,12 +127,10 @@ class LearningRates(NamedTuple):
 def learning_rates(
     config: Config, full: Hyperparameters, step: int, steps_per_epoch: float, total_steps: int
 ) -> LearningRates:
-    """The rates of the step after `step` steps; they depend only on these arguments.
+    """The rates of the step after `step` steps, see `stampede.optim.learning_rate`.
 
     Args:
-        config: has the schedules.
         full: the rates at the configured batch size; schedules are fractions of them.
-        step, steps_per_epoch, total_steps: see `stampede.optim.learning_rate`.
     """
     embedding = config.optim.embedding.schedule.as_schedule()
     dense = config.optim.dense.schedule.as_schedule()

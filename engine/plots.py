@@ -29,15 +29,7 @@ def to_png(figure: Figure, dpi: int = 120) -> bytes:
 
 
 def show_small_differences(axes: Axes, curves: Sequence[Sequence[float]]) -> bool:
-    """Scale an axis of AUC so that 0.002 is visible; this may cut off early points.
-
-    Args:
-        axes: with the curves.
-        curves: their values, at least one each.
-
-    Returns:
-        Whether points are cut off.
-    """
+    """Scale an axis of AUC so that 0.002 is visible; return whether early points are cut off."""
     best = [max(curve) for curve in curves]
     spread = max(best) - min(best)
     lowest = min(min(curve) for curve in curves)
@@ -49,12 +41,7 @@ def show_small_differences(axes: Axes, curves: Sequence[Sequence[float]]) -> boo
 
 
 def draw_curve(lines: Sequence[dict[str, Any]], title: str) -> bytes:
-    """The learning curve of a run as PNG: training and evaluation losses, and AUC, over steps.
-
-    Args:
-        lines: of `metrics.jsonl`.
-        title: heading.
-    """
+    """The learning curve of a run as PNG: losses and AUC over steps, from `metrics.jsonl`."""
     figure = Figure(figsize=(10, 4))
     # Given margins: to find them, matplotlib would draw everything two more times.
     figure.subplots_adjust(0.075, 0.13, 0.985, 0.86, wspace=0.24)
@@ -95,7 +82,6 @@ def draw_periods(lines: Sequence[dict[str, Any]], title: str) -> bytes:
 
     Args:
         lines: of the periods, see `stampede.engine.incremental`.
-        title: heading.
     """
     figure = Figure(figsize=(12, 4))
     figure.subplots_adjust(0.06, 0.13, 0.985, 0.86, wspace=0.22)

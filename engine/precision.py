@@ -16,11 +16,10 @@ from stampede.settings import SettingsError
 
 @dataclass(frozen=True)
 class DensePrecision:
-    """The precision of the dense layers.
+    """The precision of the dense layers, for a reason to be logged.
 
     Attributes:
         is_bf16: whether matrix products use bfloat16 inputs; sums and weights are float32.
-        reason: for the log.
         is_tf32: whether a GPU rounds the inputs of float32 products to TF32.
     """
 

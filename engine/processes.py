@@ -36,14 +36,7 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among all of its run.
-
-    Attributes:
-        rank, world_size: number of this process, and how many there are.
-        local_world_size: processes on this machine.
-        device: of this process.
-        heartbeat: stage and step that this process is in.
-    """
+    """This process among all of its run; `local_world_size` of them are on this machine."""
 
     rank: int
     world_size: int
@@ -84,11 +77,7 @@ class Processes:
         return _result(*outcome[0])
 
     def on_each_machine(self, action: Callable[[], object], patience: timedelta) -> None:
-        """Run `action` on the first rank of every machine; all ranks raise its error.
-
-        Args:
-            patience: how long the other ranks wait.
-        """
+        """Run `action` on the first rank of every machine; all ranks raise its error."""
         is_first = self.rank % self.local_world_size == 0
         outcomes = [None] * self.world_size
         own = _outcome(action) if is_first else (None, None)
@@ -133,8 +122,7 @@ def choose_device(asked: str, key: str) -> torch.device:
     """The device of this process; a GPU is made the current one.
 
     Args:
-        asked: `auto`, `cpu` or `cuda`.
-        key: that asks for it, for the message.
+        asked: `auto`, `cpu` or `cuda`, by the key.
 
     Raises:
         SettingsError: a GPU is asked for and there is none.
@@ -157,9 +145,6 @@ def choose_device(asked: str, key: str) -> torch.device:
 @contextmanager
 def processes(device: str) -> Iterator[Processes]:
     """The process group for the duration of the context: gloo on CPUs, NCCL on GPUs.
-
-    Args:
-        device: `auto`, `cpu` or `cuda`.
 
     Raises:
         SettingsError: a GPU is asked for and there is none.

@@ -27,9 +27,6 @@ class StepTrace:
     Each rank traces the same steps. If a trace cannot be written, a sentence says so.
 
     Args:
-        settings: which steps.
-        processes: this rank among all, whose heartbeat names the phases.
-        folder: of the run.
         step: the last one of earlier starts of the run.
     """
 
@@ -64,11 +61,7 @@ class StepTrace:
         self._begin_if_due()
 
     def close(self, well: bool) -> None:
-        """End the run; write the trace so far.
-
-        Args:
-            well: whether the run succeeded.
-        """
+        """End the run, `well` or by a failure; write the trace so far."""
         if self._step < self._first <= self._last:
             if self._profile is not None:
                 self._stop()

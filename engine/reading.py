@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,6 @@ class Reader:
     Make it after model and optimizers have their memory: `data.residence: auto` puts the data on
     the GPU if they fit into what is left.
 
-    Args:
-        config: a whole job.
-        dataset: as opened.
-        processes: this process among all.
-
     Attributes:
         dataset: in the place that `data.residence` names.
         residence: `disk`, `memory` or `device`.
@@ -66,18 +62,11 @@ class Reader:
         for name, part in (("validation", dataset.validation), ("test", dataset.test)):
             if part is not None:
                 _check_weighted(name, part)
-        self._processes = processes
-        self._section = section
-        self._memory = section.memory_gb * 1e9
-        self._seed = config.run.seed
+        self._config, self._section, self._processes = config, section, processes
         # From the data as opened: independent of their residence.
         self._order = training_order(config, dataset)
-        self._train_batch_size = config.train.batch_size
-        self._evaluate_batch_size = config.evaluate.batch_size
-        self._tiles = config.train.tiles if config.train.reproducible else 0
-        self._fields = list(dataset.vocabulary_sizes)
         self.residence = choose_residence(
-            section.residence, dataset, self._memory, processes.device
+            section.residence, dataset, section.memory_gb * 1e9, processes.device
         )
         try:
             self.dataset = place(dataset, self.residence, processes.device)
@@ -89,11 +78,12 @@ class Reader:
 
     def training(self) -> GlobalBatches:
         """Batches of the training part, in a new order in each epoch."""
-        return self._batches(self.dataset.train, self._order, self._train_batch_size)
+        return self._batches(self.dataset.train, self._order, self._config.train.batch_size)
 
     def state_dict(self, batches: GlobalBatches) -> dict[str, Any]:
         """State of the training batches, and the settings that decide their order."""
-        return {**batches.state_dict(), "settings": _settings(self._section)}
+        settings = {key: getattr(self._section, key) for key in _ORDERING}
+        return {**batches.state_dict(), "settings": settings}
 
     def load_state_dict(self, batches: GlobalBatches, state: Mapping[str, Any]) -> None:
         """Continue the training batches from a state.
@@ -114,16 +104,17 @@ class Reader:
 
     def evaluation(self, part: Part) -> GlobalBatches:
         """Batches of a part of `dataset` in the order of its rows."""
-        order = make_order(part, "none", self._memory, self._seed)
-        return self._batches(part, order, self._evaluate_batch_size)
+        order = make_order(part, "none", self._section.memory_gb * 1e9, self._config.run.seed)
+        return self._batches(part, order, self._config.evaluate.batch_size)
 
     def _batches(self, part: Part, order: Order, batch_size: int) -> GlobalBatches:
         from_disk = self.residence == "disk" and isinstance(part, ShardedPart)
         on_gpu = self._processes.device.type == "cuda"
         copied = on_gpu and part.device.type == "cpu"
+        train = self._config.train
         return GlobalBatches(
             part,
-            self._fields,
+            list(self.dataset.vocabulary_sizes),
             batch_size,
             self._processes.rank,
             self._processes.world_size,
@@ -133,16 +124,12 @@ class Reader:
             pin=self._processes.device if copied else None,
             before_reading=Readahead(part, order) if from_disk else None,
             unknown_rows=self.dataset.unknown_rows,
-            tiles=self._tiles,
+            tiles=train.tiles if train.reproducible else 0,
         )
 
 
 def training_order(config: Config, dataset: Dataset) -> Order:
-    """The order of the training rows.
-
-    Args:
-        dataset: as opened.
-    """
+    """The order of the training rows, from the data as opened."""
     section = _section(config)
     shuffle = section.shuffle if dataset.shuffle else "none"
     return make_order(dataset.train, shuffle, section.memory_gb * 1e9, config.run.seed)
@@ -151,10 +138,6 @@ def training_order(config: Config, dataset: Dataset) -> Order:
 def _section(config: Config) -> ReadingSection:
     """The keys for reading; their defaults for data without files."""
     return config.data if isinstance(config.data, ReadingSection) else ReadingSection()
-
-
-def _settings(section: ReadingSection) -> dict[str, Any]:
-    return {key: getattr(section, key) for key in _ORDERING}
 
 
 def _written(settings: Mapping[str, Any]) -> str:
@@ -190,7 +173,8 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
             "--world-size N --device-memory SIZE`, or choose another data.kind"
         )
     if isinstance(section, SyntheticSection):
-        dataset = _synthetic(section, selects)
+        validation = int(section.rows * section.validation_fraction) if selects else 0
+        dataset = section.clicks().dataset(section.rows, section.test_rows, validation)
     else:
         _check_path(section)
         if isinstance(section, PreparedSection):
@@ -200,13 +184,10 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
             # Preparing may take hours; mistakes in the configuration are reported first.
             group_by = config.evaluate.group_by
             folder = processes.on_main(lambda: _prepared(raw, group_by), patience=PATIENCE)
-        processes.on_each_machine(lambda: check_unchanged(folder, _say), PATIENCE)
-        dataset = replace(
-            open_prepared(folder),
-            vocabulary_sha256=processes.on_main(
-                lambda: vocabulary_fingerprint(folder), patience=PATIENCE
-            ),
-        )
+        say = partial(print, file=sys.stderr, flush=True)
+        processes.on_each_machine(lambda: check_unchanged(folder, say), PATIENCE)
+        hashed = processes.on_main(lambda: vocabulary_fingerprint(folder), patience=PATIENCE)
+        dataset = replace(open_prepared(folder), vocabulary_sha256=hashed)
     if dataset.train.rows == 0 or dataset.test.rows == 0:
         raise SettingsError(
             "data: the training or the test part has no rows; write data.split=random, or "
@@ -221,10 +202,6 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
     return dataset
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def _check_groups(field: str, fields: Iterable[str], multi: Collection[str]) -> None:
     single = [name for name in fields if name not in multi]
     if field and field not in single:
@@ -232,12 +209,6 @@ def _check_groups(field: str, fields: Iterable[str], multi: Collection[str]) -> 
         raise SettingsError(
             f"evaluate.group_by: {field!r} is {found}; write one of {', '.join(single)}"
         )
-
-
-def _synthetic(section: SyntheticSection, selects: bool) -> Dataset:
-    clicks = section.clicks()
-    fraction = section.validation_fraction if selects else 0.0
-    return clicks.dataset(section.rows, section.test_rows, int(section.rows * fraction))
 
 
 def check_files(config: Config) -> None:

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from stampede.data import Batch
 from stampede.engine.errors import DivergedError
-from stampede.engine.heartbeat import Heartbeat
+from stampede.engine.heartbeat import LOOKING_UP, READING, Heartbeat
 from stampede.engine.job import Job
 from stampede.engine.processes import Processes
 from stampede.models import EmbeddingFront
@@ -34,8 +34,6 @@ class SentBatch(NamedTuple):
     """This rank's part of a global batch on its device, with its ids being sent to their rows.
 
     Attributes:
-        batch: the part.
-        ids: for one lookup.
         ready: on a GPU, the event after which the batch can be used.
         position: of the batches after this one.
     """
@@ -81,14 +79,14 @@ def prefetch(
     aside = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
     while True:
         with torch.cuda.stream(aside):
-            heartbeat.beat("reading the next batch")
+            heartbeat.beat(READING)
             batch = next(source, None)
             heartbeat.beat("sending ids")
-            sent = None if batch is None else send(batch, front, device)
-            if sent is not None and aside is not None:
-                sent = sent._replace(ready=aside.record_event())
-            if sent is not None and position is not None:
-                sent = sent._replace(position=position())
+            sent = None
+            if batch is not None:
+                sent = send(batch, front, device)._replace(
+                    ready=aside and aside.record_event(), position=position and position()
+                )
             heartbeat.beat("between steps")
         if ahead is not None:
             yield ahead
@@ -107,8 +105,7 @@ def train_step(
     """Forward, backward with the update of the tables, update of the dense layers.
 
     Args:
-        sent: this rank's part of the global batch.
-        step: number of this step, counted from 1.
+        step: its number, counted from 1.
         watch: called with the batch, its looked-up rows and their gradient before the update.
 
     Returns:
@@ -121,7 +118,7 @@ def train_step(
             since. If updates are queued on a GPU, it is raised some steps later.
     """
     heartbeat = processes.heartbeat
-    heartbeat.beat("looking up", step)
+    heartbeat.beat(LOOKING_UP, step)
     batch = sent.received()
     rows = job.front.lookup_sent(sent.ids)
     buffers = job.dense_buffers if job.skips_nonfinite else {}
@@ -215,8 +212,7 @@ class _TileSums:
     def add(self, values: list[Tensor]) -> None:
         """Add the values of the next tile, which are overwritten."""
         self._waiting.append(values)
-        self._tiles += 1
-        tiles = self._tiles
+        self._tiles = tiles = self._tiles + 1
         while tiles % 2 == 0:
             last = self._waiting.pop()
             torch._foreach_add_(self._waiting[-1], last)
@@ -231,11 +227,7 @@ class _TileSums:
 
 @contextmanager
 def stopping(step: int) -> Iterator[None]:
-    """Turn a non-finite gradient into an error that ends training and advises the user.
-
-    Args:
-        step: the newest one.
-    """
+    """Turn a non-finite gradient, seen in or after `step`, into an error that advises the user."""
     try:
         yield
     except NonFiniteGradientError as failure:
@@ -250,10 +242,7 @@ def stopping(step: int) -> Iterator[None]:
 def flush_tables(job: Job, step: int, device: torch.device) -> None:
     """Bring all rows up to date, and wait until they are.
 
-    All ranks must call it, with or without tables.
-
-    Args:
-        step: the newest one.
+    All ranks must call it after the newest step, with or without tables.
 
     Raises:
         DivergedError: a step that was queued on a GPU was not finite.
@@ -286,9 +275,6 @@ def _dense_pass(
     job: Job, batch: Batch, rows: Tensor, step: int, processes: Processes
 ) -> tuple[Tensor, Tensor]:
     """Forward and backward of the dense layers; leaves gradients in the parameters.
-
-    Args:
-        rows: looked-up rows, see `EmbeddingFront.lookup`.
 
     Returns:
         This rank's share of the weighted mean loss over the global batch, a float64 scalar, and the
@@ -343,7 +329,7 @@ def _tile_rows(batch: Batch, rows: Tensor) -> int:
 
 
 def aligned(values: Tensor) -> Tensor:
-    """Contiguous values, aligned as freshly allocated memory; copied if necessary.
+    """The values, copied if they are not aligned as freshly allocated memory.
 
     Otherwise the rounding of matrix products depends on where a slice lies in memory.
     """

@@ -63,7 +63,6 @@ class Agreement:
 
     Args:
         processes: all must ask at the same points.
-        signals: of this process.
         minutes: between two checkpoints; 0: no saves by the clock.
     """
 

@@ -34,7 +34,6 @@ def read_field(checkpoint: Path, field: str) -> FieldWeights:
 
     Args:
         checkpoint: folder such as `runs/quickstart/checkpoints/epoch_0001`.
-        field: name of the id field.
 
     Raises:
         RunFolderError: it is not a whole checkpoint, or has no such field.
@@ -67,8 +66,6 @@ def gather_field(
     """A field's weights from a model in training, on rank 0's CPU; all ranks must call it.
 
     Args:
-        model: the sharded model.
-        field: name of the id field.
         dim: width of the embedding.
 
     Returns:

@@ -45,11 +45,7 @@ class _StopRequestedError(Exception):
 
 
 class Trainer:
-    """Trains a run to its end, from wherever its progress is.
-
-    Args:
-        run: updated while training.
-    """
+    """Trains a run to its end, from wherever its progress is."""
 
     def __init__(self, run: TrainingRun) -> None:
         config, progress = run.config, run.progress
@@ -78,14 +74,9 @@ class Trainer:
             RunFolderError, SettingsError, DataError: the data cannot be read as asked.
         """
         progress, epochs = self._progress, self._config.train.epochs
-        rows, is_main = self._run.dataset.train.rows, self._run.processes.is_main
-        with (
-            self._noting_a_stop(),
-            self._signals.watched(),
-            self._monitor,
-            self._checkpoints,
-            progress_bar(rows * epochs, progress.samples, is_main) as bar,
-        ):
+        total, is_main = self._run.dataset.train.rows * epochs, self._run.processes.is_main
+        bar = progress_bar(total, progress.samples, is_main)
+        with self._noting_a_stop(), self._signals.watched(), self._monitor, self._checkpoints, bar:
             try:
                 if self._run.dataset.period and not progress.last:
                     # Once, before these rows are trained on.
@@ -100,9 +91,8 @@ class Trainer:
                         bar.update(sent.batch.global_samples)
                         # Reading a loss on a GPU waits for the GPU.
                         if self._unchecked is None or not loss.is_cuda:
-                            bar.set_postfix(
-                                loss=f"{loss.item():.4f}", epoch=epoch + 1, refresh=False
-                            )
+                            shown = {"loss": f"{loss.item():.4f}", "epoch": epoch + 1}
+                            bar.set_postfix(shown, refresh=False)
                         self._evaluate_and_save_if_due(epoch)
                     self._finish_epoch(epoch)
                 if not progress.last:
@@ -235,16 +225,13 @@ class Trainer:
             with self._run.processes.heartbeat.slowly("saving"):
                 self._checkpoints.wait()
         except DivergedError as failure:
-            saved = (
-                f"not saved, as {failure.reason}; checkpoint.resume=auto continues from the newest "
-                "checkpoint"
-            )
+            saved = f"not saved, as {failure.reason}; checkpoint.resume=auto continues from the "
+            saved += "newest checkpoint"
         # Other processes may still use a connection to this one.
         dist.barrier()
+        name, step = signal.Signals(number).name, self._progress.step
         raise InterruptedRunError(
-            f"stopped by {signal.Signals(number).name} after step {self._progress.step:,}, which "
-            f"is {saved}",
-            number,
+            f"stopped by {name} after step {step:,}, which is {saved}", number
         )
 
     @contextmanager
@@ -254,9 +241,8 @@ class Trainer:
             yield
         except TrainingStoppedError as stop:
             step = self._progress.step if stop.step is None else stop.step
-            line = {"kind": "stopped", "step": step, "reason": str(stop)}
             with suppress(TrainingStoppedError):
-                self._run.log(line)
+                self._run.log({"kind": "stopped", "step": step, "reason": str(stop)})
             raise
 
     def _learning_rates(self) -> LearningRates:
@@ -276,18 +262,19 @@ class Trainer:
     def _log_step(self, epoch: int, loss: float, rates: LearningRates) -> None:
         self._run.add_row_counts()
         progress = self._progress
-        line = {
-            "kind": "train",
-            "step": progress.step,
-            "epoch": epoch + 1,
-            "loss": loss,
-            "dense_lr": rates.dense,
-            "embedding_lr": rates.embedding,
-            "clipped_share": clipped_share(progress),
-            "skipped_rows": progress.skipped_rows,
-            "samples_per_second": self._clock.samples_per_second(),
-        }
-        self._run.log(line)
+        self._run.log(
+            {
+                "kind": "train",
+                "step": progress.step,
+                "epoch": epoch + 1,
+                "loss": loss,
+                "dense_lr": rates.dense,
+                "embedding_lr": rates.embedding,
+                "clipped_share": clipped_share(progress),
+                "skipped_rows": progress.skipped_rows,
+                "samples_per_second": self._clock.samples_per_second(),
+            }
+        )
 
 
 class _TrainingClock:
@@ -354,38 +341,28 @@ def count_if_skipped(loss: Tensor, progress: Progress) -> bool:
 
 
 def check_logged_loss(loss: float, progress: Progress, settings: DivergenceSection) -> None:
-    """Compare a logged loss with earlier ones, then remember it.
-
-    Raises:
-        DivergedError: it is too high.
-    """
+    """`check_loss`, then remember the loss."""
     check_loss(loss, progress, settings)
     if settings.loss_factor and math.isfinite(loss):
         progress.logged_losses = [*progress.logged_losses, loss][-settings.window :]
 
 
 def check_loss(loss: Tensor | float, progress: Progress, settings: DivergenceSection) -> None:
-    """Compare a loss with earlier logged ones.
-
-    All ranks have the same losses, so they decide alike.
-
-    Args:
-        loss: of the newest step; it is read from a GPU only if losses are compared.
+    """Compare a loss with earlier logged ones; all ranks have the same ones.
 
     Raises:
         DivergedError: it is too high.
     """
-    # The step itself checks that the loss is finite.
-    if not settings.loss_factor or not math.isfinite(loss):
-        return
     before = progress.logged_losses[-settings.window :]
-    if len(before) == settings.window:
-        usual = statistics.median(before)
-        # Batches without weight have a loss of 0, which is not a reference.
-        if usual and loss > settings.loss_factor * usual:
-            raise DivergedError(
-                f"the loss {loss:.4g} of step {progress.step} is more than {settings.loss_factor:g}"
-                f" times {usual:.4g}, the median of the {settings.window} losses logged before it "
-                "(train.on_divergence.loss_factor)",
-                progress.step,
-            )
+    # A loss is read from a GPU only if it is compared. The step checks that it is finite.
+    if not settings.loss_factor or len(before) < settings.window or not math.isfinite(loss):
+        return
+    usual = statistics.median(before)
+    # Batches without weight have a loss of 0, which is not a reference.
+    if usual and loss > settings.loss_factor * usual:
+        raise DivergedError(
+            f"the loss {loss:.4g} of step {progress.step} is more than {settings.loss_factor:g} "
+            f"times {usual:.4g}, the median of the {settings.window} losses logged before it "
+            "(train.on_divergence.loss_factor)",
+            progress.step,
+        )

@@ -51,9 +51,7 @@ def faults_of(how, **environment):
 def test_a_block_that_was_freed_needs_no_new_pages():
     assert faults_of("left alone") > 2 * PAGES
     assert faults_of("kept") < PAGES / 2
-
-
-def test_what_the_environment_says_about_the_allocator_stays():
+    # What the environment says stays.
     own = {"MALLOC_MMAP_THRESHOLD_": "65536", "THP_MEM_ALLOC_ENABLE": "0"}
     assert faults_of("kept", **own) > 2 * PAGES
 

@@ -43,25 +43,6 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
     assert read_manifest(newest(tmp_path / "small/checkpoints")).progress.step == 6
 
 
-@pytest.mark.slow
-def test_a_loss_that_leaps_is_a_divergence_where_it_is_asked_for(tmp_path, monkeypatch):
-    take = trainer.train_step
-
-    def leaping(job, sent, step, *further):
-        loss = take(job, sent, step, *further)
-        return loss * 100 if step == 10 else loss
-
-    monkeypatch.setattr(trainer, "train_step", leaping)
-    leap = ["train.on_divergence.loss_factor=5", "train.on_divergence.window=3"]
-    with pytest.raises(TrainingStoppedError, match=r"of step 10 is more than 5 times.*Try a lower"):
-        run_small(tmp_path, [*SAVED, *leap])
-    run = tmp_path / "small"
-    losses = [line["loss"] for line in lines(run) if line["kind"] == "train"]
-    assert lines(run)[-1]["kind"] == "stopped"
-    # Those of the newest checkpoint's own time, which a run that goes on is compared with.
-    assert read_manifest(newest(run / "checkpoints")).progress.logged_losses == losses[1:4]
-
-
 def swollen(patch, at):
     """Let a step leave finite weights that are far too large."""
     take = trainer.train_step
@@ -83,10 +64,14 @@ def test_a_step_whose_loss_leaps_is_not_saved(tmp_path, monkeypatch, every, foun
     """Also between two logged ones."""
     swollen(monkeypatch, 10)
     overrides = [*LONG, *LEAP, "train.log_every=4", f"checkpoint.every_steps={every}"]
-    with pytest.raises(TrainingStoppedError, match=f"of step {found} is more than 3 times"):
+    with pytest.raises(TrainingStoppedError, match=f"of step {found} is more than 3 t.*Try a low"):
         run_small(tmp_path, overrides)
-    saved = newest(tmp_path / "small/checkpoints")
-    assert read_manifest(saved).progress.step == found - every
+    run = tmp_path / "small"
+    progress = read_manifest(newest(run / "checkpoints")).progress
+    assert progress.step == found - every and lines(run)[-1]["kind"] == "stopped"
+    # A run that goes on is compared with them.
+    losses = [line["loss"] for line in lines(run) if line["kind"] == "train"]
+    assert progress.logged_losses == losses[:2]
 
 
 @pytest.mark.slow
@@ -104,14 +89,6 @@ def test_a_signal_amid_spoilt_weights_keeps_the_checkpoint_before(tmp_path, monk
         assert found == ["epoch_0001"]
 
 
-def test_losses_of_0_are_no_measure():
-    """Those of batches without any weight."""
-    progress = Progress(step=20, logged_losses=[0.0, 0.0, 0.7])
-    settings = DivergenceSection(loss_factor=3.0, window=3)
-    check_logged_loss(0.7, progress, settings)
-    assert progress.logged_losses == [0.0, 0.7, 0.7]
-
-
 def test_a_loss_is_compared_with_the_median_of_those_before():
     settings = DivergenceSection(loss_factor=3.0, window=3)
     progress = Progress(step=20)
@@ -124,19 +101,16 @@ def test_a_loss_is_compared_with_the_median_of_those_before():
         check_logged_loss(17.71, progress, settings)
     assert progress.logged_losses == [2.0, 5.9, 5.9]
     check_logged_loss(17.69, progress, settings)
+    # Losses of batches without any weight are no measure, and nothing is without a factor.
+    progress.logged_losses = [0.0, 0.0, 0.7]
+    check_logged_loss(0.7, progress, settings)
+    check_logged_loss(1e30, progress, DivergenceSection(window=1))
+    assert progress.logged_losses == [0.0, 0.7, 0.7]
 
 
-def test_without_a_factor_no_loss_is_noted():
-    progress = Progress(step=20)
-    for loss in (1.0, 1e30):
-        check_logged_loss(loss, progress, DivergenceSection(window=1))
-    assert progress.logged_losses == []
-
-
-@pytest.mark.parametrize("factor", ["0.5", "1"])
-def test_a_factor_that_half_of_all_losses_exceed_is_refused(tmp_path, factor):
+def test_a_factor_that_half_of_all_losses_exceed_is_refused(tmp_path):
     with pytest.raises(SettingsError, match=r"train\.on_divergence\.loss_factor: .*above 1"):
-        small_config(tmp_path, f"train.on_divergence.loss_factor={factor}")
+        small_config(tmp_path, "train.on_divergence.loss_factor=1")
 
 
 SKIPS = "train.on_nonfinite=skip_batch"
@@ -158,16 +132,6 @@ def test_a_batch_that_is_skipped_changes_nothing(tmp_path, monkeypatch, capsys):
     same_run(tmp_path / "small", tmp_path / "killed")
     skipped = [line for line in lines(tmp_path / "small") if line["kind"] == "skipped_batch"]
     assert [(line["step"], line["loss"]) for line in skipped] == [(5, None), (6, None), (12, None)]
-    take = trainer.train_step
-
-    def left_out(job, sent, step, *further):
-        if step in (5, 6, 12):
-            return torch.tensor(math.nan, dtype=torch.float64)
-        return take(job, sent, step, *further)
-
-    monkeypatch.setattr(trainer, "train_step", left_out)
-    run_small(tmp_path, [*SAVED, SKIPS, "run.name=other"])
-    same_run(tmp_path / "small", tmp_path / "other")
 
 
 # Its buffers follow its batches.
@@ -213,8 +177,7 @@ def test_a_batch_that_is_skipped_leaves_the_means_of_batches(
     take = trainer.train_step
     monkeypatch.setattr(trainer, "train_step", noting)
     run_small(tmp_path, [*SAVED, SKIPS, *with_batch_norm])
-    assert [same for _, same in seen] == [3 if step == 5 else 0 for step in range(1, 17)]
-    assert {count for count, _ in seen} == {3}
+    assert seen == [(3, 3 if step == 5 else 0) for step in range(1, 17)]
 
 
 def test_means_of_batches_that_are_not_finite_are_not_saved(tmp_path, monkeypatch, with_batch_norm):

@@ -79,11 +79,11 @@ def of_two(rank):
     return Processes(rank, 2, 2, torch.device("cpu"))
 
 
-def by_hand(folder, store=None, **settings):
+def by_hand(folder, **settings):
     """A heartbeat and its watchdog, whose thread has ended."""
     here = of_two(0)
     here.heartbeat.beat("an earlier run in this process")
-    watchdog = Watchdog(here, RunSection(hang_seconds=8.0, **settings), folder, store)
+    watchdog = Watchdog(here, RunSection(hang_seconds=8.0, **settings), folder, None)
     watchdog.close()
     return here.heartbeat, watchdog
 
@@ -230,19 +230,3 @@ def test_ranks_tell_each_other_where_they_are(tmp_path):
     finally:
         for watchdog in watchdogs:
             watchdog.close()
-
-
-def test_a_store_that_does_not_answer_is_told(tmp_path):
-    class Gone:
-        def set(self, key, value):
-            raise RuntimeError("no answer")
-
-        def check(self, keys):
-            raise RuntimeError("no answer")
-
-    heartbeat, watchdog = by_hand(tmp_path, Gone())
-    for step in (1, 2):
-        heartbeat.beat("computing", step)
-    assert left_after(watchdog, 9.0) < 0 and watchdog._judge() == ""
-    watchdog._count(100.0)
-    assert "the store of the process group does not answer" in watchdog._judge()

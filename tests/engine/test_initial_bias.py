@@ -8,10 +8,9 @@ import torch
 
 from stampede.data import click_share
 from stampede.engine.checkpoint import newest
-from support.jobs import lines, run_small, small_config
+from support.jobs import run_small, small_config
 from support.movie_runs import ROWS, train_on_movies
 from support.movies import movies
-from support.ranks import run_ranks
 from support.warm_starts import begun, movie_folder, tensors_of
 
 # Nothing moves: the bias stays what it was at first.
@@ -35,11 +34,6 @@ def test_log_odds_of_the_training_part(tmp_path, capsys):
     assert click_share(dataset.train) == pytest.approx(share, rel=1e-12) and 0.05 < share < 0.5
     assert bias_of(tmp_path / "small") == pytest.approx(math.log(share / (1 - share)), rel=1e-6)
     assert f"the log odds of a click in training ({share:.2%})" in capsys.readouterr().out
-
-
-def test_zero(tmp_path, capsys):
-    run_small(tmp_path, [*FROZEN, "model.initial_bias=zero"])
-    assert bias_of(tmp_path / "small") == 0 and "log odds" not in capsys.readouterr().out
 
 
 def test_weights_count(tmp_path):
@@ -74,17 +68,3 @@ def test_a_run_that_goes_on_or_takes_weights_keeps_its_bias(tmp_path):
     resumed = ["run.name=movies", "checkpoint.resume=auto", "model.initial_bias=zero"]
     path, told, _ = begun(trained.parent, resumed)
     assert tensors_of(path)["model.bias"].item() == saved and "initial_bias" not in "".join(told)
-
-
-@pytest.mark.slow
-def test_all_ranks_begin_with_the_same(tmp_path):
-    alone, together = tmp_path / "alone", tmp_path / "together"
-    for folder in (alone, together):
-        folder.mkdir()
-    run_small(alone, [])
-    run_ranks(2, run_small, together, ["sharding.plan=row_wise"], 2)
-    losses = [
-        [line["loss"] for line in lines(folder / "small") if line["kind"] == "train"]
-        for folder in (alone, together)
-    ]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)

@@ -5,9 +5,8 @@ import json
 import pytest
 import yaml
 
-from stampede.engine.config import to_yaml
 from stampede.engine.config.load import load_config
-from stampede.models import network, network_names
+from stampede.models import network
 from stampede.models.registry import _NETWORKS
 from stampede.settings import SettingsError
 from support.forked import run_program
@@ -73,6 +72,9 @@ def test_its_networks_are_known_with_their_options(job):
     assert "model.options.pwer: unknown key with name: own; did you mean 'power'?" in said
     said = mistake(job, "model.options.power=0")
     assert "model.options.power: found 0; write a number greater than or equal to 1" in said
+    # A changed file is executed again.
+    (job.parent / "own.py").write_text(OWN.replace("Field(1", "Field(7"))
+    assert load(job).model.options.power == 7
 
 
 def test_the_working_folder_comes_before_that_of_the_configuration(job, tmp_path, monkeypatch):
@@ -80,22 +82,6 @@ def test_the_working_folder_comes_before_that_of_the_configuration(job, tmp_path
     assert load(job).model.import_file == str(job.parent / "own.py")
     (tmp_path / "own.py").write_text(OWN)
     assert load(job).model.import_file == str(tmp_path / "own.py")
-
-
-def test_the_written_configuration_finds_it_from_anywhere(job, tmp_path, monkeypatch):
-    written = tmp_path / "run" / "config.yaml"
-    written.parent.mkdir()
-    written.write_text(to_yaml(load(job, "model.options.power=3", "run.name=x")))
-    monkeypatch.chdir("/")
-    again = load(written)
-    assert again.model.model_dump() == load(job, "model.options.power=3").model.model_dump()
-    assert again.model.options.power == 3
-
-
-def test_a_changed_file_is_executed_again(job):
-    load(job)
-    (job.parent / "own.py").write_text(OWN.replace("Field(1", "Field(7"))
-    assert load(job).model.options.power == 7
 
 
 def test_two_files_cannot_have_a_network_of_the_same_name(job):
@@ -116,10 +102,8 @@ def test_it_can_import_what_lies_beside_it(job):
     "text, words",
     [
         (None, ["found 'own.py', and there is no file", "job/own.py", "write the path"]),
-        ("import absent_module", ["own.py, line 1: ModuleNotFoundError", "absent_module"]),
         ("x = (\n", ["own.py, line 1: SyntaxError"]),
         ("\ndef f():\n    return 1 / 0\n\nf()\n", ["own.py, line 3: ZeroDivisionError"]),
-        ("raise SystemExit(3)", ["own.py, line 1: SystemExit: 3"]),
         ("x = 1", ["own.py registers no network; write @register('own')"]),
         (OWN.replace('"own"', '"deepfm"'), ["SettingsError: register('deepfm')", "choose another"]),
         (OWN.replace('"own"', '"owm"'), ["model.name: found 'own'", "did you mean 'owm'?"]),
@@ -138,9 +122,6 @@ def test_mistakes(job, text, words):
 def test_mistakes_in_the_key(job):
     job.write_text("model: {import: own.py}")
     assert "own.py is given without model.name; write model.name: own" in mistake(job)
-    job.write_text("model: {import: 3, name: deepfm}")
-    assert "model.import: found 3; write text" in mistake(job)
-    assert "own" not in network_names() or network("own").module.__name__ == "Own"
 
 
 @pytest.mark.slow

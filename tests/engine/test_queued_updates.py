@@ -119,17 +119,19 @@ def _values(held):
     return whole.detach().clone()
 
 
-@pytest.mark.slow
-def test_the_end_of_an_epoch_tells_of_its_last_steps(tmp_path, monkeypatch):
+@pytest.mark.parametrize("step", [2, 4])
+def test_an_evaluation_waits_for_the_queued_steps(tmp_path, monkeypatch, step):
+    """Within an epoch and at its end."""
     read = GlobalBatches._read
 
     def poisoned(batches, epoch, start):
         batch = read(batches, epoch, start)
-        if start == 75 and batches._batch_size == 25:
+        if start == 25 * (step - 1) and batches._batch_size == 25:
             batch.dense[0, 0] = float("nan")
         return batch
 
     monkeypatch.setattr(GlobalBatches, "_read", poisoned)
-    with computed("queued"), pytest.raises(TrainingStoppedError, match="step 4: "):
-        run_small(tmp_path, FEW)
-    assert lines(tmp_path / "small")[-1]["kind"] == "stopped"
+    with computed("queued"), pytest.raises(TrainingStoppedError, match=f"step {step}: "):
+        run_small(tmp_path, [*FEW, f"evaluate.every={step}"])
+    kinds = [line["kind"] for line in lines(tmp_path / "small")]
+    assert kinds[-1] == "stopped" and "evaluation" not in kinds

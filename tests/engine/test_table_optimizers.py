@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from stampede.engine.config import Config
 from stampede.engine.optimizers import table_optimizer
 from stampede.optim import Hyperparameters
-from stampede.settings import SettingsError, all_keys
+from stampede.settings import SettingsError
 from support.jobs import lines, losses_and_weights, run_small, small_config
 
 pytestmark = pytest.mark.slow
@@ -55,13 +54,10 @@ def test_settings_reach_the_optimizer(tmp_path, optimizer):
     assert arguments["lr"] == 0.5
 
 
-def test_without_a_clip_the_embedding_is_still_told_from_the_first_order_weight(tmp_path):
-    """Row-wise states keep them apart."""
+def test_settings_of_helen_and_no_clip_reach_it(tmp_path):
+    # Row-wise states tell the embedding from the first-order weight, also without a clip.
     _, arguments = chosen(tmp_path, "optim.embedding.clip=null")
     assert (arguments["clip"].granularity, arguments["clip"].columns) == ("none", 10)
-
-
-def test_settings_of_helen_reach_it(tmp_path):
     kind, arguments = chosen(tmp_path, "optim.embedding.optimizer=helen", "optim.embedding.rho=0.7")
     settings, lr = kind.table_settings(arguments)
     assert (settings.rho, settings.bound, settings.l2, settings.columns) == (0.7, 0.3, 0.25, 10)
@@ -121,29 +117,3 @@ def test_what_does_not_fit_is_refused_when_the_configuration_is_read(tmp_path, o
 def test_what_the_device_lacks_is_refused_before_training(tmp_path):
     with pytest.raises(SettingsError, match=r"optim.embedding: .*fbgemm_adam"):
         run_small(tmp_path, ["optim.embedding.optimizer=fbgemm_adam"])
-
-
-def test_the_help_names_every_optimizer_once():
-    (key,) = [key for key in all_keys(Config) if key.path == "optim.embedding.optimizer"]
-    for optimizer in (*ON_CPU, "fbgemm_adam"):
-        assert optimizer in key.description
-
-
-@pytest.mark.parametrize(
-    "optimizer, first, second",
-    [
-        ("adam", "table_wise", "column_wise"),
-        ("rowwise_adam", "column_wise", "data_parallel"),
-        ("rowwise_adagrad", "grid_shard", "row_wise"),
-    ],
-)
-def test_a_run_continues_under_another_plan(tmp_path, optimizer, first, second):
-    common = [f"optim.embedding.optimizer={optimizer}", "checkpoint.resume=auto"]
-    run_small(tmp_path, [*common, "run.name=whole", "train.epochs=2"])
-    run_small(tmp_path, [*common, f"sharding.plan={first}"])
-    run_small(tmp_path, [*common, "train.epochs=2", f"sharding.plan={second}"])
-    expected, found = (
-        [line["loss"] for line in lines(tmp_path / run) if line["kind"] == "train"]
-        for run in ("whole", "small")
-    )
-    assert found == pytest.approx(expected, rel=1e-5)
